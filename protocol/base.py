@@ -1,0 +1,17 @@
+"""The one base class of all messages. Knows how a message is laid out, not what it says."""
+
+import msgspec
+
+WIRE_VERSION = 1
+"""Both sides must speak the same number. Raise it with any change to a message's fields."""
+
+
+class Message(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True
+):
+    """A tagged array on the wire: `[tag, field, field, ...]`.
+
+    Arrays keep messages small and fast; `forbid_unknown_fields` makes version skew an error
+    rather than a silent loss. Fields are validated on decode only (msgspec does not check
+    constructors), so classes with rules of their own check them in `__post_init__`.
+    """

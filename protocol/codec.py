@@ -1,0 +1,99 @@
+"""Messages to frames and back. One typed decoder a direction; anything else is an error.
+
+A message is one msgpack frame, followed by the binary frames that its TensorRefs point at.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from protocol.base import WIRE_VERSION, Message
+from protocol.errors import MalformedMessage, WireVersionMismatch
+from protocol.outputs import EngineMessage
+from protocol.requests import ClientMessage, TensorRef
+
+_encoder = msgspec.msgpack.Encoder()
+_client_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
+_engine_decoder: msgspec.msgpack.Decoder[EngineMessage] = msgspec.msgpack.Decoder(EngineMessage)
+
+
+class _VersionProbe(msgspec.Struct, array_like=True, tag=1):
+    """The part of HELLO and WELCOME that every wire version shares."""
+
+    wire_version: int
+
+
+_probe = msgspec.msgpack.Decoder(_VersionProbe)
+
+_ELEMENT_BYTES = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "int64": 8}
+
+
+def encode(message: Message) -> bytes:
+    """The message frame. Binary parts, if any, are sent behind it as they are."""
+    return _encoder.encode(message)
+
+
+def decode_client_message(frame: bytes | memoryview) -> ClientMessage:
+    """What a client sent.
+
+    Raises:
+        WireVersionMismatch: a HELLO of another version.
+        MalformedMessage: anything that is not a ClientMessage.
+    """
+    try:
+        return _client_decoder.decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        _raise_if_other_version(frame)
+        raise MalformedMessage(f"not a client message: {error}") from None
+
+
+def decode_engine_message(frame: bytes | memoryview) -> EngineMessage:
+    """What the engine sent.
+
+    Raises:
+        WireVersionMismatch: a WELCOME of another version.
+        MalformedMessage: anything that is not an EngineMessage.
+    """
+    try:
+        return _engine_decoder.decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        _raise_if_other_version(frame)
+        raise MalformedMessage(f"not an engine message: {error}") from None
+
+
+def check_wire_version(theirs: int) -> None:
+    """Raises WireVersionMismatch unless `theirs` is ours."""
+    if theirs != WIRE_VERSION:
+        raise WireVersionMismatch(ours=WIRE_VERSION, theirs=theirs)
+
+
+def binary_frame(ref: TensorRef, frames: Sequence[bytes | memoryview]) -> memoryview:
+    """The bytes that `ref` points at, checked against its shape and dtype.
+
+    Raises:
+        MalformedMessage: no such frame, an unknown dtype, or a size that does not fit.
+    """
+    if not 0 <= ref.frame < len(frames):
+        raise MalformedMessage(f"binary frame {ref.frame} is missing, {len(frames)} were sent")
+    if ref.dtype not in _ELEMENT_BYTES:
+        raise MalformedMessage(f"dtype {ref.dtype!r} is unknown; use one of {[*_ELEMENT_BYTES]}")
+    expected_bytes = _ELEMENT_BYTES[ref.dtype]
+    for size in ref.shape:
+        if size < 0:
+            raise MalformedMessage(f"shape {ref.shape} has a negative size")
+        expected_bytes *= size
+    data = memoryview(frames[ref.frame])
+    if data.nbytes != expected_bytes:
+        raise MalformedMessage(
+            f"binary frame {ref.frame} has {data.nbytes} bytes, "
+            f"shape {ref.shape} of {ref.dtype} needs {expected_bytes}"
+        )
+    return data
+
+
+def _raise_if_other_version(frame: bytes | memoryview) -> None:
+    try:
+        version = _probe.decode(frame).wire_version
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return
+    check_wire_version(version)

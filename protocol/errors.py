@@ -1,0 +1,47 @@
+"""Errors that cross the wire, and the exceptions of this package.
+
+    ProtocolError                 a peer sent something that is not this protocol
+    ├── MalformedMessage          bytes that do not decode to a known message
+    └── WireVersionMismatch       a peer of another wire version
+    InvalidParameter (ValueError) a parameter outside its limits; the text says which and what to do
+"""
+
+import enum
+
+
+class ErrorCode(enum.StrEnum):
+    """Why the engine refused something. Stable names: clients may branch on them."""
+
+    MALFORMED_MESSAGE = "malformed_message"
+    WIRE_VERSION = "wire_version"
+    HELLO_REQUIRED = "hello_required"
+    INVALID_REQUEST = "invalid_request"
+    DUPLICATE_REQUEST_ID = "duplicate_request_id"
+    PROMPT_TOO_LONG = "prompt_too_long"
+    NOT_SUPPORTED = "not_supported"
+    DRAINING = "draining"
+    INTERNAL = "internal"
+
+
+class ProtocolError(Exception):
+    """A peer sent something that is not this protocol."""
+
+
+class MalformedMessage(ProtocolError):
+    """Bytes that do not decode to a message of the expected union."""
+
+
+class WireVersionMismatch(ProtocolError):
+    """A peer speaks another wire version."""
+
+    def __init__(self, *, ours: int, theirs: int) -> None:
+        super().__init__(
+            f"the peer speaks wire version {theirs}, this side speaks {ours}; "
+            "install the same release of engine-core on both sides"
+        )
+        self.ours = ours
+        self.theirs = theirs
+
+
+class InvalidParameter(ValueError):
+    """A parameter is outside its limits; the message names value, limit and next action."""

@@ -1,0 +1,160 @@
+"""What the engine sends: WELCOME, outputs, answers to calls, refusals, heartbeats."""
+
+import enum
+
+from protocol.base import Message
+from protocol.calls import AnyResult
+from protocol.errors import ErrorCode
+from protocol.requests import TensorRef
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"
+    """An end-of-sequence or stop token was sampled."""
+    LENGTH = "length"
+    """max_tokens or max_model_len was reached, or the request can never fit."""
+    ABORT = "abort"
+    """The client, or the end of the daemon, stopped it."""
+    ERROR = "error"
+    """A fault in the engine; `detail` says which."""
+
+
+class Logprobs(Message, frozen=True):
+    """Log-probabilities of a run of sampled tokens, as columns.
+
+    Each of the `num_positions` positions has `width` entries: first the sampled token, then the
+    likeliest tokens in falling order. `token_ids` is int32 and `logprobs` float32, both
+    little-endian, row-major [num_positions, width]. `ranks[i]` is the sampled token's rank in the
+    vocabulary, 1 for the likeliest. Natural logarithm of the softmax of the model's raw logits,
+    before penalties, bias, temperature and truncation.
+    """
+
+    num_positions: int
+    width: int
+    token_ids: bytes
+    logprobs: bytes
+    ranks: list[int]
+
+
+class RequestTimings(Message, frozen=True):
+    """Seconds since the engine received the request. Sent with the terminal output."""
+
+    first_scheduled_s: float | None
+    first_token_s: float | None
+    finished_s: float
+    num_preemptions: int
+
+
+class EngineCoreOutput(Message, frozen=True):
+    """What one step brought for one request. `finish_reason` makes it the terminal one."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    """The stop token that ended it; None for end-of-sequence."""
+    index: int = 0
+    """Which of the request's sequences."""
+    logprobs: Logprobs | None = None
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache; sent with the first token."""
+    detail: str | None = None
+    """Why it ended, in words, where the reason does not say it all."""
+    timings: RequestTimings | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+class EngineCoreOutputs(Message, frozen=True, tag=2):
+    """All that one step brought for one client."""
+
+    outputs: list[EngineCoreOutput]
+    finished_req_ids: list[str] = []
+    step_id: int = 0
+
+
+class TokenizerInfo(Message, frozen=True):
+    """All that a client needs to turn text into tokens and back, without the model's files."""
+
+    fingerprint: str
+    tokenizer_json: TensorRef | None
+    """A `tokenizers` JSON document as a uint8 frame; None if the client did not ask for it."""
+    chat_template: str | None = None
+    """Jinja2 source."""
+    special_tokens: dict[str, str] = {}
+    """Template variables such as bos_token and eos_token."""
+
+
+class ModelInfo(Message, frozen=True):
+    name: str
+    architecture: str
+    fingerprint: str
+    """Same files, same fingerprint: a request may be resumed only on the same one."""
+    max_model_len: int
+    """Most tokens, prompt and output together."""
+    vocab_size: int
+    dtype: str
+    num_blocks: int
+    block_size: int
+    eos_token_ids: tuple[int, ...]
+    max_logprobs: int
+    """Largest `logprobs` that a request may ask for; -1 means no limit."""
+    default_sampling: dict[str, float] = {}
+    """What the model's authors recommend (temperature, top_k, top_p ...)."""
+    tokenizer: TokenizerInfo | None = None
+    """None if the model came without a tokenizer: send token ids."""
+
+
+class Welcome(Message, frozen=True, tag=1):
+    """The answer to HELLO. `engine_id` differs after every start of the daemon."""
+
+    wire_version: int
+    engine_id: str
+    heartbeat_s: float
+    """The engine sends something at least this often; three times that without a message means
+    that it is gone."""
+    model: ModelInfo
+
+
+class CallResult(Message, frozen=True, tag=3):
+    call_id: int
+    result: AnyResult
+
+
+class CallFailed(Message, frozen=True, tag=4):
+    call_id: int
+    code: ErrorCode
+    message: str
+
+
+class Rejected(Message, frozen=True, tag=5):
+    """The terminal event of a request that was never accepted.
+
+    With code DUPLICATE_REQUEST_ID it speaks of the second request: the live one goes on.
+    """
+
+    request_id: str
+    code: ErrorCode
+    message: str
+
+
+class ErrorMessage(Message, frozen=True, tag=6):
+    """Something the client sent could not be understood. It keeps its tag and layout in every
+    wire version, so that a client of any version can read why it was refused."""
+
+    code: str
+    message: str
+
+
+class Heartbeat(Message, frozen=True, tag=7):
+    """Nothing happened, and the engine is there."""
+
+    draining: bool = False
+
+
+EngineMessage = (
+    Welcome | EngineCoreOutputs | CallResult | CallFailed | Rejected | ErrorMessage | Heartbeat
+)
+

@@ -1,0 +1,127 @@
+"""How the next token is chosen: the parameters that the engine itself honours.
+
+Text-level options (stop strings, detokenizing) belong to the client and never travel.
+"""
+
+import math
+
+import msgspec
+
+from protocol.base import Message
+from protocol.errors import InvalidParameter
+
+MAX_SEED = 2**64 - 1
+GREEDY_TEMPERATURE = 1e-5
+"""Temperatures below this mean greedy: dividing by them would overflow."""
+
+
+class SamplingParams(Message, frozen=True):
+    """Parameters of one request, in engine terms. Checked on construction and on decode.
+
+    Raises:
+        InvalidParameter: a value outside its limits, or two values that contradict each other.
+    """
+
+    max_tokens: int
+    """Most tokens to generate, at least 1."""
+    min_tokens: int = 0
+    """End-of-sequence and stop tokens are masked until this many tokens exist."""
+    temperature: float = 1.0
+    """0 is greedy; otherwise logits are divided by it."""
+    top_k: int = 0
+    """Keep the k largest logits; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probability reaches p (nucleus sampling)."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the likeliest token."""
+    repetition_penalty: float = 1.0
+    """Over prompt and output: divide positive logits, multiply negative ones (CTRL, 2019)."""
+    presence_penalty: float = 0.0
+    """Subtracted once from each token that the output already holds, in [-2, 2]."""
+    frequency_penalty: float = 0.0
+    """Subtracted once per occurrence in the output, in [-2, 2]."""
+    seed: int | None = None
+    """Random numbers are a function of (seed, position). None: the engine draws a seed."""
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    """Added to the named tokens' logits, each in [-100, 100]."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """If given, every other token is impossible."""
+    logprobs: int | None = None
+    """How many of the likeliest tokens to report a position; 0 reports only the sampled one,
+    -1 the whole vocabulary, None nothing."""
+
+    def __post_init__(self) -> None:
+        check_sampling_params(self)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def has_penalties(self) -> bool:
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+
+def check_sampling_params(params: SamplingParams) -> None:
+    """Every limit that does not depend on the model.
+
+    Raises:
+        InvalidParameter: names the parameter, its value and its limit.
+    """
+    _whole("max_tokens", params.max_tokens, minimum=1)
+    _whole("min_tokens", params.min_tokens, minimum=0)
+    _number("temperature", params.temperature, minimum=0.0)
+    _whole("top_k", params.top_k, minimum=0)
+    _number("top_p", params.top_p, minimum=0.0, maximum=1.0)
+    _number("min_p", params.min_p, minimum=0.0, maximum=1.0)
+    _number("repetition_penalty", params.repetition_penalty, minimum=0.0)
+    _number("presence_penalty", params.presence_penalty, minimum=-2.0, maximum=2.0)
+    _number("frequency_penalty", params.frequency_penalty, minimum=-2.0, maximum=2.0)
+    if params.top_p == 0.0:
+        raise InvalidParameter("top_p is 0, it must be above 0; use temperature=0 for greedy")
+    if params.repetition_penalty == 0.0:
+        raise InvalidParameter("repetition_penalty is 0, it must be above 0; 1 switches it off")
+    if params.seed is not None:
+        _whole("seed", params.seed, minimum=0, maximum=MAX_SEED)
+    if params.logprobs is not None:
+        _whole("logprobs", params.logprobs, minimum=-1)
+    for token_id, bias in params.logit_bias.items():
+        _whole("a token id in logit_bias", token_id, minimum=0)
+        _number(f"logit_bias of token {token_id}", bias, minimum=-100.0, maximum=100.0)
+    for token_id in params.stop_token_ids:
+        _whole("a token id in stop_token_ids", token_id, minimum=0)
+    for token_id in params.allowed_token_ids or ():
+        _whole("a token id in allowed_token_ids", token_id, minimum=0)
+    if params.min_tokens > params.max_tokens:
+        raise InvalidParameter(
+            f"min_tokens is {params.min_tokens}, above max_tokens {params.max_tokens}; "
+            "lower min_tokens or raise max_tokens"
+        )
+    if params.allowed_token_ids is not None and not params.allowed_token_ids:
+        raise InvalidParameter("allowed_token_ids is empty: no token could be sampled; omit it")
+
+
+def _whole(name: str, value: object, *, minimum: int, maximum: int | None = None) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidParameter(f"{name} is {value!r}, it must be a whole number")
+    _within(name, value, minimum, maximum)
+
+
+def _number(name: str, value: object, *, minimum: float, maximum: float | None = None) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InvalidParameter(f"{name} is {value!r}, it must be a number")
+    if not math.isfinite(value):
+        raise InvalidParameter(f"{name} is {value}, it must be finite")
+    _within(name, value, minimum, maximum)
+
+
+def _within(name: str, value: float, minimum: float, maximum: float | None) -> None:
+    if value < minimum or (maximum is not None and value > maximum):
+        limit = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+        raise InvalidParameter(f"{name} is {value}, it must be {limit}")
