@@ -97,3 +97,20 @@ def _raise_if_other_version(frame: bytes | memoryview) -> None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return
     check_wire_version(version)
+
+
+class _RequestProbe(msgspec.Struct, array_like=True, tag=2):
+    """The part of an EngineRequest that says which request it is."""
+
+    request_id: str
+
+
+_request_probe = msgspec.msgpack.Decoder(_RequestProbe)
+
+
+def request_id_of(frame: bytes | memoryview) -> str | None:
+    """The id of a request that does not decode, if at least that part does."""
+    try:
+        return _request_probe.decode(frame).request_id
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

@@ -1,9 +1,9 @@
 """Errors that cross the wire, and the exceptions of this package.
 
-    ProtocolError                 a peer sent something that is not this protocol
-    ├── MalformedMessage          bytes that do not decode to a known message
-    └── WireVersionMismatch       a peer of another wire version
-    InvalidParameter (ValueError) a parameter outside its limits; the text says which and what to do
+ProtocolError                 a peer sent something that is not this protocol
+├── MalformedMessage          bytes that do not decode to a known message
+└── WireVersionMismatch       a peer of another wire version
+InvalidParameter (ValueError) a parameter outside its limits; the text says which and what to do
 """
 
 import enum

@@ -157,4 +157,3 @@ class Heartbeat(Message, frozen=True, tag=7):
 EngineMessage = (
     Welcome | EngineCoreOutputs | CallResult | CallFailed | Rejected | ErrorMessage | Heartbeat
 )
-

@@ -1,0 +1,63 @@
+# Everything a newcomer needs; each target does its own set-up. `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL ?= smollm2-135m-instruct
+
+# Without a GPU take the CPU build of torch by name: a plain `torch` pulls gigabytes of CUDA.
+TORCH := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo 'torch>=2.11' || echo 'torch==2.13.0')
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+export HF_HUB_OFFLINE ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-dev model demo test check lint types imports unit bench clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+$(VENV)/.installed: pyproject.toml
+	@echo "== virtual environment and dependencies in $(VENV) (a few minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --progress-bar off '$(TORCH)'
+	$(PIP) install --progress-bar off -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "== what the tests need"
+	$(PIP) install --progress-bar off -e '.[dev]'
+	@touch $@
+
+install: $(VENV)/.installed  ## the engine and its client
+install-dev: $(VENV)/.installed-dev  ## and what tests need
+
+model: install  ## fetch the demo's model
+	@$(BIN)/python scripts/fetch_model.py $(MODEL)
+
+demo: install  ## a daemon, three questions at once from another process, statistics
+	@$(BIN)/python scripts/demo.py --model $(MODEL)
+
+lint: install-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install-dev
+	$(BIN)/mypy
+
+imports: install-dev
+	$(BIN)/lint-imports --no-cache
+
+unit: install-dev
+	$(BIN)/python -m pytest -q -m 'not slow'
+
+check: lint types imports unit  ## quick: lint, types, import arrows, unit tests
+
+test: install-dev lint types imports  ## everything, with a real model
+	@$(BIN)/python scripts/fetch_model.py $(MODEL)
+	$(BIN)/python -m pytest --durations=10
+
+bench: install  ## measure this machine; prints JSON last
+	$(BIN)/python scripts/bench_startup.py --model $(MODEL)
+	$(BIN)/python scripts/bench_offline.py --model $(MODEL)
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,69 @@
+"""The console script `engine-core`: reads options, then hands over to the daemon.
+
+Must stay quick to import: torch and the rest load only once the options are known to be good.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import cyclopts
+from cyclopts import App, Parameter
+
+from engine_core.errors import StartupError
+from engine_core.options import EngineOptions
+
+app = App(
+    name="engine-core",
+    help="Serve a language model to any number of clients on this machine.",
+    version_flags=["--version"],
+    version=lambda: _version(),
+    result_action="return_value",
+)
+
+
+@app.default
+def serve(options: EngineOptions) -> int:
+    from engine_core.daemon import run_daemon
+
+    try:
+        return run_daemon(options)
+    except StartupError as error:
+        print(f"engine-core: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+@app.meta.default
+def _with_config(
+    *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    config: Annotated[
+        Path | None,
+        Parameter(
+            help="A TOML file with the same options, dashes or underscores; the command "
+            "line overrides it."
+        ),
+    ] = None,
+) -> int:
+    if config is not None:
+        app.config = [cyclopts.config.Toml(config, must_exist=True)]
+    result = app(tokens)
+    return int(result or 0)
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("engine-core")
+
+
+def main() -> None:
+    """Entry point. Exit code 0 after a drain, 1 after a fault, 2 for wrong options."""
+    try:
+        code = app.meta(exit_on_error=False, result_action="return_value")
+    except cyclopts.CycloptsError:
+        sys.exit(2)
+    sys.exit(int(code or 0))
+
+
+if __name__ == "__main__":
+    main()

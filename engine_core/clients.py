@@ -1,0 +1,62 @@
+"""Who is connected, and whose request is whose. Must not know sockets or the scheduler."""
+
+import dataclasses
+from collections.abc import Iterator
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Client:
+    """A connected client. `index` is what the scheduler knows it by, and is never used again."""
+
+    index: int
+    identity: bytes
+    name: str
+    request_ids: set[str] = dataclasses.field(default_factory=set)
+    last_sent_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"client {self.index}" + (f" ({self.name})" if self.name else "")
+
+
+class ClientRegistry:
+    """Clients from HELLO to their departure, and the live requests of each."""
+
+    def __init__(self) -> None:
+        self._by_identity: dict[bytes, Client] = {}
+        self._by_index: dict[int, Client] = {}
+        self._departed: list[Client] = []
+        self._next_index = 0
+
+    def __len__(self) -> int:
+        return len(self._by_index)
+
+    def __iter__(self) -> Iterator[Client]:
+        return iter(list(self._by_index.values()))
+
+    def add(self, identity: bytes, name: str) -> Client:
+        """A client said HELLO. Saying it again changes nothing but the name."""
+        known = self._by_identity.get(identity)
+        if known is not None:
+            known.name = name
+            return known
+        client = Client(self._next_index, identity, name)
+        self._next_index += 1
+        self._by_identity[identity] = self._by_index[client.index] = client
+        return client
+
+    def find(self, identity: bytes) -> Client | None:
+        return self._by_identity.get(identity)
+
+    def by_index(self, index: int) -> Client | None:
+        return self._by_index.get(index)
+
+    def remove(self, client: Client) -> None:
+        """It left, or was found dead. Its requests await `take_departed`."""
+        if self._by_index.pop(client.index, None) is not None:
+            del self._by_identity[client.identity]
+            self._departed.append(client)
+
+    def take_departed(self) -> list[Client]:
+        """Clients that left since the last call."""
+        departed, self._departed = self._departed, []
+        return departed

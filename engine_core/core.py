@@ -1,0 +1,197 @@
+"""The engine's loop, on one screen, and what its lines call.
+
+Owns the order of things within a step. Must not know sockets, tokens' meaning, or tensors.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import assert_never
+
+from engine_core.admission import Limits
+from engine_core.calls import answer_call
+from engine_core.clients import Client, ClientRegistry
+from engine_core.errors import RequestRefused
+from engine_core.executor import Executor
+from engine_core.inbox import Inbox, Incoming
+from engine_core.lifecycle import Lifecycle, Stage
+from engine_core.outbox import Outbox
+from engine_core.scheduler import (
+    DuplicateRequestId,
+    ModelRunnerOutput,
+    Request,
+    RequestStatus,
+    Scheduler,
+    SchedulerOutput,
+)
+from engine_core.timings import RequestClock
+from protocol.errors import ErrorCode
+from protocol.outputs import Rejected
+from protocol.requests import Abort, Call, EngineRequest
+from protocol.statistics import EngineStatistics
+
+logger = logging.getLogger(__name__)
+
+_MAX_FAULTS_IN_A_ROW = 3
+
+
+class EngineCore:
+    """Serves until its lifecycle ends. See docs/architecture.md for a request's way through it."""
+
+    def __init__(
+        self,
+        *,
+        inbox: Inbox,
+        outbox: Outbox,
+        clients: ClientRegistry,
+        scheduler: Scheduler,
+        executor: Executor,
+        lifecycle: Lifecycle,
+        limits: Limits,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self._inbox = inbox
+        self._outbox = outbox
+        self._clients = clients
+        self._scheduler = scheduler
+        self._executor = executor
+        self._lifecycle = lifecycle
+        self._limits = limits
+        self._eos_token_ids = eos_token_ids
+        self._clock = RequestClock()
+        self._faults_in_a_row = 0
+        self._started_s = time.monotonic()
+        self._step_time_s = 0.0
+
+    # ------------------------------------------------------------------ the loop
+
+    def run(self) -> None:
+        while not self._stopping():
+            self._apply(self._inbox.drain(block=not self._scheduler.has_work()))
+            started_s = time.monotonic()
+            plan = self._scheduler.schedule()
+            self._clock.planned(plan)
+            sampled = self._execute(plan)
+            outputs = self._scheduler.update_from_output(plan, sampled)
+            self._clock.stamp(outputs.values())
+            self._outbox.send(outputs)
+            if plan.total_num_scheduled_tokens:
+                self._step_time_s += time.monotonic() - started_s
+
+    # ------------------------------------------------------------------ its lines
+
+    def _stopping(self) -> bool:
+        self._lifecycle.poll()
+        stage = self._lifecycle.stage
+        self._outbox.draining = stage is not Stage.SERVING
+        if stage is Stage.ABORTING:
+            self.abort_all(RequestStatus.FINISHED_ABORTED, "the engine is stopping")
+            return True
+        return stage is Stage.DRAINING and not self._scheduler.has_work()
+
+    def _apply(self, incoming: Sequence[Incoming]) -> None:
+        for client, message in incoming:
+            match message:
+                case EngineRequest():
+                    self._add_request(client, message)
+                case Abort():
+                    own = client.request_ids.intersection(message.request_ids)
+                    self._scheduler.finish_requests(own, RequestStatus.FINISHED_ABORTED)
+                case Call():
+                    self._outbox.post(client, answer_call(message, self))
+                case _:
+                    assert_never(message)
+        for client in self._clients.take_departed():
+            logger.info("%s left, %d requests dropped", client, len(client.request_ids))
+            self._scheduler.finish_requests(client.request_ids, RequestStatus.FINISHED_ABORTED)
+
+    def _add_request(self, client: Client, message: EngineRequest) -> None:
+        try:
+            if self._lifecycle.stage is not Stage.SERVING:
+                raise RequestRefused(
+                    ErrorCode.DRAINING, "the engine is draining; send the request to another"
+                )
+            self._limits.check(message)
+            request = Request.from_engine_core_request(
+                message,
+                client_index=client.index,
+                arrival_time=self._clock.arrived(message.request_id),
+                eos_token_ids=self._eos_token_ids,
+            )
+            self._scheduler.add_request(request)
+            client.request_ids.add(message.request_id)
+        except DuplicateRequestId as error:
+            self._reject(client, message, ErrorCode.DUPLICATE_REQUEST_ID, str(error))
+        except RequestRefused as error:
+            self._reject(client, message, error.code, str(error))
+        except ValueError as error:
+            self._reject(client, message, ErrorCode.INVALID_REQUEST, str(error))
+
+    def _reject(self, client: Client, message: EngineRequest, code: ErrorCode, why: str) -> None:
+        logger.info("rejected request %r of %s: %s", message.request_id, client, why)
+        self._outbox.post(client, Rejected(request_id=message.request_id, code=code, message=why))
+
+    def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Run the plan. A fault ends the requests of this step and no others."""
+        try:
+            sampled = self._executor.execute(plan)
+        except Exception as error:
+            self._faults_in_a_row += 1
+            logger.exception("step %d failed", plan.step_id)
+            if self._faults_in_a_row >= _MAX_FAULTS_IN_A_ROW:
+                raise
+            self._scheduler.discard_step(plan, f"the step failed: {type(error).__name__}: {error}")
+            return ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
+        if plan.total_num_scheduled_tokens:
+            self._faults_in_a_row = 0
+        for request_id, why in sampled.failures.items():
+            logger.error("request %r failed: %s", request_id, why)
+            self._scheduler.finish_requests(request_id, RequestStatus.FINISHED_ERROR, why)
+        return sampled
+
+    # ------------------------------------------------------------------ for calls and shutdown
+
+    def abort_all(self, status: RequestStatus, why: str) -> None:
+        """End every live request now, each with its one terminal output."""
+        for client in self._clients:
+            self._scheduler.finish_requests(list(client.request_ids), status, why)
+        plan = self._scheduler.schedule()
+        outputs = self._scheduler.update_from_output(
+            plan, ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
+        )
+        self._clock.stamp(outputs.values())
+        self._outbox.send(outputs)
+
+    def reset_prefix_cache(self) -> int:
+        """Returns how many cached blocks were forgotten."""
+        return self._scheduler.reset_prefix_cache()
+
+    def drain(self, why: str) -> int:
+        """Begin a drain. Returns how many requests are left."""
+        self._lifecycle.drain(why)
+        return sum(self._scheduler.get_request_counts())
+
+    @property
+    def uptime_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def statistics(self) -> EngineStatistics:
+        now = self._scheduler.statistics()
+        return EngineStatistics(
+            uptime_s=self.uptime_s,
+            num_clients=len(self._clients),
+            num_running=now.num_running,
+            num_waiting=now.num_waiting,
+            num_blocks=now.num_blocks,
+            num_blocks_in_use=now.num_blocks_in_use,
+            num_blocks_cached=now.num_blocks_cached,
+            block_size=now.block_size,
+            num_steps=now.num_steps,
+            num_prompt_tokens=now.num_prompt_tokens,
+            num_cached_prompt_tokens=now.num_cached_prompt_tokens,
+            num_generated_tokens=now.num_generated_tokens,
+            num_preemptions=now.num_preemptions,
+            num_finished={reason.value: count for reason, count in now.num_finished.items()},
+            step_time_s=self._step_time_s,
+            model_time_s=self._executor.model_time_s,
+        )

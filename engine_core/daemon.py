@@ -1,0 +1,87 @@
+"""The process: start up, main loop, shut down. Owns stdout (one JSON line) and the exit code."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from engine_core.lifecycle import Lifecycle
+from engine_core.options import EngineOptions
+from engine_core.transport import EngineSocket
+
+if TYPE_CHECKING:
+    from engine_core.config import EngineConfig
+    from engine_core.core import EngineCore
+
+logger = logging.getLogger(__name__)
+
+
+def run_daemon(options: EngineOptions) -> int:
+    """Serve until told to stop.
+
+    Returns:
+        The exit code: 0 after a drain, 1 after a fault.
+
+    Raises:
+        StartupError: the daemon could not start.
+    """
+    started_s = time.monotonic()
+    _log_to_stderr(options.log_level)
+    faulthandler.enable()
+    lifecycle = Lifecycle(
+        drain_timeout_s=options.drain_timeout, exit_on_stdin_eof=options.exit_on_stdin_eof
+    )
+    # The address first: if it is taken, say so before the model has been loaded.
+    with EngineSocket(options.bind) as socket:
+        from engine_core.startup import start_engine
+
+        core, config = start_engine(options, socket, lifecycle)
+        with lifecycle.listen(socket):
+            _announce(config, ready_s=time.monotonic() - started_s)
+            return _serve(core)
+
+
+def _serve(core: EngineCore) -> int:
+    from engine_core.scheduler import RequestStatus
+
+    try:
+        core.run()
+    except Exception as error:
+        logger.exception("the engine failed")
+        why = f"the engine failed: {type(error).__name__}: {error}"
+        core.abort_all(RequestStatus.FINISHED_ERROR, why)
+        return 1
+    logger.info("stopped")
+    return 0
+
+
+def _announce(config: EngineConfig, *, ready_s: float) -> None:
+    """The one line on stdout. A parent that has gone away is no reason to fail."""
+    line = {
+        "event": "ready",
+        "address": config.address,
+        "model": config.model,
+        "max_model_len": config.max_model_len,
+        "num_blocks": config.num_blocks,
+        "block_size": config.block_size,
+        "ready_s": round(ready_s, 3),
+    }
+    try:
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        logger.warning("nobody reads standard output")
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=level.upper(),
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+        force=True,
+    )

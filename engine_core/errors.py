@@ -1,0 +1,43 @@
+"""What can go wrong in the daemon, as exceptions.
+
+EngineError
+├── StartupError            the daemon cannot start; one line tells the operator why
+│   ├── ConfigurationError  an option, or a pair of options, that cannot work
+│   ├── AddressInUse        another engine listens there
+│   └── CacheTooSmall       memory does not hold a useful KV cache
+└── RequestRefused          a request that this engine cannot serve; it goes on with the others
+"""
+
+from protocol.errors import ErrorCode
+
+
+class EngineError(Exception):
+    """Base of the daemon's own errors."""
+
+
+class StartupError(EngineError):
+    """The daemon cannot start. The message is for the operator: what, the number, what to do."""
+
+
+class ConfigurationError(StartupError):
+    """An option, or a combination of options, cannot work."""
+
+
+class AddressInUse(StartupError):
+    """Another engine listens on the address."""
+
+
+class CacheTooSmall(StartupError):
+    """The memory given does not hold a useful KV cache."""
+
+
+class RequestRefused(EngineError):
+    """This engine cannot serve a request.
+
+    Attributes:
+        code: why, for programs; the message says it for people.
+    """
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code

@@ -1,0 +1,64 @@
+"""What the model reads in one step, gathered from the persistent batch without a loop over tokens.
+
+request 0: 3 tokens at 4..6    request 1: 1 token at 9
+request_index_T   0 0 0 1
+positions_T       4 5 6 9
+query_start_R1    0 3 4        seq_lens_R   7 10
+"""
+
+import dataclasses
+
+import numpy as np
+
+from engine_core.model_runner.persistent_batch import Int32Array, Int64Array, PersistentBatch
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Shapes: T tokens of the step, R requests in it, M block-table width, G groups."""
+
+    rows_R: Int64Array
+    token_ids_T: Int64Array
+    positions_T: Int64Array
+    query_start_R1: Int32Array
+    seq_lens_R: Int32Array
+    """Tokens in the cache after this step."""
+    block_tables_GRM: list[Int32Array]
+    slot_mappings_GT: list[Int64Array]
+    sampled_R: Int64Array
+    """Which of the R requests have all their tokens computed after this step, so that their next
+    token can be chosen."""
+
+
+def gather_step_inputs(batch: PersistentBatch, num_scheduled: dict[str, int]) -> StepInputs:
+    """
+    Args:
+        num_scheduled: tokens of each request in this step, at least 1, in batch order.
+    """
+    num_requests = len(num_scheduled)
+    rows_R = np.fromiter((batch.row_of[name] for name in num_scheduled), np.int64, num_requests)
+    counts_R = np.fromiter(num_scheduled.values(), np.int64, num_requests)
+    query_start_R1 = np.zeros(num_requests + 1, np.int64)
+    np.cumsum(counts_R, out=query_start_R1[1:])
+    computed_R = batch.num_computed[rows_R]
+    seq_lens_R = computed_R + counts_R
+    # position = computed + offset within the request; one repeat gives both terms
+    rows_T = np.repeat(rows_R, counts_R)
+    positions_T = np.arange(query_start_R1[-1]) + np.repeat(
+        computed_R - query_start_R1[:-1], counts_R
+    )
+    logical_T, offset_T = np.divmod(positions_T, batch.block_size)
+    width = -(-int(seq_lens_R.max()) // batch.block_size)
+    return StepInputs(
+        rows_R=rows_R,
+        token_ids_T=batch.token_ids[rows_T, positions_T].astype(np.int64),
+        positions_T=positions_T,
+        query_start_R1=query_start_R1.astype(np.int32),
+        seq_lens_R=seq_lens_R.astype(np.int32),
+        block_tables_GRM=[table[rows_R, :width] for table in batch.block_tables],
+        slot_mappings_GT=[
+            table[rows_T, logical_T].astype(np.int64) * batch.block_size + offset_T
+            for table in batch.block_tables
+        ],
+        sampled_R=np.flatnonzero(seq_lens_R == batch.num_tokens[rows_R]),
+    )

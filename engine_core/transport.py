@@ -1,0 +1,200 @@
+"""The engine's one socket: a ZMQ ROUTER that binds while clients come and go.
+
+Owns the address (folder, lock, permissions) and the sending and receiving of frames.
+Must not know what the frames say.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import zmq
+
+from engine_core.errors import AddressInUse, ConfigurationError
+from protocol.addresses import default_address, default_socket_folder
+
+logger = logging.getLogger(__name__)
+
+Frame = bytes | memoryview
+
+_SEND_QUEUE_MESSAGES = 10_000
+"""A client that lets this many messages pile up has stopped reading, and is let go."""
+_MAX_MESSAGE_BYTES = 256 * 1024**2
+_PEER_HEARTBEAT_MS = 2_000
+_MAX_UNIX_PATH_BYTES = 107
+
+
+class ClientGone(Exception):
+    """Nobody is at the other end any more, or it has stopped reading."""
+
+
+class EngineSocket:
+    """Binds `address` and exchanges frames with clients, each known by its routing id.
+
+    Args:
+        address: `ipc://PATH` or `tcp://HOST:PORT`; None is the private default socket.
+
+    Raises:
+        AddressInUse: another engine listens there.
+        ConfigurationError: the address cannot be bound.
+    """
+
+    def __init__(self, address: str | None) -> None:
+        self._resources = contextlib.ExitStack()
+        try:
+            self._bind(address)
+        except BaseException:
+            self._resources.close()
+            raise
+
+    def _bind(self, address: str | None) -> None:
+        if address is None:
+            make_private_folder(default_socket_folder())
+            address = default_address()
+        if address.startswith("ipc://"):
+            self._resources.enter_context(_owned_socket_path(Path(address.removeprefix("ipc://"))))
+        elif not address.startswith("tcp://"):
+            raise ConfigurationError(
+                f"address {address!r} has no known scheme; use ipc://PATH or tcp://HOST:PORT"
+            )
+        context = self._resources.enter_context(zmq.Context())
+        self._socket = self._resources.enter_context(context.socket(zmq.ROUTER))
+        # An unknown routing id is an error rather than a silent drop: that is how the death of
+        # a client shows.
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.SNDHWM, _SEND_QUEUE_MESSAGES)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, _PEER_HEARTBEAT_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4 * _PEER_HEARTBEAT_MS)
+        self._socket.setsockopt(zmq.LINGER, 1_000)
+        if address.startswith("tcp://") and "[" in address:
+            self._socket.setsockopt(zmq.IPV6, 1)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EADDRINUSE:
+                raise AddressInUse(
+                    f"{address} is in use; stop the process that listens there or choose "
+                    "another address with --bind"
+                ) from None
+            raise ConfigurationError(f"cannot listen on {address}: {error}") from None
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        if self.address.startswith("ipc://"):
+            Path(self.address.removeprefix("ipc://")).chmod(0o600)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+
+    def watch(self, file_descriptor: int) -> None:
+        """Let `wait` return also when this descriptor becomes readable."""
+        self._poller.register(file_descriptor, zmq.POLLIN)
+
+    def unwatch(self, file_descriptor: int) -> None:
+        self._poller.unregister(file_descriptor)
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when there is something to read, or after `timeout_s`."""
+        self._poller.poll(timeout_s * 1000)
+
+    def receive_all(self) -> Iterator[tuple[bytes, list[Frame]]]:
+        """Messages that have arrived: (routing id, frames). Never blocks."""
+        while True:
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            identity, *frames = (part.buffer for part in parts)
+            yield bytes(identity), frames
+
+    def send(self, identity: bytes, frames: Sequence[Frame]) -> None:
+        """Queue a message for one client. Never blocks.
+
+        Raises:
+            ClientGone: the client has left or has stopped reading.
+        """
+        try:
+            self._socket.send_multipart([identity, *frames], zmq.NOBLOCK)
+        except zmq.Again:
+            raise ClientGone(f"it let {_SEND_QUEUE_MESSAGES} messages pile up") from None
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.ETERM, zmq.ENOTSOCK):
+                raise
+            reason = "its connection closed" if error.errno == zmq.EHOSTUNREACH else str(error)
+            raise ClientGone(reason) from None
+
+    def close(self) -> None:
+        """Send what is queued (at most a second) and free the address."""
+        self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def make_private_folder(folder: Path) -> None:
+    """A folder that only this user can enter.
+
+    Raises:
+        ConfigurationError: it exists and belongs to somebody else, or others may enter it.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot make the socket's folder {folder}: {error.strerror}; choose an address with "
+            "--bind"
+        ) from None
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise ConfigurationError(
+            f"{folder} belongs to somebody else; remove it or choose an address with --bind"
+        )
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        folder.chmod(0o700)
+
+
+@contextlib.contextmanager
+def _owned_socket_path(path: Path) -> Iterator[None]:
+    """Hold a lock beside the socket for as long as it is bound.
+
+    ZMQ replaces an existing Unix socket without asking, so a second engine would take the first
+    one's clients. The kernel drops the lock with the process, however it dies.
+    """
+    if len(os.fsencode(path)) > _MAX_UNIX_PATH_BYTES:
+        raise ConfigurationError(
+            f"the socket path {path} has {len(os.fsencode(path))} bytes, the system's limit is "
+            f"{_MAX_UNIX_PATH_BYTES}; choose a shorter one with --bind"
+        )
+    lock_path = path.with_name(path.name + ".lock")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on ipc://{path}: {error.strerror}; choose another address with --bind"
+        ) from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise AddressInUse(
+                f"ipc://{path} is in use by another engine; stop it or choose another address "
+                "with --bind"
+            ) from None
+        yield
+        path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,94 @@
+"""The main job on a real model: a daemon, three questions at once, statistics, an orderly stop.
+
+    python scripts/demo.py [--model NAME]
+
+Starts `engine-core` as a daemon, then itself a second time as a client (`--ask ADDRESS`).
+"""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+QUESTIONS = (
+    "What is the capital of France?",
+    "Name three colours of the rainbow.",
+    "Why is the sky blue? Answer in one sentence.",
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--ask", metavar="ADDRESS", help="be the client of a running daemon")
+    arguments = parser.parse_args()
+    if arguments.ask:
+        from frontend.event_loop import run
+
+        run(ask(arguments.ask))
+        return 0
+    return demonstrate(arguments.model)
+
+
+def demonstrate(model: str) -> int:
+    with tempfile.TemporaryDirectory(prefix="engine-core-demo-") as folder:
+        address = f"ipc://{Path(folder) / 'engine.sock'}"
+        command = [sys.executable, "-m", "engine_core.cli", "--model", model, "--bind", address]
+        print(f"$ engine-core --model {model} --bind {address}", flush=True)
+        daemon = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert daemon.stdout is not None
+            line = daemon.stdout.readline()
+            if not line:
+                print("the daemon did not start", file=sys.stderr)
+                return daemon.wait() or 1
+            ready = json.loads(line)
+            print(f"ready after {ready['ready_s']} s at {ready['address']}\n", flush=True)
+            client = subprocess.run([sys.executable, __file__, "--ask", ready["address"]])
+        finally:
+            daemon.terminate()
+            exit_code = daemon.wait(timeout=60)
+        print(f"the daemon stopped with exit code {exit_code}")
+        return client.returncode or exit_code
+
+
+async def ask(address: str) -> None:
+    from frontend import AsyncLLM
+
+    async with AsyncLLM(address) as llm:
+        started_s = time.perf_counter()
+        counts = await asyncio.gather(
+            *(answer(llm, number, text) for number, text in enumerate(QUESTIONS, start=1))
+        )
+        elapsed_s = time.perf_counter() - started_s
+        print(f"\n{sum(counts)} tokens for {len(counts)} clients' questions in {elapsed_s:.1f} s\n")
+        statistics = await llm.statistics()
+        print("the engine's statistics:")
+        for name in statistics.__struct_fields__:
+            print(f"  {name:26} {getattr(statistics, name)}")
+
+
+async def answer(llm: "AsyncLLM", number: int, question: str) -> int:  # noqa: F821
+    """Stream one answer, a line at a time, as the three share the terminal."""
+    from frontend import RequestOutputKind, SamplingParams
+
+    print(f"[{number}] {question}", flush=True)
+    params = SamplingParams(
+        temperature=0.0, max_tokens=96, output_kind=RequestOutputKind.DELTA
+    )
+    pending, num_tokens = "", 0
+    async for output in llm.chat([{"role": "user", "content": question}], params):
+        pending += output.outputs[0].text
+        num_tokens += len(output.outputs[0].token_ids)
+        if output.finished or len(pending) > 60 or "\n" in pending:
+            print(f"    [{number}] {pending.strip()}", flush=True)
+            pending = ""
+    return num_tokens
+
+
+if __name__ == "__main__":
+    sys.exit(main())

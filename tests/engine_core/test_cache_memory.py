@@ -1,0 +1,58 @@
+"""The number of KV blocks: asked for, given as memory, or from what is free."""
+
+import pytest
+
+from engine_core import cache_memory
+from engine_core.cache_memory import CacheDemand, choose_num_blocks
+from engine_core.errors import CacheTooSmall, ConfigurationError
+
+MIB = 1024**2
+DEMAND = CacheDemand(block_bytes=MIB, blocks_per_request=10, max_num_seqs=4, step_bytes=20 * MIB)
+
+
+@pytest.fixture(autouse=True)
+def hundred_megabytes(monkeypatch):
+    monkeypatch.setattr(cache_memory, "available_memory_bytes", lambda: 100 * MIB)
+
+
+def choose(demand=DEMAND, num_blocks=None, kv_cache_memory=None, memory_fraction=0.5):
+    return choose_num_blocks(
+        demand,
+        num_blocks=num_blocks,
+        kv_cache_memory=kv_cache_memory,
+        memory_fraction=memory_fraction,
+    )
+
+
+def test_free_memory_less_a_steps_activations_is_used():
+    assert choose() == 30
+
+
+def test_no_more_than_the_requests_can_use():
+    assert choose(memory_fraction=1.0) == 60
+
+
+def test_wishes_are_granted_exactly():
+    assert choose(num_blocks=7) == 7
+    assert choose(kv_cache_memory=7 * MIB + 5) == 7
+
+
+def test_wishes_that_contradict_or_exceed_the_memory_are_refused():
+    with pytest.raises(ConfigurationError, match="contradict"):
+        choose(num_blocks=7, kv_cache_memory=MIB)
+    with pytest.raises(ConfigurationError, match=r"200 KV blocks need 201.0 MiB, 100.0 MiB are"):
+        choose(num_blocks=200)
+    with pytest.raises(ConfigurationError, match="lower"):
+        choose(kv_cache_memory=2**40)
+
+
+def test_no_room_for_a_single_block_is_refused():
+    with pytest.raises(CacheTooSmall, match="holds no block"):
+        choose(kv_cache_memory=1)
+    with pytest.raises(CacheTooSmall, match=r"a block takes 1.0 MiB"):
+        choose(memory_fraction=0.1)
+
+
+def test_the_system_reports_memory():
+    assert cache_memory._system_available_bytes() > 0
+    assert cache_memory._cgroup_available_bytes() > 0
