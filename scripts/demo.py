@@ -77,9 +77,7 @@ async def answer(llm: "AsyncLLM", number: int, question: str) -> int:  # noqa: F
     from frontend import RequestOutputKind, SamplingParams
 
     print(f"[{number}] {question}", flush=True)
-    params = SamplingParams(
-        temperature=0.0, max_tokens=96, output_kind=RequestOutputKind.DELTA
-    )
+    params = SamplingParams(temperature=0.0, max_tokens=96, output_kind=RequestOutputKind.DELTA)
     pending, num_tokens = "", 0
     async for output in llm.chat([{"role": "user", "content": question}], params):
         pending += output.outputs[0].text

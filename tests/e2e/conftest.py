@@ -1,0 +1,40 @@
+"""Real daemons for tests: tiny random models, and SmolLM2-135M-Instruct where a test needs it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory):
+    """A folder with a random Llama of 97 tokens and no tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    config = LlamaConfig(
+        vocab_size=97,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        eos_token_id=96,
+        bos_token_id=0,
+        initializer_range=0.3,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """The path of SmolLM2-135M-Instruct's GGUF file, fetched if it is not here yet."""
+    from engine_core.model_files import open_model_files
+
+    return open_model_files("smollm2-135m-instruct", report=print).path

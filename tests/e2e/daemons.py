@@ -1,0 +1,70 @@
+"""Starts and stops real daemons. Not a test."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+
+class Daemon:
+    """A running `engine-core`; `ready` is its line on stdout, `log()` its stderr so far."""
+
+    def __init__(self, model, *options, bind=None):
+        self._folder = tempfile.TemporaryDirectory(prefix="ec-")
+        bind = bind or f"ipc://{self._folder.name}/engine.sock"
+        command = [sys.executable, "-m", "engine_core.cli", "--model", str(model)]
+        command += ["--bind", bind, *map(str, options)]
+        self._log = Path(self._folder.name) / "log"
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=os.environ | {"OMP_NUM_THREADS": "2"},
+            )
+        line = self.process.stdout.readline()
+        assert line, f"the daemon did not start:\n{self.log()}"
+        self.ready = json.loads(line)
+        self.address = self.ready["address"]
+        threading.Thread(target=self.process.stdout.read, daemon=True).start()
+
+    def log(self):
+        return self._log.read_text()
+
+    def stop(self, timeout_s=30):
+        """SIGTERM, and the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout_s)
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._folder.cleanup()
+
+
+@contextlib.contextmanager
+def running_daemon(model, *options, bind=None):
+    daemon = Daemon(model, *options, bind=bind)
+    try:
+        yield daemon
+    finally:
+        daemon.close()
+
+
+def run_to_exit(*arguments, timeout_s=120):
+    """Run `engine-core` with these arguments until it exits by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "engine_core.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        stdin=subprocess.DEVNULL,
+    )

@@ -1,0 +1,103 @@
+"""A client of bare frames, to say what a well-behaved one never would. Not a test."""
+
+import time
+
+import zmq
+
+from protocol.base import WIRE_VERSION
+from protocol.calls import GetStatistics
+from protocol.codec import decode_engine_message, encode
+from protocol.outputs import CallResult, EngineCoreOutputs, Heartbeat, Rejected, Welcome
+from protocol.requests import Call, EngineRequest, Hello
+from protocol.sampling import SamplingParams
+
+
+class RawClient:
+    def __init__(self, address, *, greet=True):
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.connect(address)
+        self._backlog = []
+        self._next_call_id = 0
+        if greet:
+            self.send(Hello(wire_version=WIRE_VERSION, client_name="raw"))
+            self.welcome = self.wait_for(Welcome)
+
+    def send(self, message, *frames):
+        self.socket.send_multipart([encode(message), *frames])
+
+    def receive(self, timeout_s=10.0):
+        """The next message that is not a heartbeat."""
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            if self.socket.poll(left * 1000):
+                message = decode_engine_message(self.socket.recv_multipart()[0])
+                if not isinstance(message, Heartbeat):
+                    return message
+        raise TimeoutError("the engine said nothing")
+
+    def wait_for(self, kind, timeout_s=30.0):
+        """The next message of a kind; others are kept for later."""
+        for index, message in enumerate(self._backlog):
+            if isinstance(message, kind):
+                return self._backlog.pop(index)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            message = self.receive(max(0.01, deadline - time.monotonic()))
+            if isinstance(message, kind):
+                return message
+            self._backlog.append(message)
+
+    def request(self, request_id, prompt_token_ids, output_token_ids=(), **params):
+        params = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True} | params
+        self.send(
+            EngineRequest(
+                request_id=request_id,
+                prompt_token_ids=list(prompt_token_ids),
+                output_token_ids=list(output_token_ids),
+                sampling_params=SamplingParams(**params),
+            )
+        )
+
+    def collect(self, *request_ids, timeout_s=60.0):
+        """All outputs of these requests until each has ended: {id: (tokens, terminal event)}."""
+        tokens = {request_id: [] for request_id in request_ids}
+        ends = {}
+        deadline = time.monotonic() + timeout_s
+        while len(ends) < len(request_ids):
+            message = self.wait_for(
+                EngineCoreOutputs | Rejected, max(0.01, deadline - time.monotonic())
+            )
+            if isinstance(message, Rejected):
+                assert message.request_id not in ends
+                ends[message.request_id] = message
+                continue
+            for output in message.outputs:
+                assert output.request_id not in ends, "an output after the terminal one"
+                tokens[output.request_id] += output.new_token_ids
+                if output.finished:
+                    ends[output.request_id] = output
+        return {request_id: (tokens[request_id], ends[request_id]) for request_id in request_ids}
+
+    def complete(self, prompt_token_ids, request_id="only", **params):
+        self.request(request_id, prompt_token_ids, **params)
+        return self.collect(request_id)[request_id]
+
+    def call(self, call):
+        self._next_call_id += 1
+        self.send(Call(call_id=self._next_call_id, call=call))
+        answer = self.wait_for(CallResult)
+        assert answer.call_id == self._next_call_id
+        return answer.result
+
+    def statistics(self):
+        return self.call(GetStatistics())
+
+    def close(self):
+        self._context.destroy(linger=0)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()

@@ -1,0 +1,205 @@
+"""The daemon as an operator sees it: ready line, signals, exit codes, refusals to start."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from daemons import run_to_exit, running_daemon
+from raw_client import RawClient
+
+from protocol.calls import Drain, Ping, ResetPrefixCache
+from protocol.errors import ErrorCode
+from protocol.outputs import FinishReason, Heartbeat
+
+PROMPT = list(range(1, 40))
+SMALL = ("--num-blocks", 64)
+
+
+def test_the_ready_line_has_what_a_parent_needs_and_is_the_only_one(tiny_llama):
+    with running_daemon(tiny_llama, *SMALL, "--block-size", 8) as daemon:
+        ready = daemon.ready
+        assert ready["event"] == "ready"
+        assert ready["address"].startswith("ipc://")
+        assert ready["model"] == tiny_llama.name
+        assert (ready["max_model_len"], ready["num_blocks"], ready["block_size"]) == (256, 64, 8)
+        assert ready["ready_s"] > 0
+        assert daemon.stop() == 0
+        assert '"max_num_batched_tokens": 256' in daemon.log()  # resolved values
+
+
+def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(tiny_llama):
+    with running_daemon(tiny_llama, *SMALL) as daemon, RawClient(daemon.address) as client:
+        client.request("long", PROMPT, max_tokens=200)
+        client.call(Ping())
+        daemon.process.send_signal(signal.SIGTERM)
+        while not (message := client.socket.poll(5000)) or not daemon.log().count("draining"):
+            assert message
+        client.request("late", PROMPT)
+        ends = client.collect("long", "late")
+        assert len(ends["long"][0]) == 200
+        assert ends["late"][1].code is ErrorCode.DRAINING
+        assert daemon.process.wait(10) == 0
+
+
+def test_a_second_sigterm_aborts_and_every_request_hears_of_it(tiny_llama):
+    with (
+        running_daemon(tiny_llama, *SMALL, "--max-num-batched-tokens", 1) as daemon,
+        RawClient(daemon.address) as client,
+    ):
+        for number in range(3):
+            client.request(f"r{number}", PROMPT, max_tokens=200)
+        client.call(Ping())
+        daemon.process.send_signal(signal.SIGTERM)
+        while "draining" not in daemon.log():
+            time.sleep(0.001)
+        daemon.process.send_signal(signal.SIGTERM)
+        ends = client.collect("r0", "r1", "r2")
+        assert {end.finish_reason for _, end in ends.values()} <= {
+            FinishReason.ABORT,
+            FinishReason.LENGTH,
+        }
+        assert daemon.process.wait(10) == 0
+
+
+def test_a_drain_ends_at_its_timeout(tiny_llama):
+    with (
+        running_daemon(
+            tiny_llama, *SMALL, "--drain-timeout", 0, "--max-num-batched-tokens", 1
+        ) as daemon,
+        RawClient(daemon.address) as client,
+    ):
+        client.request("r", PROMPT * 5, max_tokens=50)
+        client.call(Ping())
+        daemon.process.send_signal(signal.SIGINT)
+        _, end = client.collect("r")["r"]
+        assert end.finish_reason is FinishReason.ABORT
+        assert "stopping" in end.detail
+        assert daemon.process.wait(10) == 0
+
+
+def test_a_client_can_ask_for_a_drain(tiny_llama):
+    with running_daemon(tiny_llama, *SMALL) as daemon, RawClient(daemon.address) as client:
+        assert client.call(Drain()).num_requests_left == 0
+        assert daemon.process.wait(10) == 0
+
+
+def test_an_idle_daemon_keeps_in_touch(tiny_llama):
+    with running_daemon(tiny_llama, *SMALL) as daemon, RawClient(daemon.address) as client:
+        from protocol.codec import decode_engine_message
+
+        for _ in range(2):
+            assert client.socket.poll(2000)
+            assert isinstance(decode_engine_message(client.socket.recv()), Heartbeat)
+
+
+def test_the_cache_can_be_reset_and_the_statistics_tell(tiny_llama):
+    with running_daemon(tiny_llama, *SMALL) as daemon, RawClient(daemon.address) as client:
+        first, _ = client.complete(PROMPT, request_id="a")
+        assert client.complete(PROMPT, request_id="b")[0] == first
+        before = client.statistics()
+        assert before.num_cached_prompt_tokens == 32
+        assert before.num_finished["length"] == 2
+        assert before.num_blocks_cached > 0
+        assert client.call(ResetPrefixCache()).num_blocks_forgotten == before.num_blocks_cached
+        client.complete(PROMPT, request_id="c")
+        after = client.statistics()
+        assert after.num_cached_prompt_tokens == 32
+        assert after.num_prompt_tokens == 3 * len(PROMPT)
+        assert after.num_blocks_in_use == 0
+
+
+def test_options_come_from_a_toml_file_and_the_command_line_wins(tiny_llama, tmp_path):
+    config = tmp_path / "engine.toml"
+    config.write_text("block_size = 8\nnum_blocks = 100\nmax_num_seqs = 3\n")
+    with running_daemon(tiny_llama, "--config", config, "--num-blocks", 50) as daemon:
+        assert (daemon.ready["block_size"], daemon.ready["num_blocks"]) == (8, 50)
+        assert '"max_num_seqs": 3' in daemon.log()
+
+
+def test_the_daemon_dies_with_its_parent_when_asked_to(tiny_llama, tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "engine_core.cli",
+        "--model",
+        str(tiny_llama),
+        "--bind",
+        f"ipc://{tmp_path}/s",
+        "--exit-on-stdin-eof",
+        "--num-blocks",
+        "8",
+    ]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert json.loads(process.stdout.readline())["event"] == "ready"
+    process.stdin.close()
+    assert process.wait(10) == 0
+
+
+def test_two_daemons_on_one_address_the_second_is_refused_before_loading(tiny_llama):
+    with running_daemon(tiny_llama, *SMALL) as daemon:
+        second = run_to_exit("--model", tiny_llama, "--bind", daemon.address)
+        assert second.returncode == 1
+        assert "in use" in second.stderr
+        assert "Traceback" not in second.stderr
+        assert second.stdout == ""
+        with RawClient(daemon.address) as client:
+            client.complete(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--num-blocks", "0"], "num-blocks"),
+        (["--kv-cache-memory", "1"], "holds no block"),
+        (["--kv-cache-memory", "100TiB"], "lower --num-blocks or --kv-cache-memory"),
+        (["--num-blocks", "10", "--kv-cache-memory", "1GiB"], "contradict"),
+        (["--num-blocks", "2", "--max-model-len", "200"], "hold a request of 32 tokens"),
+        (["--max-model-len", "1000"], "the model was made for 256"),
+        (["--bind", "http://x"], "use ipc://PATH or tcp://HOST:PORT"),
+        (["--no-such-option"], "no-such-option"),
+        (["--config", "/nowhere.toml"], "nowhere.toml"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_start_in_one_message(tiny_llama, arguments, words):
+    result = run_to_exit("--model", tiny_llama, *arguments)
+    assert result.returncode in (1, 2)
+    assert words in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_model_files_that_cannot_be_read_are_refused_by_name(tiny_llama, tmp_path):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in tiny_llama.iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    weights = broken / "model.safetensors"
+    whole = weights.read_bytes()
+    config = (broken / "config.json").read_text()
+    cases = {
+        "truncated": lambda: weights.write_bytes(whole[: len(whole) // 2]),
+        "garbage": lambda: weights.write_bytes(b"\xff" * 1000),
+        "missing": weights.unlink,
+        "architecture": lambda: (broken / "config.json").write_text(
+            config.replace("LlamaForCausalLM", "NoSuchModel").replace('"llama"', '"no_such"')
+        ),
+        "not json": lambda: (broken / "config.json").write_text("{"),
+    }
+    for name, spoil in cases.items():
+        spoil()
+        result = run_to_exit("--model", broken, "--num-blocks", 8, "--bind", f"ipc://{tmp_path}/s")
+        assert result.returncode == 1, name
+        last = result.stderr.strip().splitlines()[-1]
+        assert last.startswith("engine-core: "), (name, result.stderr)
+        assert "Traceback" not in result.stderr, name
+        weights.write_bytes(whole)
+        (broken / "config.json").write_text(config)
+    for missing in ("/no/such/folder", str(tmp_path / "x.gguf"), "no-such-model"):
+        result = run_to_exit("--model", missing)
+        assert result.returncode == 1
+        assert missing in result.stderr

@@ -1,0 +1,169 @@
+"""Greedy tokens of the whole engine against transformers on SmolLM2-135M-Instruct, in fp32.
+
+transformers runs once over prompt and answer together: at each position its best token must be the
+one that the engine chose, given the same tokens before it. That is the same statement as equal
+greedy generations, and says where two answers part. A difference counts only where transformers'
+own best two logits lie more than 1e-3 apart.
+"""
+
+import pytest
+from daemons import running_daemon
+from raw_client import RawClient
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+NUM_OUTPUT = 64
+LENGTHS = [
+    1,
+    2,
+    3,
+    7,
+    15,
+    16,
+    17,
+    31,
+    32,
+    33,
+    47,
+    63,
+    64,
+    65,
+    100,
+    127,
+    128,
+    129,
+    160,
+    200,
+    255,
+    256,
+    257,
+    300,
+    400,
+    511,
+    512,
+    513,
+    700,
+    1000,
+    1500,
+    2000,
+]
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2):
+    """transformers' own reading of the GGUF file: weights and tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(2)
+    where = {"pretrained_model_name_or_path": smollm2.parent, "gguf_file": smollm2.name}
+    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    return model.eval(), AutoTokenizer.from_pretrained(**where)
+
+
+@pytest.fixture(scope="module")
+def prompts(reference):
+    """32 prompts of real text, of 1 to 2,000 tokens: this project's licence, from many places."""
+    from pathlib import Path
+
+    _, tokenizer = reference
+    text = (Path(__file__).parents[2] / "LICENSE").read_text()
+    token_ids = tokenizer(" ".join(text.split()))["input_ids"]
+    return [
+        (token_ids + token_ids)[number * 61 : number * 61 + length]
+        for number, length in enumerate(LENGTHS)
+    ]
+
+
+def assert_greedy(reference, prompt, tokens):
+    """Every token is transformers' best, but for near ties."""
+    import torch
+
+    model, _ = reference
+    with torch.inference_mode():
+        logits_TV = model(torch.tensor([prompt + tokens]), logits_to_keep=len(tokens) + 1).logits[0]
+    best_T2 = logits_TV[:-1].topk(2).values
+    chosen_T = logits_TV[:-1].gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    behind_T = best_T2[:, 0] - chosen_T
+    assert behind_T.max() <= 1e-3, f"prompt of {len(prompt)} tokens, at {behind_T.argmax()}"
+
+
+def run_all(client, prompts):
+    for number, prompt in enumerate(prompts):
+        client.request(str(number), prompt, max_tokens=NUM_OUTPUT)
+    results = client.collect(*map(str, range(len(prompts))), timeout_s=600)
+    return [results[str(number)][0] for number in range(len(prompts))]
+
+
+@pytest.fixture(scope="module")
+def together(smollm2, prompts):
+    """All 32 at once, with the defaults."""
+    with running_daemon(smollm2, "--max-model-len", 2304) as daemon:
+        with RawClient(daemon.address) as client:
+            return run_all(client, prompts)
+
+
+def same_but_for_near_ties(reference, prompts, tokens, expected):
+    """Answers may part only at a near tie, and must go on as transformers would from there."""
+    for prompt, mine, theirs in zip(prompts, tokens, expected, strict=True):
+        assert len(mine) == NUM_OUTPUT
+        if mine != theirs:
+            assert_greedy(reference, prompt, mine)
+
+
+def test_all_at_once(reference, prompts, together):
+    for prompt, tokens in zip(prompts, together, strict=True):
+        assert len(tokens) == NUM_OUTPUT
+        assert_greedy(reference, prompt, tokens)
+
+
+def test_each_alone(reference, smollm2, prompts, together):
+    chosen = [0, 5, 13, 20, 31]
+    with running_daemon(smollm2, "--max-model-len", 2304) as daemon:
+        with RawClient(daemon.address) as client:
+            alone = [
+                client.complete(prompts[index], request_id=str(index), max_tokens=NUM_OUTPUT)[0]
+                for index in chosen
+            ]
+    same_but_for_near_ties(
+        reference, [prompts[i] for i in chosen], alone, [together[i] for i in chosen]
+    )
+
+
+def test_with_a_budget_of_16_tokens_a_step_and_no_prefix_cache(
+    reference, smollm2, prompts, together
+):
+    chosen = [0, 3, 5, 12, 17, 22, 25]
+    options = ("--max-num-batched-tokens", 16, "--no-enable-prefix-caching")
+    with running_daemon(smollm2, "--max-model-len", 2304, *options) as daemon:
+        with RawClient(daemon.address) as client:
+            tokens = run_all(client, [prompts[i] for i in chosen])
+    same_but_for_near_ties(
+        reference, [prompts[i] for i in chosen], tokens, [together[i] for i in chosen]
+    )
+
+
+@pytest.mark.parametrize("caching", ["--enable-prefix-caching", "--no-enable-prefix-caching"])
+def test_with_a_shared_prefix_of_500_tokens(reference, smollm2, prompts, caching):
+    shared = prompts[31][:500]
+    own = [prompt[:40] for prompt in prompts[10:18]]
+    with running_daemon(smollm2, "--max-model-len", 1024, caching) as daemon:
+        with RawClient(daemon.address) as client:
+            tokens = run_all(client, [shared + suffix for suffix in own])
+            found = client.statistics().num_cached_prompt_tokens
+    assert (found >= 7 * 496) if "no" not in caching else found == 0
+    for suffix, answer in zip(own, tokens, strict=True):
+        assert_greedy(reference, shared + suffix, answer)
+
+
+def test_with_a_pool_so_small_that_requests_are_preempted_again_and_again(
+    reference, smollm2, prompts, together
+):
+    chosen = list(range(8, 20))
+    with running_daemon(smollm2, "--num-blocks", 40, "--watermark", 0) as daemon:
+        with RawClient(daemon.address) as client:
+            tokens = run_all(client, [prompts[i] for i in chosen])
+            assert client.statistics().num_preemptions >= 5
+    same_but_for_near_ties(
+        reference, [prompts[i] for i in chosen], tokens, [together[i] for i in chosen]
+    )
