@@ -26,7 +26,7 @@ from engine_core.scheduler import (
 )
 from engine_core.timings import RequestClock
 from protocol.errors import ErrorCode
-from protocol.outputs import Rejected
+from protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason, Rejected
 from protocol.requests import Abort, Call, EngineRequest
 from protocol.statistics import EngineStatistics
 
@@ -85,7 +85,7 @@ class EngineCore:
         stage = self._lifecycle.stage
         self._outbox.draining = stage is not Stage.SERVING
         if stage is Stage.ABORTING:
-            self.abort_all(RequestStatus.FINISHED_ABORTED, "the engine is stopping")
+            self.end_all(FinishReason.ABORT, "the engine is stopping")
             return True
         return stage is Stage.DRAINING and not self._scheduler.has_work()
 
@@ -146,19 +146,27 @@ class EngineCore:
             self._faults_in_a_row = 0
         for request_id, why in sampled.failures.items():
             logger.error("request %r failed: %s", request_id, why)
-            self._scheduler.finish_requests(request_id, RequestStatus.FINISHED_ERROR, why)
         return sampled
 
     # ------------------------------------------------------------------ for calls and shutdown
 
-    def abort_all(self, status: RequestStatus, why: str) -> None:
-        """End every live request now, each with its one terminal output."""
-        for client in self._clients:
-            self._scheduler.finish_requests(list(client.request_ids), status, why)
-        plan = self._scheduler.schedule()
-        outputs = self._scheduler.update_from_output(
-            plan, ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
-        )
+    def end_all(self, reason: FinishReason, why: str) -> None:
+        """The loop is over: every live request gets its one terminal output.
+
+        Past the scheduler, which may be what failed.
+        """
+        outputs = {
+            client.index: EngineCoreOutputs(
+                outputs=[
+                    EngineCoreOutput(
+                        request_id=request_id, new_token_ids=[], finish_reason=reason, detail=why
+                    )
+                    for request_id in sorted(client.request_ids)
+                ]
+            )
+            for client in self._clients
+            if client.request_ids
+        }
         self._clock.stamp(outputs.values())
         self._outbox.send(outputs)
 

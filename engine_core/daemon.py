@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from engine_core.lifecycle import Lifecycle
 from engine_core.options import EngineOptions
 from engine_core.transport import EngineSocket
+from protocol.outputs import FinishReason
 
 if TYPE_CHECKING:
     from engine_core.config import EngineConfig
@@ -46,14 +47,11 @@ def run_daemon(options: EngineOptions) -> int:
 
 
 def _serve(core: EngineCore) -> int:
-    from engine_core.scheduler import RequestStatus
-
     try:
         core.run()
     except Exception as error:
         logger.exception("the engine failed")
-        why = f"the engine failed: {type(error).__name__}: {error}"
-        core.abort_all(RequestStatus.FINISHED_ERROR, why)
+        core.end_all(FinishReason.ERROR, f"the engine failed: {type(error).__name__}: {error}")
         return 1
     logger.info("stopped")
     return 0
