@@ -70,7 +70,7 @@ class Limits:
             )
 
     def _check_ids(self, name: str, token_ids: Collection[int]) -> None:
-        if token_ids and not (0 <= min(token_ids) and max(token_ids) < self.vocab_size):
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
             wrong = next(token for token in token_ids if not 0 <= token < self.vocab_size)
             _refuse(
                 f"{name} holds token id {wrong}, the vocabulary ends at {self.vocab_size - 1}; "

@@ -3,8 +3,8 @@
 from typing import Protocol, assert_never
 
 from protocol.calls import (
-    Draining,
     Drain,
+    Draining,
     GetStatistics,
     Ping,
     Pong,

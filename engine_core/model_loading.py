@@ -11,7 +11,7 @@ import torch
 
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.model_files import ModelFiles
-from engine_core.models import Model, ModelConfigError, UnsupportedArchitecture, load_model
+from engine_core.models import Model, UnsupportedArchitecture, load_model
 from kernels.backends import select_operations
 from kernels.interface import Operations
 

@@ -22,6 +22,7 @@ from engine_core.model_files import ModelFiles, ModelFilesError, open_model_file
 from engine_core.model_loading import LoadedModel, load_any_model
 from engine_core.model_runner.cache_layout import CacheLayout, plan_cache_layout
 from engine_core.model_runner.runner import ModelRunner
+from engine_core.models import ModelError
 from engine_core.options import EngineOptions
 from engine_core.outbox import Outbox
 from engine_core.scheduler import Scheduler
@@ -56,7 +57,7 @@ def start_engine(
         config = _resolve(options, files, loaded, layout, socket.address)
         logger.info("configuration: %s", config)
         return _assemble(files, loaded, layout, config, socket, lifecycle), config
-    except ModelFilesError as error:
+    except (ModelFilesError, ModelError) as error:
         raise StartupError(str(error)) from error
 
 

@@ -5,7 +5,9 @@ architecture, sockets, or why the scheduler chose what it chose.
 """
 
 import dataclasses
+import secrets
 
+import msgspec
 import torch
 
 from engine_core.model_runner.cache_layout import CacheLayout
@@ -106,8 +108,7 @@ class ModelRunner:
         for request_id in plan.preempted_req_ids:
             self._drop_row(request_id)
         for new in plan.scheduled_new_reqs:
-            assert new.prompt_token_ids is not None and new.sampling_params is not None
-            known = _Known(new.sampling_params, len(new.prompt_token_ids))
+            known = _Known(_seeded(new.sampling_params), len(new.prompt_token_ids))
             self._known[new.req_id] = known
             tokens = [*new.prompt_token_ids, *new.output_token_ids]
             self._take_row(new.req_id, tokens, new.block_ids, new.num_computed_tokens)
@@ -187,8 +188,8 @@ class ModelRunner:
             sampled = self._sampler.sample(logits_RV, rows, self.batch.num_tokens[rows])
             for index, request in enumerate(inputs.sampled_R.tolist()):
                 request_id = request_ids[request]
-                if sampled.invalid[index]:
-                    failures[request_id] = "the model's logits are not numbers (NaN)"
+                if index in sampled.failures:
+                    failures[request_id] = sampled.failures[index]
                     continue
                 row, token_id = int(rows[index]), int(sampled.token_ids[index])
                 token_lists[request] = [token_id]
@@ -203,3 +204,10 @@ class ModelRunner:
             logprobs=logprobs or None,
             failures=failures,
         )
+
+
+def _seeded(params: SamplingParams) -> SamplingParams:
+    """Draw the seed of a request that brought none: once, so that a preemption changes nothing."""
+    if params.is_greedy or params.seed is not None:
+        return params
+    return msgspec.structs.replace(params, seed=secrets.randbits(64))

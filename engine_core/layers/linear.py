@@ -1,0 +1,82 @@
+"""Linear layers, several projections of one input fused into one product.
+
+Owns the fusing. Must not know what the projections mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from engine_core.layers.parameters import Placement, Placements
+from kernels.interface import LinearWeight, Operations
+
+
+class FusedLinear:
+    """`x -> [x @ w0.T + b0, x @ w1.T + b1, ...]`, the outputs side by side.
+
+    Args:
+        parts: (checkpoint prefix such as "model.layers.0.self_attn.q_proj", number of outputs).
+        bias: whether every part has a bias.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[tuple[str, int]],
+        num_inputs: int,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        ops: Operations,
+    ) -> None:
+        self._parts = tuple(parts)
+        self._num_inputs = num_inputs
+        self._has_bias = bias
+        self._dtype = dtype
+        self._ops = ops
+        self._num_missing = len(self._parts) * (2 if bias else 1)
+        self._weight_NE: torch.Tensor | None = None
+        self._bias_N: torch.Tensor | None = None
+        self._prepared: LinearWeight | None = None
+
+    def placements(self) -> Placements:
+        """Weight, and bias if there is one, of every part."""
+        placements: Placements = {}
+        start = 0
+        for prefix, size in self._parts:
+            rows = slice(start, start + size)
+            placements[f"{prefix}.weight"] = Placement(
+                (size, self._num_inputs), partial(self._store_weight, rows)
+            )
+            if self._has_bias:
+                placements[f"{prefix}.bias"] = Placement((size,), partial(self._store_bias, rows))
+            start += size
+        return placements
+
+    def __call__(self, x_TE: torch.Tensor) -> torch.Tensor:
+        """[T, num_inputs] -> [T, all outputs]."""
+        assert self._prepared is not None, f"{self._parts[0][0]} was not loaded"
+        return self._ops.linear(x_TE, self._prepared)
+
+    def _store_weight(self, rows: slice, tensor: torch.Tensor) -> None:
+        if self._weight_NE is None:  # allocated on first use: only the layers being read exist
+            num_outputs = sum(size for _, size in self._parts)
+            self._weight_NE = torch.empty(num_outputs, self._num_inputs, dtype=self._dtype)
+        self._weight_NE[rows].copy_(tensor)
+        self._prepare_when_complete()
+
+    def _store_bias(self, rows: slice, tensor: torch.Tensor) -> None:
+        if self._bias_N is None:
+            self._bias_N = torch.empty(sum(size for _, size in self._parts), dtype=self._dtype)
+        self._bias_N[rows].copy_(tensor)
+        self._prepare_when_complete()
+
+    def _prepare_when_complete(self) -> None:
+        self._num_missing -= 1
+        if self._num_missing:
+            return
+        assert self._weight_NE is not None
+        self._prepared = self._ops.prepare_linear(self._weight_NE, self._bias_N)
+        self._weight_NE = self._bias_N = None

@@ -1,0 +1,56 @@
+"""Root-mean-square norm with a learned weight, alone or after the residual addition."""
+
+from __future__ import annotations
+
+import torch
+
+from engine_core.layers.parameters import Parameter, Placements
+from kernels.interface import Operations
+
+
+class RMSNorm:
+    """`x / rms(x) * weight`.
+
+    Args:
+        name: checkpoint prefix.
+        plus_one: the checkpoint holds the weight less one, and the product with it is taken in
+            float32 (Gemma); otherwise the weight is of the model's dtype.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        size: int,
+        eps: float,
+        *,
+        plus_one: bool,
+        dtype: torch.dtype,
+        ops: Operations,
+    ) -> None:
+        self.eps = eps
+        self._ops = ops
+        self._weight = Parameter(
+            f"{name}.weight",
+            (size,),
+            torch.float32 if plus_one else dtype,
+            offset=1.0 if plus_one else 0.0,
+        )
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """What the normalised value is multiplied with."""
+        return self._weight.tensor
+
+    def placements(self) -> Placements:
+        """The weight."""
+        return self._weight.placements()
+
+    def __call__(self, x_TE: torch.Tensor) -> torch.Tensor:
+        """[T, E] -> [T, E]."""
+        return self._ops.rms_norm(x_TE, self.weight, self.eps)
+
+    def add(
+        self, x_TE: torch.Tensor, residual_TE: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm of `residual + x`, `residual + x`); consumes both arguments."""
+        return self._ops.add_rms_norm(x_TE, residual_TE, self.weight, self.eps)

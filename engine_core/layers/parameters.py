@@ -1,0 +1,59 @@
+"""Where each tensor of a checkpoint goes.
+
+Owns the pairing of checkpoint names with the memory that layers keep. A layer says which names it
+takes, with their shapes; the loader hands tensors over one at a time, so that no second copy of
+the model exists. Must not know files or architectures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What one checkpoint tensor must look like, and who takes it."""
+
+    shape: tuple[int, ...]
+    store: Callable[[torch.Tensor], None]
+
+
+Placements = dict[str, Placement]
+
+
+class Parameter:
+    """A tensor kept as it comes, in one dtype.
+
+    Args:
+        offset: added to every element (Gemma's norms are stored less one).
+    """
+
+    def __init__(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, *, offset: float = 0.0
+    ) -> None:
+        self._name = name
+        self._offset = offset
+        # filled with NaN: a parameter that no tensor reached must not look like a number
+        self.tensor = torch.full(shape, float("nan"), dtype=dtype)
+
+    def placements(self) -> Placements:
+        """The one tensor that this takes."""
+        return {self._name: Placement(tuple(self.tensor.shape), self._store)}
+
+    def _store(self, tensor: torch.Tensor) -> None:
+        self.tensor.copy_(tensor)
+        if self._offset:
+            self.tensor.add_(self._offset)
+
+
+def merge(parts: Iterable[Placements]) -> Placements:
+    """All placements of several layers; a name belongs to one of them."""
+    merged: Placements = {}
+    for part in parts:
+        overlap = merged.keys() & part.keys()
+        assert not overlap, f"two layers take {overlap}"
+        merged.update(part)
+    return merged

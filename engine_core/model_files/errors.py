@@ -1,0 +1,28 @@
+"""What can go wrong between `--model X` and tensors, as exceptions.
+
+ModelFilesError            base; the message names the file, what is wrong and what to do
+├── ModelNotFound          no such path, known name or hub id
+├── BrokenModelFile        a file is there, and is truncated, garbage or contradicts itself
+├── UnsupportedModelFile   a file is sound, and of a kind that this engine does not read
+└── DownloadFailed         a known name or hub id could not be fetched
+"""
+
+
+class ModelFilesError(Exception):
+    """Base of everything that `open_model_files` and the objects it returns raise on purpose."""
+
+
+class ModelNotFound(ModelFilesError):
+    """Nothing on disk, in the catalogue or on the hub answers to the name."""
+
+
+class BrokenModelFile(ModelFilesError):
+    """A file is truncated, garbage, or says two things that cannot both hold."""
+
+
+class UnsupportedModelFile(ModelFilesError):
+    """A sound file of a kind, architecture or quantisation that this engine does not read."""
+
+
+class DownloadFailed(ModelFilesError):
+    """A model could not be fetched; the message says from where and what to do instead."""

@@ -1,0 +1,157 @@
+"""A model as a GGUF file, or as the numbered parts of one, in Hugging Face terms.
+
+Owns opening, checking and dequantising; must not know how keys become a config (`gguf_config`) or
+a tokenizer (`gguf_tokenizer`).
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine_core.model_files.dequantize import SUPPORTED_TYPES, dequantize
+from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
+from engine_core.model_files.fingerprint import fingerprint_files
+from engine_core.model_files.gguf_config import GgufMetadata, build_config
+from engine_core.model_files.gguf_header import GgufHeader, GgufTensor, read_gguf_header
+from engine_core.model_files.gguf_rope import apply_frequency_factors
+from engine_core.model_files.gguf_tensor_names import IGNORED, ROPE_FACTORS, hf_tensor, undo
+from engine_core.model_files.gguf_tokenizer import build_tokenizer, end_token_ids
+from engine_core.model_files.interface import TokenizerFiles
+
+_PART = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+class GgufFile:
+    """`ModelFiles` over a .gguf file.
+
+    Args:
+        file: the file, or any part of a `NAME-0000i-of-0000n.gguf` set, all in one folder.
+        report: gets a line before work that takes seconds.
+
+    Raises:
+        BrokenModelFile: the file, or a part, is missing, truncated or garbage.
+        UnsupportedModelFile: an architecture, tensor or quantisation that is not read.
+    """
+
+    def __init__(self, file: Path, *, report: Callable[[str], None]) -> None:
+        self._headers = tuple(read_gguf_header(part) for part in _parts(file))
+        self.path = self._headers[0].file
+        match = _PART.fullmatch(self.path.name)
+        self.name = match["stem"] if match else self.path.stem
+        self._report = report
+        self._meta = GgufMetadata(str(self.path), self._headers[0].metadata)
+        tensors = _merge(self._headers)
+        self.config = build_config(self._meta, tensors)
+        self._check_tensors(tensors)
+        if ROPE_FACTORS in tensors:
+            self._apply_rope_factors(tensors[ROPE_FACTORS])
+
+    @property
+    def generation_config(self) -> dict[str, Any]:
+        return {"eos_token_id": list(self.eos_token_ids)} if self.eos_token_ids else {}
+
+    @cached_property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return end_token_ids(self._meta.raw)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint_files(header.file for header in self._headers)
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for header in self._headers:
+            for tensor, data in _mapped(header):
+                target = hf_tensor(self._meta.architecture, tensor.name)
+                if target is None:
+                    continue  # checked at opening: only what the config has taken in
+                values = dequantize(data, tensor.quant_type, tensor.shape)
+                yield target.name, undo(target.change, values, self.config)
+        yield from self._absent_biases()
+
+    def tokenizer(self) -> TokenizerFiles | None:
+        return build_tokenizer(self._meta, report=self._report)
+
+    def _check_tensors(self, tensors: dict[str, GgufTensor]) -> None:
+        for tensor in tensors.values():
+            if tensor.quant_type not in SUPPORTED_TYPES:
+                supported = ", ".join(sorted(kind.name for kind in SUPPORTED_TYPES))
+                raise UnsupportedModelFile(
+                    f"{self.path}: tensor {tensor.name!r} is of type {tensor.quant_type.name}, "
+                    f"which is not read; use a file with {supported}"
+                )
+            known = tensor.name == ROPE_FACTORS or IGNORED.fullmatch(tensor.name)
+            if not known and hf_tensor(self._meta.architecture, tensor.name) is None:
+                self._meta.refuse(f"tensor {tensor.name!r}")
+
+    def _apply_rope_factors(self, tensor: GgufTensor) -> None:
+        header = next(header for header in self._headers if tensor in header.tensors)
+        data = next(data for found, data in _mapped(header) if found == tensor)
+        factors = dequantize(data, tensor.quant_type, tensor.shape).tolist()
+        try:
+            self.config["rope_parameters"] = apply_frequency_factors(
+                self.config["rope_parameters"], factors, self.config["head_dim"]
+            )
+        except ValueError as error:
+            self._meta.refuse(str(error))
+
+    def _absent_biases(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Zeros: transformers' attention_bias is also on o_proj, where llama.cpp writes none."""
+        if not self.config.get("attention_bias"):
+            return
+        names = {tensor.name for header in self._headers for tensor in header.tensors}
+        for layer in range(self.config["num_hidden_layers"]):
+            if f"blk.{layer}.attn_output.bias" not in names:
+                name = f"model.layers.{layer}.self_attn.o_proj.bias"
+                yield name, torch.zeros(self.config["hidden_size"])
+
+
+def _parts(file: Path) -> list[Path]:
+    match = _PART.fullmatch(file.name)
+    if match is None:
+        return [file]
+    count = int(match["count"])
+    parts = [
+        file.with_name(f"{match['stem']}-{index:05d}-of-{count:05d}.gguf")
+        for index in range(1, count + 1)
+    ]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise BrokenModelFile(
+            f"{file.parent} lacks {len(missing)} of the {count} parts of the model: "
+            f"{', '.join(missing[:5])}; download them into the same folder"
+        )
+    return parts
+
+
+def _merge(headers: tuple[GgufHeader, ...]) -> dict[str, GgufTensor]:
+    tensors: dict[str, GgufTensor] = {}
+    for header in headers:
+        for tensor in header.tensors:
+            if tensor.name in tensors:
+                raise BrokenModelFile(
+                    f"{header.file}: tensor {tensor.name!r} is in an earlier part as well; the "
+                    f"parts are of different models: download them again"
+                )
+            tensors[tensor.name] = tensor
+    return tensors
+
+
+def _mapped(header: GgufHeader) -> Iterator[tuple[GgufTensor, torch.Tensor]]:
+    """Each tensor with its bytes, uint8, mapped privately from the file."""
+    if not header.tensors:
+        return
+    try:
+        # copy-on-write, not read-only: torch warns of memory that it may not write
+        mapped = torch.from_numpy(np.memmap(header.file, dtype=np.uint8, mode="c"))
+    except (OSError, ValueError) as error:
+        raise BrokenModelFile(f"{header.file} cannot be read: {error}; check it") from error
+    last = max(header.tensors, key=lambda tensor: tensor.start_bytes + tensor.num_bytes)
+    if last.start_bytes + last.num_bytes > mapped.numel():
+        raise BrokenModelFile(f"{header.file} became shorter since it was opened; restore it")
+    for tensor in header.tensors:
+        yield tensor, mapped[tensor.start_bytes : tensor.start_bytes + tensor.num_bytes]

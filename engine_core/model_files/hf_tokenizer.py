@@ -1,0 +1,164 @@
+"""The tokenizer of a Hugging Face folder, as one JSON that encodes like transformers' own.
+
+transformers adds two things to `tokenizer.json` that live in `tokenizer_config.json`: tokens that
+the JSON lacks, and BOS/EOS by `add_bos_token`/`add_eos_token`. Both are written into the JSON
+here, so that a client needs nothing but `tokenizers`. Must not know weights or GGUF.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, processors
+
+from engine_core.model_files.errors import BrokenModelFile
+from engine_core.model_files.interface import TokenizerFiles
+from engine_core.model_files.json_file import read_json_object_if_present
+
+SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "pad_token")
+_OTHER_SPECIAL_KEYS = ("sep_token", "cls_token", "mask_token")
+_SLOW_TOKENIZER_FILES = (
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "tekken.json",
+    "vocab.txt",
+)
+
+
+def tokenizer_files(folder: Path) -> tuple[Path, ...]:
+    """The files that decide how text becomes tokens, for a fingerprint."""
+    names = (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+        "chat_template.json",
+        "merges.txt",
+        *_SLOW_TOKENIZER_FILES,
+    )
+    return tuple(folder / name for name in names if (folder / name).is_file())
+
+
+def read_folder_tokenizer(folder: Path) -> TokenizerFiles | None:
+    """The folder's tokenizer, or None where it holds none.
+
+    Raises:
+        BrokenModelFile: a tokenizer file is there and cannot be read.
+    """
+    config = read_json_object_if_present(folder / "tokenizer_config.json")
+    special_map = read_json_object_if_present(folder / "special_tokens_map.json")
+    merged = {**special_map, **{k: v for k, v in config.items() if v is not None}}
+    if (folder / "tokenizer.json").is_file():
+        tokenizer_json = _complete_json(folder / "tokenizer.json", config, merged)
+    elif any((folder / name).is_file() for name in _SLOW_TOKENIZER_FILES):
+        tokenizer_json = _converted_by_transformers(folder)
+    else:
+        return None
+    special_tokens = {
+        key: text for key in SPECIAL_TOKEN_KEYS if (text := _text(merged.get(key))) is not None
+    }
+    return TokenizerFiles(tokenizer_json, _chat_template(folder, config), special_tokens)
+
+
+def _text(token: Any) -> str | None:
+    """A special token is a string, or an object with "content"."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _added(token: Any) -> AddedToken | None:
+    if isinstance(token, str):
+        return AddedToken(token, special=True, normalized=False)
+    if not isinstance(token, dict) or not isinstance(token.get("content"), str):
+        return None
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    return AddedToken(token["content"], **{k: bool(token[k]) for k in flags if k in token})
+
+
+def _complete_json(file: Path, config: dict[str, Any], merged: dict[str, Any]) -> bytes:
+    try:
+        raw = file.read_bytes()
+        tokenizer = Tokenizer.from_str(raw.decode("utf-8"))
+    except Exception as error:  # `tokenizers` raises bare Exception for everything
+        raise BrokenModelFile(
+            f"{file} is not a tokenizer that `tokenizers` reads ({error}); download it again, or "
+            f"name another with --tokenizer"
+        ) from error
+    # transformers cuts and pads only when a caller asks, whatever the file has enabled
+    changed = tokenizer.truncation is not None or tokenizer.padding is not None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    changed |= _add_missing_tokens(tokenizer, merged)
+    if "add_bos_token" in config or "add_eos_token" in config:
+        # stated in the config: transformers then replaces whatever the JSON says
+        changed |= _set_ends(tokenizer, config, merged)
+    return tokenizer.to_str().encode() if changed else raw
+
+
+def _add_missing_tokens(tokenizer: Tokenizer, merged: dict[str, Any]) -> bool:
+    """Add what the config names and the JSON lacks, in transformers' order. True if any."""
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    decoder = merged.get("added_tokens_decoder")
+    by_id = sorted(decoder.items(), key=lambda item: int(item[0])) if decoder else []
+    extra = merged.get("extra_special_tokens") or merged.get("additional_special_tokens") or []
+    special = [merged.get(key) for key in (*SPECIAL_TOKEN_KEYS, *_OTHER_SPECIAL_KEYS)]
+    special += list(extra.values() if isinstance(extra, dict) else extra)
+    missing: list[AddedToken] = []
+    for value, is_special in [(v, False) for _, v in by_id] + [(v, True) for v in special]:
+        token = _added(value)
+        if token is None or token.content in known:
+            continue
+        token.special = token.special or is_special
+        known.add(token.content)
+        missing.append(token)
+    if missing:
+        tokenizer.add_tokens(missing)
+    return bool(missing)
+
+
+def _set_ends(tokenizer: Tokenizer, config: dict[str, Any], merged: dict[str, Any]) -> bool:
+    bos = _text(merged.get("bos_token")) if config.get("add_bos_token") else None
+    eos = _text(merged.get("eos_token")) if config.get("add_eos_token") else None
+    ids = {text: tokenizer.token_to_id(text) for text in (bos, eos) if text is not None}
+    single = " ".join([*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])])
+    pair = " ".join(
+        [single, *([f"{bos}:1"] if bos else []), "$B:1", *([f"{eos}:1"] if eos else [])]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=list(ids.items())
+    )
+    return True
+
+
+def _converted_by_transformers(folder: Path) -> bytes:
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from transformers import AutoTokenizer  # 3 s: only where nothing else serves
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+        return str(tokenizer.backend_tokenizer.to_str()).encode()
+    except Exception as error:  # of many kinds, one for each missing package or odd file
+        raise BrokenModelFile(
+            f"{folder} has no tokenizer.json, and transformers cannot convert its tokenizer "
+            f"({error}); name one that has a tokenizer.json with --tokenizer"
+        ) from error
+
+
+def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
+    jinja = folder / "chat_template.jinja"
+    if jinja.is_file():
+        try:
+            return jinja.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BrokenModelFile(f"{jinja} cannot be read ({error}); check it") from error
+    legacy = read_json_object_if_present(folder / "chat_template.json")
+    template = config.get("chat_template") or legacy.get("chat_template")
+    if isinstance(template, list):  # named templates
+        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        template = named.get("default", next(iter(named.values()), None))
+    return template if isinstance(template, str) else None

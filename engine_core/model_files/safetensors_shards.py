@@ -1,0 +1,158 @@
+"""The weights of a Hugging Face folder: which safetensors files, whole or not, and their tensors.
+
+Owns the index, the header checks and reading by mmap. Must not know configs or tokenizers.
+"""
+
+import json
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine_core.model_files.errors import BrokenModelFile, ModelNotFound, UnsupportedModelFile
+from engine_core.model_files.json_file import read_json_object
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_NUMBERED = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<count>\d{5})\.safetensors")
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+
+
+def find_safetensors_shards(folder: Path) -> tuple[Path, ...]:
+    """The folder's weight files, in a fixed order, each checked to be whole.
+
+    Raises:
+        ModelNotFound: no weights at all.
+        UnsupportedModelFile: weights in another format only.
+        BrokenModelFile: a shard is missing, truncated or garbage.
+    """
+    index = folder / _INDEX
+    if index.is_file():
+        shards = _shards_of_index(index)
+    elif (folder / _SINGLE).is_file():
+        shards = (folder / _SINGLE,)
+    else:
+        shards = _shards_by_name(folder)
+    if not shards:
+        raise _no_weights(folder)
+    owner: dict[str, Path] = {}
+    for shard in shards:
+        for name in check_safetensors_header(shard):
+            if name in owner:
+                raise BrokenModelFile(
+                    f"tensor {name!r} is in both {owner[name]} and {shard.name}; "
+                    f"keep one set of weight files in the folder"
+                )
+            owner[name] = shard
+    if index.is_file():
+        _check_index(index, owner)
+    return shards
+
+
+def _shards_of_index(index: Path) -> tuple[Path, ...]:
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise BrokenModelFile(f"{index} has no weight_map; download it again")
+    names = sorted({str(name) for name in weight_map.values()})
+    missing = [name for name in names if not (index.parent / name).is_file()]
+    if missing:
+        raise BrokenModelFile(
+            f"{index.parent} lacks {len(missing)} of {len(names)} weight files that its index "
+            f"names: {', '.join(missing[:5])}; download them into the folder"
+        )
+    return tuple(index.parent / name for name in names)
+
+
+def _check_index(index: Path, owner: dict[str, Path]) -> None:
+    weight_map = read_json_object(index)["weight_map"]
+    for name, shard in weight_map.items():
+        if owner.get(name, Path()).name != Path(shard).name:
+            raise BrokenModelFile(
+                f"{index} says that {name!r} is in {shard}, and it is not; the files are of "
+                f"different versions: download all of them again"
+            )
+
+
+def _shards_by_name(folder: Path) -> tuple[Path, ...]:
+    shards = tuple(sorted(folder.glob("*.safetensors")))
+    if len(shards) > 1:
+        shards = tuple(s for s in shards if not s.name.startswith("consolidated")) or shards
+    for shard in shards:
+        match = _NUMBERED.fullmatch(shard.name)
+        if match and len(shards) != int(match["count"]):
+            raise BrokenModelFile(
+                f"{folder} holds {len(shards)} weight files, {shard.name} is one of "
+                f"{int(match['count'])}; download the others into the folder"
+            )
+    return shards
+
+
+def _no_weights(folder: Path) -> Exception:
+    other = sorted(p.name for p in folder.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".h5"})
+    if other:
+        return UnsupportedModelFile(
+            f"{folder} has its weights as {other[0]}, which is not read because loading it can "
+            f"run code; use a version of the model with .safetensors files, or convert it with "
+            f"transformers' save_pretrained"
+        )
+    return ModelNotFound(
+        f"{folder} has no weights (*.safetensors); download the model's files into it"
+    )
+
+
+def check_safetensors_header(shard: Path) -> tuple[str, ...]:
+    """Names of the tensors in `shard`, after checking that their bytes all lie inside it.
+
+    Raises:
+        BrokenModelFile: not a safetensors file, or not all of it.
+    """
+    try:
+        size_bytes = shard.stat().st_size
+        with shard.open("rb") as stream:
+            prefix = stream.read(8)
+            header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+            if not 0 < header_bytes <= _MAX_HEADER_BYTES:
+                raise BrokenModelFile(
+                    f"{shard} is not a safetensors file ({size_bytes} bytes); download it again"
+                )
+            raw = stream.read(header_bytes)
+    except OSError as error:
+        raise BrokenModelFile(f"{shard} cannot be read: {error.strerror}; check it") from error
+    if len(raw) < header_bytes:
+        raise _truncated(shard, size_bytes, 8 + header_bytes)
+    try:
+        header = json.loads(raw)
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        end_bytes = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise BrokenModelFile(
+            f"{shard} has an unreadable header ({type(error).__name__}); download it again"
+        ) from error
+    if 8 + header_bytes + end_bytes > size_bytes:
+        raise _truncated(shard, size_bytes, 8 + header_bytes + end_bytes)
+    return tuple(entries)
+
+
+def _truncated(shard: Path, size_bytes: int, needed_bytes: int) -> BrokenModelFile:
+    return BrokenModelFile(
+        f"{shard} is truncated: it has {size_bytes} bytes, its header needs {needed_bytes}; "
+        f"download it again"
+    )
+
+
+def read_safetensors(shards: tuple[Path, ...]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each tensor of each shard, in the shards' order, mapped from the file when asked for.
+
+    Raises:
+        BrokenModelFile: a shard changed since it was checked, or holds an unknown dtype.
+    """
+    for shard in shards:
+        try:
+            with safe_open(shard, framework="pt") as stream:
+                for name in stream.keys():  # noqa: SIM118 (not a mapping)
+                    yield name, stream.get_tensor(name)
+        except SafetensorError as error:
+            raise BrokenModelFile(f"{shard}: {error}; download it again") from error

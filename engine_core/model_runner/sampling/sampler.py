@@ -1,0 +1,151 @@
+"""Chooses the next token of each row.
+
+    raw logits -> log-probabilities, for those who asked
+    -> allowed tokens -> min_tokens -> bias -> penalties -> greedy rows take the best here
+    -> temperature -> min_p -> top_k -> top_p -> Gumbel-max
+
+Must not know requests, blocks or the model.
+"""
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_core.model_runner.sampling.state import RowRules, SamplingState
+from kernels.torch_ops.sampling import apply_penalties, sample_from_all, sample_truncated
+from protocol.outputs import Logprobs
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """One token a row of logits. `failures` says, by index, why a row has none."""
+
+    token_ids: npt.NDArray[np.int64]
+    logprobs: list[Logprobs | None]
+    failures: dict[int, str]
+
+
+class Sampler:
+    """Carries out what a SamplingState holds."""
+
+    def __init__(self, state: SamplingState) -> None:
+        self._state = state
+
+    def sample(
+        self,
+        logits_RV: torch.Tensor,
+        rows: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+    ) -> SampledTokens:
+        """
+        Args:
+            logits_RV: float32; may be overwritten.
+            rows: [R], the row of the state that each row of logits belongs to.
+            positions: [R], index in the sequence of the token being chosen.
+        """
+        state = self._state
+        wanted = [
+            (index, state.num_logprobs[row])
+            for index, row in enumerate(rows.tolist())
+            if row in state.num_logprobs
+        ]
+        raw_logprobs = {index: logits_RV[index].log_softmax(dim=0) for index, _ in wanted}
+        failures = _not_numbers(logits_RV)
+        for index, row in enumerate(rows.tolist()):
+            rules = state.rules.get(row)
+            if rules is not None and index not in failures:
+                _apply_rules(logits_RV[index], rules)
+                if not logits_RV[index].isfinite().any():
+                    failures[index] = (
+                        "no token is possible: allowed_token_ids holds only tokens that "
+                        "min_tokens forbids; change one of them"
+                    )
+        chosen = self._choose(logits_RV, rows, positions)
+        logprobs: list[Logprobs | None] = [None] * len(rows)
+        for index, num_logprobs in wanted:
+            if index not in failures:
+                logprobs[index] = _report(raw_logprobs[index], int(chosen[index]), num_logprobs)
+        return SampledTokens(chosen, logprobs, failures)
+
+    def _choose(
+        self,
+        logits_RV: torch.Tensor,
+        rows: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.int64]:
+        state = self._state
+        greedy = state.is_greedy[rows]
+        if greedy.all():
+            return logits_RV.argmax(dim=1).numpy()
+        chosen = np.empty(len(rows), np.int64)
+        truncated = ~greedy & state.is_truncated[rows]
+        for kind in (greedy, truncated, ~greedy & ~truncated):
+            indices = np.flatnonzero(kind)
+            if not indices.size:
+                continue
+            part_RV = logits_RV[torch.from_numpy(indices)]
+            if kind is greedy:
+                chosen[indices] = part_RV.argmax(dim=1).numpy()
+                continue
+            mine = rows[indices]
+            part_RV /= torch.from_numpy(state.temperature[mine])[:, None]
+            seeds_R = torch.from_numpy(state.seed[mine])
+            positions_R = torch.from_numpy(positions[indices])
+            if kind is truncated:
+                chosen_R = sample_truncated(
+                    part_RV,
+                    seeds_R,
+                    positions_R,
+                    top_k_R=torch.from_numpy(state.top_k[mine]),
+                    top_p_R=torch.from_numpy(state.top_p[mine]),
+                    min_p_R=torch.from_numpy(state.min_p[mine]),
+                )
+            else:
+                chosen_R = sample_from_all(part_RV, seeds_R, positions_R)
+            chosen[indices] = chosen_R.numpy()
+        return chosen
+
+
+def _not_numbers(logits_RV: torch.Tensor) -> dict[int, str]:
+    """Rows whose best logit is NaN or infinite; they are zeroed, so that they harm nobody."""
+    bad = (~logits_RV.amax(dim=1).isfinite()).nonzero()[:, 0].tolist()
+    for index in bad:
+        logits_RV[index] = 0.0
+    return dict.fromkeys(bad, "the model's logits are not finite numbers")
+
+
+def _apply_rules(logits_V: torch.Tensor, rules: RowRules) -> None:
+    """Change one row of logits, in place."""
+    if rules.allowed_ids is not None:
+        allowed = logits_V[rules.allowed_ids]
+        logits_V.fill_(-torch.inf)
+        logits_V[rules.allowed_ids] = allowed
+    if rules.holds_back:
+        logits_V[rules.held_back_ids] = -torch.inf
+    if rules.bias_ids.numel():
+        logits_V[rules.bias_ids] += rules.bias_values
+    if rules.history is not None:
+        apply_penalties(
+            logits_V,
+            rules.history.prompt_mask_V,
+            rules.history.output_counts_V,
+            repetition_penalty=rules.params.repetition_penalty,
+            presence_penalty=rules.params.presence_penalty,
+            frequency_penalty=rules.params.frequency_penalty,
+        )
+
+
+def _report(logprobs_V: torch.Tensor, token_id: int, num_logprobs: int) -> Logprobs:
+    own = logprobs_V[token_id]
+    values, token_ids = logprobs_V.topk(min(num_logprobs, logprobs_V.shape[0]))
+    all_ids = torch.cat([torch.tensor([token_id]), token_ids]).to(torch.int32)
+    all_values = torch.cat([own[None], values])
+    return Logprobs(
+        num_positions=1,
+        width=all_ids.shape[0],
+        token_ids=all_ids.numpy().astype("<i4").tobytes(),
+        logprobs=all_values.numpy().astype("<f4").tobytes(),
+        ranks=[1 + int((logprobs_V > own).sum())],
+    )

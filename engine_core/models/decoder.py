@@ -1,0 +1,197 @@
+"""The decoder that Llama, Mistral, Qwen 2 and Qwen 3 share.
+
+    hidden = hidden + attention(norm(hidden))
+    hidden = hidden + feed_forward(norm(hidden))
+
+Owns the order of layers; every difference between those families is an option of ModelConfig.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from engine_core.layers.attention import Attention
+from engine_core.layers.feed_forward import GatedFeedForward
+from engine_core.layers.linear import FusedLinear
+from engine_core.layers.norm import RMSNorm
+from engine_core.layers.parameters import Placements, merge
+from engine_core.layers.rotary import RotaryConfig, rotary_table
+from engine_core.layers.vocabulary import Vocabulary
+from engine_core.models.config import ModelConfig
+from engine_core.models.interface import KVCacheSpec
+from kernels.interface import ForwardContext, Operations
+
+
+class LayerBuilder:
+    """Makes the parts of a decoder from its config. Layers with equal angles share a table.
+
+    Args:
+        num_positions: rows of the tables of angles.
+        norms_plus_one: see `RMSNorm`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        ops: Operations,
+        num_positions: int,
+        norms_plus_one: bool,
+    ) -> None:
+        self._config = config
+        self._dtype = dtype
+        self._ops = ops
+        self._num_positions = num_positions
+        self._norms_plus_one = norms_plus_one
+        self._tables: dict[RotaryConfig, torch.Tensor] = {}
+
+    def norm(self, name: str, size: int | None = None) -> RMSNorm:
+        """A norm of the hidden state, or of another size."""
+        return RMSNorm(
+            name,
+            size or self._config.hidden_size,
+            self._config.norm_eps,
+            plus_one=self._norms_plus_one,
+            dtype=self._dtype,
+            ops=self._ops,
+        )
+
+    def attention(self, layer: int) -> Attention:
+        """The attention of one layer."""
+        config = self._config
+        name = f"model.layers.{layer}.self_attn"
+        query_size = config.num_query_heads * config.head_size
+        kv_size = config.num_kv_heads * config.head_size
+        norms = None
+        if config.head_norms:
+            norms = (
+                self.norm(f"{name}.q_norm", config.head_size),
+                self.norm(f"{name}.k_norm", config.head_size),
+            )
+        return Attention(
+            layer,
+            qkv=FusedLinear(
+                [
+                    (f"{name}.q_proj", query_size),
+                    (f"{name}.k_proj", kv_size),
+                    (f"{name}.v_proj", kv_size),
+                ],
+                config.hidden_size,
+                bias=config.qkv_bias,
+                dtype=self._dtype,
+                ops=self._ops,
+            ),
+            output=FusedLinear(
+                [(f"{name}.o_proj", config.hidden_size)],
+                query_size,
+                bias=config.output_bias,
+                dtype=self._dtype,
+                ops=self._ops,
+            ),
+            head_norms=norms,
+            num_query_heads=config.num_query_heads,
+            head_size=config.head_size,
+            cos_sin_PD=self._table(config.rotary[layer]),
+            scale=config.attention_scale,
+            sliding_window=config.sliding_windows[layer],
+        )
+
+    def feed_forward(self, layer: int) -> GatedFeedForward:
+        """The feed-forward of one layer."""
+        return GatedFeedForward(
+            f"model.layers.{layer}.mlp",
+            self._config.hidden_size,
+            self._config.intermediate_size,
+            activation=self._config.activation,
+            bias=self._config.mlp_bias,
+            dtype=self._dtype,
+            ops=self._ops,
+        )
+
+    def vocabulary(self, embedding_scale: float | None = None) -> Vocabulary:
+        """Embedding and head."""
+        return Vocabulary(
+            embedding_name="model.embed_tokens.weight",
+            head_name="lm_head.weight",
+            vocab_size=self._config.vocab_size,
+            hidden_size=self._config.hidden_size,
+            tied=self._config.tied_head,
+            embedding_scale=embedding_scale,
+            softcap=self._config.final_softcap,
+            dtype=self._dtype,
+            ops=self._ops,
+        )
+
+    def _table(self, rotary: RotaryConfig) -> torch.Tensor:
+        if rotary not in self._tables:
+            self._tables[rotary] = rotary_table(rotary, self._num_positions, self._dtype)
+        return self._tables[rotary]
+
+
+class _Layer:
+    """Attention and feed-forward with a norm before each."""
+
+    def __init__(self, build: LayerBuilder, layer: int) -> None:
+        name = f"model.layers.{layer}"
+        self.input_norm = build.norm(f"{name}.input_layernorm")
+        self.attention = build.attention(layer)
+        self.feed_forward_norm = build.norm(f"{name}.post_attention_layernorm")
+        self.feed_forward = build.feed_forward(layer)
+
+    def placements(self) -> Iterable[Placements]:
+        return (
+            self.input_norm.placements(),
+            self.attention.placements(),
+            self.feed_forward_norm.placements(),
+            self.feed_forward.placements(),
+        )
+
+
+class PreNormDecoder:
+    """See the module; implements `engine_core.models.interface.Model`."""
+
+    def __init__(
+        self, config: ModelConfig, *, dtype: torch.dtype, ops: Operations, num_positions: int
+    ) -> None:
+        build = LayerBuilder(
+            config, dtype=dtype, ops=ops, num_positions=num_positions, norms_plus_one=False
+        )
+        self._config = config
+        self.vocabulary = build.vocabulary()
+        self._layers = [_Layer(build, layer) for layer in range(config.num_layers)]
+        self._final_norm = build.norm("model.norm")
+
+    @property
+    def kv_cache_spec(self) -> KVCacheSpec:
+        return self._config.kv_cache_spec
+
+    def placements(self) -> Placements:
+        """Every tensor that the model takes, by checkpoint name."""
+        parts = [self.vocabulary.placements(), self._final_norm.placements()]
+        for layer in self._layers:
+            parts.extend(layer.placements())
+        return merge(parts)
+
+    def forward(
+        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """See `Model.forward`."""
+        residual_TE = self.vocabulary.embed(token_ids_T)
+        out_TE: torch.Tensor | None = None
+        for layer in self._layers:
+            if out_TE is None:
+                x_TE = layer.input_norm(residual_TE)
+            else:
+                x_TE, residual_TE = layer.input_norm.add(out_TE, residual_TE)
+            out_TE = layer.attention(x_TE, positions_T, context)
+            x_TE, residual_TE = layer.feed_forward_norm.add(out_TE, residual_TE)
+            out_TE = layer.feed_forward(x_TE)
+        assert out_TE is not None
+        return self._final_norm.add(out_TE, residual_TE)[0]
+
+    def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
+        """See `Model.compute_logits`."""
+        return self.vocabulary.logits(hidden_RE)

@@ -1,0 +1,221 @@
+"""How each family of models spells its options, with the defaults of transformers 5.
+
+Owns one reader a family. An option that changes the arithmetic in a way that our models do not
+compute raises UnsupportedArchitecture, so that it is never silently wrong.
+"""
+
+from __future__ import annotations
+
+from engine_core.layers.feed_forward import Activation
+from engine_core.layers.rotary import RotaryConfig
+from engine_core.models.config import ConfigFields, ModelConfig
+from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
+from engine_core.models.rotary_config import read_rotary, read_rotary_by_layer_type
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+_Windows = tuple[int | None, ...]
+
+
+def read_llama(architecture: str, fields: ConfigFields) -> ModelConfig:
+    """Llama and what shares its code: biases by option, no window."""
+    biased = fields.flag("attention_bias", False)
+    return _read_decoder(
+        architecture,
+        fields,
+        default_max_position=2048,
+        default_num_kv_heads=None,
+        qkv_bias=biased,
+        output_bias=biased,
+        mlp_bias=fields.flag("mlp_bias", False),
+    )
+
+
+def read_mistral(architecture: str, fields: ConfigFields) -> ModelConfig:
+    """Mistral: one window for all layers; null is none, absent is the 4096 of its first model."""
+    window: int | None = 4096
+    if fields.has("sliding_window"):
+        window = _window(fields)
+    return _read_decoder(
+        architecture,
+        fields,
+        default_max_position=131_072,
+        default_num_kv_heads=8,
+        sliding_windows=(window,) * fields.positive_int("num_hidden_layers"),
+    )
+
+
+def read_qwen2(architecture: str, fields: ConfigFields) -> ModelConfig:
+    """Qwen 2 and 2.5: biases on q, k and v only."""
+    return _read_decoder(
+        architecture,
+        fields,
+        default_max_position=32_768,
+        default_num_kv_heads=32,
+        qkv_bias=True,
+        sliding_windows=_qwen_windows(fields),
+    )
+
+
+def read_qwen3(architecture: str, fields: ConfigFields) -> ModelConfig:
+    """Qwen 3: norms within heads, a head size of its own."""
+    biased = fields.flag("attention_bias", False)
+    return _read_decoder(
+        architecture,
+        fields,
+        default_max_position=32_768,
+        default_num_kv_heads=32,
+        default_head_size=128,
+        qkv_bias=biased,
+        output_bias=biased,
+        head_norms=True,
+        sliding_windows=_qwen_windows(fields),
+    )
+
+
+def read_gemma3(architecture: str, fields: ConfigFields) -> ModelConfig:
+    """Gemma 3's text model: windows and angles by layer type."""
+    if fields.flag("use_bidirectional_attention", False):
+        raise UnsupportedArchitecture("use_bidirectional_attention is not supported")
+    if fields.get("attn_logit_softcapping") is not None:
+        raise UnsupportedArchitecture("attn_logit_softcapping of Gemma 3 is not supported")
+    num_layers = fields.positive_int("num_hidden_layers", 26)
+    layer_types = _layer_types(fields, num_layers)
+    if layer_types is None:
+        pattern = fields.positive_int("sliding_window_pattern", 6)
+        layer_types = [
+            "sliding_attention" if (layer + 1) % pattern else "full_attention"
+            for layer in range(num_layers)
+        ]
+    window = _window(fields) if fields.has("sliding_window") else 4096
+    head_size = fields.positive_int("head_dim", 256)
+    rotary = read_rotary_by_layer_type(fields, head_size=head_size)
+    softcap = fields.get("final_logit_softcapping")
+    biased = fields.flag("attention_bias", False)
+    return _read_decoder(
+        architecture,
+        fields,
+        default_max_position=131_072,
+        default_num_kv_heads=4,
+        default_head_size=256,
+        default_tied=True,
+        activation_field="hidden_activation",
+        default_activation="gelu_pytorch_tanh",
+        attention_scale=fields.positive_float("query_pre_attn_scalar", 256) ** -0.5,
+        qkv_bias=biased,
+        output_bias=biased,
+        head_norms=True,
+        sliding_windows=_windows_of(layer_types, window),
+        rotary=tuple(rotary[layer_type] for layer_type in layer_types),
+        final_softcap=softcap and fields.positive_float("final_logit_softcapping"),
+    )
+
+
+def _read_decoder(
+    architecture: str,
+    fields: ConfigFields,
+    *,
+    default_max_position: int,
+    default_num_kv_heads: int | None,
+    default_head_size: int | None = None,
+    default_tied: bool = False,
+    activation_field: str = "hidden_act",
+    default_activation: str = "silu",
+    attention_scale: float | None = None,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
+    head_norms: bool = False,
+    sliding_windows: _Windows | None = None,
+    rotary: tuple[RotaryConfig, ...] | None = None,
+    final_softcap: float | None = None,
+) -> ModelConfig:
+    if fields.get("quantization_config") is not None:
+        raise UnsupportedArchitecture("weights with a quantization_config are not supported")
+    hidden_size = fields.positive_int("hidden_size")
+    num_layers = fields.positive_int("num_hidden_layers")
+    num_query_heads = fields.positive_int("num_attention_heads")
+    # present but null means one for each query head; only absence means the family's default
+    if fields.has("num_key_value_heads") or default_num_kv_heads is None:
+        num_kv_heads = fields.positive_int("num_key_value_heads", num_query_heads)
+    else:
+        num_kv_heads = default_num_kv_heads
+    if num_query_heads % num_kv_heads:
+        raise ModelConfigError(
+            f"config: {num_query_heads} attention heads cannot share {num_kv_heads} key/value heads"
+        )
+    head_size = fields.positive_int("head_dim", default_head_size or hidden_size // num_query_heads)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=fields.positive_int("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=fields.positive_int("intermediate_size"),
+        num_layers=num_layers,
+        num_query_heads=num_query_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        norm_eps=fields.positive_float("rms_norm_eps", 1e-6),
+        activation=_activation(fields, activation_field, default_activation),
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        mlp_bias=mlp_bias,
+        head_norms=head_norms,
+        attention_scale=attention_scale or head_size**-0.5,
+        sliding_windows=sliding_windows or (None,) * num_layers,
+        rotary=rotary or (read_rotary(fields, head_size=head_size),) * num_layers,
+        max_model_len=fields.positive_int("max_position_embeddings", default_max_position),
+        tied_head=fields.flag("tie_word_embeddings", default_tied),
+        final_softcap=final_softcap,
+    )
+
+
+def _activation(fields: ConfigFields, name: str, default: str) -> Activation:
+    wanted = fields.text(name, default)
+    if wanted not in _ACTIVATIONS:
+        raise UnsupportedArchitecture(
+            f'activation "{wanted}" is not supported; supported: {", ".join(_ACTIVATIONS)}'
+        )
+    return _ACTIVATIONS[wanted]
+
+
+def _qwen_windows(fields: ConfigFields) -> _Windows:
+    num_layers = fields.positive_int("num_hidden_layers")
+    window = None
+    if fields.flag("use_sliding_window", False):
+        window = _window(fields) if fields.has("sliding_window") else 4096
+    layer_types = _layer_types(fields, num_layers)
+    if layer_types is None:
+        first = fields.get("max_window_layers")
+        first = 28 if first is None else first
+        layer_types = [
+            "sliding_attention" if window is not None and layer >= first else "full_attention"
+            for layer in range(num_layers)
+        ]
+    return _windows_of(layer_types, window)
+
+
+def _window(fields: ConfigFields) -> int | None:
+    return None if fields.get("sliding_window") is None else fields.positive_int("sliding_window")
+
+
+def _layer_types(fields: ConfigFields, num_layers: int) -> list[str] | None:
+    layer_types = fields.get("layer_types")
+    if layer_types is None:
+        return None
+    if not isinstance(layer_types, list) or len(layer_types) != num_layers:
+        raise ModelConfigError(
+            f"config: layer_types must name all {num_layers} layers, it is {layer_types!r}"
+        )
+    for layer_type in layer_types:
+        if layer_type not in ("full_attention", "sliding_attention"):
+            raise UnsupportedArchitecture(f'layers of type "{layer_type}" are not supported')
+    return layer_types
+
+
+def _windows_of(layer_types: list[str], window: int | None) -> _Windows:
+    if window is None and "sliding_attention" in layer_types:
+        raise UnsupportedArchitecture("layer_types has sliding_attention, but there is no window")
+    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)

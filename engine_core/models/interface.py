@@ -1,0 +1,48 @@
+"""What the runner asks of a model, whoever wrote its code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from kernels.interface import ForwardContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheSpec:
+    """What the cache and the runner must know of a model.
+
+    Attributes:
+        sliding_windows: for each layer, tokens that a query sees, itself included; None for all.
+        max_model_len: tokens that the model was made for.
+    """
+
+    num_layers: int
+    num_query_heads: int
+    num_kv_heads: int
+    head_size: int
+    sliding_windows: tuple[int | None, ...]
+    vocab_size: int
+    max_model_len: int
+
+
+class Model(Protocol):
+    """A decoder-only language model with its weights."""
+
+    @property
+    def kv_cache_spec(self) -> KVCacheSpec: ...
+
+    def forward(
+        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """Run one step's tokens (int64 ids in [0, V), int64 positions) -> hidden_TE.
+
+        Keys and values are written to the context's caches.
+        """
+        ...
+
+    def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
+        """Rows of `forward`'s result -> float32 logits_RV, final softcap included."""
+        ...

@@ -1,0 +1,107 @@
+"""Which of our models runs an architecture.
+
+Owns the names. Must not know files; an architecture that is not here may still run through
+another implementation, which is why it is an error of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine_core.models.config import ConfigFields, ModelConfig
+from engine_core.models.decoder import PreNormDecoder
+from engine_core.models.errors import UnsupportedArchitecture
+from engine_core.models.family_configs import (
+    read_gemma3,
+    read_llama,
+    read_mistral,
+    read_qwen2,
+    read_qwen3,
+)
+from engine_core.models.gemma3 import Gemma3Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How to read and build one architecture.
+
+    Attributes:
+        tensor_prefixes: (prefix in checkpoints, prefix that the model uses), first match counts.
+        ignored_prefixes: tensors of parts that we leave out, such as a vision tower.
+        text_config: the fields are in the config's "text_config".
+    """
+
+    model_type: str
+    read_config: Callable[[str, ConfigFields], ModelConfig]
+    model_class: type[PreNormDecoder] | type[Gemma3Decoder]
+    tensor_prefixes: tuple[tuple[str, str], ...] = ()
+    ignored_prefixes: tuple[str, ...] = ()
+    text_config: bool = False
+
+
+_ARCHITECTURES: dict[str, Architecture] = {
+    "LlamaForCausalLM": Architecture("llama", read_llama, PreNormDecoder),
+    "MistralForCausalLM": Architecture("mistral", read_mistral, PreNormDecoder),
+    "Qwen2ForCausalLM": Architecture("qwen2", read_qwen2, PreNormDecoder),
+    "Qwen3ForCausalLM": Architecture("qwen3", read_qwen3, PreNormDecoder),
+    "Gemma3ForCausalLM": Architecture("gemma3_text", read_gemma3, Gemma3Decoder),
+    # the text part only; both the hub's prefixes and those of transformers 5
+    "Gemma3ForConditionalGeneration": Architecture(
+        "gemma3",
+        read_gemma3,
+        Gemma3Decoder,
+        tensor_prefixes=(
+            ("model.language_model.", "model."),
+            ("language_model.model.", "model."),
+            ("language_model.lm_head.", "lm_head."),
+        ),
+        ignored_prefixes=(
+            "vision_tower.",
+            "multi_modal_projector.",
+            "model.vision_tower.",
+            "model.multi_modal_projector.",
+        ),
+        text_config=True,
+    ),
+}
+
+SUPPORTED_ARCHITECTURES = tuple(sorted(_ARCHITECTURES))
+
+
+def find_architecture(config: Mapping[str, Any]) -> tuple[str, Architecture]:
+    """The (name, entry) for a config: by "architectures", or by "model_type" if it has none.
+
+    Raises:
+        UnsupportedArchitecture: neither is known here.
+    """
+    names = config.get("architectures") or []
+    for name in names:
+        if name in _ARCHITECTURES:
+            return name, _ARCHITECTURES[name]
+    if not names:
+        for name, architecture in _ARCHITECTURES.items():
+            if architecture.model_type == config.get("model_type"):
+                return name, architecture
+    wanted = ", ".join(map(str, names)) or f"model_type {config.get('model_type')!r}"
+    raise UnsupportedArchitecture(
+        f"architecture {wanted} has no native code; supported: {', '.join(SUPPORTED_ARCHITECTURES)}"
+    )
+
+
+def read_model_config(config: Mapping[str, Any]) -> ModelConfig:
+    """Resolve the dictionary of a config.json.
+
+    Raises:
+        UnsupportedArchitecture: the architecture, or an option of it, has no exact code here.
+        ModelConfigError: a field is missing or impossible.
+    """
+    name, architecture = find_architecture(config)
+    if not architecture.text_config:
+        return architecture.read_config(name, ConfigFields(config))
+    text = ConfigFields(config).mapping("text_config") or {}
+    tied = config.get("tie_word_embeddings")
+    return architecture.read_config(
+        name, ConfigFields(text if tied is None else {**text, "tie_word_embeddings": tied})
+    )

@@ -1,0 +1,147 @@
+"""Rotary options of a config.json, in its old and its new spelling.
+
+    old   "rope_theta": 1e6, "rope_scaling": {"type" or "rope_type": "yarn", "factor": 4, ...}
+    new   "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4, ...}
+
+Owns the spelling, as transformers 5 reads it (`RotaryEmbeddingConfigMixin`). Must not know the
+formulas; those are in `engine_core.layers.rotary`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from engine_core.layers.rotary import (
+    ExplicitScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RotaryConfig,
+    RotaryScaling,
+    YarnScaling,
+)
+from engine_core.models.config import ConfigFields
+from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
+
+_SUPPORTED = "default, linear, llama3, yarn"
+
+
+def read_rotary(fields: ConfigFields, *, head_size: int) -> RotaryConfig:
+    """One set of angles for all layers."""
+    parameters = fields.mapping("rope_scaling") or fields.mapping("rope_parameters") or {}
+    if any(isinstance(value, dict) for value in parameters.values()):
+        raise UnsupportedArchitecture(
+            "rope_parameters differ between layers, which this model type has no code for"
+        )
+    return _resolve(
+        dict(parameters),
+        fields,
+        fields.positive_float("rope_theta", 10_000.0),
+        head_size,
+        fields.get("rope_freq_factors"),
+    )
+
+
+def read_rotary_by_layer_type(fields: ConfigFields, *, head_size: int) -> dict[str, RotaryConfig]:
+    """Gemma 3: its own angles for "full_attention" and for "sliding_attention" layers.
+
+    In the old spelling `rope_scaling` is for the full layers only, and the sliding ones have
+    `rope_local_base_freq`.
+    """
+    nested = fields.mapping("rope_parameters") or {}
+    full = dict(nested.get("full_attention") or {}) | (fields.mapping("rope_scaling") or {})
+    sliding = dict(nested.get("sliding_attention") or {})
+    full_theta = fields.positive_float("rope_theta", 1_000_000.0)
+    sliding_theta = fields.positive_float("rope_local_base_freq", 10_000.0)
+    if fields.get("rope_freq_factors") is not None:
+        raise UnsupportedArchitecture("rope_freq_factors have no meaning that is known for Gemma 3")
+    return {
+        "full_attention": _resolve(full, fields, full_theta, head_size, None),
+        "sliding_attention": _resolve(sliding, fields, sliding_theta, head_size, None),
+    }
+
+
+def _resolve(
+    parameters: dict[str, Any],
+    fields: ConfigFields,
+    theta: float,
+    head_size: int,
+    freq_factors: Any,
+) -> RotaryConfig:
+    options = ConfigFields(parameters)
+    partial = options.get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1.0
+    if partial != 1.0:
+        raise UnsupportedArchitecture(f"partial_rotary_factor {partial} is not supported, only 1")
+    if head_size % 2:
+        raise UnsupportedArchitecture(f"heads of odd size {head_size} cannot be rotated in halves")
+    return RotaryConfig(
+        rotary_size=head_size,
+        theta=options.positive_float("rope_theta", theta),
+        scaling=_resolve_scaling(options, fields, head_size, freq_factors),
+    )
+
+
+def _resolve_scaling(
+    options: ConfigFields, fields: ConfigFields, head_size: int, freq_factors: Any
+) -> RotaryScaling | None:
+    kind = options.text("rope_type", options.text("type", "default"))
+    if freq_factors is not None:
+        if kind != "default":
+            raise UnsupportedArchitecture(f'rope_freq_factors with rope type "{kind}"')
+        if len(freq_factors) != head_size // 2:
+            raise ModelConfigError(
+                f"config: rope_freq_factors has {len(freq_factors)} entries, heads of "
+                f"{head_size} have {head_size // 2} frequencies"
+            )
+        return ExplicitScaling(tuple(float(factor) for factor in freq_factors))
+    max_position = fields.get("max_position_embeddings")
+    original = (
+        fields.get("original_max_position_embeddings")
+        or options.positive_int("original_max_position_embeddings", max_position)
+        if kind in ("llama3", "yarn")
+        else None
+    )
+    match kind:
+        case "default":
+            return None
+        case "linear":
+            return LinearScaling(options.positive_float("factor"))
+        case "llama3":
+            assert original is not None
+            return Llama3Scaling(
+                factor=options.positive_float("factor"),
+                low_freq_factor=options.positive_float("low_freq_factor"),
+                high_freq_factor=options.positive_float("high_freq_factor"),
+                original_max_position=original,
+            )
+        case "yarn":
+            assert original is not None
+            return _resolve_yarn(options, original, max_position)
+        case _:
+            raise UnsupportedArchitecture(
+                f'rope type "{kind}" is not supported; supported: {_SUPPORTED}'
+            )
+
+
+def _resolve_yarn(options: ConfigFields, original: int, max_position: int | None) -> YarnScaling:
+    implied = None if max_position is None else max_position / original
+    factor = options.positive_float("factor", implied)
+    attention_factor = options.get("attention_factor")
+    if attention_factor is None:
+        mscale, mscale_all_dim = options.get("mscale"), options.get("mscale_all_dim")
+        if mscale and mscale_all_dim:
+            attention_factor = _mscale(factor, mscale) / _mscale(factor, mscale_all_dim)
+        else:
+            attention_factor = _mscale(factor, 1.0)
+    return YarnScaling(
+        factor=factor,
+        original_max_position=original,
+        attention_factor=float(attention_factor),
+        beta_fast=options.get("beta_fast") or 32,
+        beta_slow=options.get("beta_slow") or 1,
+        truncate=options.flag("truncate", True),
+    )
+
+
+def _mscale(scale: float, mscale: float) -> float:
+    return 1.0 if scale <= 1 else 0.1 * mscale * math.log(scale) + 1.0

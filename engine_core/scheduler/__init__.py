@@ -1,0 +1,40 @@
+"""Who runs in the next step, and what came of the last one. Numbers in, a plan out.
+
+Owns requests, queues, budgets and stop rules. Must not know tensors, sockets, clocks or text.
+"""
+
+from engine_core.scheduler.errors import DuplicateRequestId, SchedulerError, StepOrderError
+from engine_core.scheduler.interface import SchedulerInterface
+from engine_core.scheduler.request import Request
+from engine_core.scheduler.request_queue import RequestQueue
+from engine_core.scheduler.request_status import RequestStatus
+from engine_core.scheduler.scheduler import Scheduler
+from engine_core.scheduler.statistics import SchedulerStatistics
+from engine_core.scheduler.step import (
+    CachedRequestData,
+    DraftTokenIds,
+    ModelRunnerOutput,
+    NewRequestData,
+    SchedulerOutput,
+)
+from protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason
+
+__all__ = [
+    "CachedRequestData",
+    "DraftTokenIds",
+    "DuplicateRequestId",
+    "EngineCoreOutput",
+    "EngineCoreOutputs",
+    "FinishReason",
+    "ModelRunnerOutput",
+    "NewRequestData",
+    "Request",
+    "RequestQueue",
+    "RequestStatus",
+    "Scheduler",
+    "SchedulerError",
+    "SchedulerInterface",
+    "SchedulerOutput",
+    "SchedulerStatistics",
+    "StepOrderError",
+]

@@ -1,0 +1,93 @@
+"""What the engine's loop may ask of a scheduler. A public example of one step:
+
+scheduler.add_request(request)
+plan = scheduler.schedule()
+outputs = scheduler.update_from_output(plan, runner.execute(plan))
+"""
+
+import abc
+from collections.abc import Iterable
+
+from engine_core.scheduler.request import Request
+from engine_core.scheduler.request_status import RequestStatus
+from engine_core.scheduler.statistics import SchedulerStatistics
+from engine_core.scheduler.step import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
+from protocol.outputs import EngineCoreOutputs
+
+
+class SchedulerInterface(abc.ABC):
+    """Single-threaded, without locks: all calls come from the loop."""
+
+    @abc.abstractmethod
+    def add_request(self, request: Request) -> None:
+        """Put a request at the tail of the waiting queue. One that can never fit, or that has all
+        its tokens already, ends at once: its terminal output comes with the next update.
+
+        Raises:
+            DuplicateRequestId: the id is live; that request goes on unharmed.
+            ValueError: the request asks for what this scheduler does not do.
+        """
+
+    @abc.abstractmethod
+    def schedule(self) -> SchedulerOutput:
+        """Plan the next step. Never fails for lack of memory: the plan is smaller then.
+
+        Raises:
+            StepOrderError: the last step has not been updated.
+        """
+
+    @abc.abstractmethod
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """Take in what a step brought. Returns each client's outputs, by client index; terminal
+        outputs of requests that ended otherwise since the last update come first.
+
+        Raises:
+            StepOrderError: not the step that was planned last, or updated already.
+        """
+
+    @abc.abstractmethod
+    def finish_requests(
+        self,
+        ids: str | Iterable[str],
+        finished_status: RequestStatus,
+        detail: str | None = None,
+    ) -> None:
+        """End requests from outside, at once; ids that are unknown or finished are ignored. Each
+        one's terminal output comes with the next update.
+
+        Raises:
+            ValueError: `finished_status` is not a final one.
+        """
+
+    @abc.abstractmethod
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        """Drafts to verify in the next step, in place of earlier ones. They are dropped for
+        requests that are not running, or whose prompt is not computed."""
+
+    @abc.abstractmethod
+    def get_request_counts(self) -> tuple[int, int]:
+        """(running, waiting); preempted requests wait."""
+
+    @abc.abstractmethod
+    def has_work(self) -> bool:
+        """Whether a request is unfinished or a terminal output has not been handed out."""
+
+    @abc.abstractmethod
+    def discard_step(self, scheduler_output: SchedulerOutput, detail: str) -> None:
+        """The step could not be run: its requests end with FINISHED_ERROR and this detail, and
+        nobody finds the blocks that it should have filled. The step is still to be updated (with
+        an empty ModelRunnerOutput), which hands out the terminal outputs.
+
+        Raises:
+            StepOrderError: not the step that was planned last, or updated already.
+        """
+
+    @abc.abstractmethod
+    def reset_prefix_cache(self) -> int:
+        """Forget every cached block that no request holds. Returns how many."""
+
+    @abc.abstractmethod
+    def statistics(self) -> SchedulerStatistics:
+        """The numbers of this moment."""

@@ -1,0 +1,53 @@
+"""Inverse frequencies against transformers' own functions."""
+
+import pytest
+import torch
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from engine_core.layers.rotary import inverse_frequencies, rotary_table
+from engine_core.models.config import ConfigFields
+from engine_core.models.rotary_config import read_rotary
+
+
+@pytest.mark.parametrize("theta", [10_000.0, 500_000.0, 1_000_000.0])
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192},
+        {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096,
+         "mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 16, "beta_slow": 2},
+        {"rope_type": "yarn", "factor": 1.0, "truncate": False},
+        {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 2048},
+        {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 8192},
+    ],
+    ids=lambda scaling: f"{scaling['rope_type']}-{scaling['factor']}",
+)  # fmt: skip
+@pytest.mark.parametrize("head_size", [6, 64, 128])
+def test_frequencies_and_factor_equal_those_of_transformers(theta, scaling, head_size):
+    parameters = {"rope_theta": theta, **scaling}
+    config = transformers.LlamaConfig(
+        hidden_size=4 * head_size,
+        num_attention_heads=4,
+        max_position_embeddings=32_768,
+        rope_parameters=dict(parameters),
+    )
+    expected, expected_factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, None)
+    fields = ConfigFields({"max_position_embeddings": 32_768, "rope_parameters": parameters})
+    resolved = read_rotary(fields, head_size=head_size)
+    frequencies, factor = inverse_frequencies(resolved)
+    torch.testing.assert_close(frequencies, expected, rtol=1e-6, atol=0)
+    assert factor == pytest.approx(expected_factor)
+
+
+def test_table_equals_transformers_rotary_embedding_far_out():
+    config = transformers.LlamaConfig(hidden_size=64, num_attention_heads=1)
+    module = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
+    positions = torch.tensor([[0, 1, 4095, 99_999]])
+    cos, sin = module(torch.zeros(1), positions)
+    resolved = read_rotary(ConfigFields(config.to_dict()), head_size=64)
+    table = rotary_table(resolved, 100_000, torch.float32)[positions[0]]
+    torch.testing.assert_close(table[:, :32], cos[0, :, :32])
+    torch.testing.assert_close(table[:, 32:], sin[0, :, :32])

@@ -1,0 +1,273 @@
+"""A tiny transformers model, written as llama.cpp's converter would, comes back as it was."""
+
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from engine_core.model_files import BrokenModelFile, UnsupportedModelFile, open_model_files
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 99,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1000000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+_LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 8.0}
+_GEMMA_ROPE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**_SHAPE, tie_word_embeddings=True),
+    "llama untied, biases": LlamaConfig(
+        **_SHAPE, tie_word_embeddings=False, attention_bias=True, mlp_bias=True
+    ),
+    "llama3 rope": LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3),
+    "linear rope": LlamaConfig(**_SHAPE, rope_parameters=_LINEAR),
+    "mistral": MistralConfig(**_SHAPE, sliding_window=33),
+    "qwen2": Qwen2Config(**{k: v for k, v in _SHAPE.items() if k != "head_dim"}),
+    "qwen2 yarn": Qwen2Config(
+        **{k: v for k, v in _SHAPE.items() if k != "head_dim"}, rope_parameters=_YARN
+    ),
+    "qwen3": Qwen3Config(**_SHAPE),
+    "gemma3": Gemma3TextConfig(**_SHAPE, query_pre_attn_scalar=16, sliding_window=17),
+    "gemma3 linear rope": Gemma3TextConfig(
+        **_SHAPE, query_pre_attn_scalar=16, sliding_window=17, rope_parameters=_GEMMA_ROPE
+    ),
+}
+
+
+def architecture_of(config: PreTrainedConfig) -> str:
+    return {"mistral": "llama", "gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
+
+
+def converter_names(config: PreTrainedConfig) -> gguf.TensorNameMap:
+    arch = next(
+        key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture_of(config)
+    )
+    return gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+
+
+def permute(weights: np.ndarray, num_heads: int) -> np.ndarray:
+    """LlamaModel.permute of llama.cpp's convert_hf_to_gguf.py."""
+    return (
+        weights.reshape(num_heads, 2, weights.shape[0] // num_heads // 2, *weights.shape[1:])
+        .swapaxes(1, 2)
+        .reshape(weights.shape)
+    )
+
+
+def gguf_keys(config: PreTrainedConfig) -> dict[str, Any]:
+    arch = architecture_of(config)
+    head_dim = getattr(config, "head_dim", None) or 8
+    keys: dict[str, Any] = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+    }
+    if arch != "qwen2":
+        keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+    if arch in ("llama", "qwen3"):
+        keys["rope.dimension_count"] = head_dim
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    keys["rope.freq_base"] = float(rope["rope_theta"])
+    if rope["rope_type"] in ("linear", "yarn"):
+        keys |= {
+            "rope.scaling.type": rope["rope_type"],
+            "rope.scaling.factor": rope["factor"],
+        }
+    if rope["rope_type"] == "yarn":
+        original = rope["original_max_position_embeddings"]
+        keys["rope.scaling.original_context_length"] = original
+    if arch == "gemma3" or config.model_type == "mistral":
+        keys["attention.sliding_window"] = config.sliding_window
+    return {"general.architecture": arch} | {f"{arch}.{key}": v for key, v in keys.items()}
+
+
+def gguf_tensors(config: PreTrainedConfig, state: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    names, arch = converter_names(config), architecture_of(config)
+    tensors: dict[str, np.ndarray] = {}
+    for name, tensor in state.items():
+        values = tensor.numpy()
+        if arch == "llama" and "q_proj" in name:
+            values = permute(values, config.num_attention_heads)
+        if arch == "llama" and "k_proj" in name:
+            values = permute(values, config.num_key_value_heads)
+        if arch == "gemma3" and name.endswith("norm.weight"):
+            values = values + 1
+        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert target is not None, name
+        tensors[target] = values
+    if config.rope_parameters.get("rope_type") == "llama3":
+        inverse, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+        index = torch.arange(0, config.head_dim, 2).float() / config.head_dim
+        plain = 1.0 / config.rope_parameters["rope_theta"] ** index
+        tensors["rope_freqs.weight"] = (plain / inverse).numpy()
+    return tensors
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_weights_and_config_survive_the_conversion(case: str, write_gguf) -> None:
+    torch.manual_seed(0)
+    config = CONFIGS[case]
+    model = AutoModelForCausalLM.from_config(config)
+    state = {name: torch.randn_like(tensor) for name, tensor in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        state.pop("lm_head.weight")
+    files = open_model_files(
+        str(write_gguf(gguf_keys(config), gguf_tensors(config, state))), report=print
+    )
+
+    tensors = dict(files.tensors())
+    assert tensors.keys() == state.keys()
+    for name, tensor in tensors.items():
+        torch.testing.assert_close(tensor, state[name], rtol=0, atol=1e-6, msg=name)
+
+    again = AutoConfig.for_model(**files.config)
+    assert type(again) is type(config)
+    fields = {*_SHAPE, "rope_parameters", "tie_word_embeddings", "attention_bias", "mlp_bias"}
+    fields |= {"sliding_window", "layer_types", "query_pre_attn_scalar", "hidden_act"}
+    fields -= {"bos_token_id", "eos_token_id", "pad_token_id"}
+    for field in sorted(fields):
+        ours, theirs = getattr(again, field, None), getattr(config, field, None)
+        if field == "head_dim" and theirs is None:
+            theirs = 8
+        if field == "rope_parameters" and config.rope_parameters.get("rope_type") == "yarn":
+            # the two betas are written out, with transformers' defaults
+            theirs = theirs | {"beta_fast": 32.0, "beta_slow": 1.0}
+        assert ours == theirs, field
+
+
+def test_absent_output_bias_of_a_model_with_attention_biases_is_zero(write_gguf) -> None:
+    config = LlamaConfig(**_SHAPE, attention_bias=True)
+    state = AutoModelForCausalLM.from_config(config).state_dict()
+    tensors = gguf_tensors(config, {k: v for k, v in state.items() if "o_proj.bias" not in k})
+    files = open_model_files(str(write_gguf(gguf_keys(config), tensors)), report=print)
+    assert {k for k, _ in files.tensors() if k.endswith("o_proj.bias")} == {
+        f"model.layers.{layer}.self_attn.o_proj.bias" for layer in range(7)
+    }
+
+
+def test_parts_of_a_split_file_are_read_as_one(write_gguf, tiny_llama_keys) -> None:
+    one, two = np.ones((8, 32), np.float32), np.full(32, 2, np.float32)
+    write_gguf(tiny_llama_keys, {"token_embd.weight": one}, name="m-00001-of-00002.gguf")
+    second = write_gguf(
+        {"general.architecture": "llama"},
+        {"output_norm.weight": two},
+        name="m-00002-of-00002.gguf",
+    )
+    files = open_model_files(str(second), report=print)
+    assert (files.name, files.path.name) == ("m", "m-00001-of-00002.gguf")
+    assert {name for name, _ in files.tensors()} == {
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+    }
+    files.path.unlink()
+    with pytest.raises(BrokenModelFile, match=r"1 of the 2 parts.*m-00001-of-00002\.gguf"):
+        open_model_files(str(second), report=print)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"general.architecture": "mamba"}, "architecture 'mamba'.*gemma3, llama, qwen2, qwen3"),
+        ({"llama.expert_count": 8}, "mixture of experts"),
+        ({"llama.attention.head_count": [2, 1]}, "differs from layer to layer"),
+        ({"llama.rope.dimension_count": 8}, "part of each head"),
+        ({"llama.rope.scaling.type": "longrope"}, "rotary scaling 'longrope'"),
+        ({"llama.attention.value_length": 8}, "different lengths"),
+    ],
+)
+def test_what_would_change_the_result_and_is_not_read_is_refused(
+    keys, message, write_gguf, tiny_llama_keys
+) -> None:
+    embedding = np.ones((8, 32), np.float32)
+    path = write_gguf(tiny_llama_keys | keys, {"token_embd.weight": embedding})
+    with pytest.raises(UnsupportedModelFile, match=message):
+        open_model_files(str(path), report=print)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("blk.0.ffn_gate_exps.weight", "ffn_gate_exps"), ("rope_freqs.weight", "not Llama 3's")],
+)
+def test_tensors_that_have_no_place_are_refused(name, message, write_gguf, tiny_llama_keys) -> None:
+    embedding = np.ones((8, 32), np.float32)
+    tensors = {"token_embd.weight": embedding, name: np.arange(1, 9, dtype=np.float32)}
+    path = write_gguf(tiny_llama_keys, tensors)
+    with pytest.raises(UnsupportedModelFile, match=message):
+        open_model_files(str(path), report=print)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"llama.block_count": "many"}, "wrong type or value"),
+        ({"llama.attention.head_count": 0}, "wrong type or value|do not divide"),
+        ({"llama.embedding_length": 64}, "64, the embedding has 32 columns"),
+    ],
+)
+def test_contradictory_metadata_is_named(keys, message, write_gguf, tiny_llama_keys) -> None:
+    embedding = np.ones((8, 32), np.float32)
+    path = write_gguf(tiny_llama_keys | keys, {"token_embd.weight": embedding})
+    with pytest.raises(BrokenModelFile, match=message):
+        open_model_files(str(path), report=print)
+
+
+def test_missing_keys_are_named(write_gguf, tiny_llama_keys) -> None:
+    del tiny_llama_keys["llama.feed_forward_length"]
+    path = write_gguf(tiny_llama_keys, {"token_embd.weight": np.ones((8, 32), np.float32)})
+    with pytest.raises(BrokenModelFile, match=r"lacks llama\.feed_forward_length"):
+        open_model_files(str(path), report=print)
+
+
+def test_fingerprint_is_of_the_content(write_gguf, tiny_llama_keys) -> None:
+    embedding = np.ones((8, 32), np.float32)
+    tensors = {"token_embd.weight": embedding}
+    one = open_model_files(str(write_gguf(tiny_llama_keys, tensors, name="a.gguf")), report=print)
+    same = open_model_files(str(write_gguf(tiny_llama_keys, tensors, name="b.gguf")), report=print)
+    embedding[3, 3] = 2
+    other = open_model_files(str(write_gguf(tiny_llama_keys, tensors, name="c.gguf")), report=print)
+    assert one.fingerprint == same.fingerprint != other.fingerprint

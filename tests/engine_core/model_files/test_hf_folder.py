@@ -1,0 +1,167 @@
+"""Hugging Face folders: one file or shards, whole or damaged, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from engine_core.model_files import (
+    BrokenModelFile,
+    ModelFilesError,
+    ModelNotFound,
+    UnsupportedModelFile,
+    open_model_files,
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            eos_token_id=[2, 7],
+        )
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path, model: LlamaForCausalLM) -> Path:
+    model.save_pretrained(tmp_path / "m")
+    return tmp_path / "m"
+
+
+@pytest.fixture
+def sharded(tmp_path: Path, model: LlamaForCausalLM) -> Path:
+    model.save_pretrained(tmp_path / "s", max_shard_size="20KB")
+    assert len(list((tmp_path / "s").glob("*.safetensors"))) > 2
+    return tmp_path / "s"
+
+
+def opened(folder: Path):
+    return open_model_files(str(folder), report=print)
+
+
+@pytest.mark.parametrize("layout", ["folder", "sharded"])
+def test_tensors_are_those_that_transformers_saved(layout, model, request) -> None:
+    files = opened(request.getfixturevalue(layout))
+    tensors = dict(files.tensors())
+    assert tensors.keys() == model.state_dict().keys()
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=0)
+    assert files.config["model_type"] == "llama"
+    assert files.name in ("m", "s")
+    assert files.tokenizer() is None
+
+
+def test_shards_without_an_index_are_found_by_name(sharded: Path, model) -> None:
+    (sharded / "model.safetensors.index.json").unlink()
+    assert dict(opened(sharded).tensors()).keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("with_index", [True, False])
+def test_a_missing_shard_is_named(sharded: Path, with_index: bool) -> None:
+    if not with_index:
+        (sharded / "model.safetensors.index.json").unlink()
+    victim = sorted(sharded.glob("*.safetensors"))[1]
+    victim.unlink()
+    message = victim.name if with_index else "download the others"
+    with pytest.raises(BrokenModelFile, match=message):
+        opened(sharded)
+
+
+def test_an_index_of_another_version_is_named(sharded: Path) -> None:
+    index = sharded / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"]["model.absent.weight"] = next(iter(content["weight_map"].values()))
+    index.write_text(json.dumps(content))
+    with pytest.raises(BrokenModelFile, match=r"'model\.absent\.weight' is in model-00001"):
+        opened(sharded)
+
+
+def test_every_truncation_of_the_weights_is_named(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    for size in [0, 1, 7, 8, 9, 100, len(whole) // 2, len(whole) - 1]:
+        weights.write_bytes(whole[:size])
+        with pytest.raises(BrokenModelFile, match=r"model\.safetensors"):
+            opened(folder)
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"<html>" * 50, b"\xff" * 400, b"\x10\0\0\0\0\0\0\0" + b"[1, 2, 3, 4, 5] ", b"{}"]
+)
+def test_garbage_weights_are_named(folder: Path, garbage: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(garbage)
+    with pytest.raises(BrokenModelFile, match=r"model\.safetensors.*download it again"):
+        opened(folder)
+
+
+def test_an_empty_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=r"has no config\.json"):
+        opened(tmp_path)
+
+
+def test_a_folder_without_weights_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelNotFound, match=r"has no weights \(\*\.safetensors\)"):
+        opened(folder)
+
+
+def test_pickled_weights_are_refused(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(UnsupportedModelFile, match=r"pytorch_model\.bin.*\.safetensors files"):
+        opened(folder)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "\xff"])
+def test_a_broken_config_is_named(folder: Path, content: str) -> None:
+    (folder / "config.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(BrokenModelFile, match=r"config\.json"):
+        opened(folder)
+
+
+def test_adapters_and_quantised_checkpoints_are_refused_by_name(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelFile, match="quantised with awq"):
+        opened(folder)
+    (folder / "config.json").rename(folder / "adapter_config.json")
+    with pytest.raises(UnsupportedModelFile, match="is an adapter"):
+        opened(folder)
+
+
+def test_end_tokens_come_from_generation_config_then_config(folder: Path) -> None:
+    assert opened(folder).eos_token_ids == (2, 7)
+    (folder / "generation_config.json").write_text('{"eos_token_id": 5, "temperature": 0.6}')
+    files = opened(folder)
+    assert files.eos_token_ids == (5,)
+    assert files.generation_config["temperature"] == 0.6
+    (folder / "generation_config.json").unlink()
+    assert opened(folder).eos_token_ids == (2, 7)
+
+
+def test_fingerprint_follows_content_not_place_or_time(folder: Path, tmp_path: Path) -> None:
+    before = opened(folder).fingerprint
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    assert opened(copy).fingerprint == before
+    save_file({"a": torch.ones(3)}, copy / "model.safetensors")
+    assert opened(copy).fingerprint != before
+
+
+def test_an_unreadable_file_is_a_model_files_error(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "config.json").mkdir()
+    with pytest.raises(ModelFilesError):
+        opened(folder)

@@ -1,0 +1,148 @@
+"""A folder's tokenizer, as one JSON, encodes as transformers' AutoTokenizer on that folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from engine_core.model_files import BrokenModelFile
+from engine_core.model_files.eos_tokens import resolve_eos_token_ids
+from engine_core.model_files.hf_tokenizer import read_folder_tokenizer
+
+_TEXTS = ["", "Hello, world", "a  b\n\n c<eos>d <x> é😀", "<bos>twice", "[tool]call[tool]"]
+
+
+def trained() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<bos>", "<eos>", "<pad>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["hello world, hello there. the tool calls the world"], trainer)
+    return tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=trained(), bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
+    )
+    fast.chat_template = "{{ messages }}"
+    fast.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def assert_encodes_as_transformers(folder: Path) -> None:
+    files = read_folder_tokenizer(folder)
+    assert files is not None
+    ours = Tokenizer.from_str(files.tokenizer_json.decode())
+    theirs = AutoTokenizer.from_pretrained(folder)
+    for text in [*_TEXTS, "long " * 50]:
+        ids = ours.encode(text).ids
+        assert ids == theirs(text)["input_ids"], text
+        assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+
+
+def test_a_saved_tokenizer_is_read_as_it_is(folder: Path) -> None:
+    files = read_folder_tokenizer(folder)
+    assert files is not None
+    assert files.special_tokens == {
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "pad_token": "<pad>",
+    }
+    assert files.chat_template == "{{ messages }}"
+    assert_encodes_as_transformers(folder)
+
+
+@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize("eos", [True, False])
+def test_ends_from_the_config_are_in_the_json(folder: Path, bos: bool, eos: bool) -> None:
+    change_config(folder, add_bos_token=bos, add_eos_token=eos)
+    assert_encodes_as_transformers(folder)
+
+
+def test_ends_of_the_config_replace_those_of_the_json(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>", special_tokens=[("<bos>", 0), ("<eos>", 1)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert_encodes_as_transformers(folder)
+    change_config(folder, add_bos_token=True)
+    assert_encodes_as_transformers(folder)
+
+
+def test_truncation_and_padding_of_the_json_do_not_cut_prompts(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=64)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert_encodes_as_transformers(folder)
+
+
+def test_tokens_only_in_the_config_are_added(folder: Path) -> None:
+    added = {"content": "<x>", "lstrip": True, "rstrip": False, "normalized": False}
+    decoder = {"300": added | {"single_word": False, "special": True}}
+    change_config(folder, added_tokens_decoder=decoder, extra_special_tokens=["[tool]"])
+    assert_encodes_as_transformers(folder)
+
+
+def test_special_tokens_may_be_objects_and_live_in_either_file(folder: Path) -> None:
+    change_config(folder, bos_token=None, eos_token={"content": "<eos>", "special": True})
+    (folder / "special_tokens_map.json").write_text('{"bos_token": {"content": "<bos>"}}')
+    files = read_folder_tokenizer(folder)
+    assert files is not None
+    assert files.special_tokens["bos_token"] == "<bos>"
+    assert files.special_tokens["eos_token"] == "<eos>"
+    assert resolve_eos_token_ids([{}], lambda: files) == (1,)
+
+
+def test_chat_template_places(folder: Path) -> None:
+    def template() -> str | None:
+        files = read_folder_tokenizer(folder)
+        assert files is not None
+        return files.chat_template
+
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    change_config(folder, chat_template=None)
+    assert template() is None
+    (folder / "chat_template.json").write_text('{"chat_template": "json"}')
+    assert template() == "json"
+    named = [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
+    change_config(folder, chat_template=named)
+    assert template() == "d"
+    (folder / "chat_template.jinja").write_text("jinja")
+    assert template() == "jinja"
+
+
+def test_vocabulary_and_merges_are_converted_by_transformers(folder: Path) -> None:
+    document = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps(document["model"]["vocab"]))
+    merges = [" ".join(merge) for merge in document["model"]["merges"]]
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
+    change_config(folder, tokenizer_class="GPT2Tokenizer")
+    assert_encodes_as_transformers(folder)
+
+
+def test_no_tokenizer_is_none_and_a_broken_one_is_named(folder: Path, tmp_path: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(BrokenModelFile, match=r"tokenizer\.json.*--tokenizer"):
+        read_folder_tokenizer(folder)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert read_folder_tokenizer(empty) is None

@@ -1,0 +1,111 @@
+"""Runs a model over a paged cache in awkward steps, to be compared with a plain full forward.
+
+Owns the steps: shuffled block ids, uneven chunks, several requests mixed in a step, decode. Must
+not know any architecture.
+"""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from engine_core.models import Model
+from kernels.interface import ForwardContext, Operations
+from kernels.torch_ops.operations import TorchOperations
+
+
+@pytest.fixture(scope="session")
+def ops() -> TorchOperations:
+    return TorchOperations()
+
+
+class PagedRun:
+    """Sequences of known tokens, fed to a model piece by piece; keeps logits of every position."""
+
+    def __init__(
+        self, model: Model, ops: Operations, sequences: Sequence[list[int]], block_size: int, dtype
+    ) -> None:
+        self.model, self.ops, self.sequences = model, ops, sequences
+        self.block_size, self.dtype = block_size, dtype
+        spec = model.kv_cache_spec
+        width = max(-(-len(tokens) // block_size) for tokens in sequences)
+        num_blocks = len(sequences) * width
+        ids = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)) + 1
+        self.block_tables = ids.view(len(sequences), width).int()
+        self.caches = [
+            ops.allocate_kv_cache(
+                num_blocks + 1, block_size, spec.num_kv_heads, spec.head_size, dtype
+            )
+            for _ in range(spec.num_layers)
+        ]
+        for cache in self.caches:  # what other requests left behind must not be seen
+            for tensor in cache:
+                tensor[1:] = 1e4
+        self.computed = [0] * len(sequences)
+        self.logits = [torch.empty(len(s), spec.vocab_size) for s in sequences]
+
+    def step(self, counts: dict[int, int]) -> None:
+        """Run the next `counts[i]` tokens of sequence i, in that order."""
+        rows = list(counts)
+        starts = torch.tensor([0, *counts.values()]).cumsum(0).int()
+        seq_lens = torch.tensor([self.computed[i] + n for i, n in counts.items()]).int()
+        tokens, positions = [], []
+        for i, count in counts.items():
+            span = range(self.computed[i], self.computed[i] + count)
+            positions += span
+            tokens += [self.sequences[i][p] for p in span]
+        positions_T = torch.tensor(positions)
+        row_T = torch.repeat_interleave(torch.tensor(rows), torch.tensor(list(counts.values())))
+        blocks_T = self.block_tables[row_T, positions_T // self.block_size].long()
+        spec = self.model.kv_cache_spec
+        width = -(-int(seq_lens.max()) // self.block_size)
+        plans = {
+            window: self.ops.plan_attention(
+                query_start_loc_R1=starts,
+                seq_lens_R=seq_lens,
+                block_table_RM=self.block_tables[rows, :width],
+                slot_mapping_T=blocks_T * self.block_size + positions_T % self.block_size,
+                block_size=self.block_size,
+                num_query_heads=spec.num_query_heads,
+                num_kv_heads=spec.num_kv_heads,
+                dtype=self.dtype,
+                sliding_window=window,
+            )
+            for window in set(spec.sliding_windows)
+        }
+        context = ForwardContext(
+            kv_caches=self.caches,
+            metadata=[plans[window] for window in spec.sliding_windows],
+            ops=self.ops,
+        )
+        with torch.inference_mode():
+            hidden = self.model.forward(torch.tensor(tokens), positions_T, context)
+            logits = self.model.compute_logits(hidden)
+        assert logits.dtype == torch.float32
+        for r, (i, count) in enumerate(counts.items()):
+            done = self.computed[i]
+            self.logits[i][done : done + count] = logits[starts[r] : starts[r + 1]]
+            self.computed[i] += count
+
+
+@pytest.fixture
+def paged_logits(ops: TorchOperations) -> Callable[..., list[torch.Tensor]]:
+    """(model, sequences) -> logits of every position of every sequence."""
+
+    def run(model, sequences, *, block_size=4, dtype=torch.float32):
+        paged = PagedRun(model, ops, sequences, block_size, dtype)
+        order = list(range(len(sequences)))
+        chunks = [7, 1, 5, 3, 11, 2]
+        turn = 0
+        while any(paged.computed[i] < len(sequences[i]) for i in order):
+            counts = {}
+            for i in order if turn % 2 else reversed(order):
+                left = len(sequences[i]) - paged.computed[i]
+                if left and (turn + i) % 4 != 3:  # now and then a request sits a step out
+                    counts[i] = min(left, 1 if turn > 5 else chunks[(turn + i) % len(chunks)])
+            turn += 1
+            if counts:
+                paged.step(counts)
+        return paged.logits
+
+    return run

@@ -1,0 +1,90 @@
+"""Short words for tests: a scheduler, requests, and a runner that samples what it is told."""
+
+from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
+from engine_core.scheduler import (
+    EngineCoreOutput,
+    ModelRunnerOutput,
+    Request,
+    Scheduler,
+    SchedulerOutput,
+)
+from protocol.sampling import SamplingParams
+
+
+def make_scheduler(
+    *,
+    num_blocks: int = 100,
+    block_size: int = 4,
+    budget: int = 64,
+    max_num_seqs: int = 8,
+    max_model_len: int = 128,
+    max_chunk_size: int | None = None,
+    watermark: float = 0.0,
+    groups: tuple[KVCacheGroupSpec, ...] = (KVCacheGroupSpec(),),
+) -> Scheduler:
+    return Scheduler(
+        kv_cache=KVCacheManager(
+            num_blocks=num_blocks, block_size=block_size, watermark=watermark, groups=groups
+        ),
+        max_num_batched_tokens=budget,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        max_chunk_size=max_chunk_size,
+    )
+
+
+def make_request(request_id: str, prompt: int | list[int], **options) -> Request:
+    """`prompt` as a number: that many tokens that no other request has."""
+    if isinstance(prompt, int):
+        base = 1000 * (1 + sum(map(ord, request_id)))
+        prompt = [base + index for index in range(prompt)]
+    fields = ("client_index", "eos_token_ids", "output_token_ids", "cache_salt", "priority")
+    request_options = {name: options.pop(name) for name in fields if name in options}
+    params = SamplingParams(**{"max_tokens": 50, **options})
+    return Request(
+        request_id=request_id, prompt_token_ids=prompt, sampling_params=params, **request_options
+    )
+
+
+def result(
+    plan: SchedulerOutput, tokens: dict[str, list[int]], requests: list[Request]
+) -> ModelRunnerOutput:
+    """Token 7 for whoever is due and not named in `tokens`."""
+    due = {
+        request.request_id: request.num_computed_tokens >= request.num_tokens
+        for request in requests
+    }
+    names = list(plan.num_scheduled_tokens)
+    return ModelRunnerOutput(
+        req_ids=names,
+        sampled_token_ids=[tokens.get(name, [7] if due[name] else []) for name in names],
+    )
+
+
+class Drive:
+    """A scheduler and its requests, a step at a time."""
+
+    def __init__(self, scheduler: Scheduler, *requests: Request) -> None:
+        self.scheduler = scheduler
+        self.requests: list[Request] = []
+        self.outputs: list[EngineCoreOutput] = []
+        self.add(*requests)
+
+    def add(self, *requests: Request) -> None:
+        for request in requests:
+            self.scheduler.add_request(request)
+            self.requests.append(request)
+
+    def step(self, **tokens: list[int]) -> SchedulerOutput:
+        """Plan, run and update; tokens by request id."""
+        plan = self.scheduler.schedule()
+        self.finish(plan, **tokens)
+        return plan
+
+    def finish(self, plan: SchedulerOutput, **tokens: list[int]) -> None:
+        output = result(plan, tokens, self.requests)
+        self.outputs = [
+            output
+            for per_client in self.scheduler.update_from_output(plan, output).values()
+            for output in per_client.outputs
+        ]

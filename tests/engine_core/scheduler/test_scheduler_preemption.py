@@ -1,0 +1,128 @@
+"""No block for a running request: the newest gives way, and loses nothing but time."""
+
+from driving import Drive, make_request, make_scheduler
+
+from engine_core.kv_cache import KVCacheGroupSpec
+from engine_core.scheduler import FinishReason, RequestStatus
+
+
+def crowded() -> Drive:
+    """Three requests that fill six blocks of four; the next token needs a seventh."""
+    drive = Drive(make_scheduler(num_blocks=6), *[make_request(name, 7) for name in "abc"])
+    drive.step()
+    drive.step()
+    assert drive.scheduler.statistics().num_blocks_in_use == 6
+    return drive
+
+
+def test_the_newest_is_preempted_goes_to_the_head_and_keeps_its_tokens():
+    """Proves S014, S038, S108, S118, S119, S128."""
+    drive = crowded()
+    drive.add(make_request("late", 1))
+    plan = drive.step()
+    a, b, c, late = drive.requests
+    assert plan.preempted_req_ids == ["c"]
+    assert list(plan.num_scheduled_tokens) == ["a", "b"]
+    assert c.status is RequestStatus.PREEMPTED
+    assert (c.num_preemptions, c.num_computed_tokens, c.num_output_tokens) == (1, 0, 2)
+    assert (a.num_preemptions, b.num_preemptions, late.num_preemptions) == (0, 0, 0)
+    assert drive.scheduler.get_request_counts() == (2, 2)
+
+
+def test_nothing_is_admitted_in_a_step_that_preempted():
+    """Proves S122."""
+    drive = crowded()
+    drive.add(make_request("late", 1))
+    assert not drive.step().scheduled_new_reqs
+
+
+def test_a_resumed_request_gets_its_whole_tables_and_all_its_tokens():
+    """Proves S012, S126, S224."""
+    drive = crowded()
+    drive.step()
+    c = drive.requests[2]
+    drive.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    cached = drive.step(c=[9]).scheduled_cached_reqs
+    index = cached.req_ids.index("c")
+    assert cached.resumed_from_preemption[index]
+    assert cached.resumed_token_ids[index] == [*c.prompt_token_ids, 7, 7]
+    # its first block was still in the cache: two blocks more hold tokens 4..8
+    assert cached.num_computed_tokens[index] in (0, 4, 8)
+    assert len(cached.new_block_ids[index][0]) == 3
+    assert cached.num_output_tokens[index] == 2
+    assert c.output_token_ids == [7, 7, 9]
+    assert not drive.step().scheduled_cached_reqs.resumed_from_preemption[-1]
+
+
+def test_several_victims_return_in_their_order():
+    """Proves S047."""
+    drive = Drive(
+        make_scheduler(num_blocks=8, block_size=1), *[make_request(name, 2) for name in "abcd"]
+    )
+    drive.step()
+    preempted = [drive.step().preempted_req_ids, drive.step().preempted_req_ids]
+    assert preempted == [["d", "c"], []]
+    drive.scheduler.finish_requests(["a", "b"], RequestStatus.FINISHED_ABORTED)
+    assert list(drive.step().num_scheduled_tokens) == ["c", "d"]
+
+
+def test_a_request_that_outgrows_the_cache_alone_ends_with_the_numbers():
+    """Proves S011, S107, S121."""
+    drive = Drive(make_scheduler(num_blocks=2), make_request("a", 6))
+    while drive.scheduler.has_work():
+        drive.step()
+    (output,) = drive.outputs
+    assert output.finish_reason is FinishReason.LENGTH
+    assert "9 tokens" in output.detail
+    assert "3 KV blocks of 4 tokens, the cache has 2" in output.detail
+    assert "--num-blocks" in output.detail
+    assert drive.requests[0].status is RequestStatus.FINISHED_IGNORED
+    assert drive.requests[0].num_output_tokens == 3
+
+
+def test_a_prompt_that_can_never_fit_is_refused_at_once_and_nobody_waits_for_it():
+    """Proves S011, S081, S134."""
+    drive = Drive(make_scheduler(num_blocks=2), make_request("big", 9), make_request("a", 2))
+    assert drive.requests[0].status is RequestStatus.FINISHED_IGNORED
+    plan = drive.step()
+    assert list(plan.num_scheduled_tokens) == ["a"]
+    assert [output.request_id for output in drive.outputs] == ["big", "a"]
+    assert drive.outputs[0].finish_reason is FinishReason.LENGTH
+    assert drive.outputs[0].new_token_ids == []
+    assert "need 3 KV blocks" in drive.outputs[0].detail
+
+
+def test_a_prompt_longer_than_the_model_allows_is_ignored_with_the_limit():
+    """Proves S064, S065."""
+    drive = Drive(make_scheduler(max_model_len=8), make_request("a", 8), make_request("b", 7))
+    drive.step()
+    assert "8 tokens, the limit is 7" in drive.outputs[0].detail
+    assert drive.outputs[1].finish_reason is FinishReason.LENGTH
+    assert drive.outputs[1].new_token_ids == [7]
+
+
+def test_a_sliding_window_holds_a_long_prompt_in_few_blocks():
+    """Window 4, blocks of 2, chunks of 4: at most 4 blocks live, for any length. Proves S146,
+    S175."""
+    drive = Drive(
+        make_scheduler(
+            num_blocks=4, block_size=2, budget=4, groups=(KVCacheGroupSpec(sliding_window=4),)
+        ),
+        make_request("a", 60),
+    )
+    while drive.scheduler.has_work():
+        drive.step()
+        assert drive.scheduler.statistics().num_blocks_in_use <= 4
+    assert drive.outputs[0].finish_reason is FinishReason.LENGTH
+    assert drive.outputs[0].detail is None
+    assert drive.requests[0].num_output_tokens == 50
+
+
+def test_the_newest_preempts_itself_when_it_is_the_one_without_room():
+    """Proves S121."""
+    drive = Drive(make_scheduler(num_blocks=2), make_request("a", 1), make_request("b", 4))
+    drive.step()
+    plan = drive.step()
+    assert plan.preempted_req_ids == ["b"]
+    assert plan.num_scheduled_tokens == {"a": 1}
+    assert drive.requests[1].status is RequestStatus.PREEMPTED

@@ -1,0 +1,107 @@
+"""When a request ends, and what its last output says."""
+
+import struct
+
+import pytest
+from driving import Drive, make_request, make_scheduler
+
+from engine_core.scheduler import FinishReason, ModelRunnerOutput, RequestStatus
+from protocol.outputs import Logprobs
+
+
+def only_output(request, tokens, **limits):
+    drive = Drive(make_scheduler(**limits), request)
+    for token in tokens:
+        drive.step(**{request.request_id: [token]})
+    return drive.outputs[0]
+
+
+def test_end_of_sequence_stops_and_is_part_of_the_output():
+    """Proves S024, S036."""
+    output = only_output(make_request("a", 3, eos_token_ids=(2, 5)), [9, 5])
+    assert output.finish_reason is FinishReason.STOP
+    assert output.stop_reason is None
+    assert output.new_token_ids == [5]
+
+
+def test_ignore_eos_goes_on_but_stop_tokens_still_stop():
+    """Proves S035, S229."""
+    request = make_request("a", 3, eos_token_ids=(2,), ignore_eos=True, stop_token_ids=(4, 2))
+    assert only_output(request, [4]).stop_reason == 4
+    request = make_request("a", 3, eos_token_ids=(2,), ignore_eos=True)
+    assert only_output(request, [2]).finish_reason is None
+
+
+def test_neither_stops_before_min_tokens():
+    request = make_request("a", 3, eos_token_ids=(2,), stop_token_ids=(4,), min_tokens=3)
+    assert only_output(request, [2, 4]).finish_reason is None
+    request = make_request("a", 3, eos_token_ids=(2,), stop_token_ids=(4,), min_tokens=3)
+    assert only_output(request, [2, 4, 4]).finish_reason is FinishReason.STOP
+
+
+def test_max_tokens_and_max_model_len_end_with_length_and_a_stop_token_goes_before_them():
+    """Proves S036, S037, S064."""
+    assert only_output(make_request("a", 3, max_tokens=2), [9, 9]).finish_reason == "length"
+    assert only_output(make_request("a", 3), [9, 9], max_model_len=5).finish_reason == "length"
+    request = make_request("a", 3, max_tokens=1, eos_token_ids=(2,))
+    assert only_output(request, [2]).finish_reason is FinishReason.STOP
+
+
+def test_tokens_behind_the_stop_are_dropped_with_their_logprobs():
+    """Proves S225, S230."""
+    drive = Drive(make_scheduler(), make_request("a", 3, stop_token_ids=(5,)))
+    drive.step()
+    request = drive.requests[0]
+    request.spec_token_ids = [8, 5, 8]
+    plan = drive.scheduler.schedule()
+    columns = Logprobs(
+        num_positions=4,
+        width=2,
+        token_ids=struct.pack("<8i", *range(8)),
+        logprobs=struct.pack("<8f", *range(8)),
+        ranks=[1, 2, 3, 4],
+    )
+    outputs = drive.scheduler.update_from_output(
+        plan,
+        ModelRunnerOutput(req_ids=["a"], sampled_token_ids=[[8, 5, 8, 6]], logprobs={"a": columns}),
+    )
+    (output,) = outputs[0].outputs
+    assert output.new_token_ids == [8, 5]
+    assert output.logprobs.num_positions == 2
+    assert struct.unpack("<4i", output.logprobs.token_ids) == (0, 1, 2, 3)
+    assert struct.unpack("<4f", output.logprobs.logprobs) == (0, 1, 2, 3)
+    assert output.logprobs.ranks == [1, 2]
+    assert request.output_token_ids == [7, 8, 5]
+    assert not drive.scheduler.get_request_counts()[0]
+
+
+@pytest.mark.parametrize(
+    ("delivered", "options", "reason"),
+    [
+        ([5], {"eos_token_ids": (5,)}, FinishReason.STOP),
+        ([1, 4], {"stop_token_ids": (4,)}, FinishReason.STOP),
+        ([1, 1, 1], {"max_tokens": 3}, FinishReason.LENGTH),
+    ],
+)
+def test_a_resumed_request_that_was_over_already_ends_at_once(delivered, options, reason):
+    drive = Drive(make_scheduler(), make_request("a", 3, output_token_ids=delivered, **options))
+    assert drive.scheduler.has_work()
+    plan = drive.step()
+    assert plan.total_num_scheduled_tokens == 0
+    (output,) = drive.outputs
+    assert output.finish_reason is reason
+    assert output.new_token_ids == []
+    assert not drive.scheduler.has_work()
+
+
+def test_delivered_tokens_are_computed_again_and_count_against_max_tokens():
+    request = make_request("a", 3, output_token_ids=[8, 9], max_tokens=4)
+    drive = Drive(make_scheduler(), request)
+    (new,) = drive.step().scheduled_new_reqs
+    assert new.output_token_ids == [8, 9]
+    assert new.prompt_token_ids == request.prompt_token_ids
+    assert drive.outputs[0].new_token_ids == [7]
+    drive.step()
+    assert drive.outputs[0].finish_reason is FinishReason.LENGTH
+    assert request.output_token_ids == [8, 9, 7, 7]
+    assert request.status is RequestStatus.FINISHED_LENGTH

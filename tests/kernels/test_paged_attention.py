@@ -1,0 +1,150 @@
+"""Fast paged attention against the loop-per-request reference, and that against torch."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.torch_ops.operations import TorchOperations
+from kernels.torch_ops.reference_attention import reference_paged_attention
+
+OPS = TorchOperations()
+
+
+def step(requests, *, heads=(9, 3), head_size=16, block_size=4, window=None, dtype=torch.float32):
+    """(q, k cache, v cache, metadata) for requests of (queries, sequence length)."""
+    generator = torch.Generator().manual_seed(len(requests))
+    num_query_heads, num_kv_heads = heads
+    width = max((-(-length // block_size) for _, length in requests), default=1)
+    num_blocks = len(requests) * width + 1
+    table = (torch.randperm(num_blocks - 1, generator=generator) + 1).view(-1, width).int()
+    starts = torch.tensor([0, *(queries for queries, _ in requests)]).cumsum(0).int()
+    num_tokens = int(starts[-1])
+    shape = (num_blocks, block_size, num_kv_heads, head_size)
+    k_cache = torch.randn(shape, generator=generator).to(dtype)
+    v_cache = torch.randn(shape, generator=generator).to(dtype)
+    q = torch.randn(num_tokens, num_query_heads, head_size, generator=generator).to(dtype)
+    for request, (queries, length) in enumerate(requests):
+        # whatever must not be read is NaN: blocks behind the window, slots after the end
+        first = 0 if window is None else max(0, length - queries - window + 1)
+        for cache in (k_cache, v_cache):
+            cache[table[request, : first // block_size].long()] = float("nan")
+            flat = cache[table[request].long()].flatten(0, 1)
+            flat[length:] = float("nan")
+            cache[table[request].long()] = flat.view(width, *cache.shape[1:])
+    metadata = OPS.plan_attention(
+        query_start_loc_R1=starts,
+        seq_lens_R=torch.tensor([length for _, length in requests]).int(),
+        block_table_RM=table,
+        slot_mapping_T=torch.zeros(num_tokens, dtype=torch.int64),
+        block_size=block_size,
+        num_query_heads=num_query_heads,
+        num_kv_heads=num_kv_heads,
+        dtype=dtype,
+        sliding_window=window,
+    )
+    return q, k_cache, v_cache, metadata
+
+
+def check(requests, *, window=None, softcap=None, **options):
+    q, k_cache, v_cache, metadata = step(requests, window=window, **options)
+    before = q.clone(), k_cache.clone()
+    out = OPS.paged_attention(
+        q, k_cache, v_cache, metadata, scale=0.3, sliding_window=window, softcap=softcap
+    )
+    expected = reference_paged_attention(
+        q,
+        k_cache.nan_to_num(),
+        v_cache.nan_to_num(),
+        metadata,
+        scale=0.3,
+        sliding_window=window,
+        softcap=softcap,
+    )
+    tolerance = 1e-5 if q.dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(q, before[0], atol=0, rtol=0)
+    torch.testing.assert_close(k_cache, before[1], atol=0, rtol=0, equal_nan=True)
+
+
+MIXES = {
+    "one token": [(1, 1)],
+    "one decode": [(1, 63)],
+    "decodes": [(1, 1), (1, 4), (1, 5), (1, 63), (1, 64), (1, 65), (1, 7)],
+    "whole prompt": [(37, 37)],
+    "chunk at the end of a long context": [(5, 200)],
+    "chunk over several tiles": [(600, 650)],
+    "mixed": [(33, 33), (1, 90), (100, 150), (7, 300), (1, 1), (3, 77), (40, 41), (1, 512)],
+    "many small prompts": [(n, n) for n in range(1, 40)],
+    "drafts": [(4, 100), (3, 50), (1, 70), (4, 4), (2, 31)],
+    "one very long decode": [(1, 5000), (1, 3), (1, 3)],
+}
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("window", [None, 1, 3, 16, 100])
+@pytest.mark.parametrize("mix", MIXES)
+def test_any_mix_equals_the_reference_and_reads_nothing_out_of_sight(mix, window, softcap):
+    check(MIXES[mix], window=window, softcap=softcap)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (4, 4), (7, 1), (14, 2), (9, 3)])
+@pytest.mark.parametrize("head_size", [2, 10, 80])
+def test_head_counts_and_sizes(heads, head_size):
+    check(MIXES["mixed"], heads=heads, head_size=head_size, block_size=16)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_half_precision(dtype, softcap):
+    check(MIXES["mixed"], dtype=dtype, softcap=softcap, window=50)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(st.integers(1, 90), st.integers(0, 200)).map(lambda r: (r[0], sum(r))),
+        min_size=1,
+        max_size=12,
+    ),
+    window=st.none() | st.integers(1, 120),
+    block_size=st.sampled_from([1, 4, 16]),
+)
+def test_random_steps(requests, window, block_size):
+    check(requests, window=window, block_size=block_size)
+
+
+def test_empty_step_gives_an_empty_result():
+    q = torch.empty(0, 4, 8)
+    caches = torch.zeros(2, 4, 2, 8), torch.zeros(2, 4, 2, 8)
+    metadata = OPS.plan_attention(
+        query_start_loc_R1=torch.zeros(1, dtype=torch.int32),
+        seq_lens_R=torch.zeros(0, dtype=torch.int32),
+        block_table_RM=torch.zeros(0, 1, dtype=torch.int32),
+        slot_mapping_T=torch.zeros(0, dtype=torch.int64),
+        block_size=4,
+        num_query_heads=4,
+        num_kv_heads=2,
+        dtype=torch.float32,
+    )
+    assert OPS.paged_attention(q, *caches, metadata, scale=1.0).shape == (0, 4, 8)
+
+
+def test_reference_equals_torch_on_whole_sequences():
+    q, k_cache, v_cache, metadata = step([(21, 21), (50, 50)])
+    out = reference_paged_attention(
+        q, k_cache.nan_to_num(), v_cache.nan_to_num(), metadata, scale=0.3
+    )
+    for request, (start, stop) in enumerate([(0, 21), (21, 71)]):
+        blocks = metadata.block_table_RM[request].long()
+        k, v = (cache[blocks].flatten(0, 1)[: stop - start] for cache in (k_cache, v_cache))
+        expected = F.scaled_dot_product_attention(
+            q[start:stop].transpose(0, 1),
+            k.transpose(0, 1),
+            v.transpose(0, 1),
+            is_causal=True,
+            scale=0.3,
+            enable_gqa=True,
+        )
+        torch.testing.assert_close(out[start:stop], expected.transpose(0, 1), atol=1e-5, rtol=1e-5)

@@ -1,0 +1,194 @@
+"""Sampling against plain definitions, transformers' logits processors and the distribution."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.torch_ops.sampling import (
+    apply_penalties,
+    gumbel_noise,
+    gumbel_noise_of_vocabulary,
+    sample_from_all,
+    sample_truncated,
+)
+
+
+def seeds(*values):
+    return torch.from_numpy(np.array(values, np.uint64).astype(np.int64))
+
+
+def plain_mask(logits_V, top_k, top_p, min_p):
+    """min_p, then top_k, then top_p, a token at a time."""
+    logits = logits_V.double().clone()
+    if min_p > 0:
+        logits[logits < logits.max() + np.log(min_p)] = -torch.inf
+    if top_k > 0:
+        logits[logits < logits.sort(descending=True).values[top_k - 1]] = -torch.inf
+    if top_p < 1:
+        probability, order = logits.softmax(0).sort(descending=True, stable=True)
+        before = probability.cumsum(0) - probability
+        cut = before >= top_p
+        cut[0] = False
+        logits[order[cut]] = -torch.inf
+    return logits.isfinite()
+
+
+def test_noise_of_single_tokens_equals_that_of_the_whole_vocabulary():
+    for vocab_size in (1, 3, 4, 63, 1001):
+        seeds_R, positions_R = seeds(0, 7, 2**64 - 1), torch.tensor([0, 5, 2**33])
+        everything = gumbel_noise_of_vocabulary(seeds_R, positions_R, vocab_size)
+        ids = torch.arange(vocab_size).flip(0)[None].repeat(3, 1)
+        assert torch.equal(gumbel_noise(seeds_R, positions_R, ids).flip(1), everything)
+        assert everything.isfinite().all()
+
+
+def test_the_noise_has_the_gumbel_distribution():
+    noise = gumbel_noise_of_vocabulary(seeds(1), torch.tensor([2]), 400_000)[0].double()
+    assert noise.mean() == pytest.approx(0.57722, abs=0.01)
+    assert noise.var() == pytest.approx(np.pi**2 / 6, abs=0.03)
+    assert torch.quantile(noise[:100_000], 0.5) == pytest.approx(-np.log(np.log(2)), abs=0.02)
+
+
+def test_extreme_bits_give_finite_noise():
+    from kernels.torch_ops.sampling import _to_gumbel
+
+    assert _to_gumbel(torch.tensor([0, 1, 2**32 - 1, 2**31])).isfinite().all()
+
+
+@pytest.mark.parametrize("truncated", [False, True])
+def test_tokens_come_as_often_as_softmax_says(truncated):
+    """Chi-square over 20,000 draws; 13 degrees of freedom, 1 in 10,000 exceeds 41."""
+    logits = torch.randn(14, generator=torch.Generator().manual_seed(3)) * 1.5
+    draws = 20_000
+    rows = logits[None].expand(draws, -1).contiguous()
+    seeds_R, positions_R = seeds(*range(draws)), torch.arange(draws) % 97
+    if truncated:
+        chosen = sample_truncated(
+            rows,
+            seeds_R,
+            positions_R,
+            top_k_R=torch.zeros(draws, dtype=torch.int64),
+            top_p_R=torch.full((draws,), 0.9999999),
+            min_p_R=torch.zeros(draws),
+        )
+    else:
+        chosen = sample_from_all(rows, seeds_R, positions_R)
+    expected = logits.double().softmax(0) * draws
+    counts = torch.bincount(chosen, minlength=14)
+    assert float(((counts - expected) ** 2 / expected).sum()) < 41
+
+
+@given(
+    st.integers(1, 700),
+    st.integers(0, 300),
+    st.sampled_from([0.05, 0.5, 0.9, 0.999, 1.0]),
+    st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+    st.sampled_from([0.01, 1.0, 6.0]),
+    st.integers(0, 2**32),
+)
+@settings(deadline=None, max_examples=150)
+def test_truncated_sampling_equals_masking_and_sampling_from_all(
+    vocab_size, top_k, top_p, min_p, spread, seed
+):
+    logits = torch.randn(3, vocab_size, generator=torch.Generator().manual_seed(seed)) * spread
+    top_k = min(top_k, vocab_size)
+    seeds_R, positions_R = seeds(seed, seed + 1, 5), torch.tensor([0, 9, 1000])
+    chosen = sample_truncated(
+        logits,
+        seeds_R,
+        positions_R,
+        top_k_R=torch.full((3,), top_k),
+        top_p_R=torch.full((3,), top_p),
+        min_p_R=torch.full((3,), min_p),
+    )
+    masked = torch.stack(
+        [row.masked_fill(~plain_mask(row, top_k, top_p, min_p), -torch.inf) for row in logits]
+    )
+    expected = sample_from_all(masked, seeds_R, positions_R)
+    for row in range(3):
+        if chosen[row] != expected[row]:  # only where the cut itself is within rounding
+            own = logits[row].double().softmax(0)
+            assert vocab_size > 1
+            assert own[chosen[row]] == pytest.approx(own[expected[row]], abs=1e-4)
+
+
+def test_flat_distributions_beyond_the_first_candidates_are_right():
+    logits = torch.zeros(2, 5000)
+    logits[1] = torch.linspace(0, 0.01, 5000)
+    chosen = [
+        sample_truncated(
+            logits,
+            seeds(seed, seed),
+            torch.tensor([1, 2]),
+            top_k_R=torch.tensor([0, 3000]),
+            top_p_R=torch.tensor([0.99, 1.0]),
+            min_p_R=torch.tensor([0.0, 0.5]),
+        ).tolist()
+        for seed in range(40)
+    ]
+    assert len({first for first, _ in chosen}) > 35
+    assert all(second >= 2000 for _, second in chosen)
+    assert min(second for _, second in chosen) < 3000
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"), [(5, 1.0, 0.0), (0, 0.7, 0.0), (0, 1.0, 0.1), (20, 0.8, 0.0)]
+)
+def test_the_kept_set_is_that_of_transformers(top_k, top_p, min_p):
+    from transformers import (
+        LogitsProcessorList,
+        MinPLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
+    logits = torch.randn(1, 200, generator=torch.Generator().manual_seed(0)) * 2
+    warpers = LogitsProcessorList()
+    if min_p:
+        warpers.append(MinPLogitsWarper(min_p))
+    if top_k:
+        warpers.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        warpers.append(TopPLogitsWarper(top_p))
+    kept = warpers(torch.tensor([[0]]), logits.clone())[0].isfinite().nonzero()[:, 0].tolist()
+    draws = 4000
+    chosen = sample_truncated(
+        logits.expand(draws, -1).contiguous(),
+        seeds(*range(draws)),
+        torch.arange(draws),
+        top_k_R=torch.full((draws,), top_k),
+        top_p_R=torch.full((draws,), top_p),
+        min_p_R=torch.full((draws,), min_p),
+    )
+    assert set(chosen.tolist()) <= set(kept)
+    likely = [i for i in kept if logits[0, kept].softmax(0)[kept.index(i)] > 0.01]
+    assert set(likely) <= set(chosen.tolist())
+
+
+def test_repetition_penalty_is_that_of_transformers():
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(1))
+    seen = torch.tensor([[3, 4, 4, 17, 49]])
+    expected = RepetitionPenaltyLogitsProcessor(1.3)(seen, logits.clone())[0]
+    prompt = torch.zeros(50, dtype=torch.bool)
+    prompt[[3, 4]] = True
+    counts = torch.zeros(50)
+    counts[[4, 17, 49]] = 1.0
+    own = logits[0].clone()
+    apply_penalties(
+        own, prompt, counts, repetition_penalty=1.3, presence_penalty=0.0, frequency_penalty=0.0
+    )
+    torch.testing.assert_close(own, expected)
+
+
+def test_presence_counts_once_and_frequency_each_time_and_the_prompt_not_at_all():
+    logits = torch.zeros(5)
+    prompt = torch.tensor([True, False, False, False, False])
+    counts = torch.tensor([0.0, 1.0, 3.0, 0.0, 0.0])
+    apply_penalties(
+        logits, prompt, counts, repetition_penalty=1.0, presence_penalty=0.5, frequency_penalty=0.25
+    )
+    assert logits.tolist() == [0.0, -0.75, -1.25, 0.0, 0.0]
