@@ -29,8 +29,7 @@ def serve(options: EngineOptions) -> int:
     try:
         return run_daemon(options)
     except StartupError as error:
-        print(f"engine-core: {error}", file=sys.stderr)  # noqa: T201
-        return 1
+        return _complain(str(error))
 
 
 @app.meta.default
@@ -45,9 +44,16 @@ def _with_config(
     ] = None,
 ) -> int:
     if config is not None:
+        if not config.is_file():
+            return _complain(f"--config: there is no file {config}; check the path")
         app.config = [cyclopts.config.Toml(config, must_exist=True)]
     result = app(tokens)
     return int(result or 0)
+
+
+def _complain(text: str) -> int:
+    print(f"engine-core: {text}", file=sys.stderr)  # noqa: T201
+    return 1
 
 
 def _version() -> str:

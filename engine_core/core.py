@@ -115,10 +115,11 @@ class EngineCore:
             request = Request.from_engine_core_request(
                 message,
                 client_index=client.index,
-                arrival_time=self._clock.arrived(message.request_id),
+                arrival_time=time.monotonic(),
                 eos_token_ids=self._eos_token_ids,
             )
             self._scheduler.add_request(request)
+            self._clock.arrived(request.request_id, request.arrival_time)
             client.request_ids.add(message.request_id)
         except DuplicateRequestId as error:
             self._reject(client, message, ErrorCode.DUPLICATE_REQUEST_ID, str(error))

@@ -42,11 +42,14 @@ class LoadedModel:
         return max_num_tokens * per_token + max_num_seqs * spec.vocab_size * 4 * 4
 
 
-def load_any_model(files: ModelFiles, *, dtype: str, model_impl: str) -> LoadedModel:
+def load_any_model(
+    files: ModelFiles, *, dtype: str, model_impl: str, max_model_len: int | None
+) -> LoadedModel:
     """
     Args:
         dtype: "auto" (float32 on a CPU) or a torch name.
         model_impl: "auto", "native" or "transformers".
+        max_model_len: most positions that will be used, if fewer than the model has.
 
     Raises:
         StartupError: neither we nor transformers can run it; the message says why.
@@ -58,7 +61,13 @@ def load_any_model(files: ModelFiles, *, dtype: str, model_impl: str) -> LoadedM
     used_impl = "native"
     if model_impl != "transformers":
         try:
-            model = load_model(files.config, files.tensors(), dtype=torch_dtype, ops=ops)
+            model = load_model(
+                files.config,
+                files.tensors(),
+                dtype=torch_dtype,
+                ops=ops,
+                max_model_len=max_model_len,
+            )
         except UnsupportedArchitecture as error:
             if model_impl == "native" or not files.path.is_dir():
                 raise StartupError(str(error)) from error

@@ -52,7 +52,12 @@ def start_engine(
         torch.set_num_threads(options.num_threads)
     try:
         files = open_model_files(options.model, tokenizer=options.tokenizer, report=logger.info)
-        loaded = load_any_model(files, dtype=options.dtype, model_impl=options.model_impl)
+        loaded = load_any_model(
+            files,
+            dtype=options.dtype,
+            model_impl=options.model_impl,
+            max_model_len=options.max_model_len,
+        )
         layout = plan_cache_layout(loaded.model.kv_cache_spec.sliding_windows)
         config = _resolve(options, files, loaded, layout, socket.address)
         logger.info("configuration: %s", config)

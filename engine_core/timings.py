@@ -24,11 +24,9 @@ class RequestClock:
     def __init__(self) -> None:
         self._stages: dict[str, _Stages] = {}
 
-    def arrived(self, request_id: str) -> float:
-        """Returns the arrival time, in seconds of the monotonic clock."""
-        arrival_s = time.monotonic()
+    def arrived(self, request_id: str, arrival_s: float) -> None:
+        """A request was accepted; `arrival_s` in seconds of the monotonic clock."""
         self._stages[request_id] = _Stages(arrival_s)
-        return arrival_s
 
     def planned(self, plan: SchedulerOutput) -> None:
         """Note who runs for the first time, and who was preempted."""

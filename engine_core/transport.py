@@ -100,7 +100,7 @@ class EngineSocket:
 
     def wait(self, timeout_s: float) -> None:
         """Return when there is something to read, or after `timeout_s`."""
-        self._poller.poll(timeout_s * 1000)
+        self._poller.poll(round(timeout_s * 1000))
 
     def receive_all(self) -> Iterator[tuple[bytes, list[Frame]]]:
         """Messages that have arrived: (routing id, frames). Never blocks."""
@@ -109,8 +109,8 @@ class EngineSocket:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            identity, *frames = (part.buffer for part in parts)
-            yield bytes(identity), frames
+            frames: list[Frame] = [part.buffer for part in parts[1:]]
+            yield parts[0].bytes, frames
 
     def send(self, identity: bytes, frames: Sequence[Frame]) -> None:
         """Queue a message for one client. Never blocks.

@@ -85,7 +85,8 @@ class Operations(Protocol):
         self, weight_NE: torch.Tensor, bias_N: torch.Tensor | None = None
     ) -> LinearWeight:
         """Take a weight over for `linear`. The caller drops its own reference: a backend may keep
-        the tensor itself or a copy in another layout, never both. Called at load time only.
+        the tensor itself or a copy in another layout, never both, and changes neither (so an
+        embedding may be given that stays in use). Called at load time only.
         """
         ...
 

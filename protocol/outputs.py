@@ -113,8 +113,7 @@ class Welcome(Message, frozen=True, tag=1):
     wire_version: int
     engine_id: str
     heartbeat_s: float
-    """The engine sends something at least this often; three times that without a message means
-    that it is gone."""
+    """The engine sends something at least this often, but for steps that take longer."""
     model: ModelInfo
 
 

@@ -1,15 +1,15 @@
 """The tokenizer of a Hugging Face folder, as one JSON that encodes like transformers' own.
 
-transformers adds two things to `tokenizer.json` that live in `tokenizer_config.json`: tokens that
-the JSON lacks, and BOS/EOS by `add_bos_token`/`add_eos_token`. Both are written into the JSON
-here, so that a client needs nothing but `tokenizers`. Must not know weights or GGUF.
+transformers adds tokens to `tokenizer.json` that only `tokenizer_config.json` has; they are written
+into the JSON here, so that a client needs nothing but `tokenizers`. BOS and EOS are the JSON's own
+business: beside a tokenizer.json, transformers ignores `add_bos_token` and `add_eos_token`. Must
+not know weights or GGUF.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer
 
 from engine_core.model_files.errors import BrokenModelFile
 from engine_core.model_files.interface import TokenizerFiles
@@ -51,7 +51,7 @@ def read_folder_tokenizer(folder: Path) -> TokenizerFiles | None:
     special_map = read_json_object_if_present(folder / "special_tokens_map.json")
     merged = {**special_map, **{k: v for k, v in config.items() if v is not None}}
     if (folder / "tokenizer.json").is_file():
-        tokenizer_json = _complete_json(folder / "tokenizer.json", config, merged)
+        tokenizer_json = _complete_json(folder / "tokenizer.json", merged)
     elif any((folder / name).is_file() for name in _SLOW_TOKENIZER_FILES):
         tokenizer_json = _converted_by_transformers(folder)
     else:
@@ -78,7 +78,7 @@ def _added(token: Any) -> AddedToken | None:
     return AddedToken(token["content"], **{k: bool(token[k]) for k in flags if k in token})
 
 
-def _complete_json(file: Path, config: dict[str, Any], merged: dict[str, Any]) -> bytes:
+def _complete_json(file: Path, merged: dict[str, Any]) -> bytes:
     try:
         raw = file.read_bytes()
         tokenizer = Tokenizer.from_str(raw.decode("utf-8"))
@@ -92,9 +92,6 @@ def _complete_json(file: Path, config: dict[str, Any], merged: dict[str, Any]) -
     tokenizer.no_truncation()
     tokenizer.no_padding()
     changed |= _add_missing_tokens(tokenizer, merged)
-    if "add_bos_token" in config or "add_eos_token" in config:
-        # stated in the config: transformers then replaces whatever the JSON says
-        changed |= _set_ends(tokenizer, config, merged)
     return tokenizer.to_str().encode() if changed else raw
 
 
@@ -119,22 +116,7 @@ def _add_missing_tokens(tokenizer: Tokenizer, merged: dict[str, Any]) -> bool:
     return bool(missing)
 
 
-def _set_ends(tokenizer: Tokenizer, config: dict[str, Any], merged: dict[str, Any]) -> bool:
-    bos = _text(merged.get("bos_token")) if config.get("add_bos_token") else None
-    eos = _text(merged.get("eos_token")) if config.get("add_eos_token") else None
-    ids = {text: tokenizer.token_to_id(text) for text in (bos, eos) if text is not None}
-    single = " ".join([*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])])
-    pair = " ".join(
-        [single, *([f"{bos}:1"] if bos else []), "$B:1", *([f"{eos}:1"] if eos else [])]
-    )
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=single, pair=pair, special_tokens=list(ids.items())
-    )
-    return True
-
-
 def _converted_by_transformers(folder: Path) -> bytes:
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers import AutoTokenizer  # 3 s: only where nothing else serves
 
     try:

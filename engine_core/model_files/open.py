@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine_core.model_files.errors import ModelNotFound, UnsupportedModelFile
+from engine_core.model_files.errors import BrokenModelFile, ModelNotFound, UnsupportedModelFile
 from engine_core.model_files.gguf_config import GgufMetadata
 from engine_core.model_files.gguf_file import GgufFile
 from engine_core.model_files.gguf_header import read_gguf_header
@@ -48,11 +48,16 @@ def open_model_files(
 
 def _open(model: str, *, option: str, report: Callable[[str], None]) -> ModelFiles:
     path, name = _locate(model, option=option, report=report)
-    if path.is_dir():
+    try:
+        if not path.is_dir():
+            return GgufFile(path, report=report)
         if not (path / "config.json").is_file() and (gguf := _only_gguf(path)) is not None:
             return GgufFile(gguf, report=report)
         return HfFolder(path, name=name)
-    return GgufFile(path, report=report)
+    except OSError as error:
+        raise BrokenModelFile(
+            f"{error.filename or path} cannot be read: {error.strerror}; check its permissions"
+        ) from error
 
 
 def _locate(model: str, *, option: str, report: Callable[[str], None]) -> tuple[Path, str | None]:

@@ -110,7 +110,9 @@ def read_gemma3(architecture: str, fields: ConfigFields) -> ModelConfig:
         head_norms=True,
         sliding_windows=_windows_of(layer_types, window),
         rotary=tuple(rotary[layer_type] for layer_type in layer_types),
-        final_softcap=softcap and fields.positive_float("final_logit_softcapping"),
+        final_softcap=(
+            None if softcap is None else fields.positive_float("final_logit_softcapping")
+        ),
     )
 
 

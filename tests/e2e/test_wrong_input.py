@@ -95,6 +95,7 @@ def test_a_second_request_with_a_live_id_is_refused_and_the_first_goes_on(daemon
         assert len(tokens) == 40
         # ids are the engine's, whoever sends them; another client's abort touches nothing
         client.request("same", PROMPT, max_tokens=200)
+        client.statistics()  # it has arrived
         other.request("same", PROMPT)
         assert other.wait_for(Rejected).code is ErrorCode.DUPLICATE_REQUEST_ID
         assert len(client.collect("same")["same"][0]) == 200

@@ -82,7 +82,7 @@ def test_an_index_of_another_version_is_named(sharded: Path) -> None:
     content = json.loads(index.read_text())
     content["weight_map"]["model.absent.weight"] = next(iter(content["weight_map"].values()))
     index.write_text(json.dumps(content))
-    with pytest.raises(BrokenModelFile, match=r"'model\.absent\.weight' is in model-00001"):
+    with pytest.raises(BrokenModelFile, match=r"'model\.absent\.weight' is in model-"):
         opened(sharded)
 
 

@@ -70,12 +70,14 @@ def test_a_saved_tokenizer_is_read_as_it_is(folder: Path) -> None:
 
 @pytest.mark.parametrize("bos", [True, False])
 @pytest.mark.parametrize("eos", [True, False])
-def test_ends_from_the_config_are_in_the_json(folder: Path, bos: bool, eos: bool) -> None:
+def test_flags_of_the_config_change_the_ends_no_more_than_in_transformers(
+    folder: Path, bos: bool, eos: bool
+) -> None:
     change_config(folder, add_bos_token=bos, add_eos_token=eos)
     assert_encodes_as_transformers(folder)
 
 
-def test_ends_of_the_config_replace_those_of_the_json(folder: Path) -> None:
+def test_ends_of_the_json_are_kept(folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<bos> $A <eos>", special_tokens=[("<bos>", 0), ("<eos>", 1)]

@@ -61,7 +61,7 @@ def test_a_hub_id_without_network_says_what_to_do(monkeypatch, tmp_path: Path) -
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     lines: list[str] = []
-    with pytest.raises(DownloadFailed, match="some-org/some-model.*--model"):
+    with pytest.raises(DownloadFailed, match=r"some-org/some-model.*--model"):
         open_model_files("some-org/some-model", report=lines.append)
     assert "some-org/some-model" in lines[0]
 
@@ -93,7 +93,7 @@ def test_the_tokenizer_may_come_from_elsewhere(
     tokenizer = files.tokenizer()
     assert tokenizer is not None
     assert tokenizer.special_tokens == {"eos_token": "b"}
-    assert [name for name, _ in files.tensors()][0] == "model.embed_tokens.weight"
+    assert next(name for name, _ in files.tensors()) == "model.embed_tokens.weight"
     assert files.fingerprint == open_model_files(str(tiny_llama_gguf), report=print).fingerprint
 
 

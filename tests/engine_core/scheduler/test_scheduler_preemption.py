@@ -3,7 +3,7 @@
 from driving import Drive, make_request, make_scheduler
 
 from engine_core.kv_cache import KVCacheGroupSpec
-from engine_core.scheduler import FinishReason, RequestStatus
+from engine_core.scheduler import DraftTokenIds, FinishReason, RequestStatus
 
 
 def crowded() -> Drive:
@@ -46,8 +46,8 @@ def test_a_resumed_request_gets_its_whole_tables_and_all_its_tokens():
     index = cached.req_ids.index("c")
     assert cached.resumed_from_preemption[index]
     assert cached.resumed_token_ids[index] == [*c.prompt_token_ids, 7, 7]
-    # its first block was still in the cache: two blocks more hold tokens 4..8
-    assert cached.num_computed_tokens[index] in (0, 4, 8)
+    # a and b have taken both of the blocks that it lost
+    assert cached.num_computed_tokens[index] == 0
     assert len(cached.new_block_ids[index][0]) == 3
     assert cached.num_output_tokens[index] == 2
     assert c.output_token_ids == [7, 7, 9]
@@ -126,3 +126,12 @@ def test_the_newest_preempts_itself_when_it_is_the_one_without_room():
     assert plan.preempted_req_ids == ["b"]
     assert plan.num_scheduled_tokens == {"a": 1}
     assert drive.requests[1].status is RequestStatus.PREEMPTED
+
+
+def test_a_preempted_request_forgets_its_drafts():
+    drive = crowded()
+    c = drive.requests[2]
+    drive.scheduler.update_draft_token_ids(DraftTokenIds(["c"], [[1, 2]]))
+    assert drive.step().preempted_req_ids == ["c"]
+    assert c.spec_token_ids == []
+    assert c.num_tokens_with_spec == c.num_tokens == 9

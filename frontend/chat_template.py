@@ -1,0 +1,234 @@
+"""Conversations to prompt texts, by the Jinja2 template that came with the model.
+
+A template is code from strangers: it runs in Jinja2's immutable sandbox and sees plain data only.
+The results are those of `apply_chat_template` of transformers 5, with one addition: a template
+that takes texts only gets a list of text parts joined with newlines, not the list's `repr`.
+
+Must not know tokenizers, requests, or the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from frontend.chat_environment import CALLER_ERRORS, compile_template
+
+if TYPE_CHECKING:
+    import jinja2
+
+# not text that a conversation holds, and with the trailing space that shows whether the template
+# trims the end of a message
+_CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+
+
+class ChatTemplateError(ValueError):
+    """A conversation cannot be made into a prompt; the text says what to change."""
+
+
+def render_chat(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> str:
+    """The prompt text of a conversation. See `Tokenizer.apply_chat_template` for the arguments.
+
+    Raises:
+        ChatTemplateError: wrong messages or tools, or a template that fails or breaks out.
+    """
+    if continue_final_message and add_generation_prompt:
+        raise ChatTemplateError(
+            "continue_final_message and add_generation_prompt contradict each other; pass "
+            "add_generation_prompt=False to continue the final message"
+        )
+    compiled = _compile(template)
+    chat = [_checked_message(index, message) for index, message in _numbered(messages)]
+    if not _takes_parts(template):
+        chat = [_with_joined_parts(index, message) for index, message in enumerate(chat)]
+    final_text = _mark_final_message(chat) if continue_final_message else ""
+    rendered = _render(
+        compiled,
+        messages=chat,
+        tools=_checked_tools(tools),
+        add_generation_prompt=add_generation_prompt,
+        **{"documents": None, **_plain(dict(variables or {}))},
+    )
+    return _cut_at_mark(rendered, final_text) if continue_final_message else rendered
+
+
+def _numbered(messages: object) -> list[tuple[int, object]]:
+    if not isinstance(messages, list | tuple):
+        raise ChatTemplateError(
+            f"messages is {type(messages).__name__}, it must be a list such as "
+            "[{'role': 'user', 'content': 'Hello'}]"
+        )
+    if not messages:
+        raise ChatTemplateError("messages is empty; give at least one message")
+    return list(enumerate(messages))
+
+
+def _checked_message(index: int, message: object) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise ChatTemplateError(
+            f"message {index} is {type(message).__name__}, it must be a mapping with 'role' and "
+            "'content'"
+        )
+    # templates handle a missing key, and print None; OpenAI's clients send None
+    plain = {_plain(key): _plain(value) for key, value in message.items() if value is not None}
+    role = plain.get("role")
+    if not isinstance(role, str) or not role:
+        raise ChatTemplateError(
+            f"message {index} has role {role!r}, it must be a text such as 'system', 'user' or "
+            "'assistant'"
+        )
+    content = plain.get("content")
+    if content is not None and not isinstance(content, str | list | tuple):
+        raise ChatTemplateError(
+            f"message {index} has content of type {type(content).__name__}, it must be a text or "
+            "a list of parts such as {'type': 'text', 'text': 'Hello'}"
+        )
+    reasoning = next((plain[name] for name in _REASONING_FIELDS if name in plain), None)
+    if reasoning is not None:
+        plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+    return plain
+
+
+def _checked_tools(tools: object) -> list[Any] | None:
+    if tools is None:
+        return None
+    if not isinstance(tools, list | tuple):
+        raise ChatTemplateError(f"tools is {type(tools).__name__}, it must be a list of schemas")
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
+            raise ChatTemplateError(
+                f"tool {index} is {type(tool).__name__}, it must be a JSON schema as a mapping; "
+                "describe a Python function as {'type': 'function', 'function': {...}}"
+            )
+    return [_plain(tool) for tool in tools]
+
+
+def _plain(value: Any) -> Any:
+    """Rebuilt of plain JSON types, so that a template reaches no methods of the caller's objects;
+    anything else is a placeholder that names its type."""
+    match value:
+        case None | bool():
+            return value
+        case str():
+            return str.__str__(value)
+        case int():
+            return int.__int__(value)
+        case float():
+            return float.__float__(value)
+        case Mapping():
+            return {_plain(key): _plain(item) for key, item in value.items()}
+        case list():
+            return [_plain(item) for item in value]
+        case tuple():
+            return tuple(_plain(item) for item in value)
+        case _:
+            return f"<{type(value).__name__}>"
+
+
+@lru_cache(maxsize=32)
+def _compile(template: str) -> jinja2.Template:
+    import jinja2
+
+    if not isinstance(template, str):
+        raise ChatTemplateError(
+            f"chat_template is {type(template).__name__}, it must be Jinja2 source"
+        )
+    try:
+        return compile_template(template)
+    except jinja2.TemplateSyntaxError as error:
+        raise ChatTemplateError(
+            f"the chat template does not parse, line {error.lineno}: {error.message}; "
+            "pass another one as chat_template"
+        ) from error
+
+
+def _render(compiled: jinja2.Template, **variables: Any) -> str:
+    import jinja2
+    from jinja2.exceptions import SecurityError
+
+    try:
+        return compiled.render(**variables)
+    except SecurityError as error:
+        raise ChatTemplateError(
+            f"the chat template tried something that templates may not do: {error}; "
+            "do not trust this template, pass another one as chat_template"
+        ) from error
+    except jinja2.TemplateError as error:
+        raise ChatTemplateError(f"the chat template refuses this conversation: {error}") from error
+    # whatever a stranger's code raises on messages that it did not expect
+    except CALLER_ERRORS as error:
+        raise ChatTemplateError(
+            f"the chat template failed ({type(error).__name__}: {error}); check the messages' "
+            "fields, or pass another template as chat_template"
+        ) from error
+
+
+@lru_cache(maxsize=32)
+def _takes_parts(template: str) -> bool:
+    """Whether the template handles content that is a list of parts: it prints the text of a part
+    and not the part itself."""
+    probe = [{"role": "user", "content": [{"type": "text", "text": "PROBE-OF-PARTS"}]}]
+    try:
+        rendered = _render(_compile(template), messages=probe, add_generation_prompt=False)
+    except ChatTemplateError:
+        return False
+    return "PROBE-OF-PARTS" in rendered and "PROBE-OF-PARTS'" not in rendered
+
+
+def _with_joined_parts(index: int, message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return message
+    texts = []
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, dict) and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        else:
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise ChatTemplateError(
+                f"message {index} has a part of type {kind!r}, this model's chat template takes "
+                "text only; send parts of type 'text'"
+            )
+    return {**message, "content": "\n".join(texts)}
+
+
+def _mark_final_message(chat: list[dict[str, Any]]) -> str:
+    """Puts the mark behind the last message's text; returns that text."""
+    final = chat[-1]
+    content = final.get("content")
+    if isinstance(content, str):
+        chat[-1] = {**final, "content": content + _CONTINUE_MARK}
+        return content
+    for part in reversed(content or []):
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            text: str = part["text"]
+            part["text"] = text + _CONTINUE_MARK
+            return text
+    raise ChatTemplateError(
+        "continue_final_message is set, but the final message has no text to continue"
+    )
+
+
+def _cut_at_mark(rendered: str, final_text: str) -> str:
+    mark = _CONTINUE_MARK.strip()
+    if mark not in rendered or final_text.strip() not in rendered:
+        raise ChatTemplateError(
+            "continue_final_message is set, but the chat template leaves out or changes the final "
+            "message; check its role and content"
+        )
+    start = rendered.rindex(mark)
+    kept = rendered[:start]
+    # a template that trims messages trimmed the mark's space, and would have trimmed the text's
+    return kept if rendered.startswith(_CONTINUE_MARK, start) else kept.rstrip()

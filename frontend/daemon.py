@@ -1,0 +1,158 @@
+"""An engine of this client's own: a child process that lives no longer than its parent.
+
+Owns the process, its private socket folder and its last words. Must not know messages: what is
+spoken over the socket is the session's business.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import IO
+
+from frontend.errors import EngineStartError
+from protocol.addresses import SOCKET_NAME
+
+_NUM_TAIL_LINES = 50
+_NUM_SHOWN_LINES = 15
+_MAX_UNIX_PATH_BYTES = 107
+_EXIT_WAIT_S = 5.0
+_POLL_S = 0.01
+
+
+class ChildDaemon:
+    """`engine-core` started by this process. A closed standard input is its signal to leave, so
+    it also goes when this process dies without a word.
+
+    Args:
+        arguments: of the command line, without `--bind`.
+        command: what to run; default: the engine of this Python.
+
+    Raises:
+        EngineStartError: the process could not be started.
+    """
+
+    def __init__(self, arguments: Sequence[str], *, command: Sequence[str] | None = None) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="engine-"))  # mode 0700
+        socket_path = self._folder / SOCKET_NAME
+        self.address = f"ipc://{socket_path}"
+        if len(os.fsencode(socket_path)) > _MAX_UNIX_PATH_BYTES:
+            self._folder.rmdir()
+            raise EngineStartError(
+                f"the socket path {socket_path} has {len(os.fsencode(socket_path))} bytes, the "
+                f"system's limit is {_MAX_UNIX_PATH_BYTES}; set TMPDIR to a shorter folder"
+            )
+        self._is_ready = False
+        self._tail: deque[str] = deque(maxlen=_NUM_TAIL_LINES)
+        self._ready: Future[str] = Future()
+        self._exited: Future[int] = Future()
+        program = command or (sys.executable, "-m", "engine_core.cli")
+        try:
+            self._process = subprocess.Popen(
+                [*program, *arguments, "--bind", self.address, "--exit-on-stdin-eof"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # Ctrl-C is for the client, which aborts its requests
+            )
+        except OSError as error:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise EngineStartError(f"cannot run {program[0]}: {error.strerror}") from None
+        assert self._process.stdout is not None and self._process.stderr is not None
+        self._threads = [
+            threading.Thread(target=target, args=(stream,), name=f"engine-{name}", daemon=True)
+            for name, target, stream in (
+                ("stdout", self._read_stdout, self._process.stdout),
+                ("stderr", self._read_stderr, self._process.stderr),
+            )
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    async def ready(self, timeout_s: float) -> None:
+        """Return once the engine says that it takes requests.
+
+        Raises:
+            EngineStartError: it ended first, or took longer than `timeout_s`.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                line = await asyncio.shield(asyncio.wrap_future(self._ready))
+        except TimeoutError:
+            raise EngineStartError(
+                f"the engine was not ready within {timeout_s:g} s; raise startup_timeout_s. "
+                f"{self._last_words()}"
+            ) from None
+        if not line:
+            raise EngineStartError(await self.obituary())
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            self._is_ready = json.loads(line)["event"] == "ready"
+        if not self._is_ready:
+            raise EngineStartError(
+                f"the engine's first line is not its ready line but {line.strip()!r}; check that "
+                "frontend and engine_core are of the same release"
+            )
+
+    async def obituary(self) -> str:
+        """How the process ended, with the last lines of its standard error. Waits a moment for
+        an end that is under way."""
+        try:
+            async with asyncio.timeout(_EXIT_WAIT_S):
+                code = await asyncio.shield(asyncio.wrap_future(self._exited))
+        except TimeoutError:
+            return f"the engine at {self.address} is lost but still runs. {self._last_words()}"
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return f"the engine at {self.address} {how}. {self._last_words()}"
+
+    async def close(self) -> None:
+        """Let it go: end of input, then SIGTERM, then SIGKILL. Calling it again does nothing."""
+        process = self._process
+        if process.stdin is not None and not process.stdin.closed:
+            with contextlib.suppress(OSError):  # it is dead already
+                process.stdin.close()
+        if not self._is_ready:
+            process.terminate()  # it looks at its input only when it serves, and has nothing yet
+        for end in (process.terminate, process.kill):
+            if not await self._has_ended():
+                end()
+        process.wait()
+        for thread in self._threads:
+            thread.join(_EXIT_WAIT_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _has_ended(self) -> bool:
+        """Waits a while. Polls, as no thread can be started for it when the interpreter exits."""
+        deadline_s = time.monotonic() + _EXIT_WAIT_S
+        while self._process.poll() is None and time.monotonic() < deadline_s:
+            await asyncio.sleep(_POLL_S)
+        return self._process.poll() is not None
+
+    def _read_stdout(self, stream: IO[str]) -> None:
+        with stream:
+            self._ready.set_result(stream.readline())
+            for _ in stream:  # nothing more is expected; a full pipe must not stop the engine
+                pass
+
+    def _read_stderr(self, stream: IO[str]) -> None:
+        with stream:
+            for line in stream:
+                self._tail.append(line.rstrip())
+        self._exited.set_result(self._process.wait())
+
+    def _last_words(self) -> str:
+        lines = list(self._tail)[-_NUM_SHOWN_LINES:]
+        if not lines:
+            return "It wrote nothing to standard error."
+        return "Its last lines:\n" + "\n".join(f"    {line}" for line in lines)

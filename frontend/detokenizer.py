@@ -1,0 +1,254 @@
+"""Text of a stream of tokens, as early as it is certain.
+
+Text that was given out is never taken back, and all of it joined equals decoding all tokens at
+once. Each token is looked at once: the cost does not grow with the text.
+
+Held back are only unfinished characters: at most 3 bytes of a byte-level tokenizer; with byte
+tokens (<0xE6>) an unbroken run of them, since one wrong byte makes `tokenizers` replace the whole
+run. After `MAX_HELD_BYTES` such a run is given out as it stands, character by character.
+
+Must not know stop strings, requests, or the wire.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from frontend.token_pieces import Joining, TokenPieces
+from frontend.tokenizer import Tokenizer
+
+MAX_HELD_BYTES = 16
+"""Longest run of byte tokens that is held back while it is valid so far."""
+MAX_HELD_TOKENS = 8
+"""Most tokens held back for a decoder that we know nothing of."""
+PROMPT_TAIL = 8
+"""How many of the prompt's last tokens may bear on the output's first text."""
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class IncrementalDetokenizer:
+    """Detokenizes one sequence.
+
+    Text begins where the prompt's ends: a leading space is kept unless the output is all there
+    is. If the prompt ends inside a character, the whole character counts as output.
+
+    Args:
+        tokenizer: of the model.
+        prompt_token_ids: the prompt, or at least its last `PROMPT_TAIL` tokens.
+        skip_special_tokens: leave special tokens out of the text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        pieces = tokenizer.pieces
+        self._pieces = pieces
+        self._skipped = pieces.special_token_ids if skip_special_tokens else frozenset()
+        tail = self._kept(prompt_token_ids[-PROMPT_TAIL:])
+        self._joiner: _Joiner
+        match pieces.joining:
+            case Joining.BYTE_LEVEL:
+                self._joiner = _ByteLevelJoiner(pieces, tail)
+            case Joining.PIECES:
+                self._joiner = _PieceJoiner(pieces, tail)
+            case Joining.WINDOW:
+                self._joiner = _WindowJoiner(pieces, tail)
+
+    def append(self, token_ids: Iterable[int]) -> str:
+        """The text that became certain with these tokens, often empty or several characters."""
+        return self._joiner.append(self._kept(token_ids))
+
+    def flush(self) -> str:
+        """The rest at the end of the output; unfinished characters become U+FFFD."""
+        return self._joiner.flush()
+
+    def _kept(self, token_ids: Iterable[int]) -> list[int]:
+        skipped = self._skipped
+        return [token_id for token_id in token_ids if token_id not in skipped]
+
+
+class _Joiner(Protocol):
+    def append(self, token_ids: list[int]) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class _ByteLevelJoiner:
+    """Bytes through an incremental UTF-8 decoder: both it and `tokenizers` replace by the rule of
+    maximal subparts (Unicode 15, section 3.9), so the texts are the same."""
+
+    def __init__(self, pieces: TokenPieces, tail: list[int]) -> None:
+        self._level_bytes = pieces.level_bytes
+        self._utf8 = _Utf8Decoder(errors="replace")
+        data = b"".join(map(self._level_bytes, tail))
+        # only an unfinished last character of the prompt lives on in the decoder
+        self._utf8.decode(data)
+
+    def append(self, token_ids: list[int]) -> str:
+        if len(token_ids) == 1:
+            return self._utf8.decode(self._level_bytes(token_ids[0]))
+        return self._utf8.decode(b"".join(map(self._level_bytes, token_ids)))
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class _PieceJoiner:
+    """Texts of tokens, one after the other; runs of byte tokens as `_ByteRun`.
+
+    Until the first text appears, tokens are decoded from the start of the output, because there
+    a decoder may trim a leading space.
+    """
+
+    def __init__(self, pieces: TokenPieces, tail: list[int]) -> None:
+        self._pieces = pieces
+        known = [token_id for token_id in tail if pieces.is_known(token_id)]
+        self._leading: list[int] | None = None if known else []
+        self._run: _ByteRun | None = None
+        if pieces.has_byte_tokens:
+            self._run = self._unfinished_run(known)
+
+    def append(self, token_ids: list[int]) -> str:
+        pieces = self._pieces
+        if self._leading is None and not pieces.has_byte_tokens:
+            return "".join(map(pieces.text, token_ids))
+        parts = []
+        for token_id in token_ids:
+            byte = pieces.fallback_byte(token_id)
+            if byte is not None:
+                if self._run is None:
+                    self._run = _ByteRun()
+                parts.append(self._given_out(self._run.append(token_id, byte)))
+            elif pieces.is_known(token_id):
+                if self._run is not None:
+                    parts.append(self.flush())
+                parts.append(self._text_of(token_id))
+        return "".join(parts)
+
+    def flush(self) -> str:
+        run, self._run = self._run, None
+        return "" if run is None else self._given_out(run.finish())
+
+    def _given_out(self, part: list[int] | str) -> str:
+        if isinstance(part, str):
+            if part:
+                self._leading = None
+            return part
+        if not part:
+            return ""
+        if self._leading is None:
+            return self._pieces.decode_after_text(part)
+        return self._leading_text(part)
+
+    def _text_of(self, token_id: int) -> str:
+        if self._leading is None:
+            return self._pieces.text(token_id)
+        return self._leading_text([token_id])
+
+    def _leading_text(self, token_ids: list[int]) -> str:
+        assert self._leading is not None, "text was given out already"
+        self._leading.extend(token_ids)
+        text = self._pieces.decode(self._leading)
+        if text or len(self._leading) >= MAX_HELD_TOKENS:
+            self._leading = None
+        return text
+
+    def _unfinished_run(self, tail: list[int]) -> _ByteRun | None:
+        """The run that the prompt's last bytes begin, if they end inside a character."""
+        data: list[tuple[int, bytes]] = []
+        for token_id in reversed(tail):
+            byte = self._pieces.fallback_byte(token_id)
+            if byte is None:
+                break
+            data.insert(0, (token_id, byte))
+        utf8 = _Utf8Decoder(errors="replace")
+        utf8.decode(b"".join(byte for _, byte in data))
+        num_unfinished = len(utf8.getstate()[0])
+        if num_unfinished == 0:
+            return None
+        run = _ByteRun()
+        for token_id, byte in data[-num_unfinished:]:
+            run.append(token_id, byte)
+        return run
+
+
+class _ByteRun:
+    """Neighbouring byte tokens. `tokenizers` decodes a run as a whole: all of it, or one U+FFFD
+    a byte. So it is held while it is valid so far, and let go byte by byte once it is not."""
+
+    def __init__(self) -> None:
+        self._held: list[int] = []
+        self._utf8 = _Utf8Decoder(errors="strict")
+        self._is_let_go = False
+        self._is_invalid = False
+
+    def append(self, token_id: int, byte: bytes) -> list[int] | str:
+        """Takes one byte token. Returns tokens to decode now, or text to give out now."""
+        if self._is_invalid:
+            return _REPLACEMENT
+        self._held.append(token_id)
+        try:
+            characters = self._utf8.decode(byte)
+        except UnicodeDecodeError:
+            self._is_invalid = True
+            return self._take_replaced()
+        num_unfinished = len(self._utf8.getstate()[0])
+        if not self._is_let_go:
+            if len(self._held) < MAX_HELD_BYTES:
+                return []
+            self._is_let_go = True
+            finished = self._held[: len(self._held) - num_unfinished]
+            self._held = self._held[len(finished) :]
+            return finished
+        if num_unfinished == 0:
+            self._held = []
+        return characters
+
+    def finish(self) -> list[int] | str:
+        """The rest of the run, in the same terms."""
+        if self._utf8.getstate()[0]:
+            return self._take_replaced()
+        finished, self._held = self._held, []
+        return finished
+
+    def _take_replaced(self) -> str:
+        num_held, self._held = len(self._held), []
+        return _REPLACEMENT * num_held
+
+
+class _WindowJoiner:
+    """For decoders of unknown habits: decode the last few tokens with and without the new ones."""
+
+    def __init__(self, pieces: TokenPieces, tail: list[int]) -> None:
+        self._pieces = pieces
+        self._context = tail
+        self._held: list[int] = []
+
+    def append(self, token_ids: list[int]) -> str:
+        return "".join(map(self._append_one, token_ids))
+
+    def flush(self) -> str:
+        return self._take() if self._held else ""
+
+    def _append_one(self, token_id: int) -> str:
+        self._held.append(token_id)
+        if len(self._held) < MAX_HELD_TOKENS:
+            joined = self._pieces.decode([*self._context, *self._held])
+            if joined.endswith(_REPLACEMENT):
+                return ""
+        return self._take()
+
+    def _take(self) -> str:
+        before = self._pieces.decode(self._context)
+        joined = self._pieces.decode([*self._context, *self._held])
+        self._context = [*self._context, *self._held][-PROMPT_TAIL:]
+        self._held = []
+        return joined[len(before) :]

@@ -1,0 +1,64 @@
+"""Every exception that the client library raises on purpose.
+
+EngineClientError
+├── EngineUnavailable             nobody answers at the address
+├── EngineRefused                 an engine answered and does not want this client
+├── EngineDied                    the engine was there, is gone, and did not come back in time
+├── EngineStartError              an engine started by this process did not get ready
+├── RequestRejected               the engine refused one request; the others go on
+├── CallRefused                   the engine refused a call such as `statistics`
+├── ClientClosed                  this client was closed while, or before, it was used
+└── InvalidInput (ValueError)     a prompt, parameter or option that cannot be served; nothing
+                                  was sent
+"""
+
+from protocol.errors import ErrorCode
+
+
+class EngineClientError(Exception):
+    """Base of all errors of the client library."""
+
+
+class EngineUnavailable(EngineClientError):
+    """Nobody answers at the address."""
+
+
+class EngineRefused(EngineClientError):
+    """The engine answered the greeting with a refusal, such as another wire version."""
+
+
+class EngineDied(EngineClientError):
+    """The engine is gone; `address` says which."""
+
+    def __init__(self, message: str, *, address: str) -> None:
+        super().__init__(message)
+        self.address = address
+
+
+class EngineStartError(EngineClientError):
+    """An engine started by this process did not get ready; the text holds its last lines."""
+
+
+class RequestRejected(EngineClientError):
+    """The engine refused this request."""
+
+    def __init__(self, message: str, *, request_id: str, code: ErrorCode) -> None:
+        super().__init__(message)
+        self.request_id = request_id
+        self.code = code
+
+
+class CallRefused(EngineClientError):
+    """The engine refused a call."""
+
+    def __init__(self, message: str, *, code: ErrorCode) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ClientClosed(EngineClientError):
+    """The client is closed."""
+
+
+class InvalidInput(EngineClientError, ValueError):
+    """Refused before anything was sent; the text names the value, the limit and what to do."""

@@ -1,0 +1,80 @@
+"""The one way that clients run asyncio: on uvloop where it exists, in a thread for the
+synchronous API. Must not know engines or requests."""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """A uvloop event loop; the standard one where uvloop does not exist (Windows)."""
+    if sys.platform == "win32":
+        return asyncio.SelectorEventLoop()
+    import uvloop
+
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run` on the client's own kind of loop."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main)
+
+
+class LoopThread:
+    """An event loop in a thread of its own, for callers that block."""
+
+    def __init__(self, name: str) -> None:
+        self._started = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        # A daemon thread: the interpreter joins others before it runs exit handlers, and it is
+        # such a handler that stops this one.
+        self._thread = threading.Thread(target=lambda: run(self._main()), name=name, daemon=True)
+        self._thread.start()
+        self._started.wait()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self._started.set()
+        await self._stop.wait()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it there, wait here. An interrupt cancels it, waits for its clean-up, and rises.
+
+        Raises:
+            RuntimeError: the thread was closed.
+        """
+        loop = self._loop
+        if loop is None or not self._thread.is_alive():
+            coroutine.close()
+            raise RuntimeError("the event loop's thread has ended")
+        ended = threading.Event()
+        future = asyncio.run_coroutine_threadsafe(_and_then(coroutine, ended), loop)
+        try:
+            return future.result()
+        except BaseException:
+            if not ended.is_set():
+                future.cancel()
+                ended.wait(timeout=5)
+            raise
+
+    def close(self) -> None:
+        """Stop the loop and wait for its thread. Calling it again does nothing."""
+        loop, stop = self._loop, self._stop
+        if loop is not None and stop is not None and self._thread.is_alive():
+            loop.call_soon_threadsafe(stop.set)
+            self._thread.join()
+
+
+async def _and_then(coroutine: Coroutine[Any, Any, T], ended: threading.Event) -> T:
+    try:
+        return await coroutine
+    finally:
+        ended.set()

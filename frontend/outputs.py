@@ -1,0 +1,73 @@
+"""What a generation returns. Plain records with vLLM's names; they know nothing of their making."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from protocol.outputs import RequestTimings
+
+FinishReasonName = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(slots=True)
+class Logprob:
+    """One token's log-probability. Rank 1 is the likeliest token of the vocabulary."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One sequence of a request, whole or what is new of it (`RequestOutputKind`).
+
+    `token_ids` include the token that ended the sequence; `text` does not, and ends before a stop
+    string unless `include_stop_str_in_output`. `stop_reason` is the stop string or stop token id
+    that ended it, None for end-of-sequence. `logprobs` has one entry a token: the sampled token
+    first, then the likeliest. `detail` says in words what the reason alone does not.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: FinishReasonName | None = None
+    stop_reason: int | str | None = None
+    detail: str | None = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Durations in seconds, as this client saw them since the request was submitted.
+
+    `arrival_time` is seconds since the epoch. `engine` is the engine's own account of the first
+    sequence that ended, None before that.
+    """
+
+    arrival_time: float
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    finished_s: float | None = None
+    num_resumptions: int = 0
+    """How often the request went on after the engine had been lost."""
+    engine: RequestTimings | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request's outputs, in order of their index. `finished` is True once, at the end."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics
+    num_cached_tokens: int | None = None
+    """Prompt tokens that the engine found in its prefix cache."""
+    prompt_logprobs: None = field(default=None)
+    """Always None: asking for them is refused."""

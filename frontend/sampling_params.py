@@ -1,0 +1,245 @@
+"""vLLM's `SamplingParams`: the same names, order and defaults, checked when it is built and
+again when it is used. What this engine does not do is refused by name.
+
+Knows the translation into engine terms; must not know requests, text or sockets.
+"""
+
+import copy
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import protocol.sampling
+from frontend.errors import InvalidInput
+from protocol.errors import InvalidParameter
+
+MAX_N = 16_384
+_INTEGRAL_DEFAULTS = frozenset({"top_k", "max_tokens", "min_tokens"})
+_DEFAULTS_TAKEN = _INTEGRAL_DEFAULTS | {
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+}
+
+
+class RequestOutputKind(enum.Enum):
+    """What each output of a stream holds."""
+
+    CUMULATIVE = 0
+    """All so far."""
+    DELTA = 1
+    """What is new since the last one."""
+    FINAL_ONLY = 2
+    """Nothing until the end, then all."""
+
+
+@dataclass
+class SamplingParams:
+    """How to generate.
+
+    Meanings are vLLM's. `top_k` 0 or -1 keeps all tokens. `max_tokens` None means as many as the
+    model's length allows. `seed` None (or -1) draws one. `truncate_prompt_tokens` k keeps the last
+    k prompt tokens, -1 as many as the model takes. A temperature below 1e-5 is greedy.
+
+    Raises:
+        InvalidInput: a value outside its limits, values that contradict each other, or something
+            that this engine does not support.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logits_processors: Any | None = None
+    include_stop_str_in_output: bool = False
+    truncate_prompt_tokens: int | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    structured_outputs: Any | None = None
+    guided_decoding: Any | None = None
+    logit_bias: dict[int, float] | dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    extra_args: dict[str, Any] | None = None
+    bad_words: list[str] | None = None
+    best_of: int | None = None
+    use_beam_search: bool = False
+
+    def __post_init__(self) -> None:
+        if self.stop is None:
+            self.stop = []
+        elif isinstance(self.stop, str):
+            self.stop = [self.stop]
+        else:
+            self.stop = list(self.stop)
+        self.stop_token_ids = list(self.stop_token_ids or ())
+        if self.seed == -1:
+            self.seed = None
+        if self.logprobs is True:  # vLLM's reading of OpenAI's flag
+            self.logprobs = 1
+        self.check()
+
+    @classmethod
+    def from_defaults(cls, defaults: Mapping[str, float]) -> Self:
+        """The parameters that a model's authors recommend, ours where they say nothing."""
+        taken: dict[str, Any] = {
+            name: int(value) if name in _INTEGRAL_DEFAULTS else float(value)
+            for name, value in defaults.items()
+            if name in _DEFAULTS_TAKEN
+        }
+        return cls(**taken)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        if isinstance(self.stop, str):  # assigned after construction
+            return (self.stop,)
+        return tuple(self.stop or ())
+
+    def clone(self) -> Self:
+        """A copy that shares nothing with this one."""
+        return copy.deepcopy(self)
+
+    def check(self) -> None:
+        """
+        Raises:
+            InvalidInput: see the class.
+        """
+        self._refuse_unsupported()
+        _whole("n", self.n, minimum=1, maximum=MAX_N)
+        for name in ("ignore_eos", "detokenize", "skip_special_tokens"):
+            _flag(name, getattr(self, name))
+        for name in ("spaces_between_special_tokens", "include_stop_str_in_output"):
+            _flag(name, getattr(self, name))
+        if self.max_tokens is not None:
+            _whole("max_tokens", self.max_tokens, minimum=1)
+        _whole("min_tokens", self.min_tokens, minimum=0)
+        if self.truncate_prompt_tokens not in (None, -1):
+            _whole("truncate_prompt_tokens", self.truncate_prompt_tokens, minimum=1)
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise InvalidInput(
+                f"output_kind is {self.output_kind!r}, it must be a RequestOutputKind"
+            )
+        for string in self.stop_strings:
+            if not isinstance(string, str):
+                raise InvalidInput(f"stop holds {string!r}, it must hold strings only")
+            if not string:
+                raise InvalidInput("stop holds an empty string, which is everywhere; remove it")
+        if self.stop_strings and not self.detokenize:
+            raise InvalidInput(
+                "stop strings need text, and detokenize is False; set detokenize=True or use "
+                "stop_token_ids"
+            )
+        # The rest is checked by the engine's own rules, with the largest possible answer.
+        wire = self._engine_params(max_tokens=self.max_tokens or 2**62, min_tokens=self.min_tokens)
+        if wire.is_greedy and self.n > 1:
+            raise InvalidInput(
+                f"n is {self.n} with temperature {self.temperature}: greedy answers would all be "
+                "the same; use n=1 or a temperature above 0"
+            )
+
+    def to_wire(
+        self, prompt_len: int, max_model_len: int, *, seed: int | None = None
+    ) -> protocol.sampling.SamplingParams:
+        """In engine terms, for a prompt of `prompt_len` tokens.
+
+        `max_tokens` becomes what the model's length leaves, where it is None or more than that.
+        `seed` overrides the seed.
+
+        Raises:
+            InvalidInput: see the class; attributes may have been assigned since it was built.
+        """
+        self.check()
+        room = max_model_len - prompt_len
+        return self._engine_params(
+            max_tokens=room if self.max_tokens is None else min(self.max_tokens, room),
+            min_tokens=min(self.min_tokens, room),
+            seed=self.seed if seed is None else seed,
+        )
+
+    def _engine_params(
+        self, *, max_tokens: int, min_tokens: int, seed: int | None = None
+    ) -> protocol.sampling.SamplingParams:
+        try:
+            return protocol.sampling.SamplingParams(
+                max_tokens=max_tokens,
+                min_tokens=min_tokens,
+                temperature=self.temperature,
+                top_k=0 if self.top_k == -1 else self.top_k,
+                top_p=self.top_p,
+                min_p=self.min_p,
+                repetition_penalty=self.repetition_penalty,
+                presence_penalty=self.presence_penalty,
+                frequency_penalty=self.frequency_penalty,
+                seed=self.seed if seed is None else seed,
+                stop_token_ids=tuple(self.stop_token_ids or ()),
+                ignore_eos=self.ignore_eos,
+                logit_bias=_with_whole_keys(self.logit_bias),
+                allowed_token_ids=(
+                    None if self.allowed_token_ids is None else tuple(self.allowed_token_ids)
+                ),
+                logprobs=self.logprobs,
+            )
+        except InvalidParameter as error:
+            raise InvalidInput(str(error)) from None
+        except TypeError as error:
+            raise InvalidInput(f"a sampling parameter has the wrong type: {error}") from None
+
+    def _refuse_unsupported(self) -> None:
+        unsupported = {
+            "prompt_logprobs": self.prompt_logprobs is not None,
+            "logits_processors (use logit_bias or allowed_token_ids)": bool(self.logits_processors),
+            "structured_outputs": self.structured_outputs is not None,
+            "guided_decoding": self.guided_decoding is not None,
+            "extra_args": bool(self.extra_args),
+            "bad_words (use logit_bias)": bool(self.bad_words),
+            "best_of (use n)": self.best_of not in (None, self.n),
+            "use_beam_search": bool(self.use_beam_search),
+            "spaces_between_special_tokens=False with skip_special_tokens=False": (
+                not self.spaces_between_special_tokens and not self.skip_special_tokens
+            ),
+        }
+        for name, is_asked in unsupported.items():
+            if is_asked:
+                raise InvalidInput(f"this engine does not support {name}; omit it")
+
+
+def _with_whole_keys(logit_bias: Mapping[Any, float] | None) -> dict[int, float]:
+    biases: dict[int, float] = {}
+    for key, bias in (logit_bias or {}).items():
+        if isinstance(key, str) and key.isascii() and key.isdigit():
+            key = int(key)
+        if not isinstance(key, int):
+            raise InvalidInput(f"logit_bias has the key {key!r}, it must be a token id")
+        biases[key] = bias
+    return biases
+
+
+def _flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{name} is {value!r}, it must be True or False")
+
+
+def _whole(name: str, value: object, *, minimum: int, maximum: float = math.inf) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidInput(f"{name} is {value!r}, it must be a whole number")
+    if not minimum <= value <= maximum:
+        limit = f"at least {minimum}" if maximum == math.inf else f"from {minimum} to {maximum}"
+        raise InvalidInput(f"{name} is {value}, it must be {limit}")

@@ -1,0 +1,118 @@
+"""What came of the requests, and its summary. Pure numbers in, numbers out.
+
+All times are in seconds since the start of the measurement.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass
+class RequestRecord:
+    """One request as its client saw it.
+
+    due      the scheduled arrival (open loop), or the moment of sending (closed loop)
+    sent     later than due only if the client itself was late
+
+        due ... sent ......... first_token ... last_token ... finished
+        |<------- TTFT ------------>|
+        |<------------------ end-to-end ------------------------>|
+    """
+
+    index: int
+    due_s: float
+    sent_s: float
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    finished_s: float | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    gaps_s: list[float] = field(default_factory=list)
+    """Between one output and the next; an output may hold several tokens."""
+    error: str | None = None
+    """The kind of failure; None for a request that finished."""
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """The value below which `percent` of the values lie, linear between neighbours.
+
+    Args:
+        ordered: the values in rising order, at least one.
+        percent: from 0 to 100.
+
+    Raises:
+        ValueError: no values, or a percentage outside its range.
+    """
+    if not ordered:
+        raise ValueError("there is no percentile of no values")
+    if not 0 <= percent <= 100:
+        raise ValueError(f"percent is {percent}, it must be from 0 to 100")
+    position = (len(ordered) - 1) * percent / 100
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def distribution(values: Sequence[float]) -> dict[str, float] | None:
+    """Count, mean, p50, p90, p99 and max; None if there are no values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return {
+        "count": len(ordered),
+        "mean": math.fsum(ordered) / len(ordered),
+        "p50": percentile(ordered, 50),
+        "p90": percentile(ordered, 90),
+        "p99": percentile(ordered, 99),
+        "max": ordered[-1],
+    }
+
+
+def summarise(records: Sequence[RequestRecord]) -> dict[str, object]:
+    """Latencies in seconds of the requests that finished, throughput, and failures by kind.
+
+    The duration is from the first due time to the last end, whichever request it was.
+    """
+    done = [record for record in records if record.error is None]
+    ends = [record.finished_s for record in records if record.finished_s is not None]
+    start_s = min((record.due_s for record in records), default=0.0)
+    duration_s = max(ends, default=start_s) - start_s
+    num_prompt_tokens = sum(record.num_prompt_tokens for record in done)
+    num_output_tokens = sum(record.num_output_tokens for record in done)
+    return {
+        "num_requests": len(records),
+        "num_finished": len(done),
+        "errors": dict(Counter(record.error for record in records if record.error is not None)),
+        "duration_s": duration_s,
+        "num_prompt_tokens": num_prompt_tokens,
+        "num_cached_tokens": sum(record.num_cached_tokens for record in done),
+        "num_output_tokens": num_output_tokens,
+        "throughput": {
+            "requests_per_s": _per_s(len(done), duration_s),
+            "prompt_tokens_per_s": _per_s(num_prompt_tokens, duration_s),
+            "output_tokens_per_s": _per_s(num_output_tokens, duration_s),
+        },
+        "ttft_s": distribution(
+            [r.first_token_s - r.due_s for r in done if r.first_token_s is not None]
+        ),
+        "tpot_s": distribution([tpot for r in done if (tpot := _tpot_s(r)) is not None]),
+        "inter_token_s": distribution([gap for r in done for gap in r.gaps_s]),
+        "end_to_end_s": distribution(
+            [r.finished_s - r.due_s for r in done if r.finished_s is not None]
+        ),
+        "client_lateness_s": distribution([r.sent_s - r.due_s for r in records]),
+    }
+
+
+def _tpot_s(record: RequestRecord) -> float | None:
+    """Mean time of an output token after the first; None if there is no second one."""
+    if record.num_output_tokens < 2 or record.first_token_s is None or record.last_token_s is None:
+        return None
+    return (record.last_token_s - record.first_token_s) / (record.num_output_tokens - 1)
+
+
+def _per_s(count: int, duration_s: float) -> float:
+    return count / duration_s if duration_s > 0 else 0.0

@@ -1,0 +1,156 @@
+"""`engine-client chat` from a pipe and at a pseudo-terminal, against a scripted engine."""
+
+import contextlib
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from fake_model import ids_of, saying
+
+
+def chat(address, text, *options):
+    done = subprocess.run(
+        [sys.executable, "-m", "frontend.cli", "chat", "--address", address, *options],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def terminal(address):
+    """A chat at a pseudo-terminal: `wait_for(text)`, `type(text)`, the process."""
+    sessions = []
+
+    class Terminal:
+        def __init__(self, *options):
+            self._master, slave = pty.openpty()
+            command = [sys.executable, "-m", "frontend.cli", "chat", "--address", address, *options]
+            self.process = subprocess.Popen(
+                command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+            )
+            os.close(slave)
+            self.seen = ""
+            sessions.append(self)
+
+        def type(self, text):
+            os.write(self._master, text.encode())
+
+        def wait_for(self, text, timeout_s=30):
+            """Reads until `text` is there; forgets what came before it."""
+            deadline = time.monotonic() + timeout_s
+            while text not in self.seen:
+                assert time.monotonic() < deadline, self.seen
+                try:
+                    self.seen += os.read(self._master, 4096).decode(errors="replace")
+                except OSError:
+                    assert text in self.seen, self.seen
+            self.seen = self.seen.split(text, 1)[1]
+
+        def close(self):
+            self.process.kill()
+            self.process.wait()
+            with contextlib.suppress(OSError):
+                os.close(self._master)
+
+    yield Terminal
+    for session in sessions:
+        session.close()
+
+
+def test_turns_from_a_pipe_are_answered_in_order_with_the_history(start_engine, address):
+    engine = start_engine(next_token=saying("yes", then_eos=True))
+    assert chat(address, "one\n\ntwo\n", "--system", "S") == (0, "yes\nyes\n", "")
+    assert [request.prompt_token_ids for request in engine.requests] == [
+        ids_of("system:S;user:one;"),
+        ids_of("system:S;user:one;assistant:yes;user:two;"),
+    ]
+
+
+def test_reset_forgets_the_turns_and_keeps_the_system_message(start_engine, address):
+    engine = start_engine(next_token=saying("yes", then_eos=True))
+    code, out, _ = chat(address, "one\n/reset\ntwo\n/exit\nthree\n", "--system", "S")
+    assert (code, out) == (0, "yes\nyes\n")
+    assert engine.requests[-1].prompt_token_ids == ids_of("system:S;user:two;")
+
+
+def test_unknown_command_is_named(start_engine, address):
+    start_engine()
+    code, out, err = chat(address, "/rest\n")
+    assert (code, out) == (1, "")
+    assert "no command /rest" in err
+
+
+def test_too_long_history_says_how_long_and_what_to_do(start_engine, address):
+    start_engine(next_token=saying("yes", then_eos=True))
+    code, out, err = chat(address, "one\n" + "x" * 600 + "\n")
+    assert (code, out) == (1, "yes\n")
+    assert "the limit is max_model_len - 1 = 511; /reset" in err
+
+
+def test_engine_that_dies_in_an_answer_is_reported_in_one_line(start_engine, address):
+    start_engine(next_token=saying("tick "), die_after_tokens=10)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "frontend.cli", "chat", "--address", address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    out, err = process.communicate("Hi\n", timeout=60)
+    assert process.returncode == 1
+    assert out == "tick tick \n"
+    assert err.startswith("engine-client: ")
+    assert "is gone" in err
+    assert err.count("\n") == 1
+
+
+def test_interrupt_stops_the_answer_and_not_the_program(start_engine, terminal):
+    engine = start_engine(next_token=saying("tick "), step_s=0.01)
+    session = terminal()
+    session.wait_for("> ")
+    session.type("Hi\r")
+    session.wait_for("tick tick")
+    session.process.send_signal(signal.SIGINT)
+    session.wait_for("[stopped]")
+    session.wait_for("> ")
+    assert engine.num_live == 0
+    session.type("more\r")
+    session.wait_for("tick tick")
+    session.process.send_signal(signal.SIGINT)
+    session.wait_for("> ")
+    prompt = bytes(engine.requests[1].prompt_token_ids)
+    assert len(prompt) > len(ids_of("user:Hi;assistant:tick tick;user:more;")) - 1
+    session.type("/exit\r")
+    assert session.process.wait(30) == 0
+
+
+def test_interrupt_at_the_prompt_does_not_leave_and_end_of_input_does(start_engine, terminal):
+    start_engine()
+    session = terminal()
+    session.wait_for("> ")
+    session.process.send_signal(signal.SIGINT)
+    session.wait_for("/reset starts over")
+    session.wait_for("> ")
+    session.type("\x04")
+    assert session.process.wait(30) == 0
+
+
+def test_chat_at_a_terminal_goes_on_after_the_engine_came_back(start_engine, terminal):
+    first = start_engine(next_token=saying("one", then_eos=True))
+    session = terminal()
+    session.wait_for("> ")
+    session.type("Hi\r")
+    session.wait_for("one")
+    session.wait_for("> ")
+    first.stop()
+    second = start_engine(next_token=saying("two", then_eos=True))
+    session.type("again\r")
+    session.wait_for("two")
+    assert second.requests[0].prompt_token_ids == ids_of("user:Hi;assistant:one;user:again;")

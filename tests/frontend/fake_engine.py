@@ -1,0 +1,234 @@
+"""A scripted engine: the wire, a token function, and faults on demand. No model, no torch.
+
+Owns a ROUTER socket in a thread. Each turn of its loop gives every live request one token.
+"""
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import zmq
+from fake_model import (
+    EOS_ID,
+    HEARTBEAT_S,
+    NextToken,
+    arithmetic,
+    logprobs,
+    statistics,
+    timings,
+    welcome,
+)
+
+from protocol import calls
+from protocol.base import WIRE_VERSION, Message
+from protocol.codec import decode_client_message, encode
+from protocol.errors import ErrorCode
+from protocol.outputs import (
+    CallResult,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    ErrorMessage,
+    FinishReason,
+    Heartbeat,
+    Rejected,
+)
+from protocol.requests import Abort, Call, EngineRequest, Goodbye, Hello
+
+
+@dataclasses.dataclass
+class _Live:
+    identity: bytes
+    request: EngineRequest
+    token_ids: list[int]
+
+
+class FakeEngine:
+    """Serves from `start` to `stop` or `die`; a new one at the same address is its return."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        next_token: NextToken = arithmetic,
+        fingerprint: str = "model-1",
+        step_s: float = 0.001,
+        with_tokenizer: bool = True,
+        wire_version: int = WIRE_VERSION,
+        refuse: Callable[[EngineRequest], str | None] = lambda _request: None,
+        fail: Callable[[EngineRequest, int], str | None] = lambda _request, _number: None,
+        die_after_tokens: int | None = None,
+        mute: bool = False,
+    ) -> None:
+        self.address = address
+        self.next_token = next_token
+        self.fingerprint = fingerprint
+        self.step_s = step_s
+        self.with_tokenizer = with_tokenizer
+        self.wire_version = wire_version
+        self.refuse = refuse
+        self.fail = fail
+        self.die_after_tokens = die_after_tokens
+        self.mute = mute
+        self.requests: list[EngineRequest] = []
+        self.aborted: list[str] = []
+        self.num_goodbyes = 0
+        self.num_tokens = 0
+        self._live: dict[str, _Live] = {}
+        self._identities: set[bytes] = set()
+        self._stopping = threading.Event()
+        self._bound = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    def start(self) -> "FakeEngine":
+        self._thread.start()
+        assert self._bound.wait(5)
+        return self
+
+    def stop(self) -> None:
+        """As a killed process: the socket closes without a word."""
+        self._stopping.set()
+        self._thread.join(5)
+
+    def __enter__(self) -> "FakeEngine":
+        return self if self._bound.is_set() else self.start()
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
+    def join(self) -> None:
+        """Wait until it has died by itself."""
+        self._thread.join(5)
+        assert not self._thread.is_alive()
+
+    def _serve(self) -> None:
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as self._socket:
+            self._socket.setsockopt(zmq.LINGER, 0)
+            self._socket.bind(self.address)
+            self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+            self._bound.set()
+            heartbeat_due = time.monotonic()
+            while not self._stopping.is_set():
+                if self._socket.poll(self.step_s * 1000):
+                    while self._receive():
+                        pass
+                self._step()
+                if self.die_after_tokens is not None and self.num_tokens >= self.die_after_tokens:
+                    time.sleep(0.05)  # what was sent is on its way
+                    return
+                if time.monotonic() >= heartbeat_due and not self.mute:
+                    heartbeat_due = time.monotonic() + HEARTBEAT_S
+                    for identity in self._identities:
+                        self._send(identity, Heartbeat())
+
+    def _receive(self) -> bool:
+        try:
+            identity, frame = self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        if self.mute:
+            return True
+        message = decode_client_message(frame)
+        match message:
+            case Hello():
+                self._greet(identity)
+            case EngineRequest():
+                self._accept(identity, message)
+            case Abort():
+                self.aborted += message.request_ids
+                for request_id in message.request_ids:
+                    self._live.pop(request_id, None)
+            case Call():
+                self._send(identity, CallResult(call_id=message.call_id, result=self._do(message)))
+            case Goodbye():
+                self.num_goodbyes += 1
+                self._identities.discard(identity)
+        return True
+
+    def _greet(self, identity: bytes) -> None:
+        if self.wire_version != WIRE_VERSION:
+            text = f"this engine speaks wire version {self.wire_version}"
+            self._send(identity, ErrorMessage(code=ErrorCode.WIRE_VERSION, message=text))
+            return
+        self._send(identity, *welcome(self.fingerprint, with_tokenizer=self.with_tokenizer))
+        self._identities.add(identity)
+
+    def _accept(self, identity: bytes, request: EngineRequest) -> None:
+        self.requests.append(request)
+        refusal = self.refuse(request)
+        if refusal is not None:
+            rejected = Rejected(
+                request_id=request.request_id, code=ErrorCode.INVALID_REQUEST, message=refusal
+            )
+            self._send(identity, rejected)
+            return
+        self._live[request.request_id] = _Live(identity, request, list(request.output_token_ids))
+
+    def _step(self) -> None:
+        outputs: dict[bytes, list[EngineCoreOutput]] = {}
+        for live in list(self._live.values()):
+            outputs.setdefault(live.identity, []).append(self._advance(live))
+        for identity, batch in outputs.items():
+            self._send(identity, EngineCoreOutputs(outputs=batch))
+
+    def _advance(self, live: _Live) -> EngineCoreOutput:
+        request, params = live.request, live.request.sampling_params
+        failure = self.fail(request, len(live.token_ids))
+        if failure is not None:
+            del self._live[request.request_id]
+            return EngineCoreOutput(
+                request_id=request.request_id,
+                new_token_ids=[],
+                finish_reason=FinishReason.ERROR,
+                detail=failure,
+            )
+        token_id = self.next_token(request, len(live.token_ids))
+        live.token_ids.append(token_id)
+        self.num_tokens += 1
+        reason, stop_reason = None, None
+        if token_id == EOS_ID and not params.ignore_eos:
+            reason = FinishReason.STOP
+        elif token_id in params.stop_token_ids:
+            reason, stop_reason = FinishReason.STOP, token_id
+        elif len(live.token_ids) >= params.max_tokens:
+            reason = FinishReason.LENGTH
+        if reason is not None:
+            del self._live[request.request_id]
+        is_first = len(live.token_ids) == len(request.output_token_ids) + 1
+        return EngineCoreOutput(
+            request_id=request.request_id,
+            new_token_ids=[token_id],
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            logprobs=None if params.logprobs is None else logprobs(token_id, params.logprobs),
+            num_cached_tokens=3 if is_first else None,
+            timings=None if reason is None else timings(),
+        )
+
+    def _do(self, call: Call) -> calls.AnyResult:
+        match call.call:
+            case calls.Ping():
+                return calls.Pong(uptime_s=1.5)
+            case calls.ResetPrefixCache():
+                return calls.PrefixCacheReset(num_blocks_forgotten=5)
+            case calls.Drain():
+                return calls.Draining(num_requests_left=len(self._live))
+            case calls.GetStatistics():
+                return statistics(len(self._live))
+
+    def _send(self, identity: bytes, message: Message, frames: Sequence[bytes] = ()) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # the client may have gone
+            self._socket.send_multipart([identity, encode(message), *frames], zmq.NOBLOCK)
+
+
+def wait_until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+    """Poll until the condition holds."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within_s} s"
+        time.sleep(0.005)

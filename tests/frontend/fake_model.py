@@ -1,0 +1,122 @@
+"""What the scripted engine serves: a tokenizer of bytes, functions in place of a model, and the
+fixed answers about them."""
+
+import struct
+from collections.abc import Callable
+
+from tokenizers import Tokenizer as BackendTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from protocol.base import WIRE_VERSION
+from protocol.outputs import Logprobs, ModelInfo, RequestTimings, TokenizerInfo, Welcome
+from protocol.requests import EngineRequest, TensorRef
+from protocol.sampling import SamplingParams
+from protocol.statistics import EngineStatistics
+
+EOS = "<eos>"
+MAX_MODEL_LEN = 512
+HEARTBEAT_S = 0.05
+
+_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+VOCAB = {symbol: index for index, symbol in enumerate(_ALPHABET)} | {EOS: 256}
+EOS_ID = VOCAB[EOS]
+
+
+def byte_tokenizer() -> BackendTokenizer:
+    """One token a byte, and end-of-sequence."""
+    tokenizer = BackendTokenizer(models.BPE(vocab=VOCAB, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([EOS])
+    return tokenizer
+
+
+TOKENIZER = byte_tokenizer()
+
+
+def ids_of(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False).ids
+
+
+NextToken = Callable[[EngineRequest, int], int]
+"""From the request and the number of tokens that it has generated to the next one."""
+
+
+def arithmetic(request: EngineRequest, num_generated: int) -> int:
+    """Printable letters that depend on the prompt, the seed and the position."""
+    seed = (request.sampling_params.seed or 0) if request.sampling_params.temperature else 0
+    value = (sum(request.prompt_token_ids) * 31 + seed * 17 + num_generated * num_generated) % 26
+    return ids_of(chr(ord("a") + value))[0]
+
+
+def expected_text(prompt: str, num_tokens: int) -> str:
+    """What `arithmetic` answers to a greedy request."""
+    request = EngineRequest(
+        request_id="",
+        prompt_token_ids=ids_of(prompt),
+        sampling_params=SamplingParams(max_tokens=1, temperature=0.0),
+    )
+    return TOKENIZER.decode([arithmetic(request, number) for number in range(num_tokens)])
+
+
+def saying(text: str, *, then_eos: bool = False) -> NextToken:
+    """The tokens of a text, again and again or ended by end-of-sequence."""
+    ids = ids_of(text) + ([EOS_ID] if then_eos else [])
+    return lambda _request, num_generated: ids[num_generated % len(ids)]
+
+
+def welcome(fingerprint: str, *, with_tokenizer: bool) -> tuple[Welcome, list[bytes]]:
+    document = TOKENIZER.to_str().encode()
+    info = TokenizerInfo(
+        fingerprint="bytes",
+        tokenizer_json=TensorRef(frame=0, dtype="uint8", shape=(len(document),)),
+        chat_template="{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}",
+        special_tokens={"eos_token": EOS},
+    )
+    model = ModelInfo(
+        name="fake",
+        architecture="Fake",
+        fingerprint=fingerprint,
+        max_model_len=MAX_MODEL_LEN,
+        vocab_size=len(VOCAB),
+        dtype="float32",
+        num_blocks=64,
+        block_size=16,
+        eos_token_ids=(EOS_ID,),
+        max_logprobs=20,
+        default_sampling={"temperature": 0.25, "top_k": 7.0},
+        tokenizer=info if with_tokenizer else None,
+    )
+    message = Welcome(
+        wire_version=WIRE_VERSION, engine_id="fake", heartbeat_s=HEARTBEAT_S, model=model
+    )
+    return message, [document] if with_tokenizer else []
+
+
+def logprobs(token_id: int, num_top: int) -> Logprobs:
+    """The sampled token at -0.5 and rank 1, then others at -1, -2 ..."""
+    top = [(token_id + offset) % len(VOCAB) for offset in range(num_top)]
+    values = [-0.5, *([-0.5] if num_top else []), *(-float(n) for n in range(1, num_top))]
+    width = 1 + num_top
+    return Logprobs(
+        num_positions=1,
+        width=width,
+        token_ids=struct.pack(f"<{width}i", token_id, *top),
+        logprobs=struct.pack(f"<{width}f", *values),
+        ranks=[1],
+    )
+
+
+def timings() -> RequestTimings:
+    return RequestTimings(
+        first_scheduled_s=0.1, first_token_s=0.2, finished_s=0.3, num_preemptions=0
+    )
+
+
+def statistics(num_running: int) -> EngineStatistics:
+    return EngineStatistics(
+        uptime_s=1.5, num_clients=1, num_running=num_running, num_waiting=0, num_blocks=64,
+        num_blocks_in_use=0, num_blocks_cached=0, block_size=16, num_steps=0, num_prompt_tokens=0,
+        num_cached_prompt_tokens=0, num_generated_tokens=0, num_preemptions=0, num_finished={},
+        step_time_s=0.0, model_time_s=0.0,
+    )  # fmt: skip

@@ -1,0 +1,192 @@
+"""What a client does when its engine goes away: resume exactly, or end every stream clearly."""
+
+import asyncio
+import time
+
+import pytest
+from fake_engine import FakeEngine
+from fake_model import ids_of, saying
+
+from frontend import AsyncLLM, EngineDied, EngineUnavailable, RequestOutputKind, SamplingParams
+from protocol.outputs import ErrorMessage
+
+
+async def collect(stream):
+    return [output async for output in stream]
+
+
+async def whole_answer(address, prompt, params):
+    async with AsyncLLM(address) as client:
+        return (await collect(client.generate(prompt, params)))[-1]
+
+
+def die_and_return(first: FakeEngine, **script) -> FakeEngine:
+    first.join()
+    return FakeEngine(first.address, **script).start()
+
+
+@pytest.mark.parametrize("kind", list(RequestOutputKind))
+async def test_streams_go_on_exactly_when_the_engine_comes_back(start_engine, kind):
+    first = start_engine(die_after_tokens=30)
+    params = SamplingParams(seed=5, max_tokens=40, n=2, output_kind=kind)
+    async with AsyncLLM(first.address, reconnect_timeout_s=10) as client:
+        streams = [
+            asyncio.create_task(collect(client.generate(prompt, params))) for prompt in ("a", "bc")
+        ]
+        second = await asyncio.to_thread(die_and_return, first)
+        results = await asyncio.gather(*streams)
+    with second:
+        for prompt, outputs in zip(("a", "bc"), results, strict=True):
+            whole = SamplingParams(seed=5, max_tokens=40, n=2)
+            expected = await whole_answer(second.address, prompt, whole)
+            for index in range(2):
+                want = expected.outputs[index]
+                pieces = [c for o in outputs for c in o.outputs if c.index == index]
+                if kind is RequestOutputKind.DELTA:
+                    assert "".join(piece.text for piece in pieces) == want.text
+                    assert [
+                        token for piece in pieces for token in piece.token_ids
+                    ] == want.token_ids
+                else:
+                    assert (pieces[-1].text, pieces[-1].token_ids) == (want.text, want.token_ids)
+            assert [output.finished for output in outputs].count(True) == 1
+            assert outputs[-1].metrics.num_resumptions == 1
+    resumed = [request for request in second.requests if request.output_token_ids]
+    assert len(resumed) == 4
+    assert not {r.request_id for r in first.requests} & {r.request_id for r in second.requests}
+
+
+async def test_a_drawn_seed_survives_the_engine(start_engine):
+    first = start_engine(die_after_tokens=10)
+    async with AsyncLLM(first.address, reconnect_timeout_s=10) as client:
+        task = asyncio.create_task(collect(client.generate("x", SamplingParams(max_tokens=30))))
+        second = await asyncio.to_thread(die_and_return, first)
+        with second:
+            await task
+    assert first.requests[0].sampling_params.seed is not None
+    assert first.requests[0].sampling_params == second.requests[0].sampling_params
+
+
+async def test_a_stop_string_is_found_across_the_loss(start_engine):
+    script = {"next_token": saying("0123456789abcdefghij")}
+    first = start_engine(die_after_tokens=12, **script)
+    async with AsyncLLM(first.address, reconnect_timeout_s=10) as client:
+        params = SamplingParams(max_tokens=200, stop="9abcde")
+        task = asyncio.create_task(collect(client.generate("x", params)))
+        second = await asyncio.to_thread(die_and_return, first, **script)
+        with second:
+            outputs = await task
+    assert outputs[-1].outputs[0].text == "012345678"
+    assert outputs[-1].outputs[0].token_ids == ids_of("0123456789abcde")
+
+
+async def test_an_engine_that_stays_away_ends_every_stream_with_its_address(start_engine):
+    engine = start_engine(die_after_tokens=20)
+    async with AsyncLLM(engine.address, reconnect_timeout_s=0.3) as client:
+        params = SamplingParams(max_tokens=300)
+        streams = [collect(client.generate(prompt, params)) for prompt in ("a", "b", "c")]
+        results = await asyncio.gather(*streams, return_exceptions=True)
+        assert all(isinstance(result, EngineDied) for result in results)
+        assert results[0].address == engine.address
+        assert engine.address in str(results[0])
+        assert "within 0.3 s" in str(results[0])
+        assert len(client.requests) == 0
+        with pytest.raises(EngineUnavailable):
+            await anext(client.generate("later"))
+
+
+async def test_what_arrived_before_the_loss_is_delivered_before_the_error(start_engine):
+    engine = start_engine(die_after_tokens=20)
+    texts = []
+    async with AsyncLLM(engine.address, reconnect_timeout_s=0.1) as client:
+        with pytest.raises(EngineDied):
+            async for output in client.generate("a", SamplingParams(max_tokens=300, seed=1)):
+                texts.append(output.outputs[0].text)
+                await asyncio.sleep(0.2)
+    assert len(texts[-1]) == 20
+
+
+async def test_another_model_at_the_address_ends_the_streams(start_engine):
+    first = start_engine(die_after_tokens=10)
+    async with AsyncLLM(first.address, reconnect_timeout_s=10) as client:
+        task = asyncio.create_task(collect(client.generate("x", SamplingParams(max_tokens=90))))
+        second = await asyncio.to_thread(die_and_return, first, fingerprint="model-2")
+        with second:
+            with pytest.raises(EngineDied, match="came back with another model"):
+                await task
+            outputs = await collect(client.generate("x", SamplingParams(max_tokens=3)))
+            assert client.model.fingerprint == "model-2"
+    assert outputs[-1].finished
+
+
+async def test_an_idle_client_uses_the_engine_that_came_back(engine, client):
+    await collect(client.generate("x", SamplingParams(max_tokens=3)))
+    await asyncio.to_thread(engine.stop)
+    await asyncio.sleep(0.1)
+    with FakeEngine(engine.address):
+        outputs = await collect(client.generate("x", SamplingParams(max_tokens=3)))
+    assert outputs[-1].finished
+
+
+async def test_requests_made_during_a_recovery_wait_for_it(start_engine):
+    first = start_engine(die_after_tokens=10)
+    async with AsyncLLM(first.address, reconnect_timeout_s=10) as client:
+        running = asyncio.create_task(collect(client.generate("x", SamplingParams(max_tokens=30))))
+        await asyncio.to_thread(first.join)
+        await asyncio.sleep(0.2)
+        late = asyncio.create_task(collect(client.generate("y", SamplingParams(max_tokens=30))))
+        await asyncio.sleep(0.2)
+        assert not late.done()
+        with FakeEngine(first.address):
+            results = await asyncio.gather(running, late)
+    assert all(outputs[-1].finished for outputs in results)
+
+
+async def test_leaving_a_stream_during_a_recovery_forgets_its_request(start_engine):
+    first = start_engine(die_after_tokens=5)
+    async with AsyncLLM(first.address, reconnect_timeout_s=10) as client:
+        stream = client.generate("x", SamplingParams(max_tokens=30))
+        await anext(stream)
+        await asyncio.to_thread(first.join)
+        await asyncio.sleep(0.2)
+        await stream.aclose()
+        with FakeEngine(first.address) as second:
+            await client.ping()
+            assert second.requests == []
+
+
+async def test_a_call_under_way_is_told_of_the_loss(engine, client):
+    engine._do = lambda _call: (_ for _ in ()).throw(SystemExit)  # the engine dies of it
+    with pytest.raises(EngineDied, match="is gone"):
+        await client.ping()
+
+
+async def test_a_silent_engine_is_taken_for_lost(start_engine):
+    engine = start_engine(step_s=0.01)
+    async with AsyncLLM(
+        engine.address, silence_timeout_s=0.3, reconnect_timeout_s=0.2, connect_timeout_s=0.2
+    ) as client:
+        task = asyncio.create_task(collect(client.generate("x", SamplingParams(max_tokens=500))))
+        await asyncio.sleep(0.1)
+        engine.mute = True
+        engine._step = lambda: None
+        with pytest.raises(EngineDied, match=r"silent for 0\.3 s"):
+            await task
+
+
+async def test_a_client_that_was_busy_does_not_take_its_engine_for_lost(engine):
+    async with AsyncLLM(engine.address, silence_timeout_s=0.2, reconnect_timeout_s=0) as client:
+        task = asyncio.create_task(collect(client.generate("x", SamplingParams(max_tokens=300))))
+        await asyncio.sleep(0.05)
+        time.sleep(0.6)  # the loop is blocked on purpose
+        assert (await task)[-1].metrics.num_resumptions == 0
+
+
+async def test_an_engine_that_forgot_the_client_is_greeted_again(engine, client):
+    stream = client.generate("x", SamplingParams(max_tokens=100, seed=3))
+    await anext(stream)
+    complaint = ErrorMessage(code="hello_required", message="say HELLO")
+    client._session._on_message(complaint, ())
+    outputs = await collect(stream)
+    assert len(outputs[-1].outputs[0].token_ids) == 100
+    assert len(engine.requests) == 2

@@ -1,0 +1,91 @@
+"""vLLM's engine arguments: passed on, taken because they ask for nothing, or refused by name."""
+
+import pytest
+
+from engine_core.options import EngineOptions
+from frontend.engine_options import daemon_arguments
+from frontend.errors import InvalidInput
+
+
+def parsed(arguments) -> EngineOptions:
+    """As the daemon itself would read them."""
+    from engine_core.cli import app
+
+    _, bound, _ = app.parse_args(arguments, exit_on_error=False, print_error=False)
+    return bound.arguments["options"]
+
+
+def test_every_option_reaches_the_daemon():
+    options = {
+        "tokenizer": "folder", "dtype": "float32", "max_model_len": 100, "max_num_seqs": 4,
+        "max_num_batched_tokens": 64, "max_chunk_size": 32, "block_size": 8, "num_blocks": 50,
+        "kv_cache_memory": 10**9, "memory_fraction": 0.3, "enable_prefix_caching": False,
+        "max_logprobs": -1, "num_threads": 1, "log_level": "warning", "model_name": "name",
+        "model_impl": "native",
+    }  # fmt: skip
+    read = parsed(daemon_arguments("some/model", options))
+    assert read.model == "some/model"
+    assert {name: getattr(read, name) for name in options} == options
+
+
+def test_none_leaves_the_daemons_default():
+    options = dict.fromkeys(["dtype", "max_model_len", "enable_prefix_caching", "num_blocks"])
+    assert parsed(daemon_arguments("m", options)) == EngineOptions(model="m")
+
+
+def test_vllms_other_names_mean_the_same():
+    read = parsed(
+        daemon_arguments(
+            "m",
+            {
+                "gpu_memory_utilization": 0.5,
+                "num_gpu_blocks_override": 9,
+                "kv_cache_memory_bytes": 1000,
+                "served_model_name": "x",
+            },
+        )
+    )
+    assert (read.memory_fraction, read.num_blocks) == (0.5, 9)
+    assert (read.kv_cache_memory, read.model_name) == (1000, "x")
+    with pytest.raises(InvalidInput, match="same option"):
+        daemon_arguments("m", {"num_blocks": 1, "num_gpu_blocks_override": 2})
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("torch.float32", "float32"), ("half", "float16"), ("float", "float32"), ("auto", "auto")],
+)
+def test_dtypes_go_by_all_their_names(given, meant):
+    assert parsed(daemon_arguments("m", {"dtype": given})).dtype == meant
+
+
+def test_what_asks_for_nothing_is_taken():
+    neutral = {
+        "tensor_parallel_size": 1, "trust_remote_code": False, "enforce_eager": True,
+        "disable_log_stats": True, "swap_space": 4, "quantization": None, "load_format": "auto",
+        "enable_chunked_prefill": True, "pipeline_parallel_size": 1, "enable_lora": False,
+    }  # fmt: skip
+    assert daemon_arguments("m", neutral) == ["--model", "m"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tensor_parallel_size", 2),
+        ("trust_remote_code", True),
+        ("quantization", "awq"),
+        ("enable_lora", True),
+        ("enable_chunked_prefill", False),
+        ("speculative_config", {"model": "x"}),
+        ("kv_cache_dtype", "fp8"),
+        ("cpu_offload_gb", 4),
+    ],
+)
+def test_what_it_cannot_do_is_refused_by_name(name, value):
+    with pytest.raises(InvalidInput, match=f"does not support {name}="):
+        daemon_arguments("m", {name: value})
+
+
+def test_an_option_that_nobody_knows_is_an_error():
+    with pytest.raises(TypeError, match="unknown engine option 'max_nun_seqs'"):
+        daemon_arguments("m", {"max_nun_seqs": 4})

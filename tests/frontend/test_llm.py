@@ -1,0 +1,173 @@
+"""The synchronous face: batches over an address, order, refusals, interrupts, the progress bar."""
+
+import signal
+import threading
+
+import pytest
+from fake_engine import wait_until
+from fake_model import EOS_ID, ids_of
+
+from frontend import LLM, EngineDied, EngineUnavailable, InvalidInput, SamplingParams
+from frontend.errors import ClientClosed
+
+
+class Bar:
+    def __init__(self, **options):
+        self.options = options
+        self.num_done = 0
+        self.closed = False
+
+    def update(self, n):
+        self.num_done += n
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def llm(engine):
+    with LLM(address=engine.address) as llm:
+        yield llm
+
+
+def params(**more):
+    return SamplingParams(**{"temperature": 0, "max_tokens": 5, **more})
+
+
+def test_outputs_come_in_the_prompts_order_whatever_ends_first(llm):
+    lengths = [30, 2, 17, 1]
+    prompts = ["one", ids_of("two"), {"prompt": "three"}, {"prompt_token_ids": ids_of("four")}]
+    outputs = llm.generate(prompts, [params(max_tokens=n) for n in lengths], use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
+    assert [output.prompt for output in outputs] == ["one", None, "three", None]
+    assert [output.prompt_token_ids for output in outputs] == [
+        ids_of(text) for text in ("one", "two", "three", "four")
+    ]
+    assert all(output.finished for output in outputs)
+
+
+@pytest.mark.parametrize("prompt", ["one", ids_of("one"), {"prompt": "one"}])
+def test_a_single_prompt_gives_a_list_of_one(llm, prompt):
+    [output] = llm.generate(prompt, params(), use_tqdm=False)
+    assert output.prompt_token_ids == ids_of("one")
+
+
+def test_no_prompts_give_no_outputs(llm):
+    assert llm.generate([], params()) == []
+
+
+def test_token_lists_are_prompts_of_their_own(llm):
+    outputs = llm.generate([[1, 2], [3]], params(), use_tqdm=False)
+    assert [output.prompt_token_ids for output in outputs] == [[1, 2], [3]]
+
+
+def test_the_progress_bar_counts_prompts(llm):
+    bars = []
+
+    def make(**options):
+        bars.append(Bar(**options))
+        return bars[-1]
+
+    llm.generate(["a", "b", "c"], params(n=1), use_tqdm=make)
+    [bar] = bars
+    assert (bar.options["total"], bar.num_done, bar.closed) == (3, 3, True)
+
+
+def test_a_bar_is_shown_by_default(llm, capsys):
+    llm.generate(["a", "b"], params())
+    assert "Processed prompts: 100%" in capsys.readouterr().err
+
+
+def test_one_bad_prompt_is_named_and_nothing_is_sent(llm, engine):
+    with pytest.raises(InvalidInput, match="prompt 1 holds token id 257"):
+        llm.generate(["good", [EOS_ID + 1]], params())
+    llm.statistics()
+    assert engine.requests == []
+
+
+def test_a_refusal_ends_only_its_own_request(start_engine):
+    bad = ids_of("bad")
+    engine = start_engine(refuse=lambda r: "not today" if r.prompt_token_ids == bad else None)
+    with LLM(address=engine.address) as llm:
+        outputs = llm.generate(["good", "bad", "good"], params(), use_tqdm=False)
+    reasons = [output.outputs[0].finish_reason for output in outputs]
+    assert reasons == ["length", "error", "length"]
+    assert outputs[1].finished
+    assert outputs[1].outputs[0].detail == "not today"
+
+
+def test_a_lost_engine_raises(start_engine):
+    engine = start_engine(die_after_tokens=10)
+    with LLM(address=engine.address, reconnect_timeout_s=0.2) as llm, pytest.raises(EngineDied):
+        llm.generate(["x"], params(max_tokens=300), use_tqdm=False)
+
+
+def test_parameters_must_be_as_many_as_prompts(llm):
+    with pytest.raises(InvalidInput, match="2 prompts and 1 sampling_params"):
+        llm.generate(["a", "b"], [params()])
+
+
+def test_the_callers_parameters_are_left_as_they_are(llm):
+    mine = params()
+    llm.generate("x", mine, use_tqdm=False)
+    assert mine == params()
+
+
+def test_an_interrupt_aborts_every_request(llm, engine):
+    def interrupt():
+        wait_until(lambda: engine.num_live == 3)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a", "b", "c"], params(max_tokens=500), use_tqdm=False)
+    thread.join()
+    llm.statistics()
+    assert sorted(engine.aborted) == sorted(request.request_id for request in engine.requests)
+
+
+def test_chat_takes_one_conversation_or_several(llm):
+    one = [{"role": "user", "content": "hi"}]
+    [output] = llm.chat(one, params(), use_tqdm=False)
+    assert output.prompt == "user:hi;"
+    outputs = llm.chat([one, [{"role": "user", "content": "yo"}]], params(), use_tqdm=False)
+    assert [output.prompt for output in outputs] == ["user:hi;", "user:yo;"]
+
+
+def test_what_is_not_supported_is_refused_by_name(llm):
+    with pytest.raises(InvalidInput, match="lora_request"):
+        llm.generate("x", params(), lora_request=object())
+    with pytest.raises(InvalidInput, match="chat_template_content_format"):
+        llm.chat([{"role": "user", "content": "x"}], chat_template_content_format="openai")
+
+
+def test_engine_options_without_a_model_are_refused():
+    with pytest.raises(InvalidInput, match="max_num_seqs"):
+        LLM(address="ipc:///nowhere", max_num_seqs=4)
+    with pytest.raises(InvalidInput, match="give one of them"):
+        LLM("model", address="ipc:///nowhere")
+
+
+def test_nobody_there_is_told(address):
+    with pytest.raises(EngineUnavailable, match="does not exist"):
+        LLM(address=address)
+
+
+def test_a_closed_llm_says_so(engine):
+    llm = LLM(address=engine.address)
+    llm.close()
+    llm.close()
+    with pytest.raises(ClientClosed):
+        llm.generate("x")
+    wait_until(lambda: engine.num_goodbyes == 1)
+
+
+def test_defaults_and_tokenizer_are_the_models(llm):
+    defaults = llm.get_default_sampling_params()
+    defaults.max_tokens = 3
+    assert (defaults.temperature, defaults.top_k) == (0.25, 7)
+    [output] = llm.generate("x", defaults, use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 3
+    assert llm.get_tokenizer().decode(ids_of("abc")) == "abc"
+    assert llm.reset_prefix_cache()

@@ -1,0 +1,160 @@
+"""Names, defaults and limits of SamplingParams, and its translation."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frontend import InvalidInput, RequestOutputKind, SamplingParams
+
+
+def test_the_defaults_are_vllms():
+    params = SamplingParams()
+    assert (params.n, params.temperature, params.top_p, params.top_k, params.min_p) == (
+        1, 1.0, 1.0, 0, 0.0,
+    )  # fmt: skip
+    assert (params.max_tokens, params.min_tokens, params.seed) == (16, 0, None)
+    assert params.output_kind is RequestOutputKind.CUMULATIVE
+    assert (params.detokenize, params.skip_special_tokens, params.ignore_eos) == (True, True, False)
+
+
+def test_the_first_positions_are_vllms():
+    params = SamplingParams(2, 0.1, 0.2, 1.3, 0.4, 0.5, 6, 0.7, 8, "stop")
+    wire = params.to_wire(1, 100)
+    assert params.n == 2
+    assert (wire.presence_penalty, wire.frequency_penalty, wire.repetition_penalty) == (
+        0.1, 0.2, 1.3,
+    )  # fmt: skip
+    assert (wire.temperature, wire.top_p, wire.top_k, wire.min_p, wire.seed) == (
+        0.4, 0.5, 6, 0.7, 8,
+    )  # fmt: skip
+    assert params.stop_strings == ("stop",)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n": 0}, "n is 0"),
+        ({"n": 2.0}, "n is 2.0"),
+        ({"temperature": -1}, "temperature is -1"),
+        ({"temperature": math.nan}, "temperature is nan"),
+        ({"temperature": math.inf}, "temperature is inf"),
+        ({"temperature": "hot"}, "temperature is 'hot'"),
+        ({"temperature": None}, "temperature is None"),
+        ({"top_p": 0}, "top_p is 0"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"top_k": -2}, "top_k is -2"),
+        ({"top_k": 1.5}, "top_k is 1.5"),
+        ({"min_p": 2}, "min_p is 2"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"min_tokens": -1}, "min_tokens is -1"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens is 9, above max_tokens 8"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0"),
+        ({"presence_penalty": 3}, "presence_penalty is 3"),
+        ({"frequency_penalty": -3}, "frequency_penalty is -3"),
+        ({"seed": -2}, "seed is -2"),
+        ({"seed": 2**64}, f"seed is {2**64}"),
+        ({"stop": ""}, "empty string"),
+        ({"stop": ["a", ""]}, "empty string"),
+        ({"stop": [1]}, "stop holds 1"),
+        ({"stop": "x", "detokenize": False}, "detokenize is False"),
+        ({"temperature": 0, "n": 2}, "n is 2 with temperature 0"),
+        ({"logprobs": -2}, "logprobs is -2"),
+        ({"logit_bias": {"x": 1}}, "key 'x'"),
+        ({"logit_bias": {1: 101}}, "logit_bias of token 1"),
+        ({"allowed_token_ids": []}, "allowed_token_ids is empty"),
+        ({"stop_token_ids": ["x"]}, "stop_token_ids is 'x'"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0"),
+        ({"output_kind": 1}, "output_kind is 1"),
+        ({"detokenize": 1}, "detokenize is 1"),
+    ],
+)
+def test_a_value_outside_its_limits_is_named(options, message):
+    with pytest.raises(ValueError, match=message) as refusal:
+        SamplingParams(**options)
+    assert isinstance(refusal.value, InvalidInput)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prompt_logprobs": 1},
+        {"bad_words": ["x"]},
+        {"best_of": 2},
+        {"use_beam_search": True},
+        {"logits_processors": [print]},
+        {"structured_outputs": {"json": {}}},
+        {"guided_decoding": {"json": {}}},
+        {"extra_args": {"a": 1}},
+        {"spaces_between_special_tokens": False, "skip_special_tokens": False},
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(options):
+    with pytest.raises(InvalidInput, match=f"not support {next(iter(options))}"):
+        SamplingParams(**options)
+
+
+def test_what_asks_for_nothing_is_taken():
+    params = SamplingParams(
+        bad_words=[], best_of=1, logits_processors=[], extra_args={}, seed=-1, top_k=-1,
+        spaces_between_special_tokens=False,
+    )  # fmt: skip
+    wire = params.to_wire(1, 10)
+    assert (wire.seed, wire.top_k) == (None, 0)
+
+
+def test_assigned_values_are_checked_when_used():
+    params = SamplingParams()
+    params.stop = "one"
+    assert params.stop_strings == ("one",)
+    params.temperature = -1
+    with pytest.raises(InvalidInput, match="temperature is -1"):
+        params.to_wire(1, 10)
+
+
+def test_max_tokens_none_means_what_the_models_length_leaves():
+    assert SamplingParams(max_tokens=None).to_wire(30, 100).max_tokens == 70
+    assert SamplingParams(max_tokens=90, min_tokens=80).to_wire(30, 100).max_tokens == 70
+    assert SamplingParams(max_tokens=90, min_tokens=80).to_wire(30, 100).min_tokens == 70
+    assert SamplingParams(max_tokens=9).to_wire(30, 100).max_tokens == 9
+
+
+def test_logit_bias_takes_openais_string_keys():
+    wire = SamplingParams(logit_bias={"5": 1, 6: -2.5}).to_wire(1, 10)
+    assert wire.logit_bias == {5: 1, 6: -2.5}
+
+
+def test_defaults_of_a_model_come_with_their_types():
+    params = SamplingParams.from_defaults({"temperature": 0.5, "top_k": 20.0, "unknown": 1.0})
+    assert (params.temperature, params.top_k) == (0.5, 20)
+    assert isinstance(params.top_k, int)
+
+
+def test_a_clone_shares_nothing():
+    params = SamplingParams(stop=["a"], logit_bias={1: 2.0})
+    clone = params.clone()
+    clone.stop.append("b")
+    clone.logit_bias[2] = 1.0
+    assert (params.stop, params.logit_bias) == (["a"], {1: 2.0})
+
+
+@given(
+    temperature=st.floats(0, 10),
+    top_p=st.floats(0.01, 1),
+    top_k=st.integers(-1, 1000),
+    min_p=st.floats(0, 1),
+    max_tokens=st.none() | st.integers(1, 10_000),
+    min_tokens=st.integers(0, 10_000),
+    prompt_len=st.integers(1, 499),
+)
+def test_whatever_is_accepted_translates(prompt_len, **options):
+    try:
+        params = SamplingParams(**options)
+    except InvalidInput:
+        assert options["max_tokens"] is not None
+        assert options["min_tokens"] > options["max_tokens"]
+        return
+    wire = params.to_wire(prompt_len, 500)
+    assert 1 <= wire.max_tokens <= 500 - prompt_len
+    assert wire.min_tokens <= wire.max_tokens

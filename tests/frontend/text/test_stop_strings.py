@@ -1,0 +1,111 @@
+"""Stop strings against `str.find` on the whole text."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frontend.stop_strings import StopResult, StopStringMatcher
+
+LETTERS = st.text(alphabet="ab\n", max_size=30)
+STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=6), max_size=4)
+
+
+def chunks_of(text, sizes):
+    start = 0
+    for size in sizes:
+        yield text[start : start + size]
+        start += size
+    yield text[start:]
+
+
+def run(matcher, chunks):
+    shown = ""
+    for chunk in chunks:
+        result = matcher.append(chunk)
+        shown += result.text
+        if result.matched is not None:
+            return shown, result.matched
+    return shown + matcher.flush(), None
+
+
+def reference(text, stops, include):
+    ends = [(text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
+    if not ends:
+        return text, None
+    end, _, stop = min(ends)
+    return text[: end if include else end - len(stop)], stop
+
+
+@settings(max_examples=1000, deadline=None)
+@given(text=LETTERS, stops=STOPS, sizes=st.lists(st.integers(0, 7)), include=st.booleans())
+def test_any_chunking_finds_what_str_find_finds_on_the_whole_text(text, stops, sizes, include):
+    matcher = StopStringMatcher(stops, include_in_output=include)
+    assert run(matcher, chunks_of(text, sizes)) == reference(text, stops, include)
+
+
+@settings(max_examples=500, deadline=None)
+@given(text=LETTERS, stops=STOPS, sizes=st.lists(st.integers(0, 7)))
+def test_held_back_is_exactly_the_longest_suffix_that_could_begin_a_stop_string(text, stops, sizes):
+    matcher = StopStringMatcher(stops)
+    shown = seen = ""
+    for chunk in chunks_of(text, sizes):
+        seen += chunk
+        result = matcher.append(chunk)
+        shown += result.text
+        if result.matched is not None:
+            break
+        lengths = [
+            length
+            for length in range(len(seen) + 1)
+            if any(
+                length < len(stop) and stop.startswith(seen[len(seen) - length :]) for stop in stops
+            )
+        ]
+        assert shown == seen[: len(seen) - max(lengths, default=0)]
+
+
+def test_stop_string_over_many_pieces_is_cut_out():
+    matcher = StopStringMatcher(["<|user|>"])
+    assert [matcher.append(piece) for piece in ["Hi", " <", "|us", "er", "|> more"]] == [
+        StopResult("Hi"),
+        StopResult(" "),
+        StopResult(""),
+        StopResult(""),
+        StopResult("", "<|user|>"),
+    ]
+
+
+def test_text_that_only_looked_like_a_stop_string_comes_out():
+    matcher = StopStringMatcher(["###"])
+    assert matcher.append("a##").text == "a"
+    assert matcher.append(" b").text == "## b"
+    assert matcher.append("#").text == ""
+    assert matcher.flush() == "#"
+
+
+def test_nothing_is_held_back_when_the_stop_string_is_part_of_the_output():
+    matcher = StopStringMatcher(["END"], include_in_output=True)
+    assert matcher.append("the EN").text == "the EN"
+    assert matcher.append("D of") == StopResult("D", "END")
+    assert matcher.flush() == ""
+
+
+def test_stop_string_that_is_complete_first_wins_whatever_the_order():
+    for stops in (["abcd", "bc"], ["bc", "abcd"]):
+        assert StopStringMatcher(stops).append("xabcd") == StopResult("xa", "bc")
+
+
+def test_of_two_stop_strings_with_one_end_the_longer_wins():
+    assert StopStringMatcher(["\n", "\n\n", "a\n\n"]).append("a\n") == StopResult("a", "\n")
+    assert StopStringMatcher(["cd", "bcd"]).append("abcd") == StopResult("a", "bcd")
+
+
+def test_without_stop_strings_text_passes_through():
+    matcher = StopStringMatcher([])
+    assert matcher.append("anything") == StopResult("anything")
+    assert matcher.flush() == ""
+
+
+def test_empty_stop_string_is_refused():
+    with pytest.raises(ValueError, match="empty"):
+        StopStringMatcher(["a", ""])

@@ -1,0 +1,113 @@
+"""The client's tokenizer against `tokenizers` itself."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from frontend.chat_template import ChatTemplateError
+from frontend.tokenizer import Tokenizer
+from protocol.outputs import TokenizerInfo
+
+_spec = importlib.util.spec_from_file_location(
+    "tokenizer_samples", Path(__file__).with_name("tokenizer_samples.py")
+)
+samples = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(samples)
+
+
+def welcome(backend, **fields):
+    info = TokenizerInfo(fingerprint="f", tokenizer_json=None, **fields)
+    return Tokenizer.from_welcome(info, memoryview(backend.to_str().encode()))
+
+
+def test_tokenizer_from_welcome_encodes_and_decodes_like_the_document():
+    backend = samples.byte_level()
+    tokenizer = welcome(backend, special_tokens={"eos_token": "</s>"})
+    text = "hello 漢字 <|end|> 🎉"
+    assert tokenizer.encode(text) == backend.encode(text).ids
+    assert tokenizer.decode(tokenizer.encode(text)) == "hello 漢字  🎉"
+    assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
+    assert tokenizer.eos_token == "</s>"
+    assert tokenizer.eos_token_id == backend.token_to_id("</s>")
+    assert tokenizer.bos_token is tokenizer.bos_token_id is None
+    assert tokenizer.vocab_size == backend.get_vocab_size()
+
+
+def test_truncation_saved_in_the_document_does_not_cut_prompts():
+    backend = samples.byte_level()
+    backend.enable_truncation(4)
+    backend.enable_padding(length=64)
+    tokenizer = welcome(backend)
+    assert tokenizer.decode(tokenizer.encode("a long enough prompt")) == "a long enough prompt"
+
+
+def test_special_tokens_of_the_post_processor_are_optional():
+    from tokenizers.processors import TemplateProcessing
+
+    backend = samples.byte_level()
+    bos = backend.token_to_id("<s>")
+    backend.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
+    tokenizer = welcome(backend)
+    assert tokenizer.encode("a")[0] == bos
+    assert tokenizer.encode("a", add_special_tokens=False) == tokenizer.encode("a")[1:]
+
+
+# a WordPiece token that begins with ## reads differently at the start of a text
+@pytest.mark.parametrize("family", [family for family in samples.EXACT if family != "word_piece"])
+def test_level_bytes_and_pieces_agree_with_the_decoder_for_every_token(family):
+    tokenizer = Tokenizer(samples.EXACT[family]())
+    pieces = tokenizer.pieces
+    for token_id in range(tokenizer.vocab_size):
+        alone = tokenizer.decode([token_id], skip_special_tokens=False)
+        assert pieces.text(token_id).lstrip(" ") == alone.lstrip(" ")
+
+
+def test_token_text_keeps_the_leading_space_and_shows_parts_of_characters():
+    tokenizer = Tokenizer(samples.llama2())
+    assert tokenizer.token_text(tokenizer.backend.token_to_id("▁hello")) == " hello"
+    assert tokenizer.token_text(tokenizer.backend.token_to_id("<0xE6>")) == "\ufffd"
+    assert tokenizer.token_text(tokenizer.vocab_size + 9) == ""
+
+
+def test_impossible_input_is_refused_in_words():
+    tokenizer = Tokenizer(samples.byte_level())
+    with pytest.raises(ValueError, match="surrogate"):
+        tokenizer.encode("half a pair: \ud83d")
+    with pytest.raises(TypeError, match="int, it must be a str"):
+        tokenizer.encode(3)
+    with pytest.raises(ValueError, match="token id -1 is impossible"):
+        tokenizer.decode([1, -1])
+
+
+def test_unreadable_document_is_refused_in_words():
+    info = TokenizerInfo(fingerprint="f", tokenizer_json=None)
+    with pytest.raises(ValueError, match="install the version of tokenizers"):
+        Tokenizer.from_welcome(info, b"{}")
+
+
+def test_model_without_chat_template_says_what_to_do():
+    with pytest.raises(ChatTemplateError, match="pass chat_template="):
+        Tokenizer(samples.byte_level()).apply_chat_template([{"role": "user", "content": "a"}])
+
+
+def test_special_tokens_are_variables_of_the_template_and_callers_override_them():
+    tokenizer = welcome(
+        samples.byte_level(),
+        chat_template="{{ bos_token }}{{ messages[0].content }}{{ mood }}",
+        special_tokens={"bos_token": "<s>"},
+    )
+    messages = [{"role": "user", "content": "a"}]
+    assert tokenizer.apply_chat_template(messages, mood="!") == "<s>a!"
+    assert tokenizer.apply_chat_template(messages, bos_token="") == "a"
+
+
+def test_importing_the_text_side_loads_neither_tokenizers_nor_jinja2_nor_numpy():
+    code = (
+        "import sys, frontend.tokenizer, frontend.detokenizer, frontend.stop_strings;"
+        "print(sorted({'tokenizers', 'jinja2', 'numpy', 'torch', 'transformers'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
