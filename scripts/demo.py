@@ -65,7 +65,7 @@ async def ask(address: str) -> None:
             *(answer(llm, number, text) for number, text in enumerate(QUESTIONS, start=1))
         )
         elapsed_s = time.perf_counter() - started_s
-        print(f"\n{sum(counts)} tokens for {len(counts)} clients' questions in {elapsed_s:.1f} s\n")
+        print(f"\n{sum(counts)} tokens for {len(counts)} questions at once in {elapsed_s:.1f} s\n")
         statistics = await llm.statistics()
         print("the engine's statistics:")
         for name in statistics.__struct_fields__:
@@ -82,9 +82,11 @@ async def answer(llm: "AsyncLLM", number: int, question: str) -> int:  # noqa: F
     async for output in llm.chat([{"role": "user", "content": question}], params):
         pending += output.outputs[0].text
         num_tokens += len(output.outputs[0].token_ids)
-        if output.finished or len(pending) > 60 or "\n" in pending:
-            print(f"    [{number}] {pending.strip()}", flush=True)
-            pending = ""
+        # whole words, as the three share the terminal
+        if len(pending) > 60 and " " in pending.strip():
+            line, _, pending = pending.rpartition(" ")
+            print(f"    [{number}] {line.strip()}", flush=True)
+    print(f"    [{number}] {pending.strip()}", flush=True)
     return num_tokens
 
 

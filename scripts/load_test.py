@@ -116,7 +116,7 @@ def _workers(plans: list[WorkerPlan]) -> Iterator[dict[Connection, BaseProcess]]
     try:
         for plan in plans:
             ours, theirs = context.Pipe()
-            process = context.Process(target=work, args=(plan, theirs), daemon=True)
+            process: BaseProcess = context.Process(target=work, args=(plan, theirs), daemon=True)
             process.start()
             theirs.close()
             workers[ours] = process
@@ -140,8 +140,8 @@ def _measure(plans: list[WorkerPlan], num_planned: int | None) -> list[RequestRe
         running = set(workers)
         progress_due = start
         while running:
-            for pipe in wait(list(running), timeout=_PROGRESS_EVERY_S):
-                assert isinstance(pipe, Connection)
+            readable = wait(list(running), timeout=_PROGRESS_EVERY_S)
+            for pipe in running.intersection(readable):
                 received = _receive(pipe)
                 if received is None:
                     running.remove(pipe)

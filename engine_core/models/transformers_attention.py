@@ -1,145 +1,188 @@
-"""Paged attention as one of transformers' attention implementations.
+"""Our paged attention inside transformers' models: all tokens of a step in one pass.
 
-transformers lets a model call any registered function instead of its own attention
-(`AttentionInterface`). Ours writes keys and values to the cache and reads them through block
-tables, so the tokens of all requests run as one sequence. Owns that registration and what a model
-hands over; must not know how a model is loaded.
+transformers lets a model's attention be replaced by name. Ours takes q, k and v of the flattened
+step, writes k and v to the paged cache and attends over it; no mask is ever built. What it cannot
+honour (attention sinks, position biases, masks of the model's own ...) raises CannotHonour, and the
+model runs request by request instead (`transformers_per_request`). Must not know any architecture.
 """
 
-import contextlib
-import dataclasses
-from collections.abc import Iterator
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
+from transformers import AttentionInterface
 
+from engine_core.models.interface import KVCacheSpec
+from engine_core.models.transformers_body import CausalBody
 from kernels.interface import ForwardContext
 
-IMPLEMENTATION = "engine_core_paged"
+_NAME = "engine_core_paged"
 
-_UNDERSTOOD = {"sliding_window", "softcap", "scaling", "dropout", "position_ids", "is_causal"}
-"""Keyword arguments that are honoured, or that change nothing here. Any other that is not None
-may change the result, and is refused."""
-
-_HARMLESS = {
-    "use_cache",
-    "output_attentions",
-    "output_hidden_states",
-    "cache_position",
-    "training",
-    "past_key_values",
-    "return_dict",
-    "position_embeddings",
-    "logits_to_keep",
-}
+_HARMLESS = frozenset({"position_ids", "cache_position", "use_cache", "layer_idx", "num_items"})
+"""Arguments that other backends need and that say nothing about the result."""
 
 
-class AttentionNotPaged(Exception):
-    """The model's attention does something that paged attention does not."""
+class CannotHonour(Exception):
+    """The model asks of attention what ours does not do; the message says what."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LayerShape:
-    """What one layer's attention looks like. Sizes as in the kernels' interface."""
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """What one layer asked for."""
 
+    layer: int
     num_query_heads: int
     num_kv_heads: int
-    head_size: int
+    scale: float
     sliding_window: int | None
+    softcap: float | None
 
 
-@dataclasses.dataclass(slots=True)
-class _Recording:
-    shapes: dict[int, LayerShape]
+_target: ContextVar[ForwardContext | list[AttentionCall]] = ContextVar("attention_target")
+"""Where the layers of the running forward pass find their cache; or the list that takes their calls
+down, when only those are wanted."""
 
 
-_active: ForwardContext | _Recording | None = None
+def switch_to_paged_attention(model: Any) -> None:
+    """
+    Raises:
+        CannotHonour: the model's attention cannot be replaced.
+    """
+    if not model._supports_attention_backend:
+        raise CannotHonour("its attention cannot be replaced")
+    AttentionInterface.register(_NAME, _attend)
+    # This name has no mask function on purpose: transformers then passes no mask.
+    model.set_attn_implementation(_NAME)
+    if model.config._attn_implementation != _NAME:
+        raise CannotHonour("its attention cannot be replaced")
 
 
-@contextlib.contextmanager
-def attending(context: ForwardContext | _Recording) -> Iterator[None]:
-    """Attention of models run inside goes through `context`. One model at a time."""
-    global _active
-    assert _active is None, "two models run at once"
-    _active = context
-    try:
-        yield
-    finally:
-        _active = None
-
-
-def record_layer_shapes(model: Any, token_ids_T: torch.Tensor) -> dict[int, LayerShape]:
-    """Run a model once, without a cache, to see what its layers hand to attention.
+def record_attention(body: CausalBody, token_ids_T: torch.Tensor) -> list[AttentionCall]:
+    """What each layer asks for, in order of layers. The model must have been switched.
 
     Raises:
-        AttentionNotPaged: something that paged attention does not do.
+        CannotHonour: more than we do, or not exactly one attention a layer.
     """
-    recording = _Recording({})
-    with attending(recording):
-        model(
-            input_ids=token_ids_T[None],
-            position_ids=torch.arange(token_ids_T.shape[0])[None],
-            use_cache=False,
-        )
-    return recording.shapes
+    if not body.accepts("position_ids"):
+        raise CannotHonour("it takes no position_ids")
+    calls: list[AttentionCall] = []
+    token = _target.set(calls)
+    try:
+        positions_T = torch.arange(len(token_ids_T))
+        body.hidden_states(token_ids_T, position_ids=positions_T[None], use_cache=False)
+    finally:
+        _target.reset(token)
+    if [call.layer for call in calls] != list(range(len(calls))) or not calls:
+        raise CannotHonour("its layers do not each attend once, in order")
+    if len({call.num_query_heads for call in calls}) > 1:
+        raise CannotHonour("its layers have different numbers of query heads")
+    return calls
 
 
-def register() -> None:
-    """Make the implementation known to transformers. Safe to call again."""
-    from transformers import AttentionInterface, AttentionMaskInterface
+class FlattenedModel:
+    """`engine_core.models.Model` over a switched model."""
 
-    AttentionInterface.register(IMPLEMENTATION, _paged_attention)
-    AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
+    def __init__(self, body: CausalBody, spec: KVCacheSpec) -> None:
+        self._body = body
+        self._spec = spec
+
+    @property
+    def kv_cache_spec(self) -> KVCacheSpec:
+        return self._spec
+
+    @torch.inference_mode()
+    def forward(
+        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """See `Model.forward`."""
+        token = _target.set(context)
+        try:
+            return self._body.hidden_states(
+                token_ids_T, position_ids=positions_T[None], use_cache=False
+            )
+        finally:
+            _target.reset(token)
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
+        """See `Model.compute_logits`."""
+        return self._body.logits(hidden_RE)
 
 
-def _no_mask(*_args: Any, **_kwargs: Any) -> None:
-    """Causality and windows come from the block tables' metadata."""
-
-
-def _paged_attention(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+def _attend(
+    module: torch.nn.Module,
+    query_1HTD: torch.Tensor,
+    key_1KTD: torch.Tensor,
+    value_1KTD: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' signature: query [1, H, T, D], key and value [1, K, T, D] -> [1, T, H, D]."""
-    layer = getattr(module, "layer_idx", None)
-    if layer is None:
-        raise AttentionNotPaged("its layers do not say their index")
-    if attention_mask is not None:
-        raise AttentionNotPaged("it brings an attention mask of its own")
-    if query.shape[0] != 1 or key.shape != value.shape or query.shape[2] != key.shape[2]:
-        raise AttentionNotPaged("its queries, keys and values differ in shape")
-    if getattr(module, "is_causal", True) is False or options.get("is_causal") is False:
-        raise AttentionNotPaged("it is not causal")
-    for name, option in options.items():
-        if option is not None and name not in _UNDERSTOOD and name not in _HARMLESS:
-            raise AttentionNotPaged(f"it uses {name}")
-    sliding_window: int | None = options.get("sliding_window")
-    if isinstance(_active, _Recording):
-        _active.shapes[layer] = LayerShape(
-            query.shape[1], key.shape[1], query.shape[3], sliding_window
-        )
-        return query.transpose(1, 2).contiguous(), None
-    context = _active
-    assert context is not None, "the model ran outside of a step"
-    kv_cache, metadata = context.kv_caches[layer], context.metadata[layer]
-    context.ops.write_kv_cache(
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        kv_cache=kv_cache,
+    """What transformers calls for every layer -> [1, T, H, head size of v]."""
+    target = _target.get()
+    if isinstance(target, list):
+        target.append(_read_call(module, query_1HTD, key_1KTD, attention_mask, options))
+        shape = (1, query_1HTD.shape[2], query_1HTD.shape[1], value_1KTD.shape[3])
+        return query_1HTD.new_zeros(shape), None
+    call = _read_call(module, query_1HTD, key_1KTD, attention_mask, options)
+    metadata = target.metadata[call.layer]
+    k_cache_BSKD, v_cache_BSKD = target.kv_caches[call.layer]
+    head_size = k_cache_BSKD.shape[3]
+    target.ops.write_kv_cache(
+        _tokens_first(key_1KTD, head_size),
+        _tokens_first(value_1KTD, head_size),
+        kv_cache=(k_cache_BSKD, v_cache_BSKD),
         slot_mapping_T=metadata.slot_mapping_T,
     )
-    out_THD = context.ops.paged_attention(
-        query[0].transpose(0, 1),
-        kv_cache[0],
-        kv_cache[1],
+    out_THD = target.ops.paged_attention(
+        _tokens_first(query_1HTD, head_size),
+        k_cache_BSKD,
+        v_cache_BSKD,
         metadata,
-        scale=query.shape[3] ** -0.5 if scaling is None else scaling,
-        sliding_window=sliding_window,
-        softcap=options.get("softcap"),
+        scale=call.scale,
+        sliding_window=call.sliding_window,
+        softcap=call.softcap,
     )
-    return out_THD[None], None
+    return out_THD[None, :, :, : value_1KTD.shape[3]], None
+
+
+def _tokens_first(heads_1KTD: torch.Tensor, head_size: int) -> torch.Tensor:
+    """[1, K, T, d] -> [T, K, head_size]; zeros behind a smaller head change no product."""
+    states_TKD = heads_1KTD[0].transpose(0, 1)
+    missing = head_size - states_TKD.shape[2]
+    return pad(states_TKD, (0, missing)) if missing else states_TKD.contiguous()
+
+
+def _read_call(
+    module: torch.nn.Module,
+    query_1HTD: torch.Tensor,
+    key_1KTD: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    options: dict[str, Any],
+) -> AttentionCall:
+    if attention_mask is not None:
+        raise CannotHonour("it builds an attention mask of its own")
+    layer = getattr(module, "layer_idx", None)
+    if not isinstance(layer, int):
+        raise CannotHonour("its attention layers do not know their index")
+    rest = dict(options)
+    scale = rest.pop("scaling", None)
+    window = rest.pop("sliding_window", None)
+    softcap = rest.pop("softcap", None)
+    if not rest.pop("is_causal", getattr(module, "is_causal", True)):
+        raise CannotHonour("its attention is not causal")
+    for name, value in rest.items():
+        wanted = value is not None and value is not False and name not in _HARMLESS
+        if wanted and not (name == "dropout" and value == 0):
+            raise CannotHonour(f"its attention takes {name}")
+    return AttentionCall(
+        layer=layer,
+        num_query_heads=query_1HTD.shape[1],
+        num_kv_heads=key_1KTD.shape[1],
+        scale=query_1HTD.shape[3] ** -0.5 if scale is None else float(scale),
+        sliding_window=None if window is None else int(window),
+        softcap=None if softcap is None else float(softcap),
+    )

@@ -5,6 +5,7 @@ Owns the joining of this folder's functions into one backend. Must not contain a
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import numpy as np
@@ -159,4 +160,11 @@ class TorchOperations:
         dtype: torch.dtype,
     ) -> KVCache:
         shape = (num_blocks, block_size, num_kv_heads, head_size)
-        return torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+        return _untouched_zeros(shape, dtype), _untouched_zeros(shape, dtype)
+
+
+def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros whose pages the system hands out as they are written. `torch.zeros` writes them all
+    at once, which takes seconds and all of the cache's memory before it is used."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)

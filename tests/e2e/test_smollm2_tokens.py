@@ -98,9 +98,11 @@ def run_all(client, prompts):
 @pytest.fixture(scope="module")
 def together(smollm2, prompts):
     """All 32 at once, with the defaults."""
-    with running_daemon(smollm2, "--max-model-len", 2304) as daemon:
-        with RawClient(daemon.address) as client:
-            return run_all(client, prompts)
+    with (
+        running_daemon(smollm2, "--max-model-len", 2304) as daemon,
+        RawClient(daemon.address) as client,
+    ):
+        return run_all(client, prompts)
 
 
 def same_but_for_near_ties(reference, prompts, tokens, expected):
@@ -119,12 +121,14 @@ def test_all_at_once(reference, prompts, together):
 
 def test_each_alone(reference, smollm2, prompts, together):
     chosen = [0, 5, 13, 20, 31]
-    with running_daemon(smollm2, "--max-model-len", 2304) as daemon:
-        with RawClient(daemon.address) as client:
-            alone = [
-                client.complete(prompts[index], request_id=str(index), max_tokens=NUM_OUTPUT)[0]
-                for index in chosen
-            ]
+    with (
+        running_daemon(smollm2, "--max-model-len", 2304) as daemon,
+        RawClient(daemon.address) as client,
+    ):
+        alone = [
+            client.complete(prompts[index], request_id=str(index), max_tokens=NUM_OUTPUT)[0]
+            for index in chosen
+        ]
     same_but_for_near_ties(
         reference, [prompts[i] for i in chosen], alone, [together[i] for i in chosen]
     )
@@ -135,9 +139,11 @@ def test_with_a_budget_of_16_tokens_a_step_and_no_prefix_cache(
 ):
     chosen = [0, 3, 5, 12, 17, 22, 25]
     options = ("--max-num-batched-tokens", 16, "--no-enable-prefix-caching")
-    with running_daemon(smollm2, "--max-model-len", 2304, *options) as daemon:
-        with RawClient(daemon.address) as client:
-            tokens = run_all(client, [prompts[i] for i in chosen])
+    with (
+        running_daemon(smollm2, "--max-model-len", 2304, *options) as daemon,
+        RawClient(daemon.address) as client,
+    ):
+        tokens = run_all(client, [prompts[i] for i in chosen])
     same_but_for_near_ties(
         reference, [prompts[i] for i in chosen], tokens, [together[i] for i in chosen]
     )
@@ -147,10 +153,12 @@ def test_with_a_budget_of_16_tokens_a_step_and_no_prefix_cache(
 def test_with_a_shared_prefix_of_500_tokens(reference, smollm2, prompts, caching):
     shared = prompts[31][:500]
     own = [prompt[:40] for prompt in prompts[10:18]]
-    with running_daemon(smollm2, "--max-model-len", 1024, caching) as daemon:
-        with RawClient(daemon.address) as client:
-            tokens = run_all(client, [shared + suffix for suffix in own])
-            found = client.statistics().num_cached_prompt_tokens
+    with (
+        running_daemon(smollm2, "--max-model-len", 1024, caching) as daemon,
+        RawClient(daemon.address) as client,
+    ):
+        tokens = run_all(client, [shared + suffix for suffix in own])
+        found = client.statistics().num_cached_prompt_tokens
     assert (found >= 7 * 496) if "no" not in caching else found == 0
     for suffix, answer in zip(own, tokens, strict=True):
         assert_greedy(reference, shared + suffix, answer)
@@ -159,11 +167,13 @@ def test_with_a_shared_prefix_of_500_tokens(reference, smollm2, prompts, caching
 def test_with_a_pool_so_small_that_requests_are_preempted_again_and_again(
     reference, smollm2, prompts, together
 ):
-    chosen = list(range(8, 20))
-    with running_daemon(smollm2, "--num-blocks", 40, "--watermark", 0) as daemon:
-        with RawClient(daemon.address) as client:
-            tokens = run_all(client, [prompts[i] for i in chosen])
-            assert client.statistics().num_preemptions >= 5
+    chosen = list(range(16))
+    with (
+        running_daemon(smollm2, "--num-blocks", 26, "--watermark", 0) as daemon,
+        RawClient(daemon.address) as client,
+    ):
+        tokens = run_all(client, [prompts[i] for i in chosen])
+        assert client.statistics().num_preemptions >= 5
     same_but_for_near_ties(
         reference, [prompts[i] for i in chosen], tokens, [together[i] for i in chosen]
     )

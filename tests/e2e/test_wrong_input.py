@@ -90,7 +90,7 @@ def test_a_second_request_with_a_live_id_is_refused_and_the_first_goes_on(daemon
         client.request("same", [1, 2, 3])
         rejected = client.wait_for(Rejected)
         assert rejected.code is ErrorCode.DUPLICATE_REQUEST_ID
-        tokens, end = client.collect("same")["same"]
+        tokens, _ = client.collect("same")["same"]
         assert tokens[:8] == expected
         assert len(tokens) == 40
         # ids are the engine's, whoever sends them; another client's abort touches nothing
