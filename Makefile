@@ -45,6 +45,7 @@ types: install-dev
 
 imports: install-dev
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python scripts/file_index.py --check
 
 unit: install-dev
 	$(BIN)/python -m pytest -q -m 'not slow'

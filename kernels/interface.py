@@ -189,6 +189,58 @@ class Operations(Protocol):
         """`gelu(left half, tanh approximation) * right half` of [T, 2F] -> [T, F]. Consumes."""
         ...
 
+    def sample_from_all(
+        self, logits_RV: torch.Tensor, seeds_R: torch.Tensor, positions_R: torch.Tensor
+    ) -> torch.Tensor:
+        """One token a row, int64 [R], each with its softmax probability.
+
+        `argmax(logits + noise)`, with standard Gumbel noise that is a function of (seed, position,
+        token) alone; every backend computes the same noise (see `kernels.torch_ops.sampling`).
+
+        Args:
+            logits_RV: float32.
+            seeds_R: the 64 bits of each row's seed, as int64.
+            positions_R: int64, index in the sequence of the token being chosen.
+        """
+        ...
+
+    def sample_truncated(
+        self,
+        logits_RV: torch.Tensor,
+        seeds_R: torch.Tensor,
+        positions_R: torch.Tensor,
+        *,
+        top_k_R: torch.Tensor,
+        top_p_R: torch.Tensor,
+        min_p_R: torch.Tensor,
+    ) -> torch.Tensor:
+        """`sample_from_all` over what min_p, top_k and top_p leave, in that order.
+
+        Args:
+            top_k_R: int64, 0 for no limit; tokens that tie with the k-th stay.
+            top_p_R: float32; the token that crosses p stays.
+            min_p_R: float32, 0 for no limit.
+        """
+        ...
+
+    def apply_penalties(
+        self,
+        logits_V: torch.Tensor,
+        prompt_mask_V: torch.Tensor,
+        output_counts_V: torch.Tensor,
+        *,
+        repetition_penalty: float,
+        presence_penalty: float,
+        frequency_penalty: float,
+    ) -> None:
+        """Penalise tokens of one row of logits in place.
+
+        Args:
+            prompt_mask_V: bool, tokens of the prompt: they count for repetition only.
+            output_counts_V: float32, occurrences in the output.
+        """
+        ...
+
     def plan_attention(
         self,
         *,

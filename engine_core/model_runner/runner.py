@@ -78,7 +78,7 @@ class ModelRunner:
             num_groups=len(layout.groups),
         )
         self._state = SamplingState(max_num_rows=max_num_seqs, vocab_size=spec.vocab_size)
-        self._sampler = Sampler(self._state)
+        self._sampler = Sampler(self._state, ops)
         self._known: dict[str, _Known] = {}
 
     @torch.inference_mode()

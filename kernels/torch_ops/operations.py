@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.interface import AttentionMetadata, KVCache, LinearWeight
-from kernels.torch_ops import elementwise, rotary
+from kernels.torch_ops import elementwise, rotary, sampling
 from kernels.torch_ops.attention import PagedAttention
 from kernels.torch_ops.attention_plan import AttentionPlanner, TileGroup
 from kernels.torch_ops.linear import TorchLinearWeight, linear, prepare_linear
@@ -117,6 +117,44 @@ class TorchOperations:
 
     def gelu_tanh_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
         return elementwise.gelu_tanh_and_mul(gate_up_TF2)
+
+    def sample_from_all(
+        self, logits_RV: torch.Tensor, seeds_R: torch.Tensor, positions_R: torch.Tensor
+    ) -> torch.Tensor:
+        return sampling.sample_from_all(logits_RV, seeds_R, positions_R)
+
+    def sample_truncated(
+        self,
+        logits_RV: torch.Tensor,
+        seeds_R: torch.Tensor,
+        positions_R: torch.Tensor,
+        *,
+        top_k_R: torch.Tensor,
+        top_p_R: torch.Tensor,
+        min_p_R: torch.Tensor,
+    ) -> torch.Tensor:
+        return sampling.sample_truncated(
+            logits_RV, seeds_R, positions_R, top_k_R=top_k_R, top_p_R=top_p_R, min_p_R=min_p_R
+        )
+
+    def apply_penalties(
+        self,
+        logits_V: torch.Tensor,
+        prompt_mask_V: torch.Tensor,
+        output_counts_V: torch.Tensor,
+        *,
+        repetition_penalty: float,
+        presence_penalty: float,
+        frequency_penalty: float,
+    ) -> None:
+        sampling.apply_penalties(
+            logits_V,
+            prompt_mask_V,
+            output_counts_V,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+        )
 
     def plan_attention(
         self,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.model_runner.sampling.state import RowRules, SamplingState
-from kernels.torch_ops.sampling import apply_penalties, sample_from_all, sample_truncated
+from kernels.interface import Operations
 from protocol.outputs import Logprobs
 
 
@@ -28,10 +28,11 @@ class SampledTokens:
 
 
 class Sampler:
-    """Carries out what a SamplingState holds."""
+    """Carries out what a SamplingState holds, on a backend."""
 
-    def __init__(self, state: SamplingState) -> None:
+    def __init__(self, state: SamplingState, ops: Operations) -> None:
         self._state = state
+        self._ops = ops
 
     def sample(
         self,
@@ -56,7 +57,7 @@ class Sampler:
         for index, row in enumerate(rows.tolist()):
             rules = state.rules.get(row)
             if rules is not None and index not in failures:
-                _apply_rules(logits_RV[index], rules)
+                _apply_rules(logits_RV[index], rules, self._ops)
                 if not logits_RV[index].isfinite().any():
                     failures[index] = (
                         "no token is possible: allowed_token_ids holds only tokens that "
@@ -94,7 +95,7 @@ class Sampler:
             seeds_R = torch.from_numpy(state.seed[mine])
             positions_R = torch.from_numpy(positions[indices])
             if kind is truncated:
-                chosen_R = sample_truncated(
+                chosen_R = self._ops.sample_truncated(
                     part_RV,
                     seeds_R,
                     positions_R,
@@ -103,7 +104,7 @@ class Sampler:
                     min_p_R=torch.from_numpy(state.min_p[mine]),
                 )
             else:
-                chosen_R = sample_from_all(part_RV, seeds_R, positions_R)
+                chosen_R = self._ops.sample_from_all(part_RV, seeds_R, positions_R)
             chosen[indices] = chosen_R.numpy()
         return chosen
 
@@ -116,7 +117,7 @@ def _not_numbers(logits_RV: torch.Tensor) -> dict[int, str]:
     return dict.fromkeys(bad, "the model's logits are not finite numbers")
 
 
-def _apply_rules(logits_V: torch.Tensor, rules: RowRules) -> None:
+def _apply_rules(logits_V: torch.Tensor, rules: RowRules, ops: Operations) -> None:
     """Change one row of logits, in place."""
     if rules.allowed_ids is not None:
         allowed = logits_V[rules.allowed_ids]
@@ -127,7 +128,7 @@ def _apply_rules(logits_V: torch.Tensor, rules: RowRules) -> None:
     if rules.bias_ids.numel():
         logits_V[rules.bias_ids] += rules.bias_values
     if rules.history is not None:
-        apply_penalties(
+        ops.apply_penalties(
             logits_V,
             rules.history.prompt_mask_V,
             rules.history.output_counts_V,

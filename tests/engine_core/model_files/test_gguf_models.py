@@ -19,6 +19,7 @@ from transformers import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine_core.model_files import BrokenModelFile, UnsupportedModelFile, open_model_files
+from engine_core.models import load_model
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": 99,
@@ -178,6 +179,29 @@ def test_weights_and_config_survive_the_conversion(case: str, write_gguf) -> Non
             # the two betas are written out, with transformers' defaults
             theirs = theirs | {"beta_fast": 32.0, "beta_slow": 1.0}
         assert ours == theirs, field
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_logits_of_the_file_are_those_of_transformers(
+    case: str, write_gguf, ops, paged_logits
+) -> None:
+    torch.manual_seed(0)
+    config = CONFIGS[case]
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    state = dict(model.state_dict())
+    if config.tie_word_embeddings:
+        state.pop("lm_head.weight")
+    path = write_gguf(gguf_keys(config), gguf_tensors(config, state))
+    files = open_model_files(str(path), report=print)
+    ours = load_model(files.config, files.tensors(), dtype=torch.float32, ops=ops)
+    sequences = [torch.randint(99, (length,)).tolist() for length in (45, 1, 19, 33)]
+    for tokens, logits in zip(sequences, paged_logits(ours, sequences), strict=True):
+        with torch.inference_mode():
+            expected = model(input_ids=torch.tensor([tokens])).logits[0]
+        assert expected.std() > 0.1
+        torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-4)
 
 
 def test_absent_output_bias_of_a_model_with_attention_biases_is_zero(write_gguf) -> None:

@@ -1,140 +1,246 @@
-"""Models without code of ours, through transformers' own, over a paged cache."""
+"""Models without code of ours, through transformers' own, against their plain full forward."""
+
+import dataclasses
+import json
 
 import pytest
 import torch
 import transformers
 
-from engine_core.models.errors import ModelError, UnsupportedArchitecture
-from engine_core.models.transformers_check import largest_difference
+from engine_core.models import (
+    ModelError,
+    ModelWeightsError,
+    UnsupportedArchitecture,
+    transformers_attention,
+    transformers_per_request,
+)
+from engine_core.models.transformers_attention import FlattenedModel
 from engine_core.models.transformers_model import load_transformers_model
-from kernels.backends import select_operations
+from engine_core.models.transformers_per_request import PerRequestModel
 
-SMALL = {"vocab_size": 131, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+IDS = {"vocab_size": 131, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SHAPE = {
+    **IDS,
+    "hidden_size": 36,
+    "intermediate_size": 50,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+}
+GROUPED = {**SHAPE, "num_key_value_heads": 2}
+OLD_SHAPE = {**IDS, "n_embd": 36, "n_layer": 3, "n_head": 6, "n_positions": 128}
+OLD_SHAPE["initializer_range"] = 0.3
+FALCON = {**SHAPE, "num_attention_heads": 6}
+FALCON.pop("intermediate_size")
 
-CASES = {
+FLATTENED = {
     "opt": lambda: transformers.OPTConfig(
-        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, ffn_dim=64,
-        word_embed_proj_dim=24, max_position_embeddings=64, **SMALL
+        **IDS, hidden_size=36, ffn_dim=50, num_hidden_layers=3, num_attention_heads=6,
+        max_position_embeddings=128, word_embed_proj_dim=20, do_layer_norm_before=False,
+        init_std=0.3,
     ),
-    "gpt2": lambda: transformers.GPT2Config(
-        n_embd=48, n_layer=2, n_head=4, n_positions=64, **SMALL
-    ),
+    "gpt2": lambda: transformers.GPT2Config(**OLD_SHAPE, scale_attn_by_inverse_layer_idx=True),
+    "gpt_bigcode": lambda: transformers.GPTBigCodeConfig(**OLD_SHAPE),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**SHAPE),
     "phi": lambda: transformers.PhiConfig(
-        hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=64, **SMALL
+        **{**GROUPED, "hidden_size": 48}, partial_rotary_factor=0.5
     ),
-    "phi3": lambda: transformers.Phi3Config(
-        hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64,
-        original_max_position_embeddings=64, **SMALL
+    "phi3": lambda: transformers.Phi3Config(**GROUPED, sliding_window=4),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **GROUPED, head_dim=8, sliding_window=3, query_pre_attn_scalar=11,
+        attn_logit_softcapping=5.0, final_logit_softcapping=3.0,
     ),
+    "cohere": lambda: transformers.CohereConfig(**GROUPED, logit_scale=0.25, use_qk_norm=True),
+    "starcoder2": lambda: transformers.Starcoder2Config(**GROUPED, sliding_window=5),
+    "olmo2": lambda: transformers.Olmo2Config(**GROUPED),
+    "granite": lambda: transformers.GraniteConfig(**GROUPED, logits_scaling=3.0),
+    "mixtral": lambda: transformers.MixtralConfig(**GROUPED, num_local_experts=4),
+}  # fmt: skip
+
+PER_REQUEST = {
     "falcon": lambda: transformers.FalconConfig(
-        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, **SMALL
+        **FALCON, new_decoder_architecture=True, num_kv_heads=2
     ),
     "falcon-alibi": lambda: transformers.FalconConfig(
-        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, alibi=True,
-        multi_query=False, parallel_attn=False, bias=True, **SMALL
+        **FALCON, alibi=True, multi_query=False, parallel_attn=False, bias=True
     ),
-    "gpt-neox": lambda: transformers.GPTNeoXConfig(
-        hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=64, **SMALL
+    "falcon-multi-query": lambda: transformers.FalconConfig(**FALCON, multi_query=True),
+    "bloom": lambda: transformers.BloomConfig(
+        **IDS, hidden_size=36, n_layer=3, n_head=6, initializer_range=0.3
     ),
-    "gpt-j": lambda: transformers.GPTJConfig(
-        n_embd=48, n_layer=2, n_head=4, n_positions=64, rotary_dim=4, **SMALL
-    ),
-    "gpt-neo": lambda: transformers.GPTNeoConfig(
-        hidden_size=48, num_layers=2, num_heads=4, intermediate_size=64, window_size=5,
-        attention_types=[[["global", "local"], 1]], max_position_embeddings=64, **SMALL
-    ),
-    "bloom": lambda: transformers.BloomConfig(hidden_size=48, n_layer=2, n_head=4, **SMALL),
     "mpt": lambda: transformers.MptConfig(
-        d_model=48, n_layers=2, n_heads=4, max_seq_len=64, expansion_ratio=2, vocab_size=131
+        vocab_size=131, d_model=32, n_heads=4, n_layers=3, max_seq_len=128, initializer_range=0.3
     ),
-    "gemma2": lambda: transformers.Gemma2Config(
-        hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, sliding_window=6, max_position_embeddings=64,
-        attn_logit_softcapping=5.0, final_logit_softcapping=3.0, **SMALL
-    ),
-    "cohere": lambda: transformers.CohereConfig(
-        hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        logit_scale=0.3, max_position_embeddings=64, **SMALL
-    ),
-    "starcoder2": lambda: transformers.Starcoder2Config(
-        hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, sliding_window=6, max_position_embeddings=64, **SMALL
-    ),
-    "gpt-bigcode": lambda: transformers.GPTBigCodeConfig(
-        n_embd=48, n_layer=2, n_head=4, n_positions=64, **SMALL
-    ),
-    "olmo2": lambda: transformers.Olmo2Config(
-        hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, **SMALL
+    "gptj": lambda: transformers.GPTJConfig(**OLD_SHAPE, rotary_dim=4),
+    "gpt_neo": lambda: transformers.GPTNeoConfig(
+        **IDS, hidden_size=36, num_layers=4, num_heads=6, window_size=3, initializer_range=0.3,
+        attention_types=[[["global", "local"], 2]], max_position_embeddings=128,
     ),
     "stablelm": lambda: transformers.StableLmConfig(
-        hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=4, max_position_embeddings=64, **SMALL
+        **{**GROUPED, "hidden_size": 48}, qk_layernorm=True
+    ),
+    "gpt_oss (sinks)": lambda: transformers.GptOssConfig(
+        **GROUPED, head_dim=8, num_local_experts=4, sliding_window=4, layer_types=[
+            "sliding_attention", "full_attention", "sliding_attention"
+        ],
+    ),
+    "diffllama (two attentions a layer)": lambda: transformers.DiffLlamaConfig(
+        **{**GROUPED, "hidden_size": 48, "num_attention_heads": 4}
+    ),
+    "deepseek_v3 (keys wider than values)": lambda: transformers.DeepseekV3Config(
+        **SHAPE, num_key_value_heads=6, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=4,
+        qk_nope_head_dim=4, v_head_dim=6, n_routed_experts=4, num_experts_per_tok=2, n_group=1,
+        topk_group=1, first_k_dense_replace=1, moe_intermediate_size=16,
     ),
 }  # fmt: skip
 
-ALL_AT_ONCE = {
-    "opt",
-    "gpt2",
-    "phi",
-    "phi3",
-    "gpt-neox",
-    "gemma2",
-    "cohere",
-    "starcoder2",
-    "olmo2",
-    "gpt-bigcode",
+REFUSED = {
+    "t5": lambda: transformers.T5Config(d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4),
+    "mamba": lambda: transformers.MambaConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1),
+    "jamba": lambda: transformers.JambaConfig(**GROUPED),
+    "bert": lambda: transformers.BertConfig(**SHAPE),
+    "llama4": lambda: transformers.Llama4TextConfig(
+        **GROUPED, head_dim=8, num_local_experts=2, intermediate_size_mlp=32
+    ),
+    "resnet": lambda: transformers.ResNetConfig(),
 }
 
 
-def save_random(config, folder):
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Models this small lose more than they win by a second thread, most of all on a busy core."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def save(config, folder):
+    """A random model in a folder -> (the model, its config.json)."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.15)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    if "experts" in str(model).lower() and model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")
     model.save_pretrained(folder)
-    return model.eval()
+    return model, json.loads((folder / "config.json").read_text())
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_logits_equal_those_of_the_plain_model(name, tmp_path, caplog):
-    caplog.set_level("INFO")
-    config = CASES[name]()
-    reference = save_random(config, tmp_path)
-    ops = select_operations(torch.device("cpu"))
-    model = load_transformers_model(tmp_path, config.to_dict(), dtype=torch.float32, ops=ops)
-    token_ids_T = torch.randint(3, 131, (23,), generator=torch.Generator().manual_seed(1))
+def random_sequences():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(3, 131, (n,), generator=generator).tolist() for n in (23, 1, 17, 30)]
+
+
+def plain_logits(model, tokens):
     with torch.inference_mode():
-        expected_TV = reference(input_ids=token_ids_T[None]).logits[0]
-        assert expected_TV.std() > 0.01
-        assert (
-            largest_difference(model, token_ids_T, expected_TV, ops=ops, dtype=torch.float32) < 1e-4
-        )
-    assert ("with paged attention" in caplog.text) == (name in ALL_AT_ONCE)
+        return model(input_ids=torch.tensor([tokens])).logits[0]
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        transformers.T5Config(d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4),
-        transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=50),
-        transformers.BertConfig(
-            hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
-        ),
-    ],
-    ids=lambda config: config.model_type,
-)
-def test_what_is_no_decoder_with_a_kv_cache_is_refused_by_name(config, tmp_path):
+@pytest.mark.parametrize("name", [*FLATTENED, *PER_REQUEST])
+def test_paged_logits_equal_those_of_the_plain_model(name, tmp_path, ops, paged_logits):
+    plain, config = save((FLATTENED | PER_REQUEST)[name](), tmp_path)
+    model = load_transformers_model(tmp_path, config, dtype=torch.float32, ops=ops)
+    assert isinstance(model, FlattenedModel if name in FLATTENED else PerRequestModel)
+    sequences = random_sequences()
+    for tokens, logits in zip(sequences, paged_logits(model, sequences), strict=True):
+        expected = plain_logits(plain, tokens)
+        assert expected.std() > 0.1
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "bloom"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_near_float32(name, dtype, tmp_path, ops, paged_logits):
+    plain, config = save((FLATTENED | PER_REQUEST)[name](), tmp_path)
+    model = load_transformers_model(tmp_path, config, dtype=dtype, ops=ops)
+    (logits,) = paged_logits(model, [random_sequences()[0]], dtype=dtype)
+    expected = plain_logits(plain, random_sequences()[0])
+    assert (logits - expected).abs().mean() < 0.1 * expected.std()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_decoder_with_attention_in_every_layer_is_refused_by_name(name, tmp_path, ops):
+    config = REFUSED[name]()
+    try:
+        _, saved = save(config, tmp_path)
+    except ValueError:  # no causal language model: the config alone is enough
+        config.save_pretrained(tmp_path)
+        saved = json.loads((tmp_path / "config.json").read_text())
+    with pytest.raises(UnsupportedArchitecture, match=f"(?i){name}.*supported"):
+        load_transformers_model(tmp_path, saved, dtype=torch.float32, ops=ops)
+
+
+def test_an_unknown_model_type_is_refused_by_name(tmp_path, ops):
+    config = {"model_type": "nobodys", "architectures": ["NobodysForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedArchitecture, match="NobodysForCausalLM"):
+        load_transformers_model(tmp_path, config, dtype=torch.float32, ops=ops)
+
+
+def test_quantised_weights_are_refused_by_method(tmp_path, ops):
+    _, config = save(FLATTENED["gpt2"](), tmp_path)
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    with pytest.raises(UnsupportedArchitecture, match="gptq"):
+        load_transformers_model(tmp_path, config, dtype=torch.float32, ops=ops)
+
+
+def test_missing_tensors_are_named_and_not_made_up(tmp_path, ops):
+    plain, config = save(FLATTENED["gpt2"](), tmp_path)
+    state = {name: t for name, t in plain.state_dict().items() if "h.1.mlp" not in name}
+    plain.save_pretrained(tmp_path, state_dict=state)
+    with pytest.raises(ModelWeightsError, match=r"h\.1\.mlp"):
+        load_transformers_model(tmp_path, config, dtype=torch.float32, ops=ops)
+
+
+def test_a_folder_without_weights_is_an_error_that_names_it(tmp_path, ops):
+    config = FLATTENED["gpt2"]()
     config.save_pretrained(tmp_path)
-    if config.model_type == "mamba":
-        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    raw = config.to_dict()
-    with pytest.raises((UnsupportedArchitecture, ModelError)) as caught:
-        load_transformers_model(
-            tmp_path, raw, dtype=torch.float32, ops=select_operations(torch.device("cpu"))
-        )
-    assert config.model_type in str(caught.value).lower() or str(tmp_path) in str(caught.value)
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        load_transformers_model(tmp_path, config.to_dict(), dtype=torch.float32, ops=ops)
+
+
+def test_attention_that_gives_other_logits_is_not_used(tmp_path, ops, monkeypatch):
+    """The check at load time: an attention that we misread falls back, and is never served."""
+    _, config = save(FLATTENED["gpt2"](), tmp_path)
+    honest = transformers_attention._read_call
+
+    def doubled(*arguments):
+        call = honest(*arguments)
+        return dataclasses.replace(call, scale=2 * call.scale)
+
+    monkeypatch.setattr(transformers_attention, "_read_call", doubled)
+    model = load_transformers_model(tmp_path, config, dtype=torch.float32, ops=ops)
+    assert isinstance(model, PerRequestModel)
+
+
+def test_a_model_that_is_wrong_over_a_paged_cache_either_way_is_refused(tmp_path, ops, monkeypatch):
+    _, config = save(PER_REQUEST["bloom"](), tmp_path)
+    honest = transformers_per_request._slots_of_sequence
+    monkeypatch.setattr(
+        transformers_per_request, "_slots_of_sequence", lambda *args: honest(*args).flip(0)
+    )
+    with pytest.raises(UnsupportedArchitecture, match="BloomForCausalLM gives other logits"):
+        load_transformers_model(tmp_path, config, dtype=torch.float32, ops=ops)
+
+
+def test_longrope_ends_where_its_angles_would_change(tmp_path, ops):
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 3,
+        "long_factor": [4.0] * 3,
+    }
+    config = transformers.Phi3Config(
+        **GROUPED, rope_parameters=rope, original_max_position_embeddings=32
+    )
+    _, saved = save(config, tmp_path)
+    model = load_transformers_model(tmp_path, saved, dtype=torch.float32, ops=ops)
+    assert model.kv_cache_spec.max_model_len == 32
+
+
+def test_windows_of_the_layers_are_those_of_the_config(tmp_path, ops):
+    _, config = save(FLATTENED["gemma2"](), tmp_path)
+    spec = load_transformers_model(tmp_path, config, dtype=torch.float32, ops=ops).kv_cache_spec
+    assert spec.sliding_windows == (3, None, 3)
+    assert (spec.num_query_heads, spec.num_kv_heads, spec.head_size) == (6, 2, 8)
+    assert (spec.vocab_size, spec.max_model_len) == (131, 128)

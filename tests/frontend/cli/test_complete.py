@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from fake_model import EOS_ID, ids_of, saying
@@ -19,6 +20,13 @@ def run(capsys):
         return code, captured.out, captured.err
 
     return run_it
+
+
+def wait_until(is_so, timeout_s=10):
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def program(*arguments, **options):
@@ -139,6 +147,14 @@ def test_failure_in_the_engine_is_reported_behind_the_text(run, start_engine, ad
     assert "out of luck" in err
 
 
+def test_engine_that_dies_in_the_stream_is_reported_in_one_line(run, start_engine, address):
+    start_engine(next_token=saying("abc"), die_after_tokens=3)
+    code, out, err = run("complete", "Hi", "--address", address)
+    assert (code, out, err.count("\n")) == (1, "abc\n", 1)
+    assert address in err
+    assert "is gone" in err
+
+
 def test_interrupt_aborts_the_request_and_exits_with_130(start_engine, address):
     engine = start_engine(next_token=saying("tick "), step_s=0.01)
     process = program("complete", "Hi", "--ignore-eos", "--address", address)
@@ -146,7 +162,7 @@ def test_interrupt_aborts_the_request_and_exits_with_130(start_engine, address):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (130, "")
-    assert engine.num_live == 0
+    wait_until(lambda: engine.num_live == 0)
 
 
 def test_reader_of_the_output_may_leave_early(start_engine, address):
@@ -156,7 +172,7 @@ def test_reader_of_the_output_may_leave_early(start_engine, address):
     process.stdout.close()
     assert process.wait(30) == 1
     assert "Traceback" not in process.stderr.read()
-    assert engine.num_live == 0
+    wait_until(lambda: engine.num_live == 0)
 
 
 def test_info_shows_model_limits_and_statistics(run, start_engine, address):

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from engine_core.model_runner.sampling import Sampler, SamplingState
+from kernels.backends import select_operations
 from protocol.sampling import SamplingParams
 
 V = 300
@@ -20,7 +21,7 @@ def make(*params, prompts=None, outputs=None):
             output_token_ids=outputs[row] if outputs else [],
             eos_token_ids=(EOS,),
         )
-    return state, Sampler(state)
+    return state, Sampler(state, select_operations(torch.device("cpu")))
 
 
 def logits_of(num_rows, seed=0):

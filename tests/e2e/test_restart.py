@@ -1,0 +1,85 @@
+"""A stream outlives the daemon: killed and started again, it goes on where it stopped."""
+
+import asyncio
+
+import pytest
+from daemons import Daemon, running_daemon
+
+from frontend import AsyncLLM, RequestOutputKind, SamplingParams
+from frontend.errors import EngineDied, EngineUnavailable
+
+PROMPT = {"prompt_token_ids": list(range(5, 30))}
+OPTIONS = ("--num-blocks", 64, "--max-num-batched-tokens", 16)
+
+
+def parameters(**changes):
+    return SamplingParams(
+        **{"max_tokens": 200, "seed": 7, "ignore_eos": True, "detokenize": False,
+           "output_kind": RequestOutputKind.DELTA} | changes
+    )  # fmt: skip
+
+
+async def stream(llm, params, after_tokens=None, interrupt=None):
+    """All tokens of a request; `interrupt` is called once when `after_tokens` have come."""
+    tokens = []
+    async for output in llm.generate(PROMPT, params):
+        tokens += output.outputs[0].token_ids
+        if interrupt is not None and len(tokens) >= after_tokens:
+            interrupt()
+            interrupt = None
+    return tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_a_killed_daemon_that_comes_back_goes_on_with_the_same_tokens(
+    tiny_llama, tmp_path, temperature
+):
+    bind = f"ipc://{tmp_path}/engine.sock"
+    params = parameters(temperature=temperature)
+    first = Daemon(tiny_llama, *OPTIONS, bind=bind)
+    second = None
+    try:
+        async with AsyncLLM(bind, reconnect_timeout_s=60) as llm:
+            expected = await stream(llm, params)
+            assert len(expected) == 200
+
+            def kill():
+                first.process.kill()
+                first.process.wait()
+
+            task = asyncio.create_task(stream(llm, params, after_tokens=20, interrupt=kill))
+            while first.process.poll() is None:
+                await asyncio.sleep(0.01)
+            second = await asyncio.to_thread(Daemon, tiny_llama, *OPTIONS, bind=bind)
+            assert await asyncio.wait_for(task, 60) == expected
+            assert (await llm.statistics()).num_generated_tokens < 200
+    finally:
+        first.close()
+        if second is not None:
+            second.close()
+
+
+async def test_a_daemon_that_stays_away_ends_its_streams_with_an_error(tiny_llama):
+    with running_daemon(tiny_llama, *OPTIONS) as daemon:
+        async with AsyncLLM(daemon.address, reconnect_timeout_s=0.5) as llm:
+            with pytest.raises(EngineDied, match="ipc://"):
+                await stream(llm, parameters(), after_tokens=5, interrupt=daemon.process.kill)
+
+
+async def test_no_daemon_at_all_is_said_at_once_with_the_next_action(tmp_path):
+    with pytest.raises(EngineUnavailable, match="start one with `engine-core"):
+        await AsyncLLM.connect(f"ipc://{tmp_path}/nobody.sock")
+
+
+async def test_leaving_a_stream_early_frees_its_blocks(tiny_llama):
+    with running_daemon(tiny_llama, *OPTIONS) as daemon:
+        async with AsyncLLM(daemon.address) as llm:
+            async for _ in llm.generate(PROMPT, parameters()):
+                break
+            for _ in range(200):
+                statistics = await llm.statistics()
+                if not statistics.num_running:
+                    break
+                await asyncio.sleep(0.01)
+            assert statistics.num_blocks_in_use == 0
+            assert statistics.num_finished["abort"] == 1
