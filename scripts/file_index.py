@@ -1,4 +1,4 @@
-"""Writes the list of files, a line each, into docs/architecture.md: the first line of each docstring.
+"""Writes the list of files into docs/architecture.md: the first sentence of each docstring.
 
     python scripts/file_index.py           # rewrite the list
     python scripts/file_index.py --check   # fail if it is out of date

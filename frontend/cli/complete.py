@@ -15,7 +15,7 @@ from typing import Any
 from frontend.async_llm import AsyncLLM
 from frontend.cli.app import EXIT_FAULT, UsageError, print_fault
 from frontend.cli.sampling_options import SamplingOptions
-from frontend.errors import InvalidInput
+from frontend.errors import EngineClientError, InvalidInput
 from frontend.outputs import CompletionOutput, RequestOutput
 from frontend.sampling_params import SamplingParams
 
@@ -88,13 +88,19 @@ async def run_complete(address: str | None, completion: Completion) -> int:
         params = _params(completion, llm)
         sequences = [_Sequence() for _ in range(completion.n)]
         final: RequestOutput | None = None
-        async with contextlib.aclosing(_stream(completion, llm, params)) as outputs:
-            async for output in outputs:
-                for part in output.outputs:
-                    sequences[part.index].add(part)
-                    if completion.streams:
-                        _write(part.text)
-                final = output
+        try:
+            async with contextlib.aclosing(_stream(completion, llm, params)) as outputs:
+                async for output in outputs:
+                    for part in output.outputs:
+                        sequences[part.index].add(part)
+                        if completion.streams:
+                            _write(part.text)
+                    final = output
+        except EngineClientError:
+            if completion.streams and final is not None:
+                # the fault's line must not begin behind half a line of text
+                _write("\n")
+            raise
         assert final is not None, "a stream ended without its last output"
         _print_end(completion, llm.model.name, sequences, final)
     return _exit_code(sequences)
