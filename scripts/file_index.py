@@ -1,7 +1,7 @@
 """Writes the list of files into docs/architecture.md: the first sentence of each docstring.
 
-    python scripts/file_index.py           # rewrite the list
-    python scripts/file_index.py --check   # fail if it is out of date
+python scripts/file_index.py           # rewrite the list
+python scripts/file_index.py --check   # fail if it is out of date
 """
 
 import ast

@@ -115,30 +115,30 @@ class FlattenedModel:
 
 def _attend(
     module: torch.nn.Module,
-    query_1HTD: torch.Tensor,
-    key_1KTD: torch.Tensor,
-    value_1KTD: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls for every layer -> [1, T, H, head size of v]."""
+    """What transformers calls for every layer, by these names: heads first, [1, H or K, T, d]
+    -> [1, T, H, head size of v]."""
     target = _target.get()
+    call = _read_call(module, query, key, attention_mask, options)
     if isinstance(target, list):
-        target.append(_read_call(module, query_1HTD, key_1KTD, attention_mask, options))
-        shape = (1, query_1HTD.shape[2], query_1HTD.shape[1], value_1KTD.shape[3])
-        return query_1HTD.new_zeros(shape), None
-    call = _read_call(module, query_1HTD, key_1KTD, attention_mask, options)
+        target.append(call)
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     metadata = target.metadata[call.layer]
     k_cache_BSKD, v_cache_BSKD = target.kv_caches[call.layer]
     head_size = k_cache_BSKD.shape[3]
     target.ops.write_kv_cache(
-        _tokens_first(key_1KTD, head_size),
-        _tokens_first(value_1KTD, head_size),
+        tokens_first(key, head_size),
+        tokens_first(value, head_size),
         kv_cache=(k_cache_BSKD, v_cache_BSKD),
         slot_mapping_T=metadata.slot_mapping_T,
     )
     out_THD = target.ops.paged_attention(
-        _tokens_first(query_1HTD, head_size),
+        tokens_first(query, head_size),
         k_cache_BSKD,
         v_cache_BSKD,
         metadata,
@@ -146,10 +146,10 @@ def _attend(
         sliding_window=call.sliding_window,
         softcap=call.softcap,
     )
-    return out_THD[None, :, :, : value_1KTD.shape[3]], None
+    return out_THD[None, :, :, : value.shape[3]], None
 
 
-def _tokens_first(heads_1KTD: torch.Tensor, head_size: int) -> torch.Tensor:
+def tokens_first(heads_1KTD: torch.Tensor, head_size: int) -> torch.Tensor:
     """[1, K, T, d] -> [T, K, head_size]; zeros behind a smaller head change no product."""
     states_TKD = heads_1KTD[0].transpose(0, 1)
     missing = head_size - states_TKD.shape[2]

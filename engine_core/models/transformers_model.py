@@ -1,266 +1,254 @@
-"""Models that run through transformers' modelling code: slower than our own, but right.
+"""Any decoder-only architecture that transformers knows, where we have no code of our own.
 
-Two ways, the first that gives the model's own logits is taken:
-    paged       the model lets its attention be replaced: all requests at once
-    one by one  any causal model: each request alone, its keys and values copied from the paged
-                cache into a transformers cache and the new ones back
+    folder -> transformers' model -> plain run (the reference)
+                                     |- all tokens of a step at once, through our paged attention
+                                     |- if that is not the same: request by request
+                                     `- if that is not either: refused by name
 
-Which one is right is not taken on trust: before serving, a made-up prompt is run in uneven chunks
-and compared with the model's plain forward pass.
+Owns what is refused, and the choice. transformers takes seconds to import, so it is imported when a
+model is loaded. Must not know the runner.
 """
 
-import dataclasses
-import itertools
+from __future__ import annotations
+
 import logging
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine_core.models.errors import ModelError, UnsupportedArchitecture
-from engine_core.models.interface import KVCacheSpec
-from engine_core.models.transformers_attention import (
-    IMPLEMENTATION,
-    AttentionNotPaged,
-    attending,
-    record_layer_shapes,
-    register,
-)
-from engine_core.models.transformers_check import largest_difference, probe_prompt
-from engine_core.models.transformers_head import TransformersHead
-from kernels.interface import ForwardContext, Operations
+from engine_core.models.errors import ModelError, ModelWeightsError, UnsupportedArchitecture
+from engine_core.models.interface import KVCacheSpec, Model
+from kernels.interface import Operations
+
+if TYPE_CHECKING:
+    from engine_core.models.transformers_reference import Reference
 
 logger = logging.getLogger(__name__)
 
-_TOLERANCE = 1e-3
-"""On logits, relative to their spread; float32 stays far below, another computation far above."""
-_HALF_PRECISION_TOLERANCE = 5e-2
-
-_POSITION_LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-_DEFAULT_MAX_MODEL_LEN = 2048
+_LENGTH_NAMES = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_sequence_length",
+    "n_ctx",
+)
+_ASSUMED_LENGTH = 2048
+_SUPPORTED = "decoder-only language models with attention in every layer are supported"
 
 
 def load_transformers_model(
     path: Path, config: dict[str, Any], *, dtype: torch.dtype, ops: Operations
-) -> "TransformersModel":
-    """
+) -> Model:
+    """Load a model folder through transformers and check that it runs right over paged blocks.
+
     Args:
-        path: a folder as on the Hugging Face hub.
+        path: a Hugging Face model folder.
         config: its config.json.
+        dtype: of the weights and the cache.
 
     Raises:
-        UnsupportedArchitecture: transformers does not know it, or it is no decoder with a KV cache.
-        ModelError: the files do not fit the architecture.
+        UnsupportedArchitecture: transformers does not know it, it is not a decoder with attention
+            in every layer, or it does not give the same logits over a paged cache.
+        ModelWeightsError: tensors are missing or of a wrong shape.
+        ModelError: transformers cannot load it for another reason.
     """
-    names = ", ".join(config.get("architectures") or [str(config.get("model_type"))])
-    if config.get("is_encoder_decoder"):
-        raise UnsupportedArchitecture(
-            f"architecture {names} is an encoder-decoder, only decoder-only models are supported"
-        )
-    model = _from_pretrained(path, names, dtype)
-    probe = probe_prompt(int(model.config.get_text_config().vocab_size))
+    _refuse_by_config(config)
+    model = _load(path, config, dtype)
     with torch.inference_mode():
-        expected_TV = model(input_ids=probe[None], use_cache=False).logits[0].float()
-        head = TransformersHead(model)
-        own_attention = model.config._attn_implementation
-        refusals = []
-        for make in (_PagedBackbone, _OneByOneBackbone):
-            model.set_attn_implementation(own_attention)
-            try:
-                backbone = make(model, head.backbone, probe, ops)
-            except AttentionNotPaged as error:
-                refusals.append(f"{make.way}: {error}")
-                continue
-            candidate = TransformersModel(
-                backbone, head, _spec(model.config, backbone.layers, expected_TV.shape[1])
-            )
-            difference = largest_difference(candidate, probe, expected_TV, ops=ops, dtype=dtype)
-            tolerance = _TOLERANCE if dtype == torch.float32 else _HALF_PRECISION_TOLERANCE
-            if difference <= tolerance:
-                logger.info("%s runs %s through transformers", names, make.way)
-                return candidate
-            refusals.append(f"{make.way}: logits differ by {difference:.1g} of their spread")
-    raise UnsupportedArchitecture(
-        f"architecture {names} cannot be run with a paged cache ({'; '.join(refusals)}); "
-        "use another model"
-    )
+        return _make_runnable(model, dtype, ops)
 
 
-def _from_pretrained(path: Path, names: str, dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForCausalLM
+def _refuse_by_config(config: dict[str, Any]) -> None:
+    name = _name(config)
+    if config.get("is_encoder_decoder"):
+        raise UnsupportedArchitecture(f"{name} is an encoder-decoder model; {_SUPPORTED}")
+    for key in ("vision_config", "audio_config"):
+        if config.get(key) is not None:
+            raise UnsupportedArchitecture(f"{name} is multimodal (it has a {key}); {_SUPPORTED}")
+    if config.get("quantization_config") is not None:
+        method = config["quantization_config"].get("quant_method", "of an unnamed method")
+        raise UnsupportedArchitecture(
+            f"{name} is quantised ({method}), only GGUF files may be; use the original weights"
+        )
+    if "chunked_attention" in (config.get("layer_types") or ()):
+        raise UnsupportedArchitecture(f"{name} attends in chunks of its context; {_SUPPORTED}")
+
+
+def _name(config: dict[str, Any]) -> str:
+    return ", ".join(config.get("architectures") or [str(config.get("model_type"))])
+
+
+def _load(path: Path, config: dict[str, Any], dtype: torch.dtype) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
+    transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
-    except ValueError as error:
+        auto_config = AutoConfig.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
+    except (ValueError, KeyError) as error:
         raise UnsupportedArchitecture(
-            f"architecture {names} is not known to this release of transformers as a causal "
-            f"language model: {str(error).splitlines()[0]}"
+            f"neither this engine nor transformers knows {_name(config)} "
+            f"(model_type {config.get('model_type')!r}): {_first_line(error)}"
         ) from error
-    except (OSError, RuntimeError, KeyError, ImportError) as error:
-        raise ModelError(f"transformers cannot load {path}: {error}") from error
+    if type(auto_config) not in AutoModelForCausalLM._model_mapping:
+        raise UnsupportedArchitecture(
+            f"{_name(config)} is not a causal language model; {_SUPPORTED}"
+        )
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=auto_config,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        # code of others, for any of 190 architectures: whatever it raises, the model is not loaded
+        raise ModelError(f"transformers cannot load {path}: {_first_line(error)}") from error
+    wrong = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
+    if wrong:
+        raise ModelWeightsError(
+            f"{path}: {len(wrong)} tensors of {_name(config)} are missing or of a wrong shape "
+            f"({', '.join(wrong[:5])}{', ...' if len(wrong) > 5 else ''}); "
+            "use the model's complete folder"
+        )
+    if model._can_set_experts_implementation():
+        # the grouped product wants rows of whole 16 bytes, and computes nothing else on a CPU
+        model.set_experts_implementation("eager")
     return model.eval()
 
 
-class _Backbone(Protocol):
-    """The model without its head."""
+def _make_runnable(model: Any, dtype: torch.dtype, ops: Operations) -> Model:
+    from engine_core.models.transformers_per_request import PerRequestModel
+    from engine_core.models.transformers_reference import largest_difference, run_reference
 
-    way: str
-    layers: list["_Layer"]
-
-    def __call__(
-        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
-    ) -> torch.Tensor: ...
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Layer:
-    num_query_heads: int
-    num_kv_heads: int
-    head_size: int
-    sliding_window: int | None = None
-
-
-class TransformersModel:
-    """A `Model` (see engine_core.models.interface) made of transformers' modules."""
-
-    def __init__(self, backbone: _Backbone, head: "TransformersHead", spec: KVCacheSpec) -> None:
-        self._backbone = backbone
-        self._head = head
-        self._spec = spec
-
-    @property
-    def kv_cache_spec(self) -> KVCacheSpec:
-        return self._spec
-
-    def forward(
-        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
-    ) -> torch.Tensor:
-        return self._backbone(token_ids_T, positions_T, context)
-
-    def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        return self._head(hidden_RE)
-
-
-class _PagedBackbone:
-    """All requests of a step as one sequence, through paged attention."""
-
-    way = "with paged attention"
-
-    def __init__(self, model: Any, backbone: Any, probe: torch.Tensor, ops: Operations) -> None:
-        if not getattr(model, "_supports_attention_backend", False):
-            raise AttentionNotPaged("its attention cannot be replaced")
-        register()
-        model.set_attn_implementation(IMPLEMENTATION)
-        self._backbone = backbone
-        shapes = record_layer_shapes(backbone, probe)
-        if sorted(shapes) != list(range(len(shapes))) or not shapes:
-            raise AttentionNotPaged("not all of its layers attend")
-        self.layers = [_Layer(*dataclasses.astuple(shapes[layer])) for layer in range(len(shapes))]
-
-    def __call__(
-        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
-    ) -> torch.Tensor:
-        with attending(context):
-            output = self._backbone(
-                input_ids=token_ids_T[None], position_ids=positions_T[None], use_cache=False
-            )
-        hidden_TE: torch.Tensor = output[0][0]
-        return hidden_TE
-
-
-class _OneByOneBackbone:
-    """Each request alone, through a transformers cache filled from the paged one."""
-
-    way = "request by request"
-
-    def __init__(self, model: Any, backbone: Any, probe: torch.Tensor, ops: Operations) -> None:
-        from transformers import DynamicCache
-
-        self._backbone = backbone
-        cache = DynamicCache()
-        backbone(input_ids=probe[None], past_key_values=cache, use_cache=True)
-        self.layers = []
-        for layer in cache.layers:
-            keys, values = layer.keys, layer.values
-            if keys is None or keys.shape != values.shape or keys.shape[2] != probe.shape[0]:
-                raise AttentionNotPaged("its cache does not hold one key and value a token")
-            self.layers.append(_Layer(keys.shape[1], keys.shape[1], keys.shape[3]))
-        if not self.layers:
-            raise AttentionNotPaged("it fills no KV cache")
-
-    def __call__(
-        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
-    ) -> torch.Tensor:
-        metadata = context.metadata[0]
-        starts = metadata.query_start_loc_R1.tolist()
-        hidden = [
-            self._run_request(
-                token_ids_T[start:stop], positions_T[start:stop], context, request, start
-            )
-            for request, (start, stop) in enumerate(itertools.pairwise(starts))
-        ]
-        return torch.cat(hidden)
-
-    def _run_request(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        context: ForwardContext,
-        request: int,
-        start: int,
-    ) -> torch.Tensor:
-        from transformers import DynamicCache
-
-        metadata = context.metadata[0]
-        num_new = token_ids.shape[0]
-        seq_len = int(metadata.seq_lens_R[request])
-        num_computed = seq_len - num_new
-        num_blocks = -(-seq_len // metadata.block_size)
-        blocks = metadata.block_table_RM[request, :num_blocks].long()
-        cache = DynamicCache()
-        for layer, (k_cache, v_cache) in enumerate(context.kv_caches):
-            if num_computed:
-                past = [
-                    each[blocks].flatten(0, 1)[:num_computed].transpose(0, 1)[None]
-                    for each in (k_cache, v_cache)
-                ]
-                cache.update(*past, layer)
-        output = self._backbone(
-            input_ids=token_ids[None],
-            position_ids=positions[None],
-            attention_mask=torch.ones(1, seq_len, dtype=torch.int64),
-            past_key_values=cache,
-            use_cache=True,
-        )
-        slots = metadata.slot_mapping_T[start : start + num_new]
-        for layer, kv_cache in zip(cache.layers, context.kv_caches, strict=True):
-            context.ops.write_kv_cache(
-                layer.keys[0, :, -num_new:].transpose(0, 1),
-                layer.values[0, :, -num_new:].transpose(0, 1),
-                kv_cache=kv_cache,
-                slot_mapping_T=slots,
-            )
-        hidden_TE: torch.Tensor = output[0][0]
-        return hidden_TE
-
-
-def _spec(config: Any, layers: list[_Layer], vocab_size: int) -> KVCacheSpec:
-    shapes = {(layer.num_query_heads, layer.num_kv_heads, layer.head_size) for layer in layers}
-    if len(shapes) != 1:
+    own_attention = model.config._attn_implementation
+    name = type(model).__name__
+    try:
+        reference = run_reference(model)
+    except UnsupportedArchitecture:
+        raise
+    except Exception as error:
         raise UnsupportedArchitecture(
-            f"its layers' caches differ in shape ({sorted(shapes)}); use another model"
-        )
-    ((num_query_heads, num_kv_heads, head_size),) = shapes
-    text_config = config.get_text_config()
-    limits = [getattr(text_config, name, None) for name in _POSITION_LIMITS]
-    return KVCacheSpec(
-        num_layers=len(layers),
-        num_query_heads=num_query_heads,
-        num_kv_heads=num_kv_heads,
-        head_size=head_size,
-        sliding_windows=tuple(layer.sliding_window for layer in layers),
-        vocab_size=vocab_size,
-        max_model_len=next((int(limit) for limit in limits if limit), _DEFAULT_MAX_MODEL_LEN),
+            f"{name} does not run as a plain language model: {_first_line(error)}; {_SUPPORTED}"
+        ) from error
+    flattened = _flattened(model, reference, dtype, ops)
+    if flattened is not None:
+        return flattened
+    model.set_attn_implementation(own_attention)
+    runnable = PerRequestModel(
+        reference.body,
+        # the model masks by itself what has left a window, so all of it is kept
+        _spec(
+            model,
+            reference,
+            num_query_heads=_whole_groups(model, reference.num_kv_heads),
+            windows=(None,) * len(reference.sliding_windows),
+        ),
     )
+    try:
+        off = largest_difference(runnable, reference, dtype=dtype, ops=ops)
+    except Exception as error:
+        raise UnsupportedArchitecture(
+            f"{name} does not run over a paged cache: {_first_line(error)}; {_SUPPORTED}"
+        ) from error
+    if off > 1:
+        raise UnsupportedArchitecture(
+            f"{name} gives other logits in pieces over a paged cache than at once ({off:.1f} times "
+            f"what rounding explains), so its answers would be wrong; {_SUPPORTED}"
+        )
+    logger.info("%s runs request by request, in transformers' own attention", name)
+    return runnable
+
+
+def _flattened(
+    model: Any, reference: Reference, dtype: torch.dtype, ops: Operations
+) -> Model | None:
+    """The model with our attention in it; None, with the reason logged, if that is not the same."""
+    from engine_core.models.transformers_attention import (
+        CannotHonour,
+        FlattenedModel,
+        record_attention,
+        switch_to_paged_attention,
+    )
+    from engine_core.models.transformers_reference import largest_difference
+
+    name = type(model).__name__
+    try:
+        switch_to_paged_attention(model)
+        calls = record_attention(reference.body, reference.token_ids[0])
+        windows = tuple(call.sliding_window for call in calls)
+        if windows != reference.sliding_windows:
+            raise CannotHonour(
+                f"its layers ask for windows {windows}, its cache has {reference.sliding_windows}"
+            )
+        if {call.num_kv_heads for call in calls} != {reference.num_kv_heads}:
+            raise CannotHonour("it does not cache the keys that it attends to")
+        spec = _spec(model, reference, num_query_heads=calls[0].num_query_heads, windows=windows)
+        runnable = FlattenedModel(reference.body, spec)
+        off = largest_difference(runnable, reference, dtype=dtype, ops=ops)
+    except Exception as error:
+        # whatever the model's code raises, the other way to run it is still open
+        logger.info("%s does not take our attention: %s", name, _first_line(error))
+        return None
+    if off > 1:
+        logger.info("%s gives other logits with our attention (%.1f)", name, off)
+        return None
+    return runnable
+
+
+def _whole_groups(model: Any, num_kv_heads: int) -> int:
+    """Query heads, for plans that nobody reads: they need as many for each key/value head."""
+    config = model.config.get_text_config(decoder=True)
+    num_heads = getattr(config, "num_attention_heads", num_kv_heads)
+    return num_heads if num_heads % num_kv_heads == 0 else num_kv_heads
+
+
+def _spec(
+    model: Any,
+    reference: Reference,
+    *,
+    num_query_heads: int,
+    windows: tuple[int | None, ...],
+) -> KVCacheSpec:
+    return KVCacheSpec(
+        num_layers=len(reference.sliding_windows),
+        num_query_heads=num_query_heads,
+        num_kv_heads=reference.num_kv_heads,
+        head_size=reference.head_size,
+        sliding_windows=windows,
+        vocab_size=reference.vocab_size,
+        max_model_len=_max_model_len(model.config.get_text_config(decoder=True)),
+    )
+
+
+def _max_model_len(config: Any) -> int:
+    """Tokens that the model was made for.
+
+    Phi-3's "longrope" turns all angles another way once a sequence has grown past the original
+    length, those of keys that are in the cache already included; so it ends there.
+    """
+    lengths = [getattr(config, name, None) for name in _LENGTH_NAMES]
+    length = next((each for each in lengths if isinstance(each, int) and each > 0), None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    original = rope.get("original_max_position_embeddings")
+    if rope.get("rope_type") == "longrope" and original:
+        length = min(int(original), length or int(original))
+    if length is not None:
+        return length
+    logger.warning(
+        "the config of %s names no length; %d tokens are assumed",
+        type(config).__name__,
+        _ASSUMED_LENGTH,
+    )
+    return _ASSUMED_LENGTH
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

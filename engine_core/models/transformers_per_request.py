@@ -7,13 +7,14 @@ that the keys and values live in the engine's blocks. Must not know any architec
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from engine_core.models.interface import KVCacheSpec
+from engine_core.models.transformers_attention import tokens_first
 from engine_core.models.transformers_body import CausalBody
 from kernels.interface import AttentionMetadata, ForwardContext, KVCache, Operations
 
@@ -52,8 +53,8 @@ class PagedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         """Write [1, K, Q, d] keys and values -> those of the whole sequence, [1, K, L, d]."""
         head_size = self._kv_cache[0].shape[3]
         self._ops.write_kv_cache(
-            _tokens_first(key_states, head_size),
-            _tokens_first(value_states, head_size),
+            tokens_first(key_states, head_size),
+            tokens_first(value_states, head_size),
             kv_cache=self._kv_cache,
             slot_mapping_T=self._write_slots_Q,
         )
@@ -99,7 +100,7 @@ class PerRequestModel:
             self._forward_request(
                 request, token_ids_T[start:stop], positions_T[start:stop], start, context
             )
-            for request, (start, stop) in enumerate(zip(starts[:-1], starts[1:], strict=True))
+            for request, (start, stop) in enumerate(itertools.pairwise(starts))
         ]
         return torch.cat(hidden_by_request)
 
@@ -112,8 +113,10 @@ class PerRequestModel:
         context: ForwardContext,
     ) -> torch.Tensor:
         stop = start + len(token_ids_Q)
-        slots: dict[int, torch.Tensor] = {
-            id(metadata): _slots_of_sequence(metadata, request) for metadata in context.metadata
+        # layers of one KV-cache group share a metadata object, and with it the slots
+        slots = {
+            key: _slots_of_sequence(metadata, request)
+            for key, metadata in {id(each): each for each in context.metadata}.items()
         }
         layers = [
             PagedCacheLayer(
@@ -140,10 +143,3 @@ def _slots_of_sequence(metadata: AttentionMetadata, request: int) -> torch.Tenso
     positions_L = torch.arange(int(metadata.seq_lens_R[request]))
     blocks_L = metadata.block_table_RM[request, positions_L // metadata.block_size].long()
     return blocks_L * metadata.block_size + positions_L % metadata.block_size
-
-
-def _tokens_first(heads_1KQD: torch.Tensor, head_size: int) -> torch.Tensor:
-    """[1, K, Q, d] -> [Q, K, head_size], zeros behind a smaller head."""
-    states_QKD = heads_1KQD[0].transpose(0, 1)
-    missing = head_size - states_QKD.shape[2]
-    return pad(states_QKD, (0, missing)) if missing else states_QKD.contiguous()

@@ -7,10 +7,10 @@ A counter-based generator has no state to carry from step to step, so a token's 
 
 import torch
 
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
-_NUM_ROUNDS = 10
+NUM_ROUNDS = 10
 
 
 def philox_4x32(
@@ -28,14 +28,14 @@ def philox_4x32(
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for _ in range(_NUM_ROUNDS):
+    for _ in range(NUM_ROUNDS):
         # int64 products wrap around, which keeps the low 64 bits; the mask drops the sign
-        product0 = c0 * _MULTIPLIERS[0]
-        product1 = c2 * _MULTIPLIERS[1]
+        product0 = c0 * MULTIPLIERS[0]
+        product1 = c2 * MULTIPLIERS[1]
         c0 = ((product1 >> 32) & _MASK) ^ c1 ^ k0
         c2 = ((product0 >> 32) & _MASK) ^ c3 ^ k1
         c1 = product1.bitwise_and_(_MASK)
         c3 = product0.bitwise_and_(_MASK)
-        k0 = (k0 + _KEY_INCREMENTS[0]) & _MASK
-        k1 = (k1 + _KEY_INCREMENTS[1]) & _MASK
+        k0 = (k0 + KEY_INCREMENTS[0]) & _MASK
+        k1 = (k1 + KEY_INCREMENTS[1]) & _MASK
     return c0, c1, c2, c3

@@ -3,16 +3,23 @@
 Shapes: R rows, V vocabulary, C candidates. Logits are float32. No function keeps state.
 """
 
+import numpy as np
 import torch
 
 from kernels.torch_ops.philox import philox_4x32
+from kernels.torch_ops.sampling_noise import (
+    LARGEST_NOISE,
+    STREAM,
+    noise_of_tokens,
+    noise_of_vocabulary,
+)
 
 _MASK = 0xFFFFFFFF
-_STREAM = 0x73616D70
-"""The counter's last word, so that other uses of the same seed draw other numbers."""
-
 _FIRST_CANDIDATES = 256
 """Truncated distributions nearly always lie within so many of the likeliest tokens."""
+
+_WORTH_SINGLING_OUT = 6
+"""Noise of single tokens costs four times as much a token, and finding them a little more."""
 
 
 def gumbel_noise(
@@ -50,7 +57,7 @@ def _words(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     key = (seeds_R[:, None] & _MASK, (seeds_R[:, None] >> 32) & _MASK)
     low, high = positions_R[:, None] & _MASK, (positions_R[:, None] >> 32) & _MASK
-    stream = torch.tensor(_STREAM, dtype=torch.int64)
+    stream = torch.tensor(STREAM, dtype=torch.int64)
     return philox_4x32((quads_RQ, low, high, stream), key)
 
 
@@ -62,18 +69,30 @@ def _to_gumbel(bits: torch.Tensor) -> torch.Tensor:
 def sample_from_all(
     logits_RV: torch.Tensor, seeds_R: torch.Tensor, positions_R: torch.Tensor
 ) -> torch.Tensor:
-    """One token a row, int64 [R], each with its softmax probability (the Gumbel-max trick)."""
-    chosen = [
-        # a row at a time: the generator's temporaries then stay in the core's own cache
-        (
-            logits_RV[row]
-            + gumbel_noise_of_vocabulary(
-                seeds_R[row : row + 1], positions_R[row : row + 1], logits_RV.shape[1]
-            )[0]
-        ).argmax()
-        for row in range(logits_RV.shape[0])
-    ]
-    return torch.stack(chosen)
+    """One token a row, int64 [R], each with its softmax probability: the Gumbel-max trick.
+
+    `argmax((logits - their maximum) + gumbel_noise)`; the maximum goes first so that the noise
+    keeps its digits beside large logits. Noise is bounded, so tokens that the largest noise could
+    not lift over the likeliest token's own sum need none.
+    """
+    vocab_size = logits_RV.shape[1]
+    best_R, best_id_R = logits_RV.max(dim=1)
+    best_noise_R = gumbel_noise(seeds_R, positions_R, best_id_R[:, None])[:, 0]
+    hopeless_R = best_noise_R - (LARGEST_NOISE + 0.01)
+    chosen = []
+    for row, (seed, position) in enumerate(
+        zip(seeds_R.tolist(), positions_R.tolist(), strict=True)
+    ):
+        logits_V = logits_RV[row] - best_R[row]
+        token_ids = np.flatnonzero(logits_V.numpy() >= float(hopeless_R[row]))
+        if len(token_ids) > vocab_size // _WORTH_SINGLING_OUT:
+            noise_V = noise_of_vocabulary(seed, position, vocab_size)
+            chosen.append(int(noise_V.add_(logits_V).argmax()))
+        else:
+            noise_C = noise_of_tokens(seed, position, token_ids)
+            noise_C += logits_V[torch.from_numpy(token_ids)]
+            chosen.append(int(token_ids[int(noise_C.argmax())]))
+    return torch.tensor(chosen, dtype=torch.int64)
 
 
 def sample_truncated(
@@ -94,36 +113,60 @@ def sample_truncated(
         top_p_R: float32; the token that crosses p stays.
         min_p_R: float32, 0 for no limit.
     """
-    vocab_size = logits_RV.shape[1]
     chosen_R = torch.empty(logits_RV.shape[0], dtype=torch.int64)
-    left_R = torch.arange(logits_RV.shape[0])
-    width = min(vocab_size, max(_FIRST_CANDIDATES, int(top_k_R.max()) + 1))
-    log_total_R = logits_RV.logsumexp(dim=1)
-    while left_R.numel():
-        values_RC, token_ids_RC = logits_RV[left_R].topk(width, dim=1)
-        keep_RC, complete_R = _truncate(
-            values_RC,
-            log_total_R[left_R],
-            top_k_R=top_k_R[left_R],
-            top_p_R=top_p_R[left_R],
-            min_p_R=min_p_R[left_R],
+    # The same width for every row, so that a row's arithmetic does not depend on its neighbours.
+    width = min(logits_RV.shape[1], _FIRST_CANDIDATES)
+    values_RC, token_ids_RC = logits_RV.topk(width, dim=1)
+    keep_RC, complete_R = _truncate(
+        values_RC,
+        logits_RV.logsumexp(dim=1),
+        top_k_R=top_k_R,
+        top_p_R=top_p_R,
+        min_p_R=min_p_R,
+    )
+    done = complete_R.nonzero()[:, 0]
+    if done.numel():
+        num_kept = int(keep_RC[done].sum(dim=1).max())
+        kept_values = values_RC[done, :num_kept] - values_RC[done, :1]
+        kept_values.masked_fill_(~keep_RC[done, :num_kept], -torch.inf)
+        kept_ids = token_ids_RC[done, :num_kept]
+        noise = gumbel_noise(seeds_R[done], positions_R[done], kept_ids)
+        best = (kept_values + noise).argmax(dim=1, keepdim=True)
+        chosen_R[done] = kept_ids.gather(1, best)[:, 0]
+    for row in (~complete_R).nonzero()[:, 0].tolist():
+        kept_V = truncate_by_sorting(
+            logits_RV[row],
+            top_k=int(top_k_R[row]),
+            top_p=float(top_p_R[row]),
+            min_p=float(min_p_R[row]),
         )
-        if width == vocab_size:
-            complete_R = torch.ones_like(complete_R)
-        done = complete_R.nonzero()[:, 0]
-        if done.numel():
-            num_kept = int(keep_RC[done].sum(dim=1).max())
-            kept_values = values_RC[done, :num_kept].masked_fill(
-                ~keep_RC[done, :num_kept], -torch.inf
-            )
-            kept_ids = token_ids_RC[done, :num_kept]
-            rows = left_R[done]
-            noise = gumbel_noise(seeds_R[rows], positions_R[rows], kept_ids)
-            best = (kept_values + noise).argmax(dim=1, keepdim=True)
-            chosen_R[rows] = kept_ids.gather(1, best)[:, 0]
-        left_R = left_R[~complete_R]
-        width = vocab_size
+        chosen_R[row] = sample_from_all(
+            kept_V[None], seeds_R[row : row + 1], positions_R[row : row + 1]
+        )[0]
     return chosen_R
+
+
+def truncate_by_sorting(
+    logits_V: torch.Tensor, *, top_k: int, top_p: float, min_p: float
+) -> torch.Tensor:
+    """A copy of one row with -inf where min_p, top_k and top_p, in that order, leave nothing.
+
+    Among tokens that tie where top_p ends, those with the lowest ids stay.
+    """
+    logits = logits_V.numpy()
+    falling = np.sort(logits)[::-1]
+    num_kept = len(falling) if not top_k else int(np.count_nonzero(falling >= falling[top_k - 1]))
+    if min_p > 0:
+        num_kept = min(num_kept, int(np.count_nonzero(falling >= falling[0] + np.log(min_p))))
+    if top_p < 1:
+        weights = np.exp(falling[:num_kept].astype(np.float64) - falling[0])
+        before = np.cumsum(weights) - weights
+        num_kept = max(1, int(np.count_nonzero(before < top_p * weights.sum())))
+    last = falling[num_kept - 1]
+    keep = logits > last
+    ties = np.flatnonzero(logits == last)
+    keep[ties[: num_kept - np.count_nonzero(keep)]] = True
+    return logits_V.masked_fill(torch.from_numpy(~keep), -torch.inf)
 
 
 def _truncate(
