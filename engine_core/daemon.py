@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import logging
+import os
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ def run_daemon(options: EngineOptions) -> int:
     started_s = time.monotonic()
     _log_to_stderr(options.log_level)
     faulthandler.enable()
+    _share_the_cores()
     lifecycle = Lifecycle(
         drain_timeout_s=options.drain_timeout, exit_on_stdin_eof=options.exit_on_stdin_eof
     )
@@ -73,6 +75,18 @@ def _announce(config: EngineConfig, *, ready_s: float) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         logger.warning("nobody reads standard output")
+
+
+def _share_the_cores() -> None:
+    """Let idle threads of OpenMP sleep soon. Must come before torch is imported.
+
+    They spin between operations, by default for milliseconds. When another process needs a core,
+    the spinning threads keep it from the one that has work: a decode step then takes a hundred
+    times as long. At this count it takes three times as long, and 5 to 10 % more on an idle
+    machine (docs/benchmarks.md). Whoever sets one of these variables knows better.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 
 def _log_to_stderr(level: str) -> None:

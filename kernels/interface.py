@@ -194,8 +194,8 @@ class Operations(Protocol):
     ) -> torch.Tensor:
         """One token a row, int64 [R], each with its softmax probability.
 
-        `argmax((logits - max) + noise)`, with standard Gumbel noise that is a function of (seed, position,
-        token) alone; every backend computes the same noise (see `kernels.torch_ops.sampling`).
+        `argmax((logits - max) + noise)`, with standard Gumbel noise that is a function of (seed,
+        position, token) alone; every backend computes the same (see `kernels.torch_ops.sampling`).
 
         Args:
             logits_RV: float32.
