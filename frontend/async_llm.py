@@ -44,9 +44,10 @@ class AsyncLLM(EngineCalls):
         address: `ipc://PATH` or `tcp://HOST:PORT`; default: where `engine-core` listens unless
             told otherwise.
         client_name: for the engine's log.
-        connect_timeout_s: for the engine to answer the greeting.
+        connect_timeout_s: for the engine to answer the greeting, which it does between two steps.
         reconnect_timeout_s: for a lost engine to come back.
-        silence_timeout_s: an engine that stays silent for longer is taken for lost.
+        silence_timeout_s: an engine that says nothing for longer is taken for lost. It says
+            nothing during a step; that its process or its machine died shows much sooner.
         seed: of the seeds drawn for requests that have none; default: unpredictable.
     """
 
@@ -55,9 +56,9 @@ class AsyncLLM(EngineCalls):
         address: str | None = None,
         *,
         client_name: str = "",
-        connect_timeout_s: float = 10.0,
-        reconnect_timeout_s: float = 10.0,
-        silence_timeout_s: float = 30.0,
+        connect_timeout_s: float = 60.0,
+        reconnect_timeout_s: float = 60.0,
+        silence_timeout_s: float = 300.0,
         seed: int | None = None,
     ) -> None:
         self._address = address or default_address()

@@ -20,6 +20,7 @@ from protocol.outputs import EngineMessage, ErrorMessage, Welcome
 from protocol.requests import Goodbye, Hello
 
 _NUM_SILENT_HEARTBEATS = 3
+_PEER_HEARTBEAT_MS = 2_000
 _MESSAGES_PER_CALLBACK = 64
 """After so many, other tasks of the loop get their turn."""
 _LINGER_MS = 200
@@ -64,6 +65,10 @@ class Connection:
         self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
+        # A peer that the network lost does not close its connection; ZMQ's I/O thread asks for it,
+        # and the engine's answers however long its steps are.
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, _PEER_HEARTBEAT_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4 * _PEER_HEARTBEAT_MS)
         if address.startswith("tcp://["):
             self._socket.setsockopt(zmq.IPV6, 1)
         self._monitor = self._socket.get_monitor_socket(_LOSS_EVENTS)

@@ -1,4 +1,4 @@
-"""The decoder that Llama, Mistral, Qwen 2 and Qwen 3 share.
+"""The decoder that Llama, Mistral, Qwen 2 and Qwen 3 share, and that Gemma 3 varies.
 
     hidden = hidden + attention(norm(hidden))
     hidden = hidden + feed_forward(norm(hidden))
@@ -131,8 +131,8 @@ class LayerBuilder:
         return self._tables[rotary]
 
 
-class _Layer:
-    """Attention and feed-forward with a norm before each."""
+class DecoderLayer:
+    """Attention and feed-forward with a norm before each. The residual stream is the decoder's."""
 
     def __init__(self, build: LayerBuilder, layer: int) -> None:
         name = f"model.layers.{layer}"
@@ -149,20 +149,43 @@ class _Layer:
             self.feed_forward.placements(),
         )
 
+    def attend(
+        self, x_TE: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """What attention adds to the residual stream, from its normed value."""
+        return self.attention(x_TE, positions_T, context)
 
-class PreNormDecoder:
+    def feed(self, x_TE: torch.Tensor) -> torch.Tensor:
+        """What the feed-forward adds to the residual stream, from its normed value."""
+        return self.feed_forward(x_TE)
+
+
+class Decoder:
     """See the module; implements `engine_core.models.interface.Model`."""
+
+    layer_class: type[DecoderLayer] = DecoderLayer
+    norms_plus_one = False
+    """See `RMSNorm`."""
 
     def __init__(
         self, config: ModelConfig, *, dtype: torch.dtype, ops: Operations, num_positions: int
     ) -> None:
         build = LayerBuilder(
-            config, dtype=dtype, ops=ops, num_positions=num_positions, norms_plus_one=False
+            config,
+            dtype=dtype,
+            ops=ops,
+            num_positions=num_positions,
+            norms_plus_one=self.norms_plus_one,
         )
         self._config = config
-        self.vocabulary = build.vocabulary()
-        self._layers = [_Layer(build, layer) for layer in range(config.num_layers)]
+        self.vocabulary = build.vocabulary(embedding_scale=self._embedding_scale(config))
+        self._layers = [self.layer_class(build, layer) for layer in range(config.num_layers)]
         self._final_norm = build.norm("model.norm")
+
+    @staticmethod
+    def _embedding_scale(config: ModelConfig) -> float | None:
+        """What embeddings are multiplied by, if anything."""
+        return None
 
     @property
     def kv_cache_spec(self) -> KVCacheSpec:
@@ -186,9 +209,9 @@ class PreNormDecoder:
                 x_TE = layer.input_norm(residual_TE)
             else:
                 x_TE, residual_TE = layer.input_norm.add(out_TE, residual_TE)
-            out_TE = layer.attention(x_TE, positions_T, context)
+            out_TE = layer.attend(x_TE, positions_T, context)
             x_TE, residual_TE = layer.feed_forward_norm.add(out_TE, residual_TE)
-            out_TE = layer.feed_forward(x_TE)
+            out_TE = layer.feed(x_TE)
         assert out_TE is not None
         return self._final_norm.add(out_TE, residual_TE)[0]
 

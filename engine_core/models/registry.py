@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine_core.models.config import ConfigFields, ModelConfig
-from engine_core.models.decoder import PreNormDecoder
+from engine_core.models.decoder import Decoder
 from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.family_configs import (
     read_gemma3,
@@ -35,17 +35,17 @@ class Architecture:
 
     model_type: str
     read_config: Callable[[str, ConfigFields], ModelConfig]
-    model_class: type[PreNormDecoder] | type[Gemma3Decoder]
+    model_class: type[Decoder]
     tensor_prefixes: tuple[tuple[str, str], ...] = ()
     ignored_prefixes: tuple[str, ...] = ()
     text_config: bool = False
 
 
 _ARCHITECTURES: dict[str, Architecture] = {
-    "LlamaForCausalLM": Architecture("llama", read_llama, PreNormDecoder),
-    "MistralForCausalLM": Architecture("mistral", read_mistral, PreNormDecoder),
-    "Qwen2ForCausalLM": Architecture("qwen2", read_qwen2, PreNormDecoder),
-    "Qwen3ForCausalLM": Architecture("qwen3", read_qwen3, PreNormDecoder),
+    "LlamaForCausalLM": Architecture("llama", read_llama, Decoder),
+    "MistralForCausalLM": Architecture("mistral", read_mistral, Decoder),
+    "Qwen2ForCausalLM": Architecture("qwen2", read_qwen2, Decoder),
+    "Qwen3ForCausalLM": Architecture("qwen3", read_qwen3, Decoder),
     "Gemma3ForCausalLM": Architecture("gemma3_text", read_gemma3, Gemma3Decoder),
     # the text part only; both the hub's prefixes and those of transformers 5
     "Gemma3ForConditionalGeneration": Architecture(
