@@ -3,6 +3,8 @@
 The one place that sees all parts; nothing here runs after start-up.
 """
 
+import bisect
+import dataclasses
 import logging
 from typing import Any
 
@@ -85,11 +87,12 @@ def _resolve(
     element_bytes = loaded.dtype.itemsize
     slot_bytes = 2 * spec.num_kv_heads * spec.head_size * element_bytes
     block_bytes = layout.num_tensors * options.block_size * slot_bytes
-    blocks_per_request = -(-max_model_len // options.block_size) * len(layout.groups)
+    max_chunk_size = min(options.max_chunk_size or max_num_batched_tokens, max_num_batched_tokens)
+    need = _RequestNeed(layout, max_chunk_size, options.block_size)
     num_blocks = choose_num_blocks(
         CacheDemand(
             block_bytes=block_bytes,
-            blocks_per_request=blocks_per_request,
+            blocks_per_request=need.num_blocks(max_model_len),
             max_num_seqs=max_num_seqs,
             step_bytes=loaded.step_bytes(max_num_batched_tokens, max_num_seqs),
         ),
@@ -104,12 +107,10 @@ def _resolve(
         dtype=str(loaded.dtype).removeprefix("torch."),
         device="cpu",
         num_threads=torch.get_num_threads(),
-        max_model_len=_fit_to_cache(options, layout, max_model_len, num_blocks),
+        max_model_len=_fit_to_cache(options, need, max_model_len, num_blocks),
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
-        max_chunk_size=min(
-            options.max_chunk_size or max_num_batched_tokens, max_num_batched_tokens
-        ),
+        max_chunk_size=max_chunk_size,
         block_size=options.block_size,
         num_blocks=num_blocks,
         kv_cache_bytes=num_blocks * block_bytes,
@@ -121,14 +122,37 @@ def _resolve(
     )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _RequestNeed:
+    """Blocks that one request takes, over all groups."""
+
+    layout: CacheLayout
+    max_chunk_size: int
+    block_size: int
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """The most at once while so many tokens are computed."""
+        return sum(
+            KVCacheGroupSpec(group.sliding_window).num_peak_blocks(
+                num_tokens, self.max_chunk_size, self.block_size
+            )
+            for group in self.layout.groups
+        )
+
+    def num_tokens(self, num_blocks: int, limit: int) -> int:
+        """The most tokens, up to `limit`, that fit in so many blocks."""
+        lengths = range(1, limit + 1)
+        return bisect.bisect_right(lengths, num_blocks, key=self.num_blocks)
+
+
 def _fit_to_cache(
-    options: EngineOptions, layout: CacheLayout, max_model_len: int, num_blocks: int
+    options: EngineOptions, need: _RequestNeed, max_model_len: int, num_blocks: int
 ) -> int:
     """A request of max_model_len must fit in an empty cache, or it could never finish.
 
     The model's own limit gives way to the cache; a limit that the operator asked for does not.
     """
-    capacity = num_blocks // len(layout.groups) * options.block_size
+    capacity = need.num_tokens(num_blocks, max_model_len)
     if capacity >= max_model_len:
         return max_model_len
     if options.max_model_len is not None:
@@ -139,7 +163,7 @@ def _fit_to_cache(
     if capacity < 2:
         raise CacheTooSmall(
             f"{num_blocks} KV blocks do not hold a prompt token and an answer for the model's "
-            f"{len(layout.groups)} cache groups; raise --num-blocks or --kv-cache-memory"
+            f"{len(need.layout.groups)} cache groups; raise --num-blocks or --kv-cache-memory"
         )
     logger.warning(
         "max_model_len is %d, not the model's %d: that is what %d KV blocks hold; raise "
