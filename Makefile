@@ -48,7 +48,7 @@ imports: install-dev
 	$(BIN)/python scripts/file_index.py --check
 
 unit: install-dev
-	$(BIN)/python -m pytest -q -m 'not slow'
+	$(BIN)/python -m pytest -q -m 'not slow' --ignore=tests/e2e
 
 check: lint types imports unit  ## quick: lint, types, import arrows, unit tests
 
