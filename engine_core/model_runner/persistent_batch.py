@@ -76,10 +76,9 @@ class PersistentBatch:
             self.num_blocks[group, row] = start + len(new)
 
     def append_token(self, row: int, token_id: int) -> None:
-        """A sampled token."""
+        """A sampled token. The scheduler ends requests at max_model_len, so there is room."""
         position = int(self.num_tokens[row])
-        if position < self.max_model_len:
-            self.token_ids[row, position] = token_id
+        self.token_ids[row, position] = token_id
         self.num_tokens[row] = position + 1
 
     def remove(self, request_id: str) -> int | None:
