@@ -46,6 +46,7 @@ types: install-dev
 imports: install-dev
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python scripts/file_index.py --check
+	$(BIN)/python scripts/requirements_list.py --check
 
 unit: install-dev
 	$(BIN)/python -m pytest -q -m 'not slow' --ignore=tests/e2e

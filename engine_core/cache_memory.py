@@ -96,5 +96,30 @@ def choose_num_blocks(
     return chosen
 
 
+def choose_num_host_blocks(host_cache_memory: int, *, block_bytes: int, num_blocks: int) -> int:
+    """Blocks of host memory for what is evicted and swapped, beside `num_blocks` of the KV cache
+    that are chosen but not taken yet. 0 bytes are 0 blocks.
+
+    Raises:
+        CacheTooSmall: some memory was given, and not one block fits.
+        ConfigurationError: more than is free.
+    """
+    if host_cache_memory == 0:
+        return 0
+    chosen = host_cache_memory // block_bytes
+    if chosen < 1:
+        raise CacheTooSmall(
+            f"--host-cache-memory is {host_cache_memory} bytes and holds no block: a block takes "
+            f"{_megabytes(block_bytes)}; give more, or 0 for none"
+        )
+    free_bytes = max(0, available_memory_bytes() - (num_blocks + 1) * block_bytes)
+    if chosen * block_bytes > free_bytes:
+        raise ConfigurationError(
+            f"--host-cache-memory is {_megabytes(host_cache_memory)}, {_megabytes(free_bytes)} "
+            "are free beside the KV cache; lower it or the KV cache's share"
+        )
+    return chosen
+
+
 def _megabytes(size_bytes: int) -> str:
     return f"{size_bytes / 1024**2:,.1f} MiB"

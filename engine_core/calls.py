@@ -5,13 +5,18 @@ from typing import Protocol, assert_never
 from protocol.calls import (
     Drain,
     Draining,
+    GetRequestInfo,
     GetStatistics,
+    ListRequests,
     Ping,
     Pong,
     PrefixCacheReset,
+    RequestList,
     ResetPrefixCache,
 )
-from protocol.outputs import CallResult
+from protocol.errors import ErrorCode
+from protocol.explanations import RequestInfo
+from protocol.outputs import CallFailed, CallResult
 from protocol.requests import Call
 from protocol.statistics import EngineStatistics
 
@@ -24,9 +29,11 @@ class Callable(Protocol):
     def statistics(self) -> EngineStatistics: ...
     def reset_prefix_cache(self) -> int: ...
     def drain(self, why: str) -> int: ...
+    def explain(self, request_id: str) -> RequestInfo | None: ...
+    def live_request_ids(self) -> list[str]: ...
 
 
-def answer_call(call: Call, engine: Callable) -> CallResult:
+def answer_call(call: Call, engine: Callable) -> CallResult | CallFailed:
     """Carry out one call and return its answer."""
     match call.call:
         case Ping():
@@ -39,5 +46,18 @@ def answer_call(call: Call, engine: Callable) -> CallResult:
         case Drain():
             left = Draining(num_requests_left=engine.drain("a client asked for it"))
             return CallResult(call_id=call.call_id, result=left)
+        case GetRequestInfo(request_id):
+            info = engine.explain(request_id)
+            if info is None:
+                return CallFailed(
+                    call_id=call.call_id,
+                    code=ErrorCode.UNKNOWN_REQUEST,
+                    message=f"request {request_id!r} is unknown: it is neither live nor one of "
+                    "the last that finished; give the id that the engine knows it by",
+                )
+            return CallResult(call_id=call.call_id, result=info)
+        case ListRequests():
+            live = RequestList(request_ids=engine.live_request_ids())
+            return CallResult(call_id=call.call_id, result=live)
         case _:
             assert_never(call.call)

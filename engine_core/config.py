@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Literal
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +22,29 @@ class EngineConfig:
     block_size: int
     num_blocks: int
     kv_cache_bytes: int
+    num_host_blocks: int
+    host_cache_bytes: int
     enable_prefix_caching: bool
     watermark: float
     max_logprobs: int
     address: str
     drain_timeout_s: float
+    record: str | None
+    step_composition: Literal["mixed", "prefill-first"]
+    prefill_delay_factor: float
+    preemption_mode: Literal["default", "recompute", "swap", "auto"]
+    scheduling_policy: Literal["fcfs", "priority", "fair"]
+    force_preemption: bool
+    priority_min_gain: int
+    priority_ageing_s: float | None
+    tenant_weights: dict[str, float]
+    target_tpot_ms: float | None
+    target_ttft_ms: float | None
+    max_partial_prefills: int | None
+    max_long_partial_prefills: int | None
+    long_prefill_threshold: int | None
+    max_queued_requests: int | None
+    max_queued_tokens: int | None
 
     def __str__(self) -> str:
         return json.dumps(dataclasses.asdict(self))

@@ -3,9 +3,10 @@
 Owns the order of things within a step. Must not know sockets, tokens' meaning, or tensors.
 """
 
+import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import assert_never
 
 from engine_core.admission import Limits
@@ -24,8 +25,11 @@ from engine_core.scheduler import (
     Scheduler,
     SchedulerOutput,
 )
+from engine_core.scheduler.errors import QueueFull
+from engine_core.step_record import StepRecorder
 from engine_core.timings import RequestClock
 from protocol.errors import ErrorCode
+from protocol.explanations import RequestInfo
 from protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason, Rejected
 from protocol.requests import Abort, Call, EngineRequest
 from protocol.statistics import EngineStatistics
@@ -49,6 +53,7 @@ class EngineCore:
         lifecycle: Lifecycle,
         limits: Limits,
         eos_token_ids: tuple[int, ...],
+        recorder: StepRecorder | None = None,
     ) -> None:
         self._inbox = inbox
         self._outbox = outbox
@@ -58,6 +63,7 @@ class EngineCore:
         self._lifecycle = lifecycle
         self._limits = limits
         self._eos_token_ids = eos_token_ids
+        self._recorder = recorder
         self._clock = RequestClock()
         self._faults_in_a_row = 0
         self._started_s = time.monotonic()
@@ -69,14 +75,17 @@ class EngineCore:
         while not self._stopping():
             self._apply(self._inbox.drain(block=not self._scheduler.has_work()))
             started_s = time.monotonic()
-            plan = self._scheduler.schedule()
-            self._clock.planned(plan)
+            plan = self._scheduler.schedule(now=started_s)
+            self._clock.planned(plan, started_s)
             sampled = self._execute(plan)
-            outputs = self._scheduler.update_from_output(plan, sampled)
-            self._clock.stamp(outputs.values())
+            executed_s = time.monotonic()
+            outputs = self._scheduler.update_from_output(plan, sampled, now=executed_s)
+            self._clock.stamp(outputs.values(), executed_s)
             self._outbox.send(outputs)
             if plan.total_num_scheduled_tokens:
                 self._step_time_s += time.monotonic() - started_s
+            if self._recorder is not None and (plan.total_num_scheduled_tokens or outputs):
+                self._recorder.step(plan, sampled, started_s, executed_s - started_s)
 
     # ------------------------------------------------------------------ its lines
 
@@ -96,14 +105,19 @@ class EngineCore:
                     self._add_request(client, message)
                 case Abort():
                     own = client.request_ids.intersection(message.request_ids)
-                    self._scheduler.finish_requests(own, RequestStatus.FINISHED_ABORTED)
+                    self._abort(own)
                 case Call():
                     self._outbox.post(client, answer_call(message, self))
                 case _:
                     assert_never(message)
         for client in self._clients.take_departed():
             logger.info("%s left, %d requests dropped", client, len(client.request_ids))
-            self._scheduler.finish_requests(client.request_ids, RequestStatus.FINISHED_ABORTED)
+            self._abort(client.request_ids)
+
+    def _abort(self, request_ids: Collection[str]) -> None:
+        self._scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+        if self._recorder is not None and request_ids:
+            self._recorder.aborted(request_ids, time.monotonic())
 
     def _add_request(self, client: Client, message: EngineRequest) -> None:
         try:
@@ -121,6 +135,10 @@ class EngineCore:
             self._scheduler.add_request(request)
             self._clock.arrived(request.request_id, request.arrival_time)
             client.request_ids.add(message.request_id)
+            if self._recorder is not None:
+                self._recorder.arrived(message, request.arrival_time, client_index=client.index)
+        except QueueFull as error:
+            self._reject(client, message, ErrorCode.QUEUE_FULL, str(error))
         except DuplicateRequestId as error:
             self._reject(client, message, ErrorCode.DUPLICATE_REQUEST_ID, str(error))
         except RequestRefused as error:
@@ -152,27 +170,35 @@ class EngineCore:
     # ------------------------------------------------------------------ for calls and shutdown
 
     def end_all(self, reason: FinishReason, why: str) -> None:
-        """The loop is over: every live request gets its one terminal output.
+        """The loop is over: every live request gets one terminal output, for all its sequences.
 
         Past the scheduler, which may be what failed.
         """
         outputs = {
             client.index: EngineCoreOutputs(
-                outputs=[
+                other_outputs=[
                     EngineCoreOutput(
                         request_id=request_id, new_token_ids=[], finish_reason=reason, detail=why
                     )
                     for request_id in sorted(client.request_ids)
-                ]
+                ],
+                finished_req_ids=sorted(client.request_ids),
             )
             for client in self._clients
             if client.request_ids
         }
-        self._clock.stamp(outputs.values())
+        self._clock.stamp(outputs.values(), time.monotonic())
         self._outbox.send(outputs)
+
+    def close(self) -> None:
+        """Behind the loop: what was recorded is complete on disk."""
+        if self._recorder is not None:
+            self._recorder.close()
 
     def reset_prefix_cache(self) -> int:
         """Returns how many cached blocks were forgotten."""
+        if self._recorder is not None:
+            self._recorder.cache_reset(time.monotonic())
         return self._scheduler.reset_prefix_cache()
 
     def drain(self, why: str) -> int:
@@ -184,23 +210,24 @@ class EngineCore:
     def uptime_s(self) -> float:
         return time.monotonic() - self._started_s
 
+    def explain(self, request_id: str) -> RequestInfo | None:
+        """Why a request is where it is; None if it is not known, or not any more."""
+        return self._scheduler.explain(request_id)
+
+    def live_request_ids(self) -> list[str]:
+        """Of all clients."""
+        return [name for client in self._clients for name in sorted(client.request_ids)]
+
     def statistics(self) -> EngineStatistics:
         now = self._scheduler.statistics()
+        numbers = {field.name: getattr(now, field.name) for field in dataclasses.fields(now)}
+        numbers["num_finished"] = {
+            reason.value: count for reason, count in now.num_finished.items()
+        }
         return EngineStatistics(
+            **numbers,
             uptime_s=self.uptime_s,
             num_clients=len(self._clients),
-            num_running=now.num_running,
-            num_waiting=now.num_waiting,
-            num_blocks=now.num_blocks,
-            num_blocks_in_use=now.num_blocks_in_use,
-            num_blocks_cached=now.num_blocks_cached,
-            block_size=now.block_size,
-            num_steps=now.num_steps,
-            num_prompt_tokens=now.num_prompt_tokens,
-            num_cached_prompt_tokens=now.num_cached_prompt_tokens,
-            num_generated_tokens=now.num_generated_tokens,
-            num_preemptions=now.num_preemptions,
-            num_finished={reason.value: count for reason, count in now.num_finished.items()},
             step_time_s=self._step_time_s,
             model_time_s=self._executor.model_time_s,
         )

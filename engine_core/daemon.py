@@ -32,6 +32,7 @@ def run_daemon(options: EngineOptions) -> int:
         StartupError: the daemon could not start.
     """
     started_s = time.monotonic()
+    options.check()
     _log_to_stderr(options.log_level)
     faulthandler.enable()
     _share_the_cores()
@@ -55,6 +56,8 @@ def _serve(core: EngineCore) -> int:
         logger.exception("the engine failed")
         core.end_all(FinishReason.ERROR, f"the engine failed: {type(error).__name__}: {error}")
         return 1
+    finally:
+        core.close()
     logger.info("stopped")
     return 0
 

@@ -5,126 +5,90 @@ Each field is one `--option` and one key of the TOML file. "auto" values are res
 """
 
 import dataclasses
-import re
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+import math
+from pathlib import Path
+from typing import Annotated, Literal
 
-from cyclopts import Parameter, Token, validators
+from cyclopts import Parameter, validators
 
-_AT_LEAST_ONE = validators.Number(gte=1)
-_BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_BYTES |= {f"{prefix}i": 1024**power for power, prefix in enumerate("kmgt", start=1)}
-
-
-def parse_bytes(text: str) -> int:
-    """ "2GiB", "512MB", "1.5g" or a plain number of bytes.
-
-    Raises:
-        ValueError: not a size.
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text.lower())
-    if match is None or match[2] not in _BYTES:
-        raise ValueError(f"{text!r} is not a size; write for instance 2GiB, 512MB or 1000000")
-    return int(float(match[1]) * _BYTES[match[2]])
-
-
-def _size(_type: Any, tokens: Sequence[Token]) -> int:
-    return parse_bytes(tokens[0].value)
-
-
-def _option(help_text: str, group: str, **more: Any) -> Parameter:
-    return Parameter(help=help_text, group=group, **more)
-
+from engine_core.errors import ConfigurationError
+from engine_core.option_values import AT_LEAST_ONE, AT_LEAST_ZERO, option, size_option
+from engine_core.scheduling_options import SchedulingOptions
 
 _Count = int | None
 
 
 @Parameter(name="*")
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class EngineOptions:
+class EngineOptions(SchedulingOptions):
     model: Annotated[
         str,
-        _option(
+        option(
             "A folder as on the Hugging Face hub, a .gguf file, a known name, or a hub id.", "Model"
         ),
     ]
     tokenizer: Annotated[
         str | None,
-        _option("A folder or file to take the tokenizer from, if not the model's.", "Model"),
+        option("A folder or file to take the tokenizer from, if not the model's.", "Model"),
     ] = None
     model_name: Annotated[
-        str | None, _option("The name to report; default: the folder's or file's.", "Model")
+        str | None, option("The name to report; default: the folder's or file's.", "Model")
     ] = None
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        _option("Weights and activations; auto is float32 on a CPU.", "Model"),
+        option("Weights and activations; auto is float32 on a CPU.", "Model"),
     ] = "auto"
-    device: Annotated[Literal["auto", "cpu"], _option("Where the model runs.", "Model")] = "auto"
+    device: Annotated[Literal["auto", "cpu"], option("Where the model runs.", "Model")] = "auto"
     model_impl: Annotated[
         Literal["auto", "native", "transformers"],
-        _option("auto: our own model code where there is some, else transformers'.", "Model"),
+        option("auto: our own model code where there is some, else transformers'.", "Model"),
     ] = "auto"
     max_model_len: Annotated[
         _Count,
-        _option(
+        option(
             "Most tokens of a request, prompt and output; default: the model's own.",
             "Model",
-            validator=_AT_LEAST_ONE,
+            validator=AT_LEAST_ONE,
         ),
     ] = None
 
-    max_num_batched_tokens: Annotated[
-        _Count,
-        _option("Most tokens a step; default: 256 on a CPU.", "Scheduler", validator=_AT_LEAST_ONE),
-    ] = None
-    max_num_seqs: Annotated[
-        _Count,
-        _option(
-            "Most requests running at once; default: 128 on a CPU.",
-            "Scheduler",
-            validator=_AT_LEAST_ONE,
-        ),
-    ] = None
-    max_chunk_size: Annotated[
-        _Count,
-        _option(
-            "Most prompt tokens of one request a step; default: the step's budget.",
-            "Scheduler",
-            validator=_AT_LEAST_ONE,
-        ),
-    ] = None
-
-    block_size: Annotated[
-        int, _option("Tokens a KV block.", "KV cache", validator=_AT_LEAST_ONE)
-    ] = 16
+    block_size: Annotated[int, option("Tokens a KV block.", "KV cache", validator=AT_LEAST_ONE)] = (
+        16
+    )
     num_blocks: Annotated[
         _Count,
-        _option("KV blocks, exactly; default: from memory.", "KV cache", validator=_AT_LEAST_ONE),
+        option("KV blocks, exactly; default: from memory.", "KV cache", validator=AT_LEAST_ONE),
     ] = None
     kv_cache_memory: Annotated[
         int | None,
-        _option(
+        size_option(
             "Memory for the KV cache, such as 2GiB; default: from what is free.",
             "KV cache",
-            converter=_size,
-            n_tokens=1,
-            validator=_AT_LEAST_ONE,
+            validator=AT_LEAST_ONE,
         ),
     ] = None
+    host_cache_memory: Annotated[
+        int,
+        size_option(
+            "Host memory in which evicted and swapped KV blocks live on, such as 8GiB; 0: none.",
+            "KV cache",
+            validator=AT_LEAST_ZERO,
+        ),
+    ] = 0
     memory_fraction: Annotated[
         float,
-        _option(
+        option(
             "Share of the memory free after the weights that the KV cache may take.",
             "KV cache",
             validator=validators.Number(gt=0, lte=1),
         ),
     ] = 0.4
     enable_prefix_caching: Annotated[
-        bool, _option("Reuse the KV blocks of prompts that begin alike.", "KV cache")
+        bool, option("Reuse the KV blocks of prompts that begin alike.", "KV cache")
     ] = True
     watermark: Annotated[
         float,
-        _option(
+        option(
             "Share of the blocks kept free when a request is admitted.",
             "KV cache",
             validator=validators.Number(gte=0, lt=1),
@@ -133,14 +97,14 @@ class EngineOptions:
 
     bind: Annotated[
         str | None,
-        _option(
+        option(
             "ipc://PATH or tcp://HOST:PORT (port 0: any); default: a private Unix socket.",
             "Serving",
         ),
     ] = None
     drain_timeout: Annotated[
         float,
-        _option(
+        option(
             "Seconds that running requests get to finish after SIGTERM.",
             "Serving",
             validator=validators.Number(gte=0),
@@ -148,7 +112,7 @@ class EngineOptions:
     ] = 30.0
     max_logprobs: Annotated[
         int,
-        _option(
+        option(
             "Most logprobs a request may ask for a position; -1: the whole vocabulary.",
             "Serving",
             validator=validators.Number(gte=-1),
@@ -156,16 +120,53 @@ class EngineOptions:
     ] = -1
     num_threads: Annotated[
         _Count,
-        _option(
-            "CPU threads of the model; default: one a core.", "Serving", validator=_AT_LEAST_ONE
-        ),
+        option("CPU threads of the model; default: one a core.", "Serving", validator=AT_LEAST_ONE),
     ] = None
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], _option("Detail of the log.", "Serving")
+        Literal["debug", "info", "warning", "error"], option("Detail of the log.", "Serving")
     ] = "info"
+    record: Annotated[
+        Path | None,
+        option(
+            "Write every arrival, step and time to this file, for scripts/simulate.py; .gz packs "
+            "it.",
+            "Serving",
+        ),
+    ] = None
     exit_on_stdin_eof: Annotated[
         bool,
-        _option(
+        option(
             "Stop when standard input closes: for a parent that may die.", "Serving", negative=""
         ),
     ] = False
+
+    def check(self) -> None:
+        """What can be said before the model is known.
+
+        Raises:
+            ConfigurationError: an option without effect, or a pair that cannot work.
+        """
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                name = field.name.replace("_", "-")
+                raise ConfigurationError(f"--{name} is {value}, it must be finite")
+        self.check_scheduling()
+        if not self.host_cache_memory and self.preemption_mode in ("swap", "auto"):
+            raise ConfigurationError(
+                f"--preemption-mode {self.preemption_mode} needs host memory to swap to; give "
+                "--host-cache-memory, or use recompute"
+            )
+        if (
+            self.host_cache_memory
+            and self.preemption_mode == "recompute"
+            and not self.enable_prefix_caching
+        ):
+            raise ConfigurationError(
+                "--host-cache-memory has no effect with --preemption-mode recompute and "
+                "--no-enable-prefix-caching; omit it, or one of those"
+            )
+        if self.record is not None and not self.record.absolute().parent.is_dir():
+            raise ConfigurationError(
+                f"--record: there is no folder {self.record.absolute().parent}; make it first"
+            )

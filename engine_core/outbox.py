@@ -40,9 +40,7 @@ class Outbox:
         for index, client_outputs in outputs.items():
             client = self._clients.by_index(index)
             if client is not None:
-                client.request_ids.difference_update(
-                    output.request_id for output in client_outputs.outputs if output.finished
-                )
+                client.request_ids.difference_update(client_outputs.finished_req_ids)
                 self.post(client, client_outputs)
         self._send_heartbeats()
 

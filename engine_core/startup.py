@@ -3,22 +3,21 @@
 The one place that sees all parts; nothing here runs after start-up.
 """
 
-import bisect
-import dataclasses
 import logging
 from typing import Any
 
 import torch
 
 from engine_core.admission import Limits
-from engine_core.cache_memory import CacheDemand, choose_num_blocks
+from engine_core.cache_memory import CacheDemand, choose_num_blocks, choose_num_host_blocks
+from engine_core.capacity import RequestNeed, fit_to_cache
 from engine_core.clients import ClientRegistry
 from engine_core.config import EngineConfig
 from engine_core.core import EngineCore
-from engine_core.errors import CacheTooSmall, ConfigurationError, StartupError
+from engine_core.errors import ConfigurationError, StartupError
 from engine_core.executor import InProcessExecutor
 from engine_core.inbox import Inbox
-from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
+from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.lifecycle import Lifecycle
 from engine_core.model_files import ModelFiles, ModelFilesError, open_model_files
 from engine_core.model_loading import LoadedModel, load_any_model
@@ -27,7 +26,8 @@ from engine_core.model_runner.runner import ModelRunner
 from engine_core.models import ModelError
 from engine_core.options import EngineOptions
 from engine_core.outbox import Outbox
-from engine_core.scheduler import Scheduler
+from engine_core.scheduler import build_scheduler
+from engine_core.scheduler_setup import kv_cache_of, recorder_of, scheduler_config_of
 from engine_core.transport import EngineSocket
 from engine_core.welcome import WelcomeDesk, fingerprint_of
 from protocol.outputs import ModelInfo, TokenizerInfo
@@ -88,7 +88,7 @@ def _resolve(
     slot_bytes = 2 * spec.num_kv_heads * spec.head_size * element_bytes
     block_bytes = layout.num_tensors * options.block_size * slot_bytes
     max_chunk_size = min(options.max_chunk_size or max_num_batched_tokens, max_num_batched_tokens)
-    need = _RequestNeed(layout, max_chunk_size, options.block_size)
+    need = RequestNeed(_groups(layout), max_chunk_size, options.block_size)
     num_blocks = choose_num_blocks(
         CacheDemand(
             block_bytes=block_bytes,
@@ -100,6 +100,9 @@ def _resolve(
         kv_cache_memory=options.kv_cache_memory,
         memory_fraction=options.memory_fraction,
     )
+    num_host_blocks = choose_num_host_blocks(
+        options.host_cache_memory, block_bytes=block_bytes, num_blocks=num_blocks
+    )
     return EngineConfig(
         model=options.model_name or files.name,
         architecture=loaded.architecture,
@@ -107,72 +110,47 @@ def _resolve(
         dtype=str(loaded.dtype).removeprefix("torch."),
         device="cpu",
         num_threads=torch.get_num_threads(),
-        max_model_len=_fit_to_cache(options, need, max_model_len, num_blocks),
+        max_model_len=fit_to_cache(
+            need,
+            num_blocks=num_blocks,
+            watermark=options.watermark,
+            max_model_len=max_model_len,
+            is_asked_for=options.max_model_len is not None,
+        ),
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         max_chunk_size=max_chunk_size,
         block_size=options.block_size,
         num_blocks=num_blocks,
         kv_cache_bytes=num_blocks * block_bytes,
+        num_host_blocks=num_host_blocks,
+        host_cache_bytes=num_host_blocks * block_bytes,
         enable_prefix_caching=options.enable_prefix_caching,
         watermark=options.watermark,
         max_logprobs=options.max_logprobs,
         address=address,
         drain_timeout_s=options.drain_timeout,
+        record=None if options.record is None else str(options.record.absolute()),
+        step_composition=options.step_composition,
+        prefill_delay_factor=options.prefill_delay_factor or 0.0,
+        preemption_mode=options.preemption_mode,
+        scheduling_policy=options.scheduling_policy,
+        force_preemption=options.force_preemption is not False,
+        priority_min_gain=options.priority_min_gain or 1,
+        priority_ageing_s=options.priority_ageing,
+        tenant_weights=options.tenant_weights(),
+        target_tpot_ms=options.target_tpot_ms,
+        target_ttft_ms=options.target_ttft_ms,
+        max_partial_prefills=options.max_partial_prefills,
+        max_long_partial_prefills=options.max_long_partial_prefills,
+        long_prefill_threshold=options.long_prefill_threshold,
+        max_queued_requests=options.max_queued_requests,
+        max_queued_tokens=options.max_queued_tokens,
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _RequestNeed:
-    """Blocks that one request takes, over all groups."""
-
-    layout: CacheLayout
-    max_chunk_size: int
-    block_size: int
-
-    def num_blocks(self, num_tokens: int) -> int:
-        """The most at once while so many tokens are computed."""
-        return sum(
-            KVCacheGroupSpec(group.sliding_window).num_peak_blocks(
-                num_tokens, self.max_chunk_size, self.block_size
-            )
-            for group in self.layout.groups
-        )
-
-    def num_tokens(self, num_blocks: int, limit: int) -> int:
-        """The most tokens, up to `limit`, that fit in so many blocks."""
-        lengths = range(1, limit + 1)
-        return bisect.bisect_right(lengths, num_blocks, key=self.num_blocks)
-
-
-def _fit_to_cache(
-    options: EngineOptions, need: _RequestNeed, max_model_len: int, num_blocks: int
-) -> int:
-    """A request of max_model_len must fit in an empty cache, or it could never finish.
-
-    The model's own limit gives way to the cache; a limit that the operator asked for does not.
-    """
-    capacity = need.num_tokens(num_blocks, max_model_len)
-    if capacity >= max_model_len:
-        return max_model_len
-    if options.max_model_len is not None:
-        raise CacheTooSmall(
-            f"{num_blocks} KV blocks hold a request of {capacity} tokens, --max-model-len is "
-            f"{max_model_len}; lower it, or raise --num-blocks or --kv-cache-memory"
-        )
-    if capacity < 2:
-        raise CacheTooSmall(
-            f"{num_blocks} KV blocks do not hold a prompt token and an answer for the model's "
-            f"{len(need.layout.groups)} cache groups; raise --num-blocks or --kv-cache-memory"
-        )
-    logger.warning(
-        "max_model_len is %d, not the model's %d: that is what %d KV blocks hold; raise "
-        "--kv-cache-memory or --num-blocks for more",
-        capacity,
-        max_model_len,
-        num_blocks,
-    )
-    return capacity
+def _groups(layout: CacheLayout) -> list[KVCacheGroupSpec]:
+    return [KVCacheGroupSpec(group.sliding_window) for group in layout.groups]
 
 
 def _assemble(
@@ -188,25 +166,14 @@ def _assemble(
         ops=loaded.ops,
         layout=layout,
         num_blocks=config.num_blocks,
+        num_host_blocks=config.num_host_blocks,
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
         dtype=loaded.dtype,
         eos_token_ids=files.eos_token_ids,
     )
-    scheduler = Scheduler(
-        kv_cache=KVCacheManager(
-            num_blocks=config.num_blocks,
-            block_size=config.block_size,
-            groups=[KVCacheGroupSpec(group.sliding_window) for group in layout.groups],
-            enable_prefix_caching=config.enable_prefix_caching,
-            watermark=config.watermark,
-        ),
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=config.max_model_len,
-        max_chunk_size=config.max_chunk_size,
-    )
+    scheduler_config, groups = scheduler_config_of(config), _groups(layout)
     clients = ClientRegistry()
     outbox = Outbox(socket, clients, heartbeat_s=HEARTBEAT_S)
     desk = _welcome_desk(files, config, loaded.model.kv_cache_spec.vocab_size)
@@ -215,15 +182,18 @@ def _assemble(
         inbox=inbox,
         outbox=outbox,
         clients=clients,
-        scheduler=scheduler,
+        scheduler=build_scheduler(scheduler_config, kv_cache_of(config, groups)),
         executor=InProcessExecutor(runner),
         lifecycle=lifecycle,
         limits=Limits(
             max_model_len=config.max_model_len,
             vocab_size=loaded.model.kv_cache_spec.vocab_size,
             max_logprobs=config.max_logprobs,
+            max_num_seqs=config.max_num_seqs,
+            scheduling_policy=config.scheduling_policy,
         ),
         eos_token_ids=files.eos_token_ids,
+        recorder=recorder_of(config, scheduler_config, groups, files.eos_token_ids),
     )
 
 

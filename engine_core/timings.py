@@ -1,13 +1,12 @@
 """Each request's stages, as seconds since its arrival. Owns the clock that the scheduler lacks."""
 
 import dataclasses
-import time
 from collections.abc import Iterable
 
 import msgspec
 
 from engine_core.scheduler import SchedulerOutput
-from protocol.outputs import EngineCoreOutput, EngineCoreOutputs, RequestTimings
+from protocol.outputs import EngineCoreOutputs, RequestTimings
 
 
 @dataclasses.dataclass(slots=True)
@@ -28,38 +27,51 @@ class RequestClock:
         """A request was accepted; `arrival_s` in seconds of the monotonic clock."""
         self._stages[request_id] = _Stages(arrival_s)
 
-    def planned(self, plan: SchedulerOutput) -> None:
+    def planned(self, plan: SchedulerOutput, now_s: float) -> None:
         """Note who runs for the first time, and who was preempted."""
         if not (plan.scheduled_new_reqs or plan.preempted_req_ids):
             return
-        now_s = time.monotonic()
         for new in plan.scheduled_new_reqs:
             stages = self._stages.get(new.req_id)
             if stages is not None and stages.first_scheduled_s is None:
                 stages.first_scheduled_s = now_s - stages.arrival_s
-        for request_id in plan.preempted_req_ids:
+        # A request is preempted as a whole: its sequences count once.
+        for request_id in {self._request_of(req_id) for req_id in plan.preempted_req_ids}:
             if request_id in self._stages:
                 self._stages[request_id].num_preemptions += 1
 
-    def stamp(self, per_client: Iterable[EngineCoreOutputs]) -> None:
-        """Put the timings into terminal outputs, in place of the outputs in each list."""
-        now_s = time.monotonic()
+    def stamp(self, per_client: Iterable[EngineCoreOutputs], now_s: float) -> None:
+        """Note first tokens, and put the timings into each request's last output, in place. Reads
+        what is rare only: the columns of `decoded` hold neither."""
         for outputs in per_client:
-            for position, output in enumerate(outputs.outputs):
+            last: dict[str, int] = {}
+            for position, output in enumerate(outputs.other_outputs):
                 stages = self._stages.get(output.request_id)
                 if stages is None:
                     continue
                 if output.new_token_ids and stages.first_token_s is None:
                     stages.first_token_s = now_s - stages.arrival_s
                 if output.finished:
-                    outputs.outputs[position] = self._stamped(output, stages, now_s)
+                    last[output.request_id] = position
+            for request_id in outputs.finished_req_ids:
+                stages = self._stages.pop(request_id, None)
+                where = last.get(request_id)
+                if stages is not None and where is not None:
+                    outputs.other_outputs[where] = msgspec.structs.replace(
+                        outputs.other_outputs[where], timings=_timings(stages, now_s)
+                    )
 
-    def _stamped(self, output: EngineCoreOutput, stages: _Stages, now_s: float) -> EngineCoreOutput:
-        del self._stages[output.request_id]
-        timings = RequestTimings(
-            first_scheduled_s=stages.first_scheduled_s,
-            first_token_s=stages.first_token_s,
-            finished_s=now_s - stages.arrival_s,
-            num_preemptions=stages.num_preemptions,
-        )
-        return msgspec.structs.replace(output, timings=timings)
+    def _request_of(self, sequence_id: str) -> str:
+        """ "ID" and "ID#1" are sequences of request "ID"."""
+        if sequence_id in self._stages:
+            return sequence_id
+        return sequence_id.rpartition("#")[0]
+
+
+def _timings(stages: _Stages, now_s: float) -> RequestTimings:
+    return RequestTimings(
+        first_scheduled_s=stages.first_scheduled_s,
+        first_token_s=stages.first_token_s,
+        finished_s=now_s - stages.arrival_s,
+        num_preemptions=stages.num_preemptions,
+    )

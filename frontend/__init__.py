@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from frontend.async_llm import AsyncLLM
+    from frontend.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from frontend.errors import (
         EngineClientError,
         EngineDied,
         EngineStartError,
         EngineUnavailable,
         InvalidInput,
+        QueueFull,
         RequestRejected,
     )
     from frontend.event_loop import run
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "EngineClientError",
     "EngineDied",
@@ -33,6 +38,7 @@ __all__ = [
     "EngineUnavailable",
     "InvalidInput",
     "Logprob",
+    "QueueFull",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
@@ -46,6 +52,9 @@ __all__ = [
 _MODULES = {
     "LLM": "llm",
     "AsyncLLM": "async_llm",
+    "BeamSearchOutput": "beam_search",
+    "BeamSearchParams": "beam_search",
+    "BeamSearchSequence": "beam_search",
     "CompletionOutput": "outputs",
     "EngineClientError": "errors",
     "EngineDied": "errors",
@@ -53,6 +62,7 @@ _MODULES = {
     "EngineUnavailable": "errors",
     "InvalidInput": "errors",
     "Logprob": "outputs",
+    "QueueFull": "errors",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",

@@ -9,11 +9,14 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from frontend.async_llm import AsyncLLM
+from frontend.beam_search import BeamSearchParams
+from frontend.engine_client import EngineClient
 from frontend.errors import InvalidInput, RequestRejected
-from frontend.live_request import LiveRequest
+from frontend.live_request import LiveRequest, Turn
 from frontend.outputs import RequestOutput
 from frontend.sampling_params import RequestOutputKind, SamplingParams
+
+Params = SamplingParams | BeamSearchParams
 
 
 class ProgressBar(Protocol):
@@ -27,6 +30,8 @@ class Batch:
     Args:
         params: for all prompts, or one a prompt; None is the model's own.
         priorities: one a prompt; None is 0 for all.
+        tenant: of all of them.
+        cache_salt: of prompts that have none of their own.
 
     Raises:
         InvalidInput: as many parameters or priorities as prompts are needed.
@@ -35,12 +40,17 @@ class Batch:
     def __init__(
         self,
         prompts: Sequence[object],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        priorities: Sequence[int] | None,
+        params: Params | Sequence[Params] | None,
+        priorities: Sequence[int] | None = None,
+        *,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
     ) -> None:
         self._prompts = prompts
-        self._params: Sequence[SamplingParams | None]
-        if params is None or isinstance(params, SamplingParams):
+        self._tenant = tenant
+        self._cache_salt = cache_salt
+        self._params: Sequence[Params | None]
+        if params is None or isinstance(params, SamplingParams | BeamSearchParams):
             self._params = [params] * len(prompts)
         else:
             self._params = _one_a_prompt("sampling_params", params, len(prompts))
@@ -53,7 +63,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self._prompts)
 
-    async def run(self, client: AsyncLLM, progress: ProgressBar | None) -> list[RequestOutput]:
+    async def run(self, client: EngineClient, progress: ProgressBar | None) -> list[RequestOutput]:
         """Outputs in the prompts' order. Cancelling aborts what still runs.
 
         Raises:
@@ -70,7 +80,9 @@ class Batch:
             for request in requests:
                 client.release(request)
 
-    def _make_requests(self, client: AsyncLLM, progress: ProgressBar | None) -> list[LiveRequest]:
+    def _make_requests(
+        self, client: EngineClient, progress: ProgressBar | None
+    ) -> list[LiveRequest]:
         def on_finished(_request: LiveRequest) -> None:
             if progress is not None:
                 progress.update(1)
@@ -81,7 +93,8 @@ class Batch:
                 prompt,
                 _final_only(default if params is None else params),
                 client.requests.free_id(),
-                priority=priority,
+                turn=Turn(priority, self._tenant),
+                cache_salt=self._cache_salt,
                 name=f"prompt {index}" if len(self) > 1 else "prompt",
                 on_finished=on_finished,
             )
@@ -119,7 +132,7 @@ async def _final_output(request: LiveRequest) -> RequestOutput:
         return request.failed_output(str(rejection))
 
 
-def _final_only(params: SamplingParams) -> SamplingParams:
+def _final_only(params: Params) -> Params:
     if not isinstance(params, SamplingParams) or (
         params.output_kind is RequestOutputKind.FINAL_ONLY
     ):

@@ -7,12 +7,16 @@ from protocol.calls import (
     AnyResult,
     Drain,
     Draining,
+    GetRequestInfo,
     GetStatistics,
+    ListRequests,
     Ping,
     Pong,
     PrefixCacheReset,
+    RequestList,
     ResetPrefixCache,
 )
+from protocol.explanations import RequestInfo
 from protocol.statistics import EngineStatistics
 
 
@@ -29,6 +33,19 @@ class EngineCalls(ABC):
         result = await self.call(GetStatistics())
         assert isinstance(result, EngineStatistics)
         return result
+
+    async def request_info(self, request_id: str) -> RequestInfo:
+        """Where a request is and why, by the id that the engine knows it by: a live one or one of
+        the last that finished, of any client. CallRefused if there is none."""
+        result = await self.call(GetRequestInfo(request_id=request_id))
+        assert isinstance(result, RequestInfo)
+        return result
+
+    async def request_ids(self) -> list[str]:
+        """What the engine knows its live requests by, those of all clients."""
+        result = await self.call(ListRequests())
+        assert isinstance(result, RequestList)
+        return result.request_ids
 
     async def reset_prefix_cache(self) -> int:
         """Make the engine forget cached prompts that nobody uses. Returns how many blocks."""

@@ -26,12 +26,33 @@ _FLAGS = {
     "model_impl": "--model-impl",
     "num_threads": "--num-threads",
     "log_level": "--log-level",
+    "host_cache_memory": "--host-cache-memory",
+    "record": "--record",
+    "max_partial_prefills": "--max-partial-prefills",
+    "max_long_partial_prefills": "--max-long-partial-prefills",
+    "long_prefill_threshold": "--long-prefill-threshold",
+    "step_composition": "--step-composition",
+    "prefill_delay_factor": "--prefill-delay-factor",
+    "target_tpot_ms": "--target-tpot-ms",
+    "target_ttft_ms": "--target-ttft-ms",
+    "preemption_mode": "--preemption-mode",
+    "max_queued_requests": "--max-queued-requests",
+    "max_queued_tokens": "--max-queued-tokens",
+    "scheduling_policy": "--scheduling-policy",
+    "priority_min_gain": "--priority-min-gain",
+    "priority_ageing": "--priority-ageing",
+}
+_SWITCHES = {
+    "enable_prefix_caching": "--enable-prefix-caching",
+    "force_preemption": "--force-preemption",
 }
 _OTHER_NAMES = {
     "kv_cache_memory_bytes": "kv_cache_memory",
     "num_gpu_blocks_override": "num_blocks",
     "gpu_memory_utilization": "memory_fraction",
     "served_model_name": "model_name",
+    "max_num_partial_prefills": "max_partial_prefills",
+    "long_prefill_token_threshold": "long_prefill_threshold",
 }
 """vLLM's names for the same thing."""
 _DTYPES = {"half": "float16", "float": "float32"}
@@ -71,7 +92,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "rope_scaling": (None, {}),
     "rope_theta": (None,),
     "runner": ("auto", "generate"),
-    "scheduling_policy": ("fcfs",),
     "skip_tokenizer_init": (False,),
     "speculative_config": (None, {}),
     "structured_outputs_config": (None, {}),
@@ -89,9 +109,8 @@ _ADVICE = {
     "quantization": "give a model whose files hold the quantised weights, such as a .gguf file",
     "enable_chunked_prefill": "long prompts are always chunked; see max_chunk_size",
     "trust_remote_code": "only code that is part of this release runs; use False",
-    "scheduling_policy": "use 'fcfs'",
     "revision": "download the revision and give its folder as the model",
-    "swap_space": "preempted requests are computed again; use 0",
+    "swap_space": "use host_cache_memory, in bytes or as a text such as '4GiB'",
 }
 
 
@@ -106,10 +125,13 @@ def daemon_arguments(model: str, options: Mapping[str, Any]) -> list[str]:
     for name, value in _canonical(options).items():
         if name in _NEUTRAL:
             _check_neutral(name, value)
-        elif name == "enable_prefix_caching":
+        elif name in _SWITCHES:
             if value is not None:
-                flag = "--enable-prefix-caching" if value else "--no-enable-prefix-caching"
-                arguments.append(flag)
+                flag = _SWITCHES[name]
+                arguments.append(flag if value else f"--no-{flag.removeprefix('--')}")
+        elif name == "tenant_weights":
+            for tenant, weight in (value or {}).items():
+                arguments.append(f"--tenant-weight={tenant}={weight}")
         elif name in _FLAGS:
             if value is not None:
                 arguments.append(f"{_FLAGS[name]}={_as_text(name, value)}")
@@ -120,7 +142,7 @@ def daemon_arguments(model: str, options: Mapping[str, Any]) -> list[str]:
 
 def known_options() -> list[str]:
     """The names that may be set, without those that may only have their neutral value."""
-    return sorted({*_FLAGS, *_OTHER_NAMES, "enable_prefix_caching"})
+    return sorted({*_FLAGS, *_SWITCHES, *_OTHER_NAMES, "tenant_weights"})
 
 
 def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ EngineClientError
 ├── EngineDied                    the engine was there, is gone, and did not come back in time
 ├── EngineStartError              an engine started by this process did not get ready
 ├── RequestRejected               the engine refused one request; the others go on
+│   └── QueueFull                 because as much waits as may; the text has the queue's state
 ├── CallRefused                   the engine refused a call such as `statistics`
 ├── ClientClosed                  this client was closed while, or before, it was used
 └── InvalidInput (ValueError)     a prompt, parameter or option that cannot be served; nothing
@@ -46,6 +47,17 @@ class RequestRejected(EngineClientError):
         super().__init__(message)
         self.request_id = request_id
         self.code = code
+
+
+class QueueFull(RequestRejected):
+    """As many requests or tokens wait as the engine allows. The same request may be sent again
+    later; the text has the queue's state."""
+
+
+def rejection(message: str, *, request_id: str, code: ErrorCode) -> RequestRejected:
+    """The exception for a refusal of the engine's."""
+    kind = QueueFull if code is ErrorCode.QUEUE_FULL else RequestRejected
+    return kind(message, request_id=request_id, code=code)
 
 
 class CallRefused(EngineClientError):

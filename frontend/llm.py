@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from frontend.async_llm import AsyncLLM
 from frontend.batch import Batch, ProgressBar, progress_bar
+from frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from frontend.errors import ClientClosed, InvalidInput
 from frontend.event_loop import LoopThread
 from frontend.outputs import RequestOutput
@@ -17,6 +18,7 @@ from frontend.prompts import PromptsInput, split_prompts
 from frontend.request_factory import ChatMessage
 from frontend.sampling_params import SamplingParams
 from frontend.tokenizer import Tokenizer
+from protocol.explanations import RequestInfo
 from protocol.outputs import ModelInfo
 from protocol.statistics import EngineStatistics
 
@@ -36,8 +38,10 @@ class LLM:
             `max_num_batched_tokens`, `max_chunk_size`, `block_size`, `num_blocks`,
             `kv_cache_memory`, `memory_fraction` (vLLM's `gpu_memory_utilization`: the share of free
             memory that the KV cache may take), `enable_prefix_caching`, `max_logprobs`,
-            `num_threads`, `log_level`. Other engine arguments of vLLM are taken as long as they ask
-            for nothing, such as `tensor_parallel_size=1`, and refused by name otherwise.
+            `num_threads`, `log_level`; of the scheduler `scheduling_policy`, `preemption_mode`,
+            `host_cache_memory` and the others of docs/daemon.md. Other engine arguments of vLLM are
+            taken as long as they ask for nothing, such as `tensor_parallel_size=1`, and refused by
+            name otherwise.
 
     Raises:
         InvalidInput: an option that this engine does not support.
@@ -121,6 +125,9 @@ class LLM:
         use_tqdm: bool | Callable[..., ProgressBar] = True,
         lora_request: None = None,
         priority: Sequence[int] | None = None,
+        *,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt. An interrupt aborts them all.
 
@@ -129,7 +136,10 @@ class LLM:
                 of those.
             sampling_params: for all, or one a prompt; default: the model's own.
             use_tqdm: show a progress bar, or make one by calling this.
-            priority: one a prompt.
+            priority: one a prompt; smaller is more urgent. 0 unless the engine's policy is
+                priority.
+            tenant: whose share of the engine they use, under policy fair; default: this client's.
+            cache_salt: only requests with the same salt share cached prompts.
 
         Returns:
             One output a prompt, in order. A request that the engine refused or could not finish
@@ -141,7 +151,9 @@ class LLM:
         """
         if lora_request is not None:
             raise InvalidInput("this engine does not support lora_request; omit it")
-        batch = Batch(split_prompts(prompts), sampling_params, priority)
+        batch = Batch(
+            split_prompts(prompts), sampling_params, priority, tenant=tenant, cache_salt=cache_salt
+        )
         return self._run(batch, use_tqdm)
 
     def chat(
@@ -156,6 +168,10 @@ class LLM:
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several: `generate` behind the model's chat template.
 
@@ -182,7 +198,44 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self._run(Batch(prompts, sampling_params, None), use_tqdm)
+        batch = Batch(prompts, sampling_params, priority, tenant=tenant, cache_salt=cache_salt)
+        return self._run(batch, use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: PromptsInput,
+        params: BeamSearchParams,
+        lora_request: None = None,
+        use_tqdm: bool | Callable[..., ProgressBar] = False,
+        *,
+        priority: Sequence[int] | None = None,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt. An interrupt aborts them all.
+
+        Returns:
+            One output a prompt, in order, each with its beams best first; or with none, and why,
+            where the engine refused the prompt.
+
+        Raises:
+            InvalidInput, EngineDied: see `generate`.
+        """
+        if lora_request is not None:
+            raise InvalidInput("this engine does not support lora_request; omit it")
+        if not isinstance(params, BeamSearchParams):
+            raise InvalidInput(
+                f"params is of type {type(params).__name__}, it must be BeamSearchParams"
+            )
+        batch = Batch(
+            split_prompts(prompts), params, priority, tenant=tenant, cache_salt=cache_salt
+        )
+        tokenizer = self._open_client().factory.optional_tokenizer
+        return [beam_search_output(output, tokenizer) for output in self._run(batch, use_tqdm)]
+
+    def request_info(self, request_id: str) -> RequestInfo:
+        """Where a request is and why, by the id that the engine knows it by."""
+        return self._thread.run(self._open_client().request_info(request_id))
 
     def statistics(self) -> EngineStatistics:
         """The engine's numbers, over all its clients."""

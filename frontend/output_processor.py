@@ -88,6 +88,8 @@ class SequenceProcessor:
         stop_string = self._append_tokens(output.new_token_ids, hides_last=hides_last)
         if output.logprobs is not None and self._logprobs is not None:
             self._append_logprobs(output.logprobs, len(self.token_ids) - before)
+        if output.cumulative_logprob is not None:
+            self._cumulative_logprob = output.cumulative_logprob
         if stop_string is None and output.finished:
             stop_string = self._flush()
         if stop_string is not None:
@@ -98,6 +100,19 @@ class SequenceProcessor:
             self._stop_reason = output.stop_reason
             self._detail = output.detail
         return False
+
+    def append_token(self, token_id: int) -> bool:
+        """Take in one token that the engine goes on behind.
+
+        Returns:
+            True if a stop string ended the sequence: then the engine must be told.
+        """
+        assert not self.finished, f"token for finished sequence {self.index}"
+        stop_string = self._append_tokens((token_id,), hides_last=False)
+        if stop_string is None:
+            return False
+        self.finish_reason, self._stop_reason = "stop", stop_string
+        return True
 
     def end(self, reason: FinishReasonName, detail: str | None = None) -> None:
         """End it from this side. Text that was held back comes out."""
@@ -125,7 +140,7 @@ class SequenceProcessor:
             detail=self._detail,
         )
 
-    def _append_tokens(self, token_ids: list[int], *, hides_last: bool) -> str | None:
+    def _append_tokens(self, token_ids: Sequence[int], *, hides_last: bool) -> str | None:
         num_shown = len(token_ids) - 1 if hides_last and token_ids else len(token_ids)
         if self._detokenizer is None:
             self.token_ids += token_ids

@@ -44,8 +44,8 @@ class CompletionOutput:
 class RequestMetrics:
     """Durations in seconds, as this client saw them since the request was submitted.
 
-    `arrival_time` is seconds since the epoch. `engine` is the engine's own account of the first
-    sequence that ended, None before that.
+    `arrival_time` is seconds since the epoch. `engine` is the engine's own account, None before the
+    end; of a resumed request that of the sequence that ended first.
     """
 
     arrival_time: float
@@ -55,6 +55,9 @@ class RequestMetrics:
     num_resumptions: int = 0
     """How often the request went on after the engine had been lost."""
     engine: RequestTimings | None = None
+    engine_request_id: str | None = None
+    """What the engine knows the request by (`engine-client info --request`); after a resumption
+    its first sequence that went on."""
 
 
 @dataclass(slots=True)

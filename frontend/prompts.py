@@ -4,7 +4,7 @@ Owns prompt parsing, tokenising and length. Must not know sampling or sockets.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NotRequired, Protocol, TypedDict
 
 from frontend.errors import InvalidInput
@@ -120,6 +120,29 @@ def split_prompts(prompts: object) -> list[object]:
     return list(prompts)
 
 
+def with_cache_salt(prompt: Prompt, cache_salt: str | None, name: str = "prompt") -> Prompt:
+    """The prompt with a salt that was given beside it.
+
+    Raises:
+        InvalidInput: no salt, or another one than the prompt's own.
+    """
+    cache_salt = _salt(cache_salt, name)
+    if cache_salt is None or cache_salt == prompt.cache_salt:
+        return prompt
+    if prompt.cache_salt is not None:
+        raise InvalidInput(
+            f"{name} has cache_salt {prompt.cache_salt!r}, and {cache_salt!r} was given beside it; "
+            "give one of them"
+        )
+    return replace(prompt, cache_salt=cache_salt)
+
+
+def _salt(salt: object, name: str) -> str | None:
+    if salt is None or (isinstance(salt, str) and salt):
+        return salt
+    raise InvalidInput(f"cache_salt of {name} is {salt!r}, it must be a non-empty string")
+
+
 def _parse(prompt: object, name: str) -> tuple[str | None, list[int] | None, str | None]:
     if isinstance(prompt, str):
         return _text(prompt, name), None, None
@@ -137,11 +160,8 @@ def _parse_mapping(
             f"{name} has {unknown[0]!r}, which this engine does not support; known are "
             f"{sorted(_KNOWN_KEYS)}"
         )
-    text, token_ids, salt = (
-        prompt.get(key) for key in ("prompt", "prompt_token_ids", "cache_salt")
-    )
-    if salt is not None and not (isinstance(salt, str) and salt):
-        raise InvalidInput(f"cache_salt of {name} is {salt!r}, it must be a non-empty string")
+    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    salt = _salt(prompt.get("cache_salt"), name)
     if text is None and token_ids is None:
         raise InvalidInput(f"{name} has neither 'prompt' nor 'prompt_token_ids'; give one")
     return (

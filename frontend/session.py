@@ -10,7 +10,6 @@ Owns the live requests, the pending calls and the recovery. Must not know text o
 import asyncio
 import dataclasses
 import logging
-import secrets
 from typing import assert_never
 
 import zmq
@@ -23,14 +22,14 @@ from frontend.errors import (
     EngineClientError,
     EngineDied,
     EngineUnavailable,
-    RequestRejected,
+    rejection,
 )
 from frontend.live_request import LiveRequest
+from frontend.routes import RouteTable
 from protocol.calls import AnyCall, AnyResult
 from protocol.outputs import (
     CallFailed,
     CallResult,
-    EngineCoreOutput,
     EngineCoreOutputs,
     EngineMessage,
     ErrorMessage,
@@ -76,7 +75,7 @@ class EngineSession:
         self._connection: Connection | None = None
         self._recovery: asyncio.Task[None] | None = None
         self._is_closed = False
-        self._sequences: dict[str, tuple[LiveRequest, int]] = {}
+        self._routes = RouteTable()
         self._calls: dict[int, asyncio.Future[AnyResult]] = {}
         self._num_calls = 0
 
@@ -95,14 +94,14 @@ class EngineSession:
             await asyncio.shield(self._recovery)
 
     def submit(self, request: LiveRequest) -> None:
-        """Send every sequence of a request. It must be released in the end."""
-        for index in range(len(request.sequences)):
-            self._send_sequence(request, index)
+        """Send a request. It must be released in the end."""
+        assert self._connection is not None
+        for message in self._routes.open(request):
+            self._connection.send(message)
 
     def release(self, request: LiveRequest) -> None:
         """Forget a request; the engine is told to stop what still runs of it."""
-        live = [wire_id for wire_id in request.wire_ids if self._sequences.pop(wire_id, None)]
-        self._tell_abort(live)
+        self._tell_abort(self._routes.drop(request))
 
     async def call(self, call: AnyCall) -> AnyResult:
         """
@@ -136,15 +135,6 @@ class EngineSession:
             self._connection = None
         self._context.term()
 
-    def _send_sequence(self, request: LiveRequest, index: int) -> None:
-        assert self._connection is not None
-        # A name never used before, so that neither other clients nor an engine that still holds
-        # an earlier run of this sequence can mistake it.
-        wire_id = f"{request.request_id}-{index}-{secrets.token_hex(8)}"
-        request.wire_ids[index] = wire_id
-        self._sequences[wire_id] = (request, index)
-        self._connection.send(request.wire_request(index, wire_id))
-
     def _tell_abort(self, wire_ids: list[str]) -> None:
         if wire_ids and self._connection is not None:
             self._connection.send(Abort(request_ids=tuple(wire_ids)))
@@ -152,17 +142,12 @@ class EngineSession:
     def _on_message(self, message: EngineMessage, _frames: Frames) -> None:
         match message:
             case EngineCoreOutputs():
-                stopped = [
-                    output.request_id for output in message.outputs if self._on_output(output)
-                ]
-                self._tell_abort(stopped)
+                self._tell_abort(self._routes.deliver(message))
             case Rejected():
-                request, _ = self._sequences.pop(message.request_id, (None, 0))
+                request = self._routes.rejected(message.request_id)
                 if request is not None:
                     request.fail(
-                        RequestRejected(
-                            message.message, request_id=request.request_id, code=message.code
-                        )
+                        rejection(message.message, request_id=request.request_id, code=message.code)
                     )
                     self.release(request)
             case CallResult():
@@ -179,22 +164,6 @@ class EngineSession:
                 pass
             case _:
                 assert_never(message)
-
-    def _on_output(self, output: EngineCoreOutput) -> bool:
-        """True if the engine must be told to stop the sequence."""
-        # Outputs that were on their way when a sequence was stopped find nobody.
-        request, index = self._sequences.get(output.request_id, (None, 0))
-        if request is None:
-            return False
-        try:
-            must_tell = request.append(index, output)
-        except Exception as error:
-            logger.exception("request %s cannot go on", request.request_id)
-            request.fail(error)
-            must_tell = not output.finished
-        if must_tell or output.finished:
-            del self._sequences[output.request_id]
-        return must_tell
 
     def _answer(self, call_id: int, answer: AnyResult | Exception) -> None:
         future = self._calls.get(call_id)
@@ -213,7 +182,7 @@ class EngineSession:
         died = EngineDied(f"the engine at {self.address} is gone: {reason}", address=self.address)
         for call_id in list(self._calls):
             self._answer(call_id, died)
-        if self._sequences or self._child is not None:
+        if len(self._routes) or self._child is not None:
             self._recovery = asyncio.create_task(self._recover(reason))
             self._recovery.add_done_callback(self._recovery_ended)
 
@@ -258,12 +227,9 @@ class EngineSession:
                 )
             )
             return
-        interrupted = list(self._sequences.values())
-        self._sequences.clear()
-        for request in {id(request): request for request, _ in interrupted}.values():
+        for request in self._routes.drop_all():
             request.metrics.num_resumptions += 1
-        for request, index in interrupted:
-            self._send_sequence(request, index)
+            self.submit(request)
 
     async def _reconnect(self, reason: str) -> None:
         loop = asyncio.get_running_loop()
@@ -284,9 +250,7 @@ class EngineSession:
             await asyncio.sleep(_RETRY_S)
 
     def _fail_all(self, error: Exception) -> None:
-        requests = {id(request): request for request, _ in self._sequences.values()}
-        self._sequences.clear()
-        for request in requests.values():
+        for request in self._routes.drop_all():
             request.fail(error)
         for call_id in list(self._calls):
             self._answer(call_id, error)

@@ -273,6 +273,16 @@ class Operations(Protocol):
         """The zeroed cache of one layer: two tensors [B, S, K, D]."""
         ...
 
+    def copy_blocks(
+        self, src: KVCache, dst: KVCache, src_ids_N: torch.Tensor, dst_ids_N: torch.Tensor
+    ) -> None:
+        """`dst[dst_ids[i]] = src[src_ids[i]]`, keys and values; all is read before any is written.
+
+        Args: src and dst may be one cache, or one of them in host memory. ids: int64 on the CPU,
+            `dst_ids_N` each once.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:

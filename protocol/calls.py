@@ -1,6 +1,7 @@
 """The allow-list of calls that a client may make. What is not listed here cannot be called."""
 
 from protocol.base import Message
+from protocol.explanations import RequestInfo
 from protocol.statistics import EngineStatistics
 
 
@@ -20,7 +21,18 @@ class Drain(Message, frozen=True, tag=4):
     """Take no more requests, finish what is there, exit with 0. Answered by Draining."""
 
 
-AnyCall = Ping | GetStatistics | ResetPrefixCache | Drain
+class GetRequestInfo(Message, frozen=True, tag=5):
+    """Answered by RequestInfo, or by CallFailed with code UNKNOWN_REQUEST. Live requests and the
+    last ones that finished are known, of all clients."""
+
+    request_id: str
+
+
+class ListRequests(Message, frozen=True, tag=6):
+    """Answered by RequestList."""
+
+
+AnyCall = Ping | GetStatistics | ResetPrefixCache | Drain | GetRequestInfo | ListRequests
 
 
 class Pong(Message, frozen=True, tag=1):
@@ -35,4 +47,9 @@ class Draining(Message, frozen=True, tag=4):
     num_requests_left: int
 
 
-AnyResult = Pong | EngineStatistics | PrefixCacheReset | Draining
+class RequestList(Message, frozen=True, tag=6):
+    request_ids: list[str]
+    """Of all live requests of all clients, each client's in order."""
+
+
+AnyResult = Pong | EngineStatistics | PrefixCacheReset | Draining | RequestInfo | RequestList

@@ -20,6 +20,9 @@ class ErrorCode(enum.StrEnum):
     PROMPT_TOO_LONG = "prompt_too_long"
     NOT_SUPPORTED = "not_supported"
     DRAINING = "draining"
+    QUEUE_FULL = "queue_full"
+    """The waiting queue is at its limit; try again later."""
+    UNKNOWN_REQUEST = "unknown_request"
     INTERNAL = "internal"
 
 

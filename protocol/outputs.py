@@ -61,18 +61,51 @@ class EngineCoreOutput(Message, frozen=True):
     detail: str | None = None
     """Why it ended, in words, where the reason does not say it all."""
     timings: RequestTimings | None = None
+    cumulative_logprob: float | None = None
+    """Of a beam: the sum of its tokens' log-probabilities; sent with its terminal output."""
 
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
 
 
-class EngineCoreOutputs(Message, frozen=True, tag=2):
-    """All that one step brought for one client."""
+class DecodedTokens(Message, frozen=True):
+    """One new token for each of these sequences, and nothing else to say: columns of equal length.
 
-    outputs: list[EngineCoreOutput]
+    A request may stand here more than once, with its sequences in `indexes`; None: all are 0.
+    """
+
+    request_ids: list[str]
+    token_ids: bytes
+    """int32, little-endian."""
+    indexes: list[int] | None = None
+
+
+class EngineCoreOutputs(Message, frozen=True, tag=2):
+    """All that one step brought for one client. A sequence stands in `decoded` or in
+    `other_outputs`, never in both."""
+
+    other_outputs: list[EngineCoreOutput]
+    """First tokens, several tokens at once, log-probabilities, terminal outputs."""
     finished_req_ids: list[str] = []
+    """Requests that are over: all their sequences have finished. Each is named once, ever."""
     step_id: int = 0
+    decoded: DecodedTokens | None = None
+
+    @property
+    def outputs(self) -> list[EngineCoreOutput]:
+        """All of them as objects, made when asked for; a hot path reads the columns."""
+        if self.decoded is None:
+            return self.other_outputs
+        columns = self.decoded
+        token_ids = memoryview(columns.token_ids).cast("i")
+        indexes = columns.indexes or [0] * len(columns.request_ids)
+        return self.other_outputs + [
+            EngineCoreOutput(request_id=request_id, new_token_ids=[token_id], index=index)
+            for request_id, token_id, index in zip(
+                columns.request_ids, token_ids, indexes, strict=True
+            )
+        ]
 
 
 class TokenizerInfo(Message, frozen=True):

@@ -2,7 +2,7 @@
 
 from protocol.base import Message
 from protocol.calls import AnyCall
-from protocol.sampling import SamplingParams
+from protocol.sampling import BeamSearchParams, SamplingParams
 
 
 class TensorRef(Message, frozen=True):
@@ -49,7 +49,14 @@ class EngineRequest(Message, frozen=True, tag=2):
     sampling_params: SamplingParams
     output_token_ids: list[int] = []
     num_sequences: int = 1
+    """Samples of the same prompt; sequence i draws with `sequence_seed(seed, i)`."""
+    beam_search: BeamSearchParams | None = None
+    """If given, `num_sequences` is its beam width, and nothing is sent until all beams are done:
+    then one terminal output a beam, best first."""
     priority: int = 0
+    """Smaller is more urgent; only under policy priority."""
+    tenant: str | None = None
+    """Whose service policy fair counts; None: the client's own."""
     cache_salt: str | None = None
     adapter: str | None = None
     prompt_embeds: TensorRef | None = None

@@ -11,6 +11,7 @@ from protocol.base import Message
 from protocol.errors import InvalidParameter
 
 MAX_SEED = 2**64 - 1
+MAX_BEAM_WIDTH = 64
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this mean greedy: dividing by them would overflow."""
 
@@ -66,6 +67,37 @@ class SamplingParams(Message, frozen=True):
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
         )
+
+
+class BeamSearchParams(Message, frozen=True):
+    """Beam search as transformers' `generate(num_beams=..., do_sample=False)` does it. The
+    request's SamplingParams give max_tokens, min_tokens, ignore_eos and stop_token_ids; their
+    temperature must be 0. With width 1 it is greedy search.
+
+    Raises:
+        InvalidParameter: a value outside its limits.
+    """
+
+    beam_width: int
+    length_penalty: float = 1.0
+    """A finished beam's score is its cumulative log-probability / length ** length_penalty, where
+    length counts generated tokens."""
+    early_stopping: bool | str = False
+    """True: stop at beam_width finished beams. False: stop when no running beam can still become
+    better, judged by its present length. "never": judged by its best possible length."""
+
+    def __post_init__(self) -> None:
+        _whole("beam_width", self.beam_width, minimum=1, maximum=MAX_BEAM_WIDTH)
+        _number("length_penalty", self.length_penalty, minimum=-100.0, maximum=100.0)
+        if self.early_stopping not in (True, False, "never"):
+            raise InvalidParameter(
+                f'early_stopping is {self.early_stopping!r}, it must be true, false or "never"'
+            )
+
+
+def sequence_seed(seed: int, index: int) -> int:
+    """The seed of a request's sequence `index`: each next one has the next."""
+    return (seed + index) & MAX_SEED
 
 
 def check_sampling_params(params: SamplingParams) -> None:

@@ -27,3 +27,29 @@ class EngineStatistics(Message, frozen=True, tag=2):
     """Seconds spent in steps, all together."""
     model_time_s: float
     """Of `step_time_s`, the share of the model runner."""
+    num_swapped: int = 0
+    """Of `num_waiting`, those whose KV blocks are in host memory."""
+    num_queued_tokens: int = 0
+    """Prompt and output tokens of the waiting requests."""
+    num_host_blocks: int = 0
+    num_host_blocks_in_use: int = 0
+    """Held for swapped requests."""
+    num_host_blocks_cached: int = 0
+    num_host_cached_prompt_tokens: int = 0
+    """Prompt tokens that came back from host memory; part of num_cached_prompt_tokens."""
+    num_blocks_shared: int = 0
+    """Block references saved by sharing now: references less blocks in use."""
+    num_slots_wasted: int = 0
+    """Slots of blocks in use behind the last token of their sequence."""
+    num_preemptions_by_swap: int = 0
+    """Of `num_preemptions`."""
+    num_preemptions_forced: int = 0
+    """Of `num_preemptions`, by a more urgent request while memory was free."""
+    num_refused: int = 0
+    """Requests refused because the queue was full."""
+    num_deduplicated_blocks: int = 0
+    """Blocks that filled, equalled a cached one and were given back."""
+    max_wait_s: float = 0.0
+    """Seconds that the request waiting longest has waited."""
+    service_by_tenant: dict[str, float] = {}
+    """Policy fair: weighted tokens served, of tenants with live requests."""

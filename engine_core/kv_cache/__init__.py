@@ -1,13 +1,22 @@
-"""The KV cache as numbers: which physical block holds which tokens of which request.
+"""The KV cache as numbers: which physical block holds which tokens of which sequence.
 
-Owns block ids, reference counts, the prefix index and eviction. Must not know tensors, sockets,
-clocks, or the scheduler that asks.
+Owns block ids, reference counts, the prefix index, eviction and the host tier. Must not know
+tensors, sockets, clocks, or the scheduler that asks.
 """
 
-from engine_core.kv_cache.block_pool import NULL_BLOCK_ID, BlockPool
+from engine_core.kv_cache.admission import AllocStatus
+from engine_core.kv_cache.block_pool import BlockPool
+from engine_core.kv_cache.copies import CacheCopies
 from engine_core.kv_cache.groups import KVCacheGroupSpec
-from engine_core.kv_cache.held_blocks import BlockIds, CachedRequest
-from engine_core.kv_cache.manager import AllocStatus, KVCacheManager
+from engine_core.kv_cache.held_blocks import (
+    NULL_BLOCK_ID,
+    BlockIds,
+    CachedSequence,
+    CacheUsage,
+    TableUpdate,
+)
+from engine_core.kv_cache.manager import KVCacheManager
+from engine_core.kv_cache.placeholder import PlaceholderKVCacheManager
 from engine_core.kv_cache.prefix import CacheHit
 
 __all__ = [
@@ -15,8 +24,12 @@ __all__ = [
     "AllocStatus",
     "BlockIds",
     "BlockPool",
+    "CacheCopies",
     "CacheHit",
-    "CachedRequest",
+    "CacheUsage",
+    "CachedSequence",
     "KVCacheGroupSpec",
     "KVCacheManager",
+    "PlaceholderKVCacheManager",
+    "TableUpdate",
 ]

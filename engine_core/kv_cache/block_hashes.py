@@ -3,17 +3,16 @@
     hash(0) = H(root, tokens of block 0)      root = H(adapter, cache salt)
     hash(i) = H(hash(i - 1), tokens of block i)
 
-So a hash covers all tokens before it and whatever else changes their keys and values. It is
-SHA-256, because a collision would show one tenant's text to another; all parts of the input have
-a fixed length, so that no two inputs are spelled alike.
+So a hash covers all tokens before it and whatever else changes their keys and values. H is
+BLAKE2b with all its 64 bytes, because a collision would show one tenant's text to another; with
+16 tokens a block its input is exactly one of BLAKE2b's blocks. All parts of the input have a fixed
+length, so that no two inputs are spelled alike.
 """
 
-from array import array
-from collections.abc import Sequence
-from hashlib import sha256
+from hashlib import blake2b
 
-_PLAIN_ROOT = sha256(b"engine-core block root").digest()
-_BYTES_A_TOKEN = 4
+_PLAIN_ROOT = blake2b(b"engine-core block root").digest()
+BYTES_A_TOKEN = 4
 
 
 def root_hash(*, adapter: str | None, cache_salt: str | None) -> bytes:
@@ -21,30 +20,19 @@ def root_hash(*, adapter: str | None, cache_salt: str | None) -> bytes:
     if adapter is None and cache_salt is None:
         return _PLAIN_ROOT
     # repr quotes and escapes, so that no two pairs are spelled alike (None is not 'None')
-    return sha256(_PLAIN_ROOT + repr((adapter, cache_salt)).encode()).digest()
+    return blake2b(_PLAIN_ROOT + repr((adapter, cache_salt)).encode()).digest()
 
 
 def extend_block_hashes(
-    hashes: list[bytes],
-    token_ids: Sequence[int],
-    num_full_blocks: int,
-    block_size: int,
-    *,
-    adapter: str | None,
-    cache_salt: str | None,
+    hashes: list[bytes], parent: bytes, token_bytes: bytes, block_size: int
 ) -> None:
-    """Append to `hashes` until it covers the first `num_full_blocks` blocks of `token_ids`.
+    """Append the hashes of the whole blocks in `token_bytes`, which follow on `parent`.
 
-    Each block is hashed once in a request's life. Token ids fit int32.
+    Args:
+        token_bytes: int32, little-endian.
     """
-    first = len(hashes)
-    if first >= num_full_blocks:
-        return
-    new_tokens = array("i", token_ids[first * block_size : num_full_blocks * block_size])
-    assert new_tokens.itemsize == _BYTES_A_TOKEN
-    data = new_tokens.tobytes()
-    num_bytes = block_size * _BYTES_A_TOKEN
-    parent = hashes[-1] if hashes else root_hash(adapter=adapter, cache_salt=cache_salt)
-    for start in range(0, len(data), num_bytes):
-        parent = sha256(parent + data[start : start + num_bytes]).digest()
-        hashes.append(parent)
+    num_bytes = block_size * BYTES_A_TOKEN
+    append = hashes.append
+    for start in range(0, len(token_bytes), num_bytes):
+        parent = blake2b(parent + token_bytes[start : start + num_bytes]).digest()
+        append(parent)

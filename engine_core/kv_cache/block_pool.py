@@ -1,18 +1,22 @@
-"""All physical blocks: reference counts, the free list, and the index from hashes to blocks.
+"""All physical blocks: reference counts, free blocks, and the index from hashes to blocks.
 
-Must not know requests or tokens. A block is in one of three states:
+Must not know sequences, tokens or the host's memory. A block is in one of three states:
 
-    in use   ref count > 0, not in the free list; findable if it has a hash
-    cached   ref count 0, in the free list, findable: brought back to use, or evicted when taken
-    empty    ref count 0, in the free list, not findable
+    in use   ref count > 0; findable if it has a hash
+    cached   ref count 0, findable: brought back to use, or evicted when taken
+    empty    ref count 0, not findable
+
+Empty blocks are a stack: what was given back last is taken first. Cached ones are ordered by when
+they were given back; one in the middle leaves in O(1) when somebody finds it again.
 """
 
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Set
 
-from engine_core.kv_cache.free_list import FreeList
+from engine_core.kv_cache.held_blocks import NULL_BLOCK_ID
+from engine_core.kv_cache.known_hashes import EvictedHashes
 
-NULL_BLOCK_ID = 0
-"""Never allocated: stands for blocks that fell out of a sliding window, and for padding."""
+_EVICTED_A_BLOCK = 4
 
 
 class BlockPool:
@@ -31,72 +35,117 @@ class BlockPool:
         if num_blocks < 1:
             raise ValueError(f"num_blocks is {num_blocks}, it must be at least 1")
         self.num_blocks = num_blocks
-        self._free = FreeList(num_blocks)
+        self.num_groups = num_groups
+        self.num_references = 0
+        """Of all blocks together."""
+        self.evicted = EvictedHashes(_EVICTED_A_BLOCK * num_blocks)
+        self._empty = list(range(num_blocks, 0, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._ref_counts = [0] * (num_blocks + 1)
         self._hashes: list[bytes | None] = [None] * (num_blocks + 1)
         self._group_of = [0] * (num_blocks + 1)
         self._index: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
-        self._num_cached = 0
 
     # ------------------------------------------------------------------ numbers
 
     @property
     def num_free(self) -> int:
         """Blocks that can be taken now, cached ones included."""
-        return len(self._free)
+        return len(self._empty) + len(self._cached)
 
     @property
     def num_cached(self) -> int:
         """Of the free blocks, those that are still findable."""
-        return self._num_cached
+        return len(self._cached)
 
     @property
     def num_in_use(self) -> int:
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - len(self._empty) - len(self._cached)
 
     def ref_count(self, block_id: int) -> int:
-        """How many requests hold the block."""
+        """How many sequences hold the block; 0 for the null block."""
         return self._ref_counts[block_id]
 
     # ------------------------------------------------------------------ taking and giving back
 
-    def allocate(self, num_blocks: int) -> list[int]:
-        """Take blocks with one reference each, the longest unused first; cached ones among them
-        are no longer findable. The caller has checked `num_free`."""
-        block_ids = []
-        for _ in range(num_blocks):
-            block_id = self._free.pop_front()
-            if self._hashes[block_id] is not None:
-                self._num_cached -= 1
-                self._unindex(block_id)
-            self._ref_counts[block_id] = 1
-            block_ids.append(block_id)
+    def allocate(self, num_blocks: int, avoid: Set[int] = frozenset()) -> list[int]:
+        """Take blocks with one reference each: empty ones, then cached ones, the longest unused
+        first, which can no longer be found.
+
+        Args:
+            num_blocks: the caller has checked that so many are free.
+            avoid: blocks to leave alone.
+        """
+        if avoid:
+            return self._allocate_avoiding(num_blocks, avoid)
+        empty, ref_counts = self._empty, self._ref_counts
+        if num_blocks == 1 and empty:
+            block_ids = [empty.pop()]
+        else:
+            num_empty = min(num_blocks, len(empty))
+            block_ids = empty[len(empty) - num_empty :]
+            del empty[len(empty) - num_empty :]
+            block_ids.reverse()
+            for _ in range(num_blocks - num_empty):
+                assert self._cached, "no free block left; the caller must ask first"
+                block_id = self._cached.popitem(last=False)[0]
+                self._evict(block_id)
+                block_ids.append(block_id)
+        for block_id in block_ids:
+            ref_counts[block_id] = 1
+        self.num_references += num_blocks
         return block_ids
 
-    def share(self, block_ids: Iterable[int]) -> None:
-        """One more reference to each of these findable blocks, in use or cached."""
+    def _allocate_avoiding(self, num_blocks: int, avoid: Set[int]) -> list[int]:
+        """O(free blocks); for the few that are copied into."""
+        usable = [block_id for block_id in reversed(self._empty) if block_id not in avoid]
+        usable += [block_id for block_id in self._cached if block_id not in avoid]
+        block_ids = usable[:num_blocks]
+        assert len(block_ids) == num_blocks, "no free block left; the caller must ask first"
         for block_id in block_ids:
-            assert self._hashes[block_id] is not None, f"block {block_id} holds no known prefix"
-            if self._ref_counts[block_id] == 0:
-                self._free.remove(block_id)
-                self._num_cached -= 1
-            self._ref_counts[block_id] += 1
+            if block_id in self._cached:
+                del self._cached[block_id]
+                self._evict(block_id)
+            self._ref_counts[block_id] = 1
+        taken = set(block_ids)
+        self._empty = [block_id for block_id in self._empty if block_id not in taken]
+        self.num_references += num_blocks
+        return block_ids
 
-    def release(self, block_ids: Iterable[int]) -> None:
+    def num_free_of(self, block_ids: Iterable[int]) -> int:
+        """How many of these are free."""
+        return sum(self._ref_counts[block_id] == 0 for block_id in block_ids)
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """One more reference to each of these blocks, which are in use or cached."""
+        for block_id in block_ids:
+            if self._ref_counts[block_id] == 0:
+                assert self._hashes[block_id] is not None, f"block {block_id} holds nothing known"
+                del self._cached[block_id]
+            self._ref_counts[block_id] += 1
+            self.num_references += 1
+
+    def release(self, block_ids: Iterable[int]) -> list[int]:
         """One reference less to each, in this order: what comes first is evicted first.
 
-        Blocks that nobody could find again are taken before any cached one.
+        Returns:
+            Those that are cached now.
         """
+        ref_counts, hashes, cached = self._ref_counts, self._hashes, self._cached
+        newly_cached = []
         for block_id in block_ids:
-            self._ref_counts[block_id] -= 1
-            if self._ref_counts[block_id] > 0:
+            ref_count = ref_counts[block_id] - 1
+            assert ref_count >= 0, f"block {block_id} is released twice"
+            ref_counts[block_id] = ref_count
+            self.num_references -= 1
+            if ref_count:
                 continue
-            assert self._ref_counts[block_id] == 0, f"block {block_id} is released twice"
-            if self._hashes[block_id] is None:
-                self._free.push_front(block_id)
+            if hashes[block_id] is None:
+                self._empty.append(block_id)
             else:
-                self._num_cached += 1
-                self._free.push_back(block_id)
+                cached[block_id] = None
+                newly_cached.append(block_id)
+        return newly_cached
 
     # ------------------------------------------------------------------ the prefix index
 
@@ -104,48 +153,73 @@ class BlockPool:
         """The block of that group with these contents, if there is one."""
         return self._index[group].get(block_hash)
 
-    def register(self, block_id: int, group: int, block_hash: bytes) -> None:
+    def finder(self, group: int) -> Callable[[bytes], int | None]:
+        """`find` of one group, for a loop."""
+        return self._index[group].get
+
+    def hash_of(self, block_id: int) -> bytes | None:
+        """What the block is found by, if it can be found."""
+        return self._hashes[block_id]
+
+    def group_of(self, block_id: int) -> int:
+        """Of a findable block."""
+        return self._group_of[block_id]
+
+    def register(self, block_id: int, group: int, block_hash: bytes) -> int:
         """Make a block in use findable. Where another block already has these contents, that one
-        stays the one that is found."""
-        assert self._ref_counts[block_id] > 0, f"block {block_id} is not in use"
-        assert self._hashes[block_id] is None, f"block {block_id} is registered twice"
-        if self._index[group].setdefault(block_hash, block_id) == block_id:
+        stays the one that is found.
+
+        Returns:
+            The block that is found now.
+        """
+        known = self._index[group].setdefault(block_hash, block_id)
+        if known == block_id and self._hashes[block_id] is not block_hash:
+            assert self._ref_counts[block_id] > 0, f"block {block_id} is not in use"
+            assert self._hashes[block_id] in (None, block_hash), f"block {block_id} is another"
             self._hashes[block_id] = block_hash
             self._group_of[block_id] = group
+        return known
 
     def forget(self, block_ids: Iterable[int]) -> None:
-        """These blocks, all in use, can no longer be found."""
+        """These blocks, in use or cached, can no longer be found."""
         for block_id in block_ids:
-            assert self._ref_counts[block_id] > 0, f"block {block_id} is not in use"
             if self._hashes[block_id] is not None:
                 self._unindex(block_id)
+                if self._ref_counts[block_id] == 0:
+                    del self._cached[block_id]
+                    self._empty.append(block_id)
 
     def forget_cached(self) -> int:
         """Empty every cached block. Returns how many there were."""
-        cached = [block_id for block_id in self._free if self._hashes[block_id] is not None]
-        for block_id in cached:
-            self._unindex(block_id)
-        self._num_cached = 0
-        return len(cached)
+        num_forgotten = len(self._cached)
+        for block_id in self._cached:
+            self._evict(block_id)
+        self._empty += self._cached
+        self._cached.clear()
+        return num_forgotten
 
-    def _unindex(self, block_id: int) -> None:
+    def _evict(self, block_id: int) -> None:
+        self.evicted.add(self._unindex(block_id))
+
+    def _unindex(self, block_id: int) -> bytes:
         block_hash = self._hashes[block_id]
         assert block_hash is not None
         del self._index[self._group_of[block_id]][block_hash]
         self._hashes[block_id] = None
+        return block_hash
 
     # ------------------------------------------------------------------ invariants
 
     def check(self) -> None:
         """Assert that every block is in exactly one state and that the index is right."""
-        free = list(self._free)
-        assert len(free) == len(set(free)) == len(self._free)
-        assert NULL_BLOCK_ID not in free
-        for block_id in range(1, self.num_blocks + 1):
-            assert self._ref_counts[block_id] >= 0
-            assert (block_id in self._free) == (self._ref_counts[block_id] == 0)
+        free = [*self._empty, *self._cached]
+        assert len(free) == len(set(free))
+        assert set(free) == {b for b in range(1, self.num_blocks + 1) if not self._ref_counts[b]}
         assert self._ref_counts[NULL_BLOCK_ID] == 0
         assert self._hashes[NULL_BLOCK_ID] is None
+        assert self.num_references == sum(self._ref_counts)
+        assert all(self._hashes[block_id] is None for block_id in self._empty)
+        assert all(self._hashes[block_id] is not None for block_id in self._cached)
         indexed = 0
         for group, index in enumerate(self._index):
             for block_hash, block_id in index.items():
@@ -153,4 +227,3 @@ class BlockPool:
                 assert self._group_of[block_id] == group
                 indexed += 1
         assert indexed == sum(block_hash is not None for block_hash in self._hashes)
-        assert self._num_cached == sum(self._hashes[block_id] is not None for block_id in free)

@@ -1,7 +1,8 @@
-"""Requests on the model's side: one row each, kept from step to step.
+"""Sequences on the model's side: one row each, kept from step to step.
 
-Flat arrays, indexed by row; a step writes only what changed. Owns tokens and block tables of the
-running requests. Must not know sampling or the model.
+Flat arrays, indexed by row; a step writes only what changed. Which row a sequence has is the
+scheduler's choice and stands in the plan. Owns tokens and block tables of the running sequences.
+Must not know sampling or the model.
 """
 
 import dataclasses
@@ -18,8 +19,8 @@ Int64Array = npt.NDArray[np.int64]
 class PersistentBatch:
     """
     Args:
-        max_num_rows: most requests running at once.
-        max_model_len: most tokens of a request.
+        max_num_rows: most sequences running at once.
+        max_model_len: most tokens of a sequence.
         block_size: tokens a KV block.
         num_groups: KV-cache groups, each with a block table of its own.
     """
@@ -32,63 +33,61 @@ class PersistentBatch:
     """[row, position]: prompt, then output."""
     num_tokens: Int64Array = dataclasses.field(init=False)
     """[row]: tokens known."""
-    num_computed: Int64Array = dataclasses.field(init=False)
-    """[row]: tokens whose keys and values are in the cache before the step at hand."""
     block_tables: list[Int32Array] = dataclasses.field(init=False)
-    """per group [row, logical block] -> physical block."""
-    num_blocks: Int64Array = dataclasses.field(init=False)
-    """[group, row]: filled length of the block table."""
+    """per group [row, logical block] -> physical block. Behind what a plan wrote stands what an
+    earlier sequence left: an id in range, which nothing reads."""
     row_of: dict[str, int] = dataclasses.field(init=False, default_factory=dict)
-    _free_rows: list[int] = dataclasses.field(init=False)
+    """For the names of those that go; a step reads the plan's rows."""
+    _name_of: list[str | None] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         rows = self.max_num_rows
         width = -(-self.max_model_len // self.block_size)
         self.token_ids = np.zeros((rows, self.max_model_len), np.int32)
         self.num_tokens = np.zeros(rows, np.int64)
-        self.num_computed = np.zeros(rows, np.int64)
+        self._name_of = [None] * rows
         self.block_tables = [np.zeros((rows, width), np.int32) for _ in range(self.num_groups)]
-        self.num_blocks = np.zeros((self.num_groups, rows), np.int64)
-        self._free_rows = list(range(rows - 1, -1, -1))
 
-    def add(
+    def place(
         self,
         request_id: str,
+        row: int,
         token_ids: Sequence[int],
         block_ids: Sequence[Sequence[int]],
-        num_computed: int,
-    ) -> int:
-        """Give a request a row. Returns the row."""
-        row = self._free_rows.pop()
+    ) -> None:
+        """A sequence takes a row that is free or its own; what stood there is replaced."""
+        assert self._name_of[row] in (None, request_id), "two sequences in one row"
+        assert self.row_of.get(request_id, row) == row, "one sequence in two rows"
         self.row_of[request_id] = row
+        self._name_of[row] = request_id
         self.token_ids[row, : len(token_ids)] = token_ids
         self.num_tokens[row] = len(token_ids)
-        self.num_computed[row] = num_computed
-        self.num_blocks[:, row] = 0
-        self.append_blocks(row, block_ids)
-        return row
+        self.write_blocks(row, 0, block_ids)
 
-    def append_blocks(self, row: int, block_ids: Sequence[Sequence[int]]) -> None:
-        """New blocks behind the row's tables, one list a group."""
-        for group, new in enumerate(block_ids):
-            start = int(self.num_blocks[group, row])
-            self.block_tables[group][row, start : start + len(new)] = new
-            self.num_blocks[group, row] = start + len(new)
+    def write_blocks(self, row: int, start: int, block_ids: Sequence[Sequence[int]]) -> None:
+        """Put ids into the row's tables from logical block `start` on, one list a group.
 
-    def append_token(self, row: int, token_id: int) -> None:
-        """A sampled token. The scheduler ends requests at max_model_len, so there is room."""
-        position = int(self.num_tokens[row])
-        self.token_ids[row, position] = token_id
-        self.num_tokens[row] = position + 1
+        Blocks behind max_model_len (lookahead) are not kept: no token is ever there.
+        """
+        for table, written in zip(self.block_tables, block_ids, strict=True):
+            stop = min(start + len(written), table.shape[1])
+            table[row, start:stop] = written[: max(0, stop - start)]
+
+    def append_tokens(self, rows: Int64Array, token_ids: Int64Array) -> None:
+        """One sampled token for each of these rows, none twice. The scheduler ends requests at
+        max_model_len, so there is room."""
+        positions = self.num_tokens[rows]
+        self.token_ids[rows, positions] = token_ids
+        self.num_tokens[rows] = positions + 1
 
     def remove(self, request_id: str) -> int | None:
-        """Free a request's row. Returns it, or None if the request has none."""
+        """Forget whose row it was. Returns the row, or None if the sequence has none."""
         row = self.row_of.pop(request_id, None)
         if row is not None:
-            self._free_rows.append(row)
+            self._name_of[row] = None
         return row
 
     def check(self) -> None:
-        """Assert that every row is either free or one request's."""
-        rows = [*self.row_of.values(), *self._free_rows]
-        assert sorted(rows) == list(range(self.max_num_rows))
+        """Assert that every taken row is one sequence's."""
+        taken = {name: row for row, name in enumerate(self._name_of) if name is not None}
+        assert taken == self.row_of

@@ -1,29 +1,33 @@
 """Runs plans on a model: only code common to every model. Be paranoid about adding a line.
 
-Owns the persistent batch, the cache tensors and the sampling state. Must not know a model's
-architecture, sockets, or why the scheduler chose what it chose.
+Owns the persistent batch, the block storage and the sampling state. Must not know a model's
+architecture, sockets, or why the scheduler chose what it chose. A step in which no sequence is
+new, resumed or given a block does no Python work a sequence.
 """
 
 import dataclasses
 import secrets
 
 import msgspec
+import numpy as np
 import torch
 
+from engine_core.kv_cache import BlockIds
+from engine_core.model_runner.block_storage import BlockStorage
 from engine_core.model_runner.cache_layout import CacheLayout
-from engine_core.model_runner.persistent_batch import PersistentBatch
+from engine_core.model_runner.persistent_batch import Int32Array, Int64Array, PersistentBatch
 from engine_core.model_runner.sampling import Sampler, SamplingState
 from engine_core.model_runner.step_inputs import StepInputs, gather_step_inputs
 from engine_core.models import Model
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
-from kernels.interface import AttentionMetadata, ForwardContext, KVCache, Operations
+from kernels.interface import AttentionMetadata, ForwardContext, Operations
 from protocol.outputs import Logprobs
 from protocol.sampling import SamplingParams
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Known:
-    """What the runner keeps of a request while it holds no row."""
+    """What the runner keeps of a sequence while it holds no row."""
 
     sampling_params: SamplingParams
     num_prompt_tokens: int
@@ -35,12 +39,13 @@ class ModelRunner:
         model: weights and forward pass.
         ops: the backend that the model was loaded with.
         layout: how layers share blocks.
-        num_blocks: usable blocks; one more is allocated for the null block, id 0.
+        num_blocks: usable blocks on the device; one more is allocated for the null block, id 0.
         block_size: tokens a block.
         max_num_seqs: rows of the persistent batch.
         max_model_len: most tokens a row.
         dtype: of the cache.
         eos_token_ids: what min_tokens masks beside a request's own stop tokens.
+        num_host_blocks: blocks in host memory that a plan may copy from and to.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class ModelRunner:
         max_model_len: int,
         dtype: torch.dtype,
         eos_token_ids: tuple[int, ...],
+        num_host_blocks: int = 0,
     ) -> None:
         self._model = model
         self._ops = ops
@@ -62,15 +68,19 @@ class ModelRunner:
         self._dtype = dtype
         self._eos_token_ids = eos_token_ids
         spec = model.kv_cache_spec
-        tensors: list[KVCache] = [
-            ops.allocate_kv_cache(
-                num_blocks + 1, block_size, spec.num_kv_heads, spec.head_size, dtype
-            )
-            for _ in range(layout.num_tensors)
-        ]
+        self.storage = BlockStorage(
+            ops=ops,
+            num_tensors=layout.num_tensors,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            block_size=block_size,
+            num_kv_heads=spec.num_kv_heads,
+            head_size=spec.head_size,
+            dtype=dtype,
+        )
         places = [layout.place_of(layer) for layer in range(spec.num_layers)]
         self._group_of_layer = [group for group, _ in places]
-        self._kv_caches = [tensors[tensor] for _, tensor in places]
+        self._kv_caches = [self.storage.device_tensors[tensor] for _, tensor in places]
         self.batch = PersistentBatch(
             max_num_rows=max_num_seqs,
             max_model_len=max_model_len,
@@ -83,56 +93,58 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step and choose the next token of every request that is up to date.
+        """Run one step and choose the next token of every sequence that is up to date.
 
         Raises:
             Exception: whatever the model raises; the plan's requests cannot go on.
         """
-        self._update_batch(plan)
+        self._drop_rows(plan)
+        self.storage.carry_out(plan.copies)
+        self._update_rows(plan)
         if not plan.total_num_scheduled_tokens:
             return ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
-        inputs = gather_step_inputs(self.batch, plan.num_scheduled_tokens)
+        inputs = gather_step_inputs(
+            self.batch,
+            rows=plan.batch.rows,
+            num_computed=plan.batch.num_computed_tokens,
+            num_scheduled=plan.batch.num_scheduled_tokens,
+        )
         hidden_TE = self._model.forward(
             torch.from_numpy(inputs.token_ids_T),
             torch.from_numpy(inputs.positions_T),
             self._forward_context(inputs),
         )
-        return self._sample(list(plan.num_scheduled_tokens), inputs, hidden_TE)
+        return self._sample(plan, inputs, hidden_TE)
 
     # ------------------------------------------------------------------ rows
 
-    def _update_batch(self, plan: SchedulerOutput) -> None:
+    def _drop_rows(self, plan: SchedulerOutput) -> None:
         for request_id in plan.finished_req_ids:
             self._drop_row(request_id)
             self._known.pop(request_id, None)
         for request_id in plan.preempted_req_ids:
             self._drop_row(request_id)
+
+    def _drop_row(self, request_id: str) -> None:
+        row = self.batch.remove(request_id)
+        if row is not None:
+            self._state.remove(row)
+
+    def _update_rows(self, plan: SchedulerOutput) -> None:
         for new in plan.scheduled_new_reqs:
             known = _Known(_seeded(new.sampling_params), len(new.prompt_token_ids))
             self._known[new.req_id] = known
             tokens = [*new.prompt_token_ids, *new.output_token_ids]
-            self._take_row(new.req_id, tokens, new.block_ids, new.num_computed_tokens)
-        cached = plan.scheduled_cached_reqs
-        for index, request_id in enumerate(cached.req_ids):
-            block_ids = cached.new_block_ids[index]
-            if cached.resumed_from_preemption[index]:
-                resumed = cached.resumed_token_ids[index]
-                assert resumed is not None and block_ids is not None
-                self._take_row(request_id, resumed, block_ids, cached.num_computed_tokens[index])
-                continue
-            row = self.batch.row_of[request_id]
-            self.batch.num_computed[row] = cached.num_computed_tokens[index]
-            if block_ids is not None:
-                self.batch.append_blocks(row, block_ids)
+            self._fill_row(new.req_id, new.row, tokens, new.block_ids)
+        for again in plan.resumed_reqs:
+            self._fill_row(again.req_id, again.row, again.token_ids, again.block_ids)
+        for update in plan.block_updates:
+            self.batch.write_blocks(update.row, update.start, update.block_ids)
 
-    def _take_row(
-        self,
-        request_id: str,
-        token_ids: list[int],
-        block_ids: tuple[list[int], ...],
-        num_computed: int,
+    def _fill_row(
+        self, request_id: str, row: int, token_ids: list[int], block_ids: BlockIds
     ) -> None:
-        row = self.batch.add(request_id, token_ids, block_ids, num_computed)
+        self.batch.place(request_id, row, token_ids, block_ids)
         known = self._known[request_id]
         self._state.add(
             row,
@@ -141,11 +153,6 @@ class ModelRunner:
             output_token_ids=token_ids[known.num_prompt_tokens :],
             eos_token_ids=self._eos_token_ids,
         )
-
-    def _drop_row(self, request_id: str) -> None:
-        row = self.batch.remove(request_id)
-        if row is not None:
-            self._state.remove(row)
 
     # ------------------------------------------------------------------ one step
 
@@ -176,38 +183,47 @@ class ModelRunner:
         )
 
     def _sample(
-        self, request_ids: list[str], inputs: StepInputs, hidden_TE: torch.Tensor
+        self, plan: SchedulerOutput, inputs: StepInputs, hidden_TE: torch.Tensor
     ) -> ModelRunnerOutput:
-        token_lists: list[list[int]] = [[] for _ in request_ids]
+        request_ids = plan.batch.req_ids
+        token_ids_R = np.zeros(len(request_ids), np.int32)
         logprobs: dict[str, Logprobs] = {}
         failures: dict[str, str] = {}
-        if inputs.sampled_R.size:
-            last_R = torch.from_numpy(inputs.query_start_R1[1:][inputs.sampled_R].astype("int64"))
+        due_R = inputs.sampled_R
+        if due_R.size:
+            last_R = torch.from_numpy(inputs.query_start_R1[1:][due_R].astype("int64"))
             logits_RV = self._model.compute_logits(hidden_TE[last_R - 1])
-            rows = inputs.rows_R[inputs.sampled_R]
+            rows = inputs.rows_R[due_R]
             sampled = self._sampler.sample(logits_RV, rows, self.batch.num_tokens[rows])
-            for index, request in enumerate(inputs.sampled_R.tolist()):
-                request_id = request_ids[request]
-                if index in sampled.failures:
-                    failures[request_id] = sampled.failures[index]
-                    continue
-                row, token_id = int(rows[index]), int(sampled.token_ids[index])
-                token_lists[request] = [token_id]
-                self.batch.append_token(row, token_id)
-                self._state.append(row, [token_id])
-                columns = sampled.logprobs[index]
-                if columns is not None:
-                    logprobs[request_id] = columns
+            logprobs = {request_ids[due_R[at]]: columns for at, columns in sampled.logprobs.items()}
+            failures = {request_ids[due_R[at]]: why for at, why in sampled.failures.items()}
+            chosen = sampled.token_ids
+            if failures:
+                good = np.delete(np.arange(len(rows)), list(sampled.failures))
+                due_R, rows, chosen = due_R[good], rows[good], chosen[good]
+            token_ids_R[due_R] = chosen
+            self.batch.append_tokens(rows, chosen)
+            self._state.append(rows, chosen)
         return ModelRunnerOutput(
             req_ids=request_ids,
-            sampled_token_ids=token_lists,
+            sampled_token_ids=(
+                _as_lists(token_ids_R, due_R) if plan.scheduled_spec_decode_tokens else token_ids_R
+            ),
             logprobs=logprobs or None,
             failures=failures,
         )
 
 
+def _as_lists(token_ids_R: Int32Array, due_R: Int64Array) -> list[list[int]]:
+    """What a step with drafts answers: sequences that are not due have no token."""
+    lists: list[list[int]] = [[] for _ in token_ids_R]
+    for index in due_R.tolist():
+        lists[index] = [int(token_ids_R[index])]
+    return lists
+
+
 def _seeded(params: SamplingParams) -> SamplingParams:
-    """Draw the seed of a request that brought none: once, so that a preemption changes nothing."""
+    """Draw the seed of a sequence that brought none: once, so that a preemption changes nothing."""
     if params.is_greedy or params.seed is not None:
         return params
     return msgspec.structs.replace(params, seed=secrets.randbits(64))

@@ -1,7 +1,7 @@
-"""What the model reads in one step, gathered from the persistent batch without a loop over tokens.
+"""What the model reads in one step, gathered from the persistent batch without a loop over tokens
+or sequences.
 
-request 0: 3 tokens at 4..6    request 1: 1 token at 9
-request_index_T   0 0 0 1
+sequence 0: 3 tokens at 4..6    sequence 1: 1 token at 9
 positions_T       4 5 6 9
 query_start_R1    0 3 4        seq_lens_R   7 10
 """
@@ -15,7 +15,7 @@ from engine_core.model_runner.persistent_batch import Int32Array, Int64Array, Pe
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Shapes: T tokens of the step, R requests in it, M block-table width, G groups."""
+    """Shapes: T tokens of the step, R sequences in it, M block-table width, G groups."""
 
     rows_R: Int64Array
     token_ids_T: Int64Array
@@ -26,23 +26,30 @@ class StepInputs:
     block_tables_GRM: list[Int32Array]
     slot_mappings_GT: list[Int64Array]
     sampled_R: Int64Array
-    """Which of the R requests have all their tokens computed after this step, so that their next
+    """Which of the R sequences have all their tokens computed after this step, so that their next
     token can be chosen."""
 
 
-def gather_step_inputs(batch: PersistentBatch, num_scheduled: dict[str, int]) -> StepInputs:
+def gather_step_inputs(
+    batch: PersistentBatch,
+    *,
+    rows: Int32Array,
+    num_computed: Int32Array,
+    num_scheduled: Int32Array,
+) -> StepInputs:
     """
     Args:
-        num_scheduled: tokens of each request in this step, at least 1, in batch order.
+        rows: [R], in batch order, each once.
+        num_computed: [R], tokens in the cache before this step.
+        num_scheduled: [R], tokens in this step, at least 1.
     """
-    num_requests = len(num_scheduled)
-    rows_R = np.fromiter((batch.row_of[name] for name in num_scheduled), np.int64, num_requests)
-    counts_R = np.fromiter(num_scheduled.values(), np.int64, num_requests)
-    query_start_R1 = np.zeros(num_requests + 1, np.int64)
+    rows_R = rows.astype(np.int64)
+    computed_R = num_computed.astype(np.int64)
+    counts_R = num_scheduled.astype(np.int64)
+    query_start_R1 = np.zeros(len(rows_R) + 1, np.int64)
     np.cumsum(counts_R, out=query_start_R1[1:])
-    computed_R = batch.num_computed[rows_R]
     seq_lens_R = computed_R + counts_R
-    # position = computed + offset within the request; one repeat gives both terms
+    # position = computed + offset within the sequence; one repeat gives both terms
     rows_T = np.repeat(rows_R, counts_R)
     positions_T = np.arange(query_start_R1[-1]) + np.repeat(
         computed_R - query_start_R1[:-1], counts_R

@@ -3,23 +3,33 @@
 Owns requests, queues, budgets and stop rules. Must not know tensors, sockets, clocks or text.
 """
 
-from engine_core.scheduler.errors import DuplicateRequestId, SchedulerError, StepOrderError
+from engine_core.scheduler.config import SchedulerConfig, build_scheduler
+from engine_core.scheduler.errors import (
+    DuplicateRequestId,
+    QueueFull,
+    SchedulerError,
+    StepOrderError,
+)
 from engine_core.scheduler.interface import SchedulerInterface
 from engine_core.scheduler.request import Request
-from engine_core.scheduler.request_queue import RequestQueue
 from engine_core.scheduler.request_status import RequestStatus
 from engine_core.scheduler.scheduler import Scheduler
+from engine_core.scheduler.sequence import Sequence
 from engine_core.scheduler.statistics import SchedulerStatistics
 from engine_core.scheduler.step import (
+    BlockUpdate,
     CachedRequestData,
     DraftTokenIds,
     ModelRunnerOutput,
     NewRequestData,
+    ResumedRequestData,
+    ScheduledBatch,
     SchedulerOutput,
 )
 from protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 __all__ = [
+    "BlockUpdate",
     "CachedRequestData",
     "DraftTokenIds",
     "DuplicateRequestId",
@@ -28,13 +38,18 @@ __all__ = [
     "FinishReason",
     "ModelRunnerOutput",
     "NewRequestData",
+    "QueueFull",
     "Request",
-    "RequestQueue",
     "RequestStatus",
+    "ResumedRequestData",
+    "ScheduledBatch",
     "Scheduler",
+    "SchedulerConfig",
     "SchedulerError",
     "SchedulerInterface",
     "SchedulerOutput",
     "SchedulerStatistics",
+    "Sequence",
     "StepOrderError",
+    "build_scheduler",
 ]

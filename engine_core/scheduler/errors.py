@@ -2,6 +2,7 @@
 
 SchedulerError
 ├── DuplicateRequestId (also ValueError)    the id belongs to a live request
+├── QueueFull                               the waiting queue is at its limit
 └── StepOrderError (also RuntimeError)      a step was updated twice, never, or out of order
 """
 
@@ -23,3 +24,28 @@ class DuplicateRequestId(SchedulerError, ValueError):
 
 class StepOrderError(SchedulerError, RuntimeError):
     """schedule() and update_from_output() must take turns, each step once."""
+
+
+class QueueFull(SchedulerError):
+    """The waiting queue is at its limit. The request was not added; later it may be."""
+
+    def __init__(
+        self,
+        *,
+        num_requests: int,
+        num_tokens: int,
+        max_requests: int | None,
+        max_tokens: int | None,
+        num_running: int,
+    ) -> None:
+        limits = [
+            f"{limit} {what} (--max-queued-{what})"
+            for limit, what in ((max_requests, "requests"), (max_tokens, "tokens"))
+            if limit is not None
+        ]
+        super().__init__(
+            f"the queue is full: {num_requests} requests of {num_tokens} tokens wait and "
+            f"{num_running} run, the limit is {' and '.join(limits)}; try again later"
+        )
+        self.num_requests = num_requests
+        self.num_tokens = num_tokens

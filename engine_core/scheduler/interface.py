@@ -12,6 +12,7 @@ from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_status import RequestStatus
 from engine_core.scheduler.statistics import SchedulerStatistics
 from engine_core.scheduler.step import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
+from protocol.explanations import RequestInfo
 from protocol.outputs import EngineCoreOutputs
 
 
@@ -25,12 +26,17 @@ class SchedulerInterface(abc.ABC):
 
         Raises:
             DuplicateRequestId: the id is live; that request goes on unharmed.
+            QueueFull: the waiting queue is at its limit.
             ValueError: the request asks for what this scheduler does not do.
         """
 
     @abc.abstractmethod
-    def schedule(self) -> SchedulerOutput:
+    def schedule(self, now: float = 0.0) -> SchedulerOutput:
         """Plan the next step. Never fails for lack of memory: the plan is smaller then.
+
+        Args:
+            now: seconds, on the clock of the requests' `arrival_time`. What depends on time (delay,
+                ageing, targets) needs it; nothing else does.
 
         Raises:
             StepOrderError: the last step has not been updated.
@@ -38,10 +44,14 @@ class SchedulerInterface(abc.ABC):
 
     @abc.abstractmethod
     def update_from_output(
-        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+        self,
+        scheduler_output: SchedulerOutput,
+        model_runner_output: ModelRunnerOutput,
+        now: float = 0.0,
     ) -> dict[int, EngineCoreOutputs]:
-        """Take in what a step brought. Returns each client's outputs, by client index; terminal
-        outputs of requests that ended otherwise since the last update come first.
+        """Take in what a step brought, at `now`, in seconds. Returns each client's
+        outputs, by client index; terminal outputs of requests that ended otherwise since the last
+        update come first.
 
         Raises:
             StepOrderError: not the step that was planned last, or updated already.
@@ -83,6 +93,10 @@ class SchedulerInterface(abc.ABC):
         Raises:
             StepOrderError: not the step that was planned last, or updated already.
         """
+
+    @abc.abstractmethod
+    def explain(self, request_id: str) -> RequestInfo | None:
+        """Why a request is where it is; None if it is neither live nor among the last finished."""
 
     @abc.abstractmethod
     def reset_prefix_cache(self) -> int:

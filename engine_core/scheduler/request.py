@@ -1,22 +1,24 @@
-"""One request: its tokens, its parameters, and how far it has been computed.
+"""One request: a prompt, its parameters, and the sequences that go on from it.
 
-Must not know queues, blocks or the wire's framing. In tokens:
-
-    |---- prompt ----|---- output ----|-- drafts --|
-    0 .. num_computed .. num_tokens ..  num_tokens_with_spec
+Must not know queues, blocks or the wire's framing. A request starts with one sequence, the prompt;
+one that asked for n branches into n when the prompt is computed. It is admitted, preempted and
+finished as a unit.
 """
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Sequence as AnySequence
 
+from engine_core.scheduler.beam_search import BeamSearch
+from engine_core.scheduler.request_checks import check_request, checked_token_ids
 from engine_core.scheduler.request_status import RequestStatus
+from engine_core.scheduler.sequence import Sequence
+from protocol.explanations import CacheLookup, Preemption
 from protocol.requests import EngineRequest
-from protocol.sampling import SamplingParams
-
-_MAX_TOKEN_ID = 2**31 - 1
+from protocol.sampling import BeamSearchParams, SamplingParams
 
 
 class Request:
-    """Counters are the scheduler's; `block_hashes` is the cache's.
+    """Counters are the scheduler's.
 
     Args:
         request_id: unique among live requests.
@@ -24,12 +26,15 @@ class Request:
         sampling_params: checked already, on construction.
         client_index: who gets the outputs.
         arrival_time: seconds on the caller's clock.
-        eos_token_ids: the model's; they end the request unless `ignore_eos`.
+        eos_token_ids: the model's; they end a sequence unless `ignore_eos`.
         output_token_ids: delivered by an earlier, interrupted run; the request goes on behind
             them and they count against `max_tokens`.
         cache_salt: only requests with the same salt share cached blocks.
         adapter: likewise.
         priority: smaller is more urgent.
+        tenant: whose service policy fair counts; None for the client's own.
+        num_sequences: samples of the prompt.
+        beam_search: if given, the sequences are beams, `num_sequences` of them.
         max_model_len: if given, the prompt is checked against it here.
 
     Raises:
@@ -37,71 +42,107 @@ class Request:
     """
 
     __slots__ = (
+        "_status",
         "adapter",
-        "all_token_ids",
         "arrival_time",
-        "block_hashes",
+        "beam_params",
+        "beam_search",
+        "cache_lookup",
         "cache_salt",
         "client_index",
         "eos_token_ids",
+        "events",
+        "first_step_id",
+        "is_told",
         "num_cached_tokens",
-        "num_computed_tokens",
+        "num_finished_sequences",
         "num_preemptions",
         "num_prompt_tokens",
-        "num_tokens",
-        "output_token_ids",
+        "num_queued_tokens",
+        "num_sequences",
+        "preemptions",
         "priority",
-        "prompt_token_ids",
+        "prompt",
         "request_id",
         "sampling_params",
-        "spec_token_ids",
-        "status",
-        "stop_reason",
-        "told_num_cached",
+        "sequences",
+        "tenant",
+        "tenant_number",
     )
 
     def __init__(
         self,
         *,
         request_id: str,
-        prompt_token_ids: Sequence[int],
+        prompt_token_ids: AnySequence[int],
         sampling_params: SamplingParams,
         client_index: int = 0,
         arrival_time: float = 0.0,
-        eos_token_ids: Sequence[int] = (),
-        output_token_ids: Sequence[int] = (),
+        eos_token_ids: AnySequence[int] = (),
+        output_token_ids: AnySequence[int] = (),
         cache_salt: str | None = None,
         adapter: str | None = None,
         priority: int = 0,
+        tenant: str | None = None,
+        num_sequences: int = 1,
+        beam_search: BeamSearchParams | None = None,
         max_model_len: int | None = None,
     ) -> None:
-        _check(request_id, prompt_token_ids, sampling_params, output_token_ids, max_model_len)
         self.request_id = request_id
+        self.prompt: array[int] = checked_token_ids("prompt_token_ids", prompt_token_ids)
+        output = checked_token_ids("output_token_ids", output_token_ids)
+        self.sampling_params = sampling_params
+        self.num_sequences = num_sequences
+        check_request(self, beam_search, len(output), max_model_len)
         self.client_index = client_index
         self.arrival_time = arrival_time
         self.priority = priority
-        self.sampling_params = sampling_params
+        self.tenant = tenant
         self.eos_token_ids = frozenset(eos_token_ids)
         self.cache_salt = cache_salt
         self.adapter = adapter
-        self.prompt_token_ids = list(prompt_token_ids)
-        self.output_token_ids = list(output_token_ids)
-        self.all_token_ids = self.prompt_token_ids + self.output_token_ids
-        self.num_prompt_tokens = len(self.prompt_token_ids)
-        self.num_tokens = len(self.all_token_ids)
-        """Prompt and output."""
-        self.spec_token_ids: list[int] = []
-        """Drafts to verify in the next step."""
-        self.num_computed_tokens = 0
-        """Scheduled tokens count: a step that is planned is going to run."""
+        self.num_prompt_tokens = len(self.prompt)
+        self.beam_params = beam_search
+        self.beam_search = None if beam_search is None else self._new_beam_search(max_model_len)
+        self.sequences = [Sequence(self)]
+        """Those that exist, finished ones included, by index; one until the prompt is computed."""
+        if output:
+            self.sequences[0].set_output(output.tolist())
+        self._status = RequestStatus.WAITING
+        self.num_finished_sequences = 0
+        self.num_queued_tokens = 0
+        """Its tokens when it joined the waiting queue last."""
         self.num_preemptions = 0
         self.num_cached_tokens: int | None = None
         """Prompt tokens found in the cache at the first admission; None before it."""
-        self.told_num_cached = False
-        self.block_hashes: list[bytes] = []
-        self.status = RequestStatus.WAITING
-        self.stop_reason: int | None = None
-        """The stop token that ended it; None for end-of-sequence."""
+        self.cache_lookup: CacheLookup | None = None
+        self.preemptions: list[Preemption] = []
+        self.is_told = False
+        """Whether an output has gone to the client."""
+        self.tenant_number = 0
+        self.first_step_id = 0
+        """The first step that was planned with this request waiting."""
+        self.events: list[tuple[str, float]] = []
+        """What happened to it when, if the scheduler logs events."""
+
+    def _new_beam_search(self, max_model_len: int | None) -> BeamSearch:
+        assert self.beam_params is not None
+        params = self.sampling_params
+        max_tokens = params.max_tokens
+        if max_model_len is not None:
+            max_tokens = min(max_tokens, max_model_len - self.num_prompt_tokens)
+        return BeamSearch(
+            self.beam_params,
+            max_tokens=max_tokens,
+            eos_token_ids=() if params.ignore_eos else self.eos_token_ids,
+            stop_token_ids=params.stop_token_ids,
+            min_tokens=params.min_tokens,
+        )
+
+    def limit_beams(self, max_model_len: int) -> None:
+        """Beams end where the model's length ends. Before the request runs."""
+        if self.beam_params is not None:
+            self.beam_search = self._new_beam_search(max_model_len)
 
     @classmethod
     def from_engine_core_request(
@@ -110,7 +151,7 @@ class Request:
         *,
         client_index: int,
         arrival_time: float,
-        eos_token_ids: Sequence[int],
+        eos_token_ids: AnySequence[int],
         max_model_len: int | None = None,
     ) -> "Request":
         """A request as a client sent it.
@@ -119,7 +160,6 @@ class Request:
             ValueError: a field outside its limits, or a feature that is not supported.
         """
         unsupported = {
-            "num_sequences above 1": message.num_sequences != 1,
             "prompt_embeds": message.prompt_embeds is not None,
             "multimodal_inputs": bool(message.multimodal_inputs),
         }
@@ -137,16 +177,97 @@ class Request:
             cache_salt=message.cache_salt,
             adapter=message.adapter,
             priority=message.priority,
+            tenant=message.tenant,
+            num_sequences=message.num_sequences,
+            beam_search=message.beam_search,
             max_model_len=max_model_len,
         )
+
+    # ------------------------------------------------------------------ the request as a unit
+
+    @property
+    def status(self) -> RequestStatus:
+        return self._status
+
+    @status.setter
+    def status(self, status: RequestStatus) -> None:
+        """Also of all its sequences that are not finished."""
+        self._status = status
+        for sequence in self.sequences:
+            if not sequence.status.is_finished:
+                sequence.status = status
 
     @property
     def max_tokens(self) -> int:
         return self.sampling_params.max_tokens
 
     @property
+    def is_finished(self) -> bool:
+        return self._status.is_finished
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether the prompt is not computed."""
+        return self.sequences[0].num_computed_tokens < self.num_prompt_tokens
+
+    @property
+    def has_branches_due(self) -> bool:
+        """Whether it runs and has sequences without a row: they branch off when its first one has
+        caught up."""
+        if self.num_sequences == 1:
+            return False
+        if self.beam_search is None and len(self.sequences) < self.num_sequences:
+            return True
+        return any(sequence.row is None for sequence in self.unfinished)
+
+    def get_seqs(self, status: RequestStatus | None = None) -> list[Sequence]:
+        """Its sequences, those of one status if given."""
+        return [seq for seq in self.sequences if status is None or seq.status is status]
+
+    @property
+    def unfinished(self) -> list[Sequence]:
+        """Its sequences that are not finished, by index."""
+        return [seq for seq in self.sequences if not seq.status.is_finished]
+
+    def get_max_num_running_seqs(self) -> int:
+        """Most sequences that run at once for the rest of its life."""
+        return self.num_sequences - self.num_finished_sequences
+
+    # ------------------------------------------------------------------ its first sequence
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """A copy."""
+        return self.prompt.tolist()
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.sequences[0].output_token_ids
+
+    @property
+    def all_token_ids(self) -> list[int]:
+        return self.sequences[0].all_token_ids
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output."""
+        return self.sequences[0].num_tokens
+
+    @property
     def num_output_tokens(self) -> int:
-        return self.num_tokens - self.num_prompt_tokens
+        return self.sequences[0].num_output_tokens
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return self.sequences[0].num_computed_tokens
+
+    @property
+    def spec_token_ids(self) -> list[int]:
+        return self.sequences[0].spec_token_ids
+
+    @spec_token_ids.setter
+    def spec_token_ids(self, drafts: list[int]) -> None:
+        self.sequences[0].spec_token_ids = drafts
 
     @property
     def num_tokens_with_spec(self) -> int:
@@ -154,60 +275,20 @@ class Request:
         return self.num_tokens + len(self.spec_token_ids)
 
     @property
-    def is_finished(self) -> bool:
-        return self.status.is_finished
+    def block_hashes(self) -> list[bytes]:
+        return self.sequences[0].block_hashes
+
+    @property
+    def stop_reason(self) -> int | None:
+        """The stop token that ended it; None for end-of-sequence."""
+        return self.sequences[0].stop_reason
 
     def append_output_token(self, token_id: int) -> None:
         """A sampled token."""
-        self.output_token_ids.append(token_id)
-        self.all_token_ids.append(token_id)
-        self.num_tokens += 1
-
-    def reset_for_recompute(self) -> None:
-        """After a preemption: all tokens are kept, none is computed."""
-        self.num_computed_tokens = 0
-        self.num_preemptions += 1
-        self.spec_token_ids = []
-        self.status = RequestStatus.PREEMPTED
+        self.sequences[0].append_output_token(token_id)
 
     def __repr__(self) -> str:
         return (
-            f"Request({self.request_id!r}, {self.status.name}, "
+            f"Request({self.request_id!r}, {self._status.name}, "
             f"computed {self.num_computed_tokens} of {self.num_tokens})"
         )
-
-
-def _check(
-    request_id: str,
-    prompt_token_ids: Sequence[int],
-    sampling_params: SamplingParams,
-    output_token_ids: Sequence[int],
-    max_model_len: int | None,
-) -> None:
-    if not request_id:
-        raise ValueError("request_id is empty; give each request an id of its own")
-    if not isinstance(sampling_params, SamplingParams):
-        raise ValueError(
-            f"sampling_params is {sampling_params!r}, it must be protocol.sampling.SamplingParams"
-        )
-    if not prompt_token_ids:
-        raise ValueError("the prompt is empty; send at least one token")
-    if max_model_len is not None and len(prompt_token_ids) >= max_model_len:
-        raise ValueError(prompt_too_long(len(prompt_token_ids), max_model_len))
-    for name, ids in (
-        ("prompt_token_ids", prompt_token_ids),
-        ("output_token_ids", output_token_ids),
-    ):
-        if ids and not (min(ids) >= 0 and max(ids) <= _MAX_TOKEN_ID):
-            raise ValueError(
-                f"{name} holds ids from {min(ids)} to {max(ids)}, they must be from 0 to "
-                f"{_MAX_TOKEN_ID}; use the model's own tokenizer"
-            )
-
-
-def prompt_too_long(num_tokens: int, max_model_len: int) -> str:
-    """Why a prompt that leaves no room for one output token is refused."""
-    return (
-        f"prompt has {num_tokens} tokens, the limit is {max_model_len - 1} (max_model_len "
-        f"{max_model_len} less one for the answer); shorten it or raise --max-model-len"
-    )

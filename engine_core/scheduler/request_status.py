@@ -3,7 +3,7 @@
 WAITING ──> RUNNING ──> FINISHED_*
              │   ^
              v   │
-           PREEMPTED          every state may go to FINISHED_* (abort, fault)
+    PREEMPTED | SWAPPED       every state may go to FINISHED_* (abort, fault)
 """
 
 import enum
@@ -20,12 +20,14 @@ class RequestStatus(enum.IntEnum):
     """Holds blocks; may or may not be part of a given step."""
     PREEMPTED = 2
     """Lost its blocks; at the head of the waiting queue, to be computed again."""
-    FINISHED_STOPPED = 3
-    FINISHED_LENGTH = 4
-    FINISHED_ABORTED = 5
-    FINISHED_IGNORED = 6
+    SWAPPED = 3
+    """Its blocks are in host memory; in front of all that wait and are not swapped."""
+    FINISHED_STOPPED = 4
+    FINISHED_LENGTH = 5
+    FINISHED_ABORTED = 6
+    FINISHED_IGNORED = 7
     """Can never fit."""
-    FINISHED_ERROR = 7
+    FINISHED_ERROR = 8
 
     @property
     def is_finished(self) -> bool:

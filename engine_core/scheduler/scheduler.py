@@ -1,38 +1,61 @@
-"""First come, first served, without phases: each step lets requests catch up with their tokens.
+"""Who runs in the next step, without phases: each step lets requests catch up with their tokens.
 
-Owns the limits and the turn of steps. Must not know tensors, sockets, clocks or text.
+Owns the turn of steps, and ties the parts together. Must not know tensors, sockets, clocks or text.
 
-    waiting ──admit──> running ──stop──> finished         schedule: running first, in order, then
-       ^                  │                               waiting, while budget, rows and blocks
-       └──── preempt ─────┘ (the newest goes first)       last; a prompt too long is chunked
+    waiting ──admit──> running ──stop──> finished         schedule: the composition orders turns;
+       ^                  │                               by default running requests first, then
+       └──── preempt ─────┘                               waiting ones, while budget, rows and
+                                                          blocks last; a prompt too long is chunked
+    policies/      who is next, who gives way             compositions/  what a step is made of
+    preemption.py  how a request comes back               step_budget.py how many tokens a step has
 """
 
 from collections.abc import Iterable
 
 from engine_core.kv_cache import KVCacheManager
+from engine_core.scheduler.block_needs import AdmissionLimits, why_never
+from engine_core.scheduler.branches import Branches
+from engine_core.scheduler.compositions import Composition, Mixed
+from engine_core.scheduler.compositions.turns import assemble_turns
 from engine_core.scheduler.errors import DuplicateRequestId
+from engine_core.scheduler.events import note_arrival, note_plan
+from engine_core.scheduler.explanations import Explanations
 from engine_core.scheduler.interface import SchedulerInterface
+from engine_core.scheduler.invariants import check_live
+from engine_core.scheduler.limits import QueueLimits, check_limits
 from engine_core.scheduler.live_requests import LiveRequests
-from engine_core.scheduler.output_collector import trim_logprobs
+from engine_core.scheduler.partial_prefills import PartialPrefills
 from engine_core.scheduler.plan_builder import PlanBuilder
-from engine_core.scheduler.request import Request, prompt_too_long
+from engine_core.scheduler.policies import FirstComeFirstServed
+from engine_core.scheduler.policy import SchedulingPolicy
+from engine_core.scheduler.preemption import BySequences, PreemptionRule
+from engine_core.scheduler.request import Request
+from engine_core.scheduler.request_checks import prompt_too_long
 from engine_core.scheduler.request_status import RequestStatus
-from engine_core.scheduler.statistics import SchedulerStatistics
+from engine_core.scheduler.result_intake import ResultIntake
+from engine_core.scheduler.running_rows import RunningRows
+from engine_core.scheduler.sequence_names import SequenceNames
+from engine_core.scheduler.statistics import SchedulerStatistics, collect_statistics
 from engine_core.scheduler.step import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
-from engine_core.scheduler.step_planner import StepPlanner
+from engine_core.scheduler.step_budget import FixedBudget, StepBudget
+from engine_core.scheduler.step_learning import StepLearning
 from engine_core.scheduler.step_turns import StepTurns
-from engine_core.scheduler.stop_check import append_until_stop, check_stop
-from protocol.outputs import EngineCoreOutputs, Logprobs
+from engine_core.scheduler.stop_check import check_stop
+from protocol.explanations import RequestInfo
+from protocol.outputs import EngineCoreOutputs
 
 
 class Scheduler(SchedulerInterface):
     """
     Args:
         kv_cache: the blocks; nobody else may change it.
-        max_num_batched_tokens: most tokens of a step.
-        max_num_seqs: most requests running at once.
-        max_model_len: most tokens of a request, prompt and output.
-        max_chunk_size: most tokens of one request's prompt in a step; None for no such limit.
+        policy: default: first come, first served.
+        composition: default: prefill and decode mixed.
+        preemption: default: one sequence is computed again, several are swapped (or computed
+            again where the host has no blocks).
+        step_budget: default: `max_num_batched_tokens` in every step.
+
+    The numbers are those of `SchedulerConfig`.
 
     Raises:
         ValueError: a limit below 1 (below 2 for `max_model_len`).
@@ -46,50 +69,105 @@ class Scheduler(SchedulerInterface):
         max_num_seqs: int,
         max_model_len: int,
         max_chunk_size: int | None = None,
+        policy: SchedulingPolicy | None = None,
+        composition: Composition | None = None,
+        preemption: PreemptionRule | None = None,
+        step_budget: StepBudget | None = None,
+        max_num_partial_prefills: int | None = None,
+        max_num_long_partial_prefills: int | None = None,
+        long_prefill_threshold: int | None = None,
+        num_lookahead_slots: int = 0,
+        max_queued_requests: int | None = None,
+        max_queued_tokens: int | None = None,
+        max_num_adapters: int | None = None,
+        log_events: bool = False,
     ) -> None:
-        if max_chunk_size is None:
-            max_chunk_size = max_num_batched_tokens
-        for name, value, minimum in (
-            ("max_num_batched_tokens", max_num_batched_tokens, 1),
-            ("max_num_seqs", max_num_seqs, 1),
-            ("max_model_len", max_model_len, 2),
-            ("max_chunk_size", max_chunk_size, 1),
-        ):
-            if value < minimum:
-                raise ValueError(f"{name} is {value}, it must be at least {minimum}; raise it")
-        self._kv_cache = kv_cache
-        self._max_num_batched_tokens = max_num_batched_tokens
-        self._max_model_len = max_model_len
-        self._live = LiveRequests(kv_cache)
-        self._planner = StepPlanner(
-            self._live,
-            kv_cache,
+        check_limits(
+            max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
-            max_chunk=min(max_chunk_size, max_num_batched_tokens),
+            max_model_len=max_model_len,
+            max_chunk_size=max_chunk_size,
+            max_num_partial_prefills=max_num_partial_prefills,
+            max_num_long_partial_prefills=max_num_long_partial_prefills,
+            long_prefill_threshold=long_prefill_threshold,
+            max_queued_requests=max_queued_requests,
+            max_queued_tokens=max_queued_tokens,
+            max_num_adapters=max_num_adapters,
+            num_lookahead_slots=num_lookahead_slots,
         )
-        self._turns = StepTurns()
-        self._num_steps = 0
+        self._kv_cache = kv_cache
+        self._policy = policy = policy or FirstComeFirstServed()
+        self._composition = composition or Mixed()
+        preemption = preemption or BySequences()
+        self._max_model_len = max_model_len
+        self._num_lookahead_slots = num_lookahead_slots
+        self._log_events = log_events
+        self._limits = AdmissionLimits(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_chunk=min(max_chunk_size or max_num_batched_tokens, max_num_batched_tokens),
+            num_lookahead_slots=num_lookahead_slots,
+            max_num_adapters=max_num_adapters,
+        )
+        self._queue_limits = QueueLimits(max_queued_requests, max_queued_tokens)
+        rows = RunningRows(max_num_seqs, max_model_len)
+        self._explanations = Explanations()
+        self._live = live = LiveRequests(
+            kv_cache,
+            policy,
+            rows,
+            max_model_len=max_model_len,
+            on_leave=self._explanations.finished,
+        )
+        self._turns = assemble_turns(
+            live,
+            kv_cache,
+            policy,
+            preemption,
+            self._explanations,
+            self._limits,
+            PartialPrefills(
+                live,
+                max_num=max_num_partial_prefills,
+                max_num_long=max_num_long_partial_prefills,
+                long_threshold=long_prefill_threshold,
+            ),
+        )
+        self._steps = StepTurns(rows)
+        self._names = SequenceNames(rows)
+        self._intake = ResultIntake(live, Branches(live, kv_cache), max_model_len=max_model_len)
+        self._learning = StepLearning(
+            live, policy, preemption, step_budget or FixedBudget(max_num_batched_tokens)
+        )
 
     # ------------------------------------------------------------------ requests come and go
 
     def add_request(self, request: Request) -> None:
         live = self._live
-        if request.request_id in live.by_id or live.outputs.is_terminal_pending(request.request_id):
+        if live.is_taken(request.request_id):
             raise DuplicateRequestId(request.request_id)
-        if request.priority != 0:
-            raise ValueError(
-                f"priority is {request.priority}, the policy is first come, first served; omit it"
-            )
+        self._policy.check(request)
         if request.status is not RequestStatus.WAITING or request.num_computed_tokens:
             raise ValueError(f"{request} has been scheduled before; make a new Request")
+        try:
+            self._queue_limits.check(live, request)
+        except Exception:
+            live.counters.num_refused += 1
+            raise
+        request.first_step_id = self._steps.next_step_id
+        if self._log_events:
+            note_arrival(request)
         live.add(request)
         if request.num_prompt_tokens >= self._max_model_len:
             why = prompt_too_long(request.num_prompt_tokens, self._max_model_len)
             live.end(request, RequestStatus.FINISHED_IGNORED, why)
-        elif request.num_output_tokens and check_stop(request, self._max_model_len):
-            live.tell(request, [])
-        elif (why_never := self._planner.why_never(request)) is not None:
-            live.end(request, RequestStatus.FINISHED_IGNORED, why_never)
+            return
+        request.limit_beams(self._max_model_len)
+        first = request.sequences[0]
+        if request.num_output_tokens and check_stop(first, self._max_model_len):
+            live.tell(first, [])
+        elif (reason := why_never(request, self._kv_cache, self._limits)) is not None:
+            live.end(request, RequestStatus.FINISHED_IGNORED, reason)
 
     def finish_requests(
         self,
@@ -104,106 +182,97 @@ class Scheduler(SchedulerInterface):
             )
         for request_id in [ids] if isinstance(ids, str) else list(ids):
             request = self._live.by_id.get(request_id)
-            if request is None:
-                continue
-            if finished_status is RequestStatus.FINISHED_ERROR:
-                # whatever went wrong may be in any of its blocks, and must not spread
-                self._kv_cache.forget(request)
-            else:
-                self._forget_open_step(request)
-            self._live.end(request, finished_status, detail)
+            if request is not None:
+                self._forget_what_is_not_computed(request, finished_status)
+                self._live.end(request, finished_status, detail)
 
-    def _forget_open_step(self, request: Request) -> None:
-        """Blocks became findable with the plan; of a step without a result nobody knows whether
-        it will fill them."""
-        num_open = self._turns.num_open_tokens(request.request_id)
-        if num_open:
-            self._kv_cache.forget(request, request.num_computed_tokens - num_open)
+    def _forget_what_is_not_computed(self, request: Request, status: RequestStatus) -> None:
+        """Nobody may find blocks whose contents are not to be trusted: of a step without a result
+        nobody knows whether it will fill them, and what went wrong may be in any block."""
+        for sequence in request.unfinished:
+            first_wrong = sequence.num_computed_tokens
+            if status is RequestStatus.FINISHED_ERROR:
+                first_wrong = 0
+            elif self._steps.open is not None:
+                first_wrong -= self._steps.open.num_tokens_of(sequence)
+            if first_wrong < sequence.num_computed_tokens:
+                self._kv_cache.forget(sequence, first_wrong)
+                sequence.num_computed_tokens = first_wrong
 
     # ------------------------------------------------------------------ a step
 
-    def schedule(self) -> SchedulerOutput:
+    def schedule(self, now: float = 0.0) -> SchedulerOutput:
         live = self._live
-        self._turns.check_may_plan(live.by_id)
-        plan = PlanBuilder(self._max_num_batched_tokens)
-        self._planner.fill(plan)
-        scheduler_output = plan.build(
-            step_id=self._turns.next_step_id,
-            num_common_prefix_blocks=self._kv_cache.num_common_prefix_blocks(
-                next(iter(live.running.values()), None), len(live.running)
-            ),
-            finished_req_ids=live.take_finished_req_ids(),
+        self._steps.check_may_plan()
+        self._policy.new_step(now)
+        step_id = self._steps.next_step_id
+        self._explanations.new_step(step_id)
+        plan = PlanBuilder(
+            live.rows, token_budget=self._learning.choose_budget(now), step_id=step_id, now=now
         )
-        self._turns.planned(scheduler_output)
-        self._num_steps += scheduler_output.total_num_scheduled_tokens > 0
+        self._composition.fill(plan, self._turns)
+        scheduler_output = plan.build(
+            self._names,
+            copies=self._kv_cache.take_copies(),
+            num_common_prefix_blocks=self._num_common_prefix_blocks(),
+            finished_req_ids=live.take_finished_req_ids(),
+            num_lookahead_slots=self._num_lookahead_slots,
+        )
+        self._steps.planned(scheduler_output, now)
+        live.counters.num_steps += scheduler_output.total_num_scheduled_tokens > 0
+        if self._log_events:
+            note_plan(live.by_id, scheduler_output, now)
         return scheduler_output
 
+    def _num_common_prefix_blocks(self) -> list[int]:
+        rows = self._live.rows
+        order = rows.order
+        first = rows.sequences[order[0]] if len(order) else None
+        return self._kv_cache.num_common_prefix_blocks(first, len(order))
+
     def update_from_output(
-        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+        self,
+        scheduler_output: SchedulerOutput,
+        model_runner_output: ModelRunnerOutput,
+        now: float = 0.0,
     ) -> dict[int, EngineCoreOutputs]:
-        self._turns.updated(scheduler_output)
-        for request_id, why in model_runner_output.failures.items():
-            self.finish_requests(request_id, RequestStatus.FINISHED_ERROR, why)
-        sampled = dict(
-            zip(model_runner_output.req_ids, model_runner_output.sampled_token_ids, strict=True)
-        )
-        logprobs = model_runner_output.logprobs or {}
-        drafts = scheduler_output.scheduled_spec_decode_tokens
-        for request_id in scheduler_output.num_scheduled_tokens:
-            request = self._live.by_id.get(request_id)
-            if request is not None:  # else it ended while in flight
-                num_drafts = len(drafts[request_id]) if request_id in drafts else 0
-                token_ids = sampled.get(request_id, [])
-                self._take_tokens(request, token_ids, num_drafts, logprobs.get(request_id))
+        step = self._steps.updated(scheduler_output)
+        for name, why in model_runner_output.failures.items():
+            sequence = self._live.find_sequence(name)
+            if sequence is not None:
+                request_id = sequence.request.request_id
+                self.finish_requests(request_id, RequestStatus.FINISHED_ERROR, why)
+        decoded = self._intake.take(step, model_runner_output, now)
+        self._learning.observe(step, decoded, now)
         if model_runner_output.draft_token_ids is not None:
             self.update_draft_token_ids(model_runner_output.draft_token_ids)
         return self._live.outputs.take(scheduler_output.step_id)
 
-    def _take_tokens(
-        self, request: Request, token_ids: list[int], num_drafts: int, logprobs: Logprobs | None
-    ) -> None:
-        """What was sampled for one request: nothing before its tokens are all computed, else one
-        token behind the accepted drafts."""
-        is_due = request.num_computed_tokens >= request.num_tokens
-        most = 1 + num_drafts if is_due else 0
-        if not is_due <= len(token_ids) <= most:
-            why = (
-                f"the model runner returned {len(token_ids)} tokens, from {int(is_due)} to {most} "
-                "were due; this is a fault of the engine, please report it"
-            )
-            self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR, why)
-        elif is_due:
-            # rejected drafts were computed for nothing: their slots are written again
-            request.num_computed_tokens -= most - len(token_ids)
-            kept = append_until_stop(request, token_ids, self._max_model_len)
-            if logprobs is not None:
-                logprobs = trim_logprobs(logprobs, len(kept))
-            self._live.tell(request, kept, logprobs)
-
     def discard_step(self, scheduler_output: SchedulerOutput, detail: str) -> None:
-        self._turns.check_open(scheduler_output)
-        ended = [
-            self._live.by_id[request_id]
-            for request_id in scheduler_output.num_scheduled_tokens
-            if request_id in self._live.by_id
-        ]
-        for request in ended:
-            self._forget_open_step(request)
-            self._live.end(request, RequestStatus.FINISHED_ERROR, detail)
+        step = self._steps.check_open(scheduler_output)
+        live = self._live
+        is_live = live.rows.generation[scheduler_output.batch.rows] == step.generations
+        for row in scheduler_output.batch.rows[is_live].tolist():
+            sequence = live.rows.sequences[row]
+            if sequence is not None:  # else its request has just ended with another sequence
+                # what earlier steps computed is good
+                self._forget_what_is_not_computed(sequence.request, RequestStatus.FINISHED_ABORTED)
+                live.end(sequence.request, RequestStatus.FINISHED_ERROR, detail)
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
-        for request_id, drafts in zip(
+        for name, drafts in zip(
             draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True
         ):
-            request = self._live.running.get(request_id)
-            if request is None or request.num_tokens - request.num_computed_tokens != 1:
+            sequence = self._live.find_sequence(name)
+            if sequence is None or sequence.row is None or sequence.is_prefill:
                 continue
             # one token comes behind the drafts in any case
+            params = sequence.request.sampling_params
             limit = min(
-                request.max_tokens - request.num_output_tokens - 1,
-                self._max_model_len - request.num_tokens - 1,
+                params.max_tokens - sequence.num_output_tokens - 1,
+                self._max_model_len - sequence.num_tokens - 1,
             )
-            request.spec_token_ids = drafts[: max(0, limit)]
+            sequence.spec_token_ids = drafts[: max(0, limit)]
 
     # ------------------------------------------------------------------ numbers
 
@@ -213,22 +282,18 @@ class Scheduler(SchedulerInterface):
     def has_work(self) -> bool:
         return bool(self._live.by_id) or self._live.outputs.has_terminal
 
+    def explain(self, request_id: str) -> RequestInfo | None:
+        request = self._live.by_id.get(request_id)
+        if request is None:
+            return self._explanations.of_finished(request_id)
+        return self._explanations.of_live(request, self._live.waiting)
+
     def reset_prefix_cache(self) -> int:
         return self._kv_cache.reset_prefix_cache()
 
     def statistics(self) -> SchedulerStatistics:
-        counters = self._live.counters
-        return SchedulerStatistics(
-            num_running=len(self._live.running),
-            num_waiting=len(self._live.waiting),
-            num_blocks=self._kv_cache.num_blocks,
-            num_blocks_in_use=self._kv_cache.num_blocks_in_use,
-            num_blocks_cached=self._kv_cache.num_blocks_cached,
-            block_size=self._kv_cache.block_size,
-            num_steps=self._num_steps,
-            num_prompt_tokens=counters.num_prompt_tokens,
-            num_cached_prompt_tokens=counters.num_cached_prompt_tokens,
-            num_generated_tokens=counters.num_generated_tokens,
-            num_preemptions=counters.num_preemptions,
-            num_finished=dict(counters.num_finished),
-        )
+        return collect_statistics(self._live, self._kv_cache, self._policy, self._learning.now)
+
+    def check(self) -> None:
+        """Assert that queues, rows, counters and the cache agree with each other."""
+        check_live(self._live, self._kv_cache, self._limits.max_num_seqs)

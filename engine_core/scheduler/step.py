@@ -1,25 +1,51 @@
 """What passes between scheduler and model runner: plain data, a step each.
 
-The order of `num_scheduled_tokens` is the batch order. It matters: a request may read blocks that
-one before it fills in the same step.
+The numbers of all scheduled sequences are columns (`ScheduledBatch`), one entry a sequence; what is
+rare (a new sequence, new blocks, copies) is named apart. So a step in which nothing is new costs no
+Python work a sequence, on either side. The order of the columns is the batch order. It matters: a
+sequence may read blocks that one before it fills in the same step.
+
+A sequence is one stream of tokens. A request has one, named by its request_id, or n of them
+("ID", "ID#1", "ID#2" ...): parallel samples or beams. To the runner each is a row of its own.
 """
 
 import dataclasses
+import functools
 
-from engine_core.kv_cache import BlockIds
+import numpy as np
+import numpy.typing as npt
+
+from engine_core.kv_cache import BlockIds, CacheCopies
 from protocol.outputs import Logprobs
 from protocol.requests import MultiModalInput
 from protocol.sampling import SamplingParams
 
+Int32Array = npt.NDArray[np.int32]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    """All sequences of a step, as columns of equal length R in batch order. The arrays are the
+    receiver's to keep; `req_ids` may be shared by plans and must not be changed."""
+
+    req_ids: list[str]
+    rows: Int32Array
+    """The persistent row that each has from its admission until it is finished or preempted."""
+    num_computed_tokens: Int32Array
+    """In the cache, before this step's tokens."""
+    num_scheduled_tokens: Int32Array
+    """In this step, at least 1, drafts included."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NewRequestData:
-    """All that the runner must know of a request it sees for the first time."""
+    """All that the runner must know of a sequence it sees for the first time."""
 
     req_id: str
     prompt_token_ids: list[int]
     output_token_ids: list[int]
-    """Delivered by an earlier, interrupted run; the tokens are prompt + output."""
+    """Delivered by an earlier, interrupted run, or of the sequence that this one is a branch of;
+    the tokens are prompt + output."""
     mm_features: list[MultiModalInput]
     sampling_params: SamplingParams
     block_ids: BlockIds
@@ -27,47 +53,108 @@ class NewRequestData:
     """In the cache already, before this step's tokens."""
     lora_request: str | None
     """The adapter's name."""
+    row: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ResumedRequestData:
+    """A sequence that the runner knows and whose tokens and tables are new: it comes back from a
+    preemption (it has no row then), or a beam went on from another beam (its row's contents are
+    replaced, sampling state included)."""
+
+    req_id: str
+    row: int
+    token_ids: list[int]
+    """Prompt and output."""
+    block_ids: BlockIds
+    num_computed_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BlockUpdate:
+    """Ids to be written into a known sequence's block tables, from logical block `start` on. Mostly
+    new blocks behind the last; also one that was copied before its first write, or that gave way
+    to an equal one. Blocks that fell out of a sliding window are not told: the runner masks."""
+
+    req_id: str
+    row: int
+    start: int
+    block_ids: BlockIds
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CachedRequestData:
-    """What changed of requests that the runner knows, as columns of equal length."""
+    """Known sequences of a plan, as columns of equal length."""
 
     req_ids: list[str] = dataclasses.field(default_factory=list)
     resumed_from_preemption: list[bool] = dataclasses.field(default_factory=list)
     new_block_ids: list[BlockIds | None] = dataclasses.field(default_factory=list)
-    """To be appended to the tables, None for nothing; for a resumed request its whole tables,
-    which replace. Blocks that fell out of a sliding window since are not told: the runner masks
-    by the window."""
+    """None for nothing; for a resumed sequence its whole tables, which replace."""
     num_computed_tokens: list[int] = dataclasses.field(default_factory=list)
-    """In the cache, before this step's tokens."""
     num_output_tokens: list[int] = dataclasses.field(default_factory=list)
     """Before this step."""
     resumed_token_ids: list[list[int] | None] = dataclasses.field(default_factory=list)
-    """Of a resumed request prompt and output, else None."""
+    """Of a resumed sequence prompt and output, else None."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class SchedulerOutput:
-    """The plan of one step."""
+    """The plan of one step. The runner carries it out in this order: drop the rows of
+    `finished_req_ids` and `preempted_req_ids`; `copies`; `scheduled_new_reqs`, `resumed_reqs`,
+    `block_updates`; then the batch."""
 
     step_id: int
+    batch: ScheduledBatch
     scheduled_new_reqs: list[NewRequestData]
-    scheduled_cached_reqs: CachedRequestData
-    num_scheduled_tokens: dict[str, int]
-    """By request id in batch order, each at least 1, drafts included."""
+    resumed_reqs: list[ResumedRequestData]
+    block_updates: list[BlockUpdate]
+    copies: CacheCopies
+    """Between blocks, before the forward pass."""
     total_num_scheduled_tokens: int
-    """0 means that nothing runs; finished and preempted ids still count."""
+    """0 means that nothing runs; finished and preempted ids and copies still count."""
     scheduled_spec_decode_tokens: dict[str, list[int]]
-    """Drafts to verify, the last of the request's tokens in this step."""
+    """Drafts to verify, the last of the sequence's tokens in this step."""
     scheduled_encoder_inputs: dict[str, list[int]]
     """Multimodal inputs to encode; always empty, such requests are refused."""
     num_common_prefix_blocks: list[int]
-    """For each group, leading blocks that all running requests share."""
+    """For each group, leading blocks that all running sequences share."""
     finished_req_ids: list[str]
-    """Gone since the last step: drop their rows first. An id may come back in this very plan."""
+    """Sequences gone since the last step: drop their rows first. An id may come back in this very
+    plan."""
     preempted_req_ids: list[str]
-    """Lost their blocks in this step: drop their rows, keep what else is known of them."""
+    """Lost their blocks in this step: drop their rows, if they have any, and keep what else is
+    known of them."""
+    num_output_tokens: Int32Array
+    """Of each sequence of the batch, before this step."""
+    num_lookahead_slots: int = 0
+    """Slots that each sequence has behind this step's tokens."""
+
+    @functools.cached_property
+    def num_scheduled_tokens(self) -> dict[str, int]:
+        """By sequence, in batch order. Made when asked for; a hot path reads `batch`."""
+        batch = self.batch
+        return dict(zip(batch.req_ids, batch.num_scheduled_tokens.tolist(), strict=True))
+
+    @functools.cached_property
+    def scheduled_cached_reqs(self) -> CachedRequestData:
+        """The known sequences. Made when asked for; a hot path reads `batch`, `resumed_reqs` and
+        `block_updates`."""
+        new = {data.req_id for data in self.scheduled_new_reqs}
+        resumed = {data.req_id: data for data in self.resumed_reqs}
+        updates = {update.req_id: update for update in self.block_updates}
+        cached = CachedRequestData()
+        for index, req_id in enumerate(self.batch.req_ids):
+            if req_id in new:
+                continue
+            again, update = resumed.get(req_id), updates.get(req_id)
+            cached.req_ids.append(req_id)
+            cached.resumed_from_preemption.append(again is not None)
+            changed = again or update
+            cached.new_block_ids.append(None if changed is None else changed.block_ids)
+            cached.num_computed_tokens.append(int(self.batch.num_computed_tokens[index]))
+            cached.num_output_tokens.append(int(self.num_output_tokens[index]))
+            cached.resumed_token_ids.append(None if again is None else again.token_ids)
+        return cached
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,13 +167,16 @@ class DraftTokenIds:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
-    """What one step brought, as columns in any order."""
+    """What one step brought, as columns."""
 
     req_ids: list[str]
-    sampled_token_ids: list[list[int]]
-    """Empty while the prompt is not finished; else accepted drafts and one token more."""
+    """In any order if `sampled_token_ids` is a list; the batch's own order if it is an array."""
+    sampled_token_ids: list[list[int]] | Int32Array
+    """As lists: empty while the prompt is not finished, else accepted drafts and one token more.
+    As an array [R]: one token for each sequence of the batch, and no drafts in the step; what
+    stands at sequences whose prompt is not finished is not read."""
     logprobs: dict[str, Logprobs] | None = None
-    """Of the requests that asked, one position a sampled token."""
+    """Of the sequences that asked, one position a sampled token."""
     draft_token_ids: DraftTokenIds | None = None
     failures: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Requests whose result is no result, and why; they end with an error, no others."""
+    """Sequences whose result is no result, and why; their requests end with an error, no others."""

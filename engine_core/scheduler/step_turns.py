@@ -1,61 +1,98 @@
 """Whose turn it is: each step is planned once, then updated once. Knows steps, not requests.
 
-One step is open at a time. Its requests may all have ended before its update (a fault, the end of
+One step is open at a time. Its sequences may all have ended before its update (a fault, the end of
 the daemon): nothing can come of it then, and it does not stand in the way of the next.
 """
 
-from collections.abc import Container
+import dataclasses
+
+import numpy as np
 
 from engine_core.scheduler.errors import StepOrderError
+from engine_core.scheduler.running_rows import BoolArray, Int64Array, RunningRows
+from engine_core.scheduler.sequence import Sequence
 from engine_core.scheduler.step import SchedulerOutput
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpenStep:
+    """A step that was planned and not updated."""
+
+    plan: SchedulerOutput
+    generations: Int64Array
+    """Of each row of the batch: it has changed hands since if this is no longer the row's."""
+    is_due: BoolArray
+    """Which sequences of the batch get a token."""
+    planned_s: float
+
+    def position_of(self, sequence: Sequence) -> int | None:
+        """Where the sequence stands in the batch."""
+        if sequence.row is None:
+            return None
+        found = np.flatnonzero(self.plan.batch.rows == sequence.row)
+        return int(found[0]) if len(found) else None
+
+    def has_scheduled(self, sequence: Sequence) -> bool:
+        return self.position_of(sequence) is not None
+
+    def num_tokens_of(self, sequence: Sequence) -> int:
+        """The sequence's tokens in this step, 0 if it has none."""
+        position = self.position_of(sequence)
+        return 0 if position is None else int(self.plan.batch.num_scheduled_tokens[position])
 
 
 class StepTurns:
     """Gives out step ids and holds the open step."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: RunningRows) -> None:
+        self._rows = rows
         self.next_step_id = 0
-        self._open: SchedulerOutput | None = None
+        self.open: OpenStep | None = None
 
-    def num_open_tokens(self, request_id: str) -> int:
-        """Tokens of the request in the open step, 0 if it has none."""
-        return 0 if self._open is None else self._open.num_scheduled_tokens.get(request_id, 0)
-
-    def check_may_plan(self, live_request_ids: Container[str]) -> None:
+    def check_may_plan(self) -> None:
         """
         Raises:
-            StepOrderError: a step with live requests is open.
+            StepOrderError: a step with live sequences is open.
         """
-        if self._open is not None and any(
-            request_id in live_request_ids for request_id in self._open.num_scheduled_tokens
-        ):
+        if self.open is not None and self._is_live(self.open):
             raise StepOrderError(
-                f"step {self._open.step_id} has not been updated; call update_from_output with "
+                f"step {self.open.plan.step_id} has not been updated; call update_from_output with "
                 "its result (or discard_step first, if it has none) before the next schedule"
             )
 
-    def planned(self, step: SchedulerOutput) -> None:
-        """`step` is open now."""
-        assert step.step_id == self.next_step_id
-        self._open = step
+    def _is_live(self, step: OpenStep) -> bool:
+        return bool((self._rows.generation[step.plan.batch.rows] == step.generations).any())
+
+    def planned(self, plan: SchedulerOutput, now: float) -> None:
+        """`plan` is open now."""
+        assert plan.step_id == self.next_step_id
+        state, rows = self._rows, plan.batch.rows
+        self.open = OpenStep(
+            plan=plan,
+            generations=state.generation[rows],
+            is_due=state.num_computed[rows] >= state.num_tokens[rows],
+            planned_s=now,
+        )
         self.next_step_id += 1
 
-    def check_open(self, step: SchedulerOutput) -> None:
+    def check_open(self, plan: SchedulerOutput) -> OpenStep:
         """
         Raises:
-            StepOrderError: `step` is not the open one.
+            StepOrderError: `plan` is not the open one.
         """
-        if self._open is None or step.step_id != self._open.step_id:
-            due = "none is due" if self._open is None else f"step {self._open.step_id} is due"
+        if self.open is None or plan.step_id != self.open.plan.step_id:
+            due = "none is due" if self.open is None else f"step {self.open.plan.step_id} is due"
             raise StepOrderError(
-                f"step {step.step_id} is not to be updated, {due}; update each step once, in order"
+                f"step {plan.step_id} is not to be updated, {due}; update each step once, in order"
             )
+        return self.open
 
-    def updated(self, step: SchedulerOutput) -> None:
-        """Close `step`.
+    def updated(self, plan: SchedulerOutput) -> OpenStep:
+        """Close the step of this plan. Returns it.
 
         Raises:
-            StepOrderError: `step` is not the open one.
+            StepOrderError: `plan` is not the open one.
         """
-        self.check_open(step)
-        self._open = None
+        step = self.check_open(plan)
+        self.open = None
+        return step

@@ -52,6 +52,20 @@ class EngineAddress:
     ] = None
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class TurnOptions:
+    """What the daemon's scheduling policy looks at."""
+
+    priority: Annotated[
+        int, Parameter(help="Smaller is more urgent; for a daemon with policy priority.")
+    ] = 0
+    tenant: Annotated[
+        str | None,
+        Parameter(help="Whose share of the daemon is used; for a daemon with policy fair."),
+    ] = None
+
+
 @app.command
 def chat(
     *,
@@ -59,13 +73,19 @@ def chat(
         str | None, Parameter(help="What the model is told before the conversation.")
     ] = None,
     sampling: SamplingOptions | None = None,
+    turn: TurnOptions | None = None,
     engine: EngineAddress | None = None,
 ) -> int:
     """Talk with the model. /reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer."""
     from frontend.cli.chat import run_chat
 
     address = None if engine is None else engine.address
-    return run_chat(address, system=system, sampling=sampling or SamplingOptions())
+    return run_chat(
+        address,
+        system=system,
+        sampling=sampling or SamplingOptions(),
+        turn=turn or TurnOptions(),
+    )
 
 
 @app.command
@@ -93,6 +113,7 @@ def complete(
     ] = False,
     stream: Annotated[bool, Parameter(help="Print text as it comes.")] = True,
     sampling: SamplingOptions | None = None,
+    turn: TurnOptions | None = None,
     engine: EngineAddress | None = None,
 ) -> int:
     """Complete a prompt, once."""
@@ -115,6 +136,7 @@ def complete(
         prints_json=json,
         streams=stream and n == 1 and not json,
         sampling=sampling or SamplingOptions(),
+        turn=turn or TurnOptions(),
     )
     return _run(run_complete(None if engine is None else engine.address, completion))
 
@@ -122,13 +144,30 @@ def complete(
 @app.command
 def info(
     *,
+    request: Annotated[
+        str | None,
+        Parameter(
+            help="Show instead where this request is and why: an id that --requests lists, or of "
+            "one of the last that finished."
+        ),
+    ] = None,
+    requests: Annotated[
+        bool, Parameter(help="Show instead the ids of all live requests.", negative="")
+    ] = False,
     json: Annotated[bool, Parameter(help="Print one JSON document.", negative="")] = False,
     engine: EngineAddress | None = None,
 ) -> int:
-    """Show the daemon's model, limits and statistics."""
-    from frontend.cli.info import run_info
+    """Show the daemon's model, limits and statistics, or one request's fate."""
+    from frontend.cli.info import run_info, run_request_info, run_request_list
 
-    return _run(run_info(None if engine is None else engine.address, prints_json=json))
+    address = None if engine is None else engine.address
+    if request is not None and requests:
+        raise UsageError("--request shows one and --requests lists all; give one of them")
+    if requests:
+        return _run(run_request_list(address, prints_json=json))
+    if request is not None:
+        return _run(run_request_info(address, request, prints_json=json))
+    return _run(run_info(address, prints_json=json))
 
 
 def run_command_line(arguments: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from frontend.async_llm import AsyncLLM
 from frontend.chat_template import ChatTemplateError
-from frontend.cli.app import EXIT_FAULT, UsageError, print_fault
+from frontend.cli.app import EXIT_FAULT, TurnOptions, UsageError, print_fault
 from frontend.cli.sampling_options import SamplingOptions
 from frontend.errors import EngineClientError, InvalidInput
 from frontend.event_loop import LoopThread
@@ -47,7 +47,9 @@ class Answer:
     last: CompletionOutput | None = None
 
 
-def run_chat(address: str | None, *, system: str | None, sampling: SamplingOptions) -> int:
+def run_chat(
+    address: str | None, *, system: str | None, sampling: SamplingOptions, turn: TurnOptions
+) -> int:
     """Returns the exit code.
 
     Raises:
@@ -59,7 +61,7 @@ def run_chat(address: str | None, *, system: str | None, sampling: SamplingOptio
     try:
         llm = loop.run(AsyncLLM.connect(address, client_name="engine-client chat"))
         try:
-            return _Chat(loop, llm, Conversation(system), sampling, is_terminal).run()
+            return _Chat(loop, llm, Conversation(system), sampling, turn, is_terminal).run()
         finally:
             loop.run(llm.close())
     finally:
@@ -73,11 +75,13 @@ class _Chat:
         llm: AsyncLLM,
         conversation: Conversation,
         sampling: SamplingOptions,
+        turn: TurnOptions,
         is_terminal: bool,
     ) -> None:
         self._loop = loop
         self._llm = llm
         self._conversation = conversation
+        self._turn = turn
         self._is_terminal = is_terminal
         try:
             self._params = sampling.to_params(llm.model.default_sampling)
@@ -131,7 +135,7 @@ class _Chat:
         answer = Answer()
         try:
             prompt_token_ids = self._prompt()
-            self._loop.run(_stream(self._llm, prompt_token_ids, self._params, answer))
+            self._loop.run(_stream(self._llm, prompt_token_ids, self._params, self._turn, answer))
         except KeyboardInterrupt:
             if not self._is_terminal:
                 raise
@@ -177,9 +181,15 @@ class _Chat:
 
 
 async def _stream(
-    llm: AsyncLLM, prompt_token_ids: list[int], params: SamplingParams, answer: Answer
+    llm: AsyncLLM,
+    prompt_token_ids: list[int],
+    params: SamplingParams,
+    turn: TurnOptions,
+    answer: Answer,
 ) -> None:
-    stream = llm.generate({"prompt_token_ids": prompt_token_ids}, params)
+    stream = llm.generate(
+        {"prompt_token_ids": prompt_token_ids}, params, priority=turn.priority, tenant=turn.tenant
+    )
     async with contextlib.aclosing(stream) as outputs:
         async for output in outputs:
             for part in output.outputs:

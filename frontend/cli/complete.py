@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from frontend.async_llm import AsyncLLM
-from frontend.cli.app import EXIT_FAULT, UsageError, print_fault
+from frontend.cli.app import EXIT_FAULT, TurnOptions, UsageError, print_fault
 from frontend.cli.sampling_options import SamplingOptions
 from frontend.errors import EngineClientError, InvalidInput
 from frontend.outputs import CompletionOutput, RequestOutput
@@ -33,6 +33,7 @@ class Completion:
     prints_json: bool
     streams: bool
     sampling: SamplingOptions
+    turn: TurnOptions
 
 
 @dataclass
@@ -118,11 +119,17 @@ def _params(completion: Completion, llm: AsyncLLM) -> SamplingParams:
 def _stream(
     completion: Completion, llm: AsyncLLM, params: SamplingParams
 ) -> AsyncGenerator[RequestOutput, None]:
+    turn = completion.turn
     if not completion.is_message:
-        return llm.generate(completion.prompt, params)
+        return llm.generate(completion.prompt, params, priority=turn.priority, tenant=turn.tenant)
     system = [] if completion.system is None else [("system", completion.system)]
     messages = [*system, ("user", completion.prompt)]
-    return llm.chat([{"role": role, "content": text} for role, text in messages], params)
+    return llm.chat(
+        [{"role": role, "content": text} for role, text in messages],
+        params,
+        priority=turn.priority,
+        tenant=turn.tenant,
+    )
 
 
 def _print_end(
@@ -148,7 +155,12 @@ def _document(
     num_prompt_tokens = len(final.prompt_token_ids)
     num_output_tokens = sum(len(sequence.token_ids) for sequence in sequences)
     engine = final.metrics.engine
-    document = {"model": model, "prompt": completion.prompt, **documents[0]}
+    document = {
+        "model": model,
+        "request_id": final.metrics.engine_request_id,
+        "prompt": completion.prompt,
+        **documents[0],
+    }
     if completion.n > 1:
         document["outputs"] = documents
     document["usage"] = {

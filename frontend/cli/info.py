@@ -1,4 +1,4 @@
-"""`engine-client info`: what the daemon serves and how busy it is."""
+"""`engine-client info`: what the daemon serves and how busy it is, or where one request is."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from frontend.async_llm import AsyncLLM
+from protocol.explanations import RequestInfo
 
 
 async def run_info(address: str | None, *, prints_json: bool) -> int:
@@ -35,9 +36,61 @@ async def run_info(address: str | None, *, prints_json: bool) -> int:
             "model": model,
             "statistics": msgspec.structs.asdict(statistics),
         }
+    _print(document, prints_json=prints_json)
+    return 0
+
+
+async def run_request_list(address: str | None, *, prints_json: bool) -> int:
+    """One id a line. Returns the exit code.
+
+    Raises:
+        EngineClientError: no engine answers.
+    """
+    async with AsyncLLM(address, client_name="engine-client info") as llm:
+        request_ids = await llm.request_ids()
+    if prints_json:
+        sys.stdout.write(json.dumps(request_ids, ensure_ascii=False) + "\n")
+    else:
+        sys.stdout.writelines(f"{request_id}\n" for request_id in request_ids)
+    return 0
+
+
+async def run_request_info(address: str | None, request_id: str, *, prints_json: bool) -> int:
+    """Returns the exit code.
+
+    Raises:
+        EngineClientError: no engine answers, or it does not know the request.
+    """
+    async with AsyncLLM(address, client_name="engine-client info") as llm:
+        info = await llm.request_info(request_id)
+    _print(request_document(info, by_name=prints_json), prints_json=prints_json)
+    return 0
+
+
+def request_document(info: RequestInfo, *, by_name: bool) -> dict[str, Any]:
+    """Every field of the explanation; for people without those that say nothing, and with the
+    preemptions numbered."""
+    document: dict[str, Any] = _as_builtins(info)
+    if by_name:
+        return document
+    document["preemptions"] = {
+        str(number): preemption for number, preemption in enumerate(document["preemptions"], 1)
+    }
+    return {name: value for name, value in document.items() if value not in (None, {}, [])}
+
+
+def _as_builtins(value: Any) -> Any:
+    """Structs travel as arrays; here their names are wanted."""
+    if isinstance(value, msgspec.Struct):
+        return {name: _as_builtins(field) for name, field in msgspec.structs.asdict(value).items()}
+    if isinstance(value, list):
+        return [_as_builtins(item) for item in value]
+    return value
+
+
+def _print(document: dict[str, Any], *, prints_json: bool) -> None:
     text = json.dumps(document, ensure_ascii=False) if prints_json else _as_lines(document)
     sys.stdout.write(text + "\n")
-    return 0
 
 
 def _as_lines(document: dict[str, Any], indent: str = "") -> str:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.interface import AttentionMetadata, KVCache, LinearWeight
-from kernels.torch_ops import elementwise, rotary, sampling
+from kernels.torch_ops import block_copies, elementwise, rotary, sampling
 from kernels.torch_ops.attention import PagedAttention
 from kernels.torch_ops.attention_plan import AttentionPlanner, TileGroup
 from kernels.torch_ops.linear import TorchLinearWeight, linear, prepare_linear
@@ -199,6 +199,11 @@ class TorchOperations:
     ) -> KVCache:
         shape = (num_blocks, block_size, num_kv_heads, head_size)
         return _untouched_zeros(shape, dtype), _untouched_zeros(shape, dtype)
+
+    def copy_blocks(
+        self, src: KVCache, dst: KVCache, src_ids_N: torch.Tensor, dst_ids_N: torch.Tensor
+    ) -> None:
+        block_copies.copy_blocks(src, dst, src_ids_N, dst_ids_N)
 
 
 def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -48,7 +48,8 @@ class RawClient:
                 return message
             self._backlog.append(message)
 
-    def request(self, request_id, prompt_token_ids, output_token_ids=(), **params):
+    def request(self, request_id, prompt_token_ids, output_token_ids=(), fields=None, **params):
+        """Send a request; `fields` are those of EngineRequest, `params` those of SamplingParams."""
         params = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True} | params
         self.send(
             EngineRequest(
@@ -56,28 +57,47 @@ class RawClient:
                 prompt_token_ids=list(prompt_token_ids),
                 output_token_ids=list(output_token_ids),
                 sampling_params=SamplingParams(**params),
+                **(fields or {}),
             )
         )
 
     def collect(self, *request_ids, timeout_s=60.0):
-        """All outputs of these requests until each has ended: {id: (tokens, terminal event)}."""
-        tokens = {request_id: [] for request_id in request_ids}
-        ends = {}
+        """Requests of one sequence, until each has ended: {id: (tokens, terminal event)}."""
+        sequences = self.collect_sequences(*request_ids, timeout_s=timeout_s)
+        return {
+            request_id: ([], ended) if isinstance(ended, Rejected) else ended[0]
+            for request_id, ended in sequences.items()
+        }
+
+    def collect_sequences(self, *request_ids, timeout_s=60.0):
+        """All outputs of these requests until each has ended: {id: [(tokens, terminal output) of
+        each sequence]}, or {id: Rejected}. Keys are in the order in which the requests ended."""
+        tokens, ends = {}, {}
+        over = {}
         deadline = time.monotonic() + timeout_s
-        while len(ends) < len(request_ids):
+        while len(over) < len(request_ids):
             message = self.wait_for(
                 EngineCoreOutputs | Rejected, max(0.01, deadline - time.monotonic())
             )
             if isinstance(message, Rejected):
-                assert message.request_id not in ends
-                ends[message.request_id] = message
+                assert message.request_id not in over
+                over[message.request_id] = message
                 continue
             for output in message.outputs:
-                assert output.request_id not in ends, "an output after the terminal one"
-                tokens[output.request_id] += output.new_token_ids
+                name = output.request_id, output.index
+                assert name not in ends, "an output after the terminal one"
+                assert output.request_id not in over, "an output of a request that is over"
+                tokens.setdefault(name, []).extend(output.new_token_ids)
                 if output.finished:
-                    ends[output.request_id] = output
-        return {request_id: (tokens[request_id], ends[request_id]) for request_id in request_ids}
+                    ends[name] = output
+            for request_id in message.finished_req_ids:
+                assert request_id not in over, "a request is over once"
+                indexes = sorted(index for name, index in ends if name == request_id)
+                assert indexes, "a request is over without a terminal output"
+                over[request_id] = [
+                    (tokens[request_id, index], ends[request_id, index]) for index in indexes
+                ]
+        return over
 
     def complete(self, prompt_token_ids, request_id="only", **params):
         self.request(request_id, prompt_token_ids, **params)

@@ -3,7 +3,7 @@
 import pytest
 
 from engine_core import cache_memory
-from engine_core.cache_memory import CacheDemand, choose_num_blocks
+from engine_core.cache_memory import CacheDemand, choose_num_blocks, choose_num_host_blocks
 from engine_core.errors import CacheTooSmall, ConfigurationError
 
 MIB = 1024**2
@@ -51,6 +51,19 @@ def test_no_room_for_a_single_block_is_refused():
         choose(kv_cache_memory=1)
     with pytest.raises(CacheTooSmall, match=r"a block takes 1.0 MiB"):
         choose(memory_fraction=0.1)
+
+
+def test_host_blocks_are_what_the_memory_given_holds():
+    assert choose_num_host_blocks(0, block_bytes=MIB, num_blocks=10) == 0
+    assert choose_num_host_blocks(7 * MIB + 5, block_bytes=MIB, num_blocks=10) == 7
+    assert choose_num_host_blocks(89 * MIB, block_bytes=MIB, num_blocks=10) == 89
+
+
+def test_host_memory_that_is_not_there_beside_the_cache_or_too_little_is_refused():
+    with pytest.raises(ConfigurationError, match=r"is 90.0 MiB, 89.0 MiB are free beside"):
+        choose_num_host_blocks(90 * MIB, block_bytes=MIB, num_blocks=10)
+    with pytest.raises(CacheTooSmall, match=r"holds no block: a block takes 1.0 MiB"):
+        choose_num_host_blocks(5, block_bytes=MIB, num_blocks=10)
 
 
 def test_the_system_reports_memory():

@@ -1,47 +1,43 @@
 """A scripted engine: the wire, a token function, and faults on demand. No model, no torch.
 
-Owns a ROUTER socket in a thread. Each turn of its loop gives every live request one token.
+Owns a ROUTER socket in a thread. Each turn of its loop gives every live sequence one token.
 """
 
 import contextlib
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
 import zmq
 from fake_model import (
     EOS_ID,
     HEARTBEAT_S,
     NextToken,
     arithmetic,
+    explanation,
     logprobs,
+    sequence_request,
     statistics,
     timings,
     welcome,
 )
+from fake_step import Live, Step
 
 from protocol import calls
 from protocol.base import WIRE_VERSION, Message
 from protocol.codec import decode_client_message, encode
 from protocol.errors import ErrorCode
 from protocol.outputs import (
+    CallFailed,
     CallResult,
     EngineCoreOutput,
-    EngineCoreOutputs,
     ErrorMessage,
     FinishReason,
     Heartbeat,
     Rejected,
 )
 from protocol.requests import Abort, Call, EngineRequest, Goodbye, Hello
-
-
-@dataclasses.dataclass
-class _Live:
-    identity: bytes
-    request: EngineRequest
-    token_ids: list[int]
 
 
 class FakeEngine:
@@ -57,6 +53,7 @@ class FakeEngine:
         with_tokenizer: bool = True,
         wire_version: int = WIRE_VERSION,
         refuse: Callable[[EngineRequest], str | None] = lambda _request: None,
+        refusal_code: ErrorCode = ErrorCode.INVALID_REQUEST,
         fail: Callable[[EngineRequest, int], str | None] = lambda _request, _number: None,
         die_after_tokens: int | None = None,
         mute: bool = False,
@@ -68,6 +65,7 @@ class FakeEngine:
         self.with_tokenizer = with_tokenizer
         self.wire_version = wire_version
         self.refuse = refuse
+        self.refusal_code = refusal_code
         self.fail = fail
         self.die_after_tokens = die_after_tokens
         self.mute = mute
@@ -75,7 +73,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.num_goodbyes = 0
         self.num_tokens = 0
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, Live] = {}
         self._identities: set[bytes] = set()
         self._stopping = threading.Event()
         self._bound = threading.Event()
@@ -144,7 +142,7 @@ class FakeEngine:
                 for request_id in message.request_ids:
                     self._live.pop(request_id, None)
             case Call():
-                self._send(identity, CallResult(call_id=message.call_id, result=self._do(message)))
+                self._send(identity, self._answer(message))
             case Goodbye():
                 self.num_goodbyes += 1
                 self._identities.discard(identity)
@@ -163,54 +161,98 @@ class FakeEngine:
         refusal = self.refuse(request)
         if refusal is not None:
             rejected = Rejected(
-                request_id=request.request_id, code=ErrorCode.INVALID_REQUEST, message=refusal
+                request_id=request.request_id, code=self.refusal_code, message=refusal
             )
             self._send(identity, rejected)
             return
-        self._live[request.request_id] = _Live(identity, request, list(request.output_token_ids))
+        tokens = [list(request.output_token_ids) for _ in range(request.num_sequences)]
+        self._live[request.request_id] = Live(identity, request, tokens)
 
     def _step(self) -> None:
-        outputs: dict[bytes, list[EngineCoreOutput]] = {}
+        steps: dict[bytes, Step] = {}
         for live in list(self._live.values()):
-            outputs.setdefault(live.identity, []).append(self._advance(live))
-        for identity, batch in outputs.items():
-            self._send(identity, EngineCoreOutputs(outputs=batch))
+            step = steps.setdefault(live.identity, Step())
+            if live.request.beam_search is not None:
+                self._search(live, step)
+            else:
+                self._sample(live, step)
+            if len(live.ended) == live.request.num_sequences:
+                del self._live[live.request.request_id]
+                step.finished.append(live.request.request_id)
+        for identity, step in steps.items():
+            self._send(identity, step.message())
 
-    def _advance(self, live: _Live) -> EngineCoreOutput:
+    def _sample(self, live: Live, step: Step) -> None:
+        for index in range(live.request.num_sequences):
+            if index not in live.ended:
+                output = self._advance(live, index)
+                if output.finished:
+                    live.ended.add(index)
+                    if len(live.ended) == live.request.num_sequences:
+                        output = msgspec.structs.replace(output, timings=timings())
+                step.add(output, is_first=output.num_cached_tokens is not None)
+
+    def _search(self, live: Live, step: Step) -> None:
+        """Beam k says k times more of each token; all beams end at once."""
+        params = live.request.sampling_params
+        for index in range(live.request.num_sequences):
+            tokens = [
+                (self.next_token(live.request, number) + index) % EOS_ID
+                for number in range(params.max_tokens)
+            ]
+            live.ended.add(index)
+            step.others.append(
+                EngineCoreOutput(
+                    request_id=live.request.request_id,
+                    new_token_ids=tokens,
+                    finish_reason=FinishReason.LENGTH,
+                    index=index,
+                    cumulative_logprob=-1.0 - index,
+                )
+            )
+
+    def _advance(self, live: Live, index: int) -> EngineCoreOutput:
         request, params = live.request, live.request.sampling_params
-        failure = self.fail(request, len(live.token_ids))
+        token_ids = live.token_ids[index]
+        failure = self.fail(request, len(token_ids))
         if failure is not None:
-            del self._live[request.request_id]
             return EngineCoreOutput(
                 request_id=request.request_id,
                 new_token_ids=[],
                 finish_reason=FinishReason.ERROR,
                 detail=failure,
+                index=index,
             )
-        token_id = self.next_token(request, len(live.token_ids))
-        live.token_ids.append(token_id)
+        token_id = self.next_token(sequence_request(request, index), len(token_ids))
+        token_ids.append(token_id)
         self.num_tokens += 1
         reason, stop_reason = None, None
         if token_id == EOS_ID and not params.ignore_eos:
             reason = FinishReason.STOP
         elif token_id in params.stop_token_ids:
             reason, stop_reason = FinishReason.STOP, token_id
-        elif len(live.token_ids) >= params.max_tokens:
+        elif len(token_ids) >= params.max_tokens:
             reason = FinishReason.LENGTH
-        if reason is not None:
-            del self._live[request.request_id]
-        is_first = len(live.token_ids) == len(request.output_token_ids) + 1
+        is_first = len(token_ids) == len(request.output_token_ids) + 1
         return EngineCoreOutput(
             request_id=request.request_id,
             new_token_ids=[token_id],
             finish_reason=reason,
             stop_reason=stop_reason,
+            index=index,
             logprobs=None if params.logprobs is None else logprobs(token_id, params.logprobs),
             num_cached_tokens=3 if is_first else None,
-            timings=None if reason is None else timings(),
         )
 
-    def _do(self, call: Call) -> calls.AnyResult:
+    def _answer(self, call: Call) -> CallResult | CallFailed:
+        result = self._do(call)
+        if result is None:
+            return CallFailed(
+                call_id=call.call_id, code=ErrorCode.UNKNOWN_REQUEST, message="who is that?"
+            )
+        return CallResult(call_id=call.call_id, result=result)
+
+    def _do(self, call: Call) -> calls.AnyResult | None:
         match call.call:
             case calls.Ping():
                 return calls.Pong(uptime_s=1.5)
@@ -220,6 +262,11 @@ class FakeEngine:
                 return calls.Draining(num_requests_left=len(self._live))
             case calls.GetStatistics():
                 return statistics(len(self._live))
+            case calls.ListRequests():
+                return calls.RequestList(request_ids=list(self._live))
+            case calls.GetRequestInfo(request_id):
+                live = self._live.get(request_id)
+                return None if live is None else explanation(live.request)
 
     def _send(self, identity: bytes, message: Message, frames: Sequence[bytes] = ()) -> None:
         with contextlib.suppress(zmq.ZMQError):  # the client may have gone

@@ -4,13 +4,15 @@ fixed answers about them."""
 import struct
 from collections.abc import Callable
 
+import msgspec
 from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from protocol.base import WIRE_VERSION
+from protocol.explanations import CacheLookup, LookupEnd, Preemption, RequestInfo, WaitReason
 from protocol.outputs import Logprobs, ModelInfo, RequestTimings, TokenizerInfo, Welcome
 from protocol.requests import EngineRequest, TensorRef
-from protocol.sampling import SamplingParams
+from protocol.sampling import SamplingParams, sequence_seed
 from protocol.statistics import EngineStatistics
 
 EOS = "<eos>"
@@ -63,6 +65,38 @@ def saying(text: str, *, then_eos: bool = False) -> NextToken:
     """The tokens of a text, again and again or ended by end-of-sequence."""
     ids = ids_of(text) + ([EOS_ID] if then_eos else [])
     return lambda _request, num_generated: ids[num_generated % len(ids)]
+
+
+def sequence_request(request: EngineRequest, index: int) -> EngineRequest:
+    """The request that would give sequence `index` by itself."""
+    params = request.sampling_params
+    if index == 0 or params.seed is None:
+        return request
+    params = msgspec.structs.replace(params, seed=sequence_seed(params.seed, index))
+    return msgspec.structs.replace(request, sampling_params=params)
+
+
+def explanation(request: EngineRequest) -> RequestInfo:
+    """A request that waits for blocks, and was preempted before."""
+    return RequestInfo(
+        request_id=request.request_id,
+        status="waiting",
+        priority=request.priority,
+        tenant=request.tenant,
+        num_sequences=request.num_sequences,
+        num_prompt_tokens=len(request.prompt_token_ids),
+        num_output_tokens=0,
+        num_computed_tokens=0,
+        waits_for=WaitReason.BLOCKS,
+        why="needs 9 blocks, 3 are free",
+        num_ahead=2,
+        cache_lookup=CacheLookup(num_tokens=32, num_host_tokens=0, ended=LookupEnd.EVICTED),
+        preemptions=[
+            Preemption(
+                step_id=7, mode="recompute", reason="a needed a block", num_tokens=40, num_blocks=3
+            )
+        ],
+    )
 
 
 def welcome(fingerprint: str, *, with_tokenizer: bool) -> tuple[Welcome, list[bytes]]:

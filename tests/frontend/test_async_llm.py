@@ -55,9 +55,13 @@ async def test_n_sequences_come_in_one_output_with_seeds_one_apart(client, engin
         )
     )
     assert [completion.index for completion in output.outputs] == [0, 1, 2]
-    assert [r.sampling_params.seed for r in engine.requests] == [40, 41, 42]
     assert len({completion.text for completion in output.outputs}) == 3
-    assert all(r.num_sequences == 1 for r in engine.requests)
+    [sent] = engine.requests
+    assert (sent.num_sequences, sent.sampling_params.seed) == (3, 40)
+    for index, completion in enumerate(output.outputs):
+        params = SamplingParams(seed=40 + index, max_tokens=6)
+        alone = await collect(client.generate("many", params))
+        assert alone[-1].outputs[0].token_ids == completion.token_ids
 
 
 @pytest.mark.parametrize("kind", [RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import frontend.async_llm
+import frontend.engine_client
 from frontend import LLM, AsyncLLM, EngineDied, EngineStartError, InvalidInput, SamplingParams
 from frontend.daemon import ChildDaemon
 
@@ -26,7 +26,7 @@ def behave(monkeypatch):
             started.append(ChildDaemon(arguments, command=[sys.executable, _CHILD, mode]))
             return started[-1]
 
-        monkeypatch.setattr(frontend.async_llm, "ChildDaemon", start)
+        monkeypatch.setattr(frontend.engine_client, "ChildDaemon", start)
         return started
 
     yield set_mode
@@ -123,10 +123,10 @@ def test_an_llm_that_nobody_closed_ends_with_the_interpreter(tmp_path):
     script = tmp_path / "user.py"
     script.write_text(
         "import sys\n"
-        "import frontend.async_llm\n"
+        "import frontend.engine_client\n"
         "from frontend import LLM, SamplingParams\n"
         "from frontend.daemon import ChildDaemon\n"
-        "frontend.async_llm.ChildDaemon = lambda arguments: ChildDaemon(\n"
+        "frontend.engine_client.ChildDaemon = lambda arguments: ChildDaemon(\n"
         f"    arguments, command=[sys.executable, {_CHILD!r}, 'serve'])\n"
         "llm = LLM('x')\n"
         "print(llm._client._child._process.pid)\n"

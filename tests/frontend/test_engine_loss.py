@@ -51,8 +51,11 @@ async def test_streams_go_on_exactly_when_the_engine_comes_back(start_engine, ki
                     assert (pieces[-1].text, pieces[-1].token_ids) == (want.text, want.token_ids)
             assert [output.finished for output in outputs].count(True) == 1
             assert outputs[-1].metrics.num_resumptions == 1
+    # one request of two sequences becomes a request for each, with the seed that it had
     resumed = [request for request in second.requests if request.output_token_ids]
-    assert len(resumed) == 4
+    assert [request.num_sequences for request in first.requests] == [2, 2]
+    assert [request.num_sequences for request in resumed] == [1, 1, 1, 1]
+    assert sorted(request.sampling_params.seed for request in resumed) == [5, 5, 6, 6]
     assert not {r.request_id for r in first.requests} & {r.request_id for r in second.requests}
 
 

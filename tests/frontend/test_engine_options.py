@@ -21,11 +21,23 @@ def test_every_option_reaches_the_daemon():
         "max_num_batched_tokens": 64, "max_chunk_size": 32, "block_size": 8, "num_blocks": 50,
         "kv_cache_memory": 10**9, "memory_fraction": 0.3, "enable_prefix_caching": False,
         "max_logprobs": -1, "num_threads": 1, "log_level": "warning", "model_name": "name",
-        "model_impl": "native",
+        "model_impl": "native", "host_cache_memory": 10**8, "preemption_mode": "swap",
+        "scheduling_policy": "priority", "force_preemption": False, "priority_ageing": 2.5,
+        "priority_min_gain": 3, "step_composition": "prefill-first", "prefill_delay_factor": 0.5,
+        "target_tpot_ms": 50.0, "target_ttft_ms": 500.0, "max_queued_requests": 9,
+        "max_queued_tokens": 999, "max_partial_prefills": 3, "max_long_partial_prefills": 1,
+        "long_prefill_threshold": 64,
     }  # fmt: skip
     read = parsed(daemon_arguments("some/model", options))
     assert read.model == "some/model"
     assert {name: getattr(read, name) for name in options} == options
+
+
+def test_tenants_weights_are_a_dictionary():
+    options = {"scheduling_policy": "fair", "tenant_weights": {"a": 2, "b": 0.5}}
+    read = parsed(daemon_arguments("m", options))
+    assert read.tenant_weights() == {"a": 2.0, "b": 0.5}
+    assert parsed(daemon_arguments("m", {"tenant_weights": None})) == EngineOptions(model="m")
 
 
 def test_none_leaves_the_daemons_default():
@@ -42,11 +54,13 @@ def test_vllms_other_names_mean_the_same():
                 "num_gpu_blocks_override": 9,
                 "kv_cache_memory_bytes": 1000,
                 "served_model_name": "x",
+                "max_num_partial_prefills": 4,
             },
         )
     )
     assert (read.memory_fraction, read.num_blocks) == (0.5, 9)
     assert (read.kv_cache_memory, read.model_name) == (1000, "x")
+    assert read.max_partial_prefills == 4
     with pytest.raises(InvalidInput, match="same option"):
         daemon_arguments("m", {"num_blocks": 1, "num_gpu_blocks_override": 2})
 
@@ -79,6 +93,7 @@ def test_what_asks_for_nothing_is_taken():
         ("speculative_config", {"model": "x"}),
         ("kv_cache_dtype", "fp8"),
         ("cpu_offload_gb", 4),
+        ("swap_space", 8),
     ],
 )
 def test_what_it_cannot_do_is_refused_by_name(name, value):

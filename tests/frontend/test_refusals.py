@@ -46,10 +46,10 @@ async def test_a_fault_in_one_stream_leaves_the_others_alone(client, engine, mon
     await anext(broken)
     request = client.requests.get("broken")
 
-    def explode(_output):
+    def explode(_token_id):
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(request.sequences[0], "append", explode)
+    monkeypatch.setattr(request.sequences[0], "append_token", explode)
     good = asyncio.create_task(collect(client.generate("good", greedy(max_tokens=30))))
     with pytest.raises(RuntimeError, match="boom"):
         await collect(broken)

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_messages import CLIENT_MESSAGES, ENGINE_MESSAGES, REQUEST
 
 from protocol.base import WIRE_VERSION
-from protocol.calls import Drain, GetStatistics, Ping, Pong, ResetPrefixCache
 from protocol.codec import (
     binary_frame,
     check_wire_version,
@@ -18,93 +18,8 @@ from protocol.codec import (
     request_id_of,
 )
 from protocol.errors import MalformedMessage, WireVersionMismatch
-from protocol.outputs import (
-    CallResult,
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    ErrorMessage,
-    FinishReason,
-    Heartbeat,
-    Logprobs,
-    ModelInfo,
-    Rejected,
-    RequestTimings,
-    TokenizerInfo,
-    Welcome,
-)
-from protocol.requests import Abort, Call, EngineRequest, Goodbye, Hello, MultiModalInput, TensorRef
-from protocol.sampling import SamplingParams
-
-REQUEST = EngineRequest(
-    request_id="r",
-    prompt_token_ids=[1, 2, 3],
-    sampling_params=SamplingParams(max_tokens=5, seed=2**64 - 1, logit_bias={7: -3.5}),
-    output_token_ids=[9],
-    prompt_embeds=TensorRef(frame=0, dtype="float32", shape=(3, 4)),
-    multimodal_inputs=(
-        MultiModalInput(
-            modality="image",
-            start=0,
-            stop=2,
-            content_hash=b"h",
-            data=TensorRef(frame=1, dtype="uint8", shape=(2, 2, 3)),
-        ),
-    ),
-)
-
-CLIENT_MESSAGES = [
-    Hello(wire_version=WIRE_VERSION, client_name="test"),
-    REQUEST,
-    Abort(request_ids=("a", "b")),
-    *(
-        Call(call_id=index, call=call)
-        for index, call in enumerate([Ping(), GetStatistics(), ResetPrefixCache(), Drain()])
-    ),
-    Goodbye(),
-]
-
-ENGINE_MESSAGES = [
-    Welcome(
-        wire_version=WIRE_VERSION,
-        engine_id="e",
-        heartbeat_s=0.25,
-        model=ModelInfo(
-            name="m",
-            architecture="A",
-            fingerprint="f",
-            max_model_len=8,
-            vocab_size=4,
-            dtype="float32",
-            num_blocks=2,
-            block_size=16,
-            eos_token_ids=(1,),
-            max_logprobs=-1,
-            tokenizer=TokenizerInfo(fingerprint="t", tokenizer_json=None),
-        ),
-    ),
-    EngineCoreOutputs(
-        outputs=[
-            EngineCoreOutput(
-                request_id="r",
-                new_token_ids=[4],
-                finish_reason=FinishReason.STOP,
-                stop_reason=4,
-                logprobs=Logprobs(
-                    num_positions=1, width=1, token_ids=b"\0" * 4, logprobs=b"\0" * 4, ranks=[1]
-                ),
-                timings=RequestTimings(
-                    first_scheduled_s=0.1, first_token_s=0.2, finished_s=0.3, num_preemptions=0
-                ),
-            )
-        ],
-        finished_req_ids=["r"],
-        step_id=3,
-    ),
-    CallResult(call_id=1, result=Pong(uptime_s=1.0)),
-    Rejected(request_id="r", code="draining", message="no"),
-    ErrorMessage(code="wire_version", message="no"),
-    Heartbeat(),
-]
+from protocol.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs
+from protocol.requests import Goodbye, TensorRef
 
 
 @pytest.mark.parametrize("message", CLIENT_MESSAGES, ids=lambda m: type(m).__name__)
@@ -121,6 +36,66 @@ def test_engine_messages_survive_the_wire(message):
 def test_garbage_is_a_malformed_message_or_another_version_and_nothing_else(frame):
     with contextlib.suppress(MalformedMessage, WireVersionMismatch):
         decode_client_message(frame)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_from_an_engine_is_likewise(frame):
+    with contextlib.suppress(MalformedMessage, WireVersionMismatch):
+        decode_engine_message(frame)
+
+
+_SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text()
+_VALUES = st.recursive(
+    _SCALARS | st.binary(max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=8,
+)
+
+
+@given(data=st.data(), value=_VALUES)
+def test_a_message_with_one_wrong_field_is_understood_or_malformed_and_nothing_else(data, value):
+    """A field, at any depth, of any message is replaced by anything that msgpack can hold."""
+    direction = data.draw(st.sampled_from(["client", "engine"]))
+    messages = CLIENT_MESSAGES if direction == "client" else ENGINE_MESSAGES
+    decode = decode_client_message if direction == "client" else decode_engine_message
+    fields = msgspec.msgpack.decode(encode(data.draw(st.sampled_from(messages))))
+    place, key = _some_place(fields, data)
+    place[key] = value
+    with contextlib.suppress(MalformedMessage, WireVersionMismatch):
+        message = decode(msgspec.msgpack.encode(fields))
+        assert decode(encode(message)) == message or value != value or _holds_nan(fields)
+
+
+def _some_place(fields, data):
+    while True:
+        keys = list(fields) if isinstance(fields, dict) else list(range(len(fields)))
+        key = data.draw(st.sampled_from(keys))
+        inner = fields[key]
+        if not (isinstance(inner, list | dict) and inner and data.draw(st.booleans())):
+            return fields, key
+        fields = inner
+
+
+def _holds_nan(value):
+    if isinstance(value, list):
+        return any(map(_holds_nan, value))
+    if isinstance(value, dict):
+        return any(map(_holds_nan, value.values()))
+    return value != value
+
+
+def test_columns_are_read_as_outputs_when_asked_for():
+    outputs = EngineCoreOutputs(
+        other_outputs=[EngineCoreOutput(request_id="first", new_token_ids=[1])],
+        decoded=DecodedTokens(
+            request_ids=["a", "b", "a"],
+            token_ids=b"\5\0\0\0\6\0\0\0\7\0\0\0",
+            indexes=[0, 0, 2],
+        ),
+    )
+    seen = [(each.request_id, each.index, each.new_token_ids) for each in outputs.outputs]
+    assert seen == [("first", 0, [1]), ("a", 0, [5]), ("b", 0, [6]), ("a", 2, [7])]
+    assert not any(each.finished for each in outputs.outputs)
 
 
 @given(st.integers(0, len(encode(REQUEST)) - 1))

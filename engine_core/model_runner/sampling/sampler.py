@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.model_runner.sampling.logprobs import report_logprobs
 from engine_core.model_runner.sampling.state import RowRules, SamplingState
 from kernels.interface import Operations
 from protocol.outputs import Logprobs
@@ -20,10 +21,11 @@ from protocol.outputs import Logprobs
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """One token a row of logits. `failures` says, by index, why a row has none."""
+    """One token a row of logits. `failures` says, by index, why a row has none; `logprobs` holds
+    by index what was asked for."""
 
     token_ids: npt.NDArray[np.int64]
-    logprobs: list[Logprobs | None]
+    logprobs: dict[int, Logprobs]
     failures: dict[int, str]
 
 
@@ -47,27 +49,31 @@ class Sampler:
             positions: [R], index in the sequence of the token being chosen.
         """
         state = self._state
-        wanted = [
-            (index, state.num_logprobs[row])
-            for index, row in enumerate(rows.tolist())
-            if row in state.num_logprobs
-        ]
-        raw_logprobs = {index: logits_RV[index].log_softmax(dim=0) for index, _ in wanted}
+        wanted = np.flatnonzero(state.wants_logprobs[rows])
+        raw_WV: torch.Tensor | None = None
+        if wanted.size:  # the usual "all of them" without a copy
+            everyone = wanted.size == len(rows)
+            asked_WV = logits_RV if everyone else logits_RV[torch.from_numpy(wanted)]
+            raw_WV = asked_WV.log_softmax(dim=1)
         failures = _not_numbers(logits_RV)
-        for index, row in enumerate(rows.tolist()):
-            rules = state.rules.get(row)
-            if rules is not None and index not in failures:
-                _apply_rules(logits_RV[index], rules, self._ops)
-                if not logits_RV[index].isfinite().any():
-                    failures[index] = (
-                        "no token is possible: allowed_token_ids holds only tokens that "
-                        "min_tokens forbids; change one of them"
-                    )
+        for index in np.flatnonzero(state.has_rules[rows]).tolist():
+            if index in failures:
+                continue
+            _apply_rules(logits_RV[index], state.rules[int(rows[index])], self._ops)
+            if not logits_RV[index].isfinite().any():
+                failures[index] = (
+                    "no token is possible: allowed_token_ids holds only tokens that "
+                    "min_tokens forbids; change one of them"
+                )
         chosen = self._choose(logits_RV, rows, positions)
-        logprobs: list[Logprobs | None] = [None] * len(rows)
-        for index, num_logprobs in wanted:
-            if index not in failures:
-                logprobs[index] = _report(raw_logprobs[index], int(chosen[index]), num_logprobs)
+        logprobs: dict[int, Logprobs] = {}
+        if raw_WV is not None:
+            reported = report_logprobs(raw_WV, chosen[wanted], state.num_logprobs[rows[wanted]])
+            logprobs = {
+                index: columns
+                for index, columns in zip(wanted.tolist(), reported, strict=True)
+                if index not in failures
+            }
         return SampledTokens(chosen, logprobs, failures)
 
     def _choose(
@@ -136,17 +142,3 @@ def _apply_rules(logits_V: torch.Tensor, rules: RowRules, ops: Operations) -> No
             presence_penalty=rules.params.presence_penalty,
             frequency_penalty=rules.params.frequency_penalty,
         )
-
-
-def _report(logprobs_V: torch.Tensor, token_id: int, num_logprobs: int) -> Logprobs:
-    own = logprobs_V[token_id]
-    values, token_ids = logprobs_V.topk(min(num_logprobs, logprobs_V.shape[0]))
-    all_ids = torch.cat([torch.tensor([token_id]), token_ids]).to(torch.int32)
-    all_values = torch.cat([own[None], values])
-    return Logprobs(
-        num_positions=1,
-        width=all_ids.shape[0],
-        token_ids=all_ids.numpy().astype("<i4").tobytes(),
-        logprobs=all_values.numpy().astype("<f4").tobytes(),
-        ranks=[1 + int((logprobs_V > own).sum())],
-    )

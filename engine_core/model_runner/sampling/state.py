@@ -66,9 +66,11 @@ class SamplingState:
         self.is_greedy: npt.NDArray[np.bool_] = np.ones(max_num_rows, np.bool_)
         self.is_truncated: npt.NDArray[np.bool_] = np.zeros(max_num_rows, np.bool_)
         self.rules: dict[int, RowRules] = {}
-        """Only rows that have any."""
-        self.num_logprobs: dict[int, int] = {}
-        """Only rows that asked for logprobs."""
+        """Only rows that have any; `has_rules` says the same as a column."""
+        self.has_rules: npt.NDArray[np.bool_] = np.zeros(max_num_rows, np.bool_)
+        self.wants_logprobs: npt.NDArray[np.bool_] = np.zeros(max_num_rows, np.bool_)
+        self.num_logprobs: npt.NDArray[np.int64] = np.zeros(max_num_rows, np.int64)
+        """How many, of the rows that want any; at most the whole vocabulary."""
 
     def add(
         self,
@@ -90,8 +92,11 @@ class SamplingState:
         assert params.is_greedy or params.seed is not None
         self.seed[row] = np.uint64(params.seed or 0).astype(np.int64)
         if params.logprobs is not None:
-            self.num_logprobs[row] = self.vocab_size if params.logprobs < 0 else params.logprobs
+            self.wants_logprobs[row] = True
+            everything = params.logprobs < 0 or params.logprobs > self.vocab_size
+            self.num_logprobs[row] = self.vocab_size if everything else params.logprobs
         if _has_rules(params):
+            self.has_rules[row] = True
             self.rules[row] = RowRules(
                 params=params,
                 num_output_tokens=len(output_token_ids),
@@ -108,19 +113,19 @@ class SamplingState:
                 ),
             )
 
-    def append(self, row: int, token_ids: Sequence[int]) -> None:
-        """Tokens that were chosen for the row."""
-        rules = self.rules.get(row)
-        if rules is not None:
-            rules.num_output_tokens += len(token_ids)
+    def append(self, rows: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> None:
+        """A token that was chosen for each of these rows."""
+        for index in np.flatnonzero(self.has_rules[rows]).tolist():
+            rules = self.rules[int(rows[index])]
+            rules.num_output_tokens += 1
             if rules.history is not None:
-                for token_id in token_ids:
-                    rules.history.output_counts_V[token_id] += 1
+                rules.history.output_counts_V[int(token_ids[index])] += 1
 
     def remove(self, row: int) -> None:
         """The row is free."""
         self.rules.pop(row, None)
-        self.num_logprobs.pop(row, None)
+        self.has_rules[row] = False
+        self.wants_logprobs[row] = False
         self.is_greedy[row] = True
 
 

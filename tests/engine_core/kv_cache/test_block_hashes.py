@@ -1,36 +1,32 @@
 """Block hashes against hashlib spelled out by hand."""
 
 import struct
-from hashlib import sha256
+from hashlib import blake2b
 
 from engine_core.kv_cache.block_hashes import extend_block_hashes, root_hash
 
 
-def hashes_of(tokens, num_full=None, block_size=4, **extra):
+def hashes_of(tokens, block_size=4, adapter=None, cache_salt=None):
     hashes = []
-    num_full = len(tokens) // block_size if num_full is None else num_full
-    options = {"adapter": None, "cache_salt": None, **extra}
-    extend_block_hashes(hashes, tokens, num_full, block_size, **options)
+    root = root_hash(adapter=adapter, cache_salt=cache_salt)
+    extend_block_hashes(hashes, root, struct.pack(f"<{len(tokens)}i", *tokens), block_size)
     return hashes
 
 
-def test_each_hash_chains_sha256_over_the_parent_and_int32_tokens():
+def test_each_hash_chains_blake2b_over_the_parent_and_int32_tokens():
     """Proves S028, S161."""
     parent = root_hash(adapter=None, cache_salt=None)
     expected = []
     for block in ([1, 2, 3, 4], [5, 6, 7, 2**31 - 1]):
-        parent = sha256(parent + struct.pack("=4i", *block)).digest()
+        parent = blake2b(parent + struct.pack("<4i", *block)).digest()
         expected.append(parent)
-    assert hashes_of([1, 2, 3, 4, 5, 6, 7, 2**31 - 1, 9]) == expected
+    assert hashes_of([1, 2, 3, 4, 5, 6, 7, 2**31 - 1]) == expected
 
 
-def test_extending_step_by_step_gives_the_same_and_hashes_nothing_twice():
-    hashes = []
-    tokens = list(range(23))
-    for count in (0, 1, 1, 3, 5):
-        before = list(hashes)
-        extend_block_hashes(hashes, tokens, count, 4, adapter=None, cache_salt=None)
-        assert hashes[: len(before)] == before
+def test_hashes_go_on_from_the_last_one():
+    tokens = list(range(24))
+    hashes = hashes_of(tokens[:8])
+    extend_block_hashes(hashes, hashes[-1], struct.pack("<16i", *tokens[8:]), 4)
     assert hashes == hashes_of(tokens)
 
 

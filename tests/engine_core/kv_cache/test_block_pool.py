@@ -110,10 +110,26 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert len(set(block_ids)) == count
         assert not any(self.refs[block_id] for block_id in block_ids)
         evicted = [block_id for block_id in block_ids if block_id in self.names]
+        assert all(self.names[block_id][1] in self.pool.evicted for block_id in evicted)
         assert evicted == self.order[: max(0, count - num_empty)]
         self.order = self.order[len(evicted) :]
         for block_id in block_ids:
             self.names.pop(block_id, None)
+            self.refs[block_id] = 1
+
+    @rule(wanted=st.integers(0, 5), avoid=st.sets(st.integers(1, 12), min_size=1))
+    def allocate_avoiding(self, wanted, avoid):
+        free = {b for b in range(1, self.num_blocks + 1) if not self.refs[b]}
+        block_ids = self.pool.allocate(min(wanted, len(free - avoid)), avoid=avoid)
+        assert set(block_ids) <= free - avoid
+        empty = {b for b in free - avoid if b not in self.names}
+        cached = [b for b in self.order if b not in avoid]
+        assert [b for b in block_ids if b in self.names] == cached[
+            : max(0, len(block_ids) - len(empty))
+        ]
+        for block_id in block_ids:
+            if self.names.pop(block_id, None):
+                self.order.remove(block_id)
             self.refs[block_id] = 1
 
     def _in_use(self):
@@ -123,11 +139,13 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data):
         block_ids = data.draw(st.lists(st.sampled_from(self._in_use()), unique=True))
-        self.pool.release(block_ids)
+        newly_cached = self.pool.release(block_ids)
+        before = len(self.order)
         for block_id in block_ids:
             self.refs[block_id] -= 1
             if not self.refs[block_id] and block_id in self.names:
                 self.order.append(block_id)
+        assert newly_cached == self.order[before:]
 
     @precondition(lambda self: any(self.refs.values()))
     @rule(data=st.data(), content=st.integers(0, 7))
@@ -137,7 +155,8 @@ class BlockPoolMachine(RuleBasedStateMachine):
         name = (group, bytes([content]))
         if block_id in self.names:
             return
-        self.pool.register(block_id, *name)
+        known = [b for b, other in self.names.items() if other == name]
+        assert self.pool.register(block_id, *name) == (known or [block_id])[0]
         if name not in self.names.values():
             self.names[block_id] = name
 
@@ -157,6 +176,14 @@ class BlockPoolMachine(RuleBasedStateMachine):
         self.pool.forget([block_id])
         self.names.pop(block_id, None)
 
+    @precondition(lambda self: self.order)
+    @rule(data=st.data())
+    def forget_a_cached_one(self, data):
+        block_id = data.draw(st.sampled_from(self.order))
+        self.pool.forget([block_id])
+        del self.names[block_id]
+        self.order.remove(block_id)
+
     @rule()
     def forget_cached(self):
         assert self.pool.forget_cached() == len(self.order)
@@ -169,6 +196,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         self.pool.check()
         assert self.pool.num_cached == len(self.order)
         assert self.pool.num_in_use == len(self._in_use())
+        assert self.pool.num_references == self.refs.total()
         for block_id in range(1, self.num_blocks + 1):
             assert self.pool.ref_count(block_id) == self.refs[block_id]
         for group in range(self.num_groups):

@@ -1,70 +1,50 @@
-"""Block tables of requests: allocation, windows, prefix hits, eviction."""
-
-import dataclasses
+"""Block tables of sequences: allocation, admission, windows, prefix hits, eviction."""
 
 import pytest
+from paged_memory import Stream, compute, hit_of, make_cache
 
-from engine_core.kv_cache import AllocStatus, KVCacheGroupSpec, KVCacheManager
+from engine_core.kv_cache import AllocStatus, KVCacheGroupSpec
+from protocol.explanations import LookupEnd
 
 FULL = KVCacheGroupSpec()
-
-
-@dataclasses.dataclass
-class Tokens:
-    """All that the cache reads of a request."""
-
-    request_id: str
-    all_token_ids: list[int]
-    num_computed_tokens: int = 0
-    block_hashes: list[bytes] = dataclasses.field(default_factory=list)
-    cache_salt: str | None = None
-    adapter: str | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.all_token_ids)
-
-
-def compute(cache, request, num_tokens=None):
-    num_tokens = num_tokens or request.num_tokens - request.num_computed_tokens
-    blocks = cache.allocate_slots(request, num_tokens)
-    if blocks is not None:
-        request.num_computed_tokens += num_tokens
-    cache.check([request] if blocks is not None else ())
-    return blocks
-
-
-def hit_of(cache, tokens, **options):
-    return cache.find_cached_prefix(Tokens("probe", tokens, **options))
-
-
-def make_cache(num_blocks=20, block_size=4, **options):
-    return KVCacheManager(num_blocks=num_blocks, block_size=block_size, **options)
 
 
 @pytest.mark.parametrize(
     ("num_tokens", "num_blocks"), [(1, 1), (3, 1), (4, 1), (5, 2), (8, 2), (9, 3), (63, 16)]
 )
-def test_a_request_takes_as_many_blocks_as_its_tokens_need(num_tokens, num_blocks):
-    """Proves S145, S171, S173."""
+def test_a_sequence_takes_as_many_blocks_as_its_tokens_need(num_tokens, num_blocks):
+    """Proves S145, S171, S172, S173, S177, S178, S179, S183."""
     cache = make_cache()
-    request = Tokens("a", list(range(num_tokens)))
-    (blocks,) = compute(cache, request)
+    stream = Stream("a", list(range(num_tokens)))
+    update = compute(cache, stream)
+    assert update.start == 0
+    (blocks,) = update.block_ids
     assert len(blocks) == num_blocks == cache.num_blocks_in_use
-    assert cache.block_ids(request) == (blocks,)
-    cache.free(request)
-    assert cache.num_blocks_in_use == 0
-    cache.free(request)
+    assert cache.block_ids(stream) == (blocks,)
+    assert cache.writable_tokens(stream) == num_blocks * 4
+    cache.free(stream)
+    assert (cache.num_blocks_in_use, cache.writable_tokens(stream)) == (0, 0)
+    cache.free(stream)
     cache.check()
+
+
+def test_lookahead_slots_are_behind_the_tokens():
+    cache = make_cache()
+    stream = Stream("a", list(range(4)))
+    assert len(cache.allocate_slots(stream, 4, 1).block_ids[0]) == 2
+    assert cache.writable_tokens(stream) == 8
+    stream.num_computed_tokens = 4
+    assert cache.allocate_slots(stream, 1, 3).is_empty
+    assert cache.allocate_slots(stream, 1, 4).start == 2
 
 
 def test_without_room_nothing_is_taken():
     """Proves S153, S171."""
     cache = make_cache(num_blocks=2)
-    request = Tokens("a", list(range(9)))
-    assert compute(cache, request) is None
+    stream = Stream("a", list(range(9)))
+    assert compute(cache, stream) is None
     assert cache.num_blocks_in_use == 0
-    assert compute(cache, request, 8) is not None
+    assert compute(cache, stream, 8) is not None
 
 
 @pytest.mark.parametrize(
@@ -73,17 +53,17 @@ def test_without_room_nothing_is_taken():
 def test_a_hit_is_whole_blocks_and_never_the_last_token(num_tokens, num_hit):
     """Proves S162, S180."""
     cache = make_cache()
-    compute(cache, Tokens("a", list(range(15))))
+    compute(cache, Stream("a", list(range(15))))
     hit = hit_of(cache, list(range(num_tokens)))
     assert hit.num_tokens == num_hit
     assert len(hit.block_ids[0]) == num_hit // 4
 
 
 def test_another_salt_adapter_or_first_token_shares_nothing():
-    """Proves S027, S162."""
+    """Proves S027, S152, S162."""
     cache = make_cache()
     tokens = list(range(12))
-    compute(cache, Tokens("a", tokens))
+    compute(cache, Stream("a", tokens))
     assert hit_of(cache, tokens).num_tokens == 8
     assert hit_of(cache, tokens, cache_salt="x").num_tokens == 0
     assert hit_of(cache, tokens, adapter="x").num_tokens == 0
@@ -92,41 +72,100 @@ def test_another_salt_adapter_or_first_token_shares_nothing():
 
 
 def test_prefix_caching_can_be_switched_off():
-    """Proves S174."""
+    """Proves S159, S174."""
     cache = make_cache(enable_prefix_caching=False)
-    request = Tokens("a", list(range(12)))
-    compute(cache, request)
-    assert hit_of(cache, request.all_token_ids).num_tokens == 0
-    cache.free(request)
-    assert (cache.num_blocks_cached, request.block_hashes) == (0, [])
+    stream = Stream("a", list(range(12)))
+    compute(cache, stream)
+    hit = hit_of(cache, stream.tokens)
+    assert hit.num_tokens == 0
+    assert cache.explain_lookup(stream, hit) is LookupEnd.OFF
+    cache.free(stream)
+    assert (cache.num_blocks_cached, stream.block_hashes) == (0, [])
+
+
+def test_each_block_is_hashed_once_in_a_life_with_a_preemption():
+    """Proves S028."""
+    cache = make_cache()
+    stream = Stream("a", list(range(14)))
+    for _ in range(2):
+        cache.find_cached_prefix(stream)
+        compute(cache, stream, 5)
+        compute(cache, stream)
+        cache.free(stream)
+        stream.num_computed_tokens = 0
+    assert stream.num_hashed_bytes == 12 * 4
+
+
+def test_a_single_token_makes_its_block_findable_at_the_next_block():
+    """Proves S168."""
+    cache = make_cache()
+    stream = Stream("a", list(range(9)))
+    compute(cache, stream, 3)
+    compute(cache, stream, 1)
+    assert hit_of(cache, list(range(9))).num_tokens == 0
+    compute(cache, stream, 1)
+    assert hit_of(cache, list(range(9))).num_tokens == 4
+    for _ in range(3):
+        compute(cache, stream, 1)
+    assert hit_of(cache, list(range(9))).num_tokens == 4
+    cache.free(stream)
+    assert hit_of(cache, list(range(9))).num_tokens == 8
+
+
+def test_what_is_given_back_before_its_step_runs_cannot_be_found():
+    cache = make_cache()
+    stream = Stream("a", list(range(13)))
+    compute(cache, stream, 4)
+    cache.allocate_slots(stream, 8)
+    assert hit_of(cache, list(range(13))).num_tokens == 12
+    cache.free(stream)
+    assert hit_of(cache, list(range(13))).num_tokens == 4
 
 
 def test_drafts_take_slots_but_never_become_findable():
     cache = make_cache()
-    request = Tokens("a", [1, 2, 3])
-    compute(cache, request, 6)
+    stream = Stream("a", [1, 2, 3])
+    compute(cache, stream, 6)
     assert cache.num_blocks_in_use == 2
     assert hit_of(cache, [1, 2, 3, 0, 0]).num_tokens == 0
     # one draft was accepted and another token came: the first block is full of real tokens
-    request.all_token_ids += [4, 5]
-    request.num_computed_tokens = 4
-    compute(cache, request, 1)
+    stream.tokens += [4, 5]
+    stream.num_computed_tokens = 4
+    compute(cache, stream, 1)
     assert hit_of(cache, [1, 2, 3, 4, 9]).num_tokens == 4
 
 
-def test_the_tail_is_evicted_before_the_head():
+def test_the_tail_is_evicted_before_the_head_and_the_older_sequence_first():
     """Proves S165."""
-    cache = make_cache(num_blocks=4)
-    request = Tokens("a", list(range(16)))
-    compute(cache, request)
-    cache.free(request)
-    compute(cache, Tokens("b", [77] * 8))
-    assert hit_of(cache, list(range(17))).num_tokens == 8
+    cache = make_cache(num_blocks=6)
+    old, new = Stream("old", [1] * 12), Stream("new", [2] * 12)
+    for stream in (new, old):
+        compute(cache, stream)
+    cache.free(old)
+    cache.free(new)
+    taker = Stream("b", [7] * 24)
+    left = []
+    for _ in range(5):
+        compute(cache, taker, 4)
+        left.append([hit_of(cache, [token] * 13).num_tokens // 4 for token in (1, 2)])
+    assert left == [[2, 3], [1, 3], [0, 3], [0, 2], [0, 1]]
+
+
+def test_blocks_of_one_moment_and_depth_are_evicted_by_id():
+    """Proves S165."""
+    cache = make_cache(num_blocks=4, groups=(FULL, FULL))
+    stream = Stream("a", list(range(8)))
+    compute(cache, stream)
+    first, second = cache.block_ids(stream)
+    cache.free(stream)
+    order = cache._pool.allocate(4)
+    assert order == [*sorted((first[1], second[1])), *sorted((first[0], second[0]))]
 
 
 def test_freed_blocks_stay_findable_until_the_cache_is_reset():
+    """Proves S164, S167."""
     cache = make_cache()
-    holder, gone = Tokens("a", [1] * 9), Tokens("b", [2] * 9)
+    holder, gone = Stream("a", [1] * 9), Stream("b", [2] * 9)
     compute(cache, holder)
     compute(cache, gone)
     cache.free(gone)
@@ -137,72 +176,73 @@ def test_freed_blocks_stay_findable_until_the_cache_is_reset():
     cache.check([holder])
 
 
-def test_a_sliding_group_drops_what_no_token_can_read_any_more():
-    """Window 5, blocks of 4, about to compute position 12: it reads from 8 on. Proves S146,
-    S175."""
-    cache = make_cache(groups=(FULL, KVCacheGroupSpec(5)))
-    request = Tokens("a", list(range(12)))
-    compute(cache, request)
-    assert cache.num_blocks_in_use == 6
-    request.all_token_ids.append(12)
-    compute(cache, request)
-    full, sliding = cache.block_ids(request)
-    assert 0 not in full
-    assert sliding[:2] == [0, 0]
-    assert 0 not in sliding[2:]
-    assert cache.num_blocks_in_use == 6
+def test_usage_counts_used_cached_empty_and_wasted():
+    """Proves S186."""
+    cache = make_cache()
+    holder, gone = Stream("a", [1] * 9), Stream("b", [2] * 9)
+    compute(cache, holder)
+    compute(cache, gone)
+    cache.free(gone)
+    usage = cache.usage([holder, gone])
+    assert (usage.num_used_blocks, usage.num_cached_blocks, usage.num_empty_blocks) == (3, 2, 15)
+    assert usage.num_wasted_slots == 3
+    child = Stream("c", [1] * 10, 9)
+    cache.fork(holder, child, 9)
+    assert cache.usage([holder, child]).num_wasted_slots == 2
+    assert cache.num_shared_references == 3
 
 
-def test_a_sliding_group_needs_only_its_window_before_the_boundary():
-    cache = make_cache(groups=(FULL, KVCacheGroupSpec(5)))
-    request = Tokens("a", list(range(13)))
-    compute(cache, request)
-    tables = cache.block_ids(request)
-    hit = hit_of(cache, list(range(13)))
-    assert hit.num_tokens == 12
-    assert hit.block_ids == (tables[0][:3], [0, 0, tables[1][2]])
-
-
-def test_a_boundary_whose_window_is_gone_is_not_a_hit():
-    cache = make_cache(num_blocks=40, groups=(FULL, KVCacheGroupSpec(6)))
-    request = Tokens("a", list(range(17)))
-    compute(cache, request)
-    # the sliding group loses block 2: boundaries 12 and 16 need it, 8 does not
-    cache._pool.forget([cache.block_ids(request)[1][2]])
-    assert hit_of(cache, list(range(20))).num_tokens == 8
-
-
-@pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 8, 9])
-def test_the_peak_of_a_sliding_group_is_never_passed(window):
-    spec = KVCacheGroupSpec(window)
-    for block_size in (1, 2, 3, 4):
-        for chunk in (1, 2, 3, 7):
-            cache = make_cache(num_blocks=99, block_size=block_size, groups=(spec,))
-            request = Tokens("a", list(range(40)))
-            peak = spec.num_peak_blocks(40, chunk, block_size)
-            while request.num_computed_tokens < 40:
-                compute(cache, request, min(chunk, 40 - request.num_computed_tokens))
-                assert cache.num_blocks_in_use <= peak
+def ask(cache, num_tokens, num_promised=0, **options):
+    stream = Stream("b", [5] * num_tokens)
+    options = {"is_alone": False, "is_resumed": False, **options}
+    hit = cache.find_cached_prefix(stream)
+    return cache.can_admit(stream, hit, max_chunk=8, num_promised=num_promised, **options)
 
 
 def test_can_admit_answers_now_later_or_never():
-    """Proves S134, S135."""
+    """Proves S133, S134, S135."""
     cache = make_cache(num_blocks=10, watermark=0.1)
+    assert ask(cache, 36) is AllocStatus.OK
+    assert ask(cache, 37) is AllocStatus.NEVER
+    assert ask(cache, 36, 1) is AllocStatus.LATER
+    assert ask(cache, 32, num_lookahead_slots=4) is AllocStatus.OK
+    assert ask(cache, 32, num_lookahead_slots=5) is AllocStatus.NEVER
+    assert ask(cache, 32, num_extra_blocks=1) is AllocStatus.OK
+    assert ask(cache, 32, num_extra_blocks=2) is AllocStatus.NEVER
+    compute(cache, Stream("a", [5] * 24))
+    # four of ten are free; five or six of the blocks needed are shared with a
+    assert ask(cache, 24) is AllocStatus.OK
+    assert ask(cache, 36) is AllocStatus.OK
+    assert ask(cache, 36, 1) is AllocStatus.LATER
+    # what is shared now must fit too when it is not shared any more
+    assert ask(cache, 37) is AllocStatus.NEVER
 
-    def ask(num_tokens, num_promised):
-        request = Tokens("b", [5] * num_tokens)
-        hit = cache.find_cached_prefix(request)
-        return cache.can_admit(request, hit, max_chunk=8, num_promised=num_promised)
 
-    assert ask(40, None) is AllocStatus.OK
-    assert ask(41, None) is AllocStatus.NEVER
-    assert ask(40, 0) is AllocStatus.LATER
-    assert ask(36, 0) is AllocStatus.OK
-    assert ask(36, 1) is AllocStatus.LATER
-    compute(cache, Tokens("a", [5] * 24))
-    # four of ten are free; five of the six blocks needed are shared with a
-    assert ask(24, 0) is AllocStatus.OK
-    assert ask(36, 1) is AllocStatus.LATER
+def test_the_head_room_does_not_keep_out_what_was_admitted_before():
+    """Proves S135."""
+    cache = make_cache(num_blocks=10, watermark=0.1)
+    assert ask(cache, 40, is_resumed=True) is AllocStatus.LATER
+    assert ask(cache, 40, is_resumed=True, is_alone=True) is AllocStatus.OK
+    assert ask(cache, 41, is_resumed=True, is_alone=True) is AllocStatus.NEVER
+
+
+def test_found_blocks_that_nobody_holds_still_cost_a_free_block():
+    cache = make_cache(num_blocks=4, watermark=0.0)
+    gone = Stream("a", [5] * 8)
+    compute(cache, gone)
+    cache.free(gone)
+    compute(cache, Stream("c", [6] * 8))
+    assert ask(cache, 9) is AllocStatus.LATER
+    assert ask(cache, 8) is AllocStatus.OK
+
+
+def test_promised_blocks_are_those_not_yet_held():
+    cache = make_cache()
+    stream = Stream("a", list(range(30)))
+    assert cache.num_promised_blocks(stream, 8) == cache.num_peak_blocks(30, 8) == 8
+    compute(cache, stream, 8)
+    assert cache.num_promised_blocks(stream, 8) == 6
+    assert cache.num_promised_blocks(stream, 8, 3) == 7
 
 
 @pytest.mark.parametrize(
@@ -212,13 +252,10 @@ def test_can_admit_answers_now_later_or_never():
         ({"watermark": 1.0}, "watermark is 1.0"),
         ({"groups": ()}, "groups is empty"),
         ({"num_blocks": 0}, "num_blocks is 0"),
+        ({"num_host_blocks": -1}, "num_host_blocks is -1"),
     ],
 )
 def test_limits_are_checked_with_their_numbers(options, message):
+    """Proves S132."""
     with pytest.raises(ValueError, match=message):
         make_cache(**options)
-
-
-def test_a_window_below_one_is_refused():
-    with pytest.raises(ValueError, match="sliding_window is 0"):
-        KVCacheGroupSpec(0)

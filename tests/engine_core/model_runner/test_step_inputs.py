@@ -15,33 +15,41 @@ requests = st.lists(
 
 
 def filled_batch(sizes, num_groups=2):
-    """Requests of (tokens, computed, scheduled), clipped to make sense; random blocks."""
+    """Sequences of (tokens, computed, scheduled), clipped to make sense; random blocks."""
     batch = PersistentBatch(
         max_num_rows=8, max_model_len=32, block_size=BLOCK_SIZE, num_groups=num_groups
     )
     random = np.random.default_rng(0)
-    plan, facts = {}, {}
+    facts = []
     for number, (num_tokens, computed, scheduled) in enumerate(sizes):
         computed = min(computed, num_tokens - 1)
         scheduled = min(scheduled, num_tokens - computed)
         tokens = random.integers(0, 1000, num_tokens).tolist()
         width = -(-num_tokens // BLOCK_SIZE)
         tables = tuple(random.permutation(100)[:width].tolist() for _ in range(num_groups))
-        name = f"r{number}"
-        batch.add(name, tokens, tables, computed)
-        plan[name] = scheduled
-        facts[name] = (tokens, computed, tables)
-    return batch, plan, facts
+        row = (number * 3 + 5) % 8
+        batch.place(f"r{number}", row, tokens, tables)
+        facts.append((row, tokens, computed, scheduled, tables))
+    return batch, facts
+
+
+def gathered(batch, facts):
+    rows, _, computed, scheduled, _ = zip(*facts, strict=True)
+    return gather_step_inputs(
+        batch,
+        rows=np.array(rows, np.int32),
+        num_computed=np.array(computed, np.int32),
+        num_scheduled=np.array(scheduled, np.int32),
+    )
 
 
 @given(requests)
 def test_gathering_equals_a_loop_over_tokens(sizes):
-    batch, plan, facts = filled_batch(sizes)
-    inputs = gather_step_inputs(batch, plan)
+    batch, facts = filled_batch(sizes)
+    inputs = gathered(batch, facts)
     token_ids, positions, slots = [], [], [[], []]
     sampled = []
-    for index, (name, scheduled) in enumerate(plan.items()):
-        tokens, computed, tables = facts[name]
+    for index, (_, tokens, computed, scheduled, tables) in enumerate(facts):
         for position in range(computed, computed + scheduled):
             token_ids.append(tokens[position])
             positions.append(position)
@@ -58,34 +66,42 @@ def test_gathering_equals_a_loop_over_tokens(sizes):
     assert inputs.positions_T.tolist() == positions
     assert [mapping.tolist() for mapping in inputs.slot_mappings_GT] == slots
     assert inputs.sampled_R.tolist() == sampled
-    assert np.diff(inputs.query_start_R1).tolist() == list(plan.values())
+    assert np.diff(inputs.query_start_R1).tolist() == [fact[3] for fact in facts]
     batch.check()
 
 
-def test_rows_are_given_back_and_taken_again():
-    batch, _, _ = filled_batch([(3, 0, 3)] * 6)
-    row = batch.row_of["r2"]
-    assert batch.remove("r2") == row
-    assert batch.remove("r2") is None
+def test_a_row_that_changes_hands_shows_the_new_sequence():
+    batch, _ = filled_batch([(9, 0, 3)] * 3)
+    row = batch.row_of["r1"]
+    assert batch.remove("r1") == row
+    assert batch.remove("r1") is None
+    batch.place("new", row, [7, 8], ([1], [2]))
     batch.check()
-    assert batch.add("new", [7], ([1], [2]), 0) == row
-    assert batch.num_blocks[:, row].tolist() == [1, 1]
-    batch.check()
+    inputs = gathered(batch, [(row, [7, 8], 0, 2, ([1], [2]))])
+    assert inputs.token_ids_T.tolist() == [7, 8]
+    assert [table.tolist() for table in inputs.block_tables_GRM] == [[[1]], [[2]]]
+    assert inputs.sampled_R.tolist() == [0]
 
 
-def test_blocks_and_tokens_are_appended_behind_what_is_there():
-    batch, _, facts = filled_batch([(5, 4, 1)])
-    row = batch.row_of["r0"]
-    batch.append_blocks(row, ([77], [88, 89]))
-    batch.append_token(row, 42)
-    tokens, _, tables = facts["r0"]
-    assert batch.block_tables[0][row, :3].tolist() == [*tables[0], 77]
+def test_blocks_are_written_where_they_belong_and_tokens_behind_the_last():
+    batch, facts = filled_batch([(5, 4, 1), (2, 1, 1)])
+    (row, tokens, *_, tables), (other, other_tokens, *_) = facts
+    batch.write_blocks(row, 2, ([77], [88, 89]))
+    batch.write_blocks(row, 1, ([66], []))
+    batch.append_tokens(np.array([other, row]), np.array([43, 42]))
+    assert batch.block_tables[0][row, :3].tolist() == [tables[0][0], 66, 77]
     assert batch.block_tables[1][row, :4].tolist() == [*tables[1], 88, 89]
     assert batch.token_ids[row, :6].tolist() == [*tokens, 42]
-    assert batch.num_tokens[row] == 6
+    assert batch.token_ids[other, :3].tolist() == [*other_tokens, 43]
+    assert batch.num_tokens[[row, other]].tolist() == [6, 3]
 
 
-def test_a_batch_has_no_more_rows_than_it_was_made_with():
-    batch, _, _ = filled_batch([(1, 0, 1)] * 8)
-    with pytest.raises(IndexError):
-        batch.add("one too many", [1], ([1], [1]), 0)
+def test_a_plan_that_gives_a_row_twice_or_moves_a_sequence_is_noticed():
+    batch, _ = filled_batch([(1, 0, 1)])
+    row = batch.row_of["r0"]
+    with pytest.raises(AssertionError, match="two sequences in one row"):
+        batch.place("thief", row, [1], ([1], [1]))
+    with pytest.raises(AssertionError, match="one sequence in two rows"):
+        batch.place("r0", row - 1, [1], ([1], [1]))
+    batch.place("r0", row, [1], ([1], [1]))
+    batch.check()

@@ -1,15 +1,19 @@
 """A model whose keys and values can be read back: a slot holds a hash of all tokens up to it.
 
-Stands where the model runner stands: it follows plans alone, keeps its own block tables, and
-asserts before every read that each token that attention may see is in its slot, put there by the
-same prefix. Its next token is a function of the prefix, so that every request has one right answer
-no matter who ran beside it, what was preempted, shared or speculated.
+Stands where the model runner stands: it follows plans alone, keeps its own block tables, carries
+out the copies, and asserts before every read that each token that attention may see is in its slot,
+put there by the same prefix. Its next token is a function of the prefix (and of the sequence's
+seed), so that every sequence has one right answer no matter who ran beside it, what was preempted,
+swapped, shared or speculated.
 """
 
 import dataclasses
+import struct
 
 from engine_core.kv_cache import NULL_BLOCK_ID, KVCacheGroupSpec
 from engine_core.scheduler import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
+from protocol.outputs import Logprobs
+from protocol.sampling import SamplingParams
 
 VOCAB = 5
 _MODULUS = 2**61 - 1
@@ -24,96 +28,143 @@ def prefix_hashes(token_ids: list[int], salt: str | None) -> list[int]:
     return hashes
 
 
-def next_token(token_ids: list[int], salt: str | None) -> int:
-    return (prefix_hashes(token_ids, salt)[-1] >> 7) % VOCAB
+def next_token(token_ids: list[int], salt: str | None, seed: int | None = None) -> int:
+    return ((prefix_hashes(token_ids, salt)[-1] ^ ((seed or 0) * 2654435761)) >> 7) % VOCAB
+
+
+def log_probabilities(token_ids: list[int], salt: str | None) -> list[float]:
+    """Of every token of the vocabulary behind this prefix; not normalised, and never equal."""
+    value = prefix_hashes(token_ids, salt)[-1]
+    return [
+        -0.1 - ((value >> (9 * token)) % 512) / 100.0 - token / 1000.0 for token in range(VOCAB)
+    ]
 
 
 @dataclasses.dataclass
 class _Row:
+    name: str
     token_ids: list[int]
     tables: list[list[int]]
+    params: SamplingParams
     salt: str | None
+    """Of keys and values."""
+    token_salt: str | None
+    """Of the choice of tokens."""
 
 
 class PagedModel:
-    def __init__(self, groups: tuple[KVCacheGroupSpec, ...], num_blocks: int, block_size: int):
+    """`salts`, and `token_salts` where they differ, by request id are for the test to fill."""
+
+    def __init__(
+        self,
+        groups: tuple[KVCacheGroupSpec, ...],
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+    ):
         self.groups = groups
         self.block_size = block_size
-        self.memory: list[int | None] = [None] * ((num_blocks + 1) * block_size)
-        self.rows: dict[str, _Row] = {}
-        self.known: set[str] = set()
+        size = (num_blocks + 1 + num_host_blocks) * block_size
+        self.memory: list[int | None] = [None] * size
+        self.rows: dict[int, _Row] = {}
+        self.row_of: dict[str, int] = {}
+        self.known: dict[str, SamplingParams] = {}
         self.salts: dict[str, str | None] = {}
+        self.token_salts: dict[str, str | None] = {}
+        self.num_copied = [0, 0, 0]
+        """Blocks copied in, out and within the device."""
 
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        starts = self._follow(plan)
-        names = list(plan.num_scheduled_tokens)
+        self.follow(plan)
+        batch = plan.batch
         inputs = {}
-        for name in names:
-            row, start = self.rows[name], starts[name]
+        for name, row_index, start, count in zip(
+            batch.req_ids,
+            batch.rows.tolist(),
+            batch.num_computed_tokens.tolist(),
+            batch.num_scheduled_tokens.tolist(),
+            strict=True,
+        ):
+            row = self.rows[row_index]
+            assert row.name == name
             drafts = plan.scheduled_spec_decode_tokens.get(name, [])
             tokens = row.token_ids + drafts
-            stop = start + plan.num_scheduled_tokens[name]
+            stop = start + count
             assert stop <= len(tokens)
             assert not drafts or stop == len(tokens)
-            inputs[name] = (tokens, start, stop)
+            inputs[row_index] = (tokens, start, stop)
             self._write(row, tokens, start, stop)
             self._read(row, tokens, start, stop)
-        for name in names:
-            self._read(self.rows[name], *inputs[name])
-        sampled = []
-        for name in names:
-            row, (tokens, _, stop) = self.rows[name], inputs[name]
+        for row_index, (tokens, start, stop) in inputs.items():
+            self._read(self.rows[row_index], tokens, start, stop)
+        sampled, logprobs = [], {}
+        for row_index, (tokens, _, stop) in inputs.items():
+            row = self.rows[row_index]
             sampled.append(self._sample(row, tokens) if stop == len(tokens) else [])
+            if sampled[-1] and row.params.logprobs is not None:
+                logprobs[row.name], best = self._logprobs(row)
+                sampled[-1] = [best]
             row.token_ids += sampled[-1]
-        return ModelRunnerOutput(req_ids=names, sampled_token_ids=sampled)
+        return ModelRunnerOutput(
+            req_ids=batch.req_ids, sampled_token_ids=sampled, logprobs=logprobs or None
+        )
 
     def draft(self, name: str, wrong: list[bool]) -> DraftTokenIds:
         """As many drafts as flags; the wrong ones are off by one."""
-        row = self.rows[name]
+        row = self.rows[self.row_of[name]]
         drafts: list[int] = []
         for is_wrong in wrong:
-            token = next_token(row.token_ids + drafts, row.salt)
+            token = next_token(row.token_ids + drafts, row.token_salt, row.params.seed)
             drafts.append((token + is_wrong) % VOCAB)
         return DraftTokenIds(req_ids=[name], draft_token_ids=[drafts])
 
-    # ------------------------------------------------------------------ the wire
+    # ------------------------------------------------------------------ the plan
 
-    def _follow(self, plan: SchedulerOutput) -> dict[str, int]:
+    def follow(self, plan: SchedulerOutput) -> None:
         for name in plan.finished_req_ids:
-            self.rows.pop(name, None)
-            self.known.discard(name)
+            self._drop(name)
+            self.known.pop(name, None)
         for name in plan.preempted_req_ids:
-            del self.rows[name]
-        starts = {}
+            self._drop(name)
+        self._copy(plan)
         for new in plan.scheduled_new_reqs:
             assert new.req_id not in self.known
-            self.known.add(new.req_id)
-            tokens = new.prompt_token_ids + new.output_token_ids
-            tables = [list(table) for table in new.block_ids]
-            self.rows[new.req_id] = _Row(tokens, tables, self.salts[new.req_id])
-            starts[new.req_id] = new.num_computed_tokens
-        cached = plan.scheduled_cached_reqs
-        columns = (
-            cached.req_ids,
-            cached.resumed_from_preemption,
-            cached.new_block_ids,
-            cached.num_computed_tokens,
-            cached.resumed_token_ids,
-        )
-        for name, resumed, blocks, computed, tokens in zip(*columns, strict=True):
-            starts[name] = computed
-            if resumed:
-                assert name in self.known
-                assert name not in self.rows
-                assert tokens is not None
-                assert blocks is not None
-                tables = [list(table) for table in blocks]
-                self.rows[name] = _Row(list(tokens), tables, self.salts[name])
-            elif blocks is not None:
-                for table, new_blocks in zip(self.rows[name].tables, blocks, strict=True):
-                    table.extend(new_blocks)
-        assert starts.keys() == plan.num_scheduled_tokens.keys()
-        return starts
+            self.known[new.req_id] = new.sampling_params
+            tokens = [*new.prompt_token_ids, *new.output_token_ids]
+            self._enter(new.req_id, new.row, tokens, new.block_ids)
+        for again in plan.resumed_reqs:
+            assert again.req_id in self.known
+            self._drop(again.req_id)
+            self._enter(again.req_id, again.row, again.token_ids, again.block_ids)
+        for update in plan.block_updates:
+            row = self.rows[update.row]
+            assert row.name == update.req_id
+            for table, block_ids in zip(row.tables, update.block_ids, strict=True):
+                assert update.start <= len(table)
+                table[update.start :] = block_ids
+
+    def _drop(self, name: str) -> None:
+        row = self.row_of.pop(name, None)
+        if row is not None:
+            del self.rows[row]
+
+    def _enter(self, name: str, row: int, tokens: list[int], block_ids) -> None:
+        assert row not in self.rows, f"row {row} is not free"
+        request_id = name.split("#")[0]
+        salt = self.salts[request_id]
+        token_salt = self.token_salts.get(request_id, salt)
+        tables = [list(table) for table in block_ids]
+        self.rows[row] = _Row(name, list(tokens), tables, self.known[name], salt, token_salt)
+        self.row_of[name] = row
+
+    def _copy(self, plan: SchedulerOutput) -> None:
+        copies = plan.copies
+        for index, pairs in enumerate((copies.swap_in, copies.swap_out, copies.copy)):
+            self.num_copied[index] += len(pairs)
+            for source, target in pairs:
+                for offset in range(self.block_size):
+                    value = self.memory[source * self.block_size + offset]
+                    self.memory[target * self.block_size + offset] = value
 
     # ------------------------------------------------------------------ the cache
 
@@ -137,9 +188,26 @@ class PagedModel:
                 assert self.memory[self._slot(table, position)] == hashes[position] * 8 + group
 
     def _sample(self, row: _Row, tokens: list[int]) -> list[int]:
-        sampled = [next_token(row.token_ids, row.salt)]
+        seed = row.params.seed
+        sampled = [next_token(row.token_ids, row.token_salt, seed)]
         for draft in tokens[len(row.token_ids) :]:
             if draft != sampled[-1]:
                 break
-            sampled.append(next_token(row.token_ids + sampled, row.salt))
+            sampled.append(next_token(row.token_ids + sampled, row.token_salt, seed))
         return sampled
+
+    def _logprobs(self, row: _Row) -> tuple[Logprobs, int]:
+        """And the likeliest token, which a greedy sampler takes."""
+        values = log_probabilities(row.token_ids, row.token_salt)
+        wanted = row.params.logprobs
+        assert wanted is not None
+        best = sorted(range(VOCAB), key=lambda token: -values[token])[:wanted]
+        entries = [best[0], *best]
+        columns = Logprobs(
+            num_positions=1,
+            width=len(entries),
+            token_ids=struct.pack(f"<{len(entries)}i", *entries),
+            logprobs=struct.pack(f"<{len(entries)}f", *(values[token] for token in entries)),
+            ranks=[1],
+        )
+        return columns, best[0]

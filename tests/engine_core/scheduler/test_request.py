@@ -54,7 +54,8 @@ def test_a_request_is_made_from_a_message():
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
-        ({"num_sequences": 2}, "num_sequences"),
+        ({"num_sequences": 0}, "num_sequences"),
+        ({"num_sequences": 2, "output_token_ids": [1]}, "output_token_ids"),
         ({"prompt_embeds": TensorRef(frame=0, dtype="float32", shape=(1, 2))}, "prompt_embeds"),
     ],
 )

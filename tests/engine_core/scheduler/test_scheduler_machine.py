@@ -1,6 +1,9 @@
 """Random lives of random requests, on pools so small that everything happens.
 
-Proves S069, S074, S075, S077, S103, S107, S118, S140, S179, S180 under all orders of events.
+Both compositions, all policies, every mode of preemption, samples, beams, drafts, adapters, host
+blocks and sliding windows at once; a paged model that reads back each slot says whether it was
+right.
+Proves S005, S069, S074, S075, S103, S106, S107, S118, S140, S179, S180 under all orders of events.
 """
 
 import random
@@ -8,43 +11,27 @@ import random
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from paged_model import VOCAB, PagedModel, next_token
+from paged_model import PagedModel
+from right_answers import Expected, draw_request
 
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.scheduler import (
     FinishReason,
     ModelRunnerOutput,
-    Request,
     RequestStatus,
-    Scheduler,
+    SchedulerConfig,
+    build_scheduler,
 )
-from protocol.sampling import SamplingParams
 
-EOS = 0
 SEEDS = st.integers(0, 2**32 - 1)
 FULL = KVCacheGroupSpec()
 GROUPS = [
+    (FULL,),
     (FULL,),
     (FULL, KVCacheGroupSpec(3)),
     (FULL, KVCacheGroupSpec(5), KVCacheGroupSpec(1)),
     (KVCacheGroupSpec(4),),
 ]
-SHARED = [[1, 2, 3, 4] * 5, [1, 2, 3, 4, 1, 2, 2, 2, 2, 2, 2, 2], [4] * 12]
-
-
-def right_answer(request: Request, max_model_len: int) -> list[int]:
-    """What the request gives when it is alone and never disturbed."""
-    params, output = request.sampling_params, list(request.output_token_ids)
-    while True:
-        if output:
-            if len(output) >= params.min_tokens and (
-                (output[-1] == EOS and not params.ignore_eos) or output[-1] in params.stop_token_ids
-            ):
-                return output
-            num_tokens = request.num_prompt_tokens + len(output)
-            if len(output) >= params.max_tokens or num_tokens >= max_model_len:
-                return output
-        output.append(next_token(request.prompt_token_ids + output, request.cache_salt))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -55,31 +42,45 @@ class SchedulerMachine(RuleBasedStateMachine):
         draw = random.Random(seed)
         block_size = draw.randint(1, 4)
         num_blocks = draw.randint(8, 40) * len(groups) // block_size + 1
-        self.budget = draw.randint(1, 16)
-        self.max_num_seqs = draw.randint(1, 5)
-        self.max_chunk = draw.choice([None, None, draw.randint(1, 6)])
-        self.max_model_len = draw.randint(6, 44)
+        num_host_blocks = draw.choice([0, 0, num_blocks // 2, 2 * num_blocks])
+        self.config = SchedulerConfig(
+            max_num_batched_tokens=draw.randint(1, 16),
+            max_num_seqs=draw.randint(1, 5),
+            max_model_len=draw.randint(6, 44),
+            max_chunk_size=draw.choice([None, None, draw.randint(1, 6)]),
+            policy=draw.choice(["fcfs", "fcfs", "priority", "fair"]),
+            composition=draw.choice(["mixed", "mixed", "prefill-first"]),
+            delay_factor=draw.choice([0.0, 0.5]),
+            preemption=draw.choice(["default", "recompute", "swap", "auto"]),
+            priority_ageing_s=draw.choice([None, 3.0]),
+            max_num_partial_prefills=draw.choice([None, 1, 2]),
+            max_num_long_partial_prefills=draw.choice([None, 1]),
+            long_prefill_threshold=draw.choice([None, 6]),
+            num_lookahead_slots=draw.choice([0, 0, 2]),
+            max_num_adapters=draw.choice([None, 1]),
+        )
         self.kv_cache = KVCacheManager(
             num_blocks=num_blocks,
             block_size=block_size,
             groups=groups,
             enable_prefix_caching=draw.random() < 0.8,
             watermark=draw.choice([0.0, 0.01, 0.2]),
+            num_host_blocks=num_host_blocks,
         )
-        self.scheduler = Scheduler(
-            kv_cache=self.kv_cache,
-            max_num_batched_tokens=self.budget,
-            max_num_seqs=self.max_num_seqs,
-            max_model_len=self.max_model_len,
-            max_chunk_size=self.max_chunk,
-        )
-        self.model = PagedModel(groups, num_blocks, block_size)
-        self.requests: dict[str, Request] = {}
-        self.expected: dict[str, list[int]] = {}
-        self.received: dict[str, list[int]] = {}
-        self.ended: dict[str, FinishReason] = {}
+        self.scheduler = build_scheduler(self.config, self.kv_cache)
+        self.model = PagedModel(groups, num_blocks, block_size, num_host_blocks)
+        self.has_groups = draw.random() < 0.6
+        self.now = 0.0
+        self.expected: dict[str, Expected] = {}
+        self.received: dict[str, dict[int, list[int]]] = {}
+        self.finished: dict[str, dict[int, FinishReason]] = {}
+        self.over: set[str] = set()
         self.disturbed: set[str] = set()
         self.order: list[str] = []
+
+    @property
+    def requests(self):
+        return {name: expected.request for name, expected in self.expected.items()}
 
     # ------------------------------------------------------------------ events
 
@@ -87,45 +88,35 @@ class SchedulerMachine(RuleBasedStateMachine):
     def add(self, seed, count):
         draw = random.Random(seed)
         for _ in range(count):
-            self._add_one(draw)
-
-    def _add_one(self, draw):
-        name = f"r{len(self.requests)}"
-        prefix = draw.choice(SHARED)[: draw.choice([0, 3, 8, self.max_model_len // 2])]
-        own = [draw.randint(1, VOCAB - 1) for _ in range(draw.randint(1, 3))]
-        max_tokens = draw.randint(1, 16)
-        params = SamplingParams(
-            max_tokens=max_tokens,
-            min_tokens=draw.randint(0, max_tokens),
-            ignore_eos=draw.random() < 0.7,
-            stop_token_ids=draw.choice([(), (), (3,)]),
-        )
-        salt = draw.choice([None, None, None, "a", "b"])
-        client = draw.randint(0, 2)
-
-        def build(output_token_ids):
-            return Request(
-                request_id=name,
-                prompt_token_ids=prefix + own,
-                sampling_params=params,
-                client_index=client,
-                eos_token_ids=(EOS,),
-                cache_salt=salt,
-                output_token_ids=output_token_ids,
+            name = f"r{len(self.expected)}"
+            expected = draw_request(
+                draw,
+                name,
+                max_model_len=self.config.max_model_len,
+                max_num_seqs=self.config.max_num_seqs,
+                now=self.now,
+                policy=self.config.policy,
+                has_groups=self.has_groups,
             )
+            self.expected[name] = expected
+            delivered = expected.request.output_token_ids
+            self.received[name] = {0: delivered} if delivered else {}
+            self.finished[name] = {}
+            self.model.salts[name] = (expected.request.cache_salt or "") + (
+                expected.request.adapter or ""
+            ) or None
+            self._use_model_salt(expected)
+            self.scheduler.add_request(expected.request)
 
-        answer = right_answer(build([]), self.max_model_len)
-        request = build(answer[: draw.choice([0, 0, 0, 2])])
-        self.requests[name] = request
-        self.expected[name] = answer
-        self.received[name] = list(request.output_token_ids)
-        self.model.salts[name] = salt
-        self.scheduler.add_request(request)
+    def _use_model_salt(self, expected):
+        """The model's keys and values depend on the adapter as well, its tokens do not."""
+        name = expected.request.request_id
+        self.model.token_salts[name] = expected.request.cache_salt
 
-    @precondition(lambda self: self.requests)
+    @precondition(lambda self: self.expected)
     @rule(data=st.data(), error=st.booleans())
     def abort(self, data, error):
-        name = data.draw(st.sampled_from(sorted(self.requests)))
+        name = data.draw(st.sampled_from(sorted(self.expected)))
         status = RequestStatus.FINISHED_ERROR if error else RequestStatus.FINISHED_ABORTED
         self.scheduler.finish_requests([name, "unknown"], status)
         self.scheduler.finish_requests(name, status)
@@ -133,7 +124,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def reset_cache(self):
-        num_cached = self.kv_cache.num_blocks_cached
+        num_cached = self.kv_cache.num_blocks_cached + self.kv_cache.num_host_blocks_cached
         assert self.scheduler.reset_prefix_cache() == num_cached
         assert self.kv_cache.num_blocks_cached == 0
 
@@ -141,91 +132,110 @@ class SchedulerMachine(RuleBasedStateMachine):
     def steps(self, times, seed):
         draw = random.Random(seed)
         for _ in range(times):
-            self._step()
-            self._speculate(draw)
-
-    def _speculate(self, draw):
-        num_most = draw.choice([0, 4])
-        for name in self.model.rows:
-            wrong = [draw.random() < 0.3 for _ in range(draw.randint(0, num_most))]
-            self.scheduler.update_draft_token_ids(self.model.draft(name, wrong))
+            plan = self._plan()
+            self._receive(plan, self.model.execute(plan))
+            num_most = draw.choice([0, 0, 4])
+            for name in list(self.model.row_of):
+                wrong = [draw.random() < 0.3 for _ in range(draw.randint(0, num_most))]
+                if self.requests[name.split("#")[0]].beam_search is None:
+                    self.scheduler.update_draft_token_ids(self.model.draft(name, wrong))
 
     @rule(data=st.data())
     def abort_in_flight(self, data):
         plan = self._plan()
         sampled = self.model.execute(plan)
         if plan.num_scheduled_tokens:
-            name = data.draw(st.sampled_from(sorted(plan.num_scheduled_tokens)))
+            name = data.draw(st.sampled_from(sorted(plan.num_scheduled_tokens))).split("#")[0]
             self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
             self.disturbed.add(name)
-            self.kv_cache.check()
+            self.scheduler.check()
         self._receive(plan, sampled)
 
     @rule()
     def failing_step(self):
         plan = self._plan()
-        self.model._follow(plan)  # the rows were changed, nothing was computed
+        self.model.follow(plan)  # the rows were changed, nothing was computed
         self.scheduler.discard_step(plan, "it failed")
-        self.disturbed.update(plan.num_scheduled_tokens)
+        names = {name.split("#")[0] for name in plan.num_scheduled_tokens}
+        self.disturbed.update(names)
         self._receive(plan, ModelRunnerOutput(req_ids=[], sampled_token_ids=[]))
-        assert not set(plan.num_scheduled_tokens) & set(self._live())
+        assert not names & set(self._live())
 
     # ------------------------------------------------------------------ one step
 
     def _live(self):
         return [name for name, request in self.requests.items() if not request.is_finished]
 
-    def _step(self):
-        plan = self._plan()
-        self._receive(plan, self.model.execute(plan))
-        return plan
-
     def _plan(self):
-        plan = self.scheduler.schedule()
+        self.now += 1.0
+        plan = self.scheduler.schedule(self.now)
         counts = plan.num_scheduled_tokens
-        assert plan.total_num_scheduled_tokens == sum(counts.values()) <= self.budget
-        assert self.scheduler.get_request_counts()[0] <= self.max_num_seqs
+        assert plan.total_num_scheduled_tokens == sum(counts.values())
+        assert plan.total_num_scheduled_tokens <= self.config.max_num_batched_tokens
         assert all(count > 0 for count in counts.values())
-        if self.max_chunk is not None:
+        if self.config.max_chunk_size is not None:
             for name, count in counts.items():
                 drafts = len(plan.scheduled_spec_decode_tokens.get(name, ()))
-                assert count - drafts <= self.max_chunk
+                assert count - drafts <= self.config.max_chunk_size
         if plan.preempted_req_ids:
-            assert not plan.scheduled_new_reqs
-            assert not any(plan.scheduled_cached_reqs.resumed_from_preemption)
-        # nobody is admitted before who came earlier
-        for new in plan.scheduled_new_reqs:
-            self.order.append(new.req_id)
-        assert self.order == sorted(self.order, key=lambda name: int(name[1:]))
-        self.kv_cache.check(
-            request for request in self.requests.values() if request.status is RequestStatus.RUNNING
-        )
+            names = [again.req_id for again in plan.resumed_reqs]
+            assert all("#" in name or name in self.model.row_of for name in names)
+            assert not any("#" not in new.req_id for new in plan.scheduled_new_reqs)
+        self._check_order(plan)
+        self._check_units(plan)
+        self.scheduler.check()
         return plan
 
+    def _check_order(self, plan):
+        """Under first come, first served nobody is admitted before who came earlier."""
+        if self.config.policy != "fcfs" or self.config.max_num_adapters is not None:
+            return
+        if self.config.max_num_long_partial_prefills is not None:
+            return
+        self.order += [new.req_id for new in plan.scheduled_new_reqs if "#" not in new.req_id]
+        assert self.order == sorted(self.order, key=lambda name: int(name[1:]))
+
+    def _check_units(self, plan):
+        """All sequences of a request that run are in the step, or none is, unless one of them is
+        behind the others (then each gets what the composition and the budget give it)."""
+        names = set(plan.num_scheduled_tokens)
+        for name in {name.split("#")[0] for name in names}:
+            request = self.requests[name]
+            placed = [seq for seq in request.unfinished if seq.row is not None]
+            if all(seq.num_computed_tokens >= seq.num_tokens for seq in placed):
+                assert {seq.sequence_id for seq in placed} <= names
+
     def _receive(self, plan, sampled):
-        for client, outputs in self.scheduler.update_from_output(plan, sampled).items():
-            finished = []
+        self.now += 0.5
+        outputs_by_client = self.scheduler.update_from_output(plan, sampled, self.now)
+        for client, outputs in outputs_by_client.items():
             for output in outputs.outputs:
-                name = output.request_id
+                name, index = output.request_id, output.index
                 assert self.requests[name].client_index == client
-                assert name not in self.ended, "an output behind the terminal one"
-                self.received[name] += output.new_token_ids
+                assert name not in self.over, "an output behind the terminal one"
+                assert index not in self.finished[name]
+                self.received[name].setdefault(index, []).extend(output.new_token_ids)
                 if output.finished:
-                    finished.append(name)
-                    self.ended[name] = output.finish_reason
+                    self.finished[name][index] = output.finish_reason
                     self._check_answer(name, output)
                 else:
                     assert output.new_token_ids
-            assert finished == outputs.finished_req_ids
+            for name in outputs.finished_req_ids:
+                assert name not in self.over
+                self.over.add(name)
+                assert len(self.finished[name]) == self.requests[name].num_sequences or (
+                    self.requests[name].beam_search is not None
+                )
+        self.scheduler.check()
 
     def _check_answer(self, name, output):
-        received, expected = self.received[name], self.expected[name]
-        assert received == expected[: len(received)]
-        if output.detail is None and name not in self.disturbed:
-            assert received == expected
-            stopped = output.finish_reason is FinishReason.STOP
-            assert stopped == (self.requests[name].status is RequestStatus.FINISHED_STOPPED)
-        elif name not in self.disturbed:
+        received = self.received[name].get(output.index, [])
+        if output.index < len(self.expected[name].outputs):
+            expected = self.expected[name].outputs[output.index]
+            assert received == expected[: len(received)]
+            if output.detail is None and name not in self.disturbed:
+                assert received == expected
+        if output.detail is not None and name not in self.disturbed:
             assert output.finish_reason is FinishReason.LENGTH
             assert self.requests[name].status is RequestStatus.FINISHED_IGNORED
 
@@ -235,25 +245,29 @@ class SchedulerMachine(RuleBasedStateMachine):
     def counts_are_right(self):
         live = [self.requests[name] for name in self._live()]
         running = [request for request in live if request.status is RequestStatus.RUNNING]
-        self.kv_cache.check(running)
         assert self.scheduler.get_request_counts() == (len(running), len(live) - len(running))
-        for request in running:
-            assert request.num_tokens - request.num_computed_tokens >= 1
         if not running:
             assert self.kv_cache.num_blocks_in_use == 0
+        for name in self.expected:
+            info = self.scheduler.explain(name)
+            assert info is not None
+            assert (info.status == "finished") == self.requests[name].is_finished
+            assert (info.waits_for is None) == (info.status in ("finished", "running"))
 
     def teardown(self):
         if not hasattr(self, "scheduler"):
             return
-        num_tokens = sum(self.max_model_len for _ in self._live())
-        for _ in range(20 + 4 * num_tokens * self.max_model_len):
+        num_tokens = sum(self.config.max_model_len for _ in self._live())
+        for _ in range(50 + 10 * num_tokens * self.config.max_model_len):
             if not self.scheduler.has_work():
                 break
-            self._step()
+            plan = self._plan()
+            self._receive(plan, self.model.execute(plan))
         assert not self.scheduler.has_work(), "somebody starves"
-        assert self.ended.keys() == self.requests.keys()
+        assert self.over == self.expected.keys()
         assert self.kv_cache.num_blocks_in_use == 0
-        assert sum(self.scheduler.statistics().num_finished.values()) == len(self.requests)
+        assert self.kv_cache.num_host_blocks_in_use == 0
+        assert sum(self.scheduler.statistics().num_finished.values()) == len(self.expected)
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase

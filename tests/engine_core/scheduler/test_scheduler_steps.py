@@ -3,7 +3,7 @@
 import pytest
 from driving import Drive, make_request, make_scheduler
 
-from engine_core.scheduler import DuplicateRequestId, RequestStatus
+from engine_core.scheduler import DuplicateRequestId, FinishReason, RequestStatus
 
 
 def test_the_worked_example_of_three_prompts_and_a_budget_of_ten():
@@ -85,12 +85,17 @@ def test_admission_counts_the_whole_prompt_and_what_running_prompts_still_need()
     assert drive.step().num_scheduled_tokens == {"a": 6, "b": 6}
 
 
-def test_the_watermark_is_kept_free_beside_others_and_waived_alone():
+def test_the_watermark_is_kept_free_of_new_prompts_and_what_can_never_fit_ends_at_once():
     """Proves S133, S135."""
-    drive = Drive(make_scheduler(num_blocks=10, watermark=0.2), make_request("a", 40))
-    assert drive.step().num_scheduled_tokens == {"a": 40}
+    drive = Drive(make_scheduler(num_blocks=10, watermark=0.2), make_request("a", 33))
+    assert drive.step().num_scheduled_tokens == {}
+    (output,) = drive.outputs
+    assert output.finish_reason is FinishReason.LENGTH
+    assert "need 9 KV blocks" in output.detail
+    drive = Drive(make_scheduler(num_blocks=10, watermark=0.2), make_request("a", 32))
+    assert drive.step().num_scheduled_tokens == {"a": 32}
     drive = Drive(
-        make_scheduler(num_blocks=10, watermark=0.2), make_request("a", 3), make_request("b", 30)
+        make_scheduler(num_blocks=10, watermark=0.2), make_request("a", 3), make_request("b", 29)
     )
     assert drive.step().num_scheduled_tokens == {"a": 3}
 

@@ -195,3 +195,50 @@ def test_help_and_version_need_no_engine_and_load_no_library_of_a_model():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.rstrip().endswith("[]")
     assert "complete" in done.stdout
+
+
+def test_a_request_is_explained_to_people_and_to_programs(run, start_engine, address):
+    engine = start_engine()
+    engine._step = lambda: None  # nothing happens before it is asked
+    waiting = program("complete", "Hi", "--max-tokens", "400", "--address", address)
+    try:
+        wait_until(lambda: engine.requests)
+        [request_id] = json.loads(run("info", "--requests", "--json", "--address", address)[1])
+        assert run("info", "--requests", "--address", address)[1] == f"{request_id}\n"
+        code, out, err = run("info", "--request", request_id, "--address", address)
+        assert (code, err) == (0, "")
+        lines = [" ".join(line.split()) for line in out.splitlines()]
+        assert "waits_for blocks" in lines
+        assert "why needs 9 blocks, 3 are free" in lines
+        assert "ended evicted" in lines
+        assert "mode recompute" in lines
+        document = json.loads(
+            run("info", "--request", request_id, "--json", "--address", address)[1]
+        )
+        assert document["request_id"] == request_id
+        assert document["cache_lookup"]["num_tokens"] == 32
+        assert document["preemptions"][0]["num_blocks"] == 3
+        assert document["finish_reason"] is None
+    finally:
+        waiting.kill()
+        waiting.wait()
+
+
+def test_a_request_that_nobody_knows_is_a_fault_and_two_questions_at_once_are_not_taken(
+    run, start_engine, address
+):
+    start_engine()
+    code, out, err = run("info", "--request", "nobody", "--address", address)
+    assert (code, out) == (1, "")
+    assert "who is that" in err
+    assert run("info", "--request", "a", "--requests", "--address", address)[0] == 2
+
+
+def test_priority_and_tenant_reach_the_engine(run, start_engine, address):
+    engine = start_engine()
+    turn = ["--priority", "-3", "--tenant", "team", "--max-tokens", "2"]
+    assert run("complete", "Hi", "--address", address, *turn)[0] == 0
+    assert run("complete", "Hi", "--chat", "--n", "2", "--address", address, *turn)[0] == 0
+    assert [(r.priority, r.tenant, r.num_sequences) for r in engine.requests] == [
+        (-3, "team", 1), (-3, "team", 2),
+    ]  # fmt: skip

@@ -99,7 +99,7 @@ def test_stop_tokens_are_impossible_until_min_tokens_are_there():
     for expected in (20, 20, EOS):
         token_id = int(sample(sampler, logits).token_ids[0])
         assert token_id == expected
-        state.append(0, [token_id])
+        state.append(np.array([0]), np.array([token_id]))
 
 
 def test_penalties_count_what_was_appended():
@@ -107,7 +107,7 @@ def test_penalties_count_what_was_appended():
     logits = torch.zeros(1, V)
     logits[0, 4], logits[0, 5] = 1.5, 1.0
     first = int(sample(sampler, logits).token_ids[0])
-    state.append(0, [first])
+    state.append(np.array([0]), np.array([first]))
     assert [first, int(sample(sampler, logits).token_ids[0])] == [4, 5]
 
 
@@ -120,8 +120,8 @@ def test_logprobs_are_of_the_raw_logits_with_the_sampled_token_first():
     logits = logits_of(3)
     result = sample(sampler, logits)
     expected = logits.log_softmax(1)
-    first, everything, nothing = result.logprobs
-    assert nothing is None
+    assert sorted(result.logprobs) == [0, 1]
+    first, everything = result.logprobs[0], result.logprobs[1]
     ids = np.frombuffer(first.token_ids, "<i4")
     values = np.frombuffer(first.logprobs, "<f4")
     assert (first.num_positions, first.width) == (1, 5)
@@ -160,4 +160,27 @@ def test_a_row_that_changes_hands_keeps_nothing():
     logits = logits_of(1)
     result = sample(sampler, logits)
     assert result.token_ids[0] == int(logits.argmax())
-    assert result.logprobs == [None]
+    assert result.logprobs == {}
+
+
+def test_many_rows_report_what_each_would_report_alone_with_one_topk(monkeypatch):
+    beams = [SamplingParams(max_tokens=9, temperature=0.0, logprobs=8)] * 64
+    _, sampler = make(*beams, SamplingParams(max_tokens=9, temperature=0.0))
+    logits = logits_of(65)
+    calls = []
+    topk = torch.Tensor.topk
+    monkeypatch.setattr(torch.Tensor, "topk", lambda *a, **k: calls.append(a) or topk(*a, **k))
+    together = sample(sampler, logits).logprobs
+    assert len(calls) == 1
+    assert sorted(together) == list(range(64))
+    for row in range(64):
+        assert together[row] == sample(sampler, logits[row : row + 1], rows=[row]).logprobs[0]
+        expected = logits[row].log_softmax(0)
+        values = np.frombuffer(together[row].logprobs, "<f4")
+        assert values[1:].tolist() == topk(expected, 8).values.tolist()
+        assert together[row].ranks == [1]
+
+
+def test_more_logprobs_than_tokens_are_all_tokens():
+    _, sampler = make(SamplingParams(max_tokens=9, temperature=0.0, logprobs=V + 5))
+    assert sample(sampler, logits_of(1)).logprobs[0].width == V + 1

@@ -1,0 +1,169 @@
+"""Blocks in host memory: which are pinned, which are free, and what they can be found by.
+
+Must not know device blocks or sequences. A host block is in one of three states:
+
+    pinned   a swapped sequence needs it, or a copy of this step reads it
+    cached   findable, evicted when a block is wanted and none is empty; the longest unused first
+    empty
+
+Its ids follow on the device's: first_id .. first_id + num_blocks - 1.
+"""
+
+from collections import Counter, OrderedDict
+
+from engine_core.kv_cache.known_hashes import EvictedHashes
+
+HashKey = tuple[int, bytes]
+"""(group, hash)."""
+
+
+class HostPool:
+    """
+    Args:
+        evicted: told what can no longer be found.
+
+    Raises:
+        ValueError: a negative number of blocks.
+    """
+
+    def __init__(self, *, first_id: int, num_blocks: int, evicted: EvictedHashes) -> None:
+        if num_blocks < 0:
+            raise ValueError(f"num_host_blocks is {num_blocks}, it must be at least 0")
+        self.num_blocks = num_blocks
+        self._first_id = first_id
+        self._evicted = evicted
+        self._empty = list(range(first_id + num_blocks - 1, first_id - 1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._pins: Counter[int] = Counter()
+        self._read: set[int] = set()
+        self._keys: dict[int, HashKey] = {}
+        self._index: dict[HashKey, int] = {}
+
+    # ------------------------------------------------------------------ numbers
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `take` can give."""
+        return len(self._empty) + len(self._cached)
+
+    @property
+    def num_pinned(self) -> int:
+        """Held for swapped sequences."""
+        return len(self._pins)
+
+    @property
+    def num_cached(self) -> int:
+        """Findable, and held for nobody."""
+        return len(self._cached) + sum(
+            block in self._keys and block not in self._pins for block in self._read
+        )
+
+    def num_available_of(self, blocks: set[int]) -> int:
+        """How many of these could be taken."""
+        return sum(block in self._cached for block in blocks)
+
+    # ------------------------------------------------------------------ taking and giving back
+
+    def take(self) -> int:
+        """An empty block, else the cached one that was unused longest. It is pinned by nobody yet:
+        register or pin it before the next is taken. The caller has checked `num_available`."""
+        if self._empty:
+            return self._empty.pop()
+        block = self._cached.popitem(last=False)[0]
+        self._evicted.add(self._unindex(block))
+        return block
+
+    def pin(self, block: int) -> None:
+        """Keep the block until `unpin`."""
+        self._pins[block] += 1
+        self._cached.pop(block, None)
+
+    def unpin(self, block: int) -> None:
+        self._pins[block] -= 1
+        if not self._pins[block]:
+            del self._pins[block]
+            self._settle(block)
+
+    def is_pinned(self, block: int) -> bool:
+        return block in self._pins
+
+    def begin_read(self, block: int) -> None:
+        """A copy of this step reads the block: keep it until `end_reads`."""
+        self._read.add(block)
+        self._cached.pop(block, None)
+
+    def end_reads(self) -> None:
+        """The step's copies are on their way."""
+        blocks, self._read = self._read, set()
+        for block in sorted(blocks):
+            self._settle(block)
+
+    def _settle(self, block: int) -> None:
+        if block in self._pins or block in self._read:
+            return
+        if block in self._keys:
+            self._cached[block] = None
+        else:
+            self._empty.append(block)
+
+    # ------------------------------------------------------------------ the index
+
+    def find(self, group: int, block_hash: bytes) -> int | None:
+        """The block with these contents, if there is one."""
+        return self._index.get((group, block_hash))
+
+    def key_of(self, block: int) -> HashKey | None:
+        """What the block is found by, if it can be found."""
+        return self._keys.get(block)
+
+    def register(self, block: int, group: int, block_hash: bytes) -> None:
+        """Make a taken block findable; no other has these contents."""
+        key = (group, block_hash)
+        assert key not in self._index, f"two host blocks for one hash, {block} is the second"
+        self._index[key] = block
+        self._keys[block] = key
+        self._settle(block)
+
+    def touch(self, block: int) -> None:
+        """The block was of use now."""
+        if block in self._cached:
+            self._cached.move_to_end(block)
+
+    def forget(self, block: int) -> None:
+        """The block can no longer be found."""
+        if block in self._keys:
+            self._unindex(block)
+            if block in self._cached:
+                del self._cached[block]
+                self._empty.append(block)
+
+    def forget_cached(self) -> list[int]:
+        """Empty every cached block. Returns which they were."""
+        blocks = [block for block in self._keys if block not in self._pins]
+        for block in blocks:
+            self._evicted.add(self._keys[block][1])
+            self.forget(block)
+        return blocks
+
+    def _unindex(self, block: int) -> bytes:
+        key = self._keys.pop(block)
+        del self._index[key]
+        return key[1]
+
+    # ------------------------------------------------------------------ invariants
+
+    def check(self) -> None:
+        """Assert that every block is in exactly one state and that the index is right."""
+        idle = [*self._empty, *self._cached]
+        kept = set(self._pins) | self._read
+        assert len(idle) == len(set(idle))
+        assert not kept & set(idle)
+        assert kept | set(idle) == set(range(self._first_id, self._first_id + self.num_blocks))
+        assert all(count > 0 for count in self._pins.values())
+        assert all(block in self._keys for block in self._cached)
+        assert not any(block in self._keys for block in self._empty)
+        assert self._index == {key: block for block, key in self._keys.items()}
+
+    def check_pins(self, pins: Counter[int]) -> None:
+        """Assert that the pins are these."""
+        assert self._pins == pins

@@ -1,0 +1,242 @@
+"""Sequences that are moved to host memory as a whole, and back.
+
+Owns their host tables and pins. Must not know why they move. Of a sequence only blocks that hold
+computed tokens are kept; slots ahead of them are given back and taken anew.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from engine_core.kv_cache.block_tiers import BlockTiers
+from engine_core.kv_cache.held_blocks import NULL_BLOCK_ID, CachedSequence, HeldBlocks
+from engine_core.kv_cache.host_pool import HashKey
+
+
+@dataclasses.dataclass(slots=True)
+class _Moves:
+    """What a swap out would do; nothing is done yet."""
+
+    key_of: dict[int, HashKey | None] = dataclasses.field(default_factory=dict)
+    """Each device block to be kept, and what its contents are found by."""
+    known: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Device block -> host block that has its contents already."""
+    sources: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Device block -> device block whose contents are to be copied for it."""
+
+
+class SwappedSequences:
+    def __init__(self, tiers: BlockTiers, *, block_size: int) -> None:
+        self._tiers = tiers
+        self._block_size = block_size
+        self._tables: dict[str, HeldBlocks] = {}
+
+    def __contains__(self, sequence_id: str) -> bool:
+        return sequence_id in self._tables
+
+    # ------------------------------------------------------------------ out
+
+    def swap_out(self, holders: Sequence[tuple[CachedSequence, HeldBlocks]]) -> int | None:
+        """Keep the computed blocks of these sequences on the host, each once. The device blocks
+        stay theirs until the caller gives them back.
+
+        Returns:
+            Blocks to be copied, or None if the host has no room: nothing has changed then.
+        """
+        moves = self._plan(holders)
+        host = self._tiers.host
+        if moves is None:
+            return None
+        num_new = len({moves.key_of[block_id] or block_id for block_id in moves.sources})
+        num_lost = host.num_available_of(set(moves.known.values()))
+        if num_new > host.num_available - num_lost:
+            return None
+        copied = self._copy_out(moves)
+        for seq, held in holders:
+            num_kept = self._num_kept(seq, held)
+            tables = []
+            for table in held.tables:
+                blocks = [copied[b] if b != NULL_BLOCK_ID else b for b in table[:num_kept]]
+                for host_block in blocks:
+                    if host_block != NULL_BLOCK_ID:
+                        host.pin(host_block)
+                tables.append(blocks)
+            self._tables[seq.sequence_id] = HeldBlocks(
+                tables=tuple(tables),
+                num_blocks=num_kept,
+                num_findable=min(held.num_findable, num_kept),
+                num_dropped=[min(dropped, num_kept) for dropped in held.num_dropped],
+                duplicates={index for index in held.duplicates if index < num_kept},
+            )
+        for host_block in copied.values():
+            host.unpin(host_block)
+        return num_new
+
+    def _num_kept(self, seq: CachedSequence, held: HeldBlocks) -> int:
+        return min(held.num_blocks, -(-seq.num_computed_tokens // self._block_size))
+
+    def _plan(self, holders: Sequence[tuple[CachedSequence, HeldBlocks]]) -> _Moves | None:
+        """None if the contents of a block cannot be told."""
+        moves = _Moves()
+        num_device_blocks = self._tiers.device.num_blocks
+        for seq, held in holders:
+            num_full = min(seq.num_computed_tokens, seq.num_tokens) // self._block_size
+            num_hashed = min(num_full, len(seq.block_hashes))
+            for group, table in enumerate(held.tables):
+                for index in range(self._num_kept(seq, held)):
+                    block_id = table[index]
+                    if block_id == NULL_BLOCK_ID or block_id in moves.key_of:
+                        continue
+                    key = (group, seq.block_hashes[index]) if index < num_hashed else None
+                    moves.key_of[block_id] = key
+                    host_block = None if key is None else self._tiers.host.find(*key)
+                    if host_block is None:
+                        source = self._tiers.pending.origin(block_id)
+                        if source is None:
+                            return None
+                        if source <= num_device_blocks:
+                            moves.sources[block_id] = source
+                            continue
+                        host_block = source
+                    moves.known[block_id] = host_block
+        return moves
+
+    def _copy_out(self, moves: _Moves) -> dict[int, int]:
+        """The host block of each device block, pinned once an entry."""
+        host, pending = self._tiers.host, self._tiers.pending
+        copied: dict[int, int] = {}
+        for block_id, host_block in moves.known.items():
+            host.pin(host_block)
+            pending.require_swap_out(host_block)
+            copied[block_id] = host_block
+        for block_id, source in moves.sources.items():
+            key = moves.key_of[block_id]
+            known = None if key is None else host.find(*key)
+            if known is not None:  # an equal block came before it in this loop
+                host.pin(known)
+                copied[block_id] = known
+                continue
+            host_block = self._tiers.take_host_block()
+            host.pin(host_block)
+            if key is not None:
+                host.register(host_block, *key)
+            pending.add_swap_out(source, host_block, is_optional=False)
+            copied[block_id] = host_block
+        return copied
+
+    # ------------------------------------------------------------------ in
+
+    def is_ready(self, seqs: Sequence[CachedSequence]) -> bool:
+        """Whether all that the device lacks is on the host: not in the step that swaps it out."""
+        return not any(
+            self._on_device(host_block) is None and self._tiers.pending.is_filled_now(host_block)
+            for host_block in self._host_blocks(seqs)
+        )
+
+    def num_blocks_wanted(self, seqs: Sequence[CachedSequence]) -> tuple[int, int, int]:
+        """
+        Returns:
+            Distinct blocks; those of them that others use on the device, so that none is taken
+            for them; further ones for the copies of tails that they share, to be written.
+        """
+        host_blocks = Counter(self._host_blocks(seqs))
+        tails: Counter[int] = Counter()
+        for seq in seqs:
+            held = self._tables[seq.sequence_id]
+            index = seq.num_computed_tokens // self._block_size
+            if index < held.num_blocks:
+                tails.update(table[index] for table in held.tables if table[index])
+        # a tail that others use is taken for nothing, and then copied to be written
+        on_device = [self._on_device(block) for block in host_blocks if block not in tails]
+        num_in_use = sum(
+            block_id is not None and self._tiers.device.ref_count(block_id) > 0
+            for block_id in on_device
+        )
+        # the last of the holders writes into the block itself, if it is one that writes
+        num_copied = sum(
+            num_writers - (num_writers == host_blocks[block])
+            for block, num_writers in tails.items()
+        )
+        return len(host_blocks), num_in_use, num_copied
+
+    def shared_blocks(self, seqs: Sequence[CachedSequence]) -> set[int]:
+        """Host blocks of these sequences that more than one will hold when they are back."""
+        device, holders = self._tiers.device, Counter(self._host_blocks(seqs))
+        shared = set()
+        for host_block, num_holders in holders.items():
+            block_id = self._on_device(host_block)
+            if num_holders > 1 or (block_id is not None and device.ref_count(block_id) > 0):
+                shared.add(host_block)
+        return shared
+
+    def table_of(self, seq: CachedSequence) -> HeldBlocks:
+        """Host blocks."""
+        return self._tables[seq.sequence_id]
+
+    def swap_in(self, seqs: Sequence[CachedSequence]) -> dict[str, HeldBlocks]:
+        """Device tables with the same contents. The caller has checked that there is room."""
+        device = self._tiers.device
+        block_of: dict[int, int] = {}
+        missing: list[int] = []
+        for host_block in dict.fromkeys(self._host_blocks(seqs)):
+            block_id = self._on_device(host_block)
+            if block_id is None:
+                missing.append(host_block)
+            else:
+                device.share([block_id])
+                block_of[host_block] = block_id
+        for host_block, block_id in zip(
+            missing, self._tiers.allocate_to_swap_in(missing), strict=True
+        ):
+            block_of[host_block] = block_id
+            key = self._tiers.host.key_of(host_block)
+            if key is not None:
+                device.register(block_id, *key)
+        tables = {}
+        for seq in seqs:
+            held = self._tables[seq.sequence_id]
+            mine = held.leading(held.num_blocks)
+            for table in mine.tables:
+                table[:] = [block_of[b] if b != NULL_BLOCK_ID else b for b in table]
+            device.share(mine.real_blocks())
+            tables[seq.sequence_id] = mine
+        device.release(block_of.values())  # each sequence has its own references now
+        for seq in seqs:
+            self.drop(seq)
+        return tables
+
+    def drop(self, seq: CachedSequence) -> None:
+        """The sequence's host blocks are no longer needed by it, if it has any."""
+        held = self._tables.pop(seq.sequence_id, None)
+        if held is not None:
+            # the tail first, so that it is evicted first
+            for index in range(held.num_blocks - 1, -1, -1):
+                for table in held.tables:
+                    if table[index] != NULL_BLOCK_ID:
+                        self._tiers.host.unpin(table[index])
+
+    def forget(self, seq: CachedSequence, first_block: int) -> None:
+        """Nobody else may find what the sequence has from logical block `first_block` on."""
+        held = self._tables.get(seq.sequence_id)
+        for table in () if held is None else held.tables:
+            for host_block in table[first_block:]:
+                key = self._tiers.host.key_of(host_block)
+                if key is not None:
+                    self._tiers.forget(*key)
+
+    def _host_blocks(self, seqs: Sequence[CachedSequence]) -> Iterator[int]:
+        for seq in seqs:
+            yield from self._tables[seq.sequence_id].real_blocks()
+
+    def _on_device(self, host_block: int) -> int | None:
+        key = self._tiers.host.key_of(host_block)
+        return None if key is None else self._tiers.device.find(*key)
+
+    # ------------------------------------------------------------------ invariants
+
+    def check(self) -> None:
+        """Assert that pins are exactly those of the tables."""
+        pins: Counter[int] = Counter()
+        for held in self._tables.values():
+            pins.update(held.real_blocks())
+        self._tiers.host.check_pins(pins)

@@ -1,0 +1,120 @@
+"""Why each request is where it is, for whoever asks. Notes what others decide; decides nothing.
+
+A step notes one reason, that of the request at which admission stopped: all behind it wait for it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from engine_core.scheduler.request import Request
+from engine_core.scheduler.request_status import RequestStatus
+from protocol.explanations import RequestInfo, WaitReason
+
+_Reason = tuple[WaitReason, str]
+
+
+class Explanations:
+    """
+    Args:
+        num_remembered: finished requests that can still be asked for, the last ones.
+    """
+
+    def __init__(self, num_remembered: int = 1024) -> None:
+        self._num_remembered = num_remembered
+        self._finished: OrderedDict[str, RequestInfo] = OrderedDict()
+        self._stopped_at: str | None = None
+        self._stop: _Reason | None = None
+        self._skipped: dict[str, _Reason] = {}
+        self._step_id = 0
+
+    # ------------------------------------------------------------------ notes of a step
+
+    def new_step(self, step_id: int) -> None:
+        """What the last step noted is no longer so."""
+        self._step_id = step_id
+        self._stopped_at = None
+        self._stop = None
+        if self._skipped:
+            self._skipped = {}
+
+    def stopped_at(self, request: Request | None, reason: WaitReason, why: str) -> None:
+        """Admission went no further than this request, or did not begin."""
+        self._stopped_at = None if request is None else request.request_id
+        self._stop = (reason, why)
+
+    def skipped(self, request: Request, reason: WaitReason, why: str) -> None:
+        """Others pass this request."""
+        self._skipped[request.request_id] = (reason, why)
+
+    def finished(self, request: Request, detail: str | None) -> None:
+        """The request is over."""
+        if self._num_remembered:
+            self._finished.pop(request.request_id, None)
+            if len(self._finished) >= self._num_remembered:
+                self._finished.popitem(last=False)
+            reason = request.status.finish_reason.value
+            self._finished[request.request_id] = _info(
+                request, status="finished", why=detail, finish_reason=reason
+            )
+
+    # ------------------------------------------------------------------ answers
+
+    def of_live(self, request: Request, waiting: Iterable[Request]) -> RequestInfo:
+        """
+        Args:
+            waiting: the waiting queue in order.
+        """
+        status = request.status.name.lower()
+        if request.status is RequestStatus.RUNNING:
+            return _info(request, status=status)
+        num_ahead = 0
+        for other in waiting:
+            if other is request:
+                break
+            num_ahead += 1
+        reason, why = self._why(request, num_ahead)
+        return _info(request, status=status, waits_for=reason, why=why, num_ahead=num_ahead)
+
+    def _why(self, request: Request, num_ahead: int) -> _Reason:
+        if request.request_id in self._skipped:
+            return self._skipped[request.request_id]
+        if request.first_step_id > self._step_id or self._stop is None:
+            return WaitReason.NOT_LOOKED_AT, "no step has been planned since it came"
+        if self._stopped_at == request.request_id or not num_ahead:
+            return self._stop
+        ahead = f"{num_ahead} requests are in front of it"
+        if self._stopped_at is None:
+            return WaitReason.QUEUE, f"{ahead}; nobody is admitted: {self._stop[1]}"
+        return WaitReason.QUEUE, (
+            f"{ahead}; {self._stopped_at!r} waits for {self._stop[0].value}: {self._stop[1]}"
+        )
+
+    def of_finished(self, request_id: str) -> RequestInfo | None:
+        return self._finished.get(request_id)
+
+
+def _info(
+    request: Request,
+    *,
+    status: str,
+    waits_for: WaitReason | None = None,
+    why: str | None = None,
+    num_ahead: int | None = None,
+    finish_reason: str | None = None,
+) -> RequestInfo:
+    return RequestInfo(
+        request_id=request.request_id,
+        status=status,
+        priority=request.priority,
+        tenant=request.tenant,
+        num_sequences=request.num_sequences,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_output_tokens=sum(sequence.num_output_tokens for sequence in request.sequences),
+        num_computed_tokens=request.num_computed_tokens,
+        waits_for=waits_for,
+        why=why,
+        num_ahead=num_ahead,
+        cache_lookup=request.cache_lookup,
+        preemptions=list(request.preemptions),
+        finish_reason=finish_reason,
+    )

@@ -1,0 +1,69 @@
+"""How many prompts may be under way at once: limits on prompts that take more than one step.
+
+So that a few very long prompts do not take every step's budget from the short ones behind them.
+"""
+
+from engine_core.scheduler.live_requests import LiveRequests
+from engine_core.scheduler.plan_builder import PlanBuilder
+from engine_core.scheduler.request import Request
+
+
+class PartialPrefills:
+    """
+    Args:
+        max_num: most prompts partly computed at once; None for no limit.
+        max_num_long: of those, most long ones; None for no limit.
+        long_threshold: tokens beyond which a prompt is long; None: no prompt is.
+    """
+
+    def __init__(
+        self,
+        live: LiveRequests,
+        *,
+        max_num: int | None = None,
+        max_num_long: int | None = None,
+        long_threshold: int | None = None,
+    ) -> None:
+        self._live = live
+        self._max_num = max_num
+        self._max_num_long = max_num_long
+        self._long_threshold = long_threshold
+        self._num = 0
+        self._num_long = 0
+
+    def count(self, plan: PlanBuilder) -> None:
+        """Count the running prompts that this step does not finish."""
+        self._num = self._num_long = 0
+        if self._max_num is None and self._max_num_long is None:
+            return
+        rows = self._live.rows
+        order = rows.order
+        left = rows.num_tokens[order] - rows.num_computed[order]
+        is_partial = (left > 1) & (left > plan.num_tokens_of(order))
+        for row in order[is_partial].tolist():
+            self._add(int(rows.num_tokens[row]))
+
+    def started(self, request: Request, num_tokens: int) -> None:
+        """A request was admitted and is not finished in this step."""
+        self._add(request.num_tokens)
+
+    def _add(self, num_tokens: int) -> None:
+        self._num += 1
+        self._num_long += self._is_long(num_tokens)
+
+    def _is_long(self, num_tokens: int) -> bool:
+        return self._long_threshold is not None and num_tokens > self._long_threshold
+
+    def why_skip(self, request: Request) -> str | None:
+        """Why this one lets others pass, or None."""
+        if self._max_num_long is None or not self._is_long(request.num_tokens):
+            return None
+        if self._num_long < self._max_num_long:
+            return None
+        return f"{self._num_long} long prompts are being computed, the most allowed"
+
+    def why_wait(self) -> str | None:
+        """Why no prompt that needs more than one step may start, or None."""
+        if self._max_num is None or self._num < self._max_num:
+            return None
+        return f"{self._num} prompts are partly computed, the most allowed"

@@ -1,0 +1,174 @@
+"""Virtual token counters: how much service each tenant has had, per unit of weight.
+
+Knows tenants by number and tokens by count; no requests, queues or policies. A tenant has a number
+while it has live requests; numbers are used again, so that the columns stay as short as the most
+tenants at one time. Of a tenant without live requests the counter is kept while it tells anything:
+below the floor, to which a newcomer is lifted anyway, it does not.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+TenantKey = str | int
+"""A name, or a client's number: so that no name can pose as a client's."""
+
+_MOST_DEPARTED = 4_096
+_FIRST_CAPACITY = 64
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Tenant:
+    """One who sends requests. Counters lie in the columns while `number` is not None."""
+
+    name: str
+    weight: float
+    number: int | None = None
+    num_live: int = 0
+    counter: float = 0.0
+    """Virtual, per unit of weight, when it left."""
+    served: float = 0.0
+    """Weighted tokens, when it left."""
+
+
+class ServiceCounters:
+    """
+    Args:
+        weights: shares by tenant's name; 1 for all others.
+        output_weight: what an output token counts for.
+
+    Raises:
+        ValueError: a weight outside its limits.
+    """
+
+    def __init__(self, weights: Mapping[str, float], output_weight: float) -> None:
+        for name, weight in weights.items():
+            check_weight(f"the weight of tenant {name!r}", weight)
+        self._weights = dict(weights)
+        self._output_weight = output_weight
+        self._live: dict[TenantKey, Tenant] = {}
+        self._departed: dict[TenantKey, Tenant] = {}
+        """Oldest first."""
+        self._by_number: list[Tenant | None] = []
+        self._free_numbers: list[int] = []
+        self._counters = np.zeros(_FIRST_CAPACITY)
+        self._served = np.zeros(_FIRST_CAPACITY)
+        self._output_charges = np.ones(_FIRST_CAPACITY)
+        """output_weight / weight, by number."""
+        self.keys = np.full((2, _FIRST_CAPACITY), np.inf)
+        """The counters of those who wait in each of two lanes, infinite for those who do not."""
+
+    def enter(self, key: TenantKey) -> Tenant:
+        """The tenant of that key, live from now on."""
+        tenant = self._live.get(key)
+        if tenant is None:
+            tenant = self._departed.pop(key, None)
+            if tenant is None:
+                name = key if isinstance(key, str) else f"client {key}"
+                tenant = Tenant(name, self._weights.get(name, 1.0))
+            self._live[key] = tenant
+            self._give_number(tenant)
+        return tenant
+
+    def find(self, key: TenantKey) -> Tenant | None:
+        """The tenant of that key, if it is live."""
+        return self._live.get(key)
+
+    def leave(self, key: TenantKey, floor: float) -> None:
+        """It has no live requests. Counters at or below `floor` need not be remembered."""
+        tenant = self._live.pop(key)
+        number = number_of(tenant)
+        tenant.counter = float(self._counters[number])
+        tenant.served = float(self._served[number])
+        tenant.number = None
+        self._by_number[number] = None
+        self._free_numbers.append(number)
+        self._departed[key] = tenant
+        if len(self._departed) > _MOST_DEPARTED:
+            kept = {k: t for k, t in self._departed.items() if t.counter > floor}
+            for oldest in list(kept)[: max(0, len(kept) - _MOST_DEPARTED // 2)]:
+                del kept[oldest]
+            self._departed = kept
+
+    def tenant(self, number: int) -> Tenant:
+        """Who has that number."""
+        tenant = self._by_number[number]
+        assert tenant is not None
+        return tenant
+
+    def counter(self, tenant: Tenant) -> float:
+        """Virtual tokens per unit of weight; of a departed tenant the last."""
+        return tenant.counter if tenant.number is None else float(self._counters[tenant.number])
+
+    def lift(self, tenant: Tenant, floor: float) -> None:
+        """Raise its counter to the floor, if it is below."""
+        number = number_of(tenant)
+        self._counters[number] = max(float(self._counters[number]), floor)
+
+    def start_waiting(self, tenant: Tenant, lane: int) -> None:
+        """It has a request in that lane."""
+        self.keys[lane, number_of(tenant)] = self._counters[number_of(tenant)]
+
+    def stop_waiting(self, tenant: Tenant, lane: int) -> None:
+        """It has none left in that lane."""
+        self.keys[lane, number_of(tenant)] = np.inf
+
+    def charge(self, tenant: Tenant, num_weighted_tokens: float) -> None:
+        """Service to one tenant."""
+        number = number_of(tenant)
+        self._served[number] += num_weighted_tokens
+        self._counters[number] += num_weighted_tokens / tenant.weight
+        self.keys[:, number] += num_weighted_tokens / tenant.weight
+
+    def charge_output(self, num_tokens_by_tenant: npt.NDArray[np.int64]) -> None:
+        """Service to all, by number. Infinite keys stay infinite."""
+        n = min(len(num_tokens_by_tenant), len(self._counters))
+        num_tokens = num_tokens_by_tenant[:n]
+        charges = num_tokens * self._output_charges[:n]
+        self._counters[:n] += charges
+        self.keys[:, :n] += charges
+        self._served[:n] += num_tokens * self._output_weight
+
+    def served_by_tenant(self) -> dict[str, float]:
+        """Weighted tokens, by the name of each tenant with live requests."""
+        tenants = (tenant for tenant in self._live.values() if tenant.num_live)
+        return {tenant.name: float(self._served[number_of(tenant)]) for tenant in tenants}
+
+    def _give_number(self, tenant: Tenant) -> None:
+        if not self._free_numbers:
+            self._free_numbers.append(len(self._by_number))
+            self._by_number.append(None)
+            if len(self._by_number) > len(self._counters):
+                self._grow()
+        number = self._free_numbers.pop()
+        self._by_number[number] = tenant
+        tenant.number = number
+        self._counters[number] = tenant.counter
+        self._served[number] = tenant.served
+        self._output_charges[number] = self._output_weight / tenant.weight
+        self.keys[:, number] = np.inf
+
+    def _grow(self) -> None:
+        more = len(self._counters)
+        self._counters = np.concatenate([self._counters, np.zeros(more)])
+        self._served = np.concatenate([self._served, np.zeros(more)])
+        self._output_charges = np.concatenate([self._output_charges, np.ones(more)])
+        self.keys = np.concatenate([self.keys, np.full((2, more), np.inf)], axis=1)
+
+
+def number_of(tenant: Tenant) -> int:
+    """A live tenant's number."""
+    assert tenant.number is not None
+    return tenant.number
+
+
+def check_weight(what: str, weight: float) -> None:
+    """
+    Raises:
+        ValueError: not a finite number above 0.
+    """
+    if not (weight > 0 and math.isfinite(weight)):
+        raise ValueError(f"{what} is {weight}, it must be above 0; 1 is a full share")

@@ -1,0 +1,149 @@
+"""Takes in what a step sampled: tokens to their sequences, stops, outputs.
+
+Owns what becomes of a sampled token. Must not know how the step was chosen. Sequences of which
+there is nothing to say but their next token are handled as columns; the others one by one.
+"""
+
+import numpy as np
+
+from engine_core.scheduler.branches import Branches
+from engine_core.scheduler.live_requests import LiveRequests
+from engine_core.scheduler.output_collector import trim_logprobs
+from engine_core.scheduler.request import Request
+from engine_core.scheduler.request_status import RequestStatus
+from engine_core.scheduler.running_rows import Int32Array
+from engine_core.scheduler.sequence import Sequence
+from engine_core.scheduler.step import ModelRunnerOutput
+from engine_core.scheduler.step_turns import OpenStep
+from engine_core.scheduler.stop_check import append_until_stop
+from protocol.outputs import Logprobs
+
+
+class ResultIntake:
+    """
+    Args:
+        max_model_len: most tokens of a sequence.
+    """
+
+    def __init__(self, live: LiveRequests, branches: Branches, *, max_model_len: int) -> None:
+        self._live = live
+        self._branches = branches
+        self._max_model_len = max_model_len
+
+    def take(self, step: OpenStep, result: ModelRunnerOutput, now: float) -> Int32Array:
+        """Returns the rows that got their next token as columns."""
+        beams: dict[str, dict[str, Logprobs | None]] = {}
+        logprobs = result.logprobs or {}
+        rows = np.zeros(0, np.int32)
+        if isinstance(result.sampled_token_ids, np.ndarray):
+            rows, sampled = self._take_columns(step, result.sampled_token_ids)
+        else:
+            sampled = dict(zip(result.req_ids, result.sampled_token_ids, strict=True))
+            sampled = {name: sampled.get(name, []) for name in step.plan.batch.req_ids}
+        drafts = step.plan.scheduled_spec_decode_tokens
+        for name, token_ids in sampled.items():
+            sequence = self._live.find_sequence(name)
+            if sequence is None or sequence.row is None or not step.has_scheduled(sequence):
+                continue  # it ended while in flight
+            if sequence.request.beam_search is not None:
+                beams.setdefault(sequence.request.request_id, {})[name] = logprobs.get(name)
+            else:
+                num_drafts = len(drafts.get(name, ()))
+                self._take_tokens(sequence, token_ids, num_drafts, logprobs.get(name), now)
+        for request_id, reported in beams.items():
+            self._take_beams(self._live.by_id[request_id], reported)
+        return rows
+
+    # ------------------------------------------------------------------ columns
+
+    def _take_columns(
+        self, step: OpenStep, token_ids: Int32Array
+    ) -> tuple[Int32Array, dict[str, list[int]]]:
+        """Appends and tells what is plain. Returns its rows, and the tokens of the others."""
+        state, batch = self._live.rows, step.plan.batch
+        is_due = step.is_due & (state.generation[batch.rows] == step.generations)
+        rows, tokens = batch.rows, token_ids
+        if not is_due.all():
+            rows, tokens = rows[is_due], tokens[is_due]
+        positions = state.num_tokens[rows]
+        is_plain = (
+            state.is_plain[rows]
+            & (positions + 1 < state.stop_length[rows])
+            & ~self._live.stop_tokens.hit_by(tokens)
+        )
+        others: dict[str, list[int]] = {}
+        if not is_plain.all():
+            for row, token_id in zip(
+                rows[~is_plain].tolist(), tokens[~is_plain].tolist(), strict=True
+            ):
+                sequence = state.sequences[row]
+                assert sequence is not None
+                others[sequence.sequence_id] = [token_id]
+            rows, tokens, positions = rows[is_plain], tokens[is_plain], positions[is_plain]
+        state.token_ids[rows, positions] = tokens
+        state.num_tokens[rows] = positions + 1
+        self._live.counters.num_generated_tokens += len(rows)
+        self._live.outputs.add_tokens(rows, tokens)
+        return rows, others
+
+    # ------------------------------------------------------------------ one by one
+
+    def _take_tokens(
+        self,
+        sequence: Sequence,
+        token_ids: list[int],
+        num_drafts: int,
+        logprobs: Logprobs | None,
+        now: float,
+    ) -> None:
+        """Nothing before the sequence's tokens are all computed, else one token behind the accepted
+        drafts."""
+        request, state, row = sequence.request, self._live.rows, sequence.row
+        assert row is not None
+        is_due = sequence.num_computed_tokens >= sequence.num_tokens
+        most = 1 + num_drafts if is_due else 0
+        if not is_due <= len(token_ids) <= most:
+            why = (
+                f"the model runner returned {len(token_ids)} tokens, from {int(is_due)} to {most} "
+                "were due; this is a fault of the engine, please report it"
+            )
+            self._live.end(request, RequestStatus.FINISHED_ERROR, why)
+            return
+        if not is_due:
+            return
+        if request.has_branches_due:
+            self._branches.branch_off(request)
+        # rejected drafts were computed for nothing: their slots are written again
+        sequence.num_computed_tokens -= most - len(token_ids)
+        kept = append_until_stop(sequence, token_ids, self._max_model_len)
+        if np.isnan(state.first_token_s[row]):
+            state.first_token_s[row] = now
+        if logprobs is not None:
+            logprobs = trim_logprobs(logprobs, len(kept))
+        self._live.tell(sequence, kept, logprobs)
+        state.is_plain[row] = request.sampling_params.logprobs is None
+
+    def _take_beams(self, request: Request, reported: dict[str, Logprobs | None]) -> None:
+        """All beams advance together. One that has caught up before the others computes its last
+        token once more: it is due again when they are."""
+        beams = request.unfinished
+        due = [seq for seq in beams if seq.row is not None and _has_caught_up(seq)]
+        if len(due) < len(beams):
+            for sequence in due:
+                self._branches.roll_back(sequence)
+            if due and request.has_branches_due:
+                self._branches.branch_off(request)
+            return
+        logprobs = [reported.get(sequence.sequence_id) for sequence in beams]
+        found = [columns for columns in logprobs if columns is not None]
+        if len(found) < len(beams):
+            why = (
+                "the model runner reported no log-probabilities; this is a fault, please report it"
+            )
+            self._live.end(request, RequestStatus.FINISHED_ERROR, why)
+            return
+        self._branches.advance_beams(request, found)
+
+
+def _has_caught_up(sequence: Sequence) -> bool:
+    return sequence.num_computed_tokens >= sequence.num_tokens

@@ -1,0 +1,77 @@
+"""What steps teach: their time, for budget and preemption rule; tokens served, for the policy.
+
+Owns the scheduler's notion of the present. Decides nothing itself.
+"""
+
+import numpy as np
+
+from engine_core.scheduler.live_requests import LiveRequests
+from engine_core.scheduler.policy import SchedulingPolicy
+from engine_core.scheduler.preemption import PreemptionRule
+from engine_core.scheduler.running_rows import Int32Array
+from engine_core.scheduler.step_budget import FixedBudget, RunningSequences, StepBudget, StepLoad
+from engine_core.scheduler.step_turns import OpenStep
+
+
+class StepLearning:
+    """Asks the budget before each step, and tells of each step after it."""
+
+    def __init__(
+        self,
+        live: LiveRequests,
+        policy: SchedulingPolicy,
+        preemption: PreemptionRule,
+        budget: StepBudget,
+    ) -> None:
+        self._live = live
+        self._policy = policy
+        self._preemption = preemption
+        self._budget = budget
+        self._wants_load = not isinstance(budget, FixedBudget)
+        self.now = 0.0
+        """Seconds, at the last call with a time."""
+
+    def choose_budget(self, now: float) -> int:
+        """Most tokens of the step to be planned."""
+        self.now = now
+        rows, waiting = self._live.rows, self._live.waiting
+        order = rows.order if self._wants_load else rows.order[:0]
+        running = RunningSequences(
+            num_tokens=rows.num_tokens[order],
+            num_computed_tokens=rows.num_computed[order],
+            num_prompt_tokens=rows.num_prompt[order],
+            first_token_s=rows.first_token_s[order],
+            arrival_s=rows.arrival_s[order],
+        )
+        head_s = None if waiting.is_empty else waiting.peek_request().arrival_time
+        return self._budget.num_tokens(now, running, head_s)
+
+    def observe(self, step: OpenStep, decoded: Int32Array, now: float) -> None:
+        """A step is over; `decoded` are the rows that got a token as columns."""
+        self.now = now
+        plan, duration_s = step.plan, now - step.planned_s
+        copies = plan.copies
+        num_copied = len(copies.swap_in) + len(copies.swap_out) + len(copies.copy)
+        self._preemption.observe(plan.total_num_scheduled_tokens, num_copied, duration_s)
+        if self._wants_load and plan.total_num_scheduled_tokens:
+            counts = plan.batch.num_scheduled_tokens.astype(np.int64)
+            context = plan.batch.num_computed_tokens + counts
+            load = StepLoad(
+                num_tokens=plan.total_num_scheduled_tokens,
+                num_sequences=len(counts),
+                num_context_tokens=int(context.sum()),
+                num_attention_pairs=int((counts * context).sum()),
+            )
+            self._budget.observe(load, duration_s)
+        if self._policy.counts_service:
+            self._count_service(decoded)
+
+    def _count_service(self, decoded: Int32Array) -> None:
+        served = self._live.take_served()
+        tenants = self._live.rows.tenant[decoded]
+        if not served and not len(tenants):
+            return
+        totals = np.bincount(tenants, minlength=1 + max(served, default=0))
+        for tenant, num_tokens in served.items():
+            totals[tenant] += num_tokens
+        self._policy.decoded(totals)

@@ -1,0 +1,199 @@
+"""Writes docs/requirements.md: every required behaviour, and the tests that prove it.
+
+python scripts/requirements_list.py           # rewrite the page
+python scripts/requirements_list.py --check   # fail if it is out of date or names what is not there
+
+The rows are in docs/requirements.csv (id, section, name, state, why). A test proves rows by saying
+so in its docstring: `Proves S001, S004-S006.`; a module's or class's docstring speaks for all its
+tests. `state` and `why` there are for rows that no test proves: "planned" or "not applicable".
+"""
+
+import ast
+import csv
+import dataclasses
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+STATES = ("done", "planned", "not applicable", "open")
+_ID = r"S\d{3}(?:-S\d{3})?"
+_PROVES = re.compile(rf"\b[Pp]roves ({_ID}(?:(?:, and|,| and) {_ID})*)")
+_NAMED = re.compile(r"\bS\d{3}\b")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """One required behaviour."""
+
+    id: str
+    section: str
+    name: str
+    state: str
+    """For a row that no test proves: planned, not applicable, or empty."""
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Proof:
+    """A place in the tests that says that it proves a row."""
+
+    row_id: str
+    file: str
+    test: str
+    """Empty for a whole file."""
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows in order.
+
+    Raises:
+        ValueError: an id twice, or a state that does not exist.
+    """
+    with path.open(newline="") as file:
+        rows = [Row(**fields) for fields in csv.DictReader(file)]
+    seen: set[str] = set()
+    for row in rows:
+        if row.id in seen or not re.fullmatch(r"S\d{3}", row.id):
+            raise ValueError(f"{path.name}: id {row.id!r} is there twice or is not S and 3 digits")
+        if row.state not in ("", "planned", "not applicable") or bool(row.state) != bool(row.why):
+            raise ValueError(
+                f'{path.name}: {row.id} has state {row.state!r} and why {row.why!r}; give "planned"'
+                ' or "not applicable" with a reason, or leave both empty'
+            )
+        seen.add(row.id)
+    return rows
+
+
+def ids_proved(docstring: str) -> list[str]:
+    """The rows that a docstring says it proves; "S004-S006" stands for three."""
+    ids: list[str] = []
+    for claim in _PROVES.findall(" ".join(docstring.split())):
+        for part in re.findall(_ID, claim):
+            first, _, last = part.partition("-")
+            stop = int((last or first)[1:]) + 1
+            ids += [f"S{number:03}" for number in range(int(first[1:]), stop)]
+    return ids
+
+
+def proofs_in(path: Path, root: Path) -> tuple[list[Proof], list[str]]:
+    """What a test file proves, and what is wrong with what it says."""
+    proofs, problems = [], []
+    file = path.relative_to(root).as_posix()
+    for name, docstring in _docstrings(ast.parse(path.read_text())):
+        ids = ids_proved(docstring)
+        is_test = not name or name.split("::")[-1].startswith(("test_", "Test"))
+        if ids and not (is_test and path.name.startswith("test_")):
+            problems.append(
+                f"{file}::{name} proves {', '.join(ids)}, but pytest does not run it by that name; "
+                "say it in the docstring of a test or of a test file"
+            )
+        else:
+            proofs += [Proof(row_id, file, name) for row_id in ids]
+    return proofs, problems
+
+
+def _docstrings(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str = ""
+) -> Iterator[tuple[str, str]]:
+    docstring = ast.get_docstring(node)
+    if docstring:
+        yield name, docstring
+    for child in node.body:
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _docstrings(child, f"{name}::{child.name}" if name else child.name)
+
+
+def collect(root: Path) -> tuple[list[Row], dict[str, list[Proof]], list[str]]:
+    """Rows, proofs by row, and problems."""
+    rows = read_rows(root / "docs" / "requirements.csv")
+    proofs: dict[str, list[Proof]] = {row.id: [] for row in rows}
+    problems: list[str] = []
+    for path in sorted((root / "tests").rglob("*.py")):
+        found, wrong = proofs_in(path, root)
+        problems += wrong
+        for proof in found:
+            if proof.row_id in proofs:
+                proofs[proof.row_id].append(proof)
+            else:
+                problems.append(
+                    f"{proof.file}::{proof.test} proves {proof.row_id}, which docs/requirements.csv"
+                    " does not have; correct the id"
+                )
+    return rows, proofs, problems
+
+
+def state_of(row: Row, proofs: list[Proof]) -> str:
+    """A proof outweighs what the table says of an unproven row."""
+    return "done" if proofs else row.state or "open"
+
+
+def page(rows: list[Row], proofs: dict[str, list[Proof]]) -> str:
+    """The whole of docs/requirements.md."""
+    states = [state_of(row, proofs[row.id]) for row in rows]
+    lines = [
+        "# Required behaviour",
+        "",
+        "Written by `scripts/requirements_list.py` from `requirements.csv` and from what the tests",
+        "say that they prove; not to be edited. The names are those of the scheduler designs that",
+        "the rows come from; what counts is the behaviour. A row is done if tests prove it.",
+        "",
+        "| state | rows |",
+        "|---|---|",
+        *[f"| {state} | {states.count(state)} |" for state in STATES],
+        f"| all | {len(rows)} |",
+    ]
+    section = None
+    for row, state in zip(rows, states, strict=True):
+        if row.section != section:
+            section = row.section
+            lines += ["", f"## {section}", "", "| id | what | state | |", "|---|---|---|---|"]
+        where = _places(proofs[row.id]) if proofs[row.id] else _cell(row.why)
+        lines.append(f"| {row.id} | {_cell(row.name)} | {state} | {where} |")
+    return "\n".join(lines) + "\n"
+
+
+def _places(proofs: list[Proof]) -> str:
+    by_file: dict[str, list[str]] = {}
+    for proof in proofs:
+        tests = by_file.setdefault(proof.file.removeprefix("tests/"), [])
+        if proof.test and proof.test not in tests:
+            tests.append(proof.test)
+    return "; ".join(
+        f"{file}: {', '.join(tests)}" if tests else f"{file} (all of it)"
+        for file, tests in by_file.items()
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def lost_rows(old_page: str, proofs: dict[str, list[Proof]]) -> list[str]:
+    """Rows that the page calls done and that no test proves any more."""
+    done = [line.split()[1] for line in old_page.splitlines() if "| done |" in line]
+    return [row_id for row_id in done if _NAMED.fullmatch(row_id) and not proofs.get(row_id)]
+
+
+def main(root: Path = ROOT, arguments: list[str] | None = None) -> int:
+    check = "--check" in (sys.argv[1:] if arguments is None else arguments)
+    path = root / "docs" / "requirements.md"
+    rows, proofs, problems = collect(root)
+    old_page, wanted = path.read_text() if path.exists() else "", page(rows, proofs)
+    if check:
+        problems += [
+            f"{row_id} was done, and no test says any more that it proves it"
+            for row_id in lost_rows(old_page, proofs)
+        ]
+        if old_page != wanted:
+            problems.append("docs/requirements.md is out of date; run scripts/requirements_list.py")
+    else:
+        path.write_text(wanted)
+    for problem in problems:
+        print(problem)
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

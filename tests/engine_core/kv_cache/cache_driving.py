@@ -1,0 +1,169 @@
+"""Does with a cache what a scheduler does, and follows each plan with a simulated memory.
+
+Owns who runs, waits or is swapped, and the tables that a runner would have. Chooses nothing.
+"""
+
+import dataclasses
+
+from paged_memory import PagedMemory, Stream, marker
+
+from engine_core.kv_cache import AllocStatus, KVCacheManager
+
+
+@dataclasses.dataclass
+class Planned:
+    stream: Stream
+    start: int
+    stop: int
+    drafts: list[int]
+
+
+class CacheDriver:
+    """`running` holds device blocks, `swapped` host blocks, `waiting` nothing."""
+
+    def begin(self, num_blocks, num_host_blocks, block_size, groups, caching, lengths):
+        self.cache = KVCacheManager(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            groups=groups,
+            enable_prefix_caching=caching,
+            num_host_blocks=num_host_blocks,
+        )
+        self.memory = PagedMemory(
+            groups,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            block_size=block_size,
+        )
+        self.running: dict[str, Stream] = {}
+        self.swapped: dict[str, Stream] = {}
+        self.waiting: dict[str, Stream] = {}
+        self.tables: dict[str, list[list[int]]] = {}
+        self.plan: dict[str, Planned] = {}
+        self.contents: dict[tuple[int, bytes], list[int]] = {}
+        self.was_resumed: set[str] = set()
+        self.num_names = 0
+        self.has_admitted = self.has_preempted = False
+        for num_tokens in lengths:
+            self._arrive([0] * num_tokens, None, 9, 0)
+
+    def _name(self):
+        self.num_names += 1
+        return f"s{self.num_names}"
+
+    def _idle(self):
+        return [name for name in self.running if name not in self.plan]
+
+    def _victims(self):
+        # whoever was admitted may hold what those before it are about to compute
+        return self._idle() if self.has_admitted else list(self.running)
+
+    def _arrive(self, tokens, salt, chunk, lookahead):
+        name = self._name()
+        self.waiting[name] = Stream(name, tokens, cache_salt=salt)
+        self._admit(name, chunk, lookahead)
+
+    def _admit(self, name, chunk, lookahead):
+        stream = self.waiting[name]
+        hit = self.cache.find_cached_prefix(stream)
+        assert hit.num_tokens < stream.num_tokens
+        self.cache.explain_lookup(stream, hit)
+        status = self.cache.can_admit(
+            stream,
+            hit,
+            max_chunk=chunk,
+            num_promised=0,
+            is_alone=not self.running,
+            is_resumed=name in self.was_resumed,
+            num_lookahead_slots=lookahead,
+        )
+        if status is not AllocStatus.OK:
+            return
+        del self.waiting[name]
+        self.cache.adopt(stream, hit)
+        self.running[name] = stream
+        self.was_resumed.add(name)
+        stream.num_computed_tokens = hit.num_tokens
+        self.tables[name] = [list(table) for table in self.cache.block_ids(stream)]
+        num_tokens = min(chunk, stream.num_tokens - hit.num_tokens)
+        assert self._grow(stream, num_tokens, lookahead), "can_admit promised room"
+        self.has_admitted = True
+
+    def _grow(self, stream, num_tokens, lookahead, drafts=()):
+        """True if the tokens are planned."""
+        start, stop = stream.num_computed_tokens, stream.num_computed_tokens + num_tokens
+        name = stream.sequence_id
+        is_single = num_tokens == 1 and stop <= self.cache.writable_tokens(stream)
+        if not is_single:
+            before = self._state()
+            update = self.cache.allocate_slots(stream, num_tokens, lookahead)
+            if update is None:
+                assert self._state() == before
+                return False
+            for table, block_ids in zip(self.tables[name], update.block_ids, strict=True):
+                assert update.start <= len(table)
+                table[update.start :] = block_ids
+            assert self.cache.writable_tokens(stream) >= stop + lookahead
+        stream.num_computed_tokens = stop
+        self.plan[name] = Planned(stream, start, stop, list(drafts))
+        return True
+
+    def _state(self):
+        pool = self.cache
+        return (
+            [
+                pool.block_ids(stream)
+                for stream in self.running.values()
+                if stream.sequence_id in pool._held
+            ],
+            pool.num_blocks_free,
+            pool.num_blocks_cached,
+            pool.num_host_blocks_cached,
+            pool.num_host_blocks_in_use,
+        )
+
+    def _refund(self, name):
+        planned = self.plan.pop(name, None)
+        if planned is not None:
+            planned.stream.num_computed_tokens = planned.start
+
+    def _recompute(self, name):
+        stream = self.waiting[name] = self.running.pop(name)
+        self.cache.free(stream)
+        stream.num_computed_tokens = 0
+        del self.tables[name]
+        self.has_preempted = True
+
+    def _run_plan(self, swap_out_first):
+        self.memory.execute(self.cache.take_copies(), swap_out_first=swap_out_first)
+        for name, planned in self.plan.items():
+            tokens = planned.stream.tokens + planned.drafts
+            self.memory.write(
+                planned.stream, self.tables[name], tokens, planned.start, planned.stop
+            )
+            self.memory.read(planned.stream, self.tables[name], tokens, planned.start, planned.stop)
+
+    def _check_contents(self):
+        """What can be found, and what waits on the host, is what it is said to be."""
+        tiers = self.cache._tiers
+        size = self.cache.block_size
+        streams = [*self.running.values(), *self.swapped.values(), *self.waiting.values()]
+        for stream in streams:
+            for index, block_hash in enumerate(stream.block_hashes):
+                for group in range(len(self.cache.groups)):
+                    self.contents[group, block_hash] = [
+                        marker(stream, stream.tokens, position, group)
+                        for position in range(index * size, (index + 1) * size)
+                    ]
+        findable = [
+            ((group, block_hash), block_id)
+            for group, index in enumerate(tiers.device._index)
+            for block_hash, block_id in index.items()
+        ]
+        for key, block_id in [*findable, *tiers.host._index.items()]:
+            if key in self.contents:
+                assert self.memory.blocks[block_id] == self.contents[key]
+        for name, stream in self.swapped.items():
+            tables = self.cache._swapped._tables[name].tables
+            stop = stream.num_computed_tokens
+            self.memory.read(stream, tables, stream.tokens, stop, stop)

@@ -1,0 +1,115 @@
+"""Sequences, and a memory whose slots say which prefix was written to them.
+
+Stands where runner and model stand: executes copies in any order that the contract allows, writes
+the tokens of a plan through tables that it keeps from updates alone, and asserts before every read
+that each token that attention may see is in its slot, put there by the same prefix.
+"""
+
+import dataclasses
+from array import array
+
+from engine_core.kv_cache import NULL_BLOCK_ID, CacheCopies, KVCacheGroupSpec, KVCacheManager
+
+
+@dataclasses.dataclass
+class Stream:
+    """All that the cache reads of a sequence."""
+
+    sequence_id: str
+    tokens: list[int]
+    num_computed_tokens: int = 0
+    block_hashes: list[bytes] = dataclasses.field(default_factory=list)
+    cache_salt: str | None = None
+    adapter: str | None = None
+    num_hashed_bytes: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    def token_bytes(self, start: int, stop: int) -> bytes:
+        assert 0 <= start <= stop <= len(self.tokens)
+        self.num_hashed_bytes += 4 * (stop - start)
+        return array("i", self.tokens[start:stop]).tobytes()
+
+
+def marker(stream: Stream, tokens: list[int], position: int, group: int) -> int:
+    """Of a slot that holds what this position's keys and values would be."""
+    salt = (stream.cache_salt, stream.adapter)
+    return hash((group, salt, tuple(tokens[: position + 1])))
+
+
+def compute(cache, stream, num_tokens=None):
+    """One step: tokens of the stream, all that are left if not said."""
+    num_tokens = num_tokens or stream.num_tokens - stream.num_computed_tokens
+    update = cache.allocate_slots(stream, num_tokens)
+    if update is not None:
+        stream.num_computed_tokens += num_tokens
+    cache.check([stream] if update is not None else ())
+    cache.take_copies()
+    return update
+
+
+def probe(tokens, **options):
+    return Stream("probe", tokens, **options)
+
+
+def hit_of(cache, tokens, **options):
+    return cache.find_cached_prefix(probe(tokens, **options))
+
+
+def make_cache(num_blocks=20, block_size=4, **options):
+    return KVCacheManager(num_blocks=num_blocks, block_size=block_size, **options)
+
+
+class PagedMemory:
+    def __init__(
+        self,
+        groups: tuple[KVCacheGroupSpec, ...],
+        *,
+        num_blocks: int,
+        num_host_blocks: int,
+        block_size: int,
+    ):
+        self.groups = groups
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        # device and host by block id; the null block is never written
+        self.blocks = [[0] * block_size for _ in range(num_blocks + num_host_blocks + 1)]
+
+    def execute(self, copies: CacheCopies, *, swap_out_first: bool) -> None:
+        """Swap in and swap out may overlap, so any order of the two must do."""
+        assert not {s for s, _ in copies.swap_out} & {d for _, d in copies.swap_in}
+        assert not {s for s, _ in copies.swap_in} & {d for _, d in copies.swap_out}
+        for source, destination in copies.swap_in:
+            assert source > self.num_blocks >= destination > NULL_BLOCK_ID
+        for source, destination in copies.swap_out:
+            assert destination > self.num_blocks >= source > NULL_BLOCK_ID
+        for pairs in (copies.swap_in, copies.swap_out):
+            assert len({destination for _, destination in pairs}) == len(pairs)
+        first, second = copies.swap_in, copies.swap_out
+        if swap_out_first:
+            first, second = second, first
+        for source, destination in [*first, *second, *copies.copy]:
+            self.blocks[destination] = self.blocks[source].copy()
+
+    def write(self, stream: Stream, tables, tokens: list[int], start: int, stop: int) -> None:
+        for group, table in enumerate(tables):
+            for position in range(start, stop):
+                block, slot = divmod(position, self.block_size)
+                assert table[block] != NULL_BLOCK_ID
+                self.blocks[table[block]][slot] = marker(stream, tokens, position, group)
+
+    def read(self, stream: Stream, tables, tokens: list[int], start: int, stop: int) -> None:
+        """All that the tokens [start, stop) attend to."""
+        for group, (spec, table) in enumerate(zip(self.groups, tables, strict=True)):
+            window = spec.sliding_window
+            first = 0 if window is None else max(0, start + 1 - window)
+            for position in range(first, stop):
+                block, slot = divmod(position, self.block_size)
+                assert table[block] != NULL_BLOCK_ID
+                found = self.blocks[table[block]][slot]
+                assert found == marker(stream, tokens, position, group), (
+                    f"{stream.sequence_id} group {group} position {position} of [{start}, {stop}) "
+                    f"in block {table[block]}"
+                )

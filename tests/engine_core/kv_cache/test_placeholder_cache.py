@@ -1,0 +1,32 @@
+"""A model without a KV cache: everything is admitted and nothing is held."""
+
+from paged_memory import Stream
+
+from engine_core.kv_cache import AllocStatus, PlaceholderKVCacheManager
+
+
+def test_a_sequence_of_any_length_lives_without_blocks():
+    """Proves S131, S176."""
+    cache = PlaceholderKVCacheManager()
+    stream, child = Stream("a", [1] * 100_000), Stream("b", [1])
+    hit = cache.find_cached_prefix(stream)
+    status = cache.can_admit(
+        stream, hit, max_chunk=8, num_promised=10**6, is_alone=False, is_resumed=False
+    )
+    assert status is AllocStatus.OK
+    cache.adopt(stream, hit)
+    assert cache.allocate_slots(stream, 100_000).is_empty
+    assert cache.writable_tokens(stream) > 10**9
+    cache.fork(stream, child, 5)
+    assert cache.swap_out([stream, child]) == 0
+    assert cache.can_swap_in([stream], num_promised=0, is_alone=True) is AllocStatus.OK
+    cache.swap_in([stream, child])
+    assert cache.block_ids(stream) == ([],)
+    assert cache.num_promised_blocks(stream, 8) == cache.num_peak_blocks(10**6, 8) == 0
+    assert cache.num_common_prefix_blocks(stream, 2) == [0]
+    assert cache.take_copies().is_empty
+    cache.free(stream)
+    cache.forget(stream)
+    cache.check([stream])
+    assert (cache.num_blocks, cache.num_blocks_in_use, cache.reset_prefix_cache()) == (0, 0, 0)
+    assert cache.usage([stream]).num_used_blocks == 0

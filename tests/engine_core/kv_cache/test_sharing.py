@@ -1,0 +1,249 @@
+"""Branches that share blocks, copies before the first write, and equal blocks that become one."""
+
+import pytest
+from paged_memory import Stream, compute, hit_of, make_cache
+
+from engine_core.kv_cache import KVCacheGroupSpec
+
+
+def fork(cache, parent, name, *tokens):
+    num_computed = parent.num_computed_tokens
+    child = Stream(name, [*parent.tokens[:num_computed], *tokens], num_computed)
+    cache.fork(parent, child, num_computed)
+    return child
+
+
+def copies_of(cache, stream, num_tokens=1):
+    """The update and the copies of one step."""
+    update = cache.allocate_slots(stream, num_tokens)
+    stream.num_computed_tokens += num_tokens
+    cache.check([stream])
+    return update, cache.take_copies().copy
+
+
+def test_branches_share_all_blocks_until_one_writes():
+    """Proves S136, S139, S150, S155, S163, S181."""
+    cache = make_cache()
+    parent = Stream("a", list(range(6)))
+    compute(cache, parent)
+    parent.tokens.append(7)
+    assert cache.writable_tokens(parent) == 8
+    children = [fork(cache, parent, name, 8) for name in "bc"]
+    (shared, tail) = cache.block_ids(parent)[0]
+    assert (cache.num_blocks_in_use, cache.num_shared_references) == (2, 4)
+    assert [cache.writable_tokens(s) for s in (parent, *children)] == [6, 6, 6]
+    assert cache.num_promised_blocks(parent, 8) == 1
+
+    update, copies = copies_of(cache, children[0])
+    own = cache.block_ids(children[0])[0][1]
+    assert (update.start, update.block_ids) == (1, ([own],))
+    assert copies == [(tail, own)]
+    _, copies = copies_of(cache, parent)
+    assert copies == [(tail, cache.block_ids(parent)[0][1])]
+    # the last one to write has the block to itself
+    update, copies = copies_of(cache, children[1])
+    assert update.is_empty
+    assert copies == []
+    assert cache.block_ids(children[1]) == ([shared, tail],)
+    assert (cache.num_blocks_in_use, cache.num_shared_references) == (4, 2)
+    assert cache.writable_tokens(parent) == 8
+
+
+def test_a_branch_at_a_block_boundary_needs_no_copy():
+    cache = make_cache()
+    parent = Stream("a", list(range(8)))
+    compute(cache, parent)
+    child = fork(cache, parent, "b", 9)
+    assert cache.writable_tokens(child) == 8
+    update, copies = copies_of(cache, child)
+    assert (update.start, copies) == (2, [])
+
+
+def test_shared_slots_ahead_are_replaced_without_a_copy():
+    cache = make_cache()
+    parent = Stream("a", list(range(6)))
+    cache.allocate_slots(parent, 6, 6)
+    parent.num_computed_tokens = 6
+    child = Stream("b", list(range(12)), 6)
+    cache.fork(parent, child, 12)
+    before = cache.block_ids(child)[0]
+    update, copies = copies_of(cache, child, 6)
+    after = cache.block_ids(child)[0]
+    assert (update.start, update.block_ids) == (1, (after[1:],))
+    assert not set(before[1:]) & set(after)
+    assert copies == [(before[1], after[1])]
+
+
+def test_a_block_that_another_filled_is_not_found_once_it_is_written():
+    """The child goes on in the middle of a block, in place, after its parent has left."""
+    cache = make_cache()
+    parent = Stream("a", list(range(9)))
+    compute(cache, parent)
+    child = Stream("b", [*range(6), 99, 99, 99, 99], 6)
+    cache.fork(parent, child, 6)
+    assert cache.writable_tokens(child) == 6
+    cache.free(parent)
+    assert hit_of(cache, list(range(9))).num_tokens == 8
+    assert cache.writable_tokens(child) == 6
+    update, copies = copies_of(cache, child, 3)
+    assert (update.start, copies) == (2, [])
+    assert hit_of(cache, list(range(9))).num_tokens == 4
+    assert hit_of(cache, child.tokens).num_tokens == 8
+    assert cache.writable_tokens(child) == 12
+
+
+def test_without_room_for_the_copy_nothing_changes():
+    cache = make_cache(num_blocks=2)
+    parent = Stream("a", list(range(6)))
+    compute(cache, parent)
+    child = fork(cache, parent, "b", 9)
+    before = cache.block_ids(child)
+    assert cache.allocate_slots(child, 1) is None
+    assert cache.block_ids(child) == before
+    assert cache.take_copies().is_empty
+    cache.check([parent, child])
+
+
+def test_a_branch_keeps_what_its_parent_has_hashed():
+    """Proves S028, S182."""
+    cache = make_cache()
+    parent = Stream("a", list(range(10)))
+    compute(cache, parent)
+    child = fork(cache, parent, "b", 1, 2)
+    cache.free(parent)
+    assert child.block_hashes == parent.block_hashes[:2]
+    copies_of(cache, child, 2)
+    assert child.num_hashed_bytes == 4 * 4
+    assert hit_of(cache, [*range(10), 1, 2, 0]).num_tokens == 12
+
+
+@pytest.mark.parametrize("step", [1, 4])
+def test_a_block_that_equals_a_known_one_gives_way_to_it(step):
+    """Proves S169."""
+    cache = make_cache()
+    first, second = Stream("a", [1] * 12), Stream("b", [1] * 12)
+    compute(cache, first, 3)
+    compute(cache, second, 3)
+    compute(cache, first, 2 if step == 1 else 5)
+    compute(cache, second, 1)
+    private = cache.block_ids(second)[0][0]
+    update = compute(cache, second, step)
+    known = cache.block_ids(first)[0][0]
+    assert known != private
+    assert update.start == 0
+    assert update.block_ids == cache.block_ids(second)
+    assert cache.block_ids(second)[0][0] == known
+    assert cache.num_deduplicated_blocks == 1
+    assert cache._pool.ref_count(private) == 0 or private in cache.block_ids(second)[0][1:]
+
+
+def test_a_chunk_keeps_its_own_blocks_until_they_are_computed():
+    """Proves S169."""
+    cache = make_cache()
+    first, second = Stream("a", [1] * 10), Stream("b", [1] * 10)
+    for stream in (first, second):
+        cache.allocate_slots(stream, 9)
+    mine = cache.block_ids(second)[0]
+    assert not set(mine) & set(cache.block_ids(first)[0])
+    cache.take_copies()
+    for stream in (first, second):
+        stream.num_computed_tokens = 9
+    update = cache.allocate_slots(second, 1)
+    assert (update.start, update.block_ids[0][:2]) == (0, cache.block_ids(first)[0][:2])
+    assert cache.num_deduplicated_blocks == 2
+    assert cache.num_blocks_in_use == 4
+
+
+def test_an_equal_block_that_is_only_being_computed_is_not_adopted_yet():
+    cache = make_cache()
+    first, second = Stream("a", [1] * 10), Stream("b", [1] * 10)
+    compute(cache, second, 3)
+    compute(cache, second, 1)
+    cache.allocate_slots(first, 9)
+    first.num_computed_tokens = 9
+    update = cache.allocate_slots(second, 1)
+    assert update.start == 1
+    cache.free(first)  # its step does not run
+    second.num_computed_tokens = 5
+    cache.take_copies()
+    compute(cache, second, 4)
+    assert cache.num_deduplicated_blocks == 0
+    assert hit_of(cache, [1] * 10).num_tokens == 8
+
+
+def test_a_cached_block_that_nobody_holds_is_adopted_too():
+    cache = make_cache()
+    gone, stream = Stream("a", [1] * 5), Stream("b", [1] * 5)
+    for one in (gone, stream):
+        compute(cache, one, 3)
+        compute(cache, one, 1)
+    known = cache.block_ids(gone)[0][0]
+    cache.free(gone)
+    assert cache.num_blocks_cached == 1
+    compute(cache, stream, 1)
+    assert cache.block_ids(stream)[0][0] == known
+    assert cache.num_blocks_cached == 0
+
+
+def test_a_known_block_costs_nothing_that_is_not_given_back_for_it():
+    """The own block has another holder, so taking the known one would cost the last free block."""
+    cache = make_cache(num_blocks=2)
+    gone, stream = Stream("a", [1] * 5), Stream("b", [1] * 5)
+    for one in (gone, stream):
+        compute(cache, one, 3)
+        compute(cache, one, 1)
+    fork(cache, stream, "c", 1)
+    own = cache.block_ids(stream)[0][0]
+    cache.free(gone)
+    assert cache.num_blocks_free == 1
+    assert compute(cache, stream, 1).start == 1
+    assert cache.block_ids(stream)[0][0] == own
+
+
+def test_a_copied_block_that_fills_alike_gives_way_again():
+    cache = make_cache()
+    parent = Stream("a", list(range(9)))
+    compute(cache, parent, 8)
+    child = fork(cache, parent, "b", 9)
+    known = cache.block_ids(child)[0][1]
+    parent.num_computed_tokens = 6
+    copies_of(cache, parent, 2)
+    assert cache.block_ids(parent)[0][1] != known
+    update, _ = copies_of(cache, parent, 1)
+    assert (update.start, update.block_ids[0][0]) == (1, known)
+
+
+def test_tokens_that_are_computed_and_not_yet_told_are_not_hashed():
+    """With a step in flight, the last computed token may not be known."""
+    cache = make_cache()
+    stream = Stream("a", list(range(7)))
+    compute(cache, stream, 7)
+    stream.num_computed_tokens = 8
+    compute(cache, stream, 1)
+    assert len(stream.block_hashes) == 1
+    cache.free(stream)
+    assert cache.num_blocks_cached == 1
+
+
+def test_nobody_finds_what_was_forgotten_and_it_is_registered_anew():
+    cache = make_cache()
+    stream = Stream("a", list(range(13)))
+    compute(cache, stream)
+    cache.forget(stream, 6)
+    assert hit_of(cache, list(range(13))).num_tokens == 4
+    stream.num_computed_tokens = 6
+    compute(cache, stream, 7)
+    assert hit_of(cache, list(range(13))).num_tokens == 12
+
+
+def test_common_prefix_blocks_are_those_that_all_hold():
+    cache = make_cache(groups=(KVCacheGroupSpec(), KVCacheGroupSpec(99)))
+    parent = Stream("a", list(range(10)))
+    compute(cache, parent)
+    children = [fork(cache, parent, name, 8) for name in "bc"]
+    assert cache.num_common_prefix_blocks(parent, 3) == [3, 3]
+    copies_of(cache, children[0])
+    assert cache.num_common_prefix_blocks(parent, 3) == [2, 2]
+    assert cache.num_common_prefix_blocks(parent, 4) == [0, 0]
+    assert cache.num_common_prefix_blocks(parent, 1) == [0, 0]
+    assert cache.num_common_prefix_blocks(None, 3) == [0, 0]

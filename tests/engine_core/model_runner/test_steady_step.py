@@ -1,0 +1,103 @@
+"""A step that brings nothing new costs the same Python work for few sequences and for many."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from plans import Drive
+
+import engine_core.model_runner
+from engine_core.model_runner.cache_layout import plan_cache_layout
+from engine_core.model_runner.runner import ModelRunner
+from engine_core.models.interface import KVCacheSpec
+from kernels.torch_ops.operations import TorchOperations
+from protocol.sampling import SamplingParams
+
+FOLDER = str(Path(engine_core.model_runner.__file__).parent)
+V = 50
+
+
+class CountingModel:
+    """The next token is the last one plus one; attends to nothing."""
+
+    kv_cache_spec = KVCacheSpec(
+        num_layers=2,
+        num_query_heads=2,
+        num_kv_heads=1,
+        head_size=4,
+        sliding_windows=(None, 8),
+        vocab_size=V,
+        max_model_len=64,
+    )
+
+    def forward(self, token_ids_T, positions_T, context):
+        return torch.nn.functional.one_hot((token_ids_T + 1) % V, V).float()
+
+    def compute_logits(self, hidden_RE):
+        return hidden_RE * 100
+
+
+def lines_run_in_a_step(number, params):
+    runner = ModelRunner(
+        model=CountingModel(),
+        ops=TorchOperations(),
+        layout=plan_cache_layout(CountingModel.kv_cache_spec.sliding_windows),
+        num_blocks=4 * number,
+        block_size=16,
+        max_num_seqs=number,
+        max_model_len=64,
+        dtype=torch.float32,
+        eos_token_ids=(),
+    )
+    drive = Drive(runner, num_blocks=4 * number, block_size=16, max_num_seqs=number)
+    names = [f"r{index}" for index in range(number)]
+    for name in names:
+        drive.add(name, [1, 2, 3], params)
+    drive.step(dict.fromkeys(names, 3))
+    plan = drive.plans.plan(dict.fromkeys(names, 1))
+    lines = 0
+
+    def trace(frame, event, _):
+        nonlocal lines
+        if not frame.f_code.co_filename.startswith(FOLDER):
+            return None
+        lines += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        output = runner.execute(plan)
+    finally:
+        sys.settrace(None)
+    assert output.sampled_token_ids.tolist() == [5] * number
+    return lines
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.0}, {"seed": 1}, {"seed": 1, "top_k": 5, "temperature": 0.1}]
+)
+def test_a_steady_step_runs_as_many_lines_for_300_sequences_as_for_3(params):
+    asked = SamplingParams(max_tokens=30, **params)
+    assert lines_run_in_a_step(3, asked) == lines_run_in_a_step(300, asked) > 0
+
+
+def test_the_runner_is_not_asked_for_names_in_a_steady_step():
+    """The rows stand in the plan: the names could be gone."""
+    runner = ModelRunner(
+        model=CountingModel(),
+        ops=TorchOperations(),
+        layout=plan_cache_layout(CountingModel.kv_cache_spec.sliding_windows),
+        num_blocks=20,
+        block_size=16,
+        max_num_seqs=4,
+        max_model_len=64,
+        dtype=torch.float32,
+        eos_token_ids=(),
+    )
+    drive = Drive(runner, num_blocks=20, block_size=16, max_num_seqs=4)
+    drive.add("a", [1, 2], SamplingParams(max_tokens=30, temperature=0.0))
+    drive.step({"a": 2})
+    runner.batch.row_of = None
+    runner._known = None
+    assert runner.execute(drive.plans.plan({"a": 1})).sampled_token_ids.tolist() == [4]

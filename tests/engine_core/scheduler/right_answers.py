@@ -1,0 +1,121 @@
+"""What a request of the paged model gives when it is alone and never disturbed, and how it is made
+from a seed."""
+
+import dataclasses
+import random
+
+import numpy as np
+from paged_model import VOCAB, log_probabilities, next_token
+
+from engine_core.scheduler import Request
+from engine_core.scheduler.beam_search import BeamCandidates, BeamSearch
+from protocol.sampling import BeamSearchParams, SamplingParams, sequence_seed
+
+EOS = 0
+SHARED = [[1, 2, 3, 4] * 5, [1, 2, 3, 4, 1, 2, 2, 2, 2, 2, 2, 2], [4] * 12]
+
+
+@dataclasses.dataclass
+class Expected:
+    """By index of the sequence: all tokens that the client gets."""
+
+    outputs: list[list[int]]
+    request: Request
+
+
+def sampled_answer(request: Request, index: int, max_model_len: int) -> list[int]:
+    params = request.sampling_params
+    seed = None if params.seed is None else sequence_seed(params.seed, index)
+    output = request.output_token_ids
+    while True:
+        if output:
+            if len(output) >= params.min_tokens and (
+                (output[-1] == EOS and not params.ignore_eos) or output[-1] in params.stop_token_ids
+            ):
+                return output
+            num_tokens = request.num_prompt_tokens + len(output)
+            if len(output) >= params.max_tokens or num_tokens >= max_model_len:
+                return output
+        output.append(next_token(request.prompt_token_ids + output, request.cache_salt, seed))
+
+
+def beam_answer(request: Request, max_model_len: int) -> list[list[int]]:
+    params = request.sampling_params
+    assert request.beam_params is not None
+    search = BeamSearch(
+        request.beam_params,
+        max_tokens=min(params.max_tokens, max_model_len - request.num_prompt_tokens),
+        eos_token_ids=() if params.ignore_eos else (EOS,),
+        stop_token_ids=params.stop_token_ids,
+        min_tokens=params.min_tokens,
+    )
+    beams: list[list[int]] = [[]]
+    while not search.is_over:
+        columns = [
+            log_probabilities(request.prompt_token_ids + beam, request.cache_salt) for beam in beams
+        ]
+        tokens = np.tile(np.arange(VOCAB, dtype=np.int32), (len(beams), 1))
+        logprobs = np.array(columns, dtype=np.float32)
+        best = np.argsort(-logprobs, axis=1)[:, : search.num_candidates]
+        step = search.advance(
+            BeamCandidates(
+                np.take_along_axis(tokens, best, 1), np.take_along_axis(logprobs, best, 1)
+            )
+        )
+        beams = [[*beams[s.parent], s.token_id] for s in step.survivors]
+    return [found.token_ids for found in search.results()]
+
+
+def draw_request(
+    draw: random.Random,
+    name: str,
+    *,
+    max_model_len: int,
+    max_num_seqs: int,
+    now: float,
+    policy: str,
+    has_groups: bool,
+) -> Expected:
+    """A random request that this scheduler takes, and its right answer."""
+    prefix = draw.choice(SHARED)[: draw.choice([0, 3, 8, max_model_len // 2])]
+    own = [draw.randint(1, VOCAB - 1) for _ in range(draw.randint(1, 3))]
+    max_tokens = draw.randint(1, 16)
+    kind = draw.choice(["one", "one", "samples", "beams"]) if has_groups else "one"
+    num_sequences = 1 if kind == "one" else draw.randint(1, max_num_seqs + 1)
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=draw.randint(0, max_tokens),
+        ignore_eos=draw.random() < 0.7,
+        stop_token_ids=draw.choice([(), (), (3,)]),
+        seed=draw.choice([5, 77]) if kind == "samples" else None,
+        temperature=1.0 if kind == "samples" else 0.0,
+    )
+    beam_search = None
+    if kind == "beams":
+        beam_search = BeamSearchParams(
+            beam_width=num_sequences,
+            length_penalty=draw.choice([0.0, 1.0]),
+            early_stopping=draw.choice([True, False, "never"]),
+        )
+    fields = {
+        "request_id": name,
+        "prompt_token_ids": prefix + own,
+        "sampling_params": params,
+        "client_index": draw.randint(0, 2),
+        "arrival_time": now,
+        "eos_token_ids": (EOS,),
+        "cache_salt": draw.choice([None, None, None, "a", "b"]),
+        "priority": draw.randint(0, 3) if policy == "priority" else 0,
+        "tenant": draw.choice([None, "x", "y"]) if policy == "fair" else None,
+        "num_sequences": num_sequences,
+        "beam_search": beam_search,
+        "adapter": draw.choice([None, None, "l", "m"]),
+    }
+    request = Request(**fields)
+    if beam_search is not None and request.num_prompt_tokens < max_model_len:
+        return Expected(beam_answer(request, max_model_len), request)
+    outputs = [sampled_answer(request, index, max_model_len) for index in range(num_sequences)]
+    if num_sequences == 1:
+        delivered = outputs[0][: draw.choice([0, 0, 0, 2])]
+        request = Request(**fields, output_token_ids=delivered)
+    return Expected(outputs, request)

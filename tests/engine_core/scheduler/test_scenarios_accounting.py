@@ -1,0 +1,216 @@
+"""Counters, budgets and blocks that must add up, whatever the scenario."""
+
+import ast
+import random
+from pathlib import Path
+
+import pytest
+from scenario_help import Scenario, blocks_of, fresh_tokens, make_request
+
+import engine_core.scheduler
+from engine_core.kv_cache import KVCacheManager
+from engine_core.scheduler import (
+    ModelRunnerOutput,
+    RequestStatus,
+    Scheduler,
+    SchedulerInterface,
+    SchedulerOutput,
+)
+
+
+def test_a_requests_numbers_through_its_life():
+    """Waiting, running, preempted, resumed, finished. Proves S002, S003, S009, S026, S113, S127."""
+    first = make_request("first", 80, arrival_time=1.5, max_tokens=4)
+    second = make_request("second", 80, arrival_time=2.5, max_tokens=3)
+    scenario = Scenario(first, second, num_blocks=10)
+
+    def numbers() -> tuple:
+        status, num_computed = second.status, second.num_computed_tokens
+        return status, num_computed, second.num_tokens, second.num_output_tokens
+
+    assert numbers() == (RequestStatus.WAITING, 0, 80, 0)
+    scenario.step()
+    assert numbers() == (RequestStatus.RUNNING, 80, 81, 1)
+    scenario.step(first=[9])
+    assert numbers() == (RequestStatus.PREEMPTED, 0, 81, 1)
+    scenario.run_to_end()
+    assert numbers()[0] is RequestStatus.FINISHED_LENGTH
+    assert numbers()[2:] == (83, 3)
+    assert first.output_token_ids == [7, 9, 7, 7]
+    assert first.all_token_ids == [*first.prompt_token_ids, 7, 9, 7, 7]
+    assert (first.arrival_time, second.arrival_time) == (1.5, 2.5)
+    assert (first.num_preemptions, second.num_preemptions) == (0, 1)
+    assert scenario.scheduler.statistics().num_preemptions == 1
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
+@pytest.mark.parametrize("composition", ["mixed", "prefill-first"])
+def test_no_step_exceeds_its_budget_or_the_number_of_sequences(policy, composition):
+    """Random prompts over few blocks. Proves S052, S053, S054, S059, S062."""
+    chooser = random.Random(1)
+    scenario = Scenario(
+        policy=policy,
+        composition=composition,
+        num_blocks=30,
+        max_num_batched_tokens=50,
+        max_num_seqs=5,
+    )
+    for index in range(40):
+        length, most = chooser.randint(1, 120), chooser.randint(1, 60)
+        scenario.add(make_request(f"r{index}", length, max_tokens=most))
+    fullest = 0
+    while scenario.scheduler.has_work():
+        plan = scenario.plan()
+        fullest = max(fullest, plan.total_num_scheduled_tokens)
+        assert plan.total_num_scheduled_tokens == sum(plan.batch.num_scheduled_tokens.tolist())
+        assert plan.total_num_scheduled_tokens <= 50
+        assert len(plan.batch.req_ids) <= scenario.counts[0] <= 5
+        assert all(count > 0 for count in plan.num_scheduled_tokens.values())
+        assert len(set(plan.batch.rows.tolist())) == len(plan.batch.req_ids)
+        scenario.update(plan)
+        scenario.kv_cache.check()
+    assert fullest == 50
+    finished = {request.num_output_tokens for request in scenario.requests.values()}
+    assert all(r.num_output_tokens == r.max_tokens for r in scenario.requests.values()), finished
+
+
+def test_a_request_counts_as_many_sequences_as_it_asks_for():
+    """From its prompt on. Proves S004, S007, S015, S057, S058."""
+    scenario = Scenario(
+        *[make_request(name, 5, num_sequences=3, max_tokens=4) for name in "ab"],
+        make_request("c", 5),
+        max_num_seqs=4,
+    )
+    plan = scenario.plan()
+    assert plan.batch.req_ids == ["a"]
+    while not scenario.requests["a"].is_finished:
+        assert scenario.counts == (1, 2)
+        scenario.update_with_array(plan)
+        plan = scenario.plan()
+    assert plan.batch.req_ids == ["b", "c"]
+
+
+@pytest.mark.parametrize(("num_lookahead_slots", "num_blocks"), [(0, 1), (3, 2), (17, 3)])
+def test_slots_behind_the_tokens_are_reserved_for_every_sequence(num_lookahead_slots, num_blocks):
+    """Proves S090."""
+    scenario = Scenario(make_request("a", 16), num_lookahead_slots=num_lookahead_slots)
+    plan = scenario.step()
+    assert plan.num_lookahead_slots == num_lookahead_slots
+    assert len(blocks_of(plan, "a")) == num_blocks
+
+
+def test_one_request_may_fill_the_whole_cache_and_wastes_less_than_a_block():
+    """Block by block. Proves S138, S177, S178, S183, S186."""
+    scenario = Scenario(
+        make_request("a", 10, max_tokens=64 - 10 + 1),
+        num_blocks=4,
+        num_host_blocks=0,
+        max_model_len=100,
+    )
+    while not scenario.requests["a"].is_finished:
+        scenario.step()
+        statistics, request = scenario.scheduler.statistics(), scenario.requests["a"]
+        if not request.is_finished:
+            computed = request.num_computed_tokens
+            assert statistics.num_blocks_in_use == -(-computed // 16)
+            assert 0 <= statistics.num_slots_wasted < 16
+    assert scenario.requests["a"].num_output_tokens == 55
+    assert scenario.requests["a"].num_preemptions == 0
+
+
+def test_blocks_in_use_cached_and_free_add_up_and_each_sequence_has_a_table_of_its_own():
+    """Proves S136, S137, S142, S143."""
+    scenario = Scenario(make_request("a", 40), make_request("b", 20), num_blocks=12)
+    plan = scenario.step()
+    tables = blocks_of(plan, "a"), blocks_of(plan, "b")
+    assert list(map(len, tables)) == [3, 2]
+    assert not set(tables[0]) & set(tables[1])
+    cache = scenario.kv_cache
+    assert (cache.num_blocks_in_use, cache.num_blocks_cached, cache.num_blocks_free) == (5, 0, 7)
+    scenario.abort("a")
+    assert (cache.num_blocks_in_use, cache.num_blocks_cached, cache.num_blocks_free) == (2, 2, 10)
+    assert scenario.scheduler.statistics().num_blocks_cached == 2
+
+
+def test_host_blocks_have_ids_behind_those_of_the_device():
+    """Proves S066, S147."""
+    scenario = Scenario(
+        make_request("first", 80),
+        make_request("second", 80),
+        num_blocks=10,
+        num_host_blocks=8,
+        preemption="swap",
+        enable_prefix_caching=False,
+    )
+    scenario.step()
+    pairs = scenario.plan().copies.swap_out
+    assert len(pairs) == 5
+    assert all(1 <= device <= 10 < host <= 18 for device, host in pairs)
+    assert len({host for _, host in pairs}) == 5
+
+
+def test_equal_answers_to_equal_prompts_end_up_in_the_same_blocks():
+    """Both fill their blocks at the same time; one of each pair is given back. Proves S169."""
+    prompt = fresh_tokens(20)
+    scenario = Scenario(*[make_request(name, prompt, max_tokens=60) for name in "ab"])
+    for _ in range(50):
+        scenario.step()
+    assert scenario.scheduler.statistics().num_deduplicated_blocks > 0
+    # 69 tokens: four full blocks in common, a last one each
+    assert scenario.kv_cache.num_blocks_in_use <= 4 + 2 * 2
+    scenario.kv_cache.check()
+    scenario.run_to_end()
+    assert scenario.kv_cache.num_blocks_in_use == 0
+
+
+def test_the_public_example_runs_as_written():
+    """Proves S068, S233."""
+    scheduler: SchedulerInterface = Scheduler(
+        kv_cache=KVCacheManager(num_blocks=10, block_size=16),
+        max_num_batched_tokens=64,
+        max_num_seqs=4,
+        max_model_len=100,
+    )
+
+    class Runner:
+        def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+            names = plan.batch.req_ids
+            return ModelRunnerOutput(req_ids=names, sampled_token_ids=[[7] for _ in names])
+
+    request, runner, tokens = make_request("a", 5, max_tokens=3, client_index=4), Runner(), []
+    scheduler.add_request(request)
+    while scheduler.has_work():
+        plan = scheduler.schedule()
+        outputs = scheduler.update_from_output(plan, runner.execute(plan))
+        assert list(outputs) == [4]
+        tokens += [token for output in outputs[4].outputs for token in output.new_token_ids]
+    assert tokens == [7, 7, 7]
+
+
+def test_the_interface_has_every_call_of_the_engines_loop_and_nobody_may_leave_one_out():
+    """Proves S210."""
+    calls = SchedulerInterface.__abstractmethods__
+    assert calls >= {
+        "add_request",
+        "schedule",
+        "update_from_output",
+        "finish_requests",
+        "update_draft_token_ids",
+        "get_request_counts",
+    }
+    with pytest.raises(TypeError, match="abstract"):
+        type("Half", (SchedulerInterface,), {"schedule": lambda self, now=0.0: None})()
+    assert not Scheduler.__abstractmethods__
+
+
+def test_nothing_of_the_scheduler_knows_threads_locks_or_event_loops():
+    """Single-threaded by construction. Proves S106."""
+    folder = Path(engine_core.scheduler.__file__).parent
+    for path in [*folder.rglob("*.py"), *(folder.parent / "kv_cache").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            for name in names:
+                forbidden = {"threading", "asyncio", "multiprocessing", "concurrent", "queue"}
+                assert name.split(".")[0] not in forbidden, path

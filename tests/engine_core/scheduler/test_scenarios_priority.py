@@ -1,0 +1,157 @@
+"""The scenarios of priority scheduling in vLLM's tests/v1/core/test_scheduler.py, in our terms.
+
+Unlike there, a waiting request that outranks running ones makes them give way (forced preemption),
+unless that is switched off.
+"""
+
+import random
+
+import pytest
+from scenario_help import Scenario, make_request, new_ids
+
+from engine_core.scheduler import RequestStatus
+
+
+def queued(priorities: list[int], arrivals: list[float], **settings) -> Scenario:
+    requests = [
+        make_request(f"r{index}", 10, priority=priority, arrival_time=arrival)
+        for index, (priority, arrival) in enumerate(zip(priorities, arrivals, strict=True))
+    ]
+    return Scenario(*requests, policy="priority", **settings)
+
+
+@pytest.mark.parametrize(
+    ("priorities", "arrivals", "order"),
+    [
+        ([2, 0, 1], [0.0, 0.0, 0.0], ["r1", "r2", "r0"]),
+        ([0, 0, 0], [3.0, 1.0, 2.0], ["r1", "r2", "r0"]),
+        ([2, 1, 1, 0], [1.0, 3.0, 2.0, 4.0], ["r3", "r2", "r1", "r0"]),
+        ([0, -5, 5], [1.0, 2.0, 3.0], ["r1", "r0", "r2"]),
+    ],
+)
+def test_the_most_urgent_comes_first_and_the_earlier_of_equals(priorities, arrivals, order):
+    """Proves S018, S042, S043, S078, S079."""
+    assert new_ids(queued(priorities, arrivals).step()) == order
+
+
+def test_many_requests_are_served_in_the_order_of_a_sort():
+    """One at a time, one token each. Proves S042, S078."""
+    chooser = random.Random(0)
+    keys = [(chooser.randint(0, 9), float(chooser.randint(0, 20))) for _ in range(100)]
+    requests = [
+        make_request(f"r{index}", 3, priority=key[0], arrival_time=key[1], max_tokens=1)
+        for index, key in enumerate(keys)
+    ]
+    scenario = Scenario(*requests, policy="priority", max_num_seqs=1)
+    served = []
+    while scenario.counts != (0, 0):
+        served += new_ids(scenario.step())
+    assert served == [f"r{index}" for index in sorted(range(100), key=lambda i: (*keys[i], i))]
+
+
+def test_who_is_preempted_for_memory_is_the_least_urgent_not_the_newest():
+    """Proves S044, S120."""
+    low = make_request("low", 8, priority=5, arrival_time=1.0)
+    high = make_request("high", 8, priority=0, arrival_time=2.0)
+    scenario = Scenario(low, policy="priority", num_blocks=6, block_size=4, force_preemption=False)
+    scenario.step()
+    scenario.add(high)
+    assert new_ids(scenario.step()) == ["high"]
+    preempted = []
+    while not preempted:
+        preempted = scenario.step().preempted_req_ids
+    assert preempted == ["low"]
+    assert low.status is RequestStatus.PREEMPTED
+    assert high.status is RequestStatus.RUNNING
+    assert high.num_preemptions == 0
+
+
+def test_tokens_of_a_victim_that_was_scheduled_already_are_given_back():
+    """The requester comes behind its victim in the step. Proves S056, S120."""
+    low = make_request("low", 2, priority=5, arrival_time=1.0)
+    high = make_request("high", 4, priority=0, arrival_time=2.0)
+    scenario = Scenario(low, policy="priority", num_blocks=2, block_size=4, force_preemption=False)
+    scenario.step()
+    scenario.add(high)
+    assert scenario.step().num_scheduled_tokens == {"low": 1, "high": 4}
+    plan = scenario.step()
+    assert plan.num_scheduled_tokens == {"high": 1}
+    assert plan.total_num_scheduled_tokens == 1
+    assert plan.preempted_req_ids == ["low"]
+    scenario.kv_cache.check()
+
+
+def test_a_more_urgent_request_takes_the_place_of_a_running_one_and_gives_it_back():
+    """Memory is free, places are not. Proves S080."""
+    low = make_request("low", 10, priority=5, arrival_time=1.0)
+    high = make_request("high", 10, priority=0, arrival_time=2.0, max_tokens=5)
+    scenario = Scenario(low, policy="priority", max_num_seqs=1)
+    scenario.step()
+    scenario.add(high)
+    plans = [scenario.step(), scenario.step()]
+    assert "low" in plans[0].preempted_req_ids
+    assert high.status is RequestStatus.RUNNING
+    assert low.status is RequestStatus.PREEMPTED
+    assert scenario.scheduler.statistics().num_preemptions_forced == 1
+    while not high.is_finished:
+        assert low.status is RequestStatus.PREEMPTED
+        scenario.step()
+    scenario.run_to_end()
+    assert low.num_output_tokens == 50
+    assert low.num_preemptions == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "priority"),
+    [({"force_preemption": False}, 0), ({"priority_min_gain": 3}, 3), ({}, 5), ({}, 6)],
+)
+def test_nobody_is_forced_out_without_the_option_or_for_too_little(settings, priority):
+    """Proves S080."""
+    low = make_request("low", 10, priority=5, arrival_time=1.0, max_tokens=8)
+    other = make_request("other", 10, priority=priority, arrival_time=2.0)
+    scenario = Scenario(low, policy="priority", max_num_seqs=1, **settings)
+    scenario.step()
+    scenario.add(other)
+    while not low.is_finished:
+        assert not scenario.step().preempted_req_ids
+    assert new_ids(scenario.step()) == ["other"]
+
+
+def test_the_less_urgent_give_way_also_where_there_is_room_for_all():
+    """All that the head outranks, the worst first; nobody is admitted in the step that preempted;
+    then the head, and the victims behind it. Proves S080, S122."""
+    worst = make_request("worst", 10, priority=9, arrival_time=1.0)
+    low = make_request("low", 10, priority=5, arrival_time=1.0)
+    equal = make_request("equal", 10, priority=0, arrival_time=1.0)
+    scenario = Scenario(low, worst, equal, policy="priority")
+    scenario.step()
+    scenario.add(make_request("high", 10, priority=0, arrival_time=2.0))
+    plan = scenario.step()
+    assert plan.preempted_req_ids == ["worst", "low"]
+    assert plan.num_scheduled_tokens == {"equal": 1}
+    assert scenario.scheduler.statistics().num_preemptions_forced == 2
+    assert list(scenario.step().num_scheduled_tokens) == ["equal", "high", "low", "worst"]
+    assert scenario.counts == (4, 0)
+
+
+def test_a_preempted_request_waits_at_the_place_of_its_key():
+    """Proves S044."""
+    low = make_request("low", 10, priority=5, arrival_time=1.0)
+    scenario = Scenario(low, policy="priority", max_num_seqs=1)
+    scenario.step()
+    scenario.add(
+        make_request("high", 10, priority=0, arrival_time=2.0, max_tokens=2),
+        make_request("middle", 10, priority=3, arrival_time=3.0, max_tokens=2),
+        make_request("lowest", 10, priority=9, arrival_time=0.0, max_tokens=2),
+    )
+    started = []
+    while scenario.counts != (0, 0):
+        plan = scenario.step()
+        started += new_ids(plan) + [data.req_id for data in plan.resumed_reqs]
+    assert started == ["high", "middle", "low", "lowest"]
+
+
+def test_under_first_come_first_served_a_priority_is_refused_by_name():
+    """Proves S079."""
+    with pytest.raises(ValueError, match="priority is 3"):
+        Scenario(make_request("r0", 3, priority=3))

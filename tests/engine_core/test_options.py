@@ -1,0 +1,167 @@
+"""The daemon's options: read from the command line or a file, and refused by name where they could
+have no effect."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import cyclopts
+import pytest
+
+from engine_core.cli import app
+from engine_core.errors import ConfigurationError
+from engine_core.option_values import parse_bytes, parse_weight
+from engine_core.options import EngineOptions
+
+
+def parsed(*arguments) -> EngineOptions:
+    _, bound, _ = app.parse_args(
+        ["--model", "m", *map(str, arguments)], exit_on_error=False, print_error=False
+    )
+    return bound.arguments["options"]
+
+
+GIVEN = {
+    "scheduling_policy": "fair", "tenant_weight": ("a=2", "b=0.5"), "step_composition":
+    "prefill-first", "prefill_delay_factor": 0.5, "preemption_mode": "swap",
+    "host_cache_memory": 2**30, "target_tpot_ms": 50.0, "target_ttft_ms": 900.0,
+    "max_queued_requests": 7, "max_queued_tokens": 7000, "max_partial_prefills": 4,
+    "max_long_partial_prefills": 2, "long_prefill_threshold": 100,
+}  # fmt: skip
+
+
+def test_every_scheduling_option_is_read_from_the_command_line():
+    arguments = [
+        f"--{name.replace('_', '-')}={text}"
+        for name, value in GIVEN.items()
+        for text in (value if isinstance(value, tuple) else (value,))
+    ]
+    options = parsed(*arguments)
+    assert {name: getattr(options, name) for name in GIVEN} == GIVEN
+    assert options.tenant_weights() == {"a": 2.0, "b": 0.5}
+    options.check()
+
+
+def test_sizes_and_switches_are_read():
+    options = parsed(
+        "--host-cache-memory", "2GiB", "--no-force-preemption", "--scheduling-policy", "priority"
+    )
+    assert (options.host_cache_memory, options.force_preemption) == (2**31, False)
+    options.check()
+
+
+def test_they_may_stand_in_a_toml_file(tmp_path, monkeypatch):
+    file = tmp_path / "engine.toml"
+    file.write_text(
+        'scheduling-policy = "fair"\ntenant_weight = ["a=2", "b=3"]\nmax_queued_requests = 5\n'
+        'host_cache_memory = "1MiB"\n'
+    )
+    monkeypatch.setattr(app, "config", [cyclopts.config.Toml(file, must_exist=True)])
+    options = parsed()
+    assert options.tenant_weights() == {"a": 2.0, "b": 3.0}
+    assert (options.max_queued_requests, options.host_cache_memory) == (5, 2**20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--priority-ageing", 5], "--priority-ageing has no effect with --scheduling-policy fcfs"),
+        (["--priority-min-gain", 2], "use --scheduling-policy priority"),
+        (["--no-force-preemption"], "--force-preemption has no effect"),
+        (["--force-preemption", "--scheduling-policy", "fair"], "--force-preemption has no effect"),
+        (["--tenant-weight", "a=2"], "use --scheduling-policy fair"),
+        (
+            ["--scheduling-policy", "priority", "--no-force-preemption", "--priority-min-gain", 2],
+            "no effect with --no-force-preemption",
+        ),
+        (["--scheduling-policy", "fair", "--tenant-weight", "a"], "'a' is not NAME=WEIGHT"),
+        (["--scheduling-policy", "fair", "--tenant-weight", "a=0"], "a weight above 0"),
+        (["--scheduling-policy", "fair", "--tenant-weight", "a=nan"], "a weight above 0"),
+        (
+            ["--scheduling-policy", "fair", "--tenant-weight", "a=1", "--tenant-weight", "a=2"],
+            "names 'a' twice",
+        ),
+        (["--prefill-delay-factor", 0.5], "--step-composition mixed; omit it or use prefill-first"),
+        (["--max-long-partial-prefills", 1], "give both or neither"),
+        (["--long-prefill-threshold", 100], "give both or neither"),
+        (
+            [
+                "--max-partial-prefills", 1,
+                "--max-long-partial-prefills", 2,
+                "--long-prefill-threshold", 9,
+            ],
+            "is 2, above --max-partial-prefills 1",
+        ),
+        (["--preemption-mode", "swap"], "give --host-cache-memory"),
+        (["--preemption-mode", "auto"], "give --host-cache-memory"),
+        (
+            [
+                "--host-cache-memory", "1GiB", "--preemption-mode", "recompute",
+                "--no-enable-prefix-caching",
+            ],
+            "--host-cache-memory has no effect",
+        ),
+        (["--record", "/no/such/folder/file"], "there is no folder /no/such/folder"),
+        (["--target-tpot-ms", "inf"], "--target-tpot-ms is inf, it must be finite"),
+        (["--drain-timeout", "inf"], "--drain-timeout is inf"),
+    ],
+)  # fmt: skip
+def test_what_could_have_no_effect_is_refused_by_name(arguments, words):
+    with pytest.raises(ConfigurationError, match=words):
+        parsed(*arguments).check()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("scheduling-policy", "lottery"),
+        ("step-composition", "decode-first"),
+        ("preemption-mode", "kill"),
+        ("host-cache-memory", "-1"),
+        ("max-queued-requests", 0),
+        ("max-queued-tokens", 0),
+        ("max-partial-prefills", 0),
+        ("priority-min-gain", 0),
+        ("priority-ageing", 0),
+        ("target-tpot-ms", 0),
+        ("target-ttft-ms", -1),
+        ("prefill-delay-factor", -0.1),
+        ("target-tpot-ms", "nan"),
+        ("memory-fraction", "nan"),
+    ],
+)
+def test_values_outside_their_limits_are_refused(name, value):
+    with pytest.raises(cyclopts.CycloptsError, match=name):
+        parsed(f"--{name}={value}")
+
+
+def test_nothing_given_is_first_come_first_served_without_limits():
+    options = parsed()
+    options.check()
+    assert options == EngineOptions(model="m")
+    assert (options.scheduling_policy, options.step_composition) == ("fcfs", "mixed")
+    assert (options.preemption_mode, options.host_cache_memory) == ("default", 0)
+
+
+def test_every_option_has_a_help_text_and_a_group():
+    for field in dataclasses.fields(EngineOptions):
+        [parameter] = EngineOptions.__annotations__.get(field.name, field.type).__metadata__
+        assert parameter.help, field.name
+        assert parameter.group, field.name
+
+
+def test_reading_options_needs_no_torch():
+    code = "import sys, engine_core.cli; sys.exit('torch' in sys.modules or 'zmq' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=dict(os.environ)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("2GiB", 2**31), ("512MB", 512 * 10**6), ("1.5k", 1500), ("7", 7)]
+)
+def test_sizes(text, size):
+    assert parse_bytes(text) == size
+
+
+def test_a_tenants_name_may_hold_an_equals_sign():
+    assert parse_weight("a=b=2.5") == ("a=b", 2.5)

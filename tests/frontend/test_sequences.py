@@ -1,0 +1,231 @@
+"""Several sequences of one request: sent once, told apart by index, ended one by one or at once."""
+
+import asyncio
+import struct
+
+import pytest
+from fake_engine import FakeEngine
+from fake_model import EOS_ID, ids_of, saying
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frontend import AsyncLLM, RequestOutputKind, SamplingParams
+from frontend.live_request import LiveRequest, Turn
+from frontend.prompts import Prompt
+from frontend.routes import RouteTable
+from protocol.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs, FinishReason
+
+
+async def collect(stream):
+    return [output async for output in stream]
+
+
+def live_request(n=3, *, seed=10, **params):
+    params = SamplingParams(**{"n": n, "max_tokens": 100, "detokenize": False} | params)
+    return LiveRequest(
+        "mine", Prompt(None, [1, 2]), params, tokenizer=None, max_model_len=500, seed=seed,
+        turn=Turn(3, "team"),
+    )  # fmt: skip
+
+
+def columns(*entries):
+    """(wire id, index, token) each."""
+    return EngineCoreOutputs(
+        other_outputs=[],
+        decoded=DecodedTokens(
+            request_ids=[name for name, _, _ in entries],
+            token_ids=struct.pack(f"<{len(entries)}i", *(token for _, _, token in entries)),
+            indexes=[index for _, index, _ in entries],
+        ),
+    )
+
+
+def end(name, index=0, reason=FinishReason.LENGTH, detail=None, tokens=()):
+    return EngineCoreOutput(
+        request_id=name,
+        new_token_ids=list(tokens),
+        index=index,
+        finish_reason=reason,
+        detail=detail,
+    )
+
+
+async def test_the_prompt_is_sent_once_with_all_that_the_engine_needs():
+    routes, request = RouteTable(), live_request()
+    [message] = routes.open(request)
+    assert (message.num_sequences, message.prompt_token_ids) == (3, [1, 2])
+    assert (message.priority, message.tenant, message.sampling_params.seed) == (3, "team", 10)
+    assert request.metrics.engine_request_id == message.request_id
+
+
+async def test_columns_and_objects_reach_their_sequence_in_any_mixture():
+    routes, request = RouteTable(), live_request()
+    [message] = routes.open(request)
+    name = message.request_id
+    assert routes.deliver(columns((name, 0, 5), (name, 2, 7), ("gone", 1, 9), (name, 1, 6))) == []
+    assert routes.deliver(EngineCoreOutputs(other_outputs=[end(name, 1, tokens=[8])])) == []
+    assert not request.finished
+    last = EngineCoreOutputs(
+        other_outputs=[end(name, 0), end(name, 2, tokens=[4])], finished_req_ids=[name]
+    )
+    assert routes.deliver(last) == []
+    assert [sequence.token_ids for sequence in request.sequences] == [[5], [6, 8], [7, 4]]
+    assert request.finished
+    assert len(routes) == 0
+
+
+async def test_an_engine_that_stops_ends_every_sequence_with_one_output():
+    routes, request = RouteTable(), live_request()
+    [message] = routes.open(request)
+    name = message.request_id
+    routes.deliver(columns((name, 1, 5)))
+    stopping = end(name, 0, FinishReason.ABORT, "the engine is stopping")
+    routes.deliver(EngineCoreOutputs(other_outputs=[stopping], finished_req_ids=[name]))
+    output = await request.next_output()
+    assert output.finished
+    assert {(c.finish_reason, c.detail) for c in output.outputs} == {
+        ("abort", "the engine is stopping")
+    }
+
+
+async def test_a_request_is_stopped_when_its_last_sequence_has_found_its_stop_string(start_engine):
+    """The engine ends a request as a whole: until then the others go on, and what still comes
+    for a stopped sequence is not looked at."""
+
+    def by_seed(request, number):
+        text = "ab" * request.sampling_params.seed + "STOP" + "x" * 400
+        return ids_of(text)[number]
+
+    engine = start_engine(next_token=by_seed)
+    async with AsyncLLM(engine.address) as client:
+        params = SamplingParams(n=3, seed=1, max_tokens=400, stop="STOP")
+        outputs = await collect(client.generate("x", params))
+        await client.ping()
+    assert [c.text for c in outputs[-1].outputs] == ["ab", "abab", "ababab"]
+    assert engine.aborted == [engine.requests[0].request_id]
+    assert engine.num_live == 0
+
+
+async def test_a_sequence_stopped_here_and_another_there_stop_the_request_too(start_engine):
+    def by_seed(request, number):
+        if request.sampling_params.seed == 1:
+            return ids_of("STOP" + "w" * 400)[number]
+        return ids_of("abcdefgh")[number] if number < 8 else EOS_ID
+
+    engine = start_engine(next_token=by_seed)
+    async with AsyncLLM(engine.address) as client:
+        params = SamplingParams(n=2, seed=1, max_tokens=400, stop="STOP")
+        outputs = await collect(client.generate("x", params))
+        await client.ping()
+    assert [(c.text, c.stop_reason) for c in outputs[-1].outputs] == [
+        ("", "STOP"),
+        ("abcdefgh", None),
+    ]
+    assert engine.num_live == 0
+
+
+async def test_leaving_the_stream_aborts_the_one_request(client, engine):
+    stream = client.generate("x", SamplingParams(n=4, max_tokens=400))
+    await anext(stream)
+    await stream.aclose()
+    await client.ping()
+    assert engine.aborted == [engine.requests[0].request_id]
+
+
+async def test_logprobs_of_every_sequence_are_its_own(client):
+    params = SamplingParams(n=2, seed=3, max_tokens=4, logprobs=1)
+    outputs = await collect(client.generate("x", params))
+    for completion in outputs[-1].outputs:
+        assert [next(iter(entry)) for entry in completion.logprobs] == completion.token_ids
+
+
+async def test_only_what_goes_on_is_resumed_and_what_never_began_is_sent_whole(start_engine):
+    """After a loss: one sequence has ended, two have not; another request had no token yet."""
+
+    def by_seed(request, number):
+        return EOS_ID if request.sampling_params.seed == 8 and number == 2 else ids_of("x")[0]
+
+    first = start_engine(next_token=by_seed, die_after_tokens=60)
+    async with AsyncLLM(first.address, reconnect_timeout_s=10) as client:
+        params = SamplingParams(n=3, seed=7, max_tokens=50, output_kind=RequestOutputKind.DELTA)
+        task = asyncio.create_task(collect(client.generate("p", params)))
+        await asyncio.to_thread(first.join)
+        with FakeEngine(first.address, next_token=by_seed) as second:
+            outputs = await task
+            resumed = [(r.sampling_params.seed, r.num_sequences) for r in second.requests]
+    assert sorted(resumed) == [(7, 1), (9, 1)]
+    lengths = [0, 0, 0]
+    for output in outputs:
+        for completion in output.outputs:
+            lengths[completion.index] += len(completion.token_ids)
+    assert lengths == [50, 3, 50]
+
+
+async def test_what_had_no_token_yet_is_sent_again_as_one_request():
+    routes, request = RouteTable(), live_request()
+    [first] = routes.open(request)
+    [again] = [message for live in routes.drop_all() for message in routes.open(live)]
+    assert again.num_sequences == 3
+    assert again.request_id != first.request_id
+    assert routes.deliver(columns((first.request_id, 0, 5))) == []
+    assert request.sequences[0].token_ids == []
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+async def test_tokens_arrive_whole_and_in_order_however_often_the_engine_is_lost(data):
+    """Any mixture of columns, objects and losses: each sequence has its tokens, once, in order."""
+    routes, request = RouteTable(), live_request(n=3, max_tokens=1000)
+    messages = routes.open(request)
+    expected = [[], [], []]
+    ended = set()
+    while not request.finished:
+        if data.draw(st.integers(0, 9), "loss") == 0:
+            [live] = routes.drop_all()
+            messages = routes.open(live)
+            for message in messages:
+                if message.num_sequences == 1:
+                    assert message.output_token_ids == expected[message.sampling_params.seed - 10]
+        entries, others, over = [], [], []
+        for message in messages:
+            first = message.sampling_params.seed - 10
+            for index in range(message.num_sequences):
+                if first + index in ended:
+                    continue
+                token = data.draw(st.integers(0, 99))
+                expected[first + index].append(token)
+                match data.draw(st.sampled_from(["end", "column", "object"])):
+                    case "column":
+                        entries.append((message.request_id, index, token))
+                    case "object":
+                        others.append(
+                            EngineCoreOutput(
+                                request_id=message.request_id, new_token_ids=[token], index=index
+                            )
+                        )
+                    case "end":
+                        others.append(end(message.request_id, index, tokens=[token]))
+                        ended.add(first + index)
+            if ended.issuperset(range(first, first + message.num_sequences)):
+                over.append(message.request_id)
+        batch = columns(*entries)
+        sent = EngineCoreOutputs(other_outputs=others, finished_req_ids=over, decoded=batch.decoded)
+        assert routes.deliver(sent) == []
+    assert [sequence.token_ids for sequence in request.sequences] == expected
+    assert len(routes) == 0
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_slow_consumer_gets_merged_outputs_of_all_sequences(start_engine, n):
+    engine = start_engine(next_token=saying("abc"))
+    async with AsyncLLM(engine.address) as client:
+        params = SamplingParams(n=n, max_tokens=60, output_kind=RequestOutputKind.DELTA)
+        texts = [""] * n
+        num_outputs = 0
+        async for output in client.generate("x", params):
+            num_outputs += 1
+            for completion in output.outputs:
+                texts[completion.index] += completion.text
+            await asyncio.sleep(0.02)
+    assert texts == ["abc" * 20] * n
+    assert num_outputs < 60

@@ -1,0 +1,101 @@
+"""Records of runs in virtual time, written by the production recorder."""
+
+import dataclasses
+
+import numpy as np
+
+from engine_core.kv_cache import KVCacheManager
+from engine_core.scheduler import Request, SchedulerConfig, build_scheduler
+from engine_core.scheduler.request_status import RequestStatus
+from engine_core.scheduler.step import ModelRunnerOutput
+from engine_core.step_record import StepRecorder
+from protocol.requests import EngineRequest
+from protocol.sampling import SamplingParams
+
+EOS = 7
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    arrival_s: float
+    num_prompt: int
+    max_tokens: int
+    shared: int = 0
+    """Tokens that all prompts begin with."""
+    abort_s: float | None = None
+
+
+def record_run(
+    path,
+    asked,
+    *,
+    seed=0,
+    num_blocks=40,
+    step_s=lambda tokens, sequences: 0.01 + 0.001 * tokens + 0.002 * sequences,
+    between_s=0.0,
+):
+    """As the daemon does it: drain, plan, run, update, record. Samples at random, also EOS."""
+    limits = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "max_model_len": 200}
+    config = {
+        "num_blocks": num_blocks,
+        "block_size": 16,
+        "watermark": 0.0,
+        "scheduler": limits,
+        "eos_token_ids": [EOS],
+    }
+    cache = KVCacheManager(num_blocks=num_blocks, block_size=16, watermark=0.0)
+    scheduler = build_scheduler(SchedulerConfig(**limits), cache)
+    random = np.random.default_rng(seed)
+    todo = sorted(
+        [(one.arrival_s, index, "arrive") for index, one in enumerate(asked)]
+        + [(one.abort_s, index, "abort") for index, one in enumerate(asked) if one.abort_s]
+    )
+    now_s = 0.0
+    with StepRecorder(path, config=config, started_s=0.0) as recorder:
+        while todo or scheduler.has_work():
+            if not scheduler.has_work():
+                # as an idle daemon does between heartbeats: not recorded
+                _step(scheduler, now_s, random)
+                now_s = max(now_s, todo[0][0])
+            while todo and todo[0][0] <= now_s:
+                _, index, what = todo.pop(0)
+                if what == "abort":
+                    scheduler.finish_requests([f"r{index}"], RequestStatus.FINISHED_ABORTED)
+                    recorder.aborted([f"r{index}"], now_s)
+                    continue
+                message = _message(index, asked[index], random)
+                scheduler.add_request(
+                    Request.from_engine_core_request(
+                        message, client_index=0, arrival_time=now_s, eos_token_ids=[EOS]
+                    )
+                )
+                recorder.arrived(message, now_s)
+            plan, sampled = _plan(scheduler, now_s, random)
+            batch = plan.batch
+            duration_s = step_s(int(batch.num_scheduled_tokens.sum()), len(batch.req_ids))
+            outputs = scheduler.update_from_output(plan, sampled, now=now_s + duration_s)
+            if plan.total_num_scheduled_tokens or outputs:
+                recorder.step(plan, sampled, now_s, duration_s)
+            now_s += duration_s + between_s
+    return path
+
+
+def _message(index, one, random):
+    own = random.integers(100, 10_000, one.num_prompt - one.shared)
+    return EngineRequest(
+        request_id=f"r{index}",
+        prompt_token_ids=[*range(50, 50 + one.shared), *own.tolist()],
+        sampling_params=SamplingParams(max_tokens=one.max_tokens),
+    )
+
+
+def _plan(scheduler, now_s, random):
+    plan = scheduler.schedule(now=now_s)
+    ids = plan.batch.req_ids
+    tokens = random.integers(0, 60, len(ids)).astype(np.int32)
+    return plan, ModelRunnerOutput(req_ids=ids, sampled_token_ids=tokens)
+
+
+def _step(scheduler, now_s, random):
+    plan, sampled = _plan(scheduler, now_s, random)
+    scheduler.update_from_output(plan, sampled, now=now_s)

@@ -1,0 +1,169 @@
+"""Recorded runs: replayed to the same decisions, fitted, and foretold."""
+
+import json
+
+import pytest
+from recorded_runs import Asked, record_run
+
+from scripts.simulator.errors import SimulationError
+from scripts.simulator.records import RunRecord, fit_record
+from scripts.simulator.replay import verify
+from scripts.simulator.validation import as_table, validate
+
+BUSY = [Asked(0.05 * index, 20 + 7 * (index % 9), 5 + index % 30, 16) for index in range(60)]
+TIGHT = [
+    Asked(0.02 * index, 30 + index % 5, 60, abort_s=1.0 if index == 3 else None)
+    for index in range(8)
+]
+
+
+@pytest.fixture
+def busy(tmp_path):
+    return record_run(tmp_path / "busy.jsonl", BUSY)
+
+
+def tampered(path, change):
+    """The record with one step changed: the first that `change` accepts."""
+    lines = path.read_text().splitlines()
+    for place, line in enumerate(lines):
+        event = json.loads(line)
+        if event.get("event") == "step" and change(event):
+            lines[place] = json.dumps(event)
+            break
+    else:
+        raise AssertionError("no step was changed")
+    other = path.with_name("tampered.jsonl")
+    other.write_text("\n".join(lines) + "\n")
+    return other, event["id"]
+
+
+def test_a_record_replays_to_the_same_decisions(busy):
+    verification = verify(RunRecord(busy))
+
+    assert verification.difference is None
+    assert verification.num_requests == 60
+    assert verification.num_steps > 50
+
+
+def test_preemptions_aborts_and_idle_times_replay(tmp_path):
+    path = record_run(tmp_path / "tight.jsonl", [*TIGHT, Asked(60.0, 20, 3)], num_blocks=14)
+    text = path.read_text()
+    assert '"preempted":["' in text
+    assert '"event":"abort"' in text
+
+    assert verify(RunRecord(path)).difference is None
+
+
+def test_a_gzip_record_replays(tmp_path):
+    assert verify(RunRecord(record_run(tmp_path / "run.jsonl.gz", BUSY[:9]))).difference is None
+
+
+def _other_count(event):
+    if max(event["nums"], default=0) < 8:
+        return False
+    event["nums"][event["nums"].index(max(event["nums"]))] -= 1
+    return True
+
+
+def _other_preemption(event):
+    event["preempted"] = ["r0"]
+    return event["id"] > 5
+
+
+def _other_sample(event):
+    """A stop that was not there: seen where the next step goes without it."""
+    if event["id"] < 5 or not event.get("sampled"):
+        return False
+    event["sampled"] = [7] * len(event["sampled"])
+    return True
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (_other_count, "scheduled tokens"),
+        (_other_preemption, "preempted requests"),
+        (_other_sample, "sequences"),
+    ],
+)
+def test_a_tampered_record_is_found_out_at_its_first_difference(busy, change, what):
+    path, step_id = tampered(busy, change)
+
+    difference = verify(RunRecord(path)).difference
+
+    assert difference is not None
+    assert what in difference.what
+    assert difference.step_id == step_id + (change is _other_sample)
+    assert f"step {difference.step_id}: " in str(difference)
+    assert difference.recorded != difference.decided
+
+
+def test_another_block_count_is_found_out(tmp_path):
+    path = record_run(tmp_path / "tight.jsonl", TIGHT, num_blocks=14)
+    header, *rest = path.read_text().splitlines()
+    changed = json.loads(header)
+    changed["config"]["num_blocks"] = 40
+    path.write_text("\n".join([json.dumps(changed), *rest]) + "\n")
+
+    assert verify(RunRecord(path)).difference is not None
+
+
+def test_what_is_no_record_or_lacks_settings_is_refused(tmp_path):
+    path = tmp_path / "x"
+    with pytest.raises(SimulationError, match="cannot read"):
+        RunRecord(path)
+    path.write_text("hello\n")
+    with pytest.raises(SimulationError, match="does not begin like a record"):
+        RunRecord(path)
+    path.write_text('{"engine-core record": 1, "model": "m", "config": {"num_blocks": 3}}\n')
+    with pytest.raises(SimulationError, match="does not say block_size, scheduler"):
+        RunRecord(path)
+
+
+def test_a_setting_that_the_scheduler_does_not_have_is_named(busy):
+    busy.write_text(busy.read_text().replace('"max_num_seqs":8', '"max_num_seqs":8,"magic":1'))
+
+    with pytest.raises(SimulationError, match="no setting magic"):
+        verify(RunRecord(busy))
+
+
+def test_a_record_without_stop_tokens_cannot_replay_requests_that_may_stop(busy):
+    busy.write_text(busy.read_text().replace('"eos_token_ids":[7]', '"eos_token_ids":null'))
+
+    with pytest.raises(SimulationError, match="'r0' may stop at an end-of-sequence token"):
+        verify(RunRecord(busy))
+
+
+def test_a_fit_of_a_record_finds_how_its_steps_were_timed(busy):
+    model = fit_record(busy)
+
+    assert model.mean_relative_error < 1e-3
+    step, tokens, sequences, *_ = model.coefficients
+    assert step == pytest.approx(0.01, rel=0.1)
+    assert tokens == pytest.approx(0.001, rel=0.1)
+    assert sequences == pytest.approx(0.002, rel=0.1)
+
+
+def test_the_time_between_two_steps_counts_as_part_of_the_first(tmp_path):
+    path = record_run(tmp_path / "slow.jsonl", BUSY, between_s=0.02)
+
+    assert fit_record(path).coefficients[0] == pytest.approx(0.03, rel=0.1)
+
+
+@pytest.mark.parametrize("between_s", [0.0, 0.01])
+def test_a_simulation_foretells_throughput_and_first_tokens_of_the_record(tmp_path, between_s):
+    path = record_run(tmp_path / "run.jsonl", BUSY, between_s=between_s)
+    document = validate(RunRecord(path), fit_record(path))
+
+    ratios = document["simulated_to_recorded"]
+    assert document["num_requests"] == 60
+    assert ratios["output_tokens_per_s"] == pytest.approx(1.0, abs=0.05)
+    assert ratios["ttft_p50_s"] == pytest.approx(1.0, abs=0.15)
+    assert "ttft_p50_s" in as_table(document)
+
+
+def test_requests_that_got_no_token_are_left_out_of_a_validation(tmp_path):
+    path = record_run(tmp_path / "run.jsonl", [*BUSY[:12], Asked(0.3, 500, 1)])
+    document = validate(RunRecord(path), fit_record(path))
+
+    assert (document["num_requests"], document["num_left_out"]) == (12, 1)

@@ -1,0 +1,108 @@
+"""Routers: where requests go, and what that does to the hit rate."""
+
+import pytest
+from simulation_parts import request, serve
+
+from scripts.simulator.errors import SimulationError
+from scripts.simulator.routing import CacheAware, LeastLoaded, RoundRobin, Sticky, make_router
+from scripts.simulator.step_work import LinearStepModel
+from scripts.simulator.trace import Turn, shared_segment
+
+
+def prompt(index, *shared, own=10, **more):
+    context = tuple(shared_segment(identity, length) for identity, length in shared)
+    return request(index, 0.0, own, 1, context=context, **more)
+
+
+def test_round_robin_takes_turns():
+    router = RoundRobin()
+    assert [router.choose(prompt(index), [0, 0, 0]) for index in range(5)] == [0, 1, 2, 0, 1]
+
+
+def test_least_loaded_takes_the_fewest_tokens_and_of_equals_the_first():
+    assert LeastLoaded().choose(prompt(0), [5, 3, 3, 9]) == 1
+
+
+def test_random_is_a_function_of_the_seed_and_reaches_every_engine():
+    chosen = [
+        [make_router("random", seed).choose(prompt(0), [0] * 8) for _ in range(1)]
+        for seed in (1, 1)
+    ]
+    assert chosen[0] == chosen[1]
+    router = make_router("random", 1)
+    assert {router.choose(prompt(index), [0] * 8) for index in range(200)} == set(range(8))
+
+
+def test_sticky_sends_a_session_to_one_engine_and_spreads_sessions():
+    router, loads = Sticky(), [0] * 10
+    by_session = {
+        session: {router.choose(prompt(index, session=session), loads) for index in range(5)}
+        for session in range(300)
+    }
+    assert all(len(engines) == 1 for engines in by_session.values())
+    counts = [sum(engines == {engine} for engines in by_session.values()) for engine in range(10)]
+    assert min(counts) > 10
+
+
+def test_cache_aware_goes_where_the_prefix_was_sent():
+    router = CacheAware()
+    assert router.choose(prompt(0, (1, 500)), [0, 5, 5]) == 0
+    assert router.choose(prompt(1, (2, 500)), [9, 5, 0]) == 2
+
+    assert router.choose(prompt(2, (1, 500)), [50, 5, 0]) == 0
+    assert router.choose(prompt(3, (2, 500)), [0, 0, 50]) == 2
+    assert router.choose(prompt(4, (3, 500)), [50, 0, 9]) == 1
+    assert router.expected_hit_rate == pytest.approx(1000 / 2550)
+
+
+def test_cache_aware_follows_the_longest_match():
+    router = CacheAware()
+    router.choose(prompt(0, (1, 500)), [0, 9])
+    router.choose(prompt(1, (1, 500), (2, 4000)), [9, 0])  # 500 of 4510 is too little to follow
+
+    assert router.choose(prompt(2, (1, 500), (2, 4000)), [0, 9]) == 1
+
+
+def test_cache_aware_leaves_an_overloaded_engine():
+    router = CacheAware(balance_tokens=1000, balance_ratio=1.5)
+    router.choose(prompt(0, (1, 500)), [0, 10])
+
+    assert router.choose(prompt(1, (1, 500)), [1900, 1000]) == 0
+    assert router.choose(prompt(2, (1, 500)), [2900, 1000]) == 1
+    assert router.choose(prompt(3, (1, 500)), [2900, 1000]) == 1  # it has it now, too
+
+
+def test_cache_aware_forgets_the_oldest_prefixes():
+    router = CacheAware(max_prefixes=4)
+    router.choose(prompt(0, (1, 500)), [0, 9])
+    for index in range(1, 4):
+        router.choose(prompt(index, (index + 10, 500)), [9, 0])
+
+    assert router.choose(prompt(9, (1, 500)), [9, 0]) == 1
+
+
+def test_an_unknown_router_is_named():
+    with pytest.raises(SimulationError, match="'best', it must be one of round-robin, random"):
+        make_router("best", 0)
+
+
+def test_routers_that_know_chats_find_their_turns_cached_and_others_do_not():
+    chats = [
+        request(
+            10 * index, 0.1 * index, 64, 16, session=index, later_turns=(Turn(5.0, 16, 16),) * 3
+        )
+        for index in range(21)  # no multiple of the engines
+    ]
+    hits = {}
+    for name in ("round-robin", "random", "cache-aware", "sticky"):
+        run = serve(
+            *chats, num_engines=8, router=make_router(name, 0), model=LinearStepModel(0.01, 0.0001)
+        )
+        assert run.metrics.num_finished == 21 * 4
+        counts = [engine.statistics() for engine in run.engines]
+        hits[name] = sum(one.num_cached_prompt_tokens for one in counts) / sum(
+            one.num_prompt_tokens for one in counts
+        )
+    assert hits["sticky"] == pytest.approx(hits["cache-aware"], abs=0.1)
+    assert min(hits["sticky"], hits["cache-aware"]) > 0.5
+    assert max(hits["round-robin"], hits["random"]) < 0.6 * hits["cache-aware"]
