@@ -183,6 +183,10 @@ class SchedulingOptions:
             ConfigurationError: an option without effect, or a pair that cannot work.
         """
         self._check_policy()
+        if self.target_ttft_ms is not None and self.target_tpot_ms is None:
+            raise ConfigurationError(
+                "--target-ttft-ms has no effect without --target-tpot-ms; give both or omit it"
+            )
         if self.prefill_delay_factor is not None and self.step_composition != "prefill-first":
             raise ConfigurationError(
                 f"--prefill-delay-factor has no effect with --step-composition "

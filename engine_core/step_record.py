@@ -70,7 +70,7 @@ class StepRecorder:
             )
         self._block_size = block_size if isinstance(block_size, int) else 0
         self._encoder = msgspec.json.Encoder()
-        self._beams: set[str] = set()
+        self._beams: dict[str, set[str]] = {}
         self._last_ids: list[str] = []
         self._file: BinaryIO | None = _open_for_writing(self._path)
         self._flushed_s = self._started_s
@@ -89,7 +89,7 @@ class StepRecorder:
         params = message.sampling_params
         prompt = message.prompt_token_ids
         if message.beam_search is not None:
-            self._beams.update(_sequence_ids(message))
+            self._beams[message.request_id] = {message.request_id}
         event = Arrived(
             at_s=now_s - self._started_s,
             id=message.request_id,
@@ -134,6 +134,7 @@ class StepRecorder:
         self._last_ids = batch.req_ids
         tokens = sampled.sampled_token_ids
         is_array = isinstance(tokens, np.ndarray)
+        self._follow_beams(plan)
         event = Step(
             id=plan.step_id,
             start_s=start_s - self._started_s,
@@ -156,7 +157,6 @@ class StepRecorder:
             failures=sampled.failures,
         )
         self._write(event, start_s + duration_s)
-        self._beams.difference_update(plan.finished_req_ids)
 
     def close(self) -> None:
         """Write what is left. The recorder writes nothing after."""
@@ -169,6 +169,20 @@ class StepRecorder:
 
     # ------------------------------------------------------------------ lines
 
+    def _follow_beams(self, plan: SchedulerOutput) -> None:
+        """Beams get new names as a search goes on; a search is over when none is left."""
+        if not self._beams:
+            return
+        ended = {_request_of(name) for name in plan.finished_req_ids} & self._beams.keys()
+        for request_id in ended:
+            self._beams[request_id].difference_update(plan.finished_req_ids)
+        for new in plan.scheduled_new_reqs:
+            if (names := self._beams.get(_request_of(new.req_id))) is not None:
+                names.add(new.req_id)
+        for request_id in ended:
+            if not self._beams[request_id]:
+                del self._beams[request_id]
+
     def _beam_logprobs(self, sampled: ModelRunnerOutput) -> dict[str, RecordedLogprobs]:
         """What beams are chosen by."""
         return {
@@ -179,7 +193,7 @@ class StepRecorder:
                 ranks=columns.ranks,
             )
             for req_id, columns in (sampled.logprobs or {}).items()
-            if req_id in self._beams
+            if req_id in self._beams.get(_request_of(req_id), ())
         }
 
     def _write(self, line: Header | Event, now_s: float) -> None:
@@ -202,9 +216,10 @@ def _open_for_writing(path: Path) -> BinaryIO:
     return path.open("wb")
 
 
-def _sequence_ids(message: EngineRequest) -> list[str]:
-    more = (f"{message.request_id}#{index}" for index in range(1, message.num_sequences))
-    return [message.request_id, *more]
+def _request_of(sequence_id: str) -> str:
+    """ "ID" and "ID#1" are sequences of request "ID"; no request's id ends like the latter."""
+    request_id, _, serial = sequence_id.rpartition("#")
+    return request_id if request_id and serial.isdecimal() else sequence_id
 
 
 def _content_ids(token_ids: list[int], block_size: int) -> list[str]:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """Both sides must speak the same number. Raise it with any change to a message's fields."""
 
 

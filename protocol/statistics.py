@@ -50,6 +50,6 @@ class EngineStatistics(Message, frozen=True, tag=2):
     num_deduplicated_blocks: int = 0
     """Blocks that filled, equalled a cached one and were given back."""
     max_wait_s: float = 0.0
-    """Seconds that the request waiting longest has waited."""
+    """Seconds since the arrival of the oldest request that waits."""
     service_by_tenant: dict[str, float] = {}
     """Policy fair: weighted tokens served, of tenants with live requests."""

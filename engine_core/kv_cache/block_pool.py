@@ -180,6 +180,30 @@ class BlockPool:
             self._group_of[block_id] = group
         return known
 
+    def register_run(
+        self, table: list[int], group: int, hashes: list[bytes], first: int, stop: int
+    ) -> list[int]:
+        """`register` for logical blocks first .. stop of a table, in one loop.
+
+        Returns:
+            The logical blocks whose contents another block has.
+        """
+        known_by, own_hashes, group_of = self._index[group].setdefault, self._hashes, self._group_of
+        others = []
+        for place in range(first, stop):
+            block_id = table[place]
+            if block_id == NULL_BLOCK_ID:
+                continue
+            block_hash = hashes[place]
+            if known_by(block_hash, block_id) != block_id:
+                others.append(place)
+            elif own_hashes[block_id] is not block_hash:
+                assert self._ref_counts[block_id] > 0, f"block {block_id} is not in use"
+                assert own_hashes[block_id] in (None, block_hash), f"block {block_id} is another"
+                own_hashes[block_id] = block_hash
+                group_of[block_id] = group
+        return others
+
     def forget(self, block_ids: Iterable[int]) -> None:
         """These blocks, in use or cached, can no longer be found."""
         for block_id in block_ids:

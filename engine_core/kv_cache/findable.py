@@ -96,30 +96,34 @@ class FindableBlocks:
         this sequence."""
         if num_full > held.num_findable:
             first = held.num_findable
-            self._register(seq, held, num_full)
-            for group, table in enumerate(held.tables):
-                for index in range(first, num_full):
-                    if self._pool.find(group, seq.block_hashes[index]) == table[index]:
-                        self._tiers.being_filled.add(table[index])
+            others = self._register(seq, held, num_full)
+            for table, known_elsewhere in zip(held.tables, others, strict=True):
+                filling = table[first:num_full]
+                for index in known_elsewhere:
+                    filling[index - first] = NULL_BLOCK_ID
+                self._tiers.being_filled.update(filling)
+            self._tiers.being_filled.discard(NULL_BLOCK_ID)
 
-    def _register(self, seq: CachedSequence, held: HeldBlocks, num_full: int) -> None:
-        """Blocks num_findable .. num_full; where an equal one is known, a duplicate is noted."""
+    def _register(self, seq: CachedSequence, held: HeldBlocks, num_full: int) -> list[list[int]]:
+        """Blocks num_findable .. num_full; where an equal one is known, a duplicate is noted.
+
+        Returns:
+            For each group, the logical blocks of which an equal one is known.
+        """
         first = held.num_findable
         hashes = seq.block_hashes
         if len(hashes) < num_full:
             self.extend_hashes(seq, num_full)
         if not first and (seq.adapter is not None or seq.cache_salt is not None):
             self._first_blocks.add(self._plain_hash(seq), _root_of(seq))
-        register = self._pool.register
-        for group, table in enumerate(held.tables):
-            for index in range(first, num_full):
-                block_id = table[index]
-                if (
-                    block_id != NULL_BLOCK_ID
-                    and register(block_id, group, hashes[index]) != block_id
-                ):
-                    held.duplicates.add(index)
+        others = [
+            self._pool.register_run(table, group, hashes, first, num_full)
+            for group, table in enumerate(held.tables)
+        ]
+        for known_elsewhere in others:
+            held.duplicates.update(known_elsewhere)
         held.num_findable = num_full
+        return others
 
     def _replace(self, seq: CachedSequence, held: HeldBlocks, index: int) -> bool:
         """Hold the known block instead of an equal one. Whether any table changed."""
@@ -166,7 +170,8 @@ class FindableBlocks:
 
     def _is_known_elsewhere(self, seq: CachedSequence) -> bool:
         root = _root_of(seq)
-        plain_hash = self._plain_hash(seq)
+        is_plain = seq.adapter is None and seq.cache_salt is None
+        plain_hash = seq.block_hashes[0] if is_plain else self._plain_hash(seq)
         if self._first_blocks.is_known_elsewhere(plain_hash, root):
             return True
         if plain_hash == seq.block_hashes[0]:

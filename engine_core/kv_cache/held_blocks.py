@@ -43,6 +43,9 @@ class TableUpdate:
 
     start: int
     block_ids: BlockIds
+    num_blocks: int
+    """Length of the tables now. The sequence alone holds all blocks from the first that it was
+    given room in: up to here it may write without asking again, until a fork."""
 
     @property
     def is_empty(self) -> bool:
@@ -121,8 +124,8 @@ class HeldBlocks:
         """What the tables hold from logical block `start` on."""
         tables = self.tables
         if len(tables) == 1:
-            return TableUpdate(start, (tables[0][start:],))
-        return TableUpdate(start, tuple([table[start:] for table in tables]))
+            return TableUpdate(start, (tables[0][start:],), self.num_blocks)
+        return TableUpdate(start, tuple([table[start:] for table in tables]), self.num_blocks)
 
 
 def tail_first(holders: list[HeldBlocks]) -> list[int]:

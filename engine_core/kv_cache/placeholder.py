@@ -60,7 +60,7 @@ class PlaceholderKVCacheManager(KVCacheManager):
     def allocate_slots(
         self, seq: CachedSequence, num_tokens: int, num_lookahead_slots: int = 0
     ) -> TableUpdate | None:
-        return TableUpdate(0, self.block_ids(seq))
+        return TableUpdate(0, self.block_ids(seq), _NO_LIMIT // self.block_size)
 
     def writable_tokens(self, seq: CachedSequence) -> int:
         """No position ever needs a block."""

@@ -72,6 +72,9 @@ class AdmissionTurn:
                 continue
             if not self._admit(request, plan, whole_prompts):
                 break
+        if len(skipped) == _MAX_SKIPPED:
+            why = f"{_MAX_SKIPPED} requests were passed in this step, no more are"
+            self._explanations.stopped_at(None, WaitReason.QUEUE, why)
         for request in reversed(skipped):
             live.waiting.prepend_request(request)
 
@@ -160,7 +163,7 @@ class AdmissionTurn:
         first.num_computed_tokens = hit.num_tokens
         update = kv_cache.allocate_slots(first, num_tokens, self._limits.num_lookahead_slots)
         assert update is not None, "can_admit promised room"
-        live.rows.num_writable[first.row] = kv_cache.writable_tokens(first)
+        live.rows.num_writable[first.row] = update.num_blocks * kv_cache.block_size
         if first.is_known_to_runner:
             plan.tell_resumed(first, kv_cache.block_ids(first))
         else:

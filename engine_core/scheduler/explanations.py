@@ -82,7 +82,8 @@ class Explanations:
             return WaitReason.NOT_LOOKED_AT, "no step has been planned since it came"
         if self._stopped_at == request.request_id or not num_ahead:
             return self._stop
-        ahead = f"{num_ahead} requests are in front of it"
+        ahead = "1 request is" if num_ahead == 1 else f"{num_ahead} requests are"
+        ahead += " in front of it"
         if self._stopped_at is None:
             return WaitReason.QUEUE, f"{ahead}; nobody is admitted: {self._stop[1]}"
         return WaitReason.QUEUE, (

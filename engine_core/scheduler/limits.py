@@ -35,7 +35,10 @@ class QueueLimits:
         """
         num_requests, num_tokens = len(live.waiting), live.num_queued_tokens
         if (self.max_requests is not None and num_requests >= self.max_requests) or (
-            self.max_tokens is not None and num_tokens + request.num_tokens > self.max_tokens
+            # an empty queue takes any request: it need not wait for others
+            self.max_tokens is not None
+            and num_requests > 0
+            and num_tokens + request.num_tokens > self.max_tokens
         ):
             raise QueueFull(
                 num_requests=num_requests,

@@ -147,3 +147,15 @@ class Preemptor:
                 num_blocks=num_blocks,
             )
         )
+
+    def compute_again(self, swapped: list[Request]) -> None:
+        """These waiting requests have nothing in host memory any more that can be trusted."""
+        for request in reversed(swapped):
+            self._live.waiting.remove_request(request)
+            self._live.num_swapped -= 1
+            for sequence in request.unfinished:
+                self._kv_cache.forget(sequence)
+                self._kv_cache.free(sequence)
+                sequence.num_computed_tokens = 0
+            request.status = RequestStatus.PREEMPTED
+            self._live.waiting.prepend_request(request)

@@ -135,7 +135,7 @@ class RunningTurn:
         return True
 
     def _placed(self, plan: PlanBuilder, sequence: Sequence, update: TableUpdate) -> None:
-        self._live.rows.num_writable[sequence.row] = self._kv_cache.writable_tokens(sequence)
+        self._live.rows.num_writable[sequence.row] = update.num_blocks * self._kv_cache.block_size
         if not sequence.is_known_to_runner:
             plan.tell_new(sequence, self._kv_cache.block_ids(sequence))
         elif not sequence.has_runner_row:

@@ -20,6 +20,7 @@ from engine_core.scheduler.compositions.turns import assemble_turns
 from engine_core.scheduler.errors import DuplicateRequestId
 from engine_core.scheduler.events import note_arrival, note_plan
 from engine_core.scheduler.explanations import Explanations
+from engine_core.scheduler.faults import Faults
 from engine_core.scheduler.interface import SchedulerInterface
 from engine_core.scheduler.invariants import check_live
 from engine_core.scheduler.limits import QueueLimits, check_limits
@@ -134,6 +135,7 @@ class Scheduler(SchedulerInterface):
             ),
         )
         self._steps = StepTurns(rows)
+        self._faults = Faults(live, kv_cache, self._steps, self._turns.preemptor)
         self._names = SequenceNames(rows)
         self._intake = ResultIntake(live, Branches(live, kv_cache), max_model_len=max_model_len)
         self._learning = StepLearning(
@@ -183,21 +185,9 @@ class Scheduler(SchedulerInterface):
         for request_id in [ids] if isinstance(ids, str) else list(ids):
             request = self._live.by_id.get(request_id)
             if request is not None:
-                self._forget_what_is_not_computed(request, finished_status)
+                is_fault = finished_status is RequestStatus.FINISHED_ERROR
+                self._faults.forget_what_is_not_computed(request, everything=is_fault)
                 self._live.end(request, finished_status, detail)
-
-    def _forget_what_is_not_computed(self, request: Request, status: RequestStatus) -> None:
-        """Nobody may find blocks whose contents are not to be trusted: of a step without a result
-        nobody knows whether it will fill them, and what went wrong may be in any block."""
-        for sequence in request.unfinished:
-            first_wrong = sequence.num_computed_tokens
-            if status is RequestStatus.FINISHED_ERROR:
-                first_wrong = 0
-            elif self._steps.open is not None:
-                first_wrong -= self._steps.open.num_tokens_of(sequence)
-            if first_wrong < sequence.num_computed_tokens:
-                self._kv_cache.forget(sequence, first_wrong)
-                sequence.num_computed_tokens = first_wrong
 
     # ------------------------------------------------------------------ a step
 
@@ -249,15 +239,7 @@ class Scheduler(SchedulerInterface):
         return self._live.outputs.take(scheduler_output.step_id)
 
     def discard_step(self, scheduler_output: SchedulerOutput, detail: str) -> None:
-        step = self._steps.check_open(scheduler_output)
-        live = self._live
-        is_live = live.rows.generation[scheduler_output.batch.rows] == step.generations
-        for row in scheduler_output.batch.rows[is_live].tolist():
-            sequence = live.rows.sequences[row]
-            if sequence is not None:  # else its request has just ended with another sequence
-                # what earlier steps computed is good
-                self._forget_what_is_not_computed(sequence.request, RequestStatus.FINISHED_ABORTED)
-                live.end(sequence.request, RequestStatus.FINISHED_ERROR, detail)
+        self._faults.discard(self._steps.check_open(scheduler_output), detail)
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         for name, drafts in zip(

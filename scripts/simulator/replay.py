@@ -95,6 +95,8 @@ class _Replay:
         if difference is not None:
             return difference
         self._now_s = step.start_s + step.duration_s
+        if step.was_discarded:
+            self._scheduler.discard_step(plan, "the step failed")
         self._scheduler.update_from_output(plan, step.model_output(), now=self._now_s)
         self._next_step_id = step.id + 1
         return None

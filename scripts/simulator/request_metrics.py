@@ -69,6 +69,11 @@ class RequestMetrics:
         """All of them, sorted."""
         return np.sort(self._column(figure))
 
+    def figures(self, *names: str) -> list[Float64Array]:
+        """Columns of ttft, tpot, longest_gap or end_to_end, an entry a finished request; NaN where
+        a request has no such figure."""
+        return [np.frombuffer(getattr(self, f"_{name}_s")).copy() for name in names]
+
     def summary(self, duration_s: float, targets: ServiceTargets) -> dict[str, Any]:
         num_prompt = int(np.frombuffer(self._num_prompt_tokens, np.int64).sum())
         num_output = int(np.frombuffer(self._num_output_tokens, np.int32).sum())

@@ -19,6 +19,7 @@ SMALL = ("--num-blocks", 64)
 
 
 def test_the_ready_line_has_what_a_parent_needs_and_is_the_only_one(tiny_llama):
+    """Two processes, an address between them. Proves S200."""
     with running_daemon(tiny_llama, *SMALL, "--block-size", 8) as daemon:
         ready = daemon.ready
         assert ready["event"] == "ready"

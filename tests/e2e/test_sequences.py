@@ -77,6 +77,7 @@ def test_a_request_with_more_sequences_than_run_at_once_is_refused_by_name(tiny_
 
 
 def test_the_client_sends_one_request_and_gets_n_outputs(daemon):
+    """A batch, on the daemon that serves the streams of this file. Proves S190, S204."""
     with LLM(address=daemon.address) as llm:
         params = SamplingParams(n=3, seed=9, max_tokens=12, ignore_eos=True, detokenize=False)
         [output] = llm.generate({"prompt_token_ids": PROMPT}, params, use_tqdm=False)

@@ -90,6 +90,7 @@ def test_a_wrong_request_is_rejected_by_its_id(daemon, expected, changes, words)
 
 
 def test_a_second_request_with_a_live_id_is_refused_and_the_first_goes_on(daemon, expected):
+    """Proves S016."""
     with RawClient(daemon.address) as client, RawClient(daemon.address) as other:
         client.request("same", PROMPT, max_tokens=40)
         client.request("same", [1, 2, 3])

@@ -154,7 +154,7 @@ def test_logprobs_are_kept_of_beams_alone_and_come_back_as_they_were(path):
         output = array_of(
             ids, [7, 8, 9], logprobs=dict.fromkeys(ids, columns), failures={"x": "why"}
         )
-        recorder.step(plan_of(0, ids), output, 1.0, 0.1)
+        recorder.step(plan_of(0, ids, new=["a#1"]), output, 1.0, 0.1)
         recorder.step(plan_of(1, [], finished=ids), array_of([], []), 1.0, 0.1)
         recorder.step(plan_of(2, ids), output, 1.0, 0.1)  # others of the same names, no beams
     arrived, _, step, _, later = read_record(path)

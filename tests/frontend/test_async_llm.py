@@ -48,6 +48,7 @@ async def test_deltas_concatenate_to_the_cumulative_output(client):
 
 
 async def test_n_sequences_come_in_one_output_with_seeds_one_apart(client, engine):
+    """Proves S190."""
     [output] = await collect(
         client.generate(
             "many",

@@ -35,6 +35,7 @@ def params(**more):
 
 
 def test_outputs_come_in_the_prompts_order_whatever_ends_first(llm):
+    """Proves S189, S190, S193."""
     lengths = [30, 2, 17, 1]
     prompts = ["one", ids_of("two"), {"prompt": "three"}, {"prompt_token_ids": ids_of("four")}]
     outputs = llm.generate(prompts, [params(max_tokens=n) for n in lengths], use_tqdm=False)
@@ -57,6 +58,7 @@ def test_no_prompts_give_no_outputs(llm):
 
 
 def test_token_lists_are_prompts_of_their_own(llm):
+    """Proves S193."""
     outputs = llm.generate([[1, 2], [3]], params(), use_tqdm=False)
     assert [output.prompt_token_ids for output in outputs] == [[1, 2], [3]]
 

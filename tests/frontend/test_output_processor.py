@@ -46,6 +46,7 @@ def drive(sequence, parts):
 
 @given(text=st.text(min_size=1, max_size=40), cuts=st.lists(st.integers(0, 200)))
 def test_deltas_add_up_to_the_text_at_any_cut(text, cuts):
+    """Proves S201."""
     deltas, _ = drive(processor(), pieces(ids_of(text), cuts))
     assert "".join(delta.text for delta in deltas) == text
     assert [token for delta in deltas for token in delta.token_ids] == ids_of(text)
@@ -57,6 +58,7 @@ def test_deltas_add_up_to_the_text_at_any_cut(text, cuts):
     stop=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3),
 )
 def test_a_stop_string_cuts_at_the_same_place_at_any_cut(text, cuts, stop):
+    """Proves S201."""
     # The first token at which some stop string is complete, and the earliest match up to there.
     ends = [n for n in range(1, len(text) + 1) if any(s in text[:n] for s in stop)]
     sequence = processor(stop=stop)

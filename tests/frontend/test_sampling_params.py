@@ -10,6 +10,7 @@ from frontend import InvalidInput, RequestOutputKind, SamplingParams
 
 
 def test_the_defaults_are_vllms():
+    """Proves S191."""
     params = SamplingParams()
     assert (params.n, params.temperature, params.top_p, params.top_k, params.min_p) == (
         1, 1.0, 1.0, 0, 0.0,
@@ -20,6 +21,7 @@ def test_the_defaults_are_vllms():
 
 
 def test_the_first_positions_are_vllms():
+    """And each arrives in what is sent. Proves S191."""
     params = SamplingParams(2, 0.1, 0.2, 1.3, 0.4, 0.5, 6, 0.7, 8, "stop")
     wire = params.to_wire(1, 100)
     assert params.n == 2
@@ -149,6 +151,7 @@ def test_a_clone_shares_nothing():
     prompt_len=st.integers(1, 499),
 )
 def test_whatever_is_accepted_translates(prompt_len, **options):
+    """Proves S191."""
     try:
         params = SamplingParams(**options)
     except InvalidInput:

@@ -86,6 +86,7 @@ MIXES = {
 @pytest.mark.parametrize("window", [None, 1, 3, 16, 100])
 @pytest.mark.parametrize("mix", MIXES)
 def test_any_mix_equals_the_reference_and_reads_nothing_out_of_sight(mix, window, softcap):
+    """Blocks of each request anywhere in the cache. Proves S177, S187."""
     check(MIXES[mix], window=window, softcap=softcap)
 
 

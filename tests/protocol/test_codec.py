@@ -24,11 +24,13 @@ from protocol.requests import Goodbye, TensorRef
 
 @pytest.mark.parametrize("message", CLIENT_MESSAGES, ids=lambda m: type(m).__name__)
 def test_client_messages_survive_the_wire(message):
+    """Proves S031."""
     assert decode_client_message(encode(message)) == message
 
 
 @pytest.mark.parametrize("message", ENGINE_MESSAGES, ids=lambda m: type(m).__name__)
 def test_engine_messages_survive_the_wire(message):
+    """Proves S227, S228."""
     assert decode_engine_message(encode(message)) == message
 
 

@@ -36,14 +36,24 @@ class PrefillFirst:
             turns.admit(plan, whole_prompts=True)
         if not plan.is_empty:
             self._was_prefill = True
+            self._explain(turns, has_swapped=has_swapped, may_admit=may_admit)
             return
         turns.forced.preempt(plan)
         turns.running.fill(plan, Select.DECODES)
         if has_swapped:
             turns.admit(plan, only_swapped=True)
+        else:
+            self._explain(turns, has_swapped=False, may_admit=may_admit)
+
+    def _explain(self, turns: Turns, *, has_swapped: bool, may_admit: bool) -> None:
+        """Why nobody new is admitted, where that is this composition's doing."""
+        if has_swapped:
+            why = "swapped requests come back first"
         elif not may_admit:
             why = f"prompts wait for {self._delay_factor} x {self._last_prefill_s:.3f} s"
-            turns.explanations.stopped_at(None, WaitReason.DECODES, why)
+        else:
+            return
+        turns.explanations.stopped_at(None, WaitReason.DECODES, why)
 
     def _passed_delay(self, now: float, turns: Turns) -> bool:
         """Also notes how long the last step of prompts took. The earliest arrival is the head's:

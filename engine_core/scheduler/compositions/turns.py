@@ -21,6 +21,7 @@ class Turns:
     """What a step is put together from."""
 
     live: LiveRequests
+    preemptor: Preemptor
     forced: ForcedPreemption
     running: RunningTurn
     admission: AdmissionTurn
@@ -50,6 +51,7 @@ def assemble_turns(
     preemptor = Preemptor(live, kv_cache, preemption)
     return Turns(
         live=live,
+        preemptor=preemptor,
         forced=ForcedPreemption(live, policy, preemptor),
         running=RunningTurn(
             live,

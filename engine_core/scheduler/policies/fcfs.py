@@ -117,5 +117,5 @@ def refuse_priority(request: Request, policy: str) -> None:
     if request.priority != 0:
         raise ValueError(
             f"priority is {request.priority}, but policy {policy} knows only 0; omit it or start "
-            f"the engine with --policy priority"
+            f"the engine with --scheduling-policy priority"
         )

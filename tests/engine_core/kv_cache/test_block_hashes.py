@@ -31,7 +31,7 @@ def test_hashes_go_on_from_the_last_one():
 
 
 def test_same_tokens_elsewhere_under_another_salt_or_adapter_have_another_hash():
-    """Proves S027, S152, S162."""
+    """Proves S027, S152, S162, S209."""
     block = [1, 2, 3, 4]
     repeated = hashes_of(block * 3)
     salted = hashes_of(block * 3, cache_salt="a")

@@ -164,6 +164,22 @@ def test_another_block_is_taken_rather_than_a_save_cancelled():
     assert [device for device, _ in copies.swap_out] == [source]
 
 
+def test_a_block_that_must_be_swapped_out_first_is_not_swapped_into():
+    """Both blocks are read by the swap out, so the hit waits for the next step."""
+    cache = host_cache(num_blocks=2)
+    run_and_free(cache, "a", [1] * 5)
+    evict_all(cache)
+    victim = Stream("b", [2] * 8)
+    compute(cache, victim)
+    assert cache.swap_out([victim]) == 2
+    stream = Stream("again", [1] * 5)
+    hit = cache.find_cached_prefix(stream)
+    options = {"max_chunk": 8, "num_promised": 0, "is_alone": True, "is_resumed": False}
+    assert cache.can_admit(stream, hit, **options) is AllocStatus.LATER
+    cache.take_copies()
+    assert cache.can_admit(stream, hit, **options) is AllocStatus.OK
+
+
 def test_without_host_room_nothing_is_saved_and_nothing_fails():
     cache = host_cache(num_blocks=6, num_host_blocks=1)
     pinned = Stream("a", [1] * 3)

@@ -140,6 +140,20 @@ def test_it_cannot_come_back_in_the_step_that_swaps_it_out():
     assert can_swap_in(cache, [stream]) is AllocStatus.OK
 
 
+def test_nothing_is_swapped_into_a_block_that_the_same_step_swaps_out():
+    cache = host_cache(num_blocks=2)
+    first, second = Stream("a", [1] * 3), Stream("b", [2] * 3)
+    for stream in (first, second):
+        compute(cache, stream)
+    cache.swap_out([first])
+    cache.take_copies()
+    cache.swap_out([second])  # its block is the next to be taken
+    cache.swap_in([first])
+    cache.check([first])
+    copies = cache.take_copies()
+    assert copies.swap_in[0][1] != copies.swap_out[0][0]
+
+
 def test_can_swap_in_counts_all_tokens_known_now_as_for_a_resumed_request():
     """Proves S117, S135."""
     cache = host_cache(num_blocks=10, watermark=0.1)

@@ -120,13 +120,14 @@ class PagedModel:
 
     # ------------------------------------------------------------------ the plan
 
-    def follow(self, plan: SchedulerOutput) -> None:
+    def follow(self, plan: SchedulerOutput, *, with_copies: bool = True) -> None:
         for name in plan.finished_req_ids:
             self._drop(name)
             self.known.pop(name, None)
         for name in plan.preempted_req_ids:
             self._drop(name)
-        self._copy(plan)
+        if with_copies:
+            self._copy(plan)
         for new in plan.scheduled_new_reqs:
             assert new.req_id not in self.known
             self.known[new.req_id] = new.sampling_params

@@ -151,13 +151,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.check()
         self._receive(plan, sampled)
 
-    @rule()
-    def failing_step(self):
+    @rule(has_copied=st.booleans())
+    def failing_step(self, has_copied):
+        """The rows were changed, nothing was computed, copies were made or not."""
         plan = self._plan()
-        self.model.follow(plan)  # the rows were changed, nothing was computed
+        self.model.follow(plan, with_copies=has_copied)
         self.scheduler.discard_step(plan, "it failed")
         names = {name.split("#")[0] for name in plan.num_scheduled_tokens}
-        self.disturbed.update(names)
+        self.disturbed.update(names, (again.req_id.split("#")[0] for again in plan.resumed_reqs))
         self._receive(plan, ModelRunnerOutput(req_ids=[], sampled_token_ids=[]))
         assert not names & set(self._live())
 

@@ -74,5 +74,5 @@ def test_nobody_is_forced_out_and_nothing_is_counted():
 def test_a_priority_is_refused_with_the_option_that_would_serve_it():
     policy = FirstComeFirstServed()
     policy.check(PolicyRequest("a"))
-    with pytest.raises(ValueError, match=r"priority is -3.*fcfs.*--policy priority"):
+    with pytest.raises(ValueError, match=r"priority is -3.*fcfs.*--scheduling-policy priority"):
         policy.check(PolicyRequest("a", priority=-3))

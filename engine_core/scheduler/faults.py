@@ -1,0 +1,67 @@
+"""What a fault, or an end in mid-step, leaves behind: nobody may find blocks of doubtful contents.
+
+Decides what is not to be trusted any more. Must not know why it went wrong.
+"""
+
+from engine_core.kv_cache import KVCacheManager
+from engine_core.scheduler.live_requests import LiveRequests
+from engine_core.scheduler.preemption import Preemptor
+from engine_core.scheduler.request import Request
+from engine_core.scheduler.request_status import RequestStatus
+from engine_core.scheduler.step import SchedulerOutput
+from engine_core.scheduler.step_turns import OpenStep, StepTurns
+
+
+class Faults:
+    """Cleans up behind requests and steps that went wrong."""
+
+    def __init__(
+        self, live: LiveRequests, kv_cache: KVCacheManager, steps: StepTurns, preemptor: Preemptor
+    ) -> None:
+        self._live = live
+        self._kv_cache = kv_cache
+        self._steps = steps
+        self._preemptor = preemptor
+
+    def forget_what_is_not_computed(self, request: Request, *, everything: bool) -> None:
+        """Of a step without a result nobody knows whether it will fill its blocks; and what went
+        wrong with a request may be in any of its blocks (`everything`)."""
+        for sequence in request.unfinished:
+            first_wrong = sequence.num_computed_tokens
+            if everything:
+                first_wrong = 0
+            elif self._steps.open is not None:
+                first_wrong -= self._steps.open.num_tokens_of(sequence)
+            if first_wrong < sequence.num_computed_tokens:
+                self._kv_cache.forget(sequence, first_wrong)
+                sequence.num_computed_tokens = first_wrong
+
+    def discard(self, step: OpenStep, detail: str) -> None:
+        """The step could not be run: its requests end with this detail. What earlier steps computed
+        is good, unless the step had copies: nobody knows which of them were made."""
+        plan = step.plan
+        has_copies = not plan.copies.is_empty
+        for request in self._requests_of(plan):
+            self.forget_what_is_not_computed(request, everything=has_copies)
+            self._live.end(request, RequestStatus.FINISHED_ERROR, detail)
+        if has_copies:
+            self._preemptor.compute_again(
+                [
+                    request
+                    for request in self._live.waiting
+                    if request.status is RequestStatus.SWAPPED
+                    and request.preemptions[-1].step_id == plan.step_id
+                ]
+            )
+            self._kv_cache.reset_prefix_cache()
+
+    def _requests_of(self, plan: SchedulerOutput) -> list[Request]:
+        """Those that run in the step, or came back with it; without those that are over."""
+        names = [*plan.batch.req_ids, *(again.req_id for again in plan.resumed_reqs)]
+        sequences = [self._live.find_sequence(name) for name in names]
+        requests = {
+            sequence.request.request_id: sequence.request
+            for sequence in sequences
+            if sequence is not None and sequence.row is not None
+        }
+        return list(requests.values())

@@ -1,0 +1,282 @@
+"""Does a budget that follows a target break fewer promises than every fixed one?
+
+    python scripts/compare_budgets.py simulate                 virtual time, H200 + Llama-3.1-8B
+    python scripts/compare_budgets.py serve --model NAME       a real daemon for each setting
+
+The same traces are served with `--target-tpot-ms` (and `--target-ttft-ms`) and with fixed token
+budgets, one after the other. Counted are requests whose time to first token or whose mean time per
+output token was above its target, and output tokens a second. A table goes to stderr, one JSON
+document to the file or to stdout.
+"""
+
+import asyncio
+import dataclasses
+import json as json_module
+import math
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from frontend import AsyncLLM, RequestOutputKind, SamplingParams
+from scripts.benchmark_report import describe_run
+from scripts.simulator.options import EngineOptions, FleetOptions, TraceOptions
+from scripts.simulator.simulation import Scenario, simulate
+from scripts.simulator.trace import TraceRequest
+
+BUDGETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_MAX_BUDGET = 8192
+
+app = App(name="compare_budgets", help=__doc__, result_action="return_value")
+JsonFile = Annotated[Path | None, Parameter(help="Write the document here, not to stdout.")]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Served:
+    """One request as its client saw it; seconds."""
+
+    ttft_s: float
+    tpot_s: float
+    """NaN for an answer of one token."""
+    num_output_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Promise:
+    ttft_s: float
+    tpot_s: float
+
+    def row(self, setting: str, served: Sequence[Served], duration_s: float) -> dict[str, Any]:
+        """What was broken under one setting."""
+        late = [one.ttft_s > self.ttft_s for one in served]
+        slow = [one.tpot_s > self.tpot_s for one in served]
+        return {
+            "budget": setting,
+            "num_requests": len(served),
+            "ttft_broken": sum(late),
+            "tpot_broken": sum(slow),
+            "requests_broken": sum(map(max, late, slow)),
+            "output_tokens_per_s": round(
+                sum(one.num_output_tokens for one in served) / duration_s, 1
+            ),
+            "ttft_p99_ms": round(1e3 * _percentile([one.ttft_s for one in served], 99), 1),
+            "tpot_p99_ms": round(1e3 * _percentile([one.tpot_s for one in served], 99), 1),
+        }
+
+
+def _percentile(values: Sequence[float], percent: float) -> float:
+    ordered = sorted(value for value in values if not math.isnan(value))
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+
+# ---------------------------------------------------------------------- virtual time
+
+
+_SIMULATED: dict[str, TraceOptions] = {
+    "poisson": TraceOptions(
+        rate=14,
+        prompt_len="lognormal:1200:1.0:16000",
+        output_len="lognormal:150:0.8:1000",
+        num_requests=3000,
+    ),
+    "bursts (gamma, CV 3)": TraceOptions(
+        rate=11,
+        arrivals="gamma",
+        burstiness=3.0,
+        prompt_len="lognormal:1200:1.0:16000",
+        output_len="lognormal:150:0.8:1000",
+        num_requests=3000,
+    ),
+    "diurnal, long prompts": TraceOptions(
+        rate=5,
+        arrivals="diurnal",
+        swing=0.8,
+        period=120.0,
+        prompt_len="lognormal:3000:0.8:32000",
+        output_len="lognormal:200:0.6:1000",
+        num_requests=2000,
+    ),
+    "chats with system prompts": TraceOptions(
+        rate=2.5,
+        turns=4.0,
+        think=6.0,
+        prefixes=8,
+        prefix_len=1024,
+        prompt_len="lognormal:400:1.2:8000",
+        output_len="lognormal:200:0.8:1000",
+        num_requests=3000,
+    ),
+}
+
+
+@app.command(name="simulate")
+def simulate_budgets(
+    *, target_tpot_ms: float = 15.0, target_ttft_ms: float = 1000.0, json: JsonFile = None
+) -> int:
+    """Four synthetic traces on a simulated H200 with Llama-3.1-8B."""
+    promise = Promise(target_ttft_ms / 1e3, target_tpot_ms / 1e3)
+    traces = {}
+    for name, trace in _SIMULATED.items():
+        rows = []
+        for budget in (*BUDGETS, None):
+            engine = EngineOptions(max_num_batched_tokens=budget or _MAX_BUDGET)
+            if budget is None:
+                engine = dataclasses.replace(
+                    engine, target_tpot_ms=target_tpot_ms, target_ttft_ms=target_ttft_ms
+                )
+            outcome = simulate(Scenario(trace=trace, engine=engine, fleet=FleetOptions()))
+            figures = zip(*outcome.metrics.figures("ttft", "tpot"), strict=True)
+            served = [Served(float(ttft), float(tpot), 0) for ttft, tpot in figures]
+            requests = outcome.document["requests"]
+            row = promise.row(_name(budget), served, requests["duration_s"])
+            row["output_tokens_per_s"] = round(requests["throughput"]["output_tokens_per_s"], 1)
+            rows.append(row)
+        traces[name] = rows
+        print(_table(name, rows), file=sys.stderr)
+    setting = "simulated: H200, Llama-3.1-8B bf16, roofline"
+    return _finish({"setting": setting}, promise, traces, json)
+
+
+# ---------------------------------------------------------------------- a real daemon
+
+
+def _served_traces(num_requests: int) -> dict[str, TraceOptions]:
+    return {
+        "poisson": TraceOptions(
+            rate=1.6, prompt_len="log-uniform:32:512", output_len="32", num_requests=num_requests
+        ),
+        "bursts (gamma, CV 3)": TraceOptions(
+            rate=1.4,
+            arrivals="gamma",
+            burstiness=3.0,
+            prompt_len="log-uniform:32:512",
+            output_len="32",
+            num_requests=num_requests,
+        ),
+        "some long prompts": TraceOptions(
+            rate=1.2,
+            prompt_len="lognormal:120:1.2:1800",
+            output_len="log-uniform:16:64",
+            num_requests=num_requests,
+        ),
+    }
+
+
+@app.command
+def serve(
+    *,
+    model: str = "smollm2-135m-instruct",
+    num_requests: int = 30,
+    target_tpot_ms: float = 150.0,
+    target_ttft_ms: float = 3000.0,
+    repeat: Annotated[int, Parameter(help="Runs of each setting; counts are summed.")] = 1,
+    json: JsonFile = None,
+) -> int:
+    """Three synthetic traces on a daemon of this machine, started anew for each setting."""
+    promise = Promise(target_ttft_ms / 1e3, target_tpot_ms / 1e3)
+    traces: dict[str, list[dict[str, Any]]] = {}
+    for name, trace in _served_traces(num_requests).items():
+        requests = list(trace.make(2048))
+        rows = []
+        for budget in (*BUDGETS, None):
+            options: dict[str, Any] = {"max_num_batched_tokens": budget or _MAX_BUDGET}
+            if budget is None:
+                options |= {"target_tpot_ms": target_tpot_ms, "target_ttft_ms": target_ttft_ms}
+            served: list[Served] = []
+            duration_s = 0.0
+            for _ in range(repeat):
+                one, seconds = asyncio.run(_serve(model, options, requests))
+                served += one
+                duration_s += seconds
+            rows.append(promise.row(_name(budget), served, duration_s))
+            print(rows[-1], file=sys.stderr, flush=True)
+        traces[name] = rows
+        print(_table(name, rows), file=sys.stderr, flush=True)
+    return _finish({"setting": f"daemon on this machine: {model}"}, promise, traces, json)
+
+
+async def _serve(
+    model: str, options: dict[str, Any], requests: list[TraceRequest]
+) -> tuple[list[Served], float]:
+    """Replays the trace in real time. Prompts are random tokens: nothing is found in the cache."""
+    llm = await AsyncLLM.launch(model, **options)
+    try:
+        draw = random.Random(0)
+        prompts = [
+            [draw.randrange(100, 40_000) for _ in range(request.num_prompt_tokens)]
+            for request in requests
+        ]
+        await _one(llm, [100] * 64, 8, time.monotonic())  # the first request pays for first touches
+        start = time.monotonic() + 0.1
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(
+                    _one(llm, prompt, request.num_output_tokens, start + request.arrival_s)
+                )
+                for prompt, request in zip(prompts, requests, strict=True)
+            ]
+        return [task.result() for task in tasks], time.monotonic() - start
+    finally:
+        await llm.aclose()
+
+
+async def _one(llm: AsyncLLM, prompt: list[int], num_output_tokens: int, due: float) -> Served:
+    await asyncio.sleep(due - time.monotonic())
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=num_output_tokens,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+    first = last = math.nan
+    count = 0
+    async for output in llm.generate({"prompt_token_ids": prompt}, params):
+        num_new = sum(len(part.token_ids) for part in output.outputs)
+        if num_new:
+            last = time.monotonic()
+            first = last if count == 0 else first
+            count += num_new
+    tpot_s = (last - first) / (count - 1) if count > 1 else math.nan
+    return Served(first - due, tpot_s, count)
+
+
+# ---------------------------------------------------------------------- the document
+
+
+def _name(budget: int | None) -> str:
+    return "target" if budget is None else str(budget)
+
+
+def _table(name: str, rows: list[dict[str, Any]]) -> str:
+    lines = [
+        f"{name}: {rows[0]['num_requests']} requests",
+        "  ".join(f"{key:>19}" for key in rows[0]),
+    ]
+    lines += ["  ".join(f"{value!s:>19}" for value in row.values()) for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _finish(
+    setting: dict[str, Any],
+    promise: Promise,
+    traces: dict[str, list[dict[str, Any]]],
+    path: Path | None,
+) -> int:
+    document = describe_run() | setting | {"target": dataclasses.asdict(promise), "traces": traces}
+    text = json_module.dumps(document)
+    if path is None:
+        print(text)
+    else:
+        path.write_text(text + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(app())

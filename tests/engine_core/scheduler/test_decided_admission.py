@@ -1,0 +1,76 @@
+"""The decided rules of admission: head-room for those that run, and the whole prompt at once."""
+
+import itertools
+
+import pytest
+from scenario_help import Scenario, fresh_tokens, make_request, new_ids
+
+from engine_core.kv_cache import KVCacheManager
+
+
+@pytest.mark.parametrize(("num_blocks", "head_room"), [(99, 0), (100, 1), (1000, 10)])
+def test_one_block_in_a_hundred_is_kept_free_at_admission_by_default(num_blocks, head_room):
+    """Proves S133."""
+    assert KVCacheManager(num_blocks=num_blocks, block_size=4).watermark_blocks == head_room
+
+
+@pytest.mark.parametrize(("watermark", "is_admitted"), [(0.0, True), (0.1, True), (0.2, False)])
+def test_the_head_room_is_kept_at_admission_beside_others_and_only_there(watermark, is_admitted):
+    """Ten blocks, four held, five wanted: one is left. Proves S133, S135."""
+    scenario = Scenario(
+        make_request("held", 14, max_tokens=50), num_blocks=10, block_size=4, watermark=watermark
+    )
+    scenario.step()
+    scenario.add(make_request("new", 18))
+    assert bool(new_ids(scenario.plan())) is is_admitted
+
+
+def test_alone_a_request_that_was_admitted_before_may_use_the_head_room():
+    """It has grown to all five blocks, of which four are for new ones. Proves S133, S135."""
+    low = make_request("low", 15, max_tokens=5, priority=5)
+    scenario = Scenario(low, num_blocks=5, block_size=4, watermark=0.2, policy="priority")
+    for _ in range(3):
+        scenario.step()
+    scenario.add(make_request("high", 2, max_tokens=1))
+    assert scenario.step().preempted_req_ids == ["low"]
+    assert scenario.step().batch.req_ids == ["high"]
+    assert low.num_tokens == 18
+    assert scenario.step().batch.req_ids == ["low"]
+    scenario.run_to_end(10)
+    assert low.num_output_tokens == 5
+
+
+def test_running_requests_use_up_the_head_room():
+    """Proves S133, S138."""
+    scenario = Scenario(make_request("a", 20), num_blocks=10, block_size=4, watermark=0.5)
+    for _ in range(21):
+        assert not scenario.step().preempted_req_ids
+    assert scenario.kv_cache.num_blocks_free == 0
+
+
+@pytest.mark.parametrize("composition", ["mixed", "prefill-first"])
+def test_admission_looks_at_the_whole_prompt_and_at_what_others_were_promised(composition):
+    """Chunks of four are a block each; the prompts are five blocks of eight. Proves S107, S135."""
+    scenario = Scenario(
+        make_request("a", 20, max_tokens=2),
+        make_request("b", 20, max_tokens=2),
+        num_blocks=8,
+        block_size=4,
+        max_num_batched_tokens=16,
+        max_chunk_size=4,
+        composition=composition,
+    )
+    for plan in itertools.islice(iter(scenario.step, None), 6):
+        assert not plan.preempted_req_ids
+        assert "b" not in plan.num_scheduled_tokens or scenario.requests["a"].is_finished
+    scenario.run_to_end()
+    assert [request.num_preemptions for request in scenario.requests.values()] == [0, 0]
+
+
+def test_a_prompt_in_the_cache_is_looked_at_for_what_it_lacks():
+    """Of five blocks four are shared with a running one, so that it fits. Proves S088, S135."""
+    prompt = fresh_tokens(16)
+    scenario = Scenario(make_request("a", [*prompt, 1]), num_blocks=7, block_size=4)
+    scenario.step()
+    scenario.add(make_request("b", [*prompt, 2]))
+    assert new_ids(scenario.plan()) == ["b"]

@@ -1,0 +1,286 @@
+"""The decided rules of giving way: who goes, how, where to, and who may come in the same step."""
+
+import pytest
+from scenario_help import Scenario, make_request, new_ids
+
+from engine_core.scheduler import RequestStatus
+from engine_core.scheduler.preemption import Cheaper, PreemptionMode
+
+SWAPPED = RequestStatus.SWAPPED
+PREEMPTED = RequestStatus.PREEMPTED
+RUNNING = RequestStatus.RUNNING
+
+
+def crowded(**settings) -> Scenario:
+    """Two prompts of five blocks fill ten; the first one's next token takes the second's."""
+    crowd = {"num_blocks": 10, "enable_prefix_caching": False, **settings}
+    scenario = Scenario(
+        make_request("first", 80, max_tokens=4), make_request("second", 80), **crowd
+    )
+    scenario.step()
+    return scenario
+
+
+# ---------------------------------------------------------------------- swapped ones come first
+
+
+@pytest.mark.parametrize("composition", ["mixed", "prefill-first"])
+def test_a_swapped_request_stands_in_front_of_those_that_waited_before_it(composition):
+    """A small new one, there before it was swapped, would fit: it waits. Proves S040, S123."""
+    scenario = crowded(
+        preemption="swap", num_host_blocks=8, composition=composition, max_num_seqs=2
+    )
+    scenario.add(make_request("small", 3))
+    scenario.step()
+    second, small = scenario.requests["second"], scenario.requests["small"]
+    assert second.status is SWAPPED
+    assert list(scenario.scheduler._live.waiting) == [second, small]
+    for _ in range(20):
+        if second.status is not SWAPPED:
+            break
+        assert small.status is RequestStatus.WAITING
+        assert scenario.kv_cache.num_blocks_free >= 1  # room for the small one
+        scenario.step()
+    assert second.status is RUNNING
+    scenario.run_to_end()
+
+
+def test_a_swapped_request_stands_in_front_of_one_that_was_preempted_after_it():
+    """In one step the pair is swapped, then the single one gives way too. Proves S040, S123."""
+    scenario = Scenario(
+        make_request("first", 15, max_tokens=40),
+        make_request("single", 15),
+        make_request("pair", 8, num_sequences=2),
+        num_blocks=14,
+        num_host_blocks=30,
+        block_size=4,
+    )
+    pair, single = scenario.requests["pair"], scenario.requests["single"]
+    for _ in range(40):
+        scenario.update_with_array(scenario.plan())
+        if single.num_preemptions:
+            break
+    assert (pair.status, single.status) == (SWAPPED, PREEMPTED)
+    assert list(scenario.scheduler._live.waiting) == [pair, single]
+
+
+def test_prefill_first_swaps_in_behind_the_decodes_and_nobody_new_in_that_step():
+    """Rules 1 and 4 of that order: with somebody swapped no prompt is admitted, and who comes back
+    comes in a decode step, beside those that run. Proves S071, S083, S123."""
+    scenario = Scenario(
+        make_request("first", 80, max_tokens=30),
+        make_request("short", 80, max_tokens=3),
+        make_request("second", 80),
+        num_blocks=15,
+        num_host_blocks=20,
+        preemption="swap",
+        composition="prefill-first",
+        enable_prefix_caching=False,
+    )
+    plans = [scenario.step(), scenario.step()]
+    assert plans[1].preempted_req_ids == ["second"]
+    scenario.add(make_request("new", 3))
+    plans = [scenario.step().num_scheduled_tokens for _ in range(3)]
+    assert plans == [{"first": 1, "short": 1}, {"first": 1, "second": 1}, {"new": 3}]
+
+
+def test_under_policy_priority_a_swapped_request_outranks_a_more_urgent_new_one():
+    """And is not forced out in the step in which it comes back. Proves S123, S080."""
+    scenario = crowded(policy="priority", preemption="swap", num_host_blocks=8, max_num_seqs=2)
+    plan = scenario.step()
+    assert plan.preempted_req_ids == ["second"]
+    urgent = make_request("urgent", 3, priority=-9)
+    scenario.add(urgent)
+    started = []
+    for _ in range(60):
+        plan = scenario.step()
+        started += [data.req_id for data in plan.resumed_reqs] + new_ids(plan)
+        # a head that is swapped forces nobody out for the urgent one behind it
+        assert scenario.scheduler.statistics().num_preemptions_forced == 0 or started
+    assert started[0] == "second"
+
+
+# ---------------------------------------------------------------------- nobody enters such a step
+
+
+@pytest.mark.parametrize("composition", ["mixed", "prefill-first"])
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+def test_nobody_is_admitted_or_swapped_in_in_a_step_that_preempted(preemption, composition):
+    """Though tokens, places and blocks are there: the victim gave back five. Proves S122."""
+    scenario = crowded(preemption=preemption, num_host_blocks=20, composition=composition)
+    if composition == "mixed":
+        scenario.add(make_request("small", 3))
+    plan = scenario.step()
+    assert plan.preempted_req_ids == ["second"]
+    assert plan.batch.req_ids == ["first"]
+    assert not plan.scheduled_new_reqs
+    assert not plan.resumed_reqs
+    assert not plan.copies.swap_in
+    if preemption == "recompute" and composition == "mixed":
+        assert scenario.requests["small"].status is RequestStatus.WAITING
+    scenario.kv_cache.check()
+
+
+def test_nobody_is_admitted_in_a_step_that_forced_somebody_out():
+    """Not even the one for whom it was done. Proves S080, S122."""
+    scenario = Scenario(make_request("low", 10, priority=5), policy="priority")
+    scenario.step()
+    scenario.add(make_request("high", 10), make_request("next", 10, priority=1))
+    plan = scenario.step()
+    assert plan.preempted_req_ids == ["low"]
+    assert plan.batch.req_ids == []
+    plan = scenario.step()
+    assert plan.batch.req_ids == ["high", "next", "low"]
+
+
+# ---------------------------------------------------------------------- forced preemption
+
+
+def test_victims_stand_behind_the_requester_and_before_their_equals_though_memory_is_free():
+    """Proves S080, S044."""
+    scenario = Scenario(
+        make_request("a", 10, priority=5, arrival_time=1.0),
+        make_request("b", 10, priority=7, arrival_time=2.0),
+        policy="priority",
+        max_num_seqs=2,
+    )
+    scenario.step()
+    scenario.add(
+        make_request("equal", 10, priority=7, arrival_time=2.0),
+        make_request("high", 10, priority=0, arrival_time=3.0),
+    )
+    assert scenario.kv_cache.num_blocks_free > 900
+    plan = scenario.step()
+    assert plan.preempted_req_ids == ["b", "a"]
+    order = [request.request_id for request in scenario.scheduler._live.waiting]
+    assert order == ["high", "a", "b", "equal"]
+    assert scenario.requests["a"].num_computed_tokens == 0  # recompute, whatever the rule says
+    assert scenario.step().batch.req_ids == ["high", "a"]
+
+
+def test_forced_victims_are_computed_again_also_where_the_rule_is_to_swap():
+    """Proves S080."""
+    scenario = Scenario(
+        make_request("low", 40, priority=5),
+        policy="priority",
+        preemption="swap",
+        num_host_blocks=50,
+    )
+    scenario.step()
+    scenario.add(make_request("high", 10))
+    scenario.step()
+    assert scenario.requests["low"].status is PREEMPTED
+    assert scenario.scheduler.statistics().num_preemptions_by_swap == 0
+
+
+@pytest.mark.parametrize(("gain", "is_forced"), [(1, False), (2, False), (3, True), (4, True)])
+def test_only_a_gain_of_at_least_the_minimum_forces_out(gain, is_forced):
+    """Proves S080."""
+    scenario = Scenario(
+        make_request("low", 10, priority=5), policy="priority", priority_min_gain=3, max_num_seqs=1
+    )
+    scenario.step()
+    scenario.add(make_request("high", 10, priority=5 - gain))
+    assert bool(scenario.step().preempted_req_ids) is is_forced
+
+
+def test_equals_never_force_each_other_out_in_turn():
+    """Proves S080, S078."""
+    requests = [make_request(f"r{n}", 10, max_tokens=6, arrival_time=-n) for n in range(4)]
+    scenario = Scenario(policy="priority", max_num_seqs=1)
+    for request in requests:
+        scenario.add(request)
+        scenario.step()
+    scenario.run_to_end()
+    assert [request.num_preemptions for request in requests] == [0, 0, 0, 0]
+
+
+# ---------------------------------------------------------------------- computed again or swapped
+
+
+def test_of_two_victims_in_one_step_the_single_one_is_computed_again_and_the_pair_is_swapped():
+    """Proves S111, S112."""
+    scenario = Scenario(
+        make_request("first", 32, max_tokens=30),
+        make_request("pair", 12, num_sequences=2),
+        make_request("single", 16),
+        num_blocks=18,
+        num_host_blocks=30,
+        block_size=4,
+    )
+    modes = {}
+    for _ in range(60):
+        plan = scenario.plan()
+        for name in ("single", "pair"):
+            if scenario.requests[name].num_preemptions and name not in modes:
+                modes[name] = scenario.requests[name].status
+        scenario.update_with_array(plan)
+    assert modes == {"single": PREEMPTED, "pair": SWAPPED}
+
+
+def test_a_pair_without_room_on_the_host_is_computed_again_and_nobody_is_lost():
+    """All its sequences give up their blocks and come back with their own tokens. Proves S113,
+    S115."""
+    pair = make_request("pair", 12, num_sequences=2, max_tokens=20)
+    scenario = Scenario(
+        make_request("first", 32, max_tokens=30),
+        pair,
+        num_blocks=14,
+        num_host_blocks=1,
+        block_size=4,
+    )
+    for _ in range(60):
+        scenario.update_with_array(scenario.plan())
+        if pair.num_preemptions:
+            break
+    assert pair.status is PREEMPTED
+    assert [sequence.num_computed_tokens for sequence in pair.sequences] == [0, 0]
+    assert scenario.scheduler.statistics().num_preemptions_by_swap == 0
+    assert scenario.kv_cache.num_host_blocks_in_use == 0
+    for _ in range(200):
+        scenario.update_with_array(scenario.plan())
+    assert not scenario.scheduler.has_work()
+    assert [sequence.num_output_tokens for sequence in pair.sequences] == [20, 20]
+    assert scenario.kv_cache.num_blocks_in_use == 0
+
+
+def test_a_full_host_is_no_error_for_the_second_victim():
+    """The first victim's blocks fill the host. Proves S115, S066."""
+    scenario = Scenario(
+        make_request("first", 32, max_tokens=40),
+        make_request("second", 16),
+        make_request("third", 16),
+        num_blocks=17,
+        num_host_blocks=5,
+        block_size=4,
+        preemption="swap",
+        enable_prefix_caching=False,
+    )
+    second, third = scenario.requests["second"], scenario.requests["third"]
+    for _ in range(60):
+        scenario.step()
+        if second.num_preemptions:
+            break
+    assert (second.status, third.status) == (PREEMPTED, SWAPPED)
+    scenario.run_to_end()
+    assert [second.num_output_tokens, third.num_output_tokens] == [50, 50]
+
+
+@pytest.mark.parametrize(
+    ("block_s", "mode"),
+    [
+        (0.001, PreemptionMode.SWAP),
+        (0.079, PreemptionMode.SWAP),
+        (0.081, PreemptionMode.RECOMPUTE),
+        (1.0, PreemptionMode.RECOMPUTE),
+    ],
+)
+def test_auto_compares_the_measured_costs(block_s, mode):
+    """Four blocks, there and back, against 64 tokens of 0.01 s each. Proves S110, S111."""
+    rule = Cheaper(block_size=16)
+    request = make_request("r", 64)
+    request.sequences[0].num_computed_tokens = 64
+    assert rule.mode(request) is PreemptionMode.SWAP  # so that a copy is measured
+    rule.observe(100, 0, 1.0)
+    rule.observe(100, 10, 1.0 + 10 * block_s)
+    assert rule.mode(request) is mode

@@ -1,0 +1,273 @@
+"""Where the designs that the required behaviour comes from disagree, one rule was decided: queues,
+groups, steps and their order, refusals. `test_decided_preemption.py` and `test_decided_sharing.py`
+hold the rest."""
+
+import pytest
+from scenario_help import Scenario, make_request, new_ids
+
+from engine_core.kv_cache import KVCacheManager
+from engine_core.scheduler import (
+    DuplicateRequestId,
+    FinishReason,
+    ModelRunnerOutput,
+    RequestStatus,
+    Scheduler,
+    StepOrderError,
+)
+from engine_core.scheduler.compositions import Mixed
+from protocol.sampling import BeamSearchParams
+
+# ---------------------------------------------------------------------- groups are units
+
+
+def test_each_of_n_sequences_counts_against_max_num_seqs_from_admission_on():
+    """Before they exist. Proves S004, S007, S057, S061."""
+    three = make_request("three", 10, num_sequences=3)
+    scenario = Scenario(three, make_request("two", 10, num_sequences=2), max_num_seqs=4)
+    plan = scenario.plan()
+    assert plan.batch.req_ids == ["three"]
+    assert scenario.counts == (1, 1)
+    scenario.add(make_request("one", 10))
+    scenario.update_with_array(plan)
+    # "two" stands in front of "one" and does not fit: nobody passes it
+    assert scenario.plan().batch.req_ids == ["three", "three#1", "three#2"]
+
+
+def test_beams_count_like_samples():
+    """Proves S007, S182."""
+    request = make_request("r", 10, temperature=0.0)
+    beams = type(request)(
+        request_id="beams",
+        prompt_token_ids=request.prompt_token_ids,
+        sampling_params=request.sampling_params,
+        num_sequences=3,
+        beam_search=BeamSearchParams(beam_width=3),
+    )
+    scenario = Scenario(beams, make_request("two", 10, num_sequences=2), max_num_seqs=4)
+    assert new_ids(scenario.plan()) == ["beams"]
+
+
+def test_a_place_is_free_again_as_each_of_n_sequences_ends():
+    """Proves S007, S103."""
+    two = make_request("two", 10, num_sequences=2, eos_token_ids=[9], temperature=0.0)
+    scenario = Scenario(two, make_request("one", 10), max_num_seqs=2)
+    scenario.update_with_array(scenario.plan())
+    plan = scenario.plan()
+    assert plan.batch.req_ids == ["two", "two#1"]
+    output = ModelRunnerOutput(req_ids=plan.batch.req_ids, sampled_token_ids=[[9], [7]])
+    scenario.take(plan, output)
+    assert two.get_max_num_running_seqs() == 1
+    assert scenario.plan().batch.req_ids == ["two#1", "one"]
+
+
+def test_a_request_of_more_sequences_than_places_is_never_admitted_in_part():
+    """It ends at once with both numbers. Proves S005, S011."""
+    scenario = Scenario(make_request("r", 10, num_sequences=5), max_num_seqs=4)
+    plan = scenario.step()
+    assert plan.batch.req_ids == []
+    assert scenario.outputs["r"].finish_reason is FinishReason.LENGTH
+    assert "num_sequences is 5, the limit is 4" in scenario.outputs["r"].detail
+
+
+def test_the_blocks_of_all_n_sequences_are_wanted_before_one_runs():
+    """Twelve tokens are three blocks, and each further sample takes one of its own at once. Three
+    other blocks are held, so that the trunk alone would fit. Proves S005, S135."""
+    scenario = Scenario(make_request("held", 10, max_tokens=2), num_blocks=8, block_size=4)
+    scenario.step()
+    scenario.add(make_request("r", 12, num_sequences=4))
+    assert scenario.plan().batch.req_ids == ["held"]
+    assert scenario.counts == (1, 1)
+
+
+def test_all_sequences_run_in_a_step_or_none():
+    """Two are left of the budget of five, then of six three. Proves S005."""
+    for budget, names in ((5, {"a", "b", "c"}), (6, {"a", "b", "c", "r", "r#1", "r#2"})):
+        others = [make_request(name, 2) for name in "abc"]
+        scenario = Scenario(
+            *others, make_request("r", 2, num_sequences=3), max_num_batched_tokens=8
+        )
+        scenario.update_with_array(scenario.plan())
+        scenario.scheduler._learning.choose_budget = lambda now, budget=budget: budget
+        assert set(scenario.plan().batch.req_ids) == names
+
+
+# ---------------------------------------------------------------------- what a step is made of
+
+
+def test_mixed_is_what_a_scheduler_does_if_it_is_not_told():
+    """A prompt and a decode share a step. Proves S072, S074."""
+    scheduler = Scheduler(
+        kv_cache=KVCacheManager(num_blocks=100, block_size=16),
+        max_num_batched_tokens=64,
+        max_num_seqs=8,
+        max_model_len=256,
+    )
+    assert isinstance(scheduler._composition, Mixed)
+    scenario = Scenario(make_request("old", 10), max_num_batched_tokens=16)
+    scenario.step()
+    scenario.add(make_request("new", 40))
+    # running ones first; the prompt is chunked
+    assert list(scenario.plan().num_scheduled_tokens.items()) == [("old", 1), ("new", 15)]
+
+
+def test_prefill_first_never_mixes_and_prompts_come_first():
+    """Proves S071, S073, S099, S100."""
+    scenario = Scenario(make_request("old", 10), composition="prefill-first")
+    scenario.step()
+    scenario.add(make_request("new", 40))
+    plans = [scenario.step().num_scheduled_tokens for _ in range(2)]
+    assert plans == [{"new": 40}, {"old": 1, "new": 1}]
+
+
+@pytest.mark.parametrize(
+    ("composition", "chunks"),
+    [("mixed", [6, 15, 15, 14]), ("prefill-first", [0, 16, 16, 16, 2])],
+)
+def test_what_a_running_request_wants_beyond_the_budget_is_clipped_and_the_rest_comes_later(
+    composition, chunks
+):
+    """A budget that is too small never stops the turn. Proves S087, S101."""
+    scenario = Scenario(
+        make_request("a", 10),
+        make_request("b", 50),
+        max_num_batched_tokens=16,
+        composition=composition,
+    )
+    assert [scenario.step().num_scheduled_tokens.get("b", 0) for _ in chunks] == chunks
+    assert not scenario.requests["b"].is_prefill
+
+
+def test_a_running_prompt_is_clipped_also_where_blocks_are_short_or_drafts_wait():
+    """The careful way through the turn clips as well. Proves S087, S101, S220."""
+    scenario = Scenario(
+        make_request("a", 4), make_request("b", 50), max_num_batched_tokens=8, block_size=4
+    )
+    scenario.step()
+    scenario.draft(a=[7, 7])
+    plan = scenario.step(a=[7, 7, 7])
+    assert plan.scheduled_spec_decode_tokens == {"a": [7, 7]}
+    assert plan.num_scheduled_tokens == {"a": 3, "b": 5}
+
+
+def test_tokens_count_as_computed_from_the_schedule_on_and_not_from_the_update():
+    """So that the next step could be planned while this one runs. Proves S069, S074."""
+    request = make_request("a", 10)
+    scenario = Scenario(request, max_num_batched_tokens=6)
+    plan = scenario.plan()
+    assert plan.batch.num_computed_tokens.tolist() == [0]
+    assert request.num_computed_tokens == 6
+    scenario.update(plan)
+    assert request.num_computed_tokens == 6
+    plan = scenario.plan()
+    assert request.num_computed_tokens == 10
+    scenario.update(plan)
+    assert (request.num_computed_tokens, request.num_tokens) == (10, 11)
+
+
+@pytest.mark.parametrize("num_accepted", [0, 1, 2, 3])
+def test_rejected_drafts_are_rolled_back_and_computed_again(num_accepted):
+    """Proves S032, S215, S220."""
+    request = make_request("a", 10)
+    scenario = Scenario(request)
+    scenario.step()
+    scenario.draft(a=[1, 2, 3])
+    plan = scenario.plan()
+    assert request.num_computed_tokens == 10 + 1 + 3
+    scenario.update(plan, a=[*[1, 2, 3][:num_accepted], 8])
+    assert request.num_tokens == 11 + num_accepted + 1
+    assert request.num_computed_tokens == request.num_tokens - 1
+    plan = scenario.plan()
+    assert plan.batch.num_computed_tokens.tolist() == [11 + num_accepted]
+    assert plan.num_scheduled_tokens == {"a": 1}
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+def test_a_live_id_is_refused_and_its_owner_goes_on_undisturbed():
+    """Waiting, running and finished but not yet told. Proves S016, S041."""
+    first = make_request("a", 10, client_index=1, max_tokens=2)
+    scenario = Scenario(first)
+    for _ in range(2):
+        with pytest.raises(DuplicateRequestId, match="'a'"):
+            scenario.scheduler.add_request(make_request("a", 4, client_index=2))
+        assert scenario.counts in ((0, 1), (1, 0))
+        scenario.step()
+    assert first.output_token_ids == [7, 7]
+    scenario.add(make_request("a", 4))  # free again once its end was told
+
+
+def test_a_step_is_updated_once_and_in_order():
+    """Nothing of the second update arrives. Proves S212, S213."""
+    request = make_request("a", 10)
+    scenario = Scenario(request)
+    first = scenario.plan()
+    with pytest.raises(StepOrderError, match="step 0"):
+        scenario.scheduler.schedule()
+    scenario.update(first)
+    with pytest.raises(StepOrderError, match="step 0 is not to be updated, none is due"):
+        scenario.update(first)
+    second = scenario.plan()
+    with pytest.raises(StepOrderError, match="step 1 is due"):
+        scenario.update(first)
+    assert request.output_token_ids == [7]
+    scenario.update(second)
+    assert request.output_token_ids == [7, 7]
+
+
+@pytest.mark.parametrize("composition", ["mixed", "prefill-first"])
+@pytest.mark.parametrize(
+    ("prompt", "settings", "words"),
+    [
+        (4096, {}, "4096 tokens, the limit is 4095"),
+        (100, {"num_blocks": 6}, "need 7 KV blocks"),
+        (100, {"num_blocks": 7, "watermark": 0.2}, "less 1 as head-room"),
+    ],
+)
+def test_what_can_never_fit_ends_with_one_terminal_output_that_says_why(
+    prompt, settings, words, composition
+):
+    """And nobody behind it waits. Proves S011, S081, S134."""
+    scenario = Scenario(
+        make_request("big", prompt),
+        make_request("small", 4, max_tokens=2),
+        composition=composition,
+        **settings,
+    )
+    assert scenario.requests["big"].status is RequestStatus.FINISHED_IGNORED
+    ended = []
+    for _ in range(3):
+        scenario.step()
+        ended += [output for output in scenario.outputs.values() if output.finished]
+    assert [output.request_id for output in ended] == ["big", "small"]
+    assert ended[0].finish_reason is FinishReason.LENGTH
+    assert words in ended[0].detail
+    assert ended[0].new_token_ids == []
+
+
+# ---------------------------------------------------------------------- who waits
+
+
+def test_whoever_waits_was_not_admitted_yet_or_was_preempted_and_there_is_no_third_queue():
+    """Proves S038, S039, S040, S041."""
+    scenario = Scenario(
+        make_request("a", 16, num_sequences=1),
+        make_request("b", 16),
+        make_request("c", 16, num_sequences=2),
+        make_request("d", 30),
+        num_blocks=14,
+        num_host_blocks=14,
+        block_size=4,
+        max_num_seqs=4,
+    )
+    seen = set()
+    for _ in range(40):
+        scenario.update_with_array(scenario.plan())
+        live = [request for request in scenario.requests.values() if not request.is_finished]
+        running = [each for each in live if each.status is RequestStatus.RUNNING]
+        waiting = {each.status for each in live} - {RequestStatus.RUNNING}
+        assert waiting <= {RequestStatus.WAITING, RequestStatus.PREEMPTED, RequestStatus.SWAPPED}
+        assert scenario.counts == (len(running), len(live) - len(running))
+        seen |= waiting
+    assert RequestStatus.WAITING in seen
+    assert seen & {RequestStatus.PREEMPTED, RequestStatus.SWAPPED}

@@ -1,0 +1,66 @@
+"""Samples and beams record and replay, with host memory and a pool that is too small for all."""
+
+from paged_model import PagedModel
+
+from engine_core.kv_cache import KVCacheManager
+from engine_core.scheduler import Request, SchedulerConfig, build_scheduler
+from engine_core.step_record import StepRecorder
+from protocol.requests import EngineRequest
+from protocol.sampling import BeamSearchParams, SamplingParams
+from scripts.simulator.records import RunRecord
+from scripts.simulator.replay import verify
+
+
+def asked(index: int) -> EngineRequest:
+    name = f"r{index}"
+    prompt = [1 + (index * 7 + place) % 4 for place in range(5 + index % 6)]
+    if index % 3 == 0:
+        return EngineRequest(
+            request_id=name,
+            prompt_token_ids=prompt,
+            sampling_params=SamplingParams(max_tokens=9, temperature=0.0),
+            num_sequences=3,
+            beam_search=BeamSearchParams(beam_width=3),
+        )
+    return EngineRequest(
+        request_id=name,
+        prompt_token_ids=prompt,
+        sampling_params=SamplingParams(max_tokens=12, seed=index),
+        num_sequences=1 + index % 3,
+    )
+
+
+def record_groups(path):
+    limits = {"max_num_batched_tokens": 16, "max_num_seqs": 8, "max_model_len": 64}
+    sizes = {"num_blocks": 12, "block_size": 4, "watermark": 0.0, "num_host_blocks": 12}
+    config = {**sizes, "scheduler": limits, "eos_token_ids": [0]}
+    scheduler = build_scheduler(SchedulerConfig(**limits), KVCacheManager(**sizes))
+    model = PagedModel(({},), sizes["num_blocks"], sizes["block_size"], sizes["num_host_blocks"])
+    model.groups = scheduler._kv_cache.groups
+    now_s = 0.0
+    with StepRecorder(path, config=config, started_s=0.0) as recorder:
+        for index in range(12):
+            message = asked(index)
+            model.salts[message.request_id] = None
+            request = Request.from_engine_core_request(
+                message, client_index=0, arrival_time=now_s, eos_token_ids=[0]
+            )
+            scheduler.add_request(request)
+            recorder.arrived(message, now_s)
+        while scheduler.has_work():
+            plan = scheduler.schedule(now=now_s)
+            sampled = model.execute(plan)
+            outputs = scheduler.update_from_output(plan, sampled, now=now_s + 0.01)
+            if plan.total_num_scheduled_tokens or outputs:
+                recorder.step(plan, sampled, now_s, 0.01)
+            now_s += 0.02
+    return scheduler.statistics()
+
+
+def test_samples_and_beams_replay_to_the_same_decisions(tmp_path):
+    statistics = record_groups(tmp_path / "run.jsonl")
+    assert statistics.num_preemptions_by_swap > 0
+    assert statistics.num_blocks_in_use == 0
+    verification = verify(RunRecord(tmp_path / "run.jsonl"))
+    assert verification.difference is None, str(verification.difference)
+    assert verification.num_requests == 12
