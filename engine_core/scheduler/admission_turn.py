@@ -73,8 +73,8 @@ class AdmissionTurn:
             if not self._admit(request, plan, whole_prompts):
                 break
         if len(skipped) == _MAX_SKIPPED:
-            why = f"{_MAX_SKIPPED} requests were passed in this step, no more are"
-            self._explanations.stopped_at(None, WaitReason.QUEUE, why)
+            limit = f"{_MAX_SKIPPED} requests were passed in this step, no more are"
+            self._explanations.stopped_at(None, WaitReason.QUEUE, limit)
         for request in reversed(skipped):
             live.waiting.prepend_request(request)
 
@@ -88,7 +88,10 @@ class AdmissionTurn:
         if limit is not None and request.adapter is not None:
             in_use = {other.adapter for other in self._live.running.values()} - {None}
             if request.adapter not in in_use and len(in_use) >= limit:
-                return WaitReason.ADAPTERS, f"{len(in_use)} adapters are in use, the most allowed"
+                return (
+                    WaitReason.ADAPTERS,
+                    f"the adapters in use are {len(in_use)}, the limit is {limit}",
+                )
         if (why := self._partial.why_skip(request)) is not None:
             return WaitReason.PARTIAL_PREFILLS, why
         return None

@@ -75,16 +75,28 @@ def test_without_prefix_caching_equal_blocks_stay_apart():
     assert cache.num_deduplicated_blocks == 0
 
 
-@pytest.mark.parametrize("options", [{"cache_salt": "s"}, {"adapter": "l"}])
-def test_a_block_of_another_salt_or_adapter_is_never_adopted(options):
-    """Proves S162, S169, S209."""
+@pytest.mark.parametrize(
+    ("theirs", "mine"),
+    [
+        ({}, {"cache_salt": "s"}),
+        ({}, {"adapter": "l"}),
+        ({"cache_salt": "s"}, {"cache_salt": "t"}),
+        ({"adapter": "l"}, {"adapter": "m"}),
+        ({"adapter": "l"}, {"cache_salt": "l"}),
+        ({"adapter": "l", "cache_salt": "s"}, {"adapter": "l", "cache_salt": "t"}),
+    ],
+)
+def test_a_block_of_another_salt_or_adapter_is_neither_found_nor_adopted(theirs, mine):
+    """Proves S027, S162, S169, S209."""
     cache = make_cache()
-    first, second = Stream("a", [1] * 5), Stream("b", [1] * 5, **options)
+    first, second = Stream("a", [1] * 5, **theirs), Stream("b", [1] * 5, **mine)
     for stream in (first, second):
         for num_tokens in (3, 1, 1):
+            assert hit_of(cache, [1] * 6, **mine).num_tokens == 0
             compute(cache, stream, num_tokens)
     assert set(cache.block_ids(first)[0]).isdisjoint(cache.block_ids(second)[0])
-    assert hit_of(cache, [1] * 6, **options).block_ids == ([cache.block_ids(second)[0][0]],)
+    assert hit_of(cache, [1] * 6, **mine).block_ids == ([cache.block_ids(second)[0][0]],)
+    assert hit_of(cache, [1] * 6, **theirs).block_ids == ([cache.block_ids(first)[0][0]],)
 
 
 # ---------------------------------------------------------------------- copied before written

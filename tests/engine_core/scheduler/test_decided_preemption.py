@@ -223,7 +223,7 @@ def test_a_pair_without_room_on_the_host_is_computed_again_and_nobody_is_lost():
     S115."""
     pair = make_request("pair", 12, num_sequences=2, max_tokens=20)
     scenario = Scenario(
-        make_request("first", 32, max_tokens=30),
+        make_request("first", 32, max_tokens=20),
         pair,
         num_blocks=14,
         num_host_blocks=1,
@@ -247,7 +247,7 @@ def test_a_pair_without_room_on_the_host_is_computed_again_and_nobody_is_lost():
 def test_a_full_host_is_no_error_for_the_second_victim():
     """The first victim's blocks fill the host. Proves S115, S066."""
     scenario = Scenario(
-        make_request("first", 32, max_tokens=40),
+        make_request("first", 32, max_tokens=30),
         make_request("second", 16),
         make_request("third", 16),
         num_blocks=17,
@@ -264,6 +264,7 @@ def test_a_full_host_is_no_error_for_the_second_victim():
     assert (second.status, third.status) == (PREEMPTED, SWAPPED)
     scenario.run_to_end()
     assert [second.num_output_tokens, third.num_output_tokens] == [50, 50]
+    assert scenario.requests["first"].num_output_tokens == 30
 
 
 @pytest.mark.parametrize(
