@@ -103,7 +103,7 @@ _SIMULATED: dict[str, TraceOptions] = {
         num_requests=2000,
     ),
     "chats with system prompts": TraceOptions(
-        rate=2.5,
+        rate=2.7,
         turns=4.0,
         think=6.0,
         prefixes=8,
@@ -149,18 +149,18 @@ def simulate_budgets(
 def _served_traces(num_requests: int) -> dict[str, TraceOptions]:
     return {
         "poisson": TraceOptions(
-            rate=1.6, prompt_len="log-uniform:32:512", output_len="32", num_requests=num_requests
+            rate=2.7, prompt_len="log-uniform:32:512", output_len="32", num_requests=num_requests
         ),
-        "bursts (gamma, CV 3)": TraceOptions(
-            rate=1.4,
+        "bursts (gamma, CV 2)": TraceOptions(
+            rate=1.6,
             arrivals="gamma",
-            burstiness=3.0,
+            burstiness=2.0,
             prompt_len="log-uniform:32:512",
             output_len="32",
             num_requests=num_requests,
         ),
         "some long prompts": TraceOptions(
-            rate=1.2,
+            rate=1.0,
             prompt_len="lognormal:120:1.2:1800",
             output_len="log-uniform:16:64",
             num_requests=num_requests,
@@ -172,16 +172,19 @@ def _served_traces(num_requests: int) -> dict[str, TraceOptions]:
 def serve(
     *,
     model: str = "smollm2-135m-instruct",
-    num_requests: int = 30,
-    target_tpot_ms: float = 150.0,
-    target_ttft_ms: float = 3000.0,
+    num_requests: int = 40,
+    target_tpot_ms: float = 100.0,
+    target_ttft_ms: float = 1500.0,
     repeat: Annotated[int, Parameter(help="Runs of each setting; counts are summed.")] = 1,
+    only: Annotated[str, Parameter(help="Traces whose name begins so; default: all.")] = "",
     json: JsonFile = None,
 ) -> int:
     """Three synthetic traces on a daemon of this machine, started anew for each setting."""
     promise = Promise(target_ttft_ms / 1e3, target_tpot_ms / 1e3)
     traces: dict[str, list[dict[str, Any]]] = {}
     for name, trace in _served_traces(num_requests).items():
+        if not name.startswith(only):
+            continue
         requests = list(trace.make(2048))
         rows = []
         for budget in (*BUDGETS, None):
@@ -196,6 +199,9 @@ def serve(
                 duration_s += seconds
             rows.append(promise.row(_name(budget), served, duration_s))
             print(rows[-1], file=sys.stderr, flush=True)
+            rows[-1]["ttft_and_tpot_ms"] = [
+                [round(1e3 * one.ttft_s, 1), round(1e3 * one.tpot_s, 1)] for one in served
+            ]
         traces[name] = rows
         print(_table(name, rows), file=sys.stderr, flush=True)
     return _finish({"setting": f"daemon on this machine: {model}"}, promise, traces, json)
@@ -223,7 +229,7 @@ async def _serve(
             ]
         return [task.result() for task in tasks], time.monotonic() - start
     finally:
-        await llm.aclose()
+        await llm.close()
 
 
 async def _one(llm: AsyncLLM, prompt: list[int], num_output_tokens: int, due: float) -> Served:
@@ -255,11 +261,9 @@ def _name(budget: int | None) -> str:
 
 
 def _table(name: str, rows: list[dict[str, Any]]) -> str:
-    lines = [
-        f"{name}: {rows[0]['num_requests']} requests",
-        "  ".join(f"{key:>19}" for key in rows[0]),
-    ]
-    lines += ["  ".join(f"{value!s:>19}" for value in row.values()) for row in rows]
+    keys = [key for key, value in rows[0].items() if not isinstance(value, list)]
+    lines = [f"{name}: {rows[0]['num_requests']} requests", "  ".join(f"{key:>19}" for key in keys)]
+    lines += ["  ".join(f"{row[key]!s:>19}" for key in keys) for row in rows]
     return "\n".join(lines) + "\n"
 
 
