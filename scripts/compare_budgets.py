@@ -80,13 +80,13 @@ def _percentile(values: Sequence[float], percent: float) -> float:
 
 _SIMULATED: dict[str, TraceOptions] = {
     "poisson": TraceOptions(
-        rate=14,
+        rate=13,
         prompt_len="lognormal:1200:1.0:16000",
         output_len="lognormal:150:0.8:1000",
         num_requests=3000,
     ),
     "bursts (gamma, CV 3)": TraceOptions(
-        rate=11,
+        rate=12,
         arrivals="gamma",
         burstiness=3.0,
         prompt_len="lognormal:1200:1.0:16000",
@@ -94,7 +94,7 @@ _SIMULATED: dict[str, TraceOptions] = {
         num_requests=3000,
     ),
     "diurnal, long prompts": TraceOptions(
-        rate=5,
+        rate=6,
         arrivals="diurnal",
         swing=0.8,
         period=120.0,
@@ -103,7 +103,7 @@ _SIMULATED: dict[str, TraceOptions] = {
         num_requests=2000,
     ),
     "chats with system prompts": TraceOptions(
-        rate=2.7,
+        rate=7,
         turns=4.0,
         think=6.0,
         prefixes=8,

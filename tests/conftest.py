@@ -1,6 +1,11 @@
-"""What all tests share: no network, few threads."""
+"""What all tests share: no network, few threads, Ctrl-C as at a terminal."""
 
 import os
+import signal
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+# a shell that starts the tests in its background lets them, and all their children, ignore Ctrl-C
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
