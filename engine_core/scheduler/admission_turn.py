@@ -66,7 +66,7 @@ class AdmissionTurn:
             if plan.budget <= 0:
                 self._note(request, WaitReason.TOKEN_BUDGET, "the step's tokens are given out")
                 break
-            if (why := self._why_skip(request, plan)) is not None:
+            if (why := self._why_skip(request)) is not None:
                 skipped.append(live.waiting.pop_request())
                 self._explanations.skipped(request, *why)
                 continue
@@ -83,7 +83,7 @@ class AdmissionTurn:
 
     # ------------------------------------------------------------------ may it?
 
-    def _why_skip(self, request: Request, plan: PlanBuilder) -> tuple[WaitReason, str] | None:
+    def _why_skip(self, request: Request) -> tuple[WaitReason, str] | None:
         limit = self._limits.max_num_adapters
         if limit is not None and request.adapter is not None:
             in_use = {other.adapter for other in self._live.running.values()} - {None}
@@ -167,14 +167,11 @@ class AdmissionTurn:
         update = kv_cache.allocate_slots(first, num_tokens, self._limits.num_lookahead_slots)
         assert update is not None, "can_admit promised room"
         live.rows.num_writable[first.row] = update.num_blocks * kv_cache.block_size
-        if first.is_known_to_runner:
-            plan.tell_resumed(first, kv_cache.block_ids(first))
-        else:
-            plan.tell_new(first, kv_cache.block_ids(first))
+        plan.tell_row(first, kv_cache.block_ids(first))
         plan.add(first, num_tokens)
         if hit.num_tokens + num_tokens < first.num_tokens:
             self._num_promised += self._needs.of_sequence(first)
-            self._partial.started(request, first.num_tokens - hit.num_tokens)
+            self._partial.started(request)
         self._num_promised += self._needs.of_branches(request)
 
     def _note_lookup(self, request: Request, first: Sequence, hit: CacheHit) -> None:
@@ -217,10 +214,7 @@ class AdmissionTurn:
                 sequence, num_tokens, self._limits.num_lookahead_slots
             )
             self._live.rows.num_writable[sequence.row] = self._kv_cache.writable_tokens(sequence)
-            if sequence.is_known_to_runner:
-                plan.tell_resumed(sequence, self._kv_cache.block_ids(sequence))
-            else:
-                plan.tell_new(sequence, self._kv_cache.block_ids(sequence))
+            plan.tell_row(sequence, self._kv_cache.block_ids(sequence))
             if update is not None:  # else it runs from the next step on
                 plan.add(sequence, num_tokens)
         return True

@@ -4,8 +4,6 @@ from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler.live_requests import LiveRequests
 from engine_core.scheduler.request_status import RequestStatus
 
-_IN_ROWS = {RequestStatus.RUNNING}
-
 
 def check_live(live: LiveRequests, kv_cache: KVCacheManager, max_num_seqs: int) -> None:
     """Assert that each request is in one queue, has rows and blocks if it runs, and is counted."""

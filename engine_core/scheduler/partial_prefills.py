@@ -43,7 +43,7 @@ class PartialPrefills:
         for row in order[is_partial].tolist():
             self._add(int(rows.num_tokens[row]))
 
-    def started(self, request: Request, num_tokens: int) -> None:
+    def started(self, request: Request) -> None:
         """A request was admitted and is not finished in this step."""
         self._add(request.num_tokens)
 

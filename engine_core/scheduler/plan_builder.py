@@ -90,7 +90,14 @@ class PlanBuilder:
 
     # ------------------------------------------------------------------ what is told of them
 
-    def tell_new(self, sequence: Sequence, block_ids: tuple[list[int], ...]) -> None:
+    def tell_row(self, sequence: Sequence, block_ids: tuple[list[int], ...]) -> None:
+        """All of a sequence that has a row which the runner does not know of, or not as it is."""
+        if sequence.is_known_to_runner:
+            self._tell_resumed(sequence, block_ids)
+        else:
+            self._tell_new(sequence, block_ids)
+
+    def _tell_new(self, sequence: Sequence, block_ids: tuple[list[int], ...]) -> None:
         """A sequence that the runner has never seen."""
         assert sequence.row is not None
         sequence.is_known_to_runner = True
@@ -107,7 +114,7 @@ class PlanBuilder:
             row=sequence.row,
         )
 
-    def tell_resumed(self, sequence: Sequence, block_ids: tuple[list[int], ...]) -> None:
+    def _tell_resumed(self, sequence: Sequence, block_ids: tuple[list[int], ...]) -> None:
         """A sequence that the runner knows, and whose row it dropped or has other tokens in."""
         assert sequence.row is not None
         sequence.has_runner_row = True

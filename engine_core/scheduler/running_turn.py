@@ -136,10 +136,8 @@ class RunningTurn:
 
     def _placed(self, plan: PlanBuilder, sequence: Sequence, update: TableUpdate) -> None:
         self._live.rows.num_writable[sequence.row] = update.num_blocks * self._kv_cache.block_size
-        if not sequence.is_known_to_runner:
-            plan.tell_new(sequence, self._kv_cache.block_ids(sequence))
-        elif not sequence.has_runner_row:
-            plan.tell_resumed(sequence, self._kv_cache.block_ids(sequence))
+        if not sequence.has_runner_row:
+            plan.tell_row(sequence, self._kv_cache.block_ids(sequence))
         elif not update.is_empty:
             plan.tell_blocks(sequence, update)
 

@@ -193,4 +193,3 @@ _READERS: dict[str, Callable[[Path, TextIO], Iterator[tuple[int, _Row]]]] = {
     "mooncake": _read_mooncake,
     "burstgpt": _read_burstgpt,
 }
-TRACE_FORMATS = tuple(_READERS)

@@ -3,9 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Reversible
 
-import numpy as np
-import numpy.typing as npt
-
+from engine_core.scheduler.policies.uncounted import Uncounted
 from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_status import RequestStatus
 
@@ -59,15 +57,11 @@ class FirstComeFirstServedQueue:
         return self._swapped if request.status is RequestStatus.SWAPPED else self._others
 
 
-class FirstComeFirstServed:
+class FirstComeFirstServed(Uncounted):
     """The newest running request gives way, so that the oldest keeps its progress."""
 
     def __init__(self) -> None:
         self._waiting = FirstComeFirstServedQueue()
-
-    @property
-    def counts_service(self) -> bool:
-        return False
 
     @property
     def waiting(self) -> FirstComeFirstServedQueue:
@@ -91,22 +85,6 @@ class FirstComeFirstServed:
     def forced_victims(self, running: Mapping[str, Request]) -> list[Request]:
         """Nobody outranks anybody."""
         return []
-
-    def joined(self, request: Request) -> int:
-        """All requests are one tenant's."""
-        return 0
-
-    def left(self, request: Request) -> None:
-        """Nothing to forget."""
-
-    def admitted(self, request: Request, num_uncached_tokens: int) -> None:
-        """Nothing to count."""
-
-    def decoded(self, num_tokens_by_tenant: npt.NDArray[np.int64]) -> None:
-        """Nothing to count."""
-
-    def service_by_tenant(self) -> dict[str, float]:
-        return {}
 
 
 def refuse_priority(request: Request, policy: str) -> None:

@@ -25,9 +25,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 
-import numpy as np
-import numpy.typing as npt
-
+from engine_core.scheduler.policies.uncounted import Uncounted
 from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_status import RequestStatus
 
@@ -113,7 +111,7 @@ class PriorityQueue:
         heapq.heappush(self._heap, entry)
 
 
-class Priority:
+class Priority(Uncounted):
     """The least urgent running request gives way; also to the head of the queue, if that is more
     urgent by enough.
 
@@ -147,10 +145,6 @@ class Priority:
         self._min_gain = min_gain if ageing_s is None else min_gain * ageing_s
         """In units of the rank."""
         self._force_preemption = force_preemption
-
-    @property
-    def counts_service(self) -> bool:
-        return False
 
     @property
     def waiting(self) -> PriorityQueue:
@@ -191,19 +185,3 @@ class Priority:
         ]
         victims.sort(key=rank, reverse=True)
         return victims
-
-    def joined(self, request: Request) -> int:
-        """All requests are one tenant's."""
-        return 0
-
-    def left(self, request: Request) -> None:
-        """Nothing to forget."""
-
-    def admitted(self, request: Request, num_uncached_tokens: int) -> None:
-        """Nothing to count."""
-
-    def decoded(self, num_tokens_by_tenant: npt.NDArray[np.int64]) -> None:
-        """Nothing to count."""
-
-    def service_by_tenant(self) -> dict[str, float]:
-        return {}
