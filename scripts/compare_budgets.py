@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from frontend import AsyncLLM, RequestOutputKind, SamplingParams
 from scripts.benchmark_report import describe_run
+from scripts.load.records import percentile
 from scripts.simulator.options import EngineOptions, FleetOptions, TraceOptions
 from scripts.simulator.simulation import Scenario, simulate
 from scripts.simulator.trace import TraceRequest
@@ -71,8 +72,7 @@ class Promise:
 
 
 def _percentile(values: Sequence[float], percent: float) -> float:
-    ordered = sorted(value for value in values if not math.isnan(value))
-    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+    return percentile(sorted(value for value in values if not math.isnan(value)), percent)
 
 
 # ---------------------------------------------------------------------- virtual time
@@ -149,19 +149,19 @@ def simulate_budgets(
 def _served_traces(num_requests: int) -> dict[str, TraceOptions]:
     return {
         "poisson": TraceOptions(
-            rate=2.7, prompt_len="log-uniform:32:512", output_len="32", num_requests=num_requests
+            rate=1.8, prompt_len="log-uniform:32:512", output_len="32", num_requests=num_requests
         ),
-        "bursts (gamma, CV 2)": TraceOptions(
-            rate=1.6,
+        "bursts (gamma, CV 1.5)": TraceOptions(
+            rate=1.4,
             arrivals="gamma",
-            burstiness=2.0,
+            burstiness=1.5,
             prompt_len="log-uniform:32:512",
             output_len="32",
             num_requests=num_requests,
         ),
         "some long prompts": TraceOptions(
-            rate=1.0,
-            prompt_len="lognormal:120:1.2:1800",
+            rate=1.2,
+            prompt_len="lognormal:150:0.8:1500",
             output_len="log-uniform:16:64",
             num_requests=num_requests,
         ),
@@ -172,7 +172,7 @@ def _served_traces(num_requests: int) -> dict[str, TraceOptions]:
 def serve(
     *,
     model: str = "smollm2-135m-instruct",
-    num_requests: int = 40,
+    num_requests: int = 64,
     target_tpot_ms: float = 100.0,
     target_ttft_ms: float = 1500.0,
     repeat: Annotated[int, Parameter(help="Runs of each setting; counts are summed.")] = 1,

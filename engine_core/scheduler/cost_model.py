@@ -1,11 +1,14 @@
-"""How long a step will take: a line fitted to the steps that were.
+"""How long a step will take: a line with bends, fitted to the steps that were.
 
     seconds = base + per_chunk_token * (tokens - sequences) + per_sequence * sequences
               + per_context_token * context + per_pair * (attention pairs - context)
+              + sum over bends b: per_token_beyond_b * max(0, tokens - b)
 
-Which is a + b tokens + c sequences + d context + e pairs, in other coordinates: a step of decodes
-only has no chunk tokens and no pairs beyond its context, so that what decoding costs and what
-prefilling adds are told apart by different steps. All coefficients are >= 0.
+The first two lines are a + b tokens + c sequences + d context + e pairs, in other coordinates: a
+step of decodes only has no chunk tokens and no pairs beyond its context, so that what decoding
+costs and what prefilling adds are told apart by different steps. The bends are for a device that
+reads its weights in the time in which it could compute a few hundred tokens: there the first chunk
+tokens are nearly free. All coefficients are >= 0, so the line bends upwards only.
 
 The fit looks at the last steps of either kind, with and without chunks, so that a long time without
 prompts does not make it forget what prompts cost. It minimises the relative error, with Huber's
@@ -21,7 +24,9 @@ import numpy.typing as npt
 
 from engine_core.scheduler.step_budget import StepLoad
 
-_NUM_FEATURES = 5
+_BENDS = (64, 128, 256, 512)
+"""Tokens of a step."""
+_NUM_FEATURES = 5 + len(_BENDS)
 _WINDOW = 96
 """Steps of either kind that are looked at."""
 _EVERY_STEP_UNTIL = 16
@@ -33,7 +38,7 @@ _LEAST_DEVIATION = 0.02
 _ERROR_FORGETTING = 0.05
 _MOST_TOKENS = 2**31 - 1
 
-_Floats = npt.NDArray[np.floating[Any]]
+Floats = npt.NDArray[np.floating[Any]]
 
 
 class CostModel:
@@ -74,7 +79,7 @@ class CostModel:
 
     def predict(self, load: StepLoad) -> float:
         """Seconds; 0 before anything was observed."""
-        base, chunk, sequence, context, pair = self._coefficients
+        base, chunk, sequence, context, pair, *bent = self._coefficients
         num_sequences, num_context = load.num_sequences, load.num_context_tokens
         return (
             base
@@ -82,18 +87,48 @@ class CostModel:
             + sequence * num_sequences
             + context * num_context
             + pair * max(0, load.num_attention_pairs - num_context)
+            + _beyond(bent, load.num_tokens)
         )
 
-    def num_chunk_tokens(self, num_seconds: float, num_computed_tokens: int) -> int:
-        """The longest chunk that adds at most that many seconds to a step, of a prompt of which
-        that much is computed: the root of a quadratic, as each token looks at all before it."""
-        _, chunk, sequence, context, pair = self._coefficients
+    def predict_chunks(
+        self, decodes: StepLoad, num_chunk_tokens: Floats, num_computed_tokens: float
+    ) -> Floats:
+        """Seconds of a step of those decodes and one chunk, for each length of a chunk.
+
+        Args:
+            decodes: a step of decodes only.
+            num_chunk_tokens: [C].
+            num_computed_tokens: of the chunk's prompt, before it.
+        """
+        _, chunk, sequence, context, pair, *bent = self._coefficients
+        seen = num_computed_tokens + num_chunk_tokens
+        seconds: Floats = (num_chunk_tokens - 1) * (chunk + pair * seen) + context * seen
+        for bend, coefficient in zip(_BENDS, bent, strict=True):
+            seconds += coefficient * np.maximum(0.0, num_chunk_tokens + decodes.num_tokens - bend)
+        return seconds + (self.predict(decodes) + sequence - _beyond(bent, decodes.num_tokens))
+
+    def num_chunk_tokens(
+        self, num_seconds: float, num_computed_tokens: int, num_decode_tokens: int = 0
+    ) -> int:
+        """The longest chunk that adds at most that many seconds to a step of decodes, of a prompt
+        of which that much is computed. Each token looks at all before it: between two bends that
+        is the root of a quadratic."""
+        _, chunk, sequence, context, pair, *bent = self._coefficients
         seconds = num_seconds - sequence - context * num_computed_tokens
         if seconds <= 0:
             return 0
         linear = chunk + context + pair * num_computed_tokens
-        root = linear + math.sqrt(linear * linear + 4 * pair * seconds)
-        return int(min(2 * seconds / root, _MOST_TOKENS)) if root > 0 else _MOST_TOKENS
+        seconds += _beyond(bent, num_decode_tokens)
+        longest = 0.0
+        for bend, coefficient in zip((0, *_BENDS, _MOST_TOKENS), (0.0, *bent, 0.0), strict=True):
+            # up to this bend the ones before it count
+            root = linear + math.sqrt(linear * linear + 4 * pair * max(0.0, seconds))
+            longest = 2 * seconds / root if root > 0 else _MOST_TOKENS
+            if longest + num_decode_tokens <= bend:
+                break
+            linear += coefficient
+            seconds += coefficient * (bend - num_decode_tokens)
+        return int(min(max(0.0, longest), _MOST_TOKENS))
 
     def observe(self, load: StepLoad, duration_s: float) -> None:
         """A step took that long. Times that are no times are passed over."""
@@ -113,6 +148,7 @@ class CostModel:
             load.num_sequences,
             load.num_context_tokens,
             max(0, load.num_attention_pairs - load.num_context_tokens),
+            *(max(0, load.num_tokens - bend) for bend in _BENDS),
         )
         self._durations[row] = duration_s
         self._is_seen[row] = 1.0
@@ -140,7 +176,16 @@ class CostModel:
         self._coefficients = self._fitted.tolist()
 
 
-def _least_non_negative(gram: _Floats, moment: _Floats) -> _Floats:
+def _beyond(bent: list[float], num_tokens: int) -> float:
+    """What the tokens beyond the bends cost."""
+    return sum(
+        coefficient * (num_tokens - bend)
+        for bend, coefficient in zip(_BENDS, bent, strict=True)
+        if num_tokens > bend
+    )
+
+
+def _least_non_negative(gram: Floats, moment: Floats) -> Floats:
     """argmin of x' gram x / 2 - moment' x over x >= 0, gram positive definite: drop what comes out
     negative, solve again, take back what the gradient asks for."""
     is_free = np.ones(len(moment), dtype=bool)

@@ -22,6 +22,27 @@ class RunningSequences:
     first_token_s: Float64Array
     """When the first output token was there, on the scheduler's clock; NaN before it."""
     arrival_s: Float64Array
+    max_num_tokens: Int32Array
+    """With so many the sequence is over, if it did not stop before."""
+
+
+NOTHING_RUNNING = RunningSequences(
+    *(np.zeros(0, np.int32),) * 3, *(np.zeros(0),) * 2, np.zeros(0, np.int32)
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WaitingRequests:
+    """The waiting queue in sums, as nobody looks at each of a hundred thousand in every step."""
+
+    num_requests: int
+    """At least 1."""
+    num_tokens: int
+    """Prompt and output."""
+    head_arrival_s: float
+    """Of the next one."""
+    num_admissible: int
+    """As far as --max-num-seqs allows; blocks not looked at."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,11 +61,16 @@ class StepLoad:
 class StepBudget(Protocol):
     """Chooses each step's token budget."""
 
+    @property
+    def looks_at_load(self) -> bool:
+        """Whether the answer depends on what runs and waits, and on how long steps took. If not,
+        `num_tokens` is told of nothing and `observe` is not called."""
+        ...
+
     def num_tokens(
-        self, now: float, running: RunningSequences, waiting_arrival_s: float | None
+        self, now: float, running: RunningSequences, waiting: WaitingRequests | None
     ) -> int:
-        """Most tokens of the next step, from 1 to max_num_batched_tokens. `waiting_arrival_s` is
-        the arrival of the next waiting request, None if none waits."""
+        """Most tokens of the next step, from 1 to max_num_batched_tokens. None: nobody waits."""
         ...
 
     def observe(self, load: StepLoad, duration_s: float) -> None:
@@ -55,11 +81,13 @@ class StepBudget(Protocol):
 class FixedBudget:
     """The same number of tokens every step."""
 
+    looks_at_load = False
+
     def __init__(self, max_num_batched_tokens: int) -> None:
         self._num_tokens = max_num_batched_tokens
 
     def num_tokens(
-        self, now: float, running: RunningSequences, waiting_arrival_s: float | None
+        self, now: float, running: RunningSequences, waiting: WaitingRequests | None
     ) -> int:
         return self._num_tokens
 

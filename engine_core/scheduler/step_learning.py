@@ -9,7 +9,13 @@ from engine_core.scheduler.live_requests import LiveRequests
 from engine_core.scheduler.policy import SchedulingPolicy
 from engine_core.scheduler.preemption import PreemptionRule
 from engine_core.scheduler.running_rows import Int32Array
-from engine_core.scheduler.step_budget import FixedBudget, RunningSequences, StepBudget, StepLoad
+from engine_core.scheduler.step_budget import (
+    NOTHING_RUNNING,
+    RunningSequences,
+    StepBudget,
+    StepLoad,
+    WaitingRequests,
+)
 from engine_core.scheduler.step_turns import OpenStep
 
 
@@ -27,24 +33,37 @@ class StepLearning:
         self._policy = policy
         self._preemption = preemption
         self._budget = budget
-        self._wants_load = not isinstance(budget, FixedBudget)
         self.now = 0.0
         """Seconds, at the last call with a time."""
 
     def choose_budget(self, now: float) -> int:
         """Most tokens of the step to be planned."""
         self.now = now
-        rows, waiting = self._live.rows, self._live.waiting
-        order = rows.order if self._wants_load else rows.order[:0]
+        if not self._budget.looks_at_load:
+            return self._budget.num_tokens(now, NOTHING_RUNNING, None)
+        rows = self._live.rows
+        order = rows.order
         running = RunningSequences(
             num_tokens=rows.num_tokens[order],
             num_computed_tokens=rows.num_computed[order],
             num_prompt_tokens=rows.num_prompt[order],
             first_token_s=rows.first_token_s[order],
             arrival_s=rows.arrival_s[order],
+            max_num_tokens=rows.stop_length[order],
         )
-        head_s = None if waiting.is_empty else waiting.peek_request().arrival_time
-        return self._budget.num_tokens(now, running, head_s)
+        return self._budget.num_tokens(now, running, self._waiting())
+
+    def _waiting(self) -> WaitingRequests | None:
+        live = self._live
+        if live.waiting.is_empty:
+            return None
+        num_requests = len(live.waiting)
+        return WaitingRequests(
+            num_requests=num_requests,
+            num_tokens=live.num_queued_tokens,
+            head_arrival_s=live.waiting.peek_request().arrival_time,
+            num_admissible=min(num_requests, len(live.rows.sequences) - live.num_reserved_rows),
+        )
 
     def observe(self, step: OpenStep, decoded: Int32Array, now: float) -> None:
         """A step is over; `decoded` are the rows that got a token as columns."""
@@ -53,7 +72,7 @@ class StepLearning:
         copies = plan.copies
         num_copied = len(copies.swap_in) + len(copies.swap_out) + len(copies.copy)
         self._preemption.observe(plan.total_num_scheduled_tokens, num_copied, duration_s)
-        if self._wants_load and plan.total_num_scheduled_tokens:
+        if self._budget.looks_at_load and plan.total_num_scheduled_tokens:
             counts = plan.batch.num_scheduled_tokens.astype(np.int64)
             context = plan.batch.num_computed_tokens + counts
             load = StepLoad(

@@ -5,7 +5,12 @@ import dataclasses
 
 import numpy as np
 
-from engine_core.scheduler.step_budget import RunningSequences, StepBudget, StepLoad
+from engine_core.scheduler.step_budget import (
+    RunningSequences,
+    StepBudget,
+    StepLoad,
+    WaitingRequests,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +53,13 @@ class Outcome:
     num_steps: int
 
     def num_broken(self, target_ttft_s: float | None, target_tpot_s: float | None) -> int:
-        """Targets, not requests: a request may break two."""
-        broken = 0
+        """Requests that broke one of them, or both."""
+        is_broken = np.zeros(len(self.ttft_s), np.bool_)
         if target_ttft_s is not None:
-            broken += int((self.ttft_s > target_ttft_s).sum())
+            is_broken |= self.ttft_s > target_ttft_s
         if target_tpot_s is not None:
-            broken += int((self.tpot_s > target_tpot_s).sum())
-        return broken
+            is_broken |= self.tpot_s > target_tpot_s
+        return int(is_broken.sum())
 
 
 def bursty_trace(seed, *, rate, num_requests, prompt, output, burstiness=4.0) -> Trace:
@@ -81,7 +86,7 @@ def run(machine: Machine, trace: Trace, budget: StepBudget, *, noise=0.05, seed=
         if not running and trace.arrivals[next_waiting] > now:
             now = float(trace.arrivals[next_waiting])
         rows = np.array(running, dtype=int)
-        waits = next_waiting < total and trace.arrivals[next_waiting] <= now
+        waiting = np.flatnonzero((np.arange(total) >= next_waiting) & (trace.arrivals <= now))
         left = budget.num_tokens(
             now,
             RunningSequences(
@@ -90,8 +95,16 @@ def run(machine: Machine, trace: Trace, budget: StepBudget, *, noise=0.05, seed=
                 num_prompt_tokens=trace.num_prompt_tokens[rows].astype(np.int32),
                 first_token_s=first_s[rows],
                 arrival_s=trace.arrivals[rows],
+                max_num_tokens=final[rows].astype(np.int32),
             ),
-            float(trace.arrivals[next_waiting]) if waits else None,
+            WaitingRequests(
+                num_requests=len(waiting),
+                num_tokens=int(tokens[waiting].sum()),
+                head_arrival_s=float(trace.arrivals[next_waiting]),
+                num_admissible=min(len(waiting), machine.max_num_seqs - len(running)),
+            )
+            if len(waiting)
+            else None,
         )
         pending = tokens[rows] - computed[rows]
         before = np.cumsum(pending) - pending

@@ -150,3 +150,32 @@ def test_no_time_is_no_chunk_and_before_any_step_nothing_is_known_to_cost_time()
     model.observe(load(1, 10, 10), 0.1)
     assert model.num_chunk_tokens(0.0, 0) == model.num_chunk_tokens(-1.0, 0) == 0
     assert model.most_chunk_tokens == 9, "beyond one a sequence"
+
+
+def test_a_device_that_hides_small_chunks_behind_its_weights_is_learnt():
+    """Up to 183 tokens cost nothing but the reading of the weights (a roofline)."""
+
+    def seconds(step: StepLoad) -> float:
+        return max(3.7e-3, step.num_tokens / 49_000) + 3e-8 * step.num_context_tokens
+
+    rng, model = np.random.default_rng(8), CostModel()
+    for _ in range(400):
+        step = random_load(rng, longest_chunk=2_000)
+        model.observe(step, seconds(step))
+    for chunk in (16, 64, 128, 256, 512, 1_500):
+        step = load(16, 5_000, chunk)
+        assert model.predict(step) == pytest.approx(seconds(step), rel=0.12), chunk
+    chunk = model.num_chunk_tokens(0.006, 0, 16)
+    step = load(16, 5_000, chunk)
+    assert model.predict(step) - model.predict(load(16, 5_000)) == pytest.approx(0.006, rel=0.02)
+
+
+def test_lengths_of_one_chunk_are_predicted_together_as_one_by_one():
+    rng, model = np.random.default_rng(9), CostModel()
+    for _ in range(300):
+        step = random_load(rng, longest_chunk=2_000)
+        model.observe(step, H200.seconds(step))
+    lengths = np.array([1, 40, 48, 112, 200, 1_000])
+    together = model.predict_chunks(load(16, 5_000), lengths, 300)
+    alone = [model.predict(load(16, 5_000, int(length), 300)) for length in lengths]
+    assert together == pytest.approx(np.array(alone), rel=1e-9)
