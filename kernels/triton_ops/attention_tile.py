@@ -1,0 +1,110 @@
+"""One tile of attention: a block of query rows against a block of keys read through a block table.
+
+Owns the arithmetic that prefill and decode share: addresses in the paged cache, score transforms,
+masks and the running softmax. Must not know how the work was cut or where results go.
+
+Rows of a tile: the query tokens of one request and the G query heads of one key/value head are
+packed, row = token * G + head, so that keys and values are read once for the group.
+
+    scores   s = multiplier * raw, in units of log2, so that exp2 can be used
+    peak     largest raw score so far        total   sum of exp2(s - multiplier * peak)
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attend_tile(
+    q_MD,  # [BLOCK_M, D_PAD]
+    acc_MD,  # float32 [BLOCK_M, D_PAD], unnormalised output
+    peak_M,  # float32 [BLOCK_M]
+    total_M,  # float32 [BLOCK_M]
+    first_key,  # position of the tile's first key
+    key_start,  # keys outside [key_start, key_stop) are not read
+    key_stop,
+    position_M,  # int32 [BLOCK_M], of each row's query
+    slope_M,  # float32 [BLOCK_M], ALiBi slopes in units of log2
+    k_cache,  # -> [B, S, D] of this key/value head
+    v_cache,
+    table,  # -> int32 [M] of this request
+    k_block_stride,
+    k_slot_stride,
+    v_block_stride,
+    v_slot_stride,
+    score_scale,  # raw = score_scale * q . k, then tanh or bias; unused without either
+    multiplier,
+    window,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    S: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+):
+    """The running (acc, peak, total) after keys [first_key, first_key + BLOCK_N).
+
+    A tile with nothing visible for a row leaves that row's state bit for bit, and masked and
+    unmasked tiles do the same arithmetic: a row does not depend on where its tile begins.
+    """
+    d_D = tl.arange(0, D_PAD)
+    key_N = first_key + tl.arange(0, BLOCK_N)
+    slot_N = (key_N % S).to(tl.int64)
+    if MASKED:
+        inside_N = (key_N >= key_start) & (key_N < key_stop)
+        block_N = tl.load(table + key_N // S, mask=inside_N, other=0).to(tl.int64)
+    else:
+        block_N = tl.load(table + key_N // S).to(tl.int64)
+    k_ptr_ND = k_cache + (block_N * k_block_stride + slot_N * k_slot_stride)[:, None] + d_D[None, :]
+    v_ptr_ND = v_cache + (block_N * v_block_stride + slot_N * v_slot_stride)[:, None] + d_D[None, :]
+    # A slot that was never written may hold NaN, and 0 * NaN is NaN: such slots are not read.
+    if MASKED:
+        if D == D_PAD:
+            k_ND = tl.load(k_ptr_ND, mask=inside_N[:, None], other=0.0)
+            v_ND = tl.load(v_ptr_ND, mask=inside_N[:, None], other=0.0)
+        else:
+            k_ND = tl.load(k_ptr_ND, mask=inside_N[:, None] & (d_D < D)[None, :], other=0.0)
+            v_ND = tl.load(v_ptr_ND, mask=inside_N[:, None] & (d_D < D)[None, :], other=0.0)
+    else:
+        if D == D_PAD:
+            k_ND = tl.load(k_ptr_ND)
+            v_ND = tl.load(v_ptr_ND)
+        else:
+            k_ND = tl.load(k_ptr_ND, mask=(d_D < D)[None, :], other=0.0)
+            v_ND = tl.load(v_ptr_ND, mask=(d_D < D)[None, :], other=0.0)
+
+    k_DN = tl.trans(k_ND.to(q_MD.dtype))
+    raw_MN = tl.dot(q_MD, k_DN, input_precision="ieee")
+    if HAS_SOFTCAP:
+        # tanh(x) = 1 - 2 / (exp(2 x) + 1), which is right at both infinities
+        raw_MN = 1.0 - 2.0 / (tl.exp(2.0 * (raw_MN * score_scale)) + 1.0)
+        if HAS_ALIBI:
+            raw_MN = raw_MN * multiplier
+    if HAS_ALIBI:
+        if not HAS_SOFTCAP:
+            raw_MN = raw_MN * score_scale
+        distance_MN = key_N[None, :] - position_M[:, None]
+        raw_MN = raw_MN + slope_M[:, None] * distance_MN.to(tl.float32)
+    if MASKED:
+        visible_MN = inside_N[None, :] & (key_N[None, :] <= position_M[:, None])
+        if HAS_WINDOW:
+            visible_MN = visible_MN & (key_N[None, :] > position_M[:, None] - window)
+        raw_MN = tl.where(visible_MN, raw_MN, float("-inf"))
+
+    new_peak_M = tl.maximum(peak_M, tl.max(raw_MN, axis=1))
+    # a row that has seen nothing yet has a peak of -inf; -inf - -inf would be NaN
+    safe_peak_M = tl.where(new_peak_M == float("-inf"), 0.0, new_peak_M)
+    if HAS_ALIBI:
+        p_MN = tl.exp2(raw_MN - safe_peak_M[:, None])
+        decay_M = tl.exp2(peak_M - safe_peak_M)
+    else:
+        p_MN = tl.exp2(tl.fma(raw_MN, multiplier, -(safe_peak_M * multiplier)[:, None]))
+        decay_M = tl.exp2((peak_M - safe_peak_M) * multiplier)
+    total_M = tl.fma(total_M, decay_M, tl.sum(p_MN, axis=1))
+    acc_MD = acc_MD * decay_M[:, None]
+    acc_MD = tl.dot(p_MN.to(q_MD.dtype), v_ND.to(q_MD.dtype), acc=acc_MD, input_precision="ieee")
+    return acc_MD, new_peak_M, total_M

@@ -1,0 +1,410 @@
+"""Products with weight-only int8 and int4: y = x W^T + bias.
+
+Owns the two ways to compute them and the choice. The layout and where it comes from are
+`quantised_weights`'.
+
+Few rows (up to 64): the weight is read once, packed, and widened in registers; the product is
+turned round (W x^T), so that the weight's outputs, not the few rows, fill the tensor cores' long
+side. E is cut into splits, each summed by a program of its own, and a second kernel adds the parts
+in order. More rows: the weight is widened to memory and given to cuBLAS.
+
+What is invariant: up to 64 rows, the steps along E and the splits follow from the weight's shape
+alone, so a row's sums run in the same order whatever stands beside it. Above 64 rows, and between
+the two, cuBLAS decides: who needs the same bits gives at most 64 rows at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from kernels.triton_ops.quantised_weights import QuantisedWeight, dequantise
+from kernels.triton_ops.variants import KernelVariant
+
+MOST_FEW_ROWS = 64
+
+_BLOCK_N = 64
+_BLOCK_J = 64
+_PROGRAMS_WANTED = 264
+"""Two for each of the 132 multiprocessors of an H200; a constant, because results depend on it."""
+_LEAST_STEPS_A_SPLIT = 4
+_REDUCED_AT_ONCE = 512
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def reference_quantised_linear(
+    x_TE: torch.Tensor, weight: QuantisedWeight, bias_N: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The specification: the weight is rounded to the dtype of x, all else is float32."""
+    w_NE = dequantise(weight).to(x_TE.dtype).float()
+    return F.linear(x_TE.float(), w_NE, None if bias_N is None else bias_N.float())
+
+
+def choose_splits(num_outputs: int, num_bytes_a_row: int) -> int:
+    """Parts that E is cut into: a power of two that fills the device, at most 16."""
+    steps = triton.cdiv(num_bytes_a_row, _BLOCK_J)
+    programs = triton.cdiv(num_outputs, _BLOCK_N)
+    splits = 1
+    while (
+        splits < 16
+        and programs * splits * 2 <= _PROGRAMS_WANTED
+        and steps >= splits * 2 * _LEAST_STEPS_A_SPLIT
+    ):
+        splits *= 2
+    return splits
+
+
+@triton.jit
+def _load_scaled(
+    packed_ptr,  # uint8 or int8 [N, J]
+    scales_ptr,  # [N, G]
+    offsets_ptr,  # [N, G]; unused without HAS_OFFSETS
+    n_N,  # int64 [BLOCK_N]
+    j_start,
+    N: tl.constexpr,
+    J: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP_J: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    IN_BOUNDS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+):
+    """Bytes [j_start, j_start + BLOCK_J) of some rows: (low, high) float32 [BLOCK_N, BLOCK_J].
+
+    int8 has no high half. GROUP_J is the bytes of a group: groups are whole numbers of blocks, or
+    blocks of groups. IN_BOUNDS says that no block reaches beyond N or J.
+    """
+    GROUPS: tl.constexpr = BLOCK_J // GROUP_J if GROUP_J < BLOCK_J else 1
+    ROW_GROUPS: tl.constexpr = J // GROUP_J
+    j_J = j_start + tl.arange(0, BLOCK_J)
+    g_G = j_start // GROUP_J + tl.arange(0, GROUPS)
+    at_NJ = packed_ptr + n_N[:, None] * J + j_J[None, :]
+    if IN_BOUNDS:
+        bytes_NJ = tl.load(at_NJ)
+    else:
+        bytes_NJ = tl.load(at_NJ, mask=(n_N < N)[:, None] & (j_J < J)[None, :], other=0)
+    at_NG = n_N[:, None] * ROW_GROUPS + g_G[None, :]
+    live_NG = (n_N < N)[:, None] & (g_G < ROW_GROUPS)[None, :]
+    scale_NG1 = tl.load(scales_ptr + at_NG, mask=live_NG, other=0.0).to(tl.float32)[:, :, None]
+    if HAS_OFFSETS:
+        offset_NG = tl.load(offsets_ptr + at_NG, mask=live_NG, other=0.0).to(tl.float32)
+        offset_NG1 = offset_NG[:, :, None]
+    bytes_NGI = tl.reshape(bytes_NJ, (BLOCK_N, GROUPS, BLOCK_J // GROUPS))
+    if BITS == 8:
+        low_NGI = bytes_NGI.to(tl.float32) * scale_NG1
+        high_NGI = low_NGI
+    elif HAS_OFFSETS:
+        low_NGI = (bytes_NGI & 15).to(tl.float32) * scale_NG1
+        high_NGI = (bytes_NGI >> 4).to(tl.float32) * scale_NG1
+    else:
+        low_NGI = ((bytes_NGI & 15).to(tl.float32) - 8.0) * scale_NG1
+        high_NGI = ((bytes_NGI >> 4).to(tl.float32) - 8.0) * scale_NG1
+    if HAS_OFFSETS:
+        low_NGI = low_NGI + offset_NG1
+        high_NGI = high_NGI + offset_NG1
+    low_NJ = tl.reshape(low_NGI, (BLOCK_N, BLOCK_J))
+    high_NJ = tl.reshape(high_NGI, (BLOCK_N, BLOCK_J))
+    return low_NJ, high_NJ
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _few_rows_kernel(
+    x_ptr,  # [T, K], rows `x_stride` apart
+    packed_ptr,  # uint8 or int8 [N, J]
+    scales_ptr,  # [N, G]
+    offsets_ptr,  # [N, G]; unused without HAS_OFFSETS
+    bias_ptr,  # [N]; unused without HAS_BIAS
+    out_ptr,  # [T, N] in the dtype of x; with SPLITS > 1, float32 [SPLITS, T, N]
+    num_rows,
+    x_stride,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+):
+    J: tl.constexpr = K * BITS // 8
+    STEPS: tl.constexpr = (J + BLOCK_J - 1) // BLOCK_J
+    SPLIT_STEPS: tl.constexpr = (STEPS + SPLITS - 1) // SPLITS
+    split = tl.program_id(1)
+    m_M = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    live_M = m_M < num_rows
+    n_N = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    x_M = x_ptr + m_M.to(tl.int64) * x_stride
+    acc_NM = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    for step in range(SPLIT_STEPS):
+        # a split's steps past the end have masks that are empty, and add zeros
+        j_start = (split * SPLIT_STEPS + step) * BLOCK_J
+        low_NJ, high_NJ = _load_scaled(
+            packed_ptr,
+            scales_ptr,
+            offsets_ptr,
+            n_N,
+            j_start,
+            N,
+            J,
+            BITS,
+            GROUP * BITS // 8,
+            HAS_OFFSETS,
+            N % BLOCK_N == 0 and J % BLOCK_J == 0 and STEPS % SPLITS == 0,
+            BLOCK_N,
+            BLOCK_J,
+        )
+        j_J = j_start + tl.arange(0, BLOCK_J)
+        live_JM = (j_J < J)[:, None] & live_M[None, :]
+        k_J = j_J if BITS == 8 else j_J // 16 * 32 + j_J % 16
+        x_low_JM = tl.load(x_M[None, :] + k_J[:, None], mask=live_JM, other=0.0)
+        acc_NM = tl.dot(low_NJ.to(x_low_JM.dtype), x_low_JM, acc_NM, input_precision="ieee")
+        if BITS == 4:
+            x_high_JM = tl.load(x_M[None, :] + k_J[:, None] + 16, mask=live_JM, other=0.0)
+            acc_NM = tl.dot(high_NJ.to(x_low_JM.dtype), x_high_JM, acc_NM, input_precision="ieee")
+    if HAS_BIAS and SPLITS == 1:
+        acc_NM += tl.load(bias_ptr + n_N, mask=n_N < N, other=0.0).to(tl.float32)[:, None]
+    row_M = split.to(tl.int64) * num_rows + m_M
+    out_NM = out_ptr + row_M[None, :] * N + n_N[:, None]
+    keep_NM = (n_N < N)[:, None] & live_M[None, :]
+    tl.store(out_NM, acc_NM.to(out_ptr.dtype.element_ty), mask=keep_NM)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _add_parts_kernel(
+    parts_ptr,  # float32 [SPLITS, T, N]
+    bias_ptr,  # [N]; unused without HAS_BIAS
+    out_ptr,  # [T, N]
+    num_rows,
+    N: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    n_N = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    sum_N = tl.zeros((BLOCK_N,), dtype=tl.float32)
+    for split in tl.static_range(SPLITS):
+        sum_N += tl.load(parts_ptr + (split * num_rows + row) * N + n_N, mask=n_N < N, other=0.0)
+    if HAS_BIAS:
+        sum_N += tl.load(bias_ptr + n_N, mask=n_N < N, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * N + n_N, sum_N.to(out_ptr.dtype.element_ty), mask=n_N < N)
+
+
+@triton.jit
+def _dequantise_kernel(
+    packed_ptr,  # uint8 or int8 [N, J]
+    scales_ptr,  # [N, G]
+    offsets_ptr,  # [N, G]; unused without HAS_OFFSETS
+    out_ptr,  # [N, K]
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+):
+    J: tl.constexpr = K * BITS // 8
+    n_N = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    j_start = tl.program_id(1) * BLOCK_J
+    low_NJ, high_NJ = _load_scaled(
+        packed_ptr,
+        scales_ptr,
+        offsets_ptr,
+        n_N,
+        j_start,
+        N,
+        J,
+        BITS,
+        GROUP * BITS // 8,
+        HAS_OFFSETS,
+        N % BLOCK_N == 0 and J % BLOCK_J == 0,
+        BLOCK_N,
+        BLOCK_J,
+    )
+    j_J = j_start + tl.arange(0, BLOCK_J)
+    k_J = j_J if BITS == 8 else j_J // 16 * 32 + j_J % 16
+    out_NJ = out_ptr + n_N[:, None] * K + k_J[None, :]
+    keep_NJ = (n_N < N)[:, None] & (j_J < J)[None, :]
+    tl.store(out_NJ, low_NJ.to(out_ptr.dtype.element_ty), mask=keep_NJ)
+    if BITS == 4:
+        tl.store(out_NJ + 16, high_NJ.to(out_ptr.dtype.element_ty), mask=keep_NJ)
+
+
+def quantised_linear(
+    x_TE: torch.Tensor, weight: QuantisedWeight, bias_N: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`x @ W.T + bias` -> [T, N] in the dtype of x, W rounded to that dtype, sums in float32.
+
+    One or two launches up to 64 rows; above, the whole weight is widened first. Both are safe in a
+    CUDA graph. See the module's docstring for what does not depend on the batch.
+
+    Args:
+        x_TE: float32, float16 or bfloat16; the last dimension contiguous.
+        bias_N: contiguous; the dtype of x.
+
+    Raises:
+        ValueError: shapes or layouts that do not fit.
+        TypeError: dtypes.
+    """
+    if x_TE.dtype not in _DTYPES:
+        raise TypeError(f"x is {x_TE.dtype}; give one of {_DTYPES}")
+    if x_TE.ndim != 2 or x_TE.shape[1] != weight.num_inputs or x_TE.stride(1) != 1:
+        raise ValueError(
+            f"x is {tuple(x_TE.shape)} with strides {x_TE.stride()}; "
+            f"give [T, {weight.num_inputs}] with contiguous rows"
+        )
+    num_outputs = weight.num_outputs
+    if bias_N is not None and (tuple(bias_N.shape) != (num_outputs,) or bias_N.stride(0) != 1):
+        raise ValueError(f"bias is {tuple(bias_N.shape)}; give contiguous [{num_outputs}]")
+    if bias_N is not None and bias_N.dtype != x_TE.dtype:
+        raise TypeError(f"bias is {bias_N.dtype} and x {x_TE.dtype}; give one dtype")
+    num_rows = x_TE.shape[0]
+    if num_rows > MOST_FEW_ROWS:
+        return F.linear(x_TE, dequantise_to(weight, x_TE.dtype), bias_N)
+    out_TN = torch.empty(num_rows, num_outputs, dtype=x_TE.dtype, device=x_TE.device)
+    if not num_rows:
+        return out_TN
+    if weight.input_order_E is not None:
+        x_TE = x_TE.index_select(1, weight.input_order_E)
+    constants = _weight_constants(weight)
+    splits = choose_splits(num_outputs, weight.packed_NJ.shape[1])
+    parts = out_TN
+    if splits > 1:
+        parts = torch.empty(splits, num_rows, num_outputs, dtype=torch.float32, device=x_TE.device)
+    # float32 has no tensor cores: more rows would only fill the registers
+    block_m = 16 if x_TE.dtype == torch.float32 else max(16, triton.next_power_of_2(num_rows))
+    _few_rows_kernel[(triton.cdiv(num_outputs, _BLOCK_N), splits, triton.cdiv(num_rows, block_m))](
+        x_TE,
+        weight.packed_NJ,
+        weight.scales_NG,
+        weight.offsets_NG,
+        bias_N,
+        parts,
+        num_rows,
+        x_TE.stride(0),
+        **constants,
+        HAS_BIAS=bias_N is not None,
+        SPLITS=splits,
+        BLOCK_M=block_m,
+        num_warps=4,
+        num_stages=4,
+    )
+    if splits > 1:
+        _add_parts_kernel[(num_rows, triton.cdiv(num_outputs, _REDUCED_AT_ONCE))](
+            parts,
+            bias_N,
+            out_TN,
+            num_rows,
+            N=num_outputs,
+            SPLITS=splits,
+            HAS_BIAS=bias_N is not None,
+            BLOCK_N=_REDUCED_AT_ONCE,
+            num_warps=4,
+        )
+    return out_TN
+
+
+def dequantise_to(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """The weight widened on its device, [N, E] in `dtype`: `quantised_weights.dequantise`, rounded.
+
+    Raises:
+        TypeError: not float32, float16 or bfloat16.
+    """
+    if dtype not in _DTYPES:
+        raise TypeError(f"cannot widen to {dtype}; give one of {_DTYPES}")
+    packed_NJ = weight.packed_NJ
+    w_NE = torch.empty(weight.num_outputs, weight.num_inputs, dtype=dtype, device=packed_NJ.device)
+    blocks_n = triton.cdiv(weight.num_outputs, _BLOCK_N)
+    _dequantise_kernel[(blocks_n, triton.cdiv(packed_NJ.shape[1], _BLOCK_J))](
+        packed_NJ,
+        weight.scales_NG,
+        weight.offsets_NG,
+        w_NE,
+        **_weight_constants(weight),
+        num_warps=4,
+    )
+    if weight.input_order_E is None:
+        return w_NE
+    in_order_NE = torch.empty_like(w_NE)
+    return in_order_NE.index_copy_(1, weight.input_order_E, w_NE)
+
+
+def _weight_constants(weight: QuantisedWeight) -> dict[str, Any]:
+    block_j = _BLOCK_J
+    # one group a row may be of any length; then its one scale serves every block
+    group_size = weight.group_size
+    group_j = group_size * weight.num_bits // 8
+    assert group_j % block_j == 0 or block_j % group_j == 0 or group_size == weight.num_inputs
+    return {
+        "N": weight.num_outputs,
+        "K": weight.num_inputs,
+        "BITS": weight.num_bits,
+        "GROUP": group_size,
+        "HAS_OFFSETS": weight.offsets_NG is not None,
+        "BLOCK_N": _BLOCK_N,
+        "BLOCK_J": block_j,
+    }
+
+
+def variants() -> list[KernelVariant]:
+    """Each layout at 4096 x 4096 in bfloat16, 16 and 64 rows."""
+    rows = torch.empty(1, dtype=torch.bfloat16, device="meta")
+    floats = torch.empty(1, dtype=torch.float32, device="meta")
+    layouts = ((4, 32, True), (4, 32, False), (4, 128, True), (8, 16, False), (8, 128, True))
+    result = []
+    for bits, group, has_offsets in layouts:
+        name = f"int{bits} groups of {group}{' with offsets' if has_offsets else ''}"
+        weight: dict[str, Any] = {
+            "packed_ptr": torch.empty(
+                1, dtype=torch.uint8 if bits == 4 else torch.int8, device="meta"
+            ),
+            "scales_ptr": floats,
+            "offsets_ptr": floats if has_offsets else None,
+        }
+        constants = {
+            "N": 4096,
+            "K": 4096,
+            "BITS": bits,
+            "GROUP": group,
+            "HAS_OFFSETS": has_offsets,
+            "BLOCK_N": _BLOCK_N,
+            "BLOCK_J": _BLOCK_J,
+        }
+        result += [
+            KernelVariant(
+                name=f"{name}, {num_rows} rows",
+                kernel=_few_rows_kernel,
+                arguments=weight
+                | {"x_ptr": rows, "bias_ptr": None, "out_ptr": floats}
+                | {"num_rows": num_rows, "x_stride": 4096},
+                constants=constants | {"HAS_BIAS": False, "SPLITS": 4, "BLOCK_M": num_rows},
+                num_stages=4,
+                needs_wgmma=True,
+            )
+            for num_rows in (16, 64)
+        ]
+        result.append(
+            KernelVariant(
+                name=f"widen {name}",
+                kernel=_dequantise_kernel,
+                arguments=weight | {"out_ptr": rows},
+                constants=constants,
+            )
+        )
+    result.append(
+        KernelVariant(
+            name="add parts",
+            kernel=_add_parts_kernel,
+            arguments={"parts_ptr": floats, "bias_ptr": rows, "out_ptr": rows, "num_rows": 16},
+            constants={"N": 4096, "SPLITS": 4, "HAS_BIAS": True, "BLOCK_N": _REDUCED_AT_ONCE},
+        )
+    )
+    return result

@@ -1,0 +1,116 @@
+"""Grammar masks: one bit a token says whether it is possible.
+
+    word w of a row   bit 0: token 32 w   bit 1: token 32 w + 1   ...   bit 31: token 32 w + 31
+
+The layout of xgrammar's and llguidance's bitmasks. Owns their application; must not know grammars.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.triton_ops.row_maxima import TILE, num_splits
+from kernels.triton_ops.sampling_arguments import check_logits, check_num_rows, check_tensor
+from kernels.triton_ops.variants import KernelVariant
+
+_WORD_BITS = 32
+
+
+def num_mask_words(vocab_size: int) -> int:
+    """int32 words of a row's mask."""
+    return -(-vocab_size // _WORD_BITS)
+
+
+def apply_token_masks_reference(
+    logits_RV: torch.Tensor, masks_RW: torch.Tensor, is_masked_R: torch.Tensor
+) -> torch.Tensor:
+    """The specification."""
+    bits_RWB = masks_RW[:, :, None] >> torch.arange(_WORD_BITS, dtype=torch.int32) & 1
+    allowed_RV = bits_RWB.flatten(1)[:, : logits_RV.shape[1]].bool()
+    return logits_RV.masked_fill(~allowed_RV & is_masked_R[:, None], -torch.inf)
+
+
+@triton.jit
+def _token_masks_kernel(
+    logits_ptr,  # float32 [R, V], changed
+    stride_r,
+    num_rows_ptr,  # int32 [1]
+    masks_ptr,  # int32 [R, W]
+    mask_stride_r,
+    is_masked_ptr,  # bool [R]
+    V,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(1).to(tl.int64)
+    if row >= tl.load(num_rows_ptr):
+        return
+    if tl.load(is_masked_ptr + row) == 0:
+        return
+    ids = tl.program_id(0) * TILE + tl.arange(0, TILE)  # [TILE]
+    words = tl.load(masks_ptr + row * mask_stride_r + (ids >> 5), ids < V, -1)  # [TILE]
+    is_forbidden = ((words >> (ids & 31)) & 1) == 0
+    # nothing is read, and only what changes is written
+    forbidden = tl.full([TILE], -float("inf"), tl.float32)
+    tl.store(logits_ptr + row * stride_r + ids, forbidden, is_forbidden & (ids < V))
+
+
+def apply_token_masks(
+    logits_RV: torch.Tensor,
+    masks_RW: torch.Tensor,
+    is_masked_R: torch.Tensor,
+    *,
+    num_rows_1: torch.Tensor,
+) -> None:
+    """`logits[r, t] = -inf` where bit t of row r's mask is 0, in place.
+
+    Args:
+        logits_RV: float32, rows contiguous. Changed.
+        masks_RW: int32 [R, ceil(V / 32)], rows contiguous; a set bit allows. Bits past V and rows
+            that are not masked are not looked at.
+        is_masked_R: bool.
+        num_rows_1: int32 [1]; rows at or beyond it stay as they are.
+
+    Raises:
+        TypeError, ValueError: another dtype, shape or device.
+    """
+    rows, vocab_size = check_logits(logits_RV)
+    device = logits_RV.device
+    check_num_rows(num_rows_1, device)
+    check_tensor("masks", masks_RW, (rows, num_mask_words(vocab_size)), torch.int32, device)
+    check_tensor("is_masked", is_masked_R, (rows,), torch.bool, device)
+    if rows:
+        _token_masks_kernel[(num_splits(vocab_size), rows)](
+            logits_RV,
+            logits_RV.stride(0),
+            num_rows_1,
+            masks_RW,
+            masks_RW.stride(0),
+            is_masked_R,
+            vocab_size,
+            TILE=TILE,
+            num_warps=4,
+        )
+
+
+def variants() -> list[KernelVariant]:
+    """Vocabularies aligned and not."""
+    return [
+        KernelVariant(
+            name=f"token masks V={vocab_size}",
+            kernel=_token_masks_kernel,
+            arguments={
+                "logits_ptr": torch.empty(4, dtype=torch.float32, device="meta"),
+                "stride_r": vocab_size,
+                "num_rows_ptr": torch.empty(4, dtype=torch.int32, device="meta"),
+                "masks_ptr": torch.empty(4, dtype=torch.int32, device="meta"),
+                "mask_stride_r": num_mask_words(vocab_size),
+                "is_masked_ptr": torch.empty(4, dtype=torch.bool, device="meta"),
+                "V": vocab_size,
+            },
+            constants={"TILE": TILE},
+            num_warps=4,
+        )
+        for vocab_size in (151936, 50257)
+    ]

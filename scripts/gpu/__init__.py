@@ -1,0 +1,1 @@
+"""What the GPU machine runs: checks of every kernel, then timings of those that passed."""

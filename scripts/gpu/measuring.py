@@ -1,0 +1,125 @@
+"""Times kernels on a CUDA device, and measures what the device can do at best.
+
+Owns the way of timing. Must not know which kernels there are.
+
+A cold figure: before each call the L2 cache is filled with something else by *reading* a large
+buffer (dirty lines would be written back under the kernel's feet), then one call runs between two
+events. The flush takes longer than a launch, so the host is ahead and no launch gap is timed.
+
+A graph figure: several calls captured in one CUDA graph and replayed, with a warm cache; it has no
+launch cost, and proves that the call can be captured.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from scripts.gpu.frame import Ceilings
+
+_FLUSH_BYTES = 256 << 20
+"""Several times the L2 of an H200."""
+_WARM_UP_CALLS = 5
+_MOST_REPEATS = 100
+_FEWEST_REPEATS = 10
+_REPEATS_US = 200_000.0
+_CALLS_A_GRAPH = 10
+_GRAPH_REPLAYS = 20
+_COPY_BYTES = 4 << 30
+_MATMUL_SIZE = 8192
+
+
+class CudaTimer:
+    """Medians of event times on the current device."""
+
+    def __init__(self) -> None:
+        self._flush = torch.ones(_FLUSH_BYTES // 4, dtype=torch.float32, device="cuda")
+
+    def measure(self, call: Callable[[], object]) -> dict[str, Any]:
+        """See `frame.Timer`. `again_us`: the same once more; what is smaller than the difference
+        of the two is noise."""
+        for _ in range(_WARM_UP_CALLS):
+            call()
+        torch.cuda.synchronize()
+        estimate_us = statistics.median(self._cold(call, 5))
+        repeats = int(min(max(_REPEATS_US / estimate_us, _FEWEST_REPEATS), _MOST_REPEATS))
+        first, again = self._cold(call, repeats), self._cold(call, repeats)
+        return {
+            "median_us": round(statistics.median(first), 2),
+            "again_us": round(statistics.median(again), 2),
+            "fastest_us": round(min(first + again), 2),
+            "repeats": repeats,
+            "graph_us": self._graph(call),
+        }
+
+    def _cold(self, call: Callable[[], object], repeats: int) -> list[float]:
+        starts, stops = _events(repeats), _events(repeats)
+        torch.cuda.synchronize()
+        for start, stop in zip(starts, stops, strict=True):
+            self._flush.sum()
+            start.record()
+            call()
+            stop.record()
+        torch.cuda.synchronize()
+        return [1e3 * start.elapsed_time(stop) for start, stop in zip(starts, stops, strict=True)]
+
+    def _graph(self, call: Callable[[], object]) -> float | str:
+        """Microseconds a call, or why it cannot be captured."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                for _ in range(_CALLS_A_GRAPH):
+                    call()
+        except Exception as error:
+            torch.cuda.synchronize()
+            return f"not captured: {' '.join(str(error).split())[:200]}"
+        times: list[float] = []
+        for _ in range(_GRAPH_REPLAYS):
+            start, stop = _events(2)
+            start.record()
+            graph.replay()
+            stop.record()
+            stop.synchronize()
+            times.append(1e3 * start.elapsed_time(stop) / _CALLS_A_GRAPH)
+        return round(statistics.median(times), 2)
+
+
+def measure_ceilings() -> Ceilings:
+    """A large copy on the device, counting bytes read and written; a large bf16 product, on random
+    numbers (zeros run faster than real data)."""
+    copy_us = _copy_us()
+    size = (_MATMUL_SIZE, _MATMUL_SIZE)
+    a, b = (torch.randn(size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+    matmul_us = _median_us(lambda: torch.mm(a, b, out=out), 20)
+    return Ceilings(
+        copy_bytes_s=2 * _COPY_BYTES / copy_us * 1e6,
+        matmul_flop_s=2 * _MATMUL_SIZE**3 / matmul_us * 1e6,
+    )
+
+
+def _events(count: int) -> list[torch.cuda.Event]:
+    return [torch.cuda.Event(enable_timing=True) for _ in range(count)]  # type: ignore[no-untyped-call]
+
+
+def _copy_us() -> float:
+    src = torch.randint(0, 255, (_COPY_BYTES,), dtype=torch.uint8, device="cuda")
+    dst = torch.empty_like(src)
+    return _median_us(lambda: dst.copy_(src), 10)
+
+
+def _median_us(call: Callable[[], object], repeats: int) -> float:
+    for _ in range(3):
+        call()
+    times: list[float] = []
+    for _ in range(repeats):
+        start, stop = _events(2)
+        start.record()
+        call()
+        stop.record()
+        stop.synchronize()
+        times.append(1e3 * start.elapsed_time(stop))
+    return statistics.median(times)

@@ -1,0 +1,1 @@
+"""Without variants(): it is left alone."""
