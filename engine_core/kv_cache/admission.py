@@ -78,7 +78,7 @@ class Admission:
         for spec, block_ids in zip(self._groups, hit.block_ids, strict=True):
             # a sliding group's found blocks leave it again, and new ones come in their place
             if spec.sliding_window is None:
-                num_shared += sum(device.ref_count(block_id) > 0 for block_id in block_ids)
+                num_shared += len(block_ids) - device.num_free_of(block_ids)
         return judge(
             num_blocks=device.num_blocks,
             num_available=self._tiers.num_copy_targets if hit.host_blocks else device.num_free,

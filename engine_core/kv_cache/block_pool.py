@@ -11,7 +11,7 @@ they were given back; one in the middle leaves in O(1) when somebody finds it ag
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Collection, Iterable, Set
 
 from engine_core.kv_cache.held_blocks import NULL_BLOCK_ID
 from engine_core.kv_cache.known_hashes import EvictedHashes
@@ -86,11 +86,8 @@ class BlockPool:
             block_ids = empty[len(empty) - num_empty :]
             del empty[len(empty) - num_empty :]
             block_ids.reverse()
-            for _ in range(num_blocks - num_empty):
-                assert self._cached, "no free block left; the caller must ask first"
-                block_id = self._cached.popitem(last=False)[0]
-                self._evict(block_id)
-                block_ids.append(block_id)
+            if num_empty < num_blocks:
+                block_ids += self._evict_oldest(num_blocks - num_empty)
         for block_id in block_ids:
             ref_counts[block_id] = 1
         self.num_references += num_blocks
@@ -114,18 +111,20 @@ class BlockPool:
 
     def num_free_of(self, block_ids: Iterable[int]) -> int:
         """How many of these are free."""
-        return sum(self._ref_counts[block_id] == 0 for block_id in block_ids)
+        ref_counts = self._ref_counts
+        return sum([ref_counts[block_id] == 0 for block_id in block_ids])
 
-    def share(self, block_ids: Iterable[int]) -> None:
+    def share(self, block_ids: Collection[int]) -> None:
         """One more reference to each of these blocks, which are in use or cached."""
+        ref_counts = self._ref_counts
         for block_id in block_ids:
-            if self._ref_counts[block_id] == 0:
+            if ref_counts[block_id] == 0:
                 assert self._hashes[block_id] is not None, f"block {block_id} holds nothing known"
                 del self._cached[block_id]
-            self._ref_counts[block_id] += 1
-            self.num_references += 1
+            ref_counts[block_id] += 1
+        self.num_references += len(block_ids)
 
-    def release(self, block_ids: Iterable[int]) -> list[int]:
+    def release(self, block_ids: Collection[int]) -> list[int]:
         """One reference less to each, in this order: what comes first is evicted first.
 
         Returns:
@@ -134,10 +133,8 @@ class BlockPool:
         ref_counts, hashes, cached = self._ref_counts, self._hashes, self._cached
         newly_cached = []
         for block_id in block_ids:
-            ref_count = ref_counts[block_id] - 1
+            ref_counts[block_id] = ref_count = ref_counts[block_id] - 1
             assert ref_count >= 0, f"block {block_id} is released twice"
-            ref_counts[block_id] = ref_count
-            self.num_references -= 1
             if ref_count:
                 continue
             if hashes[block_id] is None:
@@ -145,6 +142,7 @@ class BlockPool:
             else:
                 cached[block_id] = None
                 newly_cached.append(block_id)
+        self.num_references -= len(block_ids)
         return newly_cached
 
     # ------------------------------------------------------------------ the prefix index
@@ -221,6 +219,26 @@ class BlockPool:
         self._empty += self._cached
         self._cached.clear()
         return num_forgotten
+
+    def _evict_oldest(self, num_blocks: int) -> list[int]:
+        """`_evict` for the cached blocks that were unused the longest, in one loop."""
+        hashes, group_of, index, pop = (
+            self._hashes,
+            self._group_of,
+            self._index,
+            self._cached.popitem,
+        )
+        assert len(self._cached) >= num_blocks, "no free block left; the caller must ask first"
+        block_ids = [pop(last=False)[0] for _ in range(num_blocks)]
+        evicted = []
+        for block_id in block_ids:
+            block_hash = hashes[block_id]
+            assert block_hash is not None
+            del index[group_of[block_id]][block_hash]
+            hashes[block_id] = None
+            evicted.append(block_hash)
+        self.evicted.add(*evicted)
+        return block_ids
 
     def _evict(self, block_id: int) -> None:
         self.evicted.add(self._unindex(block_id))

@@ -89,7 +89,7 @@ class BlockTables:
                 return None
         start = num_old
         if self._findable.is_enabled:
-            replaced = self._findable.adopt_known(seq, held)
+            replaced = self._findable.adopt_known(seq, held, num_computed)
             start = num_old if replaced is None else replaced
         if num_new and self._sliding:
             self._drop_out_of_window(num_computed, held)

@@ -5,7 +5,7 @@ saved to the host at once if it is not there; so whatever the device evicts late
 What is saved in a step can be found on the host from the next step on.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from engine_core.kv_cache.block_pool import BlockPool
 from engine_core.kv_cache.copies import CacheCopies
@@ -97,17 +97,16 @@ class BlockTiers:
 
     # ------------------------------------------------------------------ giving back
 
-    def release(self, block_ids: Iterable[int]) -> None:
+    def release(self, block_ids: Collection[int]) -> None:
         """One reference less to each, in this order: what comes first is evicted first."""
         if self.being_filled:
-            block_ids = list(block_ids)
             self._forget_unfilled(block_ids)
         newly_cached = self.device.release(block_ids)
         if self.host.num_blocks:
             for block_id in newly_cached:
                 self._save(block_id)
 
-    def _forget_unfilled(self, block_ids: list[int]) -> None:
+    def _forget_unfilled(self, block_ids: Collection[int]) -> None:
         """What this step was to compute into these blocks, it does not."""
         for block_id in block_ids:
             if block_id in self.being_filled and self.device.ref_count(block_id) == 1:

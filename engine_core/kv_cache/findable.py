@@ -75,13 +75,18 @@ class FindableBlocks:
             return
         self._register(seq, held, num_full)
 
-    def adopt_known(self, seq: CachedSequence, held: HeldBlocks) -> int | None:
+    def adopt_known(self, seq: CachedSequence, held: HeldBlocks, num_computed: int) -> int | None:
         """The same, and where an equal block is known, the sequence holds that one from now on.
+
+        Args:
+            num_computed: the sequence's computed tokens.
 
         Returns:
             The first logical block that is another one now, if any.
         """
-        num_full = min(seq.num_computed_tokens, seq.num_tokens) // self._block_size
+        if num_computed // self._block_size <= held.num_findable and not held.duplicates:
+            return None
+        num_full = min(num_computed, seq.num_tokens) // self._block_size
         if num_full > held.num_findable:
             self._register(seq, held, num_full)
         if not held.duplicates:  # nearly always

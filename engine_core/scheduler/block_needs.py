@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import numpy as np
+
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler.live_requests import LiveRequests
 from engine_core.scheduler.request import Request
@@ -40,13 +42,15 @@ class BlockNeeds:
     def of_running(self) -> int:
         """Blocks that running requests will still take for the tokens that they have."""
         rows = self._live.rows
-        order = rows.order
+        order = rows.order.astype(np.int64)  # numpy looks up by it several times as fast
         left = rows.num_tokens[order] - rows.num_computed[order]
         promised = 0
-        for row in order[left > 1].tolist():
-            sequence = rows.sequences[row]
-            assert sequence is not None
-            promised += self.of_sequence(sequence)
+        is_prefill = left > 1
+        if np.count_nonzero(is_prefill):
+            for row in order[is_prefill].tolist():
+                sequence = rows.sequences[row]
+                assert sequence is not None
+                promised += self.of_sequence(sequence)
         if self._live.num_reserved_rows > len(order):
             promised += sum(map(self.of_branches, self._live.running.values()))
         return promised

@@ -20,6 +20,7 @@ from protocol.outputs import (
 )
 
 _BYTES_AN_ENTRY = 4
+_WIRE_TOKEN = np.dtype("<i4")
 
 
 class OutputCollector:
@@ -110,7 +111,7 @@ class OutputCollector:
             return
         clients = self._rows.client[rows]
         first = int(clients[0])
-        if (clients == first).all():
+        if np.count_nonzero(clients == first) == len(rows):
             self._decoded[first] = self._columns(first, rows, token_ids)
             return
         for client in np.unique(clients).tolist():
@@ -124,8 +125,8 @@ class OutputCollector:
         indexes = self._rows.index[rows]
         return DecodedTokens(
             request_ids=names.of(rows),
-            token_ids=token_ids.astype("<i4", copy=False).tobytes(),
-            indexes=indexes.tolist() if indexes.any() else None,
+            token_ids=token_ids.astype(_WIRE_TOKEN, copy=False).tobytes(),
+            indexes=indexes.tolist() if np.count_nonzero(indexes) else None,
         )
 
     def take(self, step_id: int) -> dict[int, EngineCoreOutputs]:

@@ -52,7 +52,8 @@ class PlanBuilder:
             self._join_singles()
             self._row_parts.append(rows)
             self._count_parts.append(num_tokens)
-            self.budget -= int(num_tokens.sum())
+            is_decode = num_tokens[num_tokens.argmax()] == 1  # a fraction of the sum's cost
+            self.budget -= len(rows) if is_decode else int(num_tokens.sum())
             assert self.budget >= 0
 
     def add(self, sequence: Sequence, num_tokens: int, drafts: list[int] | None = None) -> None:
@@ -104,7 +105,7 @@ class PlanBuilder:
         sequence.has_runner_row = True
         self._new[sequence.sequence_id] = NewRequestData(
             req_id=sequence.sequence_id,
-            prompt_token_ids=sequence.request.prompt_token_ids,
+            prompt_token_ids=sequence.request.prompt,
             output_token_ids=sequence.output_token_ids,
             mm_features=[],
             sampling_params=sampling_params_of(sequence),
@@ -177,14 +178,15 @@ class PlanBuilder:
         state = self._rows
         rows = _joined(self._row_parts)
         counts = _joined(self._count_parts)
-        computed = state.num_computed[rows]
+        places = rows.astype(np.int64)  # numpy looks up by 64-bit numbers several times as fast
+        computed = state.num_computed[places]
         batch = ScheduledBatch(
             req_ids=names.of(rows),
             rows=rows,
             num_computed_tokens=computed,
             num_scheduled_tokens=counts,
         )
-        state.num_computed[rows] = computed + counts
+        state.num_computed[places] = computed + counts
         return SchedulerOutput(
             step_id=self.step_id,
             batch=batch,
@@ -198,7 +200,7 @@ class PlanBuilder:
             num_common_prefix_blocks=num_common_prefix_blocks,
             finished_req_ids=finished_req_ids,
             preempted_req_ids=self.preempted_req_ids,
-            num_output_tokens=state.num_tokens[rows] - state.num_prompt[rows],
+            num_output_tokens=state.num_tokens[places] - state.num_prompt[places],
             num_lookahead_slots=num_lookahead_slots,
         )
 

@@ -18,6 +18,8 @@ from engine_core.scheduler.step_turns import OpenStep
 from engine_core.scheduler.stop_check import append_until_stop
 from protocol.outputs import Logprobs
 
+_NO_ROWS: Int32Array = np.zeros(0, np.int32)
+
 
 class ResultIntake:
     """
@@ -34,7 +36,7 @@ class ResultIntake:
         """Returns the rows that got their next token as columns."""
         beams: dict[str, dict[str, Logprobs | None]] = {}
         logprobs = result.logprobs or {}
-        rows = np.zeros(0, np.int32)
+        rows = _NO_ROWS
         if isinstance(result.sampled_token_ids, np.ndarray):
             rows, sampled = self._take_columns(step, result.sampled_token_ids)
         else:
@@ -60,29 +62,33 @@ class ResultIntake:
         self, step: OpenStep, token_ids: Int32Array
     ) -> tuple[Int32Array, dict[str, list[int]]]:
         """Appends and tells what is plain. Returns its rows, and the tokens of the others."""
-        state, batch = self._live.rows, step.plan.batch
-        is_due = step.is_due & (state.generation[batch.rows] == step.generations)
-        rows, tokens = batch.rows, token_ids
-        if not is_due.all():
-            rows, tokens = rows[is_due], tokens[is_due]
-        positions = state.num_tokens[rows]
-        is_plain = (
-            state.is_plain[rows]
-            & (positions + 1 < state.stop_length[rows])
-            & ~self._live.stop_tokens.hit_by(tokens)
-        )
+        state, stop_tokens = self._live.rows, self._live.stop_tokens
+        is_due = step.is_due
+        if step.version != state.version:
+            is_due = is_due & (state.generation[step.places] == step.generations)
+        places, tokens = step.places, token_ids
+        # count_nonzero costs a fraction of all() where rows are few
+        if np.count_nonzero(is_due) < len(is_due):
+            places, tokens = places[is_due], tokens[is_due]
+        stops = state.num_tokens[places] + 1
+        is_plain = state.is_plain[places]
+        is_plain &= stops < state.stop_length[places]
+        if not stop_tokens.is_empty:
+            is_plain &= ~stop_tokens.hit_by(tokens)
         others: dict[str, list[int]] = {}
-        if not is_plain.all():
+        if np.count_nonzero(is_plain) < len(is_plain):
+            is_other = ~is_plain
             for row, token_id in zip(
-                rows[~is_plain].tolist(), tokens[~is_plain].tolist(), strict=True
+                places[is_other].tolist(), tokens[is_other].tolist(), strict=True
             ):
                 sequence = state.sequences[row]
                 assert sequence is not None
                 others[sequence.sequence_id] = [token_id]
-            rows, tokens, positions = rows[is_plain], tokens[is_plain], positions[is_plain]
-        state.token_ids[rows, positions] = tokens
-        state.num_tokens[rows] = positions + 1
-        self._live.counters.num_generated_tokens += len(rows)
+            places, tokens, stops = places[is_plain], tokens[is_plain], stops[is_plain]
+        state.token_ids[places, stops - 1] = tokens
+        state.num_tokens[places] = stops
+        self._live.counters.num_generated_tokens += len(places)
+        rows = places.astype(np.int32)
         self._live.outputs.add_tokens(rows, tokens)
         return rows, others
 

@@ -68,8 +68,9 @@ class RunningRows:
     def order(self) -> Int32Array:
         """The rows in use, in order of admission. Not to be changed."""
         if self._has_gaps:
-            stale = np.fromiter(self._stale_rows, np.int32, len(self._stale_rows))
-            self._order = self._order[~np.isin(self._order, stale)]
+            stays = np.ones(len(self.sequences), np.bool_)
+            stays[list(self._stale_rows)] = False
+            self._order = self._order[stays[self._order]]
             self._stale_rows.clear()
             self._has_gaps = False
         if self._appended:

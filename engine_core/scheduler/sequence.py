@@ -176,7 +176,8 @@ class Sequence:
         assert rows.sequences[row] is self
         num_tokens, num_prompt = self.num_tokens, self.request.num_prompt_tokens
         rows.token_ids[row, :num_prompt] = self.request.prompt
-        rows.token_ids[row, num_prompt:num_tokens] = self._output
+        if self._output:
+            rows.token_ids[row, num_prompt:num_tokens] = self._output
         rows.num_tokens[row] = num_tokens
         rows.num_prompt[row] = num_prompt
         rows.num_computed[row] = self._num_computed
@@ -191,7 +192,7 @@ class Sequence:
         assert row is not None
         self.has_runner_row = False
         self.spec_token_ids = []
-        self._output = array("i", self.output_token_ids)
+        self._output = array("i", self.token_bytes(self.num_prompt_tokens, self.num_tokens))
         self._num_computed = self.num_computed_tokens
         self._rows = None
         self.row = None

@@ -11,6 +11,7 @@ A sequence is one stream of tokens. A request has one, named by its request_id, 
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +43,8 @@ class NewRequestData:
     """All that the runner must know of a sequence it sees for the first time."""
 
     req_id: str
-    prompt_token_ids: list[int]
+    prompt_token_ids: Sequence[int]
+    """The request's own array: not to be changed."""
     output_token_ids: list[int]
     """Delivered by an earlier, interrupted run, or of the sequence that this one is a branch of;
     the tokens are prompt + output."""

@@ -17,6 +17,11 @@ class StopTokens:
         self._counts: Counter[int] = Counter()
         self._table: npt.NDArray[np.bool_] = np.zeros(1, np.bool_)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no token ends any sequence."""
+        return not self._counts
+
     def add(self, token_ids: Iterable[int]) -> None:
         """One more sequence stops at each of these."""
         for token_id in token_ids:

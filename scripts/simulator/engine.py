@@ -18,6 +18,7 @@ from protocol.sampling import SamplingParams
 from scripts.simulator.errors import SimulationError
 from scripts.simulator.request_metrics import RequestMetrics
 from scripts.simulator.row_times import RowTimes
+from scripts.simulator.shared_text import shared_block_hashes
 from scripts.simulator.step_work import StepModel, StepWork, work_of
 from scripts.simulator.timeline import Timeline
 from scripts.simulator.trace import TraceRequest
@@ -63,6 +64,7 @@ class _Live:
     """A request that is here and not over."""
 
     traced: TraceRequest
+    request: Request
     row: int = -1
     first_token_s: float | None = None
 
@@ -147,12 +149,10 @@ class SimulatedEngine:
         assert step is not None
         self._open = None
         batch = step.plan.batch
-        self._rows.sampled(step.end_s)
+        token_ids = self._rows.sampled(step.end_s)
         outputs = self._scheduler.update_from_output(
             step.plan,
-            ModelRunnerOutput(
-                req_ids=batch.req_ids, sampled_token_ids=self._rows.token_ids[batch.rows]
-            ),
+            ModelRunnerOutput(req_ids=batch.req_ids, sampled_token_ids=token_ids),
             now=step.end_s,
         )
         finished: list[TraceRequest] = []
@@ -170,19 +170,20 @@ class SimulatedEngine:
             request_id = str(traced.index)
             request = Request(
                 request_id=request_id,
-                prompt_token_ids=traced.prompt_token_ids(),
+                prompt_token_ids=traced.prompt(),
                 sampling_params=_sampling_params(traced.num_output_tokens),
                 arrival_time=traced.arrival_s,
                 tenant=traced.tenant,
                 priority=traced.priority,
             )
+            request.block_hashes.extend(shared_block_hashes(traced, self._cache.block_size))
             try:
                 self._scheduler.add_request(request)
             except QueueFull:
                 self._metrics.was_refused("queue full")
                 refused.append(traced)
             else:
-                self._live[request_id] = _Live(traced)
+                self._live[request_id] = _Live(traced, request)
         self._inbox.clear()
         return refused
 
@@ -215,6 +216,9 @@ class SimulatedEngine:
         if output.finish_reason is None:
             return
         del self._live[output.request_id]
+        # a request and its sequence hold each other: with many engines a request that is over
+        # would stay for a long time, until the garbage collector comes to it
+        one.request.sequences.clear()
         traced = one.traced
         if one.first_token_s is None or one.row < 0:
             self._rows.forget(output.request_id)
@@ -256,7 +260,7 @@ class SimulatedEngine:
             counters.num_step_sequences += work.num_sequences
         if self._timeline is not None:
             running, waiting = self._scheduler.get_request_counts()
-            num_decodes = self._rows.num_decodes
+            num_decodes = self._rows.num_decodes()
             self._timeline.add(
                 now_s,
                 duration_s,

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from scripts.simulator.engine import SimulatedEngine
 from scripts.simulator.errors import SimulationError
+from scripts.simulator.router_view import RouterView
 from scripts.simulator.routing import Router
 from scripts.simulator.trace import Trace, TraceRequest
 
@@ -21,10 +22,16 @@ class Fleet:
     Args:
         engines: at least one.
         max_duration_s: virtual time at which the run is broken off, with an error.
+        view_s: how often the router looks at the engines' loads; 0: it always knows them.
     """
 
     def __init__(
-        self, engines: list[SimulatedEngine], router: Router, max_duration_s: float | None = None
+        self,
+        engines: list[SimulatedEngine],
+        router: Router,
+        max_duration_s: float | None = None,
+        *,
+        view_s: float = 0.0,
     ) -> None:
         self._engines = engines
         self._router = router
@@ -32,7 +39,7 @@ class Fleet:
         self._events: list[tuple[float, int, int, TraceRequest | None]] = []
         """(time, kind, number, the request that arrives). The number is the engine's; of an arrival
         it is 1 + index for the trace's next one, -index for a chat's later turn."""
-        self._loads = [0] * len(engines)
+        self._view = RouterView(len(engines), view_s)
         self._engine_of: dict[int, int] = {}
         self._is_woken = [False] * len(engines)
         self.num_requests = 0
@@ -52,10 +59,9 @@ class Fleet:
         while self._events:
             now_s, kind, number, request = heapq.heappop(self._events)
             if now_s > self._max_duration_s:
-                raise SimulationError(
-                    f"the run is not over after {self._max_duration_s} s of virtual time, with "
-                    f"{len(self._engine_of)} requests live; lower the rate or raise --max-duration"
-                )
+                raise not_over(self._max_duration_s, len(self._engine_of))
+            if now_s >= self._view.next_look_s:
+                self._view.look(now_s)
             if kind == _ARRIVAL:
                 assert request is not None
                 if number > 0:  # of the trace, not a later turn
@@ -77,8 +83,8 @@ class Fleet:
             heapq.heappush(self._events, (request.arrival_s, _ARRIVAL, 1 + request.index, request))
 
     def _arrive(self, request: TraceRequest, now_s: float) -> None:
-        number = self._router.choose(request, self._loads)
-        self._loads[number] += request.num_prompt_tokens
+        number = self._router.choose(request, self._view.loads)
+        self._view.sent(number, request.num_prompt_tokens)
         self._engine_of[request.index] = number
         self.num_requests += 1
         engine = self._engines[number]
@@ -112,4 +118,12 @@ class Fleet:
             self.num_turns_dropped += len(request.later_turns)
 
     def _leave(self, request: TraceRequest) -> None:
-        self._loads[self._engine_of.pop(request.index)] -= request.num_prompt_tokens
+        self._view.left(self._engine_of.pop(request.index), request.num_prompt_tokens)
+
+
+def not_over(max_duration_s: float, num_live: int) -> SimulationError:
+    """Why a run is broken off."""
+    return SimulationError(
+        f"the run is not over after {max_duration_s} s of virtual time, with {num_live} requests "
+        "live; lower the rate or raise --max-duration"
+    )

@@ -4,6 +4,7 @@ planner's processes can make the same parts again.
 
 import dataclasses
 import functools
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,6 +19,7 @@ from scripts.simulator.lengths import parse_lengths, read_pairs
 from scripts.simulator.records import fit_record
 from scripts.simulator.request_metrics import ServiceTargets
 from scripts.simulator.roofline import HARDWARE, SHAPES, Roofline
+from scripts.simulator.routing import Router
 from scripts.simulator.step_work import StepModel
 from scripts.simulator.synthetic import Chats, SharedPrefixes, SyntheticTrace
 from scripts.simulator.trace import ShapedTrace, Trace
@@ -82,6 +84,11 @@ class TraceOptions:
     ] = None
     delay: Annotated[float, Parameter(help="Shift all arrivals by seconds.")] = 0.0
     seed: Annotated[int, Parameter(help="Of all that is random.")] = 0
+
+    @property
+    def has_chats(self) -> bool:
+        """Whether a request may have later turns."""
+        return self.turns != 1
 
     def make(self, max_model_len: int) -> Trace:
         """
@@ -253,11 +260,30 @@ class FleetOptions:
     router: Literal["round-robin", "random", "least-loaded", "cache-aware", "sticky"] = (
         "round-robin"
     )
+    router_view_ms: Annotated[
+        float, Parameter(help="The router looks at loads so often; 0: it always knows them.")
+    ] = 0.0
     slo_ttft_ms: Annotated[float | None, Parameter(help="Goodput: promised TTFT.")] = None
     slo_tpot_ms: Annotated[float | None, Parameter(help="Goodput: promised TPOT.")] = None
     max_duration: Annotated[
         float | None, Parameter(help="Break off after seconds of virtual time.")
     ] = None
+
+    def view_s(self, router: Router) -> float:
+        """
+        Raises:
+            SimulationError: out of its limits, or of no effect.
+        """
+        if not (self.router_view_ms >= 0 and math.isfinite(self.router_view_ms)):
+            raise SimulationError(
+                f"--router-view-ms is {self.router_view_ms}, it must be at least 0"
+            )
+        if self.router_view_ms and not router.reads_loads:
+            raise SimulationError(
+                f"--router-view-ms is {self.router_view_ms} and does nothing with --router "
+                f"{self.router}, which reads no loads; leave it out"
+            )
+        return self.router_view_ms / 1000
 
     def targets(self) -> ServiceTargets:
         for name, value in (("ttft", self.slo_ttft_ms), ("tpot", self.slo_tpot_ms)):

@@ -57,6 +57,13 @@ class RequestMetrics:
         self._num_prompt_tokens.append(num_prompt_tokens)
         self._num_output_tokens.append(num_output_tokens)
 
+    def reorder(self, order: npt.NDArray[np.int64]) -> None:
+        """Entry i becomes what entry order[i] was: sums are rounded in their order."""
+        for name, column in vars(self).items():
+            if isinstance(column, array.array):
+                values = np.frombuffer(column, column.typecode)[order]
+                setattr(self, name, array.array(column.typecode, values.tobytes()))
+
     def was_refused(self, reason: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
 

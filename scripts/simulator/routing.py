@@ -15,12 +15,18 @@ _MASK = 2**64 - 1
 
 class Router(Protocol):
     """`loads` are, for each engine, the prompt tokens of the requests that were sent to it and are
-    not over."""
+    not over, as far as the router knows (`RouterView`)."""
+
+    @property
+    def reads_loads(self) -> bool:
+        """Whether they matter to it at all."""
 
     def choose(self, request: TraceRequest, loads: list[int]) -> int: ...
 
 
 class RoundRobin:
+    reads_loads = False
+
     def __init__(self) -> None:
         self._next = 0
 
@@ -31,6 +37,8 @@ class RoundRobin:
 
 
 class Random:
+    reads_loads = False
+
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng([seed, 2])
 
@@ -41,12 +49,16 @@ class Random:
 class LeastLoaded:
     """The fewest tokens; of equals the first."""
 
+    reads_loads = True
+
     def choose(self, request: TraceRequest, loads: list[int]) -> int:
         return loads.index(min(loads))
 
 
 class Sticky:
     """Always the same engine for a session, by its hash; a request without one is its own."""
+
+    reads_loads = False
 
     def choose(self, request: TraceRequest, loads: list[int]) -> int:
         return scramble(request.index if request.session is None else request.session) % len(loads)
@@ -69,6 +81,8 @@ class CacheAware:
         balance_tokens, balance_ratio: loads are out of balance if the chosen engine's is above the
             least by more than the first, and above it by more than the second times.
     """
+
+    reads_loads = True
 
     def __init__(
         self,
@@ -96,12 +110,14 @@ class CacheAware:
     def choose(self, request: TraceRequest, loads: list[int]) -> int:
         prefixes, ends = _prefixes(request)
         num_matched, holders = self._match(prefixes, ends)
-        chosen = loads.index(min(loads))
         self._num_prompt_tokens += ends[-1]
+        chosen = None
         if num_matched >= self._min_match * ends[-1] and holders:
-            best = min(holders, key=lambda engine: (loads[engine], engine))
-            if not self._is_overloaded(loads[best], loads[chosen]):
-                chosen = best
+            chosen = min(holders, key=lambda engine: (loads[engine], engine))
+            if self._is_overloaded(loads[chosen], loads):
+                chosen = None
+        if chosen is None:
+            chosen = loads.index(min(loads))
         if chosen in holders:
             self._num_matched_tokens += num_matched
         for prefix in prefixes:
@@ -120,7 +136,10 @@ class CacheAware:
             num_matched, holders = end, engines
         return num_matched, holders
 
-    def _is_overloaded(self, load: int, least: int) -> bool:
+    def _is_overloaded(self, load: int, loads: list[int]) -> bool:
+        if load <= self._balance_tokens:
+            return False  # whatever the least is; to find it is what routing costs most
+        least = min(loads)
         return load - least > self._balance_tokens and load > self._balance_ratio * least
 
 

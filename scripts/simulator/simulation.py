@@ -12,6 +12,7 @@ from scripts.simulator.fleet import Fleet
 from scripts.simulator.options import EngineOptions, FleetOptions, StepTimeOptions, TraceOptions
 from scripts.simulator.request_metrics import RequestMetrics
 from scripts.simulator.routing import CacheAware, make_router
+from scripts.simulator.sliced_fleet import SlicedFleet
 from scripts.simulator.timeline import Timeline
 
 MAX_ENGINES = 100_000
@@ -72,7 +73,20 @@ def simulate(scenario: Scenario, *, with_timeline: bool = False) -> Outcome:
         for _ in range(fleet_options.engines)
     ]
     router = make_router(fleet_options.router, scenario.trace.seed)
-    fleet = Fleet(engines, router, fleet_options.max_duration)
+    view_s = fleet_options.view_s(router)
+    fleet: Fleet | SlicedFleet
+    # pictures and noise add up, and draw, in the order of all engines' steps
+    if (
+        (view_s or not router.reads_loads)
+        and timeline is None
+        and not scenario.trace.has_chats
+        and not scenario.step_times.noise
+    ):
+        fleet = SlicedFleet(
+            engines, router, metrics, view_s=view_s, max_duration_s=fleet_options.max_duration
+        )
+    else:
+        fleet = Fleet(engines, router, fleet_options.max_duration, view_s=view_s)
     fleet.run(trace)
     duration_s = fleet.finished_s
     document = {

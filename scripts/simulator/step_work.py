@@ -38,18 +38,18 @@ class StepWork:
 
 
 def work_of(plan: SchedulerOutput, num_sampled: int) -> StepWork:
-    batch = plan.batch
-    computed = batch.num_computed_tokens.astype(np.int64)
-    scheduled = batch.num_scheduled_tokens.astype(np.int64)
-    num_tokens = int(scheduled.sum())
-    context = int(computed.sum()) + num_tokens
+    batch, num_tokens = plan.batch, plan.total_num_scheduled_tokens
+    num_sequences = len(batch.rows)
+    context = int(np.add.reduce(batch.num_computed_tokens, dtype=np.int64)) + num_tokens
     pairs = context
-    if num_tokens != len(scheduled):  # not all of them compute one token
+    if num_tokens != num_sequences:  # not all of them compute one token
+        computed = batch.num_computed_tokens.astype(np.int64)
+        scheduled = batch.num_scheduled_tokens.astype(np.int64)
         pairs = int((scheduled * computed + scheduled * (scheduled + 1) // 2).sum())
     copies = plan.copies
     return StepWork(
         num_tokens=num_tokens,
-        num_sequences=len(scheduled),
+        num_sequences=num_sequences,
         num_sampled=num_sampled,
         num_context_tokens=context,
         num_attention_pairs=pairs,

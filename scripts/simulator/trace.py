@@ -9,6 +9,7 @@ tokens before, so that is all that a prefix cache can tell apart. Token ids:
 """
 
 import dataclasses
+from array import array
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -24,6 +25,11 @@ MAX_REQUESTS = _FIRST_SHARED_ID // 2
 def shared_segment(identity: int, num_tokens: int) -> Segment:
     """Text that requests share, by the number that names it."""
     return _FIRST_SHARED_ID + identity % (_FIRST_SHARED_ID - 1), num_tokens
+
+
+def is_shared(segment: Segment) -> bool:
+    """Whether others may have this text too."""
+    return segment[0] >= _FIRST_SHARED_ID
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,11 +74,15 @@ class TraceRequest:
         """Every token of its answer."""
         return 2 * self.index + 1
 
-    def prompt_token_ids(self) -> list[int]:
-        token_ids: list[int] = []
+    def prompt(self) -> "array[int]":
+        """Token ids of 4 bytes each."""
+        token_ids = array("I")
         for token_id, length in self.segments:
-            token_ids += [token_id] * length
+            token_ids += array("I", (token_id,)) * length
         return token_ids
+
+    def prompt_token_ids(self) -> list[int]:
+        return self.prompt().tolist()
 
     def next_turn(self, finished_s: float) -> "TraceRequest | None":
         """The chat's next request, whose prompt is all that was said; None after the last turn."""
@@ -162,4 +172,6 @@ class ShapedTrace:
                 return
             num_requests += 1
             arrival_s = (request.arrival_s - self._skip_s) / self._rate_scale + self._delay_s
-            yield dataclasses.replace(request, arrival_s=arrival_s)
+            if arrival_s != request.arrival_s:
+                request = dataclasses.replace(request, arrival_s=arrival_s)
+            yield request

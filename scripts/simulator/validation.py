@@ -7,6 +7,7 @@ both sides alike. Answers are as long as they were.
 """
 
 import dataclasses
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,8 +34,8 @@ class RecordedRequest(TraceRequest):
 
     token_ids: tuple[int, ...] = ()
 
-    def prompt_token_ids(self) -> list[int]:
-        return list(self.token_ids)
+    def prompt(self) -> "array[int]":
+        return array("I", self.token_ids)
 
 
 @dataclasses.dataclass(slots=True)

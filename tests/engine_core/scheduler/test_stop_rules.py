@@ -99,7 +99,7 @@ def test_delivered_tokens_are_computed_again_and_count_against_max_tokens():
     drive = Drive(make_scheduler(), request)
     (new,) = drive.step().scheduled_new_reqs
     assert new.output_token_ids == [8, 9]
-    assert new.prompt_token_ids == request.prompt_token_ids
+    assert list(new.prompt_token_ids) == request.prompt_token_ids
     assert drive.outputs[0].new_token_ids == [7]
     drive.step()
     assert drive.outputs[0].finish_reason is FinishReason.LENGTH

@@ -69,6 +69,19 @@ def test_the_document_agrees_with_itself():
     assert "promises kept" in as_table(document)
 
 
+@pytest.mark.parametrize("turns", [1.0, 2.0])
+@pytest.mark.parametrize("router", ["round-robin", "least-loaded", "cache-aware"])
+def test_a_document_does_not_depend_on_whether_pictures_are_drawn(router, turns):
+    trace = dataclasses.replace(SMALL.trace, turns=turns, think=0.5 if turns > 1 else 10.0)
+    view_ms = 0.0 if router == "round-robin" else 70.0
+    fleet = dataclasses.replace(SMALL.fleet, router=router, router_view_ms=view_ms)
+    scenario = dataclasses.replace(SMALL, trace=trace, fleet=fleet)
+
+    whole = as_json(simulate(scenario, with_timeline=True).document)
+
+    assert as_json(simulate(scenario).document) == whole
+
+
 def test_a_file_trace_of_each_format_is_served(tmp_path):
     path = tmp_path / "trace.jsonl"
     path.write_text(
@@ -155,6 +168,11 @@ def test_pictures_are_drawn(tmp_path):
         ("run --noise", "--noise needs --fitted"),
         ("run --max-num-batched-tokens 0", "max_num_batched_tokens is 0"),
         ("run --slo-ttft-ms 0", "--slo-ttft-ms is 0"),
+        (
+            "run --router cache-aware --router-view-ms -1",
+            "--router-view-ms is -1.0, it must be at least 0",
+        ),
+        ("run --router-view-ms 5", "--router-view-ms is 5.0 and does nothing with --router round"),
         ("plan --rate 3", "nothing is promised"),
         ("plan --slo-ttft-ms 5 --budget 0", "--budget is [0]"),
         ("run --wrong", "--wrong"),
