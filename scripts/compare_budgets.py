@@ -11,6 +11,7 @@ document to the file or to stdout.
 
 import asyncio
 import dataclasses
+import itertools
 import json as json_module
 import math
 import random
@@ -175,7 +176,7 @@ def serve(
     num_requests: int = 64,
     target_tpot_ms: float = 100.0,
     target_ttft_ms: float = 1500.0,
-    repeat: Annotated[int, Parameter(help="Runs of each setting; counts are summed.")] = 1,
+    repeat: Annotated[int, Parameter(help="Runs of each setting, in turn; counts are summed.")] = 1,
     only: Annotated[str, Parameter(help="Traces whose name begins so; default: all.")] = "",
     json: JsonFile = None,
 ) -> int:
@@ -186,22 +187,24 @@ def serve(
         if not name.startswith(only):
             continue
         requests = list(trace.make(2048))
-        rows = []
-        for budget in (*BUDGETS, None):
+        served: dict[int | None, list[Served]] = {budget: [] for budget in (*BUDGETS, None)}
+        durations_s = dict.fromkeys(served, 0.0)
+        # all settings in turn, then again: a slow quarter of an hour is nobody's alone
+        for turn, budget in itertools.product(range(repeat), served):
             options: dict[str, Any] = {"max_num_batched_tokens": budget or _MAX_BUDGET}
             if budget is None:
                 options |= {"target_tpot_ms": target_tpot_ms, "target_ttft_ms": target_ttft_ms}
-            served: list[Served] = []
-            duration_s = 0.0
-            for _ in range(repeat):
-                one, seconds = asyncio.run(_serve(model, options, requests))
-                served += one
-                duration_s += seconds
-            rows.append(promise.row(_name(budget), served, duration_s))
-            print(rows[-1], file=sys.stderr, flush=True)
-            rows[-1]["ttft_and_tpot_ms"] = [
-                [round(1e3 * one.ttft_s, 1), round(1e3 * one.tpot_s, 1)] for one in served
+            seen, seconds = asyncio.run(_serve(model, options, requests))
+            served[budget] += seen
+            durations_s[budget] += seconds
+            print(turn, promise.row(_name(budget), seen, seconds), file=sys.stderr, flush=True)
+        rows = []
+        for budget, seen in served.items():
+            row = promise.row(_name(budget), seen, durations_s[budget])
+            row["ttft_and_tpot_ms"] = [
+                [round(1e3 * one.ttft_s, 1), round(1e3 * one.tpot_s, 1)] for one in seen
             ]
+            rows.append(row)
         traces[name] = rows
         print(_table(name, rows), file=sys.stderr, flush=True)
     return _finish({"setting": f"daemon on this machine: {model}"}, promise, traces, json)
