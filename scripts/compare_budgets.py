@@ -10,8 +10,8 @@ document to the file or to stdout.
 """
 
 import asyncio
+import contextlib
 import dataclasses
-import itertools
 import json as json_module
 import math
 import random
@@ -147,13 +147,16 @@ def simulate_budgets(
 # ---------------------------------------------------------------------- a real daemon
 
 
-def _served_traces(num_requests: int) -> dict[str, TraceOptions]:
+def _served_traces(num_requests: int, load: float) -> dict[str, TraceOptions]:
     return {
         "poisson": TraceOptions(
-            rate=1.8, prompt_len="log-uniform:32:512", output_len="32", num_requests=num_requests
+            rate=1.8 * load,
+            prompt_len="log-uniform:32:512",
+            output_len="32",
+            num_requests=num_requests,
         ),
         "bursts (gamma, CV 1.5)": TraceOptions(
-            rate=1.4,
+            rate=1.4 * load,
             arrivals="gamma",
             burstiness=1.5,
             prompt_len="log-uniform:32:512",
@@ -161,7 +164,7 @@ def _served_traces(num_requests: int) -> dict[str, TraceOptions]:
             num_requests=num_requests,
         ),
         "some long prompts": TraceOptions(
-            rate=1.2,
+            rate=1.2 * load,
             prompt_len="lognormal:150:0.8:1500",
             output_len="log-uniform:16:64",
             num_requests=num_requests,
@@ -173,66 +176,88 @@ def _served_traces(num_requests: int) -> dict[str, TraceOptions]:
 def serve(
     *,
     model: str = "smollm2-135m-instruct",
-    num_requests: int = 64,
+    num_requests: int = 120,
+    turn: Annotated[int, Parameter(help="Requests that a setting serves in its turn.")] = 24,
+    load: Annotated[float, Parameter(help="Times the rates that suit two cores.")] = 1.0,
     target_tpot_ms: float = 100.0,
     target_ttft_ms: float = 1500.0,
-    repeat: Annotated[int, Parameter(help="Runs of each setting, in turn; counts are summed.")] = 1,
     only: Annotated[str, Parameter(help="Traces whose name begins so; default: all.")] = "",
     json: JsonFile = None,
 ) -> int:
-    """Three synthetic traces on a daemon of this machine, started anew for each setting."""
+    """Three synthetic traces on this machine: a daemon for each setting, all up at once, serve the
+    same requests in turns of half a minute, so that a slow minute is nobody's alone."""
     promise = Promise(target_ttft_ms / 1e3, target_tpot_ms / 1e3)
-    traces: dict[str, list[dict[str, Any]]] = {}
-    for name, trace in _served_traces(num_requests).items():
-        if not name.startswith(only):
-            continue
-        requests = list(trace.make(2048))
-        served: dict[int | None, list[Served]] = {budget: [] for budget in (*BUDGETS, None)}
-        durations_s = dict.fromkeys(served, 0.0)
-        # all settings in turn, then again: a slow quarter of an hour is nobody's alone
-        for turn, budget in itertools.product(range(repeat), served):
-            options: dict[str, Any] = {"max_num_batched_tokens": budget or _MAX_BUDGET}
-            if budget is None:
-                options |= {"target_tpot_ms": target_tpot_ms, "target_ttft_ms": target_ttft_ms}
-            seen, seconds = asyncio.run(_serve(model, options, requests))
-            served[budget] += seen
-            durations_s[budget] += seconds
-            print(turn, promise.row(_name(budget), seen, seconds), file=sys.stderr, flush=True)
-        rows = []
-        for budget, seen in served.items():
-            row = promise.row(_name(budget), seen, durations_s[budget])
-            row["ttft_and_tpot_ms"] = [
-                [round(1e3 * one.ttft_s, 1), round(1e3 * one.tpot_s, 1)] for one in seen
-            ]
-            rows.append(row)
-        traces[name] = rows
-        print(_table(name, rows), file=sys.stderr, flush=True)
-    return _finish({"setting": f"daemon on this machine: {model}"}, promise, traces, json)
+    settings: dict[str, dict[str, Any]] = {
+        _name(budget): {"max_num_batched_tokens": budget or _MAX_BUDGET, "num_blocks": 1024}
+        for budget in (*BUDGETS, None)
+    }
+    settings[_name(None)] |= {"target_tpot_ms": target_tpot_ms, "target_ttft_ms": target_ttft_ms}
+    traces = {
+        name: [requests[first : first + turn] for first in range(0, num_requests, turn)]
+        for name, trace in _served_traces(num_requests, load).items()
+        for requests in [list(trace.make(2048))]
+        if name.startswith(only)
+    }
+    rows = asyncio.run(_serve(model, settings, traces, promise))
+    return _finish({"setting": f"daemon on this machine: {model}"}, promise, rows, json)
 
 
 async def _serve(
-    model: str, options: dict[str, Any], requests: list[TraceRequest]
-) -> tuple[list[Served], float]:
-    """Replays the trace in real time. Prompts are random tokens: nothing is found in the cache."""
-    llm = await AsyncLLM.launch(model, **options)
-    try:
-        draw = random.Random(0)
-        prompts = [
-            [draw.randrange(100, 40_000) for _ in range(request.num_prompt_tokens)]
-            for request in requests
+    model: str,
+    settings: dict[str, dict[str, Any]],
+    traces: dict[str, list[list[TraceRequest]]],
+    promise: Promise,
+) -> dict[str, list[dict[str, Any]]]:
+    """Rows of each trace, one for each setting."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    async with contextlib.AsyncExitStack() as daemons:
+        llms = {}
+        for name, options in settings.items():
+            llms[name] = await AsyncLLM.launch(model, **options)
+            daemons.push_async_callback(llms[name].close)
+            # first touches are paid for before, and what a budget learns of a device once
+            await _replay(llms[name], next(iter(traces.values()))[-1])
+        for trace, turns in traces.items():
+            served: dict[str, list[Served]] = {name: [] for name in settings}
+            durations_s = dict.fromkeys(settings, 0.0)
+            for number, requests in enumerate(turns):
+                # everyone comes first, and after everyone else, at some time
+                names = list(settings)
+                random.Random(number).shuffle(names)
+                for name in names:
+                    seen, duration_s = await _replay(llms[name], requests)
+                    served[name] += seen
+                    durations_s[name] += duration_s
+                    told = promise.row(name, seen, duration_s)
+                    print(trace, number, told, file=sys.stderr, flush=True)
+            rows[trace] = []
+            for name, seen in served.items():
+                row = promise.row(name, seen, durations_s[name])
+                row["ttft_and_tpot_ms"] = [
+                    [round(1e3 * one.ttft_s, 1), round(1e3 * one.tpot_s, 1)] for one in seen
+                ]
+                rows[trace].append(row)
+            print(_table(trace, rows[trace]), file=sys.stderr, flush=True)
+    return rows
+
+
+async def _replay(llm: AsyncLLM, requests: list[TraceRequest]) -> tuple[list[Served], float]:
+    """Serves them in real time, until the last answer is there. Prompts are random tokens: nothing
+    is found in the cache."""
+    draw = random.Random()
+    prompts = [
+        [draw.randrange(100, 40_000) for _ in range(request.num_prompt_tokens)]
+        for request in requests
+    ]
+    start = time.monotonic() + 0.1 - requests[0].arrival_s
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(
+                _one(llm, prompt, request.num_output_tokens, start + request.arrival_s)
+            )
+            for prompt, request in zip(prompts, requests, strict=True)
         ]
-        await _one(llm, [100] * 64, 8, time.monotonic())  # the first request pays for first touches
-        start = time.monotonic() + 0.1
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(
-                    _one(llm, prompt, request.num_output_tokens, start + request.arrival_s)
-                )
-                for prompt, request in zip(prompts, requests, strict=True)
-            ]
-        return [task.result() for task in tasks], time.monotonic() - start
-    finally:
-        await llm.close()
+    return [task.result() for task in tasks], time.monotonic() - start - requests[0].arrival_s
 
 
 async def _one(llm: AsyncLLM, prompt: list[int], num_output_tokens: int, due: float) -> Served:
