@@ -1,4 +1,4 @@
-"""What all tests share: no network, few threads, Ctrl-C as at a terminal, GPU kernels interpreted."""
+"""What all tests share: no network, few threads, Ctrl-C as at a terminal, kernels interpreted."""
 
 import os
 import signal
