@@ -10,14 +10,9 @@ document to the file or to stdout.
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import json as json_module
-import math
-import random
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,55 +20,18 @@ from cyclopts import App, Parameter
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from frontend import AsyncLLM, RequestOutputKind, SamplingParams
+
 from scripts.benchmark_report import describe_run
-from scripts.load.records import percentile
+from scripts.budgets.daemons import serve_in_turns
+from scripts.budgets.promises import Promise, Served, table
 from scripts.simulator.options import EngineOptions, FleetOptions, TraceOptions
 from scripts.simulator.simulation import Scenario, simulate
-from scripts.simulator.trace import TraceRequest
 
 BUDGETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _MAX_BUDGET = 8192
 
 app = App(name="compare_budgets", help=__doc__, result_action="return_value")
 JsonFile = Annotated[Path | None, Parameter(help="Write the document here, not to stdout.")]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Served:
-    """One request as its client saw it; seconds."""
-
-    ttft_s: float
-    tpot_s: float
-    """NaN for an answer of one token."""
-    num_output_tokens: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Promise:
-    ttft_s: float
-    tpot_s: float
-
-    def row(self, setting: str, served: Sequence[Served], duration_s: float) -> dict[str, Any]:
-        """What was broken under one setting."""
-        late = [one.ttft_s > self.ttft_s for one in served]
-        slow = [one.tpot_s > self.tpot_s for one in served]
-        return {
-            "budget": setting,
-            "num_requests": len(served),
-            "ttft_broken": sum(late),
-            "tpot_broken": sum(slow),
-            "requests_broken": sum(map(max, late, slow)),
-            "output_tokens_per_s": round(
-                sum(one.num_output_tokens for one in served) / duration_s, 1
-            ),
-            "ttft_p99_ms": round(1e3 * _percentile([one.ttft_s for one in served], 99), 1),
-            "tpot_p99_ms": round(1e3 * _percentile([one.tpot_s for one in served], 99), 1),
-        }
-
-
-def _percentile(values: Sequence[float], percent: float) -> float:
-    return percentile(sorted(value for value in values if not math.isnan(value)), percent)
 
 
 # ---------------------------------------------------------------------- virtual time
@@ -139,7 +97,7 @@ def simulate_budgets(
             row["output_tokens_per_s"] = round(requests["throughput"]["output_tokens_per_s"], 1)
             rows.append(row)
         traces[name] = rows
-        print(_table(name, rows), file=sys.stderr)
+        print(table(name, rows), file=sys.stderr)
     setting = "simulated: H200, Llama-3.1-8B bf16, roofline"
     return _finish({"setting": setting}, promise, traces, json)
 
@@ -198,87 +156,11 @@ def serve(
         for requests in [list(trace.make(2048))]
         if name.startswith(only)
     }
-    rows = asyncio.run(_serve(model, settings, traces, promise))
+    if not traces:
+        names = ", ".join(f'"{name}"' for name in _served_traces(num_requests, load))
+        raise SystemExit(f'--only "{only}" begins no trace; there are {names}')
+    rows = asyncio.run(serve_in_turns(model, settings, traces, promise))
     return _finish({"setting": f"daemon on this machine: {model}"}, promise, rows, json)
-
-
-async def _serve(
-    model: str,
-    settings: dict[str, dict[str, Any]],
-    traces: dict[str, list[list[TraceRequest]]],
-    promise: Promise,
-) -> dict[str, list[dict[str, Any]]]:
-    """Rows of each trace, one for each setting."""
-    rows: dict[str, list[dict[str, Any]]] = {}
-    async with contextlib.AsyncExitStack() as daemons:
-        llms = {}
-        for name, options in settings.items():
-            llms[name] = await AsyncLLM.launch(model, **options)
-            daemons.push_async_callback(llms[name].close)
-            # first touches are paid for before, and what a budget learns of a device once
-            await _replay(llms[name], next(iter(traces.values()))[-1])
-        for trace, turns in traces.items():
-            served: dict[str, list[Served]] = {name: [] for name in settings}
-            durations_s = dict.fromkeys(settings, 0.0)
-            for number, requests in enumerate(turns):
-                # everyone comes first, and after everyone else, at some time
-                names = list(settings)
-                random.Random(number).shuffle(names)
-                for name in names:
-                    seen, duration_s = await _replay(llms[name], requests)
-                    served[name] += seen
-                    durations_s[name] += duration_s
-                    told = promise.row(name, seen, duration_s)
-                    print(trace, number, told, file=sys.stderr, flush=True)
-            rows[trace] = []
-            for name, seen in served.items():
-                row = promise.row(name, seen, durations_s[name])
-                row["ttft_and_tpot_ms"] = [
-                    [round(1e3 * one.ttft_s, 1), round(1e3 * one.tpot_s, 1)] for one in seen
-                ]
-                rows[trace].append(row)
-            print(_table(trace, rows[trace]), file=sys.stderr, flush=True)
-    return rows
-
-
-async def _replay(llm: AsyncLLM, requests: list[TraceRequest]) -> tuple[list[Served], float]:
-    """Serves them in real time, until the last answer is there. Prompts are random tokens: nothing
-    is found in the cache."""
-    draw = random.Random()
-    prompts = [
-        [draw.randrange(100, 40_000) for _ in range(request.num_prompt_tokens)]
-        for request in requests
-    ]
-    start = time.monotonic() + 0.1 - requests[0].arrival_s
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(
-                _one(llm, prompt, request.num_output_tokens, start + request.arrival_s)
-            )
-            for prompt, request in zip(prompts, requests, strict=True)
-        ]
-    return [task.result() for task in tasks], time.monotonic() - start - requests[0].arrival_s
-
-
-async def _one(llm: AsyncLLM, prompt: list[int], num_output_tokens: int, due: float) -> Served:
-    await asyncio.sleep(due - time.monotonic())
-    params = SamplingParams(
-        temperature=0.0,
-        max_tokens=num_output_tokens,
-        ignore_eos=True,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-    )
-    first = last = math.nan
-    count = 0
-    async for output in llm.generate({"prompt_token_ids": prompt}, params):
-        num_new = sum(len(part.token_ids) for part in output.outputs)
-        if num_new:
-            last = time.monotonic()
-            first = last if count == 0 else first
-            count += num_new
-    tpot_s = (last - first) / (count - 1) if count > 1 else math.nan
-    return Served(first - due, tpot_s, count)
 
 
 # ---------------------------------------------------------------------- the document
@@ -286,13 +168,6 @@ async def _one(llm: AsyncLLM, prompt: list[int], num_output_tokens: int, due: fl
 
 def _name(budget: int | None) -> str:
     return "target" if budget is None else str(budget)
-
-
-def _table(name: str, rows: list[dict[str, Any]]) -> str:
-    keys = [key for key, value in rows[0].items() if not isinstance(value, list)]
-    lines = [f"{name}: {rows[0]['num_requests']} requests", "  ".join(f"{key:>19}" for key in keys)]
-    lines += ["  ".join(f"{row[key]!s:>19}" for key in keys) for row in rows]
-    return "\n".join(lines) + "\n"
 
 
 def _finish(
