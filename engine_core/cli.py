@@ -22,8 +22,11 @@ app = App(
 )
 
 
+_DEFAULTS = EngineOptions()
+
+
 @app.default
-def serve(options: EngineOptions) -> int:
+def serve(options: EngineOptions = _DEFAULTS) -> int:
     from engine_core.daemon import run_daemon
 
     try:

@@ -13,7 +13,12 @@ class EngineConfig:
     architecture: str
     model_impl: str
     dtype: str
+    kv_cache_dtype: str
     device: str
+    load_format: Literal["auto", "dummy"]
+    batch_invariant: bool
+    capture_at_start: bool
+    enforce_eager: bool
     num_threads: int
     max_model_len: int
     max_num_batched_tokens: int

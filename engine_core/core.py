@@ -19,7 +19,6 @@ from engine_core.lifecycle import Lifecycle, Stage
 from engine_core.outbox import Outbox
 from engine_core.scheduler import (
     DuplicateRequestId,
-    ModelRunnerOutput,
     Request,
     RequestStatus,
     Scheduler,
@@ -27,7 +26,9 @@ from engine_core.scheduler import (
 )
 from engine_core.scheduler.errors import QueueFull
 from engine_core.step_record import StepRecorder
+from engine_core.steps_in_flight import CollectedStep, StepsInFlight
 from engine_core.timings import RequestClock
+from kernels.compile_counter import CompileCounter
 from protocol.errors import ErrorCode
 from protocol.explanations import RequestInfo
 from protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason, Rejected
@@ -36,11 +37,15 @@ from protocol.statistics import EngineStatistics
 
 logger = logging.getLogger(__name__)
 
-_MAX_FAULTS_IN_A_ROW = 3
-
 
 class EngineCore:
-    """Serves until its lifecycle ends. See docs/architecture.md for a request's way through it."""
+    """Serves until its lifecycle ends. See docs/architecture.md for a request's way through it.
+
+    Keeps as many steps in flight as scheduler and executor do. Two steps in time, where that is 2:
+
+        host     plan 1, launch | take in 0, send | plan 2, launch | take in 1, send | plan 3 ...
+        device   [ step 0 ...        ][ step 1 ...                     ][ step 2 ...
+    """
 
     def __init__(
         self,
@@ -54,6 +59,7 @@ class EngineCore:
         limits: Limits,
         eos_token_ids: tuple[int, ...],
         recorder: StepRecorder | None = None,
+        compilations: CompileCounter | None = None,
     ) -> None:
         self._inbox = inbox
         self._outbox = outbox
@@ -64,30 +70,38 @@ class EngineCore:
         self._limits = limits
         self._eos_token_ids = eos_token_ids
         self._recorder = recorder
+        self._compilations = compilations or CompileCounter()
         self._clock = RequestClock()
-        self._faults_in_a_row = 0
+        self._steps = StepsInFlight(
+            executor, max_num=scheduler.max_steps_in_flight, discard=scheduler.discard_step
+        )
         self._started_s = time.monotonic()
+        self._last_end_s = self._started_s
+        """When the last step that was taken in was over."""
         self._step_time_s = 0.0
 
     # ------------------------------------------------------------------ the loop
 
     def run(self) -> None:
         while not self._stopping():
-            self._apply(self._inbox.drain(block=not self._scheduler.has_work()))
-            started_s = time.monotonic()
-            plan = self._scheduler.schedule(now=started_s)
-            self._clock.planned(plan, started_s)
-            sampled = self._execute(plan)
-            executed_s = time.monotonic()
-            outputs = self._scheduler.update_from_output(plan, sampled, now=executed_s)
-            self._clock.stamp(outputs.values(), executed_s)
-            self._outbox.send(outputs)
-            if plan.total_num_scheduled_tokens:
-                self._step_time_s += time.monotonic() - started_s
-            if self._recorder is not None and (plan.total_num_scheduled_tokens or outputs):
-                self._recorder.step(plan, sampled, started_s, executed_s - started_s)
+            self._apply(self._inbox.drain(block=not self._has_work()))
+            planned_s = time.monotonic()
+            plan = self._scheduler.schedule(now=planned_s)
+            self._note_plan(plan, planned_s)
+            self._steps.launch(plan, planned_s)
+            while self._steps.must_collect:
+                step = self._steps.collect()
+                ended_s = time.monotonic()
+                outputs = self._scheduler.update_from_output(step.plan, step.sampled, now=ended_s)
+                self._clock.stamp(outputs.values(), ended_s)
+                self._outbox.send(outputs)
+                self._note_step(step, ended_s, has_outputs=bool(outputs))
 
     # ------------------------------------------------------------------ its lines
+
+    def _has_work(self) -> bool:
+        """A step in flight is work, also if all its requests have ended."""
+        return len(self._steps) > 0 or self._scheduler.has_work()
 
     def _stopping(self) -> bool:
         self._lifecycle.poll()
@@ -96,7 +110,7 @@ class EngineCore:
         if stage is Stage.ABORTING:
             self.end_all(FinishReason.ABORT, "the engine is stopping")
             return True
-        return stage is Stage.DRAINING and not self._scheduler.has_work()
+        return stage is Stage.DRAINING and not self._has_work()
 
     def _apply(self, incoming: Sequence[Incoming]) -> None:
         for client, message in incoming:
@@ -150,22 +164,22 @@ class EngineCore:
         logger.info("rejected request %r of %s: %s", message.request_id, client, why)
         self._outbox.post(client, Rejected(request_id=message.request_id, code=code, message=why))
 
-    def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """Run the plan. A fault ends the requests of this step and no others."""
-        try:
-            sampled = self._executor.execute(plan)
-        except Exception as error:
-            self._faults_in_a_row += 1
-            logger.exception("step %d failed", plan.step_id)
-            if self._faults_in_a_row >= _MAX_FAULTS_IN_A_ROW:
-                raise
-            self._scheduler.discard_step(plan, f"the step failed: {type(error).__name__}: {error}")
-            return ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
-        if plan.total_num_scheduled_tokens:
-            self._faults_in_a_row = 0
-        for request_id, why in sampled.failures.items():
-            logger.error("request %r failed: %s", request_id, why)
-        return sampled
+    def _note_plan(self, plan: SchedulerOutput, planned_s: float) -> None:
+        self._clock.planned(plan, planned_s)
+        if self._recorder is None or self._steps.max_num == 1:
+            return  # with one step at a time its line in the record says it all
+        if plan.total_num_scheduled_tokens or len(self._steps):
+            self._recorder.planned(plan, planned_s)
+
+    def _note_step(self, step: CollectedStep, ended_s: float, *, has_outputs: bool) -> None:
+        plan, began_s = step.plan, max(step.planned_s, self._last_end_s)
+        has_tokens = plan.total_num_scheduled_tokens > 0
+        if has_tokens:
+            self._last_end_s = time.monotonic()
+            self._step_time_s += self._last_end_s - began_s
+        recorder = self._recorder
+        if recorder is not None and (has_tokens or has_outputs or recorder.is_planned(plan)):
+            recorder.step(plan, step.sampled, step.planned_s, ended_s - step.planned_s)
 
     # ------------------------------------------------------------------ for calls and shutdown
 
@@ -191,7 +205,8 @@ class EngineCore:
         self._outbox.send(outputs)
 
     def close(self) -> None:
-        """Behind the loop: what was recorded is complete on disk."""
+        """Behind the loop: nothing runs any more, and what was recorded is complete on disk."""
+        self._steps.wait()
         if self._recorder is not None:
             self._recorder.close()
 
@@ -230,4 +245,5 @@ class EngineCore:
             num_clients=len(self._clients),
             step_time_s=self._step_time_s,
             model_time_s=self._executor.model_time_s,
+            num_compilations_after_ready=self._compilations.num_after_ready,
         )

@@ -1,7 +1,7 @@
 """The daemon's options as typed by the operator. Must not import torch: `--help` reads this.
 
-Each field is one `--option` and one key of the TOML file. "auto" values are resolved once, in
-`engine_core.startup`; nothing after start-up sees this class.
+Each field is one `--option` and one key of the TOML file. "auto" values are resolved once, at
+start-up; nothing after start-up sees this class.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter, validators
 
+from engine_core.device_options import DeviceOptions
 from engine_core.errors import ConfigurationError
 from engine_core.option_values import AT_LEAST_ONE, AT_LEAST_ZERO, option, size_option
 from engine_core.scheduling_options import SchedulingOptions
@@ -20,13 +21,7 @@ _Count = int | None
 
 @Parameter(name="*")
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class EngineOptions(SchedulingOptions):
-    model: Annotated[
-        str,
-        option(
-            "A folder as on the Hugging Face hub, a .gguf file, a known name, or a hub id.", "Model"
-        ),
-    ]
+class EngineOptions(SchedulingOptions, DeviceOptions):
     tokenizer: Annotated[
         str | None,
         option("A folder or file to take the tokenizer from, if not the model's.", "Model"),
@@ -34,11 +29,6 @@ class EngineOptions(SchedulingOptions):
     model_name: Annotated[
         str | None, option("The name to report; default: the folder's or file's.", "Model")
     ] = None
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        option("Weights and activations; auto is float32 on a CPU.", "Model"),
-    ] = "auto"
-    device: Annotated[Literal["auto", "cpu"], option("Where the model runs.", "Model")] = "auto"
     model_impl: Annotated[
         Literal["auto", "native", "transformers"],
         option("auto: our own model code where there is some, else transformers'.", "Model"),
@@ -76,13 +66,15 @@ class EngineOptions(SchedulingOptions):
         ),
     ] = 0
     memory_fraction: Annotated[
-        float,
+        float | None,
         option(
-            "Share of the memory free after the weights that the KV cache may take.",
+            "On a CPU the share of the memory free after the weights that the KV cache may take "
+            "(default 0.4); on a GPU the share of all its memory that weights, steps and the KV "
+            "cache may take together (default 0.9).",
             "KV cache",
             validator=validators.Number(gt=0, lte=1),
         ),
-    ] = 0.4
+    ] = None
     enable_prefix_caching: Annotated[
         bool, option("Reuse the KV blocks of prompts that begin alike.", "KV cache")
     ] = True
@@ -151,6 +143,14 @@ class EngineOptions(SchedulingOptions):
             if isinstance(value, float) and not math.isfinite(value):
                 name = field.name.replace("_", "-")
                 raise ConfigurationError(f"--{name} is {value}, it must be finite")
+        self.check_weights()
+        if self.load_format == "dummy" and self.tokenizer is not None:
+            raise ConfigurationError(
+                "--tokenizer has no effect with --load-format dummy, whose clients send token ids; "
+                "omit it"
+            )
+        if self.device != "auto":
+            self.check_device(self.device)
         self.check_scheduling()
         if not self.host_cache_memory and self.preemption_mode in ("swap", "auto"):
             raise ConfigurationError(

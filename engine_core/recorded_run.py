@@ -5,8 +5,15 @@
     {"event": "step", "id": 0, "start_s": 0.5, "duration_s": 0.02, "ids": ["a"], "nums": [9], ...}
     {"event": "abort", "at_s": 0.6, "ids": ["a"]}
 
-The order of the lines is the order in which the scheduler saw the events. Must not know torch or
-how a run is replayed.
+The order of the lines is the order in which the scheduler saw the events. A "step" is a planning
+and the taking in of its result; where steps were in flight meanwhile, a line of its own says when
+it was planned, and the step's line comes when its result did:
+
+    {"event": "plan", "id": 0, "at_s": 0.5}
+    {"event": "plan", "id": 1, "at_s": 0.51}
+    {"event": "step", "id": 0, "start_s": 0.5, ...}
+
+Must not know torch or how a run is replayed.
 """
 
 import gzip
@@ -71,6 +78,12 @@ class Aborted(_Event, frozen=True, kw_only=True, tag="abort"):
 
 class CacheReset(_Event, frozen=True, kw_only=True, tag="cache_reset"):
     at_s: float
+
+
+class Planned(_Event, frozen=True, kw_only=True, tag="plan"):
+    at_s: float
+    id: int
+    """The step's, whose own line comes later; or never, if the writer died."""
 
 
 class RecordedLogprobs(msgspec.Struct, frozen=True):
@@ -144,7 +157,7 @@ class Step(_Event, frozen=True, kw_only=True, tag="step"):
         )
 
 
-Event = Arrived | Aborted | CacheReset | Step
+Event = Arrived | Aborted | CacheReset | Planned | Step
 
 
 def read_header(path: str | Path) -> Header:

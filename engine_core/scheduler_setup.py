@@ -14,8 +14,12 @@ from engine_core.scheduler import SchedulerConfig
 from engine_core.step_record import StepRecorder
 
 
-def scheduler_config_of(config: EngineConfig) -> SchedulerConfig:
-    """What the scheduler reads of the configuration, in its own names."""
+def scheduler_config_of(config: EngineConfig, *, max_steps_in_flight: int = 1) -> SchedulerConfig:
+    """What the scheduler reads of the configuration, in its own names.
+
+    Args:
+        max_steps_in_flight: as many as the executor takes.
+    """
     return SchedulerConfig(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
@@ -36,6 +40,7 @@ def scheduler_config_of(config: EngineConfig) -> SchedulerConfig:
         long_prefill_threshold=config.long_prefill_threshold,
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
+        max_steps_in_flight=max_steps_in_flight,
     )
 
 

@@ -1,7 +1,8 @@
 """The daemon's options that say who runs when. Must not import torch: `--help` reads this.
 
-None means "not given": what it becomes then is settled in `engine_core.startup`. An option that
-could have no effect beside the others is refused, so that nobody waits for what cannot come.
+None means "not given": what it becomes then is settled in `engine_core.config_resolution`. An
+option that could have no effect beside the others is refused, so that nobody waits for what cannot
+come.
 """
 
 import dataclasses
@@ -26,12 +27,16 @@ _Count = int | None
 class SchedulingOptions:
     max_num_batched_tokens: Annotated[
         _Count,
-        option("Most tokens a step; default: 256 on a CPU.", "Scheduler", validator=AT_LEAST_ONE),
+        option(
+            "Most tokens a step; default: 256 on a CPU, 8192 on a GPU.",
+            "Scheduler",
+            validator=AT_LEAST_ONE,
+        ),
     ] = None
     max_num_seqs: Annotated[
         _Count,
         option(
-            "Most sequences running at once; default: 128 on a CPU.",
+            "Most sequences running at once; default: 128 on a CPU, 256 on a GPU.",
             "Scheduler",
             validator=AT_LEAST_ONE,
         ),

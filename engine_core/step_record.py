@@ -24,6 +24,7 @@ from engine_core.recorded_run import (
     CacheReset,
     Event,
     Header,
+    Planned,
     RecordedLogprobs,
     Step,
 )
@@ -72,6 +73,7 @@ class StepRecorder:
         self._encoder = msgspec.json.Encoder()
         self._beams: dict[str, set[str]] = {}
         self._last_ids: list[str] = []
+        self._planned: set[int] = set()
         self._file: BinaryIO | None = _open_for_writing(self._path)
         self._flushed_s = self._started_s
         # a line at a time, but for gzip, which each flush makes larger
@@ -121,6 +123,16 @@ class StepRecorder:
         """The prefix cache was emptied on demand."""
         self._write(CacheReset(at_s=now_s - self._started_s), now_s)
 
+    def planned(self, plan: SchedulerOutput, now_s: float) -> None:
+        """A step was planned at `now_s`, and others may be planned before its result is told with
+        `step`. Not told of where each step is taken in before the next is planned."""
+        self._planned.add(plan.step_id)
+        self._write(Planned(at_s=now_s - self._started_s, id=plan.step_id), now_s)
+
+    def is_planned(self, plan: SchedulerOutput) -> bool:
+        """Whether `planned` was told of it, and `step` was not."""
+        return plan.step_id in self._planned
+
     def step(
         self,
         plan: SchedulerOutput,
@@ -129,6 +141,7 @@ class StepRecorder:
         duration_s: float,
     ) -> None:
         """A step was planned at `start_s` and its results were known `duration_s` later."""
+        self._planned.discard(plan.step_id)
         batch = plan.batch
         same = batch.req_ids == self._last_ids
         self._last_ids = batch.req_ids

@@ -13,6 +13,8 @@ _FLAGS = {
     "model": "--model",
     "tokenizer": "--tokenizer",
     "dtype": "--dtype",
+    "device": "--device",
+    "kv_cache_dtype": "--kv-cache-dtype",
     "max_model_len": "--max-model-len",
     "max_num_seqs": "--max-num-seqs",
     "max_num_batched_tokens": "--max-num-batched-tokens",
@@ -45,6 +47,9 @@ _FLAGS = {
 _SWITCHES = {
     "enable_prefix_caching": "--enable-prefix-caching",
     "force_preemption": "--force-preemption",
+    "batch_invariant": "--batch-invariant",
+    "capture_at_start": "--capture-at-start",
+    "enforce_eager": "--enforce-eager",
 }
 _OTHER_NAMES = {
     "kv_cache_memory_bytes": "kv_cache_memory",
@@ -56,6 +61,7 @@ _OTHER_NAMES = {
 }
 """vLLM's names for the same thing."""
 _DTYPES = {"half": "float16", "float": "float32"}
+_CACHE_DTYPES = {"fp8_e4m3": "fp8"}
 
 _ANY = object()
 """Every value asks for something that is so here anyway."""
@@ -67,7 +73,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "convert": ("auto", "none"),
     "cpu_offload_gb": (0,),
     "data_parallel_size": (1,),
-    "device": ("auto", "cpu"),
     "disable_custom_all_reduce": (_ANY,),
     "disable_log_requests": (_ANY,),
     "disable_log_stats": (_ANY,),
@@ -76,11 +81,9 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "enable_chunked_prefill": (None, True),
     "enable_expert_parallel": (False,),
     "enable_lora": (None, False),
-    "enforce_eager": (_ANY,),
     "generation_config": ("auto",),
     "hf_overrides": (None, {}),
     "hf_token": (None, False),
-    "kv_cache_dtype": ("auto",),
     "limit_mm_per_prompt": (None, {}),
     "load_format": ("auto", "safetensors"),
     "logits_processors": (None, []),
@@ -106,6 +109,7 @@ _ADVICE = {
     "tensor_parallel_size": "use 1",
     "pipeline_parallel_size": "use 1",
     "data_parallel_size": "use 1",
+    "load_format": "start engine-core --load-format dummy --model-config FILE and connect to it",
     "quantization": "give a model whose files hold the quantised weights, such as a .gguf file",
     "enable_chunked_prefill": "long prompts are always chunked; see max_chunk_size",
     "trust_remote_code": "only code that is part of this release runs; use False",
@@ -169,6 +173,8 @@ def _as_text(name: str, value: object) -> str:
     if name == "dtype":
         text = text.removeprefix("torch.")  # str(torch.float32)
         return _DTYPES.get(text, text)
+    if name == "kv_cache_dtype":
+        return _CACHE_DTYPES.get(text, text)
     if isinstance(value, bool) or not isinstance(value, str | int | float | PathLike):
         raise InvalidInput(f"{name} is {value!r}, which the engine's command line cannot take")
     return text

@@ -1,12 +1,13 @@
 """The one entrance to device operations: what models and layers may ask of a backend.
 
-Owns the `Operations` protocol and the data that crosses it. It must not know any model, the
-scheduler, or how a backend works. Every backend gives the results of the torch one
+Owns the `Operations` protocol and the data that crosses it; attention and its cache, with their
+data, stand in `kernels.attention_interface`. It must not know any model, the scheduler, or how a
+backend works. Every backend gives the results of the torch one
 (`kernels/torch_ops`), which is the specification.
 
 Shape suffixes: T tokens in the step, R requests, H query heads, K key/value heads, D head size,
 E inputs of a layer, N outputs of a layer, F feed-forward, V vocabulary, B blocks, S slots a block,
-M block-table width, P positions.
+M block-table width, P positions, X experts.
 
 Layout of a step: the tokens of all requests lie one after another along T, and the tokens of
 request r are `query_start_loc_R1[r]:query_start_loc_R1[r + 1]`. They are the last tokens of its
@@ -24,8 +25,22 @@ from typing import Protocol
 
 import torch
 
-KVCache = tuple[torch.Tensor, torch.Tensor]
-"""The (k_cache_BSKD, v_cache_BSKD) of one layer."""
+from kernels.attention_interface import (
+    AttentionMetadata,
+    AttentionOperations,
+    AttentionPlanner,
+    KVCache,
+)
+
+__all__ = [
+    "AttentionMetadata",
+    "AttentionPlanner",
+    "ExpertWeights",
+    "ForwardContext",
+    "KVCache",
+    "LinearWeight",
+    "Operations",
+]
 
 
 class LinearWeight(Protocol):
@@ -38,36 +53,14 @@ class LinearWeight(Protocol):
     def num_outputs(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionMetadata:
-    """What attention must know about a step, built once a step for each KV-cache group.
+class ExpertWeights(Protocol):
+    """The experts of one layer in the layout of their backend; made by `prepare_experts`."""
 
-    All layers of the group read it; nobody writes it. The runner makes it through
-    `Operations.plan_attention`, never by hand.
-
-    Attributes:
-        query_start_loc_R1: int32 [R + 1], where each request's tokens start; the last entry is T.
-        seq_lens_R: int32 [R], tokens of each request including those of this step.
-        block_table_RM: int32 [R, M], physical block of each logical block. Entries past the
-            sequence's end, and those wholly left of the sliding window, are never used and must
-            hold a block id in range (0, the null block, by convention).
-        slot_mapping_T: int64 [T], `block id * block_size + offset` where each token's key and
-            value are written.
-        block_size: slots in a block.
-        sliding_window: what the plan was made for; None is full attention.
-        plan: private to the backend that made it.
-    """
-
-    query_start_loc_R1: torch.Tensor
-    seq_lens_R: torch.Tensor
-    block_table_RM: torch.Tensor
-    slot_mapping_T: torch.Tensor
-    block_size: int
-    sliding_window: int | None
-    plan: object
+    @property
+    def num_experts(self) -> int: ...
 
 
-class Operations(Protocol):
+class Operations(AttentionOperations, Protocol):
     """The operations of one device. Tensors live on `device`; floating dtype is the model's.
 
     Unless said otherwise an operation mutates none of its arguments and returns a new tensor.
@@ -94,6 +87,47 @@ class Operations(Protocol):
         """`x @ weight.T + bias` -> [T, N]."""
         ...
 
+    def prepare_experts(self, gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> ExpertWeights:
+        """Take the experts of one layer over for `mixture_of_experts`, as `prepare_linear` does.
+
+        Args:
+            gate_up_XFE: [X, 2F, E], F outputs of gate, then F of up.
+            down_XEF: [X, E, F].
+
+        Raises:
+            ValueError: shapes that do not fit each other.
+        """
+        ...
+
+    def mixture_of_experts(
+        self,
+        x_TE: torch.Tensor,
+        router_logits_TX: torch.Tensor,
+        experts: ExpertWeights,
+        *,
+        top_k: int,
+        renormalise: bool,
+        weights_dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
+        """Each token through its `top_k` likeliest experts (arXiv:1701.06538) -> [T, E].
+
+            p = softmax(router_logits[t]) in float32;  ids = its top_k largest, falling, the lower
+            id first in a tie;  w = p[ids], divided by their sum if `renormalise`
+            out[t] = sum over ranks a, in order, of w[a] * down[i] (silu(g) * u),
+            g = gate[i] x[t],  u = up[i] x[t],  i = ids[a]
+
+        Rounded to the dtype of x are `silu(g) * u` (a backend may round g, u and silu(g) too), each
+        expert's output, and the sum, which runs in float32. transformers rounds so too, but for
+        the terms of Qwen3-MoE's sum. An expert that nobody chose costs nothing but its memory.
+
+        Args:
+            x_TE: float32, float16 or bfloat16, as the experts' weights.
+            router_logits_TX: floating, contiguous rows.
+            top_k: in [1, X].
+            weights_dtype: what w is rounded to: float32 (Mixtral), the model's (Qwen3-MoE).
+        """
+        ...
+
     def embedding(self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor) -> torch.Tensor:
         """Rows of `weight_VE` for int64 ids in [0, V) -> [T, E]."""
         ...
@@ -113,71 +147,6 @@ class Operations(Protocol):
         """`residual + x`, and its `rms_norm` -> (normed, new residual).
 
         Both arguments are consumed: the results may share their memory.
-        """
-        ...
-
-    def rotary_and_cache(
-        self,
-        qkv_TN: torch.Tensor,
-        *,
-        num_query_heads: int,
-        head_size: int,
-        cos_sin_PD: torch.Tensor,
-        positions_T: torch.Tensor,
-        kv_cache: KVCache,
-        slot_mapping_T: torch.Tensor,
-        q_norm_weight_D: torch.Tensor | None = None,
-        k_norm_weight_D: torch.Tensor | None = None,
-        norm_eps: float = 0.0,
-    ) -> torch.Tensor:
-        """Norm (if weights are given) and rotate q and k, write k and v to the cache.
-
-        Args:
-            qkv_TN: [T, (H + 2K) * D], heads of q, then k, then v. Consumed: may be overwritten.
-            cos_sin_PD: one row a position, cosines then sines, each rotary_size / 2 wide. Only the
-                first rotary_size elements of a head turn (halves, not neighbours, form pairs).
-            positions_T: int64, each below P.
-            slot_mapping_T: int64, see AttentionMetadata.
-            kv_cache: written in place; its K gives the number of key/value heads.
-
-        Returns:
-            q_THD, rotated.
-        """
-        ...
-
-    def write_kv_cache(
-        self,
-        k_TKD: torch.Tensor,
-        v_TKD: torch.Tensor,
-        *,
-        kv_cache: KVCache,
-        slot_mapping_T: torch.Tensor,
-    ) -> None:
-        """Write keys and values as they are to `kv_cache` at `slot_mapping_T`."""
-        ...
-
-    def paged_attention(
-        self,
-        q_THD: torch.Tensor,
-        k_cache_BSKD: torch.Tensor,
-        v_cache_BSKD: torch.Tensor,
-        metadata: AttentionMetadata,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
-        """Causal attention of this step's tokens over the cache, which already holds their k, v.
-
-        A query at position p sees keys in (p - sliding_window, p], or [0, p] without a window.
-        Scores are `scale * q @ k`, then `softcap * tanh(score / softcap)` if softcap is given.
-        Query head h reads key/value head `h // (H / K)`.
-
-        Args:
-            metadata: planned with the same `sliding_window` and head counts.
-
-        Returns:
-            out_THD.
         """
         ...
 
@@ -238,48 +207,6 @@ class Operations(Protocol):
         Args:
             prompt_mask_V: bool, tokens of the prompt: they count for repetition only.
             output_counts_V: float32, occurrences in the output.
-        """
-        ...
-
-    def plan_attention(
-        self,
-        *,
-        query_start_loc_R1: torch.Tensor,
-        seq_lens_R: torch.Tensor,
-        block_table_RM: torch.Tensor,
-        slot_mapping_T: torch.Tensor,
-        block_size: int,
-        num_query_heads: int,
-        num_kv_heads: int,
-        dtype: torch.dtype,
-        sliding_window: int | None = None,
-    ) -> AttentionMetadata:
-        """Everything about a step's attention that does not depend on the layer.
-
-        Args: see AttentionMetadata. Every request has at least one token in the step; R may be 0.
-            The tensors must stay unchanged until the step's last layer has run.
-            dtype: of q and of the cache.
-        """
-        ...
-
-    def allocate_kv_cache(
-        self,
-        num_blocks: int,
-        block_size: int,
-        num_kv_heads: int,
-        head_size: int,
-        dtype: torch.dtype,
-    ) -> KVCache:
-        """The zeroed cache of one layer: two tensors [B, S, K, D]."""
-        ...
-
-    def copy_blocks(
-        self, src: KVCache, dst: KVCache, src_ids_N: torch.Tensor, dst_ids_N: torch.Tensor
-    ) -> None:
-        """`dst[dst_ids[i]] = src[src_ids[i]]`, keys and values; all is read before any is written.
-
-        Args: src and dst may be one cache, or one of them in host memory. ids: int64 on the CPU,
-            `dst_ids_N` each once.
         """
         ...
 

@@ -53,3 +53,6 @@ class EngineStatistics(Message, frozen=True, tag=2):
     """Seconds since the arrival of the oldest request that waits."""
     service_by_tenant: dict[str, float] = {}
     """Policy fair: weighted tokens served, of tenants with live requests."""
+    num_compilations_after_ready: int = 0
+    """Kernels that were compiled while serving, each of which made requests wait; 0 unless there is
+    a defect."""

@@ -77,6 +77,8 @@ class BlockTables:
                 tuple([] for _ in self._groups), [0] * len(self._groups)
             )
         num_computed, num_old = seq.num_computed_tokens, held.num_blocks
+        # a token that a step in flight samples may be lost: its last known one is computed again
+        lowest = min(num_computed, seq.num_tokens - 1)
         stop = num_computed + num_tokens
         num_needed = -(-(stop + num_lookahead_slots) // self._block_size)
         num_new = num_needed - num_old if num_needed > num_old else 0
@@ -84,7 +86,7 @@ class BlockTables:
         shared = self._shared_blocks(held, first, num_needed) if first < num_old else []
         num_wanted = num_new * len(self._groups) + len(shared)
         if num_wanted > self._pool.num_free:
-            num_wanted -= self._num_droppable(num_computed, held) if num_new else 0
+            num_wanted -= self._num_droppable(lowest, held) if num_new else 0
             if num_wanted > self._pool.num_free:
                 return None
         start = num_old
@@ -92,7 +94,7 @@ class BlockTables:
             replaced = self._findable.adopt_known(seq, held, num_computed)
             start = num_old if replaced is None else replaced
         if num_new and self._sliding:
-            self._drop_out_of_window(num_computed, held)
+            self._drop_out_of_window(lowest, held)
         if shared:
             start = min(start, shared[0][0])
             self._copy_on_write(num_computed, held, shared)

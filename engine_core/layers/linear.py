@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from engine_core.layers.parameters import Placement, Placements
+from engine_core.layers.parameters import CopyWeight, Placement, Placements
 from kernels.interface import LinearWeight, Operations
 
 
@@ -60,18 +60,21 @@ class FusedLinear:
         assert self._prepared is not None, f"{self._parts[0][0]} was not loaded"
         return self._ops.linear(x_TE, self._prepared)
 
-    def _store_weight(self, rows: slice, tensor: torch.Tensor) -> None:
+    def _store_weight(self, rows: slice, tensor: torch.Tensor, copy: CopyWeight) -> None:
         if self._weight_NE is None:  # allocated on first use: only the layers being read exist
             num_outputs = sum(size for _, size in self._parts)
-            self._weight_NE = torch.empty(num_outputs, self._num_inputs, dtype=self._dtype)
-        self._weight_NE[rows].copy_(tensor)
+            self._weight_NE = self._new(num_outputs, self._num_inputs)
+        copy(self._weight_NE[rows], tensor)
         self._prepare_when_complete()
 
-    def _store_bias(self, rows: slice, tensor: torch.Tensor) -> None:
+    def _store_bias(self, rows: slice, tensor: torch.Tensor, copy: CopyWeight) -> None:
         if self._bias_N is None:
-            self._bias_N = torch.empty(sum(size for _, size in self._parts), dtype=self._dtype)
-        self._bias_N[rows].copy_(tensor)
+            self._bias_N = self._new(sum(size for _, size in self._parts))
+        copy(self._bias_N[rows], tensor)
         self._prepare_when_complete()
+
+    def _new(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._ops.device)
 
     def _prepare_when_complete(self) -> None:
         self._num_missing -= 1

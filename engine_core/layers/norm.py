@@ -33,6 +33,7 @@ class RMSNorm:
             f"{name}.weight",
             (size,),
             torch.float32 if plus_one else dtype,
+            device=ops.device,
             offset=1.0 if plus_one else 0.0,
         )
 

@@ -1,8 +1,8 @@
 """Where each tensor of a checkpoint goes.
 
 Owns the pairing of checkpoint names with the memory that layers keep. A layer says which names it
-takes, with their shapes; the loader hands tensors over one at a time, so that no second copy of
-the model exists. Must not know files or architectures.
+takes, with their shapes; the loader hands tensors over one at a time, with the way to copy them, so
+that no second copy of the model exists. Must not know files or architectures.
 """
 
 from __future__ import annotations
@@ -12,39 +12,49 @@ from dataclasses import dataclass
 
 import torch
 
+CopyWeight = Callable[[torch.Tensor, torch.Tensor], None]
+"""`copy(destination, source)` fills a tensor on the model's device from one of equal shape, which
+may be in host memory and of another dtype. Later work of the current stream sees the result."""
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What one checkpoint tensor must look like, and who takes it."""
+    """What one checkpoint tensor must look like, and who takes it: `store(tensor, copy)`."""
 
     shape: tuple[int, ...]
-    store: Callable[[torch.Tensor], None]
+    store: Callable[[torch.Tensor, CopyWeight], None]
 
 
 Placements = dict[str, Placement]
 
 
 class Parameter:
-    """A tensor kept as it comes, in one dtype.
+    """A tensor kept as it comes, in one dtype on one device.
 
     Args:
         offset: added to every element (Gemma's norms are stored less one).
     """
 
     def __init__(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, *, offset: float = 0.0
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        *,
+        device: torch.device,
+        offset: float = 0.0,
     ) -> None:
         self._name = name
         self._offset = offset
         # filled with NaN: a parameter that no tensor reached must not look like a number
-        self.tensor = torch.full(shape, float("nan"), dtype=dtype)
+        self.tensor = torch.full(shape, float("nan"), dtype=dtype, device=device)
 
     def placements(self) -> Placements:
         """The one tensor that this takes."""
         return {self._name: Placement(tuple(self.tensor.shape), self._store)}
 
-    def _store(self, tensor: torch.Tensor) -> None:
-        self.tensor.copy_(tensor)
+    def _store(self, tensor: torch.Tensor, copy: CopyWeight) -> None:
+        copy(self.tensor, tensor)
         if self._offset:
             self.tensor.add_(self._offset)
 

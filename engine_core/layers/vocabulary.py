@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from engine_core.layers.parameters import Parameter, Placement, Placements
+from engine_core.layers.parameters import CopyWeight, Parameter, Placement, Placements
 from kernels.interface import LinearWeight, Operations
 
 
@@ -36,14 +36,18 @@ class Vocabulary:
         dtype: torch.dtype,
         ops: Operations,
     ) -> None:
-        self._embedding = Parameter(embedding_name, (vocab_size, hidden_size), dtype)
+        self._embedding = Parameter(
+            embedding_name, (vocab_size, hidden_size), dtype, device=ops.device
+        )
         self._head_name = head_name
         self._tied = tied
         self._dtype = dtype
         self._ops = ops
         self._softcap = softcap
         self._embedding_scale = (
-            None if embedding_scale is None else torch.tensor(embedding_scale, dtype=dtype)
+            None
+            if embedding_scale is None
+            else torch.tensor(embedding_scale, dtype=dtype, device=ops.device)
         )
         self._loaded_head_VE: torch.Tensor | None = None
         self._head: LinearWeight | None = None
@@ -81,5 +85,6 @@ class Vocabulary:
             logits_RV = (logits_RV / self._softcap).tanh_().mul_(self._softcap)
         return logits_RV.float()
 
-    def _store_head(self, tensor: torch.Tensor) -> None:
-        self._loaded_head_VE = tensor.to(self._dtype, copy=True)
+    def _store_head(self, tensor: torch.Tensor, copy: CopyWeight) -> None:
+        self._loaded_head_VE = torch.empty_like(self._embedding.tensor)
+        copy(self._loaded_head_VE, tensor)

@@ -4,6 +4,7 @@ Hugging Face folders, GGUF files, known names and hub ids all come out alike, as
 not know what a model computes; only names, shapes and the conventions of file formats.
 """
 
+from engine_core.model_files.config_only import ConfigOnly
 from engine_core.model_files.errors import (
     BrokenModelFile,
     DownloadFailed,
@@ -16,6 +17,7 @@ from engine_core.model_files.open import open_model_files
 
 __all__ = [
     "BrokenModelFile",
+    "ConfigOnly",
     "DownloadFailed",
     "ModelFiles",
     "ModelFilesError",

@@ -8,63 +8,14 @@ Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from typing import Any
 
-import numpy as np
-
-from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
+from engine_core.model_files.errors import BrokenModelFile
+from engine_core.model_files.gguf_experts import mixtral_config, qwen3_moe_config
 from engine_core.model_files.gguf_header import GgufTensor
+from engine_core.model_files.gguf_metadata import GgufMetadata
 from engine_core.model_files.gguf_rope import LOCAL_ROPE_THETA, rope_parameters
 
-SUPPORTED_ARCHITECTURES = ("gemma3", "llama", "qwen2", "qwen3")
 _GEMMA3_WINDOW_PATTERN = 6  # one layer in six sees everything
 _GEMMA3_27B_LAYERS = 62
-_REQUIRED = object()
-
-
-class GgufMetadata:
-    """Metadata of one file with the architecture's prefix understood and errors that name it."""
-
-    def __init__(self, file: str, metadata: dict[str, Any]) -> None:
-        self.file = file
-        self.raw = metadata
-        self.architecture = self._architecture()
-
-    def _architecture(self) -> str:
-        architecture = self.raw.get("general.architecture")
-        if architecture not in SUPPORTED_ARCHITECTURES:
-            raise UnsupportedModelFile(
-                f"{self.file} is of architecture {architecture!r}; GGUF files are read for "
-                f"{', '.join(SUPPORTED_ARCHITECTURES)}; use the model's Hugging Face folder"
-            )
-        return str(architecture)
-
-    def number(self, key: str, default: Any = _REQUIRED) -> Any:
-        """Value of `<architecture>.<key>`: one number for the whole model.
-
-        Raises:
-            BrokenModelFile: absent and without default.
-            UnsupportedModelFile: a list that differs from layer to layer.
-        """
-        value = self.raw.get(f"{self.architecture}.{key}")
-        if value is None:
-            if default is _REQUIRED:
-                raise BrokenModelFile(
-                    f"{self.file} lacks {self.architecture}.{key}; convert the model again with a "
-                    f"current llama.cpp"
-                )
-            return default
-        if isinstance(value, list):
-            if len(set(value)) != 1:
-                self.refuse(f"{key} differs from layer to layer")
-            value = value[0]
-        # stored as float32; the shortest number that gives it is what the model's config said
-        return float(str(np.float32(value))) if isinstance(value, float) else value
-
-    def refuse(self, what: str) -> None:
-        """Raises: UnsupportedModelFile, always."""
-        raise UnsupportedModelFile(
-            f"{self.file}: {what}, which is not supported for {self.architecture} GGUF files; use "
-            f"the model's Hugging Face folder"
-        )
 
 
 def build_config(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[str, Any]:
@@ -96,7 +47,7 @@ def _build_config(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[st
             f"{meta.file}: embedding_length is {hidden_size}, the embedding has {width} columns; "
             f"convert the model again"
         )
-    if meta.number("expert_count", 0):
+    if meta.number("expert_count", 0) and meta.family not in ("mixtral", "qwen3moe"):
         meta.refuse("a mixture of experts")
     config: dict[str, Any] = {
         "vocab_size": vocab_size,
@@ -171,6 +122,29 @@ def _llama_like(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[str,
             "attention_bias": attention_bias,
             "use_sliding_window": False,
         }
+    if meta.architecture == "qwen3moe":
+        return (
+            common
+            | qwen3_moe_config(meta)
+            | {
+                "model_type": "qwen3_moe",
+                "architectures": ["Qwen3MoeForCausalLM"],
+                "attention_bias": attention_bias,
+                "use_sliding_window": False,
+            }
+        )
+    if meta.family == "mixtral":
+        if attention_bias:
+            meta.refuse("experts together with attention biases")
+        return (
+            common
+            | mixtral_config(meta)
+            | {
+                "model_type": "mixtral",
+                "architectures": ["MixtralForCausalLM"],
+                "sliding_window": int(window) if window else None,
+            }
+        )
     if window:  # of the models that llama.cpp calls llama, only Mistral's have a window
         if attention_bias:
             meta.refuse("a sliding window together with attention biases")

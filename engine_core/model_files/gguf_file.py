@@ -16,8 +16,10 @@ import torch
 from engine_core.model_files.dequantize import SUPPORTED_TYPES, dequantize
 from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
 from engine_core.model_files.fingerprint import fingerprint_files
-from engine_core.model_files.gguf_config import GgufMetadata, build_config
+from engine_core.model_files.gguf_config import build_config
+from engine_core.model_files.gguf_experts import unstack
 from engine_core.model_files.gguf_header import GgufHeader, GgufTensor, read_gguf_header
+from engine_core.model_files.gguf_metadata import GgufMetadata
 from engine_core.model_files.gguf_rope import apply_frequency_factors
 from engine_core.model_files.gguf_tensor_names import IGNORED, ROPE_FACTORS, hf_tensor, undo
 from engine_core.model_files.gguf_tokenizer import build_tokenizer, end_token_ids
@@ -66,9 +68,12 @@ class GgufFile:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for header in self._headers:
             for tensor, data in _mapped(header):
-                target = hf_tensor(self._meta.architecture, tensor.name)
+                target = hf_tensor(self._meta.family, tensor.name)
                 if target is None:
                     continue  # checked at opening: only what the config has taken in
+                if target.is_stack:
+                    yield from unstack(target.name, tensor, data)
+                    continue
                 values = dequantize(data, tensor.quant_type, tensor.shape)
                 yield target.name, undo(target.change, values, self.config)
         yield from self._absent_biases()
@@ -85,7 +90,7 @@ class GgufFile:
                     f"which is not read; use a file with {supported}"
                 )
             known = tensor.name == ROPE_FACTORS or IGNORED.fullmatch(tensor.name)
-            if not known and hf_tensor(self._meta.architecture, tensor.name) is None:
+            if not known and hf_tensor(self._meta.family, tensor.name) is None:
                 self._meta.refuse(f"tensor {tensor.name!r}")
 
     def _apply_rope_factors(self, tensor: GgufTensor) -> None:

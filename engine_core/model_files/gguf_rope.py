@@ -5,10 +5,9 @@ Must not know anything else about a model.
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from engine_core.model_files.gguf_config import GgufMetadata
+from engine_core.model_files.gguf_metadata import GgufMetadata
 
 LOCAL_ROPE_THETA = 10_000.0  # Gemma 3's layers with a window
 _DEFAULT_THETA = {"gemma3": 1_000_000.0}
@@ -20,7 +19,7 @@ _LLAMA3_LOW_FREQ, _LLAMA3_HIGH_FREQ = 1.0, 4.0
 _LLAMA3_ORIGINAL_LENS = (8192, *(1 << power for power in range(4, 22)))
 
 
-def rope_parameters(meta: "GgufMetadata") -> dict[str, Any]:
+def rope_parameters(meta: GgufMetadata) -> dict[str, Any]:
     """`rope_parameters` of the config, without the tensor of factors.
 
     Raises:
@@ -52,7 +51,7 @@ def rope_parameters(meta: "GgufMetadata") -> dict[str, Any]:
     } | _attention_factor(meta, factor)
 
 
-def _attention_factor(meta: "GgufMetadata", factor: float) -> dict[str, float]:
+def _attention_factor(meta: GgufMetadata, factor: float) -> dict[str, float]:
     """llama.cpp multiplies YaRN's own attention factor by a number of the file, if it has one."""
     extra = float(
         meta.number("rope.scaling.yarn_attn_factor", meta.number("rope.scaling.attn_factor", 1.0))

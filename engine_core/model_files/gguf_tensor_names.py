@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 
 _LAYER = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
+# before experts were stacked, Mixtral's were tensors of their own
+_OLD_EXPERT = re.compile(r"blk\.(\d+)\.(ffn_gate|ffn_up|ffn_down)\.(\d+)\.weight")
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -32,10 +34,25 @@ _FOUR_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_ATTENTION = {ours: theirs for ours, theirs in _PROJECTIONS.items() if ours.startswith("attn")}
+_MIXTRAL_EXPERTS = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+}
+_QWEN_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
 _LAYER_NAMES = {
     "llama": _PROJECTIONS | _TWO_NORMS,
     "qwen2": _PROJECTIONS | _TWO_NORMS,
     "qwen3": _PROJECTIONS | _TWO_NORMS | _QK_NORMS,
+    "mixtral": _ATTENTION | _TWO_NORMS | _MIXTRAL_EXPERTS,
+    "qwen3moe": _ATTENTION | _TWO_NORMS | _QK_NORMS | _QWEN_EXPERTS,
     "gemma3": _PROJECTIONS | _FOUR_NORMS | _QK_NORMS,
 }
 
@@ -48,32 +65,50 @@ Change = Literal["none", "unpermute_q", "unpermute_k", "subtract_one"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HfTensor:
-    """Name of a tensor on the Hugging Face side, and how its values get there."""
+    """Name of a tensor on the Hugging Face side, and how its values get there.
+
+    Attributes:
+        name: of a stack, with {} where an expert's number belongs.
+    """
 
     name: str
     change: Change
 
+    @property
+    def is_stack(self) -> bool:
+        """Whether it holds the weights of all experts of a layer."""
+        return "{}" in self.name
 
-def hf_tensor(architecture: str, gguf_name: str) -> HfTensor | None:
-    """The tensor that `gguf_name` becomes, or None where the architecture has no such tensor."""
+
+def hf_tensor(family: str, gguf_name: str) -> HfTensor | None:
+    """The tensor that `gguf_name` becomes, or None where the family has no such tensor.
+
+    Args:
+        family: see `GgufMetadata.family`.
+    """
     if gguf_name in _TOP:
         is_norm = gguf_name == "output_norm.weight"
-        offset = is_norm and architecture == "gemma3"
+        offset = is_norm and family == "gemma3"
         return HfTensor(_TOP[gguf_name], "subtract_one" if offset else "none")
+    old = _OLD_EXPERT.fullmatch(gguf_name)
+    if old is not None and family == "mixtral":
+        layer, part, expert = old.groups()
+        name = _MIXTRAL_EXPERTS[f"{part}_exps"].format(expert)
+        return HfTensor(f"model.layers.{layer}.{name}.weight", "none")
     match = _LAYER.fullmatch(gguf_name)
-    if match is None or match[2] not in _LAYER_NAMES[architecture]:
+    if match is None or match[2] not in _LAYER_NAMES[family]:
         return None
     layer, part, kind = match.groups()
-    name = f"model.layers.{layer}.{_LAYER_NAMES[architecture][part]}.{kind}"
-    return HfTensor(name, _change(architecture, part))
+    name = f"model.layers.{layer}.{_LAYER_NAMES[family][part]}.{kind}"
+    return HfTensor(name, _change(family, part))
 
 
-def _change(architecture: str, part: str) -> Change:
-    if architecture == "llama" and part == "attn_q":
+def _change(family: str, part: str) -> Change:
+    if family in ("llama", "mixtral") and part == "attn_q":
         return "unpermute_q"
-    if architecture == "llama" and part == "attn_k":
+    if family in ("llama", "mixtral") and part == "attn_k":
         return "unpermute_k"
-    if architecture == "gemma3" and part.endswith("_norm"):
+    if family == "gemma3" and part.endswith("_norm"):
         return "subtract_one"
     return "none"
 

@@ -7,16 +7,14 @@ needs). Must not know tensors.
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
 from engine_core.model_files.gguf_byte_level import byte_level_json
+from engine_core.model_files.gguf_metadata import GgufMetadata
 from engine_core.model_files.gguf_pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from engine_core.model_files.gguf_sentencepiece import respell_gemma, sentencepiece_json
 from engine_core.model_files.interface import TokenizerFiles
-
-if TYPE_CHECKING:
-    from engine_core.model_files.gguf_config import GgufMetadata
 
 _CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
 _SPECIAL_IDS = {
@@ -46,9 +44,7 @@ def end_token_ids(metadata: dict[str, Any]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(i for i in stated + by_text if i is not None))
 
 
-def build_tokenizer(
-    meta: "GgufMetadata", *, report: Callable[[str], None]
-) -> TokenizerFiles | None:
+def build_tokenizer(meta: GgufMetadata, *, report: Callable[[str], None]) -> TokenizerFiles | None:
     """The file's tokenizer, or None where it has none.
 
     Raises:
@@ -106,7 +102,7 @@ def build_tokenizer(
     )
 
 
-def _pre_tokenizer(meta: "GgufMetadata") -> PreTokenizer:
+def _pre_tokenizer(meta: GgufMetadata) -> PreTokenizer:
     name = meta.raw.get("tokenizer.ggml.pre", "default")
     if name not in PRE_TOKENIZERS:
         raise UnsupportedModelFile(
@@ -116,7 +112,7 @@ def _pre_tokenizer(meta: "GgufMetadata") -> PreTokenizer:
     return PRE_TOKENIZERS[name]
 
 
-def _special_tokens(meta: "GgufMetadata", tokens: list[str]) -> dict[str, str]:
+def _special_tokens(meta: GgufMetadata, tokens: list[str]) -> dict[str, str]:
     special: dict[str, str] = {}
     for ours, key in _SPECIAL_IDS.items():
         token_id = meta.raw.get(f"tokenizer.ggml.{key}")

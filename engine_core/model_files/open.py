@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine_core.model_files.errors import BrokenModelFile, ModelNotFound, UnsupportedModelFile
-from engine_core.model_files.gguf_config import GgufMetadata
 from engine_core.model_files.gguf_file import GgufFile
 from engine_core.model_files.gguf_header import read_gguf_header
+from engine_core.model_files.gguf_metadata import GgufMetadata
 from engine_core.model_files.gguf_tokenizer import build_tokenizer
 from engine_core.model_files.hf_folder import HfFolder
 from engine_core.model_files.hf_tokenizer import read_folder_tokenizer

@@ -21,11 +21,10 @@ from kernels.interface import KVCache, Operations
 class BlockStorage:
     """
     Args:
-        ops: allocates the device tensors and copies.
+        ops: allocates the tensors of both tiers and copies.
         num_tensors: cache tensors, each a pair of keys and values.
         num_blocks: usable device blocks; one more is allocated for the null block, id 0.
-        num_host_blocks: blocks in host memory; 0 for none. Page-locked if the device is a GPU;
-            on a CPU the system hands out a page when it is first written.
+        num_host_blocks: blocks in host memory; 0 for none.
     """
 
     def __init__(
@@ -48,13 +47,8 @@ class BlockStorage:
         ]
         self.host_tensors: list[KVCache] = []
         if num_host_blocks:
-            pinned = ops.device.type == "cuda"
             self.host_tensors = [
-                (
-                    _host_like(keys, num_host_blocks, pinned),
-                    _host_like(values, num_host_blocks, pinned),
-                )
-                for keys, values in self.device_tensors
+                ops.allocate_host_kv_cache(like, num_host_blocks) for like in self.device_tensors
             ]
 
     def carry_out(self, copies: CacheCopies) -> None:
@@ -92,8 +86,3 @@ def origin_of_each(pairs: Sequence[BlockPair]) -> dict[int, int]:
     for source, destination in pairs:
         origins[destination] = origins.get(source, source)
     return origins
-
-
-def _host_like(device_tensor: torch.Tensor, num_blocks: int, pinned: bool) -> torch.Tensor:
-    shape = (num_blocks, *device_tensor.shape[1:])
-    return torch.empty(shape, dtype=device_tensor.dtype, pin_memory=pinned)

@@ -43,9 +43,10 @@ class ModelRunner:
         block_size: tokens a block.
         max_num_seqs: rows of the persistent batch.
         max_model_len: most tokens a row.
-        dtype: of the cache.
+        dtype: of the cache and of the activations.
         eos_token_ids: what min_tokens masks beside a request's own stop tokens.
         num_host_blocks: blocks in host memory that a plan may copy from and to.
+        max_num_batched_tokens: most tokens of a step; None: as many as the rows can hold.
     """
 
     def __init__(
@@ -61,11 +62,10 @@ class ModelRunner:
         dtype: torch.dtype,
         eos_token_ids: tuple[int, ...],
         num_host_blocks: int = 0,
+        max_num_batched_tokens: int | None = None,
     ) -> None:
         self._model = model
         self._ops = ops
-        self._layout = layout
-        self._dtype = dtype
         self._eos_token_ids = eos_token_ids
         spec = model.kv_cache_spec
         self.storage = BlockStorage(
@@ -80,6 +80,21 @@ class ModelRunner:
         )
         places = [layout.place_of(layer) for layer in range(spec.num_layers)]
         self._group_of_layer = [group for group, _ in places]
+        self._planners = [
+            ops.make_attention_planner(
+                num_query_heads=spec.num_query_heads,
+                num_kv_heads=spec.num_kv_heads,
+                head_size=spec.head_size,
+                block_size=block_size,
+                sliding_window=group.sliding_window,
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens or max_num_seqs * max_model_len,
+                max_model_len=max_model_len,
+                dtype=dtype,
+                kv_dtype=dtype,
+            )
+            for group in layout.groups
+        ]
         self._kv_caches = [self.storage.device_tensors[tensor] for _, tensor in places]
         self.batch = PersistentBatch(
             max_num_rows=max_num_seqs,
@@ -108,6 +123,7 @@ class ModelRunner:
             rows=plan.batch.rows,
             num_computed=plan.batch.num_computed_tokens,
             num_scheduled=plan.batch.num_scheduled_tokens,
+            decodes_first=self._ops.needs_decodes_first,
         )
         hidden_TE = self._model.forward(
             torch.from_numpy(inputs.token_ids_T),
@@ -159,21 +175,17 @@ class ModelRunner:
     def _forward_context(self, inputs: StepInputs) -> ForwardContext:
         query_start_R1 = torch.from_numpy(inputs.query_start_R1)
         seq_lens_R = torch.from_numpy(inputs.seq_lens_R)
-        spec = self._model.kv_cache_spec
         by_group: list[AttentionMetadata] = [
-            self._ops.plan_attention(
+            planner.plan(
                 query_start_loc_R1=query_start_R1,
                 seq_lens_R=seq_lens_R,
                 block_table_RM=torch.from_numpy(block_table_RM),
                 slot_mapping_T=torch.from_numpy(slot_mapping_T),
-                block_size=self.batch.block_size,
-                num_query_heads=spec.num_query_heads,
-                num_kv_heads=spec.num_kv_heads,
-                dtype=self._dtype,
-                sliding_window=group.sliding_window,
+                num_decodes=inputs.num_decodes,
+                num_decode_tokens=inputs.num_decodes,
             )
-            for group, block_table_RM, slot_mapping_T in zip(
-                self._layout.groups, inputs.block_tables_GRM, inputs.slot_mappings_GT, strict=True
+            for planner, block_table_RM, slot_mapping_T in zip(
+                self._planners, inputs.block_tables_GRM, inputs.slot_mappings_GT, strict=True
             )
         ]
         return ForwardContext(
@@ -195,6 +207,7 @@ class ModelRunner:
             logits_RV = self._model.compute_logits(hidden_TE[last_R - 1])
             rows = inputs.rows_R[due_R]
             sampled = self._sampler.sample(logits_RV, rows, self.batch.num_tokens[rows])
+            due_R = inputs.batch_index_R[due_R]  # from here on as the plan has them
             logprobs = {request_ids[due_R[at]]: columns for at, columns in sampled.logprobs.items()}
             failures = {request_ids[due_R[at]]: why for at, why in sampled.failures.items()}
             chosen = sampled.token_ids

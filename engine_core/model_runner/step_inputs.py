@@ -17,6 +17,8 @@ from engine_core.model_runner.persistent_batch import Int32Array, Int64Array, Pe
 class StepInputs:
     """Shapes: T tokens of the step, R sequences in it, M block-table width, G groups."""
 
+    batch_index_R: Int64Array
+    """Where each sequence stands in the plan's batch: the step may have them in another order."""
     rows_R: Int64Array
     token_ids_T: Int64Array
     positions_T: Int64Array
@@ -28,6 +30,8 @@ class StepInputs:
     sampled_R: Int64Array
     """Which of the R sequences have all their tokens computed after this step, so that their next
     token can be chosen."""
+    num_decodes: int
+    """Sequences [0, num_decodes) compute one token each. All that do, if decodes come first."""
 
 
 def gather_step_inputs(
@@ -36,16 +40,23 @@ def gather_step_inputs(
     rows: Int32Array,
     num_computed: Int32Array,
     num_scheduled: Int32Array,
+    decodes_first: bool = False,
 ) -> StepInputs:
     """
     Args:
         rows: [R], in batch order, each once.
         num_computed: [R], tokens in the cache before this step.
         num_scheduled: [R], tokens in this step, at least 1.
+        decodes_first: put sequences that compute one token before all others; the order within
+            either kind stays.
     """
-    rows_R = rows.astype(np.int64)
-    computed_R = num_computed.astype(np.int64)
-    counts_R = num_scheduled.astype(np.int64)
+    is_longer_R = num_scheduled != 1
+    order_R = (
+        np.argsort(is_longer_R, kind="stable") if decodes_first else np.arange(len(rows))
+    ).astype(np.int64)
+    rows_R = rows[order_R].astype(np.int64)
+    computed_R = num_computed[order_R].astype(np.int64)
+    counts_R = num_scheduled[order_R].astype(np.int64)
     query_start_R1 = np.zeros(len(rows_R) + 1, np.int64)
     np.cumsum(counts_R, out=query_start_R1[1:])
     seq_lens_R = computed_R + counts_R
@@ -56,7 +67,9 @@ def gather_step_inputs(
     )
     logical_T, offset_T = np.divmod(positions_T, batch.block_size)
     width = -(-int(seq_lens_R.max()) // batch.block_size)
+    longer = np.flatnonzero(counts_R != 1)
     return StepInputs(
+        batch_index_R=order_R,
         rows_R=rows_R,
         token_ids_T=batch.token_ids[rows_T, positions_T].astype(np.int64),
         positions_T=positions_T,
@@ -68,4 +81,5 @@ def gather_step_inputs(
             for table in batch.block_tables
         ],
         sampled_R=np.flatnonzero(seq_lens_R == batch.num_tokens[rows_R]),
+        num_decodes=int(longer[0]) if longer.size else len(rows_R),
     )

@@ -1,4 +1,4 @@
-"""The decoder that Llama, Mistral, Qwen 2 and Qwen 3 share, and that Gemma 3 varies.
+"""The decoder that Llama, Mistral, Mixtral, Qwen 2 and Qwen 3 share, and that Gemma 3 varies.
 
     hidden = hidden + attention(norm(hidden))
     hidden = hidden + feed_forward(norm(hidden))
@@ -18,6 +18,7 @@ from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.parameters import Placements, merge
 from engine_core.layers.rotary import RotaryConfig, rotary_table
+from engine_core.layers.sparse_feed_forward import SparseFeedForward
 from engine_core.layers.vocabulary import Vocabulary
 from engine_core.models.config import ModelConfig
 from engine_core.models.interface import KVCacheSpec
@@ -99,8 +100,21 @@ class LayerBuilder:
             sliding_window=config.sliding_windows[layer],
         )
 
-    def feed_forward(self, layer: int) -> GatedFeedForward:
-        """The feed-forward of one layer."""
+    def feed_forward(self, layer: int) -> GatedFeedForward | SparseFeedForward:
+        """The feed-forward of one layer, dense or sparse."""
+        experts = self._config.experts[layer]
+        if experts is not None:
+            return SparseFeedForward(
+                experts.naming.of_layer(layer),
+                self._config.hidden_size,
+                experts.intermediate_size,
+                num_experts=experts.num_experts,
+                top_k=experts.top_k,
+                renormalise=experts.renormalise,
+                round_weights=experts.round_weights,
+                dtype=self._dtype,
+                ops=self._ops,
+            )
         return GatedFeedForward(
             f"model.layers.{layer}.mlp",
             self._config.hidden_size,
@@ -127,7 +141,8 @@ class LayerBuilder:
 
     def _table(self, rotary: RotaryConfig) -> torch.Tensor:
         if rotary not in self._tables:
-            self._tables[rotary] = rotary_table(rotary, self._num_positions, self._dtype)
+            table = rotary_table(rotary, self._num_positions, self._dtype)
+            self._tables[rotary] = table.to(self._ops.device)
         return self._tables[rotary]
 
 

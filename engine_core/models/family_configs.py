@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from engine_core.layers.feed_forward import Activation
 from engine_core.layers.rotary import RotaryConfig
-from engine_core.models.config import ConfigFields, ModelConfig
+from engine_core.models.config import ModelConfig
+from engine_core.models.config_fields import ConfigFields
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
+from engine_core.models.expert_config import Experts, read_mixtral_experts, read_qwen3_experts
 from engine_core.models.rotary_config import read_rotary, read_rotary_by_layer_type
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -76,6 +78,43 @@ def read_qwen3(architecture: str, fields: ConfigFields) -> ModelConfig:
     )
 
 
+def read_mixtral(architecture: str, fields: ConfigFields) -> ModelConfig:
+    """Mixtral: Mistral with experts; its window, if any, is for all layers."""
+    head_size = _head_size(fields)
+    rotary = read_rotary(fields, head_size=head_size, default_theta=1_000_000.0)
+    num_layers = fields.positive_int("num_hidden_layers")
+    return _read_decoder(
+        architecture,
+        fields,
+        default_max_position=131_072,
+        default_num_kv_heads=8,
+        default_norm_eps=1e-5,
+        sliding_windows=(_window(fields),) * num_layers,
+        rotary=(rotary,) * num_layers,
+        experts=read_mixtral_experts(fields),
+    )
+
+
+def read_qwen3_moe(architecture: str, fields: ConfigFields) -> ModelConfig:
+    """Qwen 3 with experts: unlike Qwen 3 its head size follows from its width, and a window is for
+    all layers."""
+    biased = fields.flag("attention_bias", False)
+    window = None
+    if fields.flag("use_sliding_window", False):
+        window = _window(fields) if fields.has("sliding_window") else 4096
+    return _read_decoder(
+        architecture,
+        fields,
+        default_max_position=32_768,
+        default_num_kv_heads=4,
+        qkv_bias=biased,
+        output_bias=biased,
+        head_norms=True,
+        sliding_windows=(window,) * fields.positive_int("num_hidden_layers"),
+        experts=read_qwen3_experts(fields),
+    )
+
+
 def read_gemma3(architecture: str, fields: ConfigFields) -> ModelConfig:
     """Gemma 3's text model: windows and angles by layer type."""
     if fields.flag("use_bidirectional_attention", False):
@@ -124,6 +163,7 @@ def _read_decoder(
     default_num_kv_heads: int | None,
     default_head_size: int | None = None,
     default_tied: bool = False,
+    default_norm_eps: float = 1e-6,
     activation_field: str = "hidden_act",
     default_activation: str = "silu",
     attention_scale: float | None = None,
@@ -134,6 +174,7 @@ def _read_decoder(
     sliding_windows: _Windows | None = None,
     rotary: tuple[RotaryConfig, ...] | None = None,
     final_softcap: float | None = None,
+    experts: Experts | None = None,
 ) -> ModelConfig:
     if fields.get("quantization_config") is not None:
         raise UnsupportedArchitecture("weights with a quantization_config are not supported")
@@ -149,7 +190,7 @@ def _read_decoder(
         raise ModelConfigError(
             f"config: {num_query_heads} attention heads cannot share {num_kv_heads} key/value heads"
         )
-    head_size = fields.positive_int("head_dim", default_head_size or hidden_size // num_query_heads)
+    head_size = _head_size(fields, default_head_size)
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.positive_int("vocab_size"),
@@ -159,8 +200,9 @@ def _read_decoder(
         num_query_heads=num_query_heads,
         num_kv_heads=num_kv_heads,
         head_size=head_size,
-        norm_eps=fields.positive_float("rms_norm_eps", 1e-6),
+        norm_eps=fields.positive_float("rms_norm_eps", default_norm_eps),
         activation=_activation(fields, activation_field, default_activation),
+        experts=experts or (None,) * num_layers,
         qkv_bias=qkv_bias,
         output_bias=output_bias,
         mlp_bias=mlp_bias,
@@ -172,6 +214,11 @@ def _read_decoder(
         tied_head=fields.flag("tie_word_embeddings", default_tied),
         final_softcap=final_softcap,
     )
+
+
+def _head_size(fields: ConfigFields, default: int | None = None) -> int:
+    width = fields.positive_int("hidden_size") // fields.positive_int("num_attention_heads")
+    return fields.positive_int("head_dim", default or width)
 
 
 def _activation(fields: ConfigFields, name: str, default: str) -> Activation:

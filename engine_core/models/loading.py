@@ -11,10 +11,13 @@ from typing import Any
 
 import torch
 
-from engine_core.layers.parameters import Placements
+from engine_core.layers.parameters import CopyWeight, Placements
+from engine_core.models.decoder import Decoder
+from engine_core.models.dummy_weights import DummyWeights
 from engine_core.models.errors import ModelWeightsError
 from engine_core.models.interface import Model
 from engine_core.models.registry import Architecture, find_architecture, read_model_config
+from engine_core.models.weight_transfer import DirectTransfer, WeightTransfer
 from kernels.interface import Operations
 
 _RECOMPUTED_SUFFIXES = ("rotary_emb.inv_freq",)
@@ -29,8 +32,9 @@ def load_model(
     dtype: torch.dtype,
     ops: Operations,
     max_model_len: int | None = None,
+    transfer: WeightTransfer | None = None,
 ) -> Model:
-    """Build the model of a config.json and fill it.
+    """Build the model of a config.json on the device of `ops`, and fill it.
 
     Args:
         config: as in config.json, old or new spelling.
@@ -38,19 +42,17 @@ def load_model(
             beside the model no more than one layer is in memory.
         dtype: of weights and activations.
         max_model_len: positions to prepare for, if fewer than the model was made for.
+        transfer: how tensors get to that device; default: by plain copies. Finished here.
 
     Raises:
         UnsupportedArchitecture: no exact code here. Raised before the first tensor is read.
         ModelConfigError: the config has impossible values.
         ModelWeightsError: the tensors do not match the config.
     """
-    name, architecture = find_architecture(config)
-    resolved = read_model_config(config)
-    model = architecture.model_class(
-        resolved, dtype=dtype, ops=ops, num_positions=max_model_len or resolved.max_model_len
-    )
+    name, architecture, model = _build(config, dtype=dtype, ops=ops, max_model_len=max_model_len)
     pending = model.placements()
-    _place(pending, tensors, architecture, name)
+    transfer = transfer or DirectTransfer()
+    _place(pending, tensors, architecture, name, transfer.copy)
     missing = pending.keys() - model.vocabulary.optional_names
     if missing:
         raise ModelWeightsError(
@@ -58,7 +60,44 @@ def load_model(
             "the model files are incomplete, or config.json belongs to another model"
         )
     model.vocabulary.finish_loading()
+    transfer.finish()
     return model
+
+
+def load_dummy_model(
+    config: Mapping[str, Any],
+    *,
+    dtype: torch.dtype,
+    ops: Operations,
+    max_model_len: int | None = None,
+    seed: int = 0,
+) -> Model:
+    """Build the model of a config.json with random weights, made on the device of `ops`.
+
+    Args: as `load_model`; for `seed` see `DummyWeights`.
+
+    Raises:
+        UnsupportedArchitecture: no exact code here.
+        ModelConfigError: the config has impossible values.
+    """
+    _, _, model = _build(config, dtype=dtype, ops=ops, max_model_len=max_model_len)
+    weights = DummyWeights(dtype=dtype, device=ops.device, seed=seed)
+    for name, placement in model.placements().items():
+        if name not in model.vocabulary.optional_names:
+            placement.store(weights.draw(name, placement.shape), DirectTransfer().copy)
+    model.vocabulary.finish_loading()
+    return model
+
+
+def _build(
+    config: Mapping[str, Any], *, dtype: torch.dtype, ops: Operations, max_model_len: int | None
+) -> tuple[str, Architecture, Decoder]:
+    """The architecture and an empty model of it."""
+    name, architecture = find_architecture(config)
+    resolved = read_model_config(config)
+    num_positions = max_model_len or resolved.max_model_len
+    model = architecture.model_class(resolved, dtype=dtype, ops=ops, num_positions=num_positions)
+    return name, architecture, model
 
 
 def _place(
@@ -66,11 +105,12 @@ def _place(
     tensors: Iterable[tuple[str, torch.Tensor]],
     architecture: Architecture,
     name: str,
+    copy: CopyWeight,
 ) -> None:
     """Hand every tensor to its place; what is left in `pending` did not come."""
     placed: set[str] = set()
     unexpected: list[str] = []
-    for file_name, tensor in tensors:
+    for file_name, tensor in _as_published(tensors, architecture):
         if file_name.startswith(architecture.ignored_prefixes or ("\0",)):
             continue
         target = _renamed(file_name, architecture)
@@ -86,13 +126,23 @@ def _place(
                 f"tensor {file_name} has shape {list(tensor.shape)}, config.json asks for "
                 f"{list(placement.shape)}; the two belong to different models"
             )
-        placement.store(tensor)
+        placement.store(tensor, copy)
         placed.add(target)
     if unexpected:
         raise ModelWeightsError(
             f"{len(unexpected)} tensors have no place in {name}: {_listed(unexpected)}; "
             "config.json belongs to another model, or leaves out an option"
         )
+
+
+def _as_published(
+    tensors: Iterable[tuple[str, torch.Tensor]], architecture: Architecture
+) -> Iterable[tuple[str, torch.Tensor]]:
+    """With tensors of several experts taken apart."""
+    if architecture.experts is None:
+        return tensors
+    publish = architecture.experts.published
+    return (pair for name, tensor in tensors for pair in publish(name, tensor))
 
 
 def _renamed(file_name: str, architecture: Architecture) -> str:

@@ -10,15 +10,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine_core.models.config import ConfigFields, ModelConfig
+from engine_core.models.config import ModelConfig
+from engine_core.models.config_fields import ConfigFields
 from engine_core.models.decoder import Decoder
 from engine_core.models.errors import UnsupportedArchitecture
+from engine_core.models.expert_tensors import MIXTRAL_EXPERTS, QWEN_EXPERTS, ExpertNaming
 from engine_core.models.family_configs import (
     read_gemma3,
     read_llama,
     read_mistral,
+    read_mixtral,
     read_qwen2,
     read_qwen3,
+    read_qwen3_moe,
 )
 from engine_core.models.gemma3 import Gemma3Decoder
 
@@ -30,6 +34,7 @@ class Architecture:
     Attributes:
         tensor_prefixes: (prefix in checkpoints, prefix that the model uses), first match counts.
         ignored_prefixes: tensors of parts that we leave out, such as a vision tower.
+        experts: how its checkpoints name experts, if it has any.
         text_config: the fields are in the config's "text_config".
     """
 
@@ -39,6 +44,7 @@ class Architecture:
     tensor_prefixes: tuple[tuple[str, str], ...] = ()
     ignored_prefixes: tuple[str, ...] = ()
     text_config: bool = False
+    experts: ExpertNaming | None = None
 
 
 _ARCHITECTURES: dict[str, Architecture] = {
@@ -46,6 +52,8 @@ _ARCHITECTURES: dict[str, Architecture] = {
     "MistralForCausalLM": Architecture("mistral", read_mistral, Decoder),
     "Qwen2ForCausalLM": Architecture("qwen2", read_qwen2, Decoder),
     "Qwen3ForCausalLM": Architecture("qwen3", read_qwen3, Decoder),
+    "MixtralForCausalLM": Architecture("mixtral", read_mixtral, Decoder, experts=MIXTRAL_EXPERTS),
+    "Qwen3MoeForCausalLM": Architecture("qwen3_moe", read_qwen3_moe, Decoder, experts=QWEN_EXPERTS),
     "Gemma3ForCausalLM": Architecture("gemma3_text", read_gemma3, Gemma3Decoder),
     # the text part only; both the hub's prefixes and those of transformers 5
     "Gemma3ForConditionalGeneration": Architecture(

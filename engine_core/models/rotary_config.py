@@ -20,13 +20,15 @@ from engine_core.layers.rotary import (
     RotaryScaling,
     YarnScaling,
 )
-from engine_core.models.config import ConfigFields
+from engine_core.models.config_fields import ConfigFields
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 
 _SUPPORTED = "default, linear, llama3, yarn"
 
 
-def read_rotary(fields: ConfigFields, *, head_size: int) -> RotaryConfig:
+def read_rotary(
+    fields: ConfigFields, *, head_size: int, default_theta: float = 10_000.0
+) -> RotaryConfig:
     """One set of angles for all layers."""
     parameters = fields.mapping("rope_scaling") or fields.mapping("rope_parameters") or {}
     if any(isinstance(value, dict) for value in parameters.values()):
@@ -36,7 +38,7 @@ def read_rotary(fields: ConfigFields, *, head_size: int) -> RotaryConfig:
     return _resolve(
         dict(parameters),
         fields,
-        fields.positive_float("rope_theta", 10_000.0),
+        fields.positive_float("rope_theta", default_theta),
         head_size,
         fields.get("rope_freq_factors"),
     )

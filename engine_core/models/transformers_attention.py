@@ -129,18 +129,17 @@ def _attend(
         target.append(call)
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     metadata = target.metadata[call.layer]
-    k_cache_BSKD, v_cache_BSKD = target.kv_caches[call.layer]
-    head_size = k_cache_BSKD.shape[3]
+    kv_cache = target.kv_caches[call.layer]
+    head_size = kv_cache[0].shape[3]
     target.ops.write_kv_cache(
         tokens_first(key, head_size),
         tokens_first(value, head_size),
-        kv_cache=(k_cache_BSKD, v_cache_BSKD),
+        kv_cache=kv_cache,
         slot_mapping_T=metadata.slot_mapping_T,
     )
     out_THD = target.ops.paged_attention(
         tokens_first(query, head_size),
-        k_cache_BSKD,
-        v_cache_BSKD,
+        *kv_cache,
         metadata,
         scale=call.scale,
         sliding_window=call.sliding_window,

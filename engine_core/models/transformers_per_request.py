@@ -60,9 +60,11 @@ class PagedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         )
         self._num_seen = len(self._read_slots_L)
         keys, values = (
-            cache_BSKD.flatten(0, 1)[self._read_slots_L].transpose(0, 1)[None, :, :, :own_size]
-            for cache_BSKD, own_size in zip(
-                self._kv_cache, (key_states.shape[3], value_states.shape[3]), strict=True
+            states_LKD.transpose(0, 1)[None, :, :, :own_size]
+            for states_LKD, own_size in zip(
+                self._ops.read_kv_cache(self._kv_cache, self._read_slots_L),
+                (key_states.shape[3], value_states.shape[3]),
+                strict=True,
             )
         )
         return keys, values
@@ -140,6 +142,8 @@ class PerRequestModel:
 
 
 def _slots_of_sequence(metadata: AttentionMetadata, request: int) -> torch.Tensor:
-    positions_L = torch.arange(int(metadata.seq_lens_R[request]))
+    positions_L = torch.arange(
+        int(metadata.seq_lens_R[request]), device=metadata.block_table_RM.device
+    )
     blocks_L = metadata.block_table_RM[request, positions_L // metadata.block_size].long()
     return blocks_L * metadata.block_size + positions_L % metadata.block_size

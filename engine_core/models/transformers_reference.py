@@ -18,7 +18,13 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.interface import KVCacheSpec, Model
 from engine_core.models.transformers_body import CausalBody, run_and_find_body
-from kernels.interface import ForwardContext, Operations
+from kernels.interface import (
+    AttentionMetadata,
+    AttentionPlanner,
+    ForwardContext,
+    KVCache,
+    Operations,
+)
 
 _SEQUENCE_LENS = (8, 5)
 _STEPS = ({0: 5, 1: 3}, {1: 2, 0: 2}, {0: 1})
@@ -112,13 +118,14 @@ def largest_difference(
     """Run the reference's sequences over a paged cache; how far the logits are off, where 1 is the
     most that rounding explains."""
     caches = _caches(model.kv_cache_spec, dtype, ops)
+    planners = _make_planners(model.kv_cache_spec, dtype, ops)
     num_computed = [0] * len(reference.token_ids)
     worst = 0.0
     for counts in _STEPS:
         spans = [(row, num_computed[row], num_computed[row] + n) for row, n in counts.items()]
         context = ForwardContext(
             kv_caches=caches,
-            metadata=_plan(model.kv_cache_spec, spans, dtype, ops),
+            metadata=_plan(model.kv_cache_spec, spans, planners),
             ops=ops,
         )
         hidden_TE = model.forward(
@@ -137,9 +144,7 @@ def largest_difference(
     return worst
 
 
-def _caches(
-    spec: KVCacheSpec, dtype: torch.dtype, ops: Operations
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _caches(spec: KVCacheSpec, dtype: torch.dtype, ops: Operations) -> list[KVCache]:
     num_blocks = 1 + max(max(table) for table in _BLOCK_TABLES)
     return [
         ops.allocate_kv_cache(num_blocks, _BLOCK_SIZE, spec.num_kv_heads, spec.head_size, dtype)
@@ -147,32 +152,49 @@ def _caches(
     ]
 
 
+def _make_planners(
+    spec: KVCacheSpec, dtype: torch.dtype, ops: Operations
+) -> dict[int | None, AttentionPlanner]:
+    return {
+        window: ops.make_attention_planner(
+            num_query_heads=spec.num_query_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_size=spec.head_size,
+            block_size=_BLOCK_SIZE,
+            sliding_window=window,
+            max_num_seqs=len(_SEQUENCE_LENS),
+            max_num_batched_tokens=sum(_SEQUENCE_LENS),
+            max_model_len=max(_SEQUENCE_LENS),
+            dtype=dtype,
+            kv_dtype=dtype,
+        )
+        for window in set(spec.sliding_windows)
+    }
+
+
 def _plan(
     spec: KVCacheSpec,
     spans: Sequence[tuple[int, int, int]],
-    dtype: torch.dtype,
-    ops: Operations,
-) -> list[Any]:
+    planners: dict[int | None, AttentionPlanner],
+) -> list[AttentionMetadata]:
     slots = [
         _BLOCK_TABLES[row][position // _BLOCK_SIZE] * _BLOCK_SIZE + position % _BLOCK_SIZE
         for row, start, stop in spans
         for position in range(start, stop)
     ]
-    lengths = [0, *(stop - start for _, start, stop in spans)]
+    lengths = [stop - start for _, start, stop in spans]
+    # none is called a decode: a backend takes any order then
     by_window = {
-        window: ops.plan_attention(
-            query_start_loc_R1=torch.tensor(lengths, dtype=torch.int32).cumsum(0).int(),
+        window: planner.plan(
+            query_start_loc_R1=torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).int(),
             seq_lens_R=torch.tensor([stop for _, _, stop in spans], dtype=torch.int32),
             block_table_RM=torch.tensor(
                 [_BLOCK_TABLES[row] for row, _, _ in spans], dtype=torch.int32
             ),
             slot_mapping_T=torch.tensor(slots, dtype=torch.int64),
-            block_size=_BLOCK_SIZE,
-            num_query_heads=spec.num_query_heads,
-            num_kv_heads=spec.num_kv_heads,
-            dtype=dtype,
-            sliding_window=window,
+            num_decodes=0,
+            num_decode_tokens=0,
         )
-        for window in set(spec.sliding_windows)
+        for window, planner in planners.items()
     }
     return [by_window[window] for window in spec.sliding_windows]

@@ -217,4 +217,5 @@ class AdmissionTurn:
             plan.tell_row(sequence, self._kv_cache.block_ids(sequence))
             if update is not None:  # else it runs from the next step on
                 plan.add(sequence, num_tokens)
+        self._live.let_run_ahead(request)
         return True

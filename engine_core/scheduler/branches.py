@@ -41,6 +41,7 @@ class Branches:
                 sequence.status = RequestStatus.RUNNING
                 self._live.place(sequence)
         self._share_tail(trunk)
+        self._live.let_run_ahead(request)
         self._live.restore_order()
 
     def _start_behind_prompt(self, trunk: Sequence, branch: Sequence) -> None:

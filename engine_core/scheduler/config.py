@@ -49,6 +49,7 @@ class SchedulerConfig:
         max_queued_tokens: likewise, prompt and output tokens of the waiting requests.
         max_num_adapters: most adapters in use at once.
         log_events: keep each request's events.
+        max_steps_in_flight: most steps planned and not updated; as many as the executor runs.
     """
 
     max_num_batched_tokens: int
@@ -73,6 +74,7 @@ class SchedulerConfig:
     max_queued_tokens: int | None = None
     max_num_adapters: int | None = None
     log_events: bool = False
+    max_steps_in_flight: int = 1
 
 
 def build_scheduler(config: SchedulerConfig, kv_cache: KVCacheManager) -> Scheduler:
@@ -98,6 +100,7 @@ def build_scheduler(config: SchedulerConfig, kv_cache: KVCacheManager) -> Schedu
         max_queued_tokens=config.max_queued_tokens,
         max_num_adapters=config.max_num_adapters,
         log_events=config.log_events,
+        max_steps_in_flight=config.max_steps_in_flight,
     )
 
 

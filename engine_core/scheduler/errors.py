@@ -23,7 +23,7 @@ class DuplicateRequestId(SchedulerError, ValueError):
 
 
 class StepOrderError(SchedulerError, RuntimeError):
-    """schedule() and update_from_output() must take turns, each step once."""
+    """Each step is updated once, in order, and no more are open than may be in flight."""
 
 
 class QueueFull(SchedulerError):

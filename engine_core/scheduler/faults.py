@@ -27,30 +27,31 @@ class Faults:
         """Of a step without a result nobody knows whether it will fill its blocks; and what went
         wrong with a request may be in any of its blocks (`everything`)."""
         for sequence in request.unfinished:
-            first_wrong = sequence.num_computed_tokens
-            if everything:
-                first_wrong = 0
-            elif self._steps.open is not None:
-                first_wrong -= self._steps.open.num_tokens_of(sequence)
+            first_wrong = 0
+            if not everything:
+                num_in_flight = self._steps.num_tokens_in_flight(sequence)
+                first_wrong = sequence.num_computed_tokens - num_in_flight
             if first_wrong < sequence.num_computed_tokens:
                 self._kv_cache.forget(sequence, first_wrong)
                 sequence.num_computed_tokens = first_wrong
 
-    def discard(self, step: OpenStep, detail: str) -> None:
-        """The step could not be run: its requests end with this detail. What earlier steps computed
-        is good, unless the step had copies: nobody knows which of them were made."""
-        plan = step.plan
-        has_copies = not plan.copies.is_empty
-        for request in self._requests_of(plan):
-            self.forget_what_is_not_computed(request, everything=has_copies)
-            self._live.end(request, RequestStatus.FINISHED_ERROR, detail)
-        if has_copies:
+    def discard(self, steps: list[OpenStep], detail: str) -> None:
+        """The first of these steps could not be run, and the others were planned behind it: their
+        requests end with this detail. What earlier steps computed is good, unless there were
+        copies: nobody knows which of them were made; or several steps: what the first was to
+        compute may have been given back, found and copied by those behind it."""
+        is_unclear = len(steps) > 1 or not steps[0].plan.copies.is_empty
+        for step in steps:
+            for request in self._requests_of(step.plan):
+                self.forget_what_is_not_computed(request, everything=is_unclear)
+                self._live.end(request, RequestStatus.FINISHED_ERROR, detail)
+        if is_unclear:
             self._preemptor.compute_again(
                 [
                     request
                     for request in self._live.waiting
                     if request.status is RequestStatus.SWAPPED
-                    and request.preemptions[-1].step_id == plan.step_id
+                    and request.preemptions[-1].step_id >= steps[0].plan.step_id
                 ]
             )
             self._kv_cache.reset_prefix_cache()

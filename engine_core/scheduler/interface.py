@@ -32,14 +32,15 @@ class SchedulerInterface(abc.ABC):
 
     @abc.abstractmethod
     def schedule(self, now: float = 0.0) -> SchedulerOutput:
-        """Plan the next step. Never fails for lack of memory: the plan is smaller then.
+        """Plan the next step. Never fails for lack of memory: the plan is smaller then. With steps
+        in flight it takes their tokens as computed, and plans for those that they sample.
 
         Args:
             now: seconds, on the clock of the requests' `arrival_time`. What depends on time (delay,
                 ageing, targets) needs it; nothing else does.
 
         Raises:
-            StepOrderError: the last step has not been updated.
+            StepOrderError: as many steps as may be in flight have not been updated.
         """
 
     @abc.abstractmethod
@@ -54,7 +55,7 @@ class SchedulerInterface(abc.ABC):
         update come first.
 
         Raises:
-            StepOrderError: not the step that was planned last, or updated already.
+            StepOrderError: not the first of the steps that were planned and not updated.
         """
 
     @abc.abstractmethod
@@ -74,7 +75,8 @@ class SchedulerInterface(abc.ABC):
     @abc.abstractmethod
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """Drafts to verify in the next step, in place of earlier ones. They are dropped for
-        requests that are not running, or whose prompt is not computed."""
+        requests that are not running, whose prompt is not computed, or whose next token a step in
+        flight samples."""
 
     @abc.abstractmethod
     def get_request_counts(self) -> tuple[int, int]:
@@ -82,16 +84,18 @@ class SchedulerInterface(abc.ABC):
 
     @abc.abstractmethod
     def has_work(self) -> bool:
-        """Whether a request is unfinished or a terminal output has not been handed out."""
+        """Whether a request is unfinished or a terminal output has not been handed out. Of a step
+        in flight whose requests have all ended nothing can come; it is still to be updated."""
 
     @abc.abstractmethod
     def discard_step(self, scheduler_output: SchedulerOutput, detail: str) -> None:
         """The step could not be run: its requests end with FINISHED_ERROR and this detail, and
-        nobody finds the blocks that it should have filled. The step is still to be updated (with
-        an empty ModelRunnerOutput), which hands out the terminal outputs.
+        nobody finds the blocks that it should have filled. So do those of the steps planned behind
+        it. All of them are still to be updated, in order (with an empty ModelRunnerOutput), which
+        hands out the terminal outputs.
 
         Raises:
-            StepOrderError: not the step that was planned last, or updated already.
+            StepOrderError: not the first of the steps that were planned and not updated.
         """
 
     @abc.abstractmethod

@@ -133,7 +133,14 @@ class LiveRequests:
         rows.arrival_s[row] = request.arrival_time
         rows.first_token_s[row] = sequence.first_token_s
         rows.is_plain[row] = False
+        rows.may_run_ahead[row] = request.num_sequences == 1 and request.beam_search is None
         self.stop_tokens.add(stop_token_ids(request))
+
+    def let_run_ahead(self, request: Request) -> None:
+        """All of the request's sequences are there: samples need nobody's result but their own."""
+        if request.beam_search is None and not request.has_branches_due:
+            for sequence in request.unfinished:
+                self.rows.may_run_ahead[sequence.row] = True
 
     def unplace(self, sequence: Sequence) -> int:
         """Take a sequence out of its row. Returns the row, which is to be given back or handed
@@ -174,6 +181,7 @@ class LiveRequests:
         else:
             self.num_reserved_rows -= 1
         self.outputs.add(sequence, token_ids, logprobs, is_over=is_over)
+        sequence.drop_tokens_in_flight()
         self.drop_sequence(sequence)
         request.num_finished_sequences += 1
         if is_over:

@@ -200,7 +200,7 @@ class PlanBuilder:
             num_common_prefix_blocks=num_common_prefix_blocks,
             finished_req_ids=finished_req_ids,
             preempted_req_ids=self.preempted_req_ids,
-            num_output_tokens=state.num_tokens[places] - state.num_prompt[places],
+            num_output_tokens=state.lengths(places) - state.num_prompt[places],
             num_lookahead_slots=num_lookahead_slots,
         )
 

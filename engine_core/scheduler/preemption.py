@@ -109,7 +109,8 @@ class Preemptor:
         reason: str,
         mode: PreemptionMode | None = None,
     ) -> None:
-        """Every block that it holds is released; what the plan had for it is refunded.
+        """Every block that it holds is released; what the plan had for it is refunded. What an
+        open step samples for it will be sampled again, and be the same: (seed, position) say it.
 
         Args:
             reason: in words, for whoever asks.
@@ -120,6 +121,7 @@ class Preemptor:
         num_tokens = sum(sequence.num_computed_tokens for sequence in sequences)
         num_blocks = self._kv_cache.num_blocks_free
         for sequence in sequences:
+            sequence.drop_tokens_in_flight()
             row = self._live.unplace(sequence)
             self._live.rows.give_back(row)
         mode = mode or self._rule.mode(victim)

@@ -45,13 +45,15 @@ class ResultIntake:
         drafts = step.plan.scheduled_spec_decode_tokens
         for name, token_ids in sampled.items():
             sequence = self._live.find_sequence(name)
-            if sequence is None or sequence.row is None or not step.has_scheduled(sequence):
-                continue  # it ended while in flight
+            position = None if sequence is None else step.position_of(sequence)
+            if sequence is None or position is None:
+                continue  # it ended, or was preempted, while in flight
             if sequence.request.beam_search is not None:
                 beams.setdefault(sequence.request.request_id, {})[name] = logprobs.get(name)
             else:
-                num_drafts = len(drafts.get(name, ()))
-                self._take_tokens(sequence, token_ids, num_drafts, logprobs.get(name), now)
+                # a prompt that goes on may be due in a later step that is planned already
+                most = 1 + len(drafts.get(name, ())) if step.is_due[position] else 0
+                self._take_tokens(sequence, token_ids, most, logprobs.get(name), now)
         for request_id, reported in beams.items():
             self._take_beams(self._live.by_id[request_id], reported)
         return rows
@@ -64,9 +66,9 @@ class ResultIntake:
         """Appends and tells what is plain. Returns its rows, and the tokens of the others."""
         state, stop_tokens = self._live.rows, self._live.stop_tokens
         is_due = step.is_due
-        if step.version != state.version:
-            is_due = is_due & (state.generation[step.places] == step.generations)
-        places, tokens = step.places, token_ids
+        if not step.batch.all_unchanged:
+            is_due = is_due & step.batch.unchanged()
+        places, tokens = step.batch.places, token_ids
         # count_nonzero costs a fraction of all() where rows are few
         if np.count_nonzero(is_due) < len(is_due):
             places, tokens = places[is_due], tokens[is_due]
@@ -98,24 +100,23 @@ class ResultIntake:
         self,
         sequence: Sequence,
         token_ids: list[int],
-        num_drafts: int,
+        most: int,
         logprobs: Logprobs | None,
         now: float,
     ) -> None:
         """Nothing before the sequence's tokens are all computed, else one token behind the accepted
-        drafts."""
+        drafts, `most` if all of them are."""
         request, state, row = sequence.request, self._live.rows, sequence.row
         assert row is not None
-        is_due = sequence.num_computed_tokens >= sequence.num_tokens
-        most = 1 + num_drafts if is_due else 0
-        if not is_due <= len(token_ids) <= most:
+        least = min(1, most)
+        if not least <= len(token_ids) <= most:
             why = (
-                f"the model runner returned {len(token_ids)} tokens, from {int(is_due)} to {most} "
-                "were due; this is a fault of the engine, please report it"
+                f"the model runner returned {len(token_ids)} tokens, from {least} to {most} were "
+                "due; this is a fault of the engine, please report it"
             )
             self._live.end(request, RequestStatus.FINISHED_ERROR, why)
             return
-        if not is_due:
+        if not most:
             return
         if request.has_branches_due:
             self._branches.branch_off(request)

@@ -39,6 +39,15 @@ class RunningRows:
         """Positions below it have slots; the cache is asked only beyond."""
         self.stop_length: Int32Array = np.zeros(max_num_rows, np.int32)
         """A sequence of so many tokens is over."""
+        self.num_ahead: Int32Array = np.zeros(max_num_rows, np.int32)
+        """Tokens behind num_tokens that open steps sample: planned for before they are known."""
+        self.may_run_ahead: BoolArray = np.zeros(max_num_rows, np.bool_)
+        """Whether that is done with it: the host has no part in what comes next, as it has in
+        beams, and where samples are to branch off."""
+        self.is_held: BoolArray = np.zeros(max_num_rows, np.bool_)
+        """Not planned for until an open step's result is known."""
+        self.num_open_steps = 0
+        """Planned and not updated; where it is 0, nobody is held and nothing is ahead."""
         self.client: Int32Array = np.zeros(max_num_rows, np.int32)
         self.tenant: Int32Array = np.zeros(max_num_rows, np.int32)
         self.index: Int32Array = np.zeros(max_num_rows, np.int32)
@@ -77,6 +86,21 @@ class RunningRows:
             self._order = np.append(self._order, np.asarray(self._appended, np.int32))
             self._appended = []
         return self._order
+
+    @property
+    def plannable(self) -> Int32Array:
+        """The rows in use that may be planned for, in order. Not to be changed."""
+        order = self.order
+        return order[~self.is_held[order]] if self.num_open_steps else order
+
+    def lengths(self, places: Int64Array) -> Int32Array:
+        """Tokens of the sequences in these rows, with those that open steps sample."""
+        lengths: Int32Array = self.num_tokens[places]
+        return lengths + self.num_ahead[places] if self.num_open_steps else lengths
+
+    def is_in_flight(self, row: int) -> bool:
+        """Whether an open step samples its next token."""
+        return bool(self.num_ahead[row]) or bool(self.is_held[row])
 
     def set_order(self, rows: list[int]) -> None:
         """The rows in use, all of them, in another order."""
@@ -124,4 +148,9 @@ class RunningRows:
             assert sequence is not None
             assert sequence.row == row
             assert self.num_computed[row] >= 0
+            assert 0 <= self.num_ahead[row] <= self.num_open_steps
+            assert self.num_tokens[row] + self.num_ahead[row] < self.stop_length[row] or (
+                not self.num_ahead[row]
+            )
+            assert self.num_open_steps or not self.is_held[row]
             assert self.num_prompt[row] <= self.num_tokens[row] <= self.stop_length[row]

@@ -57,7 +57,7 @@ class RunningTurn:
         """Spend the plan's budget on running sequences. Never fails for lack of memory: requests
         are preempted, the last of them the one that asks."""
         state = self._live.rows
-        rows = state.order
+        rows = state.plannable
         if select is not Select.ALL:
             rows = rows[self._is_prefill(rows) == (select is Select.PREFILLS)]
         if not len(rows) or not plan.budget:
@@ -67,7 +67,7 @@ class RunningTurn:
             # numpy looks up by 64-bit numbers several times as fast
             places = rows.astype(np.int64)
             computed = state.num_computed[places]
-            wanted = state.num_tokens[places] - computed
+            wanted = state.lengths(places) - computed
             counts = self._within_budget(rows, wanted, plan.budget)
             num_done = self._give_slots(plan, rows[: len(counts)], counts, computed)
             plan.add_rows(rows[:num_done], counts[:num_done])
@@ -177,14 +177,16 @@ class RunningTurn:
         for num_behind, sequence in zip(range(len(sequences) - 1, -1, -1), sequences, strict=True):
             if plan.is_scheduled(sequence):
                 continue
-            left = sequence.num_tokens - sequence.num_computed_tokens
-            num_tokens = min(left, self._max_chunk, plan.budget - num_behind)
+            num_tokens = min(sequence.num_left, self._max_chunk, plan.budget - num_behind)
             drafts = sequence.spec_token_ids[: plan.budget - num_behind - num_tokens]
             sequence.spec_token_ids = []
-            # drafts are a bet: nobody is preempted for them
+            # what is not known yet is a bet (drafts, tokens in flight): nobody is preempted for it
             if not (drafts and self._allocate(plan, sequence, num_tokens + len(drafts))):
                 drafts = []
-                if not self._make_room(plan, request, sequence, num_tokens):
+                if sequence.is_ahead:
+                    if not self._allocate(plan, sequence, num_tokens):
+                        continue
+                elif not self._make_room(plan, request, sequence, num_tokens):
                     return False
             plan.add(sequence, num_tokens + len(drafts), drafts)
         return True

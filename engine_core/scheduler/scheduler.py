@@ -55,6 +55,8 @@ class Scheduler(SchedulerInterface):
         preemption: default: one sequence is computed again, several are swapped (or computed
             again where the host has no blocks).
         step_budget: default: `max_num_batched_tokens` in every step.
+        max_steps_in_flight: most steps that are planned and not updated; with 2 a step is planned
+            while the one before it runs (`steps_ahead` draws it).
 
     The numbers are those of `SchedulerConfig`.
 
@@ -82,6 +84,7 @@ class Scheduler(SchedulerInterface):
         max_queued_tokens: int | None = None,
         max_num_adapters: int | None = None,
         log_events: bool = False,
+        max_steps_in_flight: int = 1,
     ) -> None:
         check_limits(
             max_num_batched_tokens=max_num_batched_tokens,
@@ -95,6 +98,7 @@ class Scheduler(SchedulerInterface):
             max_queued_tokens=max_queued_tokens,
             max_num_adapters=max_num_adapters,
             num_lookahead_slots=num_lookahead_slots,
+            max_steps_in_flight=max_steps_in_flight,
         )
         self._kv_cache = kv_cache
         self._policy = policy = policy or FirstComeFirstServed()
@@ -134,7 +138,7 @@ class Scheduler(SchedulerInterface):
                 long_threshold=long_prefill_threshold,
             ),
         )
-        self._steps = StepTurns(rows)
+        self._steps = StepTurns(rows, max_steps_in_flight)
         self._faults = Faults(live, kv_cache, self._steps, self._turns.preemptor)
         self._names = SequenceNames(rows)
         self._intake = ResultIntake(live, Branches(live, kv_cache), max_model_len=max_model_len)
@@ -229,7 +233,7 @@ class Scheduler(SchedulerInterface):
         step = self._steps.updated(scheduler_output)
         for name, why in model_runner_output.failures.items():
             sequence = self._live.find_sequence(name)
-            if sequence is not None:
+            if sequence is not None and step.position_of(sequence) is not None:
                 request_id = sequence.request.request_id
                 self.finish_requests(request_id, RequestStatus.FINISHED_ERROR, why)
         decoded = self._intake.take(step, model_runner_output, now)
@@ -239,7 +243,8 @@ class Scheduler(SchedulerInterface):
         return self._live.outputs.take(scheduler_output.step_id)
 
     def discard_step(self, scheduler_output: SchedulerOutput, detail: str) -> None:
-        self._faults.discard(self._steps.check_open(scheduler_output), detail)
+        self._steps.check_open(scheduler_output)
+        self._faults.discard(self._steps.open, detail)
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         for name, drafts in zip(
@@ -248,6 +253,8 @@ class Scheduler(SchedulerInterface):
             sequence = self._live.find_sequence(name)
             if sequence is None or sequence.row is None or sequence.is_prefill:
                 continue
+            if self._live.rows.is_in_flight(sequence.row):
+                continue  # they are behind a token that is no longer its last
             # one token comes behind the drafts in any case
             params = sequence.request.sampling_params
             limit = min(
@@ -257,6 +264,10 @@ class Scheduler(SchedulerInterface):
             sequence.spec_token_ids = drafts[: max(0, limit)]
 
     # ------------------------------------------------------------------ numbers
+
+    @property
+    def max_steps_in_flight(self) -> int:
+        return self._steps.max_steps_in_flight
 
     def get_request_counts(self) -> tuple[int, int]:
         return len(self._live.running), len(self._live.waiting)
@@ -277,5 +288,6 @@ class Scheduler(SchedulerInterface):
         return collect_statistics(self._live, self._kv_cache, self._policy, self._learning.now)
 
     def check(self) -> None:
-        """Assert that queues, rows, counters and the cache agree with each other."""
+        """Assert that steps, queues, rows, counters and the cache agree with each other."""
+        self._steps.check()
         check_live(self._live, self._kv_cache, self._limits.max_num_seqs)

@@ -98,6 +98,18 @@ class Sequence:
             self._rows.num_computed[self.row] = value
 
     @property
+    def num_left(self) -> int:
+        """Tokens to be computed, what open steps sample among them. Of one in a row."""
+        assert self._rows is not None
+        rows, row = self._rows, self.row
+        return int(rows.num_tokens[row] + rows.num_ahead[row] - rows.num_computed[row])
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the token to be computed next is not known: an open step samples it."""
+        return self._rows is not None and bool(self._rows.num_ahead[self.row])
+
+    @property
     def is_prefill(self) -> bool:
         """Whether tokens are to be computed that were not sampled last."""
         num_computed = self.num_computed_tokens
@@ -153,6 +165,12 @@ class Sequence:
             rows.token_ids[row, rows.num_tokens[row]] = token_id
             rows.num_tokens[row] += 1
 
+    def drop_tokens_in_flight(self) -> None:
+        """What open steps sample for it is not taken: its last token is to be computed again if
+        the sequence goes on, and what a step computes behind it counts as never computed."""
+        if self._rows is not None and self._rows.num_open_steps:
+            self.num_computed_tokens = min(self.num_computed_tokens, self.num_tokens - 1)
+
     def set_output(self, token_ids: list[int]) -> None:
         """All of the output, of a sequence without a row."""
         assert self._rows is None
@@ -182,6 +200,8 @@ class Sequence:
         rows.num_prompt[row] = num_prompt
         rows.num_computed[row] = self._num_computed
         rows.num_writable[row] = 0
+        rows.num_ahead[row] = 0
+        rows.is_held[row] = False
         rows.index[row] = self.index
         self.row = row
         self._rows = rows

@@ -7,6 +7,11 @@ sequence may read blocks that one before it fills in the same step.
 
 A sequence is one stream of tokens. A request has one, named by its request_id, or n of them
 ("ID", "ID#1", "ID#2" ...): parallel samples or beams. To the runner each is a row of its own.
+
+A plan may be made before the result of the step before it is known. What it says then holds behind
+that step: its tokens count as computed, and the token that a sequence computes may be the one that
+it samples. No plan says that token's number, the runner has it. A row that computes in vain,
+because its sequence has ended meanwhile, is told of as finished in a later plan, like any other.
 """
 
 import dataclasses
@@ -127,7 +132,7 @@ class SchedulerOutput:
     """Lost their blocks in this step: drop their rows, if they have any, and keep what else is
     known of them."""
     num_output_tokens: Int32Array
-    """Of each sequence of the batch, before this step."""
+    """Of each sequence of the batch, before this step; what open steps sample counts."""
     num_lookahead_slots: int = 0
     """Slots that each sequence has behind this step's tokens."""
 

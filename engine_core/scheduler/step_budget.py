@@ -74,7 +74,8 @@ class StepBudget(Protocol):
         ...
 
     def observe(self, load: StepLoad, duration_s: float) -> None:
-        """A step took that long, from its planning to its update."""
+        """A step took that long, from its planning, or from the end of the step before it if that
+        was later, to its update."""
         ...
 
 

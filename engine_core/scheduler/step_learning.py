@@ -35,6 +35,8 @@ class StepLearning:
         self._budget = budget
         self.now = 0.0
         """Seconds, at the last call with a time."""
+        self._last_end_s = 0.0
+        """Of the step that was observed last."""
 
     def choose_budget(self, now: float) -> int:
         """Most tokens of the step to be planned."""
@@ -68,7 +70,10 @@ class StepLearning:
     def observe(self, step: OpenStep, decoded: Int32Array, now: float) -> None:
         """A step is over; `decoded` are the rows that got a token as columns."""
         self.now = now
-        plan, duration_s = step.plan, now - step.planned_s
+        plan = step.plan
+        # one that was planned behind another began when that one ended
+        began_s = max(step.planned_s, self._last_end_s) if step.is_behind else step.planned_s
+        duration_s, self._last_end_s = now - began_s, now
         copies = plan.copies
         num_copied = len(copies.swap_in) + len(copies.swap_out) + len(copies.copy)
         self._preemption.observe(plan.total_num_scheduled_tokens, num_copied, duration_s)

@@ -1,43 +1,47 @@
 """Whose turn it is: each step is planned once, then updated once. Knows steps, not requests.
 
-One step is open at a time. Its sequences may all have ended before its update (a fault, the end of
-the daemon): nothing can come of it then, and it does not stand in the way of the next.
+One step is open at a time, or as many as may be in flight; they are updated in the order in which
+they were planned. A step's sequences may all have ended before its update (a fault, the end of the
+daemon): nothing can come of it then, and it does not stand in the way of the next.
 """
 
 import dataclasses
+from collections import deque
 
 import numpy as np
 
 from engine_core.scheduler.errors import StepOrderError
-from engine_core.scheduler.running_rows import BoolArray, Int64Array, RunningRows
+from engine_core.scheduler.running_rows import BoolArray, RunningRows
 from engine_core.scheduler.sequence import Sequence
 from engine_core.scheduler.step import SchedulerOutput
+from engine_core.scheduler.steps_ahead import PlacedRows, StepsAhead
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)  # one a step: frozen takes a microsecond more
 class OpenStep:
-    """A step that was planned and not updated."""
+    """A step that was planned and not updated. Not to be changed."""
 
     plan: SchedulerOutput
-    places: Int64Array
-    """The batch's rows, as numpy looks up by them several times as fast as by 32-bit numbers."""
-    version: int
-    """Of the rows: while it is theirs, none has changed hands."""
-    generations: Int64Array
-    """Of each row of the batch: it has changed hands since if this is no longer the row's."""
+    batch: PlacedRows
     is_due: BoolArray
     """Which sequences of the batch get a token."""
     planned_s: float
+    is_behind: bool
+    """Whether another step was open when it was planned: the device had that to do first."""
+    steps_ahead: StepsAhead | None
 
     def position_of(self, sequence: Sequence) -> int | None:
-        """Where the sequence stands in the batch."""
+        """Where the sequence stands in the batch; None also if it had another row then, or this
+        row at another time."""
         if sequence.row is None:
             return None
-        found = (self.places == sequence.row).nonzero()[0]
-        return int(found[0]) if len(found) else None
-
-    def has_scheduled(self, sequence: Sequence) -> bool:
-        return self.position_of(sequence) is not None
+        batch = self.batch
+        found = (batch.places == sequence.row).nonzero()[0]
+        if not len(found):
+            return None
+        position = int(found[0])
+        is_its = batch.generations[position] == batch.rows.generation[sequence.row]
+        return position if is_its else None
 
     def num_tokens_of(self, sequence: Sequence) -> int:
         """The sequence's tokens in this step, 0 if it has none."""
@@ -46,59 +50,98 @@ class OpenStep:
 
 
 class StepTurns:
-    """Gives out step ids and holds the open step."""
+    """Gives out step ids and holds the open steps.
 
-    def __init__(self, rows: RunningRows) -> None:
+    Args:
+        max_steps_in_flight: most steps open at a time.
+    """
+
+    def __init__(self, rows: RunningRows, max_steps_in_flight: int = 1) -> None:
         self._rows = rows
+        self.max_steps_in_flight = max_steps_in_flight
         self.next_step_id = 0
-        self.open: OpenStep | None = None
+        self._open: deque[OpenStep] = deque()
+
+    @property
+    def open(self) -> list[OpenStep]:
+        """In order."""
+        return list(self._open)
+
+    def num_tokens_in_flight(self, sequence: Sequence) -> int:
+        """The sequence's tokens in all open steps."""
+        return sum(step.num_tokens_of(sequence) for step in self._open)
 
     def check_may_plan(self) -> None:
         """
         Raises:
-            StepOrderError: a step with live sequences is open.
+            StepOrderError: as many steps as may be are open, the first of them with live sequences.
         """
-        if self.open is not None and self._is_live(self.open):
+        if len(self._open) < self.max_steps_in_flight:
+            return
+        first = self._open[0]
+        if first.batch.unchanged().any():
             raise StepOrderError(
-                f"step {self.open.plan.step_id} has not been updated; call update_from_output with "
+                f"step {first.plan.step_id} has not been updated; call update_from_output with "
                 "its result (or discard_step first, if it has none) before the next schedule"
             )
-
-    def _is_live(self, step: OpenStep) -> bool:
-        return bool((self._rows.generation[step.places] == step.generations).any())
+        self._close()
 
     def planned(self, plan: SchedulerOutput, now: float) -> None:
         """`plan` is open now."""
         assert plan.step_id == self.next_step_id
-        state, places = self._rows, plan.batch.rows.astype(np.int64)
-        self.open = OpenStep(
-            plan=plan,
-            places=places,
-            version=state.version,
-            generations=state.generation[places],
-            is_due=state.num_computed[places] >= state.num_tokens[places],
-            planned_s=now,
-        )
+        rows = self._rows
+        batch = PlacedRows(rows, plan.batch.rows.astype(np.int64))
+        is_due: BoolArray = rows.num_computed[batch.places] >= rows.lengths(batch.places)
+        steps_ahead = None
+        if self.max_steps_in_flight > 1:
+            steps_ahead = StepsAhead.behind(plan, batch, is_due)
+        self._open.append(OpenStep(plan, batch, is_due, now, bool(self._open), steps_ahead))
+        rows.num_open_steps = len(self._open)
         self.next_step_id += 1
 
     def check_open(self, plan: SchedulerOutput) -> OpenStep:
         """
         Raises:
-            StepOrderError: `plan` is not the open one.
+            StepOrderError: `plan` is not the first of the open ones.
         """
-        if self.open is None or plan.step_id != self.open.plan.step_id:
-            due = "none is due" if self.open is None else f"step {self.open.plan.step_id} is due"
+        if not self._open or plan.step_id != self._open[0].plan.step_id:
+            due = f"step {self._open[0].plan.step_id} is due" if self._open else "none is due"
             raise StepOrderError(
                 f"step {plan.step_id} is not to be updated, {due}; update each step once, in order"
             )
-        return self.open
+        return self._open[0]
 
     def updated(self, plan: SchedulerOutput) -> OpenStep:
         """Close the step of this plan. Returns it.
 
         Raises:
-            StepOrderError: `plan` is not the open one.
+            StepOrderError: `plan` is not the first of the open ones.
         """
         step = self.check_open(plan)
-        self.open = None
+        self._close()
         return step
+
+    def check(self) -> None:
+        """Assert that rows are ahead or held just as the open steps have it, and that every other
+        one has something to run."""
+        rows, order = self._rows, self._rows.order
+        assert rows.num_open_steps == len(self._open) <= self.max_steps_in_flight
+        if self.max_steps_in_flight == 1 and self._open:
+            return
+        num_ahead, is_held = np.zeros_like(rows.num_ahead), np.zeros_like(rows.is_held)
+        for step in self._open:
+            assert step.steps_ahead is not None
+            num_ahead[step.steps_ahead.ahead.unchanged_places()] += 1
+            if step.steps_ahead.held is not None:
+                is_held[step.steps_ahead.held.unchanged_places()] = True
+        assert (num_ahead[order] == rows.num_ahead[order]).all()
+        assert (is_held[order] == rows.is_held[order]).all()
+        num_left = rows.lengths(order.astype(np.int64)) - rows.num_computed[order]
+        assert (is_held[order] | (num_left > 0)).all()
+
+    def _close(self) -> None:
+        """The first of the open steps."""
+        step = self._open.popleft()
+        if step.steps_ahead is not None:
+            step.steps_ahead.release()
+        self._rows.num_open_steps = len(self._open)

@@ -35,8 +35,11 @@ class PagedAttention:
         *,
         scale: float,
         softcap: float | None,
+        sinks_H: torch.Tensor | None = None,
+        alibi_slopes_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `Operations.paged_attention`."""
+        is_plain = softcap is None and sinks_H is None and alibi_slopes_H is None
         num_kv_heads, head_size = k_cache_BSKD.shape[2:]
         out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
         for group in groups:
@@ -44,12 +47,14 @@ class PagedAttention:
             k_GKLD = self._gather("keys", k_cache_BSKD, group.key_rows).view(shape)
             v_GKLD = self._gather("values", v_cache_BSKD, group.key_rows).view(shape)
             q_GKND = _pack_queries(q_THD, group, num_kv_heads)
-            if softcap is None and q_GKND.shape[2] > _MOST_ROWS_FOR_BMM:
+            if is_plain and q_GKND.shape[2] > _MOST_ROWS_FOR_BMM:
                 o_GKND = F.scaled_dot_product_attention(
                     q_GKND, k_GKLD, v_GKLD, attn_mask=group.mask, scale=scale
                 )
             else:
-                o_GKND = self._attend(q_GKND, k_GKLD, v_GKLD, group.mask, scale, softcap)
+                o_GKND = self._attend(
+                    q_GKND, k_GKLD, v_GKLD, group, scale, softcap, sinks_H, alibi_slopes_H
+                )
             o_NHD = _unpack_queries(o_GKND, group, q_THD.shape[1])
             if group.output_token is None:
                 return o_NHD
@@ -63,9 +68,11 @@ class PagedAttention:
         q_GKND: torch.Tensor,
         k_GKLD: torch.Tensor,
         v_GKLD: torch.Tensor,
-        mask: torch.Tensor | None,
+        group: TileGroup,
         scale: float,
         softcap: float | None,
+        sinks_H: torch.Tensor | None,
+        alibi_slopes_H: torch.Tensor | None,
     ) -> torch.Tensor:
         """Two batched products with the softmax in float32 between them."""
         num_tiles, num_kv_heads, num_rows, head_size = q_GKND.shape
@@ -75,9 +82,17 @@ class PagedAttention:
         scores_GKNL = scores.view(num_tiles, num_kv_heads, num_rows, num_keys).float()
         if softcap is not None:
             scores_GKNL.div_(softcap).tanh_().mul_(softcap)
-        if mask is not None:
-            scores_GKNL += mask
-        weights_GKNL = torch.softmax(scores_GKNL, dim=-1).to(q_GKND.dtype)
+        if alibi_slopes_H is not None:
+            scores_GKNL += _alibi(group, alibi_slopes_H.view(num_kv_heads, -1))
+        if group.mask is not None:
+            scores_GKNL += group.mask
+        if sinks_H is not None:  # one more key, whose value is zero
+            sinks_K1H = sinks_H.view(num_kv_heads, 1, -1).expand(-1, group.num_queries, -1)
+            sinks_GKN1 = sinks_K1H.reshape(1, num_kv_heads, num_rows, 1).expand(
+                num_tiles, -1, -1, -1
+            )
+            scores_GKNL = torch.cat((scores_GKNL, sinks_GKN1), dim=-1)
+        weights_GKNL = torch.softmax(scores_GKNL, dim=-1)[..., :num_keys].to(q_GKND.dtype)
         return torch.bmm(weights_GKNL.flatten(0, 1), v_GKLD.flatten(0, 1)).view(
             num_tiles, num_kv_heads, num_rows, head_size
         )
@@ -97,6 +112,15 @@ class PagedAttention:
             buffer = torch.empty(size, dtype=like.dtype, device=like.device)
             self._buffers[name, like.dtype] = buffer
         return buffer[:size].view(shape)
+
+
+def _alibi(group: TileGroup, slopes_KH: torch.Tensor) -> torch.Tensor:
+    """`slope * (key position - query position)`, [G, K, Q * (H / K), L]."""
+    first_G = torch.tensor(group.first_distances, dtype=torch.float32)
+    steps_QL = torch.arange(group.num_keys) - torch.arange(group.num_queries).unsqueeze(1)
+    distance_GQL = first_G[:, None, None] + steps_QL
+    bias_GKQHL = distance_GQL[:, None, :, None] * slopes_KH[None, :, None, :, None]
+    return bias_GKQHL.flatten(2, 3)
 
 
 def _pack_queries(q_THD: torch.Tensor, group: TileGroup, num_kv_heads: int) -> torch.Tensor:

@@ -51,6 +51,7 @@ class TileGroup:
         output_token: the token of each real result.
         key_rows: rows of the cache viewed as [B * S * K, D], in the order [G, K, L].
         mask: additive, broadcasts to [G, K, Q * (H / K), L]; None if everything is visible.
+        first_distances: of each tile, the position of its first key less that of its first query.
     """
 
     num_tiles: int
@@ -61,6 +62,7 @@ class TileGroup:
     output_token: torch.Tensor | None
     key_rows: torch.Tensor
     mask: torch.Tensor | None
+    first_distances: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,8 @@ class _Tiles:
     key_stop: Int64Array
 
 
-class AttentionPlanner:
-    """Makes plans. Keeps only the mask templates, which grow with the longest context seen."""
+class TilePlanner:
+    """Cuts steps of any group. Keeps only mask templates, which grow with the longest context."""
 
     def __init__(self) -> None:
         self._templates = MaskTemplates()
@@ -174,6 +176,7 @@ class AttentionPlanner:
             output_token=output_token,
             key_rows=torch.from_numpy(key_rows.reshape(-1)),
             mask=mask,
+            first_distances=tuple((tiles.key_start - tiles.position)[members].tolist()),
         )
 
 

@@ -12,10 +12,18 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from kernels.interface import AttentionMetadata, KVCache, LinearWeight
+from kernels.interface import (
+    AttentionMetadata,
+    AttentionPlanner,
+    ExpertWeights,
+    KVCache,
+    LinearWeight,
+)
 from kernels.torch_ops import block_copies, elementwise, rotary, sampling
 from kernels.torch_ops.attention import PagedAttention
-from kernels.torch_ops.attention_plan import AttentionPlanner, TileGroup
+from kernels.torch_ops.attention_plan import TileGroup, TilePlanner
+from kernels.torch_ops.attention_planner import TorchAttentionPlanner
+from kernels.torch_ops.experts import TorchExpertWeights, mixture_of_experts, prepare_experts
 from kernels.torch_ops.linear import TorchLinearWeight, linear, prepare_linear
 
 
@@ -26,7 +34,7 @@ class TorchOperations:
     """
 
     def __init__(self) -> None:
-        self._planner = AttentionPlanner()
+        self._tiles = TilePlanner()
         self._attention = PagedAttention()
 
     @property
@@ -37,6 +45,10 @@ class TorchOperations:
     def device(self) -> torch.device:
         return torch.device("cpu")
 
+    @property
+    def needs_decodes_first(self) -> bool:
+        return False
+
     def prepare_linear(
         self, weight_NE: torch.Tensor, bias_N: torch.Tensor | None = None
     ) -> LinearWeight:
@@ -45,6 +57,29 @@ class TorchOperations:
     def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
         assert isinstance(weight, TorchLinearWeight), "prepared by another backend"
         return linear(x_TE, weight)
+
+    def prepare_experts(self, gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> ExpertWeights:
+        return prepare_experts(gate_up_XFE, down_XEF)
+
+    def mixture_of_experts(
+        self,
+        x_TE: torch.Tensor,
+        router_logits_TX: torch.Tensor,
+        experts: ExpertWeights,
+        *,
+        top_k: int,
+        renormalise: bool,
+        weights_dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
+        assert isinstance(experts, TorchExpertWeights), "prepared by another backend"
+        return mixture_of_experts(
+            x_TE,
+            router_logits_TX,
+            experts,
+            top_k=top_k,
+            renormalise=renormalise,
+            weights_dtype=weights_dtype,
+        )
 
     def embedding(self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor) -> torch.Tensor:
         return F.embedding(token_ids_T, weight_VE)
@@ -95,21 +130,34 @@ class TorchOperations:
     ) -> None:
         rotary.write_kv_cache(k_TKD, v_TKD, kv_cache, slot_mapping_T)
 
+    def read_kv_cache(self, kv_cache: KVCache, slots_L: torch.Tensor) -> KVCache:
+        keys_BSKD, values_BSKD = kv_cache
+        return keys_BSKD.flatten(0, 1)[slots_L], values_BSKD.flatten(0, 1)[slots_L]
+
     def paged_attention(
         self,
         q_THD: torch.Tensor,
-        k_cache_BSKD: torch.Tensor,
-        v_cache_BSKD: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
         metadata: AttentionMetadata,
         *,
         scale: float,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        sinks_H: torch.Tensor | None = None,
+        alibi_slopes_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert sliding_window == metadata.sliding_window, "planned for another window"
         groups = cast("tuple[TileGroup, ...]", metadata.plan)
         return self._attention.run(
-            q_THD, k_cache_BSKD, v_cache_BSKD, groups, scale=scale, softcap=softcap
+            q_THD,
+            k_cache,
+            v_cache,
+            groups,
+            scale=scale,
+            softcap=softcap,
+            sinks_H=sinks_H,
+            alibi_slopes_H=alibi_slopes_H,
         )
 
     def silu_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
@@ -156,37 +204,32 @@ class TorchOperations:
             frequency_penalty=frequency_penalty,
         )
 
-    def plan_attention(
+    def make_attention_planner(
         self,
         *,
-        query_start_loc_R1: torch.Tensor,
-        seq_lens_R: torch.Tensor,
-        block_table_RM: torch.Tensor,
-        slot_mapping_T: torch.Tensor,
-        block_size: int,
         num_query_heads: int,
         num_kv_heads: int,
+        head_size: int,
+        block_size: int,
+        sliding_window: int | None,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
         dtype: torch.dtype,
-        sliding_window: int | None = None,
-    ) -> AttentionMetadata:
-        groups = self._planner.plan(
-            query_start_loc_R1=query_start_loc_R1.numpy().astype(np.int64),
-            seq_lens_R=seq_lens_R.numpy().astype(np.int64),
-            block_table_RM=block_table_RM.numpy().astype(np.int64),
-            block_size=block_size,
+        kv_dtype: torch.dtype,
+    ) -> AttentionPlanner:
+        if kv_dtype != dtype:
+            raise ValueError(
+                f"a KV cache of {kv_dtype} under a model of {dtype}: on a CPU both must be equal; "
+                "leave --kv-cache-dtype at auto"
+            )
+        return TorchAttentionPlanner(
+            tiles=self._tiles,
             num_query_heads=num_query_heads,
             num_kv_heads=num_kv_heads,
-            dtype=dtype,
-            sliding_window=sliding_window,
-        )
-        return AttentionMetadata(
-            query_start_loc_R1=query_start_loc_R1,
-            seq_lens_R=seq_lens_R,
-            block_table_RM=block_table_RM,
-            slot_mapping_T=slot_mapping_T,
             block_size=block_size,
             sliding_window=sliding_window,
-            plan=groups,
+            dtype=dtype,
         )
 
     def allocate_kv_cache(
@@ -199,6 +242,12 @@ class TorchOperations:
     ) -> KVCache:
         shape = (num_blocks, block_size, num_kv_heads, head_size)
         return _untouched_zeros(shape, dtype), _untouched_zeros(shape, dtype)
+
+    def allocate_host_kv_cache(self, like: KVCache, num_blocks: int) -> KVCache:
+        keys, values = (
+            torch.empty((num_blocks, *cache.shape[1:]), dtype=cache.dtype) for cache in like
+        )
+        return keys, values
 
     def copy_blocks(
         self, src: KVCache, dst: KVCache, src_ids_N: torch.Tensor, dst_ids_N: torch.Tensor

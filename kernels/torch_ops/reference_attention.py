@@ -19,8 +19,10 @@ def reference_paged_attention(
     scale: float,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    sinks_H: torch.Tensor | None = None,
+    alibi_slopes_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`softmax(softcap(scale * q k) + mask) v` for each request, see `Operations`."""
+    """`softmax(softcap(scale * q k) + bias + mask) v` for each request, see `Operations`."""
     out_THD = torch.empty_like(q_THD)
     group_size = q_THD.shape[1] // k_cache_BSKD.shape[2]
     starts = metadata.query_start_loc_R1.tolist()
@@ -36,9 +38,15 @@ def reference_paged_attention(
             scores_HQL = softcap * torch.tanh(scores_HQL / softcap)
         key_L = torch.arange(length)
         query_Q1 = torch.arange(length - (stop - start), length).unsqueeze(1)
+        if alibi_slopes_H is not None:
+            scores_HQL = scores_HQL + alibi_slopes_H[:, None, None] * (key_L - query_Q1)
         visible_QL = key_L <= query_Q1
         if sliding_window is not None:
             visible_QL &= key_L > query_Q1 - sliding_window
-        weights_HQL = scores_HQL.masked_fill(~visible_QL, float("-inf")).softmax(-1)
+        scores_HQL = scores_HQL.masked_fill(~visible_QL, float("-inf"))
+        if sinks_H is not None:
+            sinks_HQ1 = sinks_H[:, None, None].expand(-1, stop - start, 1)
+            scores_HQL = torch.cat((scores_HQL, sinks_HQ1), dim=-1)
+        weights_HQL = scores_HQL.softmax(-1)[..., :length]
         out_THD[start:stop] = torch.einsum("hql,lhd->qhd", weights_HQL, v_LHD).to(q_THD.dtype)
     return out_THD

@@ -247,6 +247,8 @@ def variants() -> list[KernelVariant]:
         _variant("decode bf16 G=4 D=128 S=16 5 queries", max_queries=5),
         _variant("decode fp8 G=8 D=128 S=16 8 queries", group_size=8, max_queries=8, kv_dtype=fp8),
         _variant("decode fp16 G=4 D=128 S=128", dtype=torch.float16, block_size=128),
+        _variant("decode fp32 G=3 D=64 S=16", group_size=3, head_size=64, dtype=torch.float32),
+        _variant("decode fp32 G=4 D=128 S=16", dtype=torch.float32),
         _variant("decode bf16 G=8 D=128 S=32", group_size=8, block_size=32),
     ]
 

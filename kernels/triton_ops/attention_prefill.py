@@ -227,6 +227,9 @@ def _configuration(
     of 256 elements a head leaves few registers, and converting fp8 takes some more."""
     padded = max(16, triton.next_power_of_2(head_size))
     block_n = 64 if padded <= 128 else min(32, 16 * kv_bytes)
+    num_stages = 3
+    if kv_bytes == 4:  # keys of twice the bytes; above 64 elements a head some registers spill
+        block_n, num_stages = 32, 2
     constants = {
         "G": group_size,
         "D": head_size,
@@ -234,7 +237,7 @@ def _configuration(
         "BLOCK_M": TILE_ROWS,
         "BLOCK_N": block_n,
     }
-    return constants, {"num_warps": 8, "num_stages": 3}
+    return constants, {"num_warps": 8, "num_stages": num_stages}
 
 
 def variants() -> list[KernelVariant]:
@@ -264,6 +267,14 @@ def variants() -> list[KernelVariant]:
             options=("WINDOW", "SINKS", "LSE"),
         ),
         _variant("prefill fp16 G=4 D=128 S=128", dtype=torch.float16, block_size=128),
+        _variant("prefill fp32 G=3 D=64 S=16", group_size=3, head_size=64, dtype=torch.float32),
+        _variant(
+            "prefill fp32 G=3 D=64 S=16 window",
+            group_size=3,
+            head_size=64,
+            dtype=torch.float32,
+            options=("WINDOW",),
+        ),
     ]
 
 

@@ -279,7 +279,7 @@ class AttentionWorkspace:
                 " be a multiple of the second"
             )
         decode_rows = max_decode_queries * (num_query_heads // num_kv_heads)
-        if decode_rows > MOST_DECODE_ROWS:
+        if max_decodes and decode_rows > MOST_DECODE_ROWS:
             raise ValueError(
                 f"{max_decode_queries} query tokens a decode are {decode_rows} rows, the limit is"
                 f" {MOST_DECODE_ROWS}; plan such requests as prefills"

@@ -348,23 +348,28 @@ def variants() -> list[KernelVariant]:
     ids = torch.empty(1, dtype=torch.int32, device="meta")
     result = []
     for name, num_experts, top_k in (("Mixtral", 8, 2), ("Qwen3-MoE", 128, 8)):
-        for dtype in (torch.bfloat16, torch.float32):
+        for dtype, weights_dtype in (
+            (torch.bfloat16, torch.float32),
+            (torch.float32, torch.float32),
+            (torch.bfloat16, torch.bfloat16),
+        ):
             arguments = {
                 "logits_ptr": torch.empty(1, dtype=dtype, device="meta"),
                 "ids_ptr": ids,
-                "weights_ptr": torch.empty(1, dtype=torch.float32, device="meta"),
+                "weights_ptr": torch.empty(1, dtype=weights_dtype, device="meta"),
                 "num_tokens": 64,
                 "logits_stride": num_experts,
             }
+            rounded = ", rounded" if weights_dtype != torch.float32 else ""
             result.append(
                 KernelVariant(
-                    name=f"route {name} {str(dtype).removeprefix('torch.')}",
+                    name=f"route {name} {str(dtype).removeprefix('torch.')}{rounded}",
                     kernel=_route_kernel,
                     arguments=arguments,
                     constants=_route_constants(num_experts, top_k, True),
                 )
             )
-        for tile_rows in (16, 128):
+        for tile_rows in (16, 64, 128):
             pointers = ("ids", "counts", "sorted", "tile_expert", "tile_start", "tile_stop")
             result.append(
                 KernelVariant(

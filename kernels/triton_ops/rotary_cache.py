@@ -299,7 +299,7 @@ def _launch(
     q_THD, k_TKD, v_TKD, q_out_THD = heads
     num_tokens, K, D = k_TKD.shape
     _check("slot_mapping_T", slot_mapping_T, (num_tokens,), k_TKD, (torch.int64,))
-    rotary_size = D
+    rotary_size = D // 2 * 2  # an odd head ends with an element of no pair
     if cos_sin_PD is not None:
         rotary_size = min(cos_sin_PD.shape[-1] // 2 * 2, D)
         shape = (cos_sin_PD.shape[0], rotary_size)

@@ -23,6 +23,18 @@ def num_mask_words(vocab_size: int) -> int:
     return -(-vocab_size // _WORD_BITS)
 
 
+def pack_token_masks(allowed_RV: torch.Tensor) -> torch.Tensor:
+    """bool [R, V] as int32 [R, ceil(V / 32)], on the same device; bits past V are 0."""
+    rows, vocab_size = allowed_RV.shape
+    num_words = num_mask_words(vocab_size)
+    bits_RB = torch.zeros(rows, num_words * _WORD_BITS, dtype=torch.int64, device=allowed_RV.device)
+    bits_RB[:, :vocab_size] = allowed_RV
+    place_B = torch.arange(_WORD_BITS, device=allowed_RV.device)
+    words_RW = (bits_RB.view(rows, num_words, _WORD_BITS) << place_B).sum(dim=2)
+    # the highest bit of a word is the sign of an int32
+    return torch.where(words_RW < 1 << 31, words_RW, words_RW - (1 << 32)).to(torch.int32)
+
+
 def apply_token_masks_reference(
     logits_RV: torch.Tensor, masks_RW: torch.Tensor, is_masked_R: torch.Tensor
 ) -> torch.Tensor:

@@ -105,19 +105,22 @@ def fit_record(path: Path) -> FittedModel:
 def step_cycles(events: Iterator[Event]) -> Iterator[tuple[Step, float]]:
     """Each step, and the seconds from its planning to that of the next: what a client sees of it
     includes the engine's own work between two steps. Where the engine had nothing to do in between,
-    that work is what it was at the last step where it had."""
+    that work is what it was at the last step where it had. A step that was planned while another
+    ran began when that one ended, and nothing lies between them."""
     last: Step | None = None
-    between_s = 0.0
+    duration_s = between_s = end_s = 0.0
     for event in events:
         if not isinstance(event, Step):
             continue
         if last is not None:
             if event.id == last.id + 1 and not set(last.sequences).isdisjoint(event.sequences):
-                between_s = max(0.0, event.start_s - last.start_s - last.duration_s)
-            yield last, last.duration_s + between_s
-        last = event
+                between_s = max(0.0, event.start_s - end_s)
+            yield last, duration_s + between_s
+        overlap_s = max(0.0, end_s - event.start_s)
+        last, end_s = event, event.start_s + event.duration_s
+        duration_s = event.duration_s - overlap_s
     if last is not None:
-        yield last, last.duration_s + between_s
+        yield last, duration_s + between_s
 
 
 def features_of(step: Step) -> tuple[float, ...]:

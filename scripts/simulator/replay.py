@@ -3,6 +3,7 @@ sampled tokens; each step's plan is compared with the recorded one.
 
 Steps in which nothing ran and nobody was told anything are not recorded; their numbers are missing.
 They are planned here too: before what arrived next if the scheduler had no work then, else after.
+Where steps were in flight, a line of its own says when each was planned.
 """
 
 import dataclasses
@@ -10,7 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from engine_core.recorded_run import Aborted, Arrived, CacheReset, Event, Step, prompt_tokens
+from engine_core.recorded_run import (
+    Aborted,
+    Arrived,
+    CacheReset,
+    Event,
+    Planned,
+    Step,
+    prompt_tokens,
+)
 from engine_core.scheduler import (
     ModelRunnerOutput,
     Request,
@@ -58,14 +67,14 @@ def verify(record: RunRecord) -> Verification:
     num_steps = num_requests = 0
     between: list[Event] = []
     for event in record.events():
-        if not isinstance(event, Step):
+        if not isinstance(event, Planned | Step):
             between.append(event)
             continue
-        difference = replay.step(between, event)
+        difference = replay.go_on(between, event)
         num_requests += sum(isinstance(one, Arrived) for one in between)
         if difference is not None:
             return Verification(num_steps, num_requests, difference)
-        num_steps += 1
+        num_steps += isinstance(event, Step)
         between = []
     return Verification(num_steps, num_requests, None)
 
@@ -76,21 +85,36 @@ class _Replay:
         self._scheduler = build_scheduler(record.scheduler_config(), record.cache())
         self._next_step_id: int | None = None
         self._now_s = 0.0
+        self._plans: dict[int, SchedulerOutput] = {}
+        """Of the steps in flight, by the recorded number."""
 
-    def step(self, between: list[Event], step: Step) -> Difference | None:
-        """What came before a step, then the step."""
+    def go_on(self, between: list[Event], event: Planned | Step) -> Difference | None:
+        """What came before an event of a step, then that event."""
+        if event.id in self._plans:
+            difference = self._apply_all(between, event.id)
+        else:
+            start_s = event.at_s if isinstance(event, Planned) else event.start_s
+            difference = self._plan(between, event.id, start_s)
+        if difference is not None or isinstance(event, Planned):
+            return difference
+        return self._take_in(event)
+
+    def _plan(self, between: list[Event], step_id: int, start_s: float) -> Difference | None:
         if self._next_step_id is None:
-            self._next_step_id = step.id  # recording may begin late, deciding begins at 0
-        num_missing = step.id - self._next_step_id
+            self._next_step_id = step_id  # recording may begin late, deciding begins at 0
+        num_missing = step_id - self._next_step_id
         if num_missing and not self._scheduler.has_work():
             self._empty_steps(num_missing)
             num_missing = 0
-        for event in between:
-            difference = self._apply(event, step.id)
-            if difference is not None:
-                return difference
-        self._empty_steps(num_missing)
-        plan = self._scheduler.schedule(now=step.start_s)
+        difference = self._apply_all(between, step_id)
+        if difference is None:
+            self._empty_steps(num_missing)
+            self._plans[step_id] = self._scheduler.schedule(now=start_s)
+            self._next_step_id = step_id + 1
+        return difference
+
+    def _take_in(self, step: Step) -> Difference | None:
+        plan = self._plans.pop(step.id)
         difference = _compare(step, plan)
         if difference is not None:
             return difference
@@ -98,7 +122,6 @@ class _Replay:
         if step.was_discarded:
             self._scheduler.discard_step(plan, "the step failed")
         self._scheduler.update_from_output(plan, step.model_output(), now=self._now_s)
-        self._next_step_id = step.id + 1
         return None
 
     def _empty_steps(self, count: int) -> None:
@@ -107,6 +130,13 @@ class _Replay:
             ids = plan.batch.req_ids
             nothing = ModelRunnerOutput(req_ids=ids, sampled_token_ids=np.zeros(len(ids), np.int32))
             self._scheduler.update_from_output(plan, nothing, now=self._now_s)
+
+    def _apply_all(self, events: list[Event], step_id: int) -> Difference | None:
+        for event in events:
+            difference = self._apply(event, step_id)
+            if difference is not None:
+                return difference
+        return None
 
     def _apply(self, event: Event, step_id: int) -> Difference | None:
         match event:
@@ -119,7 +149,7 @@ class _Replay:
                 self._scheduler.finish_requests(event.ids, RequestStatus.FINISHED_ABORTED)
             case CacheReset():
                 self._scheduler.reset_prefix_cache()
-            case Step():
+            case Planned() | Step():
                 raise AssertionError("steps are not applied")
         return None
 

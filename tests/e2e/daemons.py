@@ -14,11 +14,12 @@ from pathlib import Path
 class Daemon:
     """A running `engine-core`; `ready` is its line on stdout, `log()` its stderr so far."""
 
-    def __init__(self, model, *options, bind=None):
+    def __init__(self, model, *options, bind=None, program=("-m", "engine_core.cli")):
         self._folder = tempfile.TemporaryDirectory(prefix="ec-")
         bind = bind or f"ipc://{self._folder.name}/engine.sock"
-        command = [sys.executable, "-m", "engine_core.cli", "--model", str(model)]
-        command += ["--bind", bind, *map(str, options)]
+        command = [sys.executable, *map(str, program), "--bind", bind]
+        command += [] if model is None else ["--model", str(model)]
+        command += map(str, options)
         self._log = Path(self._folder.name) / "log"
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
@@ -51,8 +52,8 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def running_daemon(model, *options, bind=None):
-    daemon = Daemon(model, *options, bind=bind)
+def running_daemon(model, *options, **more):
+    daemon = Daemon(model, *options, **more)
     try:
         yield daemon
     finally:

@@ -4,7 +4,9 @@ Owns the steps: shuffled block ids, uneven chunks, several requests mixed in a s
 not know any architecture.
 """
 
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ import torch
 from engine_core.models import Model
 from kernels.interface import ForwardContext, Operations
 from kernels.torch_ops.operations import TorchOperations
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +45,21 @@ class PagedRun:
         for cache in self.caches:  # what other requests left behind must not be seen
             for tensor in cache:
                 tensor[1:] = 1e4
+        self.planners = {
+            window: ops.make_attention_planner(
+                num_query_heads=spec.num_query_heads,
+                num_kv_heads=spec.num_kv_heads,
+                head_size=spec.head_size,
+                block_size=block_size,
+                sliding_window=window,
+                max_num_seqs=len(sequences),
+                max_num_batched_tokens=sum(map(len, sequences)),
+                max_model_len=max(map(len, sequences)),
+                dtype=dtype,
+                kv_dtype=dtype,
+            )
+            for window in set(spec.sliding_windows)
+        }
         self.computed = [0] * len(sequences)
         self.logits = [torch.empty(len(s), spec.vocab_size) for s in sequences]
 
@@ -60,18 +79,15 @@ class PagedRun:
         spec = self.model.kv_cache_spec
         width = -(-int(seq_lens.max()) // self.block_size)
         plans = {
-            window: self.ops.plan_attention(
+            window: planner.plan(
                 query_start_loc_R1=starts,
                 seq_lens_R=seq_lens,
                 block_table_RM=self.block_tables[rows, :width],
                 slot_mapping_T=blocks_T * self.block_size + positions_T % self.block_size,
-                block_size=self.block_size,
-                num_query_heads=spec.num_query_heads,
-                num_kv_heads=spec.num_kv_heads,
-                dtype=self.dtype,
-                sliding_window=window,
+                num_decodes=0,
+                num_decode_tokens=0,
             )
-            for window in set(spec.sliding_windows)
+            for window, planner in self.planners.items()
         }
         context = ForwardContext(
             kv_caches=self.caches,

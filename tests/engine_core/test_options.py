@@ -5,6 +5,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import cyclopts
 import pytest
@@ -103,6 +104,17 @@ def test_they_may_stand_in_a_toml_file(tmp_path, monkeypatch):
             "--host-cache-memory has no effect",
         ),
         (["--record", "/no/such/folder/file"], "there is no folder /no/such/folder"),
+        (
+            ["--device", "cpu", "--kv-cache-dtype", "fp8"],
+            "--kv-cache-dtype fp8 needs a GPU: .* use auto, or run with --device cuda",
+        ),
+        (["--device", "cpu", "--capture-at-start"], "--capture-at-start has no effect on a CPU"),
+        (["--load-format", "dummy"], "--load-format dummy needs a shape"),
+        (
+            ["--load-format", "dummy", "--model-config", "c.json"],
+            "--model m has no effect with --load-format dummy",
+        ),
+        (["--model-config", "c.json"], "--model-config has no effect without --load-format dummy"),
         (["--target-tpot-ms", "inf"], "--target-tpot-ms is inf, it must be finite"),
         (["--drain-timeout", "inf"], "--drain-timeout is inf"),
     ],
@@ -134,6 +146,34 @@ def test_what_could_have_no_effect_is_refused_by_name(arguments, words):
 def test_values_outside_their_limits_are_refused(name, value):
     with pytest.raises(cyclopts.CycloptsError, match=name):
         parsed(f"--{name}={value}")
+
+
+def test_a_model_or_the_shape_of_one_must_be_named():
+    with pytest.raises(ConfigurationError, match="--model is missing; name a folder"):
+        EngineOptions().check()
+    shape = {"load_format": "dummy", "model_config": Path("c.json")}
+    EngineOptions(**shape).check()
+    with pytest.raises(ConfigurationError, match="--tokenizer has no effect"):
+        EngineOptions(**shape, tokenizer="folder").check()
+
+
+def test_a_gpus_options_are_read_and_wait_for_the_device_to_be_known():
+    options = parsed("--kv-cache-dtype=fp8", "--capture-at-start", "--batch-invariant")
+    options.check()  # device is auto: nobody has looked yet
+    options.check_device("cuda")
+    with pytest.raises(ConfigurationError, match="run with --device cuda"):
+        options.check_device("cpu")
+    assert (options.batch_invariant, options.capture_at_start) == (True, True)
+
+
+def test_eager_steps_may_be_asked_for_anywhere_but_not_with_graphs_from_the_start():
+    options = parsed("--enforce-eager")
+    assert options.enforce_eager
+    options.check()
+    options.check_device("cuda")
+    options.check_device("cpu")  # where every step is eager anyway
+    with pytest.raises(ConfigurationError, match="has no effect with --enforce-eager"):
+        parsed("--enforce-eager", "--capture-at-start").check_device("cuda")
 
 
 def test_nothing_given_is_first_come_first_served_without_limits():

@@ -16,18 +16,14 @@ from engine_core.recorded_run import (
     Aborted,
     Arrived,
     CacheReset,
+    Planned,
     RecordError,
     Step,
     prompt_tokens,
     read_header,
     read_record,
 )
-from engine_core.scheduler.step import (
-    ModelRunnerOutput,
-    NewRequestData,
-    ScheduledBatch,
-    SchedulerOutput,
-)
+from engine_core.scheduler import ModelRunnerOutput, NewRequestData, ScheduledBatch, SchedulerOutput
 from engine_core.step_record import StepRecorder
 from protocol.outputs import Logprobs
 from protocol.requests import EngineRequest
@@ -121,6 +117,23 @@ def test_what_was_asked_and_decided_reads_back_in_order(path):
     assert (second.ids, second.finished, second.start_s) == (["a#1"], ["a"], 4.0)
     assert second.model_output() == failed
     assert (first.was_discarded, second.was_discarded) == (False, True)
+
+
+def test_steps_in_flight_say_when_they_were_planned(path):
+    plans = [plan_of(step_id, ["a"], context=[step_id]) for step_id in (4, 5)]
+    with StepRecorder(path, started_s=100.0) as recorder:
+        for number, plan in enumerate(plans):
+            recorder.planned(plan, 101.0 + number)
+        assert recorder.is_planned(plans[0])
+        recorder.step(plans[0], array_of(["a"], [7]), 101.0, 2.5)
+        assert not recorder.is_planned(plans[0])
+        recorder.step(plans[1], array_of(["a"], [8]), 102.0, 2.0)
+    first, second, *steps = read_record(path)
+    assert (first, second) == (Planned(at_s=1.0, id=4), Planned(at_s=2.0, id=5))
+    assert [(step.id, step.start_s, step.sequences, step.sampled) for step in steps] == [
+        (4, 1.0, ["a"], [7]),
+        (5, 2.0, ["a"], [8]),
+    ]
 
 
 def test_the_reader_fills_in_a_batch_that_did_not_change(path):

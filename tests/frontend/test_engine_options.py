@@ -26,7 +26,8 @@ def test_every_option_reaches_the_daemon():
         "priority_min_gain": 3, "step_composition": "prefill-first", "prefill_delay_factor": 0.5,
         "target_tpot_ms": 50.0, "target_ttft_ms": 500.0, "max_queued_requests": 9,
         "max_queued_tokens": 999, "max_partial_prefills": 3, "max_long_partial_prefills": 1,
-        "long_prefill_threshold": 64,
+        "long_prefill_threshold": 64, "device": "cuda", "kv_cache_dtype": "fp8",
+        "batch_invariant": True, "capture_at_start": True, "enforce_eager": True,
     }  # fmt: skip
     read = parsed(daemon_arguments("some/model", options))
     assert read.model == "some/model"
@@ -73,9 +74,13 @@ def test_dtypes_go_by_all_their_names(given, meant):
     assert parsed(daemon_arguments("m", {"dtype": given})).dtype == meant
 
 
+def test_vllms_name_of_the_8_bit_cache_is_known():
+    assert parsed(daemon_arguments("m", {"kv_cache_dtype": "fp8_e4m3"})).kv_cache_dtype == "fp8"
+
+
 def test_what_asks_for_nothing_is_taken():
     neutral = {
-        "tensor_parallel_size": 1, "trust_remote_code": False, "enforce_eager": True,
+        "tensor_parallel_size": 1, "trust_remote_code": False,
         "disable_log_stats": True, "swap_space": 4, "quantization": None, "load_format": "auto",
         "enable_chunked_prefill": True, "pipeline_parallel_size": 1, "enable_lora": False,
     }  # fmt: skip
@@ -91,7 +96,7 @@ def test_what_asks_for_nothing_is_taken():
         ("enable_lora", True),
         ("enable_chunked_prefill", False),
         ("speculative_config", {"model": "x"}),
-        ("kv_cache_dtype", "fp8"),
+        ("load_format", "dummy"),
         ("cpu_offload_gb", 4),
         ("swap_space", 8),
     ],

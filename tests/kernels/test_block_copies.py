@@ -34,6 +34,15 @@ def test_within_one_cache_everything_is_read_before_anything_is_written():
         assert torch.equal(new, old[[2, 0, 1, 3]])
 
 
+def test_host_blocks_have_the_shape_of_device_blocks_and_take_copies():
+    cache = random_cache(5, torch.float32)
+    host = OPS.allocate_host_kv_cache(cache, 2)
+    assert [tensor.shape for tensor in host] == [(2, 3, 2, 5)] * 2
+    OPS.copy_blocks(cache, host, torch.tensor([4, 1]), torch.tensor([0, 1]))
+    for kept, tensor in zip(host, cache, strict=True):
+        assert torch.equal(kept, tensor[[4, 1]])
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_blocks_travel_between_pinned_host_memory_and_a_gpu():
     host = tuple(tensor.pin_memory() for tensor in random_cache(6, torch.bfloat16))

@@ -12,6 +12,21 @@ from kernels.torch_ops.reference_attention import reference_paged_attention
 OPS = TorchOperations()
 
 
+def make_planner(heads, head_size, block_size, window=None, dtype=torch.float32, kv_dtype=None):
+    return OPS.make_attention_planner(
+        num_query_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_size=head_size,
+        block_size=block_size,
+        sliding_window=window,
+        max_num_seqs=64,
+        max_num_batched_tokens=1024,
+        max_model_len=8192,
+        dtype=dtype,
+        kv_dtype=kv_dtype or dtype,
+    )
+
+
 def step(requests, *, heads=(9, 3), head_size=16, block_size=4, window=None, dtype=torch.float32):
     """(q, k cache, v cache, metadata) for requests of (queries, sequence length)."""
     generator = torch.Generator().manual_seed(len(requests))
@@ -33,16 +48,13 @@ def step(requests, *, heads=(9, 3), head_size=16, block_size=4, window=None, dty
             flat = cache[table[request].long()].flatten(0, 1)
             flat[length:] = float("nan")
             cache[table[request].long()] = flat.view(width, *cache.shape[1:])
-    metadata = OPS.plan_attention(
+    metadata = make_planner(heads, head_size, block_size, window, dtype).plan(
         query_start_loc_R1=starts,
         seq_lens_R=torch.tensor([length for _, length in requests]).int(),
         block_table_RM=table,
         slot_mapping_T=torch.zeros(num_tokens, dtype=torch.int64),
-        block_size=block_size,
-        num_query_heads=num_query_heads,
-        num_kv_heads=num_kv_heads,
-        dtype=dtype,
-        sliding_window=window,
+        num_decodes=0,
+        num_decode_tokens=0,
     )
     return q, k_cache, v_cache, metadata
 
@@ -119,15 +131,13 @@ def test_random_steps(requests, window, block_size):
 def test_empty_step_gives_an_empty_result():
     q = torch.empty(0, 4, 8)
     caches = torch.zeros(2, 4, 2, 8), torch.zeros(2, 4, 2, 8)
-    metadata = OPS.plan_attention(
+    metadata = make_planner((4, 2), 8, 4).plan(
         query_start_loc_R1=torch.zeros(1, dtype=torch.int32),
         seq_lens_R=torch.zeros(0, dtype=torch.int32),
         block_table_RM=torch.zeros(0, 1, dtype=torch.int32),
         slot_mapping_T=torch.zeros(0, dtype=torch.int64),
-        block_size=4,
-        num_query_heads=4,
-        num_kv_heads=2,
-        dtype=torch.float32,
+        num_decodes=0,
+        num_decode_tokens=0,
     )
     assert OPS.paged_attention(q, *caches, metadata, scale=1.0).shape == (0, 4, 8)
 
@@ -149,3 +159,8 @@ def test_reference_equals_torch_on_whole_sequences():
             enable_gqa=True,
         )
         torch.testing.assert_close(out[start:stop], expected.transpose(0, 1), atol=1e-5, rtol=1e-5)
+
+
+def test_a_cache_of_another_dtype_is_refused_with_the_option_to_change():
+    with pytest.raises(ValueError, match=r"float8_e4m3fn under .*float32: .*--kv-cache-dtype"):
+        make_planner((4, 2), 8, 4, kv_dtype=torch.float8_e4m3fn)

@@ -89,6 +89,8 @@ def test_rotary_and_cache_rotates_like_transformers_and_fills_the_slots(normed):
     k_slots, v_slots = (part.flatten(0, 1) for part in cache)
     torch.testing.assert_close(k_slots[slots], expected_k)
     torch.testing.assert_close(v_slots[slots], v)
+    k_read, v_read = OPS.read_kv_cache(cache, slots)
+    assert torch.equal(k_read, k_slots[slots]) and torch.equal(v_read, v)
     untouched = [slot for slot in range(12) if slot not in slots.tolist()]
     assert not k_slots[untouched].any() and not v_slots[untouched].any()
 

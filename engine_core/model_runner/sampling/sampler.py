@@ -65,6 +65,7 @@ class Sampler:
                     "no token is possible: allowed_token_ids holds only tokens that "
                     "min_tokens forbids; change one of them"
                 )
+                logits_RV[index] = 0.0  # so that it harms nobody
         chosen = self._choose(logits_RV, rows, positions)
         logprobs: dict[int, Logprobs] = {}
         if raw_WV is not None:

@@ -24,6 +24,19 @@ def test_a_sliding_group_drops_what_no_token_can_read_any_more():
     assert cache.num_blocks_in_use == 6
 
 
+def test_a_token_in_flight_does_not_move_the_window():
+    """Window 5, blocks of 1: position 12 is planned while 12 tokens are known. Should the token in
+    flight be lost, position 11 is computed again, and reads from 7 on."""
+    cache = make_cache(block_size=1, groups=(KVCacheGroupSpec(5),))
+    stream = Stream("a", list(range(12)))
+    compute(cache, stream)
+    assert stream.num_computed_tokens == stream.num_tokens
+    compute(cache, stream, 1)
+    (table,) = cache.block_ids(stream)
+    assert table[:7] == [0] * 7
+    assert 0 not in table[7:]
+
+
 def test_nothing_is_dropped_where_there_is_no_room():
     """Window 4 at position 8 frees one block of the two wanted."""
     cache = make_cache(num_blocks=2, groups=(KVCacheGroupSpec(4),))

@@ -6,7 +6,7 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine_core.layers.rotary import inverse_frequencies, rotary_table
-from engine_core.models.config import ConfigFields
+from engine_core.models.config_fields import ConfigFields
 from engine_core.models.rotary_config import read_rotary
 
 

@@ -33,13 +33,14 @@ def filled_batch(sizes, num_groups=2):
     return batch, facts
 
 
-def gathered(batch, facts):
+def gathered(batch, facts, **options):
     rows, _, computed, scheduled, _ = zip(*facts, strict=True)
     return gather_step_inputs(
         batch,
         rows=np.array(rows, np.int32),
         num_computed=np.array(computed, np.int32),
         num_scheduled=np.array(scheduled, np.int32),
+        **options,
     )
 
 
@@ -66,8 +67,29 @@ def test_gathering_equals_a_loop_over_tokens(sizes):
     assert inputs.positions_T.tolist() == positions
     assert [mapping.tolist() for mapping in inputs.slot_mappings_GT] == slots
     assert inputs.sampled_R.tolist() == sampled
-    assert np.diff(inputs.query_start_R1).tolist() == [fact[3] for fact in facts]
+    counts = [fact[3] for fact in facts]
+    assert np.diff(inputs.query_start_R1).tolist() == counts
+    assert inputs.batch_index_R.tolist() == list(range(len(facts)))
+    assert counts[: inputs.num_decodes] == [1] * inputs.num_decodes
+    assert inputs.num_decodes == len(facts) or counts[inputs.num_decodes] > 1
     batch.check()
+
+
+@given(requests)
+def test_decodes_come_first_if_asked_for_and_nothing_else_changes(sizes):
+    batch, facts = filled_batch(sizes)
+    order = [i for i, fact in enumerate(facts) if fact[3] == 1]
+    num_decodes = len(order)
+    order += [i for i, fact in enumerate(facts) if fact[3] > 1]
+    inputs = gathered(batch, facts, decodes_first=True)
+    assert inputs.batch_index_R.tolist() == order
+    assert inputs.num_decodes == num_decodes
+    expected = gathered(batch, [facts[i] for i in order])
+    assert inputs.rows_R.tolist() == expected.rows_R.tolist()
+    assert inputs.token_ids_T.tolist() == expected.token_ids_T.tolist()
+    assert inputs.positions_T.tolist() == expected.positions_T.tolist()
+    assert inputs.sampled_R.tolist() == expected.sampled_R.tolist()
+    assert inputs.query_start_R1.tolist() == expected.query_start_R1.tolist()
 
 
 def test_a_row_that_changes_hands_shows_the_new_sequence():

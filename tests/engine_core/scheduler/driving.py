@@ -21,15 +21,22 @@ def make_scheduler(
     max_chunk_size: int | None = None,
     watermark: float = 0.0,
     groups: tuple[KVCacheGroupSpec, ...] = (KVCacheGroupSpec(),),
+    num_host_blocks: int = 0,
+    **options,
 ) -> Scheduler:
     return Scheduler(
         kv_cache=KVCacheManager(
-            num_blocks=num_blocks, block_size=block_size, watermark=watermark, groups=groups
+            num_blocks=num_blocks,
+            block_size=block_size,
+            watermark=watermark,
+            groups=groups,
+            num_host_blocks=num_host_blocks,
         ),
         max_num_batched_tokens=budget,
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         max_chunk_size=max_chunk_size,
+        **options,
     )
 
 

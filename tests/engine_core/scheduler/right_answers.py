@@ -1,5 +1,5 @@
-"""What a request of the paged model gives when it is alone and never disturbed, and how it is made
-from a seed."""
+"""What a request of the paged model gives when it is alone and never disturbed, and how it, and
+a scheduler's limits, are made from a seed."""
 
 import dataclasses
 import random
@@ -7,7 +7,7 @@ import random
 import numpy as np
 from paged_model import VOCAB, log_probabilities, next_token
 
-from engine_core.scheduler import Request
+from engine_core.scheduler import Request, SchedulerConfig
 from engine_core.scheduler.beam_search import BeamCandidates, BeamSearch
 from protocol.sampling import BeamSearchParams, SamplingParams, sequence_seed
 
@@ -64,6 +64,27 @@ def beam_answer(request: Request, max_model_len: int) -> list[list[int]]:
         )
         beams = [[*beams[s.parent], s.token_id] for s in step.survivors]
     return [found.token_ids for found in search.results()]
+
+
+def draw_config(draw: random.Random, *, max_steps_in_flight: int) -> SchedulerConfig:
+    """Small limits, and anything that may be chosen."""
+    return SchedulerConfig(
+        max_num_batched_tokens=draw.randint(1, 16),
+        max_num_seqs=draw.randint(1, 5),
+        max_model_len=draw.randint(6, 44),
+        max_chunk_size=draw.choice([None, None, draw.randint(1, 6)]),
+        policy=draw.choice(["fcfs", "fcfs", "priority", "fair"]),
+        composition=draw.choice(["mixed", "mixed", "prefill-first"]),
+        delay_factor=draw.choice([0.0, 0.5]),
+        preemption=draw.choice(["default", "recompute", "swap", "auto"]),
+        priority_ageing_s=draw.choice([None, 3.0]),
+        max_num_partial_prefills=draw.choice([None, 1, 2]),
+        max_num_long_partial_prefills=draw.choice([None, 1]),
+        long_prefill_threshold=draw.choice([None, 6]),
+        num_lookahead_slots=draw.choice([0, 0, 2]),
+        max_num_adapters=draw.choice([None, 1]),
+        max_steps_in_flight=max_steps_in_flight,
+    )
 
 
 def draw_request(

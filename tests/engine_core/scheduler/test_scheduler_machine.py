@@ -2,8 +2,9 @@
 
 Both compositions, all policies, every mode of preemption, samples, beams, drafts, adapters, host
 blocks and sliding windows at once; a paged model that reads back each slot says whether it was
-right.
-Proves S005, S069, S074, S075, S103, S106, S107, S118, S140, S179, S180 under all orders of events.
+right. With one step at a time, and with a step in flight while the next one is planned.
+Proves S005, S069, S074, S075, S092, S103, S106, S107, S118, S140, S179, S180 under all orders of
+events.
 """
 
 import random
@@ -11,15 +12,15 @@ import random
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from paged_device import PagedDevice
 from paged_model import PagedModel
-from right_answers import Expected, draw_request
+from right_answers import Expected, draw_config, draw_request
 
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.scheduler import (
     FinishReason,
     ModelRunnerOutput,
     RequestStatus,
-    SchedulerConfig,
     build_scheduler,
 )
 
@@ -35,6 +36,8 @@ GROUPS = [
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    depth = 1
+
     @initialize(groups=st.sampled_from(GROUPS), seed=SEEDS)
     def start(self, groups, seed):
         """Sizes come from a seed, evenly: hypothesis itself prefers tiny ones, where little
@@ -43,22 +46,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         block_size = draw.randint(1, 4)
         num_blocks = draw.randint(8, 40) * len(groups) // block_size + 1
         num_host_blocks = draw.choice([0, 0, num_blocks // 2, 2 * num_blocks])
-        self.config = SchedulerConfig(
-            max_num_batched_tokens=draw.randint(1, 16),
-            max_num_seqs=draw.randint(1, 5),
-            max_model_len=draw.randint(6, 44),
-            max_chunk_size=draw.choice([None, None, draw.randint(1, 6)]),
-            policy=draw.choice(["fcfs", "fcfs", "priority", "fair"]),
-            composition=draw.choice(["mixed", "mixed", "prefill-first"]),
-            delay_factor=draw.choice([0.0, 0.5]),
-            preemption=draw.choice(["default", "recompute", "swap", "auto"]),
-            priority_ageing_s=draw.choice([None, 3.0]),
-            max_num_partial_prefills=draw.choice([None, 1, 2]),
-            max_num_long_partial_prefills=draw.choice([None, 1]),
-            long_prefill_threshold=draw.choice([None, 6]),
-            num_lookahead_slots=draw.choice([0, 0, 2]),
-            max_num_adapters=draw.choice([None, 1]),
-        )
+        self.config = draw_config(draw, max_steps_in_flight=self.depth)
         self.kv_cache = KVCacheManager(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -69,6 +57,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.scheduler = build_scheduler(self.config, self.kv_cache)
         self.model = PagedModel(groups, num_blocks, block_size, num_host_blocks)
+        self.device = PagedDevice(self.model, self.depth, has_columns=draw.random() < 0.5)
         self.has_groups = draw.random() < 0.6
         self.now = 0.0
         self.expected: dict[str, Expected] = {}
@@ -132,8 +121,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def steps(self, times, seed):
         draw = random.Random(seed)
         for _ in range(times):
-            plan = self._plan()
-            self._receive(plan, self.model.execute(plan))
+            self._launch()
+            self._receive_what_is_due(wait=draw.random() < 0.2)
             num_most = draw.choice([0, 0, 4])
             for name in list(self.model.row_of):
                 wrong = [draw.random() < 0.3 for _ in range(draw.randint(0, num_most))]
@@ -142,25 +131,42 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def abort_in_flight(self, data):
-        plan = self._plan()
-        sampled = self.model.execute(plan)
+        plan = self._launch()
         if plan.num_scheduled_tokens:
             name = data.draw(st.sampled_from(sorted(plan.num_scheduled_tokens))).split("#")[0]
             self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
             self.disturbed.add(name)
             self.scheduler.check()
-        self._receive(plan, sampled)
+        self._receive_what_is_due()
 
     @rule(has_copied=st.booleans())
     def failing_step(self, has_copied):
         """The rows were changed, nothing was computed, copies were made or not."""
+        self._launch(fails=True, has_copied=has_copied)
+        self._receive_what_is_due()
+
+    def _launch(self, **failure):
         plan = self._plan()
-        self.model.follow(plan, with_copies=has_copied)
-        self.scheduler.discard_step(plan, "it failed")
-        names = {name.split("#")[0] for name in plan.num_scheduled_tokens}
-        self.disturbed.update(names, (again.req_id.split("#")[0] for again in plan.resumed_reqs))
-        self._receive(plan, ModelRunnerOutput(req_ids=[], sampled_token_ids=[]))
-        assert not names & set(self._live())
+        self.device.launch(plan, **failure)
+        return plan
+
+    def _receive_what_is_due(self, *, wait=False):
+        for plans, sampled in self.device.collect(wait=wait):
+            if sampled is None:
+                self._discard(plans)
+            else:
+                self._receive(plans[0], sampled)
+
+    def _discard(self, plans):
+        """Those that gave way to others meanwhile go on."""
+        gave_way = {name.split("#")[0] for plan in plans[1:] for name in plan.preempted_req_ids}
+        names = {name.split("#")[0] for plan in plans for name in plan.num_scheduled_tokens}
+        resumed = {again.req_id.split("#")[0] for plan in plans for again in plan.resumed_reqs}
+        self.disturbed |= (names | resumed) - gave_way
+        self.scheduler.discard_step(plans[0], "it failed")
+        for plan in plans:
+            self._receive(plan, ModelRunnerOutput(req_ids=[], sampled_token_ids=[]))
+        assert not (names - gave_way) & set(self._live())
 
     # ------------------------------------------------------------------ one step
 
@@ -203,6 +209,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for name in {name.split("#")[0] for name in names}:
             request = self.requests[name]
             placed = [seq for seq in request.unfinished if seq.row is not None]
+            if self.depth > 1 and request.beam_search is None:
+                continue  # samples wait for results one by one
             if all(seq.num_computed_tokens >= seq.num_tokens for seq in placed):
                 assert {seq.sequence_id for seq in placed} <= names
 
@@ -260,10 +268,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         num_tokens = sum(self.config.max_model_len for _ in self._live())
         for _ in range(50 + 10 * num_tokens * self.config.max_model_len):
-            if not self.scheduler.has_work():
+            if not self.scheduler.has_work() and not self.device:
                 break
-            plan = self._plan()
-            self._receive(plan, self.model.execute(plan))
+            self._launch()
+            self._receive_what_is_due()
         assert not self.scheduler.has_work(), "somebody starves"
         assert self.over == self.expected.keys()
         assert self.kv_cache.num_blocks_in_use == 0
@@ -271,8 +279,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert sum(self.scheduler.statistics().num_finished.values()) == len(self.expected)
 
 
+class SchedulerMachineAhead(SchedulerMachine):
+    """Each step but the first is planned while one runs."""
+
+    depth = 2
+
+
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(
+TestSchedulerMachineAhead = SchedulerMachineAhead.TestCase
+TestSchedulerMachine.settings = TestSchedulerMachineAhead.settings = settings(
     max_examples=200,
     stateful_step_count=40,
     deadline=None,

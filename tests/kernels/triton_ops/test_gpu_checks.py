@@ -18,6 +18,7 @@ from scripts.gpu.groups import (
     attention,
     block_copies,
     dense,
+    dense_linear,
     fp8_linear,
     logits,
     logprobs,
@@ -91,6 +92,15 @@ def test_activation():
     assert activation.check(3, 70, FLOAT32, device="cpu") < 1e-5
     assert activation.check_quantised(3, 70, torch.int8, device="cpu") < 2e-2
     activation.prepare(2, 70, device="cpu").call()
+
+
+def test_dense_linear():
+    assert dense_linear.check(5, 70, 65, FLOAT32, device="cpu") < 1e-5
+    rows = (1, 3, 66)
+    assert dense_linear.check_same_bits(70, 65, FLOAT32, rows=rows, device="cpu") == 0
+    error = dense_linear.check_attention_in_chunks(21, dtype=FLOAT32, device="cpu")
+    assert error == 0
+    dense_linear.prepare(2, 70, 65, device="cpu").call()
 
 
 def test_logits():

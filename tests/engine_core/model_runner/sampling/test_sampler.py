@@ -1,6 +1,7 @@
 """Each request's parameters, in a batch of others."""
 
 import numpy as np
+import pytest
 import torch
 
 from engine_core.model_runner.sampling import Sampler, SamplingState
@@ -146,10 +147,9 @@ def test_a_row_without_numbers_fails_alone():
     assert list(sample(sampler, logits).failures) == [1]
 
 
-def test_parameters_that_leave_no_token_fail_with_a_reason():
-    _, sampler = make(
-        SamplingParams(max_tokens=9, temperature=0.0, min_tokens=3, allowed_token_ids=(EOS,))
-    )
+@pytest.mark.parametrize("kind", [{"temperature": 0.0}, {"seed": 1}, {"seed": 1, "top_k": 3}])
+def test_parameters_that_leave_no_token_fail_with_a_reason(kind):
+    _, sampler = make(SamplingParams(max_tokens=9, min_tokens=3, allowed_token_ids=(EOS,), **kind))
     assert "no token is possible" in sample(sampler, logits_of(1)).failures[0]
 
 

@@ -1,0 +1,82 @@
+"""What "auto" means on this machine: the device, its dtypes and its defaults.
+
+Owns those choices. Must not know memory, files or the scheduler.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from engine_core.device_options import CacheDtypeName, DeviceName, DtypeName
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceDefaults:
+    """Values of options that were not given."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    memory_fraction: float
+
+
+_OF_A_CPU = DeviceDefaults(
+    max_num_batched_tokens=256,  # near the matrix product's best rate, and still a short step
+    max_num_seqs=128,
+    memory_fraction=0.4,
+)
+_OF_A_GPU = DeviceDefaults(
+    max_num_batched_tokens=8192,  # a prompt of that length computes at the matrix product's rate
+    max_num_seqs=256,
+    memory_fraction=0.9,
+)
+
+
+def defaults_of(device: torch.device) -> DeviceDefaults:
+    """The defaults on a kind of device."""
+    return _OF_A_GPU if device.type == "cuda" else _OF_A_CPU
+
+
+def choose_device(name: DeviceName) -> torch.device:
+    """`auto` is a GPU if torch sees one. Whether it can serve is not asked here."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
+
+
+def choose_dtype(name: DtypeName, device: torch.device, config: Mapping[str, Any]) -> torch.dtype:
+    """Of weights and activations.
+
+    Args:
+        config: as in config.json, which says in which type the checkpoint was written.
+    """
+    if name != "auto":
+        return _DTYPES[name]
+    if device.type != "cuda":
+        return torch.float32
+    stored = _stored_dtype(config)
+    return stored if stored in (torch.bfloat16, torch.float16) else torch.bfloat16
+
+
+def choose_cache_dtype(name: CacheDtypeName, dtype: torch.dtype) -> torch.dtype:
+    """Of keys and values, for a model that computes in `dtype`."""
+    return torch.float8_e4m3fn if name == "fp8" else dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "bfloat16" for torch.bfloat16."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _stored_dtype(config: Mapping[str, Any]) -> torch.dtype | None:
+    """Newer transformers write "dtype", older "torch_dtype"; multimodal ones for each part."""
+    text_config = config.get("text_config")
+    for part in (config, text_config if isinstance(text_config, Mapping) else {}):
+        for key in ("dtype", "torch_dtype"):
+            name = part.get(key)
+            if isinstance(name, str):
+                return _DTYPES.get(name.removeprefix("torch."))
+    return None

@@ -1,0 +1,119 @@
+"""The daemon's options that say which model runs, where, and in which numbers. Must not
+import torch: `--help` reads this.
+
+What "auto" and None become is settled in `engine_core.device_choice`. What a device cannot do is
+refused, so that nothing is accepted and ignored.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from engine_core.errors import ConfigurationError
+from engine_core.option_values import option
+
+DeviceName = Literal["auto", "cuda", "cpu"]
+DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
+CacheDtypeName = Literal["auto", "fp8"]
+
+
+@Parameter(name="*")
+@dataclasses.dataclass(frozen=True, kw_only=True)  # of several bases only one can have slots
+class DeviceOptions:
+    model: Annotated[
+        str | None,
+        option(
+            "A folder as on the Hugging Face hub, a .gguf file, a known name, or a hub id.", "Model"
+        ),
+    ] = None
+    device: Annotated[
+        DeviceName,
+        option("Where the model runs; auto: on an NVIDIA GPU if torch sees one.", "Model"),
+    ] = "auto"
+    dtype: Annotated[
+        DtypeName,
+        option(
+            "Weights and activations; auto: float32 on a CPU; on a GPU the checkpoint's own 16-bit "
+            "type, bfloat16 if it has none.",
+            "Model",
+        ),
+    ] = "auto"
+    batch_invariant: Annotated[
+        bool,
+        option(
+            "A request gets the same bits whatever runs beside it; GPU only, and slower.", "Model"
+        ),
+    ] = False
+    load_format: Annotated[
+        Literal["auto", "dummy"],
+        option("auto: the model's files; dummy: random weights for --model-config.", "Model"),
+    ] = "auto"
+    model_config: Annotated[
+        Path | None,
+        option("A config.json whose shape --load-format dummy takes.", "Model"),
+    ] = None
+    capture_at_start: Annotated[
+        bool,
+        option("Capture every CUDA graph before ready, not at first use; GPU only.", "Serving"),
+    ] = False
+    enforce_eager: Annotated[
+        bool,
+        option(
+            "Launch every step kernel by kernel, without CUDA graphs; a CPU has none.", "Serving"
+        ),
+    ] = False
+    kv_cache_dtype: Annotated[
+        CacheDtypeName,
+        option("auto: as the model; fp8: e4m3, half the memory of a block; GPU only.", "KV cache"),
+    ] = "auto"
+
+    def check_device(self, device_type: str) -> None:
+        """Refuse what the device ("cpu" or "cuda") cannot do, and what contradicts itself.
+
+        Raises:
+            ConfigurationError: naming the option and the reason.
+        """
+        if self.enforce_eager and self.capture_at_start:
+            raise ConfigurationError(
+                "--capture-at-start has no effect with --enforce-eager, which captures no CUDA "
+                "graph; omit one of them"
+            )
+        if device_type != "cpu":
+            return
+        if self.kv_cache_dtype == "fp8":
+            raise ConfigurationError(
+                "--kv-cache-dtype fp8 needs a GPU: the CPU's attention has no arithmetic on 8-bit "
+                "floats and would be slower for it; use auto, or run with --device cuda"
+            )
+        if self.capture_at_start:
+            raise ConfigurationError(
+                "--capture-at-start has no effect on a CPU, which has no CUDA graphs; omit it, or "
+                "run with --device cuda"
+            )
+
+    def check_weights(self) -> None:
+        """Refuse a model that is named twice or not at all.
+
+        Raises:
+            ConfigurationError: naming the options.
+        """
+        if self.load_format == "dummy":
+            if self.model_config is None:
+                raise ConfigurationError(
+                    "--load-format dummy needs a shape; name a config.json with --model-config"
+                )
+            if self.model is not None:
+                raise ConfigurationError(
+                    f"--model {self.model} has no effect with --load-format dummy; omit one of "
+                    "them, and name the weights with --model-name"
+                )
+        elif self.model_config is not None:
+            raise ConfigurationError(
+                "--model-config has no effect without --load-format dummy; omit it, or give both"
+            )
+        elif self.model is None:
+            raise ConfigurationError(
+                "--model is missing; name a folder, a .gguf file, a known name or a hub id"
+            )

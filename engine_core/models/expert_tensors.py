@@ -1,0 +1,79 @@
+"""How checkpoints hold the experts of a layer, and one form made of all.
+
+    published   model.layers.0.mlp.experts.3.gate_proj.weight     a tensor a projection and expert
+    fused       model.layers.0.mlp.experts.gate_up_proj           what transformers 5 has in memory
+
+Owns the names. Fused tensors are handed on as views of their experts, so that nothing is copied.
+Must not know files, or the layers that take the tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from engine_core.layers.sparse_feed_forward import ExpertNames
+
+_LAYER = re.compile(r"(?P<layer>model\.layers\.\d+)\.(?P<rest>.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNaming:
+    """How a family publishes its experts.
+
+    Attributes:
+        block: the part of a layer that holds router and experts.
+        gate, up, down: an expert's projections.
+    """
+
+    block: str
+    gate: str
+    up: str
+    down: str
+
+    def of_layer(self, layer: int) -> ExpertNames:
+        """Of one layer of a model."""
+        block = f"model.layers.{layer}.{self.block}"
+        return ExpertNames(
+            router=f"{block}.gate",
+            gate=f"{block}.experts.{{}}.{self.gate}",
+            up=f"{block}.experts.{{}}.{self.up}",
+            down=f"{block}.experts.{{}}.{self.down}",
+        )
+
+    def published(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """A tensor of a checkpoint as the tensors that it would be published as.
+
+        Args:
+            tensor: fused ones are [X, 2F, E], gate's outputs before up's, and [X, E, F].
+        """
+        match = _LAYER.fullmatch(name)
+        rest = None if match is None else match["rest"]
+        if match is None or rest not in _FUSED or tensor.ndim != _FUSED[rest]:
+            yield name, tensor
+            return
+        block = f"{match['layer']}.{self.block}"
+        if rest == _ROUTER:
+            yield f"{block}.gate.weight", tensor
+            return
+        for expert, weight in enumerate(tensor):
+            prefix = f"{block}.experts.{expert}"
+            if rest == _DOWN:
+                yield f"{prefix}.{self.down}.weight", weight
+                continue
+            features = weight.shape[0] // 2
+            yield f"{prefix}.{self.gate}.weight", weight[:features]
+            yield f"{prefix}.{self.up}.weight", weight[features:]
+
+
+_ROUTER = "mlp.gate.weight"
+_GATE_UP = "mlp.experts.gate_up_proj"
+_DOWN = "mlp.experts.down_proj"
+_FUSED = {_ROUTER: 2, _GATE_UP: 3, _DOWN: 3}
+"""Names within a layer of transformers 5, and their dimensions."""
+
+MIXTRAL_EXPERTS = ExpertNaming("block_sparse_moe", "w1", "w3", "w2")
+QWEN_EXPERTS = ExpertNaming("mlp", "gate_proj", "up_proj", "down_proj")

@@ -1,0 +1,72 @@
+"""Counts Triton's compilations in this process, so that "nothing compiles after ready" can be read.
+
+Owns the count and the warning. Must not know which kernels there are, nor who launches them.
+
+Triton calls `knobs.runtime.jit_post_compile_hook` each time that a kernel is launched (or warmed
+up) with a specialisation that this process has not seen, whether its machine code was made or came
+from the cache on disk (triton/runtime/jit.py, JITFunction._do_compile, 3.6 to 3.9). Both count: the
+second takes milliseconds here and seconds on a machine with an empty cache.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class CompileCounter:
+    """Grows with every compilation that `watch_triton` tells it of."""
+
+    def __init__(self) -> None:
+        self.num_compilations = 0
+        self._num_when_ready: int | None = None
+
+    @property
+    def num_after_ready(self) -> int:
+        """Compilations since `mark_ready`; 0 before it."""
+        return 0 if self._num_when_ready is None else self.num_compilations - self._num_when_ready
+
+    def mark_ready(self) -> None:
+        """From here on a compilation makes a request wait, and is a defect."""
+        self._num_when_ready = self.num_compilations
+
+    def compiled(self, name: str, specialisation: str) -> None:
+        """One kernel was compiled.
+
+        Args:
+            specialisation: its options and the types of its arguments, for the log.
+        """
+        self.num_compilations += 1
+        if self._num_when_ready is not None:
+            logger.warning(
+                "kernel %s was compiled while serving (%d since ready): a request waited for it; "
+                "please report this variant: %s",
+                name,
+                self.num_after_ready,
+                specialisation,
+            )
+
+
+def watch_triton(counter: CompileCounter) -> Callable[[], None]:
+    """Count what Triton compiles from here on. A hook that is there already is called too.
+
+    Returns:
+        A function that ends the watch and puts the former hook back.
+    """
+    from triton import knobs
+
+    former = knobs.runtime.jit_post_compile_hook
+
+    def hook(**event: Any) -> bool | None:
+        counter.compiled(f"{event['fn'].module}.{event['fn'].name}", event["repr"])
+        result: bool | None = former(**event) if former is not None else None
+        return result
+
+    def end() -> None:
+        knobs.runtime.jit_post_compile_hook = former
+
+    knobs.runtime.jit_post_compile_hook = hook
+    return end

@@ -1,0 +1,29 @@
+"""`engine-core` as it runs on a GPU, on this CPU: rows and sampling on the device (by the
+specification of its operations), and a step in flight while the next is planned. The device is as
+late as it may be. Not a test."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+from engine_core import model_loading, runner_assembly, startup
+from engine_core.cli import main
+
+FAKE_DEVICE = Path(__file__).parents[1] / "engine_core" / "model_runner" / "device"
+
+
+def pretend_a_gpu():
+    sys.path.insert(0, str(FAKE_DEVICE))
+    from fake_device import LateQueue, PaddedOperations
+
+    plan_runner = startup.plan_runner
+    startup.plan_runner = lambda *options: dataclasses.replace(
+        plan_runner(*options), on_device=True
+    )
+    model_loading.select_operations = lambda device, **options: PaddedOperations()
+    runner_assembly._queue_of = lambda device: LateQueue()
+
+
+if __name__ == "__main__":
+    pretend_a_gpu()
+    main()

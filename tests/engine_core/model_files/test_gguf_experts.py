@@ -1,0 +1,192 @@
+"""Tiny models with experts, written as llama.cpp's converter would, come back as they were."""
+
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
+
+from engine_core.model_files import UnsupportedModelFile, open_model_files
+from engine_core.models import ModelWeightsError, load_model
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 99,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+}
+CONFIGS = {
+    "llama": MixtralConfig(**SHAPE, num_local_experts=3, num_experts_per_tok=2),
+    "qwen3moe": Qwen3MoeConfig(
+        **SHAPE,
+        num_experts=5,
+        num_experts_per_tok=3,
+        moe_intermediate_size=32,
+        norm_topk_prob=True,
+    ),
+}
+
+
+def keys_of(arch: str) -> dict[str, Any]:
+    config = CONFIGS[arch]
+    keys = {
+        "block_count": 2,
+        "context_length": 512,
+        "embedding_length": 64,
+        "feed_forward_length": 96,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.dimension_count": 16,
+        "rope.freq_base": 1000.0,
+        "expert_count": config.num_experts,
+        "expert_used_count": config.num_experts_per_tok,
+    }
+    if arch == "qwen3moe":
+        keys["expert_feed_forward_length"] = 32
+    return {"general.architecture": arch, **{f"{arch}.{key}": v for key, v in keys.items()}}
+
+
+def permute(weights: np.ndarray, num_heads: int) -> np.ndarray:
+    """LlamaModel.permute of llama.cpp's convert_hf_to_gguf.py."""
+    pairs = weights.reshape(num_heads, 2, weights.shape[0] // num_heads // 2, -1)
+    return pairs.swapaxes(1, 2).reshape(weights.shape)
+
+
+def tensors_of(arch: str, state: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Stacked experts are [X, out, in], gate and up apart."""
+    kind = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    names = gguf.get_tensor_name_map(kind, 2)
+    tensors: dict[str, Any] = {}
+    for name, tensor in state.items():
+        values = tensor.numpy()
+        if name.endswith("experts.gate_up_proj"):
+            block = f"blk.{name.split('.')[2]}"
+            gate, up = np.split(values, 2, axis=1)
+            tensors |= {f"{block}.ffn_gate_exps.weight": gate, f"{block}.ffn_up_exps.weight": up}
+            continue
+        if arch == "llama" and "q_proj" in name:
+            values = permute(values, 4)
+        if arch == "llama" and "k_proj" in name:
+            values = permute(values, 2)
+        target = names.get_name(name, try_suffixes=(".weight",))
+        if name.endswith("experts.down_proj"):
+            target = f"blk.{name.split('.')[2]}.ffn_down_exps.weight"
+        tensors[target] = values
+    return tensors
+
+
+def random_model(arch: str) -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[arch], attn_implementation="eager").eval()
+    model.set_experts_implementation("eager")
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def sequences() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(99, (length,), generator=generator).tolist() for length in (25, 1, 19)]
+
+
+def assert_logits_are_those_of(model, files, ops, paged_logits) -> None:
+    ours = load_model(files.config, files.tensors(), dtype=torch.float32, ops=ops)
+    for tokens, logits in zip(sequences(), paged_logits(ours, sequences()), strict=True):
+        with torch.inference_mode():
+            expected = model(input_ids=torch.tensor([tokens])).logits[0]
+        assert expected.std() > 0.1
+        torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("arch", CONFIGS)
+def test_config_and_logits_of_the_file_are_those_of_transformers(
+    arch, write_gguf, ops, paged_logits
+) -> None:
+    model = random_model(arch)
+    path = write_gguf(keys_of(arch), tensors_of(arch, model.state_dict()))
+    files = open_model_files(str(path), report=print)
+    again = AutoConfig.for_model(**files.config)
+    assert type(again) is type(CONFIGS[arch])
+    for field in (
+        *SHAPE,
+        "num_local_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "norm_topk_prob",
+        "sliding_window",
+    ):
+        assert getattr(again, field, None) == getattr(CONFIGS[arch], field, None), field
+    assert_logits_are_those_of(model, files, ops, paged_logits)
+
+
+def test_quantised_stacks_are_dequantised_expert_by_expert(write_gguf, ops, paged_logits) -> None:
+    model = random_model("qwen3moe")
+    tensors = tensors_of("qwen3moe", model.state_dict())
+    kind = gguf.GGMLQuantizationType.Q8_0
+    for name, values in tensors.items():
+        if "_exps" in name:
+            tensors[name] = (gguf.quants.quantize(values, kind), kind)
+    state = model.state_dict()
+    for name, stack in state.items():  # the model to compare with has the rounded weights
+        if "experts" in name:
+            rounded = gguf.quants.dequantize(gguf.quants.quantize(stack.numpy(), kind), kind)
+            stack.copy_(torch.from_numpy(rounded))
+    path = write_gguf(keys_of("qwen3moe"), tensors)
+    files = open_model_files(str(path), report=print)
+    assert_logits_are_those_of(model, files, ops, paged_logits)
+
+
+def test_old_files_with_a_tensor_an_expert_are_read(write_gguf, ops, paged_logits) -> None:
+    model = random_model("llama")
+    tensors = tensors_of("llama", model.state_dict())
+    for name in [name for name in tensors if "_exps" in name]:
+        for expert, values in enumerate(tensors.pop(name)):
+            tensors[name.replace("_exps.", f".{expert}.")] = values
+    path = write_gguf(keys_of("llama"), tensors)
+    files = open_model_files(str(path), report=print)
+    assert_logits_are_those_of(model, files, ops, paged_logits)
+
+
+def test_a_stack_that_lacks_an_expert_is_named(write_gguf, ops) -> None:
+    tensors = tensors_of("llama", random_model("llama").state_dict())
+    tensors["blk.1.ffn_up_exps.weight"] = tensors["blk.1.ffn_up_exps.weight"][:2]
+    files = open_model_files(str(write_gguf(keys_of("llama"), tensors)), report=print)
+    with pytest.raises(ModelWeightsError, match=r"layers\.1\.block_sparse_moe\.experts\.2\.w3"):
+        load_model(files.config, files.tensors(), dtype=torch.float32, ops=ops)
+
+
+@pytest.mark.parametrize(
+    ("arch", "key", "value", "message"),
+    [
+        ("llama", "expert_weights_norm", False, "not renormalised"),
+        ("llama", "expert_gating_func", 2, "expert_gating_func 2"),
+        ("qwen3moe", "expert_weights_scale", 2.5, "expert_weights_scale 2.5"),
+        ("qwen3moe", "expert_shared_count", 1, "expert_shared_count 1"),
+    ],
+)
+def test_experts_that_would_be_computed_otherwise_are_refused(
+    arch, key, value, message, write_gguf
+) -> None:
+    keys = keys_of(arch) | {f"{arch}.{key}": value}
+    path = write_gguf(keys, {"token_embd.weight": np.ones((99, 64), np.float32)})
+    with pytest.raises(UnsupportedModelFile, match=message):
+        open_model_files(str(path), report=print)
+
+
+def test_experts_of_an_architecture_without_them_are_refused(write_gguf) -> None:
+    keys = {key.replace("qwen3moe", "qwen3"): value for key, value in keys_of("qwen3moe").items()}
+    keys["general.architecture"] = "qwen3"
+    path = write_gguf(keys, {"token_embd.weight": np.ones((99, 64), np.float32)})
+    with pytest.raises(UnsupportedModelFile, match="mixture of experts"):
+        open_model_files(str(path), report=print)

@@ -1,0 +1,94 @@
+"""The real scheduler over a runner, one step in flight or none; keeps what each sequence was given.
+
+Must not know what a runner does inside.
+"""
+
+import collections
+
+from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
+from engine_core.scheduler import Request, RequestStatus, Scheduler
+from engine_core.scheduler.policies.fcfs import FirstComeFirstServed
+from engine_core.scheduler.preemption import FixedRule, PreemptionMode
+
+
+def few_blocks(reference):
+    """So many that eight sequences of 60 tokens do not fit; windows need fewer."""
+    has_windows = getattr(reference.config, "sliding_window", None) is not None
+    return {"num_blocks": 75 if has_windows else 28, "num_host_blocks": 60}
+
+
+def make_scheduler(layout, *, num_blocks, num_host_blocks, swap, depth=1, **options):
+    mode = PreemptionMode.SWAP if swap else PreemptionMode.RECOMPUTE
+    return Scheduler(
+        kv_cache=KVCacheManager(
+            num_blocks=num_blocks,
+            block_size=4,
+            watermark=0.0,
+            groups=tuple(KVCacheGroupSpec(group.sliding_window) for group in layout.groups),
+            num_host_blocks=num_host_blocks,
+        ),
+        policy=FirstComeFirstServed(),
+        preemption=FixedRule(mode),
+        max_steps_in_flight=depth,
+        **options,
+    )
+
+
+class EngineLoop:
+    """submit before collect, as the engine's loop does it with `depth` steps in flight."""
+
+    def __init__(self, scheduler, runner, *, depth):
+        self.scheduler, self.runner, self.depth = scheduler, runner, depth
+        self.open = collections.deque()
+        self.tokens = collections.defaultdict(list)
+        """By (request id, index of its sequence)."""
+        self.ends = {}
+        self.num_ahead = 0
+
+    def add(self, name, prompt, params, *, num_sequences=1, beam_search=None):
+        self.scheduler.add_request(
+            Request(
+                request_id=name,
+                prompt_token_ids=prompt,
+                sampling_params=params,
+                num_sequences=num_sequences,
+                beam_search=beam_search,
+                eos_token_ids=(7,),
+                max_model_len=64,
+            )
+        )
+
+    def abort(self, name):
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    def step(self):
+        """Plan and launch; then take in the oldest step if no other may be launched behind it."""
+        plan = self.scheduler.schedule()
+        self.num_ahead += bool(self.open) and plan.total_num_scheduled_tokens > 0
+        self.runner.submit(plan)
+        self.open.append(plan)
+        if len(self.open) == self.depth or not plan.total_num_scheduled_tokens:
+            self.take_in()
+
+    def take_in(self):
+        plan = self.open.popleft()
+        outputs = self.scheduler.update_from_output(plan, self.runner.collect())
+        self.scheduler.check()
+        self.runner.batch.check()
+        for output in (output for each in outputs.values() for output in each.outputs):
+            place = (output.request_id, output.index)
+            self.tokens[place] += output.new_token_ids
+            if output.finish_reason is not None:
+                assert place not in self.ends, "ended twice"
+                self.ends[place] = output.finish_reason
+
+    def finish(self):
+        """Run until nobody is left."""
+        for _ in range(2000):
+            if not self.scheduler.has_work() and not self.open:
+                return
+            if self.scheduler.has_work():
+                self.step()
+            else:
+                self.take_in()
+        raise AssertionError("2000 steps and requests are left")

@@ -1,0 +1,56 @@
+"""Random weights of a config's shape."""
+
+import pytest
+import torch
+
+from engine_core.models import ModelConfigError, UnsupportedArchitecture, load_dummy_model
+from engine_core.models.dummy_weights import DummyWeights
+
+CPU = torch.device("cpu")
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 24,
+    "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3,
+    "num_key_value_heads": 1, "vocab_size": 61, "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+}  # fmt: skip
+MIXTRAL = LLAMA | {
+    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("config", [LLAMA, LLAMA | {"tie_word_embeddings": True}, MIXTRAL])
+def test_a_model_of_any_kind_runs_with_finite_logits(ops, paged_logits, config, dtype):
+    model = load_dummy_model(config, dtype=dtype, ops=ops)
+    [logits] = paged_logits(model, [[3, 1, 4, 1, 5, 9, 2, 6]], dtype=dtype)
+    assert logits.isfinite().all()
+    assert logits.std() > 0
+
+
+def test_equal_seeds_give_equal_weights_in_any_order_and_others_differ():
+    first, second, other = (
+        DummyWeights(dtype=torch.float32, device=CPU, seed=seed) for seed in (1, 1, 2)
+    )
+    a, b = first.draw("a.weight", (3, 5)), first.draw("b.weight", (3, 5))
+    assert torch.equal(second.draw("b.weight", (3, 5)), b)
+    assert torch.equal(second.draw("a.weight", (3, 5)), a)
+    assert not torch.equal(a, b)
+    assert not torch.equal(other.draw("a.weight", (3, 5)), a)
+
+
+def test_weights_have_the_models_dtype_and_norms_are_one():
+    weights = DummyWeights(dtype=torch.bfloat16, device=CPU, seed=0)
+    drawn = weights.draw("model.layers.0.mlp.up_proj.weight", (200, 300))
+    assert drawn.dtype == torch.bfloat16
+    assert abs(drawn.float().std().item() - 0.02) < 0.001
+    assert weights.draw("model.norm.weight", (7,)).tolist() == [1.0] * 7
+
+
+def test_what_has_no_native_code_or_an_impossible_shape_is_refused(ops):
+    with pytest.raises(UnsupportedArchitecture, match="OPTForCausalLM"):
+        load_dummy_model(
+            LLAMA | {"architectures": ["OPTForCausalLM"]}, dtype=torch.float32, ops=ops
+        )
+    with pytest.raises(ModelConfigError, match="vocab_size"):
+        load_dummy_model(LLAMA | {"vocab_size": None}, dtype=torch.float32, ops=ops)

@@ -1,0 +1,71 @@
+"""A device that does one step after the other, some of them before anybody asks for their result.
+
+Stands where an executor stands: what a step computes is there before the next one begins, whenever
+the scheduler is told of it.
+"""
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+from paged_model import PagedModel
+
+from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
+
+
+class PagedDevice:
+    """
+    Args:
+        depth: most steps launched and not collected.
+        has_columns: results of steps without drafts are arrays.
+    """
+
+    def __init__(self, model: PagedModel, depth: int, *, has_columns: bool = False) -> None:
+        self._model = model
+        self._depth = depth
+        self._has_columns = has_columns
+        self._steps: deque[tuple[SchedulerOutput, ModelRunnerOutput | None]] = deque()
+
+    def __bool__(self) -> bool:
+        """Whether a step is in flight."""
+        return bool(self._steps)
+
+    def launch(
+        self, plan: SchedulerOutput, *, fails: bool = False, has_copied: bool = True
+    ) -> None:
+        """A step that fails has changed the rows and computed nothing, and so have those behind it;
+        copies were made or not."""
+        if fails or any(sampled is None for _, sampled in self._steps):
+            self._model.follow(plan, with_copies=has_copied)
+            self._steps.append((plan, None))
+        else:
+            sampled = self._model.execute(plan)
+            if self._has_columns and not plan.scheduled_spec_decode_tokens:
+                sampled = _as_column(sampled)
+            self._steps.append((plan, sampled))
+
+    def collect(
+        self, *, wait: bool = False
+    ) -> Iterator[tuple[list[SchedulerOutput], ModelRunnerOutput | None]]:
+        """The results that are due before the next step is planned, or all of them: of a plan, or
+        None for one that failed and all plans behind it."""
+        while self._steps and (
+            wait
+            or len(self._steps) >= self._depth
+            or not self._steps[-1][0].total_num_scheduled_tokens
+        ):
+            plan, sampled = self._steps.popleft()
+            if sampled is None:
+                plans = [plan, *(behind for behind, _ in self._steps)]
+                self._steps.clear()
+                yield plans, None
+            else:
+                yield [plan], sampled
+
+
+def _as_column(sampled: ModelRunnerOutput) -> ModelRunnerOutput:
+    """What stands where nothing is due is nobody's token."""
+    tokens = [token_ids[0] if token_ids else -1 for token_ids in sampled.sampled_token_ids]
+    column = np.array(tokens, np.int32)
+    return dataclasses.replace(sampled, sampled_token_ids=column)

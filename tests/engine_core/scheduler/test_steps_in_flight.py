@@ -1,0 +1,257 @@
+"""One step in flight: what is planned before a result is known, and what becomes of that result.
+
+Proves S092.
+"""
+
+import sys
+from collections import deque
+
+import numpy as np
+import pytest
+from driving import make_request
+from flight import EOS, Flight, batch_of
+
+from engine_core.scheduler import (
+    DraftTokenIds,
+    FinishReason,
+    ModelRunnerOutput,
+    Request,
+    RequestStatus,
+    StepOrderError,
+)
+from engine_core.scheduler.policies import Fair
+from engine_core.scheduler.preemption import FixedRule, PreemptionMode
+from protocol.sampling import BeamSearchParams, SamplingParams
+
+
+def test_the_next_token_is_planned_for_before_it_is_known():
+    flight = Flight(a := make_request("a", 3))
+    first, second = flight.plan(), flight.plan()
+    assert batch_of(second) == {"a": (3, 1)}
+    assert second.num_output_tokens.tolist() == [1]
+    flight.take_in(first, a=4)
+    third = flight.plan()
+    assert batch_of(third) == {"a": (4, 1)}
+    # the slot behind the first block: its id is told before the token is known
+    assert [(update.start, len(update.block_ids[0])) for update in third.block_updates] == [(1, 1)]
+    flight.take_in(second, a=5)
+    flight.take_in(third, a=6)
+    assert a.output_token_ids == [4, 5, 6]
+
+
+def test_steps_are_updated_in_order_and_no_third_one_is_planned():
+    flight = Flight(make_request("a", 3))
+    first, second = flight.plan(), flight.plan()
+    with pytest.raises(StepOrderError, match="step 0 has not been updated"):
+        flight.scheduler.schedule()
+    with pytest.raises(StepOrderError, match=r"step 1 .* step 0 is due"):
+        flight.take_in(second)
+    with pytest.raises(StepOrderError, match=r"step 1 .* step 0 is due"):
+        flight.scheduler.discard_step(second, "late")
+    flight.take_in(first)
+    flight.take_in(second)
+    with pytest.raises(StepOrderError, match="none is due"):
+        flight.take_in(second)
+
+
+@pytest.mark.parametrize("limits", [{"max_tokens": 2}, {"max_model_len": 5}])
+def test_nothing_is_planned_behind_a_token_that_is_the_last_by_length(limits):
+    flight_limits = {name: limits[name] for name in limits if name == "max_model_len"}
+    request = make_request("a", 3, max_tokens=limits.get("max_tokens", 50))
+    flight = Flight(request, **flight_limits)
+    first, second = flight.plan(), flight.plan()
+    flight.take_in(first)
+    third = flight.plan()
+    assert batch_of(third) == {}
+    flight.take_in(second)
+    assert request.status is RequestStatus.FINISHED_LENGTH
+    assert request.output_token_ids == [7, 7]
+
+
+@pytest.mark.parametrize("as_lists", [False, True])
+def test_what_ends_in_flight_ends_once_and_its_last_row_comes_to_nothing(as_lists):
+    """Proves S232."""
+    request = make_request("a", 3, eos_token_ids=[EOS])
+    flight = Flight(request, make_request("b", 3))
+    first, second = flight.plan(), flight.plan()
+    flight.take_in(first, a=EOS)
+    assert [(o.request_id, o.finish_reason) for o in flight.outputs] == [
+        ("a", FinishReason.STOP),
+        ("b", None),
+    ]
+    assert flight.scheduler.statistics().num_blocks_in_use == 1
+    if as_lists:
+        flight.take_in_lists(second, a=[5], b=[6])
+    else:
+        flight.take_in(second, a=5, b=6)
+    assert [(o.request_id, o.new_token_ids) for o in flight.outputs] == [("b", [6])]
+    assert request.output_token_ids == [EOS]
+    numbers = flight.scheduler.statistics()
+    assert (numbers.num_generated_tokens, numbers.num_finished["stop"]) == (3, 1)
+    assert flight.plan().finished_req_ids == ["a"]
+
+
+def test_a_name_used_again_gets_nothing_of_the_row_that_ran_in_vain():
+    """Proves S232."""
+    flight = Flight(make_request("a", 3, eos_token_ids=[EOS]), make_request("b", 3))
+    first, second = flight.plan(), flight.plan()
+    flight.take_in(first, a=EOS)
+    flight.add(again := make_request("a", 6))
+    third = flight.plan()
+    assert third.finished_req_ids == ["a"]
+    assert batch_of(third) == {"b": (4, 1), "a": (0, 6)}
+    flight.take_in_lists(second, a=[5], b=[6])
+    assert again.output_token_ids == []
+    flight.take_in(third, a=8)
+    assert again.output_token_ids == [8]
+
+
+@pytest.mark.parametrize("as_lists", [False, True])
+def test_a_prompt_that_goes_on_waits_for_nothing(as_lists):
+    flight = Flight(a := make_request("a", 11), budget=6)
+    first, second = flight.plan(), flight.plan()
+    assert (batch_of(first), batch_of(second)) == ({"a": (0, 6)}, {"a": (6, 5)})
+    if as_lists:
+        flight.take_in_lists(first)
+    else:
+        flight.take_in(first)
+    assert a.output_token_ids == []  # of the first step nothing was due
+    third = flight.plan()
+    assert batch_of(third) == {"a": (11, 1)}
+    flight.take_in(second, a=4)
+    assert a.output_token_ids == [4]
+
+
+def test_an_abort_in_flight_gives_back_everything_at_once():
+    flight = Flight(make_request("a", 7), make_request("b", 3))
+    first, second = flight.plan(), flight.plan()
+    flight.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    assert flight.scheduler.statistics().num_blocks_in_use == 1
+    flight.take_in(first)
+    assert [(o.request_id, o.finish_reason) for o in flight.outputs] == [
+        ("a", FinishReason.ABORT),
+        ("b", None),
+    ]
+    flight.take_in(second)
+    assert [o.request_id for o in flight.outputs] == ["b"]
+    assert not flight.scheduler.statistics().num_finished["error"]
+
+
+# ---------------------------------------------------------------------- who waits for results
+
+
+def test_samples_run_ahead_once_they_have_branched_off():
+    request = Request(
+        request_id="a",
+        prompt_token_ids=[1, 2, 3],
+        sampling_params=SamplingParams(max_tokens=9, seed=1),
+        num_sequences=2,
+    )
+    flight = Flight(request, make_request("b", 3))
+    first, second = flight.plan(), flight.plan()
+    assert list(batch_of(second)) == ["b"]
+    flight.take_in(first)
+    third = flight.plan()
+    assert batch_of(third) == {"a": (3, 1), "a#1": (2, 1), "b": (4, 1)}
+    flight.take_in(second)
+    assert batch_of(flight.plan()) == {"a": (4, 1), "a#1": (3, 1), "b": (5, 1)}
+
+
+def test_beams_wait_for_every_result():
+    request = Request(
+        request_id="a",
+        prompt_token_ids=[1, 2, 3],
+        sampling_params=SamplingParams(max_tokens=9, temperature=0.0),
+        num_sequences=2,
+        beam_search=BeamSearchParams(beam_width=2),
+    )
+    flight = Flight(request, make_request("b", 3))
+    flight.plan()
+    assert list(batch_of(flight.plan())) == ["b"]
+
+
+def test_drafts_wait_for_their_result_and_those_for_a_token_in_flight_are_dropped():
+    flight = Flight(a := make_request("a", 3, max_tokens=9))
+    first, second = flight.plan(), flight.plan()
+    flight.take_in(first, a=4)
+    drafts = DraftTokenIds(req_ids=["a"], draft_token_ids=[[5, 6]])
+    flight.scheduler.update_draft_token_ids(drafts)
+    assert a.spec_token_ids == []
+    flight.take_in(second, a=5)
+    flight.scheduler.update_draft_token_ids(drafts)
+    third, fourth = flight.plan(), flight.plan()
+    assert batch_of(third) == {"a": (4, 3)}
+    assert batch_of(fourth) == {}
+    flight.take_in_lists(third, a=[5, 8])
+    flight.take_in(fourth)
+    assert batch_of(flight.plan()) == {"a": (6, 1)}
+
+
+# ---------------------------------------------------------------------- what is learnt
+
+
+def test_a_step_lasts_from_the_end_of_the_one_before_it():
+    durations = []
+
+    class Rule(FixedRule):
+        def observe(self, num_tokens, num_copied_blocks, duration_s):
+            durations.append(duration_s)
+
+    flight = Flight(make_request("a", 3), preemption=Rule(PreemptionMode.RECOMPUTE))
+    first, second = flight.plan(1.0), flight.plan(1.5)
+    flight.take_in(first, 4.0)
+    third = flight.plan(4.5)
+    flight.take_in(second, 6.0)
+    flight.take_in(third, 7.0)
+    flight.take_in(flight.plan(10.0), 11.0)
+    assert durations == [3.0, 2.0, 1.0, 1.0]
+
+
+def test_service_is_counted_once_for_tokens_that_were_told():
+    request = make_request("a", 3, eos_token_ids=[EOS])
+    flight = Flight(request, make_request("b", 3), policy=Fair(output_weight=1.0))
+    first, second = flight.plan(), flight.plan()
+    flight.take_in(first, a=EOS)
+    flight.take_in(second)
+    # both prompts, and three tokens: all for the one client
+    assert flight.scheduler.statistics().service_by_tenant == {"client 0": 9.0}
+
+
+# ---------------------------------------------------------------------- cost
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_plain_decode_step_does_no_python_work_for_each_sequence(depth):
+    """As many calls for 100 sequences as for 10."""
+    num_calls = [_calls_of_a_step(num_running, depth) for num_running in (10, 100)]
+    assert num_calls[0] == num_calls[1]
+
+
+def _calls_of_a_step(num_running, depth):
+    requests = [make_request(f"r{n}", 3) for n in range(num_running)]
+    flight = Flight(
+        *requests,
+        budget=1000,
+        num_blocks=500,
+        block_size=64,
+        max_num_seqs=num_running,
+        max_steps_in_flight=depth,
+    )
+    plans, calls = deque(), []
+
+    def watched(call, *arguments):
+        sys.setprofile(lambda *event: calls.append(event))
+        result = call(*arguments)
+        sys.setprofile(None)
+        return result
+
+    for _ in range(8):
+        calls.clear()
+        plans.append(watched(flight.scheduler.schedule))
+        if len(plans) == depth:
+            plan = plans.popleft()
+            names = plan.batch.req_ids
+            output = ModelRunnerOutput(names, np.full(len(names), 7, np.int32))
+            watched(flight.scheduler.update_from_output, plan, output)
+    assert len(plan.batch.req_ids) == num_running
+    return len(calls)

@@ -1,0 +1,296 @@
+"""The engine's loop: the order of things, and what a fault reaches, at one and two steps in flight.
+
+A made-up executor takes the runner's place: the token behind n tokens is n. Its log says what
+happened when.
+"""
+
+import itertools
+from collections import deque
+
+import numpy as np
+import pytest
+
+from engine_core.admission import Limits
+from engine_core.clients import ClientRegistry
+from engine_core.core import EngineCore
+from engine_core.executor import InProcessExecutor
+from engine_core.kv_cache import KVCacheManager
+from engine_core.lifecycle import Lifecycle
+from engine_core.scheduler import ModelRunnerOutput, SchedulerConfig, build_scheduler
+from engine_core.steps_in_flight import StepsInFlight
+from protocol.outputs import FinishReason
+from protocol.requests import Abort, EngineRequest
+from protocol.sampling import SamplingParams
+
+
+class Runner:
+    """Steps fail on the device (`fails`) or when they are launched (`fails_at_once`)."""
+
+    def __init__(self, depth, log, fails=(), fails_at_once=()):
+        self.max_steps_in_flight = depth
+        self.log = log
+        self.fails = set(fails)
+        self.fails_at_once = set(fails_at_once)
+        self.plans = deque()
+
+    def submit(self, plan):
+        self.log.append(f"launch {plan.step_id}")
+        assert len(self.plans) < self.max_steps_in_flight
+        if plan.step_id in self.fails_at_once:
+            raise RuntimeError(f"no launch of {plan.step_id}")
+        self.plans.append(plan)
+
+    def collect(self):
+        plan = self.plans.popleft()
+        self.log.append(f"collect {plan.step_id}")
+        if plan.step_id in self.fails:
+            raise RuntimeError(f"no result of {plan.step_id}")
+        batch = plan.batch
+        return ModelRunnerOutput(
+            req_ids=batch.req_ids,
+            sampled_token_ids=(batch.num_computed_tokens + batch.num_scheduled_tokens).astype(
+                np.int32
+            ),
+        )
+
+
+class Stages(Lifecycle):
+    def poll(self):
+        pass
+
+
+class Script:
+    """Stands where the inbox stands: what arrives before each step, then nothing but the end."""
+
+    def __init__(self, arrivals, lifecycle, log):
+        self.arrivals = deque(arrivals)
+        self.lifecycle = lifecycle
+        self.log = log
+        self.runner = None
+
+    def drain(self, *, block):
+        if block:
+            assert not self.runner.plans, "waits for clients while a step is in flight"
+        if self.arrivals:
+            arrived = self.arrivals.popleft()
+            return arrived() or [] if callable(arrived) else arrived
+        if block:
+            self.lifecycle.drain("the script is over")
+        return []
+
+
+class Told:
+    """Stands where the outbox stands."""
+
+    draining = False
+
+    def __init__(self, clients, log):
+        self.clients = clients
+        self.log = log
+        self.tokens = {}
+        self.ends = {}
+
+    def send(self, outputs):
+        if any(outputs.values()):
+            self.log.append(f"send {next(iter(outputs.values())).step_id}")
+        for index, per_client in outputs.items():
+            client = self.clients.by_index(index)
+            client.request_ids.difference_update(per_client.finished_req_ids)
+            for output in per_client.outputs:
+                assert output.request_id not in self.ends, "an output behind the terminal one"
+                self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+                if output.finished:
+                    self.ends[output.request_id] = (output.finish_reason, output.detail)
+
+    def post(self, client, message, frames=()):
+        raise AssertionError(f"refused: {message}")
+
+
+class Served:
+    """An engine that has served a script."""
+
+    def __init__(
+        self, depth, *arrivals, eos=(), max_num_seqs=8, fails=(), fails_at_once=(), runs=True
+    ):
+        self.log = []
+        self.lifecycle = Stages(drain_timeout_s=60.0)
+        clients = ClientRegistry()
+        self.client = clients.add(b"client", "test")
+        self.told = Told(clients, self.log)
+        self.runner = Runner(depth, self.log, fails, fails_at_once)
+        steps = [
+            arrived if callable(arrived) else [(self.client, message) for message in arrived]
+            for arrived in arrivals
+        ]
+        script = Script(steps, self.lifecycle, self.log)
+        script.runner = self.runner
+        config = SchedulerConfig(
+            max_num_batched_tokens=16,
+            max_num_seqs=max_num_seqs,
+            max_model_len=64,
+            max_steps_in_flight=depth,
+        )
+        self.core = EngineCore(
+            inbox=script,
+            outbox=self.told,
+            clients=clients,
+            scheduler=build_scheduler(config, KVCacheManager(num_blocks=64, block_size=4)),
+            executor=InProcessExecutor(self.runner),
+            lifecycle=self.lifecycle,
+            limits=Limits(
+                max_model_len=64,
+                vocab_size=10_000,
+                max_logprobs=5,
+                max_num_seqs=max_num_seqs,
+                scheduling_policy="fcfs",
+            ),
+            eos_token_ids=tuple(eos),
+        )
+        if runs:
+            self.core.run()
+            self.core.close()
+            assert not self.client.request_ids
+            assert not self.runner.plans
+
+
+def ask(name, num_prompt, max_tokens):
+    """Prompts that have nothing in common."""
+    base = 100 * (1 + sum(map(ord, name)))
+    return EngineRequest(
+        request_id=name,
+        prompt_token_ids=[base % 9000 + index for index in range(num_prompt)],
+        sampling_params=SamplingParams(max_tokens=max_tokens),
+    )
+
+
+@pytest.fixture(params=[1, 2])
+def depth(request):
+    return request.param
+
+
+def test_with_one_step_at_a_time_each_is_sent_before_the_next_is_launched():
+    log = Served(1, [ask("a", 3, 3)]).log
+    assert log[:9] == [f"{what} {n}" for n in range(3) for what in ("launch", "collect", "send")]
+
+
+def test_outputs_of_a_step_leave_while_the_next_one_runs():
+    """Proves S092."""
+    log = Served(2, [ask("a", 3, 4)]).log
+    assert log[:8] == [
+        "launch 0", "launch 1", "collect 0", "send 0", "launch 2", "collect 1", "send 1", "launch 3"
+    ]  # fmt: skip
+
+
+def test_every_request_gets_its_tokens_and_one_end(depth):
+    """By length, by end-of-sequence at token 11, with prompts of several steps."""
+    served = Served(
+        depth,
+        [ask("a", 3, 5), ask("b", 9, 50)],
+        [ask("c", 40, 4)],
+        [],
+        [ask("d", 1, 1), ask("e", 10, 9)],
+        eos=(11,),
+    )
+    assert served.told.tokens == {
+        "a": [3, 4, 5, 6, 7],
+        "b": [9, 10, 11],
+        "c": [40, 41, 42, 43],
+        "d": [1],
+        "e": [10, 11],
+    }
+    assert {name: reason for name, (reason, _) in served.told.ends.items()} == {
+        "a": FinishReason.LENGTH,
+        "b": FinishReason.STOP,
+        "c": FinishReason.LENGTH,
+        "d": FinishReason.LENGTH,
+        "e": FinishReason.STOP,
+    }
+
+
+def test_two_depths_give_the_same_tokens_whatever_arrives_when():
+    """One token in 7 ends a sequence."""
+    asked = [ask(f"r{n}", 1 + 5 * n % 13, 1 + 7 * n % 11) for n in range(30)]
+    arrivals = [asked[n : n + 2] if n % 3 else [] for n in range(-2, 40, 2)]
+    told = [Served(d, *arrivals, eos=range(0, 64, 7), max_num_seqs=4).told for d in (1, 2)]
+    assert told[0].tokens == told[1].tokens
+    assert told[0].ends == told[1].ends
+    assert len(told[0].ends) == 20
+
+
+def test_a_request_given_up_in_flight_ends_once_and_its_late_token_is_dropped(depth):
+    served = Served(depth, [ask("a", 3, 20), ask("b", 3, 4)], [], [Abort(request_ids=["a"])])
+    assert served.told.ends["a"][0] is FinishReason.ABORT
+    assert served.told.tokens["a"] == [3, 4, 5][: len(served.told.tokens["a"])]
+    assert served.told.tokens["b"] == [3, 4, 5, 6]
+
+
+def test_a_fault_ends_the_requests_of_its_step_and_of_the_one_behind_it(depth, caplog):
+    served = Served(
+        depth,
+        [ask("a", 3, 9), ask("b", 3, 9), ask("c", 3, 2)],
+        max_num_seqs=2,
+        fails={1},
+    )
+    for name in "ab":
+        reason, detail = served.told.ends[name]
+        assert reason is FinishReason.ERROR
+        assert detail == "the step failed: RuntimeError: no result of 1"
+        assert served.told.tokens[name] == [3]
+    assert served.told.tokens["c"] == [3, 4]  # it waited
+    assert "step 1 failed" in caplog.text
+
+
+def test_a_step_that_cannot_be_launched_ends_its_requests_behind_the_results_before_it(depth):
+    """And of the next one nothing is missing."""
+    served = Served(depth, [ask("a", 3, 9)], [], [], [ask("b", 3, 2)], fails_at_once={1})
+    assert served.told.ends["a"] == (
+        FinishReason.ERROR,
+        "the step failed: RuntimeError: no launch of 1",
+    )
+    assert served.told.tokens["a"] == [3]
+    assert served.told.tokens["b"] == [3, 4]
+    assert "collect 1" not in served.log
+
+
+def test_three_faults_in_a_row_end_the_loop(depth):
+    served = Served(depth, [ask("a", 3, 9)], [ask("b", 3, 9)], [ask("c", 3, 9)], [ask("d", 3, 9)],
+                    fails=range(100), runs=False)  # fmt: skip
+    with pytest.raises(RuntimeError, match="no result"):
+        served.core.run()
+    served.core.end_all(FinishReason.ERROR, "the engine failed")
+    served.core.close()
+    assert not served.client.request_ids
+    assert not served.runner.plans
+
+
+def test_an_abort_of_the_daemon_tells_everybody_and_waits_for_the_device(depth):
+    served = Served(depth, [ask("a", 3, 50)], [], [], runs=False)
+    served.core._inbox.arrivals.append(lambda: served.lifecycle.abort("now"))
+    served.core.run()
+    assert served.told.ends["a"] == (FinishReason.ABORT, "the engine is stopping")
+    assert len(served.runner.plans) == depth - 1
+    served.core.close()
+    assert not served.runner.plans
+
+
+def test_a_drain_takes_in_every_step(depth):
+    served = Served(depth, [ask("a", 3, 50)], [], runs=False)
+    served.core._inbox.arrivals.append(lambda: served.lifecycle.drain("enough") or [])
+    served.core.run()
+    assert served.told.tokens["a"] == list(range(3, 53))
+    assert not served.runner.plans
+
+
+def test_times_of_steps_that_overlap_are_counted_once(depth, monkeypatch):
+    """A clock that ticks at every look: the loop's seconds are at most those that went by."""
+    ticks = itertools.count()
+    monkeypatch.setattr("time.monotonic", lambda: float(next(ticks)))
+    served = Served(depth, [ask("a", 3, 20), ask("b", 30, 20)])
+    numbers = served.core.statistics()
+    assert 0 < numbers.model_time_s < numbers.step_time_s < next(ticks)
+
+
+def test_a_scheduler_that_plans_further_than_the_executor_runs_is_refused():
+    executor = InProcessExecutor(Runner(1, []))
+    with pytest.raises(ValueError, match=r"plans 2 steps ahead, the executor runs 1"):
+        StepsInFlight(executor, max_num=2, discard=lambda plan, why: None)
