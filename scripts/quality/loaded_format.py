@@ -1,0 +1,110 @@
+"""A model in the format that the daemon would run for given options.
+
+Owns loading by the daemon's own options, and one sequence's pass through a paged cache. Must not
+know texts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from engine_core.cli import app
+from engine_core.config_resolution import plan_runner
+from engine_core.device_choice import choose_device
+from engine_core.model_files import open_model_files
+from engine_core.options import EngineOptions
+from engine_core.startup import _load as load_by_options
+from kernels.interface import ForwardContext
+
+
+class FormatError(Exception):
+    """Options that the daemon does not take."""
+
+
+def parse_options(words: Sequence[str]) -> EngineOptions:
+    """The daemon's own reading of its command line.
+
+    Raises:
+        FormatError: an option that it does not know or refuses.
+    """
+    try:
+        _, bound, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
+        options = bound.arguments.get("options")
+        if not isinstance(options, EngineOptions):
+            raise FormatError(f"{' '.join(words)!r} names no model")
+        options.check()
+    except FormatError:
+        raise
+    except Exception as error:  # cyclopts has many kinds
+        raise FormatError(" ".join(str(error).split())) from error
+    return options
+
+
+class LoadedFormat:
+    """
+    Args:
+        max_tokens: of a sequence.
+    """
+
+    def __init__(self, options: EngineOptions, *, max_tokens: int) -> None:
+        if options.num_threads is not None:
+            torch.set_num_threads(options.num_threads)
+        files = open_model_files(str(options.model), report=lambda _line: None)
+        loaded = load_by_options(options, files, choose_device(options.device))
+        assembly = plan_runner(dataclasses.replace(options, max_model_len=None), files, loaded)
+        self._model, self._ops = loaded.model, loaded.ops
+        spec = loaded.model.kv_cache_spec
+        self._block_size = options.block_size
+        self._num_blocks = -(-max_tokens // options.block_size)
+        self._caches = [
+            self._ops.allocate_kv_cache(
+                self._num_blocks + 1,  # block 0 is the null block
+                options.block_size,
+                spec.num_kv_heads,
+                spec.head_size,
+                assembly.cache_dtype,
+            )
+            for _ in range(spec.num_layers)
+        ]
+        self._windows = spec.sliding_windows
+        self._planners = {
+            window: self._ops.make_attention_planner(
+                num_query_heads=spec.num_query_heads,
+                num_kv_heads=spec.num_kv_heads,
+                head_size=spec.head_size,
+                block_size=options.block_size,
+                sliding_window=window,
+                max_num_seqs=1,
+                max_num_batched_tokens=max_tokens,
+                max_model_len=max_tokens,
+                dtype=loaded.dtype,
+                kv_dtype=assembly.cache_dtype,
+            )
+            for window in set(spec.sliding_windows)
+        }
+        self.compute_logits = loaded.model.compute_logits
+
+    def forward(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """hidden_TE of one sequence, from its first token on."""
+        num_tokens = len(token_ids)
+        positions_T = torch.arange(num_tokens)
+        metadata = {
+            window: planner.plan(
+                query_start_loc_R1=torch.tensor([0, num_tokens], dtype=torch.int32),
+                seq_lens_R=torch.tensor([num_tokens], dtype=torch.int32),
+                block_table_RM=torch.arange(1, self._num_blocks + 1, dtype=torch.int32)[None],
+                slot_mapping_T=positions_T + self._block_size,
+                num_decodes=0,
+                num_decode_tokens=0,
+            )
+            for window, planner in self._planners.items()
+        }
+        context = ForwardContext(
+            kv_caches=self._caches,
+            metadata=[metadata[window] for window in self._windows],
+            ops=self._ops,
+        )
+        return self._model.forward(torch.tensor(token_ids), positions_T, context)

@@ -1,0 +1,385 @@
+"""The comparison of engines: what is asked, in which order, and what is told of it."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngine
+
+from scripts.comparison.clients import ClientsFailed, EngineAddress, send_workload
+from scripts.comparison.descriptions import DescriptionError
+from scripts.comparison.figures import Incomplete, figures_of, medians, ratios
+from scripts.comparison.launching import Conditions, Running, SystemFailed
+from scripts.comparison.offline import PEERS, OfflinePeer, parse_peer
+from scripts.comparison.processes import process_tree, resident_bytes
+from scripts.comparison.report import summarise, table
+from scripts.comparison.systems import OwnEngine, ServerCommand
+from scripts.comparison.turns import run_turns
+from scripts.comparison.workloads import (
+    PlannedRequest,
+    Workload,
+    WorkloadError,
+    make_turns,
+    make_warm_up,
+    read_turns,
+    write_turns,
+)
+from scripts.load.records import RequestRecord
+
+ROOT = Path(__file__).parents[2]
+FAKE_SERVER = f"{sys.executable} {Path(__file__).with_name('fake_openai_server.py')} {{port}}"
+FAKE_LIBRARY = Path(__file__).with_name("fake_library_peer.py")
+TEXT = range(50_000)
+ALL = ("W1", "W2", "W3@2", "W4", "prefill")
+WARM_UP = [Workload("first token", (PlannedRequest(0.0, [1, 2], 1),))]
+BATCH = Workload("W1", tuple(PlannedRequest(0.0, [at, 7], 5) for at in range(6)))
+SINGLE = Workload("W2", (PlannedRequest(0.0, [1, 2, 3], 8),))
+ARRIVING = Workload("W3@20", tuple(PlannedRequest(0.05 * at, [at], 4) for at in range(5)))
+
+
+@pytest.fixture
+def conditions(tmp_path):
+    return Conditions(
+        model="none",
+        num_threads=1,
+        client_processes=2,
+        startup_timeout_s=20.0,
+        workload_timeout_s=20.0,
+        logs=tmp_path,
+    )
+
+
+# ------------------------------------------------------------------ workloads
+
+
+def test_a_workload_file_is_the_same_byte_for_byte(tmp_path):
+    for name in "ab":
+        turns = make_turns(TEXT, ALL, num_turns=2)
+        write_turns(tmp_path / name, make_warm_up(TEXT), turns, source="a range")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert read_turns(tmp_path / "a") == (make_warm_up(TEXT), turns)
+
+
+def test_the_workloads_are_as_the_targets_define_them():
+    batch, single, arriving, sharing, prefill = make_turns(TEXT, ALL, num_turns=1)[0]
+    lengths = [len(one.prompt_token_ids) for one in batch.requests]
+    assert len(lengths) == 64 and 32 <= min(lengths) < 64 and 256 < max(lengths) <= 512
+    assert {(one.arrival_s, one.num_output_tokens) for one in batch.requests} == {(0.0, 64)}
+    [one] = single.requests
+    assert (len(one.prompt_token_ids), one.num_output_tokens) == (64, 128)
+    arrivals = [one.arrival_s for one in arriving.requests]
+    assert len(arrivals) == 48 and arrivals == sorted(arrivals) and arrivals[0] > 0
+    assert 12 < arrivals[-1] < 48  # two a second
+    prefixes = {tuple(one.prompt_token_ids[:384]) for one in sharing.requests}
+    owns = {tuple(one.prompt_token_ids[384:]) for one in sharing.requests}
+    assert (len(prefixes), len(owns), {len(own) for own in owns}) == (1, 32, {32})
+    [one] = prefill.requests
+    assert (len(one.prompt_token_ids), one.num_output_tokens) == (2000, 1)
+
+
+def test_turns_have_the_same_lengths_and_no_beginning_in_common():
+    turns = [*make_turns(range(30_000), ALL, num_turns=3), make_warm_up(range(30_000))]
+    shape = [
+        [[(one.arrival_s, len(one.prompt_token_ids)) for one in w.requests] for w in turn]
+        for turn in turns[:3]
+    ]
+    assert shape[0] == shape[1] == shape[2]
+    beginnings = [
+        tuple(workload.requests[at].prompt_token_ids[:16])
+        for turn in turns
+        for workload in turn
+        for at in range(1 if workload.name == "W4" else len(workload.requests))
+    ]
+    assert len(set(beginnings)) == len(beginnings)
+
+
+@pytest.mark.parametrize("name", ["W5", "W3", "W3@0", "W3@x", "W1@2", ""])
+def test_an_unknown_workload_is_refused_by_name(name):
+    with pytest.raises(WorkloadError, match="W3@"):
+        make_turns(TEXT, [name], num_turns=1)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"format": 0}', '{"format": 1, "turns": [[1]]}'])
+def test_a_file_that_is_no_workload_file_is_one_error(tmp_path, content):
+    path = tmp_path / "workloads.json"
+    path.write_text(content)
+    with pytest.raises(WorkloadError, match=r"workloads\.json"):
+        read_turns(path)
+
+
+# ------------------------------------------------------------------ figures
+
+
+def _record(index, first_s, gaps_s, due_s=0.0):
+    last_s = first_s + sum(gaps_s)
+    return RequestRecord(index, due_s, due_s, first_s, last_s, last_s, 2, 0, 5, list(gaps_s))
+
+
+def test_figures_are_those_of_records_worked_out_by_hand():
+    workload = Workload("W1", tuple(PlannedRequest(0.5 * at, [1, 2], 5) for at in range(2)))
+    records = [_record(0, 1.0, [0.1, 0.1, 0.1, 0.7]), _record(1, 2.5, [0.2] * 4, due_s=0.5)]
+    figures = figures_of(workload, records)
+    assert figures["duration_s"] == pytest.approx(3.3)
+    assert figures["output_tok_s"] == pytest.approx(10 / 3.3)
+    assert figures["total_tok_s"] == pytest.approx(14 / 3.3)
+    assert figures["ttft_p50_ms"] == pytest.approx(1500)
+    assert figures["ttft_p99_ms"] == pytest.approx(1990)
+    assert figures["itl_p50_ms"] == pytest.approx(200)
+    # eight gaps: 0.93 of the way from the seventh (0.2) to the eighth (0.7)
+    assert figures["itl_p99_ms"] == pytest.approx(200 + 0.93 * 500)
+    assert "decode_tok_s" not in figures and "prefill_tok_s" not in figures
+
+
+def test_a_single_request_has_a_decode_and_a_prefill_rate():
+    workload = Workload("W2", (PlannedRequest(0.0, [1] * 10, 5),))
+    figures = figures_of(workload, [_record(0, 0.5, [0.1] * 4)])
+    assert figures["decode_tok_s"] == pytest.approx(10)
+    assert figures["prefill_tok_s"] == pytest.approx(20)
+
+
+def test_what_was_not_timed_is_absent_and_what_is_short_has_no_figures():
+    untimed = RequestRecord(0, 0.0, 0.0, finished_s=2.0, num_output_tokens=8)
+    assert set(figures_of(SINGLE, [untimed])) == {"duration_s", "output_tok_s", "total_tok_s"}
+    untimed.num_output_tokens = 7
+    with pytest.raises(Incomplete, match="7 tokens came, not 8"):
+        figures_of(SINGLE, [untimed])
+    with pytest.raises(Incomplete, match="0 records of 1"):
+        figures_of(SINGLE, [])
+
+
+def test_ratios_are_of_turns_that_both_served_and_above_one_where_we_are_better():
+    ours = [{"output_tok_s": 20.0, "ttft_p50_ms": 50.0}, None, {"output_tok_s": 90.0}]
+    theirs = [{"output_tok_s": 10.0, "ttft_p50_ms": 100.0}, {"output_tok_s": 1.0}] * 2
+    assert ratios(ours, theirs[:3]) == {"output_tok_s": pytest.approx(5.5), "ttft_p50_ms": 2.0}
+    assert medians([{"a": 1.0}, {"a": 5.0, "b": 2.0}, {"a": 3.0}]) == {"a": 3.0, "b": 2.0}
+
+
+# ------------------------------------------------------------------ turns
+
+
+class ScriptedSystem:
+    """Answers at once; keeps a common diary."""
+
+    def __init__(self, name, diary, *, fail_start=False, fail_in=""):
+        self.name = self.setting = name
+        self._diary, self._fail_start, self._fail_in = diary, fail_start, fail_in
+
+    @contextmanager
+    def launch(self, conditions):
+        self._diary.append(f"{self.name} up")
+        if self._fail_start:
+            raise SystemFailed("no such library")
+        yield Running(self._run, 1.0, False, {})
+        self._diary.append(f"{self.name} down")
+
+    def _run(self, workload):
+        self._diary.append(f"{self.name} {workload.name}")
+        if workload.name == self._fail_in:
+            raise SystemFailed("out of memory")
+        return [
+            RequestRecord(at, 0.0, 0.0, finished_s=1.0, num_output_tokens=one.num_output_tokens)
+            for at, one in enumerate(workload.requests)
+        ]
+
+
+def test_engines_take_turns_and_only_one_is_up(conditions):
+    diary = []
+    systems = [ScriptedSystem(name, diary) for name in "AB"]
+    run_turns(systems, [[SINGLE]] * 2, WARM_UP, conditions, report=lambda _: None)
+    once = [f"{n} {what}" for n in "AB" for what in ("up", "first token", "W2", "down")]
+    assert diary == once * 2
+
+
+def test_a_peer_that_fails_is_told_as_failed_and_never_as_a_figure(conditions):
+    diary = []
+    systems = [
+        ScriptedSystem("A", diary),
+        ScriptedSystem("B", diary, fail_start=True),
+        ScriptedSystem("C", diary, fail_in="W1"),
+    ]
+    turns = run_turns(systems, [[BATCH, SINGLE]] * 2, WARM_UP, conditions, report=lambda _: None)
+    summary = summarise(turns, ["A"], ["A", "B", "C"])
+    assert diary.count("B up") == 1  # it is not started a second time
+    assert summary["medians"]["B"] == {}
+    assert "W1" not in summary["medians"]["C"] and "W2" in summary["medians"]["C"]
+    assert summary["ratios"]["A / B"] == {} and "W2" in summary["ratios"]["A / C"]
+    told = [(one["system"], one["workload"], one["reason"]) for one in summary["failed"]]
+    assert told.count(("C", "W1", "out of memory")) == 2
+    assert ("B", "start", "no such library") in told
+    assert "failed: C, turn 2, W1: out of memory" in table(summary)
+
+
+# ------------------------------------------------------------------ engines with an address
+
+
+def test_clients_stream_from_our_engine_on_time():
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"ipc://{folder}/e.sock"
+        with FakeEngine(address) as engine:
+            target = EngineAddress(address)
+            records = send_workload(target, ARRIVING, num_processes=2, timeout_s=20)
+            prompts = sorted(list(request.prompt_token_ids) for request in engine.requests)
+    assert prompts == [[at] for at in range(5)]
+    assert [record.index for record in records] == [0, 1, 2, 3, 4]
+    assert [record.num_output_tokens for record in records] == [4] * 5
+    assert all(record.sent_s >= record.due_s == 0.05 * at for at, record in enumerate(records))
+    assert {"ttft_p50_ms", "itl_p99_ms"} <= figures_of(ARRIVING, records).keys()
+
+
+def test_a_request_that_our_engine_refuses_leaves_the_workload_without_figures():
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"ipc://{folder}/e.sock"
+        with FakeEngine(address, refuse=lambda _: "not today"):
+            records = send_workload(EngineAddress(address), SINGLE, num_processes=1, timeout_s=20)
+    with pytest.raises(Incomplete, match="not today"):
+        figures_of(SINGLE, records)
+
+
+def test_a_server_is_launched_measured_and_gone(conditions):
+    with ServerCommand.parse(f"fake={FAKE_SERVER}").launch(conditions) as running:
+        assert running.facts == {"model": "fake"} and running.ready_s > 0
+        [pid] = [p for p in process_tree(os.getpid()) if b"fake_openai" in _command_line(p)]
+        assert resident_bytes(pid) > 1e6
+        records = running.run(BATCH)
+        figures = figures_of(BATCH, records)
+        too_long = running.run(Workload("W2", (PlannedRequest(0.0, [1] * 101, 1),)))
+    assert [len(record.gaps_s) for record in records] == [4] * 6
+    assert figures["itl_p50_ms"] >= 10 and figures["ttft_p50_ms"] > 0
+    assert "status 400" in too_long[0].error and "prompt too long" in too_long[0].error
+    assert resident_bytes(pid) == 0
+
+
+def _command_line(pid):
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_a_server_that_does_not_count_is_counted_by_its_events(conditions):
+    with ServerCommand.parse(f"fake={FAKE_SERVER} --no-usage").launch(conditions) as running:
+        assert "output_tok_s" in figures_of(SINGLE, running.run(SINGLE))
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("--short", "7 tokens came, not 8"), ("--die-after 0", "Error")],
+)
+def test_a_server_that_falls_short_or_dies_has_no_figures(conditions, option, words):
+    with ServerCommand.parse(f"fake={FAKE_SERVER} {option}").launch(conditions) as running:
+        records = running.run(SINGLE)
+    with pytest.raises(Incomplete, match=words):
+        figures_of(SINGLE, records)
+
+
+def test_a_server_that_ends_before_it_is_ready_says_its_last_words(conditions):
+    dying = f"{sys.executable} -c 'import sys; sys.exit(\"no model {{port}}\")'"
+    with (
+        pytest.raises(SystemFailed, match="ended with code 1; its last lines: no model"),
+        ServerCommand.parse(f"dying={dying}").launch(conditions),
+    ):
+        pass
+
+
+def test_clients_give_up_after_their_time():
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"ipc://{folder}/e.sock"
+        with FakeEngine(address, step_s=5.0), pytest.raises(ClientsFailed, match=r"within 0\.2 s"):
+            send_workload(EngineAddress(address), SINGLE, num_processes=1, timeout_s=0.2)
+
+
+# ------------------------------------------------------------------ libraries
+
+
+def _library(**options):
+    parsed = parse_peer(f"transformers={sys.executable}")
+    return OfflinePeer(parsed.description, FAKE_LIBRARY, sys.executable, options)
+
+
+def test_a_library_is_asked_in_its_own_python_whatever_it_prints(conditions):
+    with _library().launch(conditions) as running:
+        assert running.facts == {"version": "1.2"}
+        assert figures_of(BATCH, running.run(BATCH))["output_tok_s"] == 60
+        assert {"decode_tok_s", "itl_p99_ms"} <= figures_of(SINGLE, running.run(SINGLE)).keys()
+
+
+def test_what_a_library_cannot_do_is_not_measured_and_a_fault_is_a_failure(conditions):
+    systems = [_library(fault="raise"), _library(fault="no batch"), _library(colour="red")]
+    turns = [
+        run_turns([one], [[BATCH, ARRIVING]], [], conditions, report=lambda _: None)[0]
+        for one in systems
+    ]
+    assert turns[0].failed == {"W1": "RuntimeError: no kernel for this"}
+    assert "server" in turns[0].not_measured["W3@20"]
+    assert (turns[1].failed, turns[1].not_measured["W1"]) == ({}, "one request at a time")
+    assert turns[2].failed == {"start": "not ready: this peer has no option colour; omit it"}
+    assert "peak_engine_mb" in turns[1].figures["start"]
+
+
+# ------------------------------------------------------------------ the command line
+
+
+def compare(*options):
+    command = [sys.executable, "scripts/compare_engines.py", *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def test_the_script_compares_what_it_is_given_and_prints_one_json_line(tmp_path):
+    path = tmp_path / "workloads.json"
+    write_turns(path, WARM_UP, [[BATCH, ARRIVING]], source="by hand")
+    options = ["--workload-file", str(path), "--workloads", "W1,W3@20", "--turns", "1"]
+    options += ["--server", f"one={FAKE_SERVER}", "--server", f"short={FAKE_SERVER} --short"]
+    done = compare(*options, "--json", str(tmp_path / "out.json"))
+    assert (done.returncode, done.stdout.count("\n")) == (1, 1), done.stderr
+    document = json.loads(done.stdout)
+    assert document == json.loads((tmp_path / "out.json").read_text())
+    assert {"W1", "W3@20", "start"} == document["medians"]["one"].keys()
+    start = document["medians"]["one"]["start"]
+    assert 0 < start["launch_to_ready_s"] < start["launch_to_first_token_s"]
+    assert 0 < start["peak_engine_mb"] < start["peak_all_mb"]
+    # it does not even answer the warm-up in full
+    assert document["medians"]["short"] == {} and document["failed"][0]["system"] == "short"
+    assert "failed: short" in done.stderr and "commit" in document
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--engine", "a="], "two engines or more"),
+        (["--engine", "a=", "--engine", "a=--dtype float32"], "names of their own"),
+        (["--engine", "--dtype float32"], "begins with no name"),
+        (["--server", "a=serve --port 80"], "{port}"),
+        (["--peer", "a=https://there"], "no http:// address"),
+        (["--peer", "nobody=python3"], "transformers, vllm"),
+        (["--engine", "a=", "--engine", "b=", "--turns", "0"], "at least 1"),
+        (["--speed", "1"], "--speed"),
+    ],
+)
+def test_wrong_options_are_one_line_and_exit_code_2(options, words):
+    from scripts.compare_engines import main
+
+    code, error = _quietly(main, options)
+    assert code == 2 and error.count("\n") == 1
+    assert words in error
+
+
+def _quietly(main, options):
+    import contextlib
+    import io
+
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
+        return main(options), stderr.getvalue()
+
+
+def test_descriptions_say_what_is_wrong_with_them():
+    with pytest.raises(DescriptionError, match="is set by the comparison"):
+        OwnEngine.parse("a=--num-threads 4")
+    with pytest.raises(DescriptionError, match="write env:X=VALUE"):
+        OwnEngine.parse("a=env:X")
+    with pytest.raises(DescriptionError, match="not KEY=VALUE"):
+        parse_peer("vllm=python3 fast")
+    peer = parse_peer("vllm-bf16=python3 dtype=bfloat16 env:A=1")
+    assert (peer.program, peer.options) == (PEERS / "vllm_peer.py", {"dtype": "bfloat16"})
+    assert peer.description.environment == {"A": "1"}
