@@ -1,6 +1,7 @@
 """Records of runs in virtual time, written by the production recorder."""
 
 import dataclasses
+from collections import deque
 
 import numpy as np
 
@@ -33,9 +34,13 @@ def record_run(
     num_blocks=40,
     step_s=lambda tokens, sequences: 0.01 + 0.001 * tokens + 0.002 * sequences,
     between_s=0.0,
+    depth=1,
 ):
-    """As the daemon does it: drain, plan, run, update, record. Samples at random, also EOS."""
+    """As the daemon does it: drain, plan, run, update, record. Samples at random, also EOS. With
+    a depth of 2 each step is planned while the one before it runs."""
     limits = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "max_model_len": 200}
+    if depth > 1:
+        limits["max_steps_in_flight"] = depth
     config = {
         "num_blocks": num_blocks,
         "block_size": 16,
@@ -50,10 +55,11 @@ def record_run(
         [(one.arrival_s, index, "arrive") for index, one in enumerate(asked)]
         + [(one.abort_s, index, "abort") for index, one in enumerate(asked) if one.abort_s]
     )
-    now_s = 0.0
+    now_s = end_s = 0.0
+    in_flight = deque()
     with StepRecorder(path, config=config, started_s=0.0) as recorder:
-        while todo or scheduler.has_work():
-            if not scheduler.has_work():
+        while todo or scheduler.has_work() or in_flight:
+            if not scheduler.has_work() and not in_flight:
                 # as an idle daemon does between heartbeats: not recorded
                 _step(scheduler, now_s, random)
                 now_s = max(now_s, todo[0][0])
@@ -71,12 +77,21 @@ def record_run(
                 )
                 recorder.arrived(message, now_s)
             plan, sampled = _plan(scheduler, now_s, random)
-            batch = plan.batch
-            duration_s = step_s(int(batch.num_scheduled_tokens.sum()), len(batch.req_ids))
-            outputs = scheduler.update_from_output(plan, sampled, now=now_s + duration_s)
-            if plan.total_num_scheduled_tokens or outputs:
-                recorder.step(plan, sampled, now_s, duration_s)
-            now_s += duration_s + between_s
+            if depth > 1 and (plan.total_num_scheduled_tokens or in_flight):
+                recorder.planned(plan, now_s)
+            in_flight.append((plan, sampled, now_s))
+            while in_flight and (
+                len(in_flight) >= depth or not in_flight[-1][0].total_num_scheduled_tokens
+            ):
+                plan, sampled, planned_s = in_flight.popleft()
+                batch = plan.batch
+                end_s = max(end_s, planned_s) + step_s(
+                    int(batch.num_scheduled_tokens.sum()), len(batch.req_ids)
+                )
+                outputs = scheduler.update_from_output(plan, sampled, now=end_s)
+                if plan.total_num_scheduled_tokens or outputs or recorder.is_planned(plan):
+                    recorder.step(plan, sampled, planned_s, end_s - planned_s)
+                now_s = max(now_s, end_s) + between_s
     return path
 
 

@@ -17,6 +17,12 @@ TIGHT = [
 ]
 
 
+@pytest.fixture(params=[1, 2])
+def depth(request):
+    """Steps in flight."""
+    return request.param
+
+
 @pytest.fixture
 def busy(tmp_path):
     return record_run(tmp_path / "busy.jsonl", BUSY)
@@ -37,16 +43,20 @@ def tampered(path, change):
     return other, event["id"]
 
 
-def test_a_record_replays_to_the_same_decisions(busy):
-    verification = verify(RunRecord(busy))
+def test_a_record_replays_to_the_same_decisions(tmp_path, depth):
+    path = record_run(tmp_path / "busy.jsonl", BUSY, depth=depth)
+    assert ('"event":"plan"' in path.read_text()) == (depth > 1)
+
+    verification = verify(RunRecord(path))
 
     assert verification.difference is None
     assert verification.num_requests == 60
     assert verification.num_steps > 50
 
 
-def test_preemptions_aborts_and_idle_times_replay(tmp_path):
-    path = record_run(tmp_path / "tight.jsonl", [*TIGHT, Asked(60.0, 20, 3)], num_blocks=14)
+def test_preemptions_aborts_and_idle_times_replay(tmp_path, depth):
+    asked = [*TIGHT, Asked(60.0, 20, 3)]
+    path = record_run(tmp_path / "tight.jsonl", asked, num_blocks=14, depth=depth)
     text = path.read_text()
     assert '"preempted":["' in text
     assert '"event":"abort"' in text
@@ -134,8 +144,8 @@ def test_a_record_without_stop_tokens_cannot_replay_requests_that_may_stop(busy)
         verify(RunRecord(busy))
 
 
-def test_a_fit_of_a_record_finds_how_its_steps_were_timed(busy):
-    model = fit_record(busy)
+def test_a_fit_of_a_record_finds_how_its_steps_were_timed(tmp_path, depth):
+    model = fit_record(record_run(tmp_path / "busy.jsonl", BUSY, depth=depth))
 
     assert model.mean_relative_error < 1e-3
     step, tokens, sequences, *_ = model.coefficients
