@@ -96,10 +96,19 @@ def as_document(compiler: Compiler, outcomes: Iterable[Outcome]) -> dict[str, An
         "variants": [
             {"module": outcome.variant.module, "variant": outcome.variant.name}
             | dataclasses.asdict(outcome.figures)
+            | _allowance(outcome)
             for outcome in outcomes
             if outcome.figures is not None
         ],
     }
+
+
+def _allowance(outcome: Outcome) -> dict[str, Any]:
+    """What of its spills is allowed, and why."""
+    variant = outcome.variant
+    if not variant.max_spill_bytes:
+        return {}
+    return {"max_spill_bytes": variant.max_spill_bytes, "spill_reason": variant.spill_reason}
 
 
 def as_table(outcomes: Iterable[Outcome]) -> str:

@@ -246,15 +246,19 @@ def variants() -> list[KernelVariant]:
         (14336, False, fp8),
         (14336, False, int8),
         (10240, True, fp8),
+        (14336, False, torch.float16),
+        (14336, False, torch.float32),
+        (10240, True, torch.float32),
     ]
     return [_variant(*case) for case in cases]
 
 
 def _variant(F: int, is_gelu: bool, out_dtype: torch.dtype) -> KernelVariant:
     is_quantised = out_dtype in QUANTISED_MAX
+    in_dtype = torch.bfloat16 if is_quantised else out_dtype
     constants = _constants(F, _BLOCK_F_QUANTISED if is_quantised else _BLOCK_F, is_gelu)
     arguments: dict[str, Any] = {
-        "gate_up_ptr": torch.empty((16, 2 * F), dtype=torch.bfloat16, device="meta"),
+        "gate_up_ptr": torch.empty((16, 2 * F), dtype=in_dtype, device="meta"),
         "out_ptr": torch.empty((16, F), dtype=out_dtype, device="meta"),
         "gate_up_stride_t": 2 * F,
         "out_stride_t": F,

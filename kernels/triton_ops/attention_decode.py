@@ -250,6 +250,8 @@ def variants() -> list[KernelVariant]:
         _variant("decode fp32 G=3 D=64 S=16", group_size=3, head_size=64, dtype=torch.float32),
         _variant("decode fp32 G=4 D=128 S=16", dtype=torch.float32),
         _variant("decode bf16 G=8 D=128 S=32", group_size=8, block_size=32),
+        _variant("decode fp16 G=4 D=128 S=16 of fp8", dtype=torch.float16, kv_dtype=fp8),
+        _variant("decode fp32 G=4 D=128 S=16 window", dtype=torch.float32, window=True),
     ]
 
 

@@ -272,7 +272,12 @@ def variants() -> list[KernelVariant]:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def reduce(
-        name: str, heads: tuple[int, int], head_size: int, queries: int, options: bool
+        name: str,
+        heads: tuple[int, int],
+        head_size: int,
+        queries: int,
+        options: bool,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> KernelVariant:
         num_kv_heads, group_size = heads
         return KernelVariant(
@@ -284,7 +289,7 @@ def variants() -> list[KernelVariant]:
                 "query_start_loc_R1": meta(65, dtype=torch.int32),
                 "first_split_R1": meta(65, dtype=torch.int32),
                 "sinks_H": meta(num_kv_heads * group_size),
-                "out_THD": meta(64, num_kv_heads * group_size, head_size, dtype=torch.bfloat16),
+                "out_THD": meta(64, num_kv_heads * group_size, head_size, dtype=dtype),
                 "lse_TH": meta(64, num_kv_heads * group_size),
                 "capacity": 999,
                 "out_token_stride": num_kv_heads * group_size * head_size,
@@ -311,5 +316,7 @@ def variants() -> list[KernelVariant]:
         reduce("reduce bf16 G=3 D=64", (3, 3), 64, 1, False),
         reduce("reduce bf16 G=1 D=80", (32, 1), 80, 1, False),
         reduce("reduce bf16 G=2 D=256 5 queries sinks lse", (8, 2), 256, 5, True),
+        reduce("reduce fp16 G=4 D=128", (8, 4), 128, 1, False, torch.float16),
+        reduce("reduce fp32 G=4 D=128", (8, 4), 128, 1, False, torch.float32),
         merge,
     ]

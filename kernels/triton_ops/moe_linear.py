@@ -387,18 +387,21 @@ def variants() -> list[KernelVariant]:
     combination, with weights as they are and rounded."""
     bfloat16, float8, float32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32
     float16 = torch.float16
-    dtypes = [(bfloat16, w_dtype, rows) for w_dtype in (bfloat16, float8) for rows in (16, 64, 128)]
+    pairs = ((bfloat16, bfloat16), (bfloat16, float8), (float16, float16))
+    dtypes = [(dtype, w_dtype, rows) for dtype, w_dtype in pairs for rows in (16, 64, 128)]
     result = [
         _product_variant(dtype, w_dtype, tile_rows, gated)
-        for dtype, w_dtype, tile_rows in [*dtypes, (float16, float16, 64), (float32, float32, 16)]
+        for dtype, w_dtype, tile_rows in [*dtypes, (float32, float32, 16)]
         for gated in (True, False)
     ]
-    rows = torch.empty(1, dtype=bfloat16, device="meta")
-    for weights_dtype in (float32, bfloat16):
+    kinds = ((bfloat16, float32), (bfloat16, bfloat16), (float16, float16), (float32, float32))
+    for dtype, weights_dtype in kinds:
+        rows = torch.empty(1, dtype=dtype, device="meta")
         weights = torch.empty(1, dtype=weights_dtype, device="meta")
         result.append(
             KernelVariant(
-                name="combine bfloat16" + (", rounded" if weights_dtype == bfloat16 else ""),
+                name=f"combine {str(dtype).removeprefix('torch.')}"
+                + ", rounded" * (weights_dtype != float32),
                 kernel=_combine_kernel,
                 arguments={"y_ptr": rows, "weights_ptr": weights, "out_ptr": rows},
                 constants={"E": 2048, "TOP_K": 8, "BLOCK_E": _COMBINED_AT_ONCE},

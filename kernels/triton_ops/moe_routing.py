@@ -352,6 +352,7 @@ def variants() -> list[KernelVariant]:
             (torch.bfloat16, torch.float32),
             (torch.float32, torch.float32),
             (torch.bfloat16, torch.bfloat16),
+            (torch.float16, torch.float16),
         ):
             arguments = {
                 "logits_ptr": torch.empty(1, dtype=dtype, device="meta"),

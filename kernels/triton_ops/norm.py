@@ -251,6 +251,10 @@ def variants() -> list[KernelVariant]:
         (2560, True, torch.float32, bf16),
         (8192, True, bf16, bf16),
         (16384, True, bf16, fp8),
+        (4096, True, torch.float16, torch.float16),
+        (2560, True, torch.float32, torch.float16),
+        (4096, False, torch.float32, torch.float32),
+        (4096, True, torch.float32, torch.float32),
     ]
     return [_variant(*case) for case in cases]
 
@@ -258,8 +262,9 @@ def variants() -> list[KernelVariant]:
 def _variant(
     E: int, has_residual: bool, weight_dtype: torch.dtype, out_dtype: torch.dtype
 ) -> KernelVariant:
-    rows = torch.empty((16, E), dtype=torch.bfloat16, device="meta")
     is_quantised = out_dtype in QUANTISED_MAX
+    dtype = torch.bfloat16 if is_quantised else out_dtype
+    rows = torch.empty((16, E), dtype=dtype, device="meta")
     return KernelVariant(
         name=f"rms_norm E={E}{' add' * has_residual} weight {weight_dtype} out {out_dtype}",
         kernel=rms_norm_kernel,

@@ -413,7 +413,8 @@ def variants() -> list[KernelVariant]:
         ("no rotation", 0, 8, 128, 128, 16, False, False, torch.bfloat16),
         ("no cache", 32, 8, 128, 128, 1, True, True, None),
     ]
-    return [_variant(*case) for case in cases]
+    others = [_variant(f"Qwen3-0.6B {d}", *cases[2][1:8], d, d) for d in (torch.half, torch.float)]
+    return [*(_variant(*case) for case in cases), *others]
 
 
 def _variant(
@@ -426,16 +427,15 @@ def _variant(
     has_norm: bool,
     has_rope: bool,
     cache_dtype: torch.dtype | None,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> KernelVariant:
-    heads = torch.empty((16, 16, D), dtype=torch.bfloat16, device="meta")
+    heads = torch.empty((16, 16, D), dtype=dtype, device="meta")
     index = torch.empty(16, dtype=torch.int64, device="meta")
-    cache = torch.empty((16, 16, D), dtype=cache_dtype or torch.bfloat16, device="meta")
-    weight = torch.empty(D, dtype=torch.bfloat16, device="meta") if has_norm else index
-    table = torch.empty((16, D), dtype=torch.bfloat16, device="meta") if has_rope else index
+    cache = torch.empty((16, 16, D), dtype=cache_dtype or dtype, device="meta")
     pointers = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "q_out_ptr"), heads)
     pointers |= {"k_cache_ptr": cache, "v_cache_ptr": cache, "slots_ptr": index}
-    pointers |= {"positions_ptr": index, "angles_ptr": table}
-    pointers |= {"q_weight_ptr": weight, "k_weight_ptr": weight}
+    pointers |= {"positions_ptr": index, "angles_ptr": heads if has_rope else index}
+    pointers |= dict.fromkeys(("q_weight_ptr", "k_weight_ptr"), heads if has_norm else index)
     strides = [f"{part}_stride_t" for part in ("q", "k", "v", "q_out")]
     strides += [f"{part}_stride_{axis}" for part in "kv" for axis in "bhs"]
     scales = {"norm_eps": 1e-6, "k_inverse_scale": 0.5, "v_inverse_scale": 0.5}

@@ -23,7 +23,10 @@ class KernelVariant:
         num_warps, num_stages: as launched.
         needs_wgmma: the compiled code is required to use Hopper's tensor-core instructions.
         max_registers: most registers a thread that the variant may take; 255 is the machine's
-            limit. Spills are never allowed.
+            limit.
+        max_spill_bytes: most bytes of spilled registers, stores and loads together; above 0 only
+            with a `spill_reason`.
+        spill_reason: why these are not mended; stands in the table.
     """
 
     name: str
@@ -34,3 +37,5 @@ class KernelVariant:
     num_stages: int = 3
     needs_wgmma: bool = False
     max_registers: int = 255
+    max_spill_bytes: int = 0
+    spill_reason: str = ""

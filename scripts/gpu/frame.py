@@ -1,13 +1,16 @@
-"""Checks and timings by name: running them, refusing what may not run, and the time limit.
+"""Checks, timings and figures by name: running them, refusing what may not run, the time limit.
 
 Owns the order and the rules. Must not know torch, a GPU, kernels or processes.
 
     check   -> passed | failed (error above tolerance) | error (it raised) | not run (time limit)
     timing  -> timed | refused (its check did not pass) | error | not run (time limit)
+    figure  -> measured | as a timing
+    group   -> not there (it needs what no machine can be given) | error (it cannot be loaded)
 """
 
 from __future__ import annotations
 
+import dataclasses
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,11 +43,13 @@ class Work:
         call: launches the kernel; allocates nothing that a CUDA graph could not.
         num_bytes: the fewest that must move through device memory.
         num_flops: operations of the matrix units; 0 where bytes bound.
+        fits_graph: whether `call` may be recorded in a CUDA graph; not if it replays one or waits.
     """
 
     call: Callable[[], object]
     num_bytes: float
     num_flops: float = 0.0
+    fits_graph: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,32 +62,49 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class Figure:
+    """What is measured in a way of its own, such as a whole daemon's throughput by the clock on the
+    wall. `measure` gives numbers by name, with their units in it."""
+
+    name: str
+    check: str
+    measure: Callable[[], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """The checks and timings of one module of kernels; runs in a process of its own.
 
     Attributes:
-        missing: why it cannot run; its checks and timings are then empty.
+        figures: taken after the timings.
+        missing: why it is not there; its checks, timings and figures are then empty.
+        broken: why it cannot run though it should; its parts are then empty or known by name only.
+        needs_engine: it imports what a GPU machine has only from carried wheels.
     """
 
     name: str
     checks: tuple[Check, ...] = ()
     timings: tuple[Timing, ...] = ()
+    figures: tuple[Figure, ...] = ()
     missing: str | None = None
+    broken: str | None = None
+    needs_engine: bool = False
 
     def validate(self) -> None:
         """
         Raises:
             ValueError: a name is there twice, or a timing's check does not exist.
         """
-        names = [check.name for check in self.checks] + [timing.name for timing in self.timings]
+        measured: tuple[Timing | Figure, ...] = (*self.timings, *self.figures)
+        names = [check.name for check in self.checks] + [each.name for each in measured]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
             raise ValueError(f"group {self.name} has {min(twice)!r} twice; rename one")
         checks = {check.name for check in self.checks}
-        for timing in self.timings:
-            if timing.check not in checks:
+        for each in measured:
+            if each.check not in checks:
                 raise ValueError(
-                    f"timing {timing.name!r} is bound to the check {timing.check!r}, which group "
+                    f"timing {each.name!r} is bound to the check {each.check!r}, which group "
                     f"{self.name} does not have"
                 )
 
@@ -91,15 +113,17 @@ class Group:
         if only in self.name:
             return self
         timings = tuple(timing for timing in self.timings if only in timing.name)
-        needed = {timing.check for timing in timings}
+        figures = tuple(figure for figure in self.figures if only in figure.name)
+        measured: tuple[Timing | Figure, ...] = (*timings, *figures)
+        needed = {each.check for each in measured}
         checks = tuple(c for c in self.checks if only in c.name or c.name in needed)
-        return Group(self.name, checks, timings, self.missing)
+        return dataclasses.replace(self, checks=checks, timings=timings, figures=figures)
 
 
 class Timer(Protocol):
     """Times a call on the device."""
 
-    def measure(self, call: Callable[[], object]) -> Mapping[str, Any]:
+    def measure(self, call: Callable[[], object], *, in_graph: bool) -> Mapping[str, Any]:
         """At least `median_us`."""
         ...
 
@@ -157,25 +181,56 @@ def run_timings(
     """
     for timing in timings:
         row: Row = {"kind": "timing", "name": timing.name, "check": timing.check}
-        state = states.get(timing.check, "not run")
-        if state != "passed":
-            emit(row | {"state": "refused", "why": f"its check: {state}"})
-            continue
-        if clock() >= deadline_s:
-            emit(row | {"state": "not run", "why": "time limit"})
+        refusal = _refusal(timing.check, states, clock() >= deadline_s)
+        if refusal is not None:
+            emit(row | refusal)
             continue
         try:
             work = timing.prepare()
-            figures = dict(timer.measure(work.call))
+            figures = dict(timer.measure(work.call, in_graph=work.fits_graph))
         except Exception as problem:
             emit(row | {"state": "error", "why": _describe(problem)})
             continue
         emit(row | {"state": "timed"} | figures | _rates(work, ceilings, figures["median_us"]))
 
 
+def run_figures(
+    figures: Iterable[Figure],
+    *,
+    states: Mapping[str, str],
+    clock: Callable[[], float],
+    deadline_s: float,
+    emit: Callable[[Row], None],
+) -> None:
+    """Every figure whose check passed; its numbers stand under "figures"."""
+    for figure in figures:
+        row: Row = {"kind": "figure", "name": figure.name, "check": figure.check}
+        refusal = _refusal(figure.check, states, clock() >= deadline_s)
+        if refusal is not None:
+            emit(row | refusal)
+            continue
+        start_s = clock()
+        try:
+            numbers = dict(figure.measure())
+        except Exception as problem:
+            emit(row | {"state": "error", "why": _describe(problem)})
+            continue
+        seconds = round(clock() - start_s, 3)
+        emit(row | {"state": "measured", "figures": numbers, "seconds": seconds})
+
+
 def exit_code(rows: Sequence[Row]) -> int:
     """0 if all that was asked for ran and passed."""
-    return int(any(row["state"] not in ("passed", "timed", "not there") for row in rows))
+    fine = ("passed", "timed", "measured", "not there")
+    return int(any(row["state"] not in fine for row in rows))
+
+
+def _refusal(check: str, states: Mapping[str, str], is_late: bool) -> Row | None:
+    """Why a time may not be taken, if so."""
+    state = states.get(check, "not run")
+    if state != "passed":
+        return {"state": "refused", "why": f"its check: {state}"}
+    return {"state": "not run", "why": "time limit"} if is_late else None
 
 
 def _rates(work: Work, ceilings: Ceilings, median_us: float) -> Row:

@@ -38,7 +38,7 @@ class CudaTimer:
     def __init__(self) -> None:
         self._flush = torch.ones(_FLUSH_BYTES // 4, dtype=torch.float32, device="cuda")
 
-    def measure(self, call: Callable[[], object]) -> dict[str, Any]:
+    def measure(self, call: Callable[[], object], *, in_graph: bool = True) -> dict[str, Any]:
         """See `frame.Timer`. `again_us`: the same once more; what is smaller than the difference
         of the two is noise."""
         for _ in range(_WARM_UP_CALLS):
@@ -52,7 +52,7 @@ class CudaTimer:
             "again_us": round(statistics.median(again), 2),
             "fastest_us": round(min(first + again), 2),
             "repeats": repeats,
-            "graph_us": self._graph(call),
+            "graph_us": self._graph(call) if in_graph else None,
         }
 
     def _cold(self, call: Callable[[], object], repeats: int) -> list[float]:

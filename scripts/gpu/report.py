@@ -12,19 +12,22 @@ from scripts.gpu.frame import Group
 
 
 def as_list(groups: Iterable[Group]) -> str:
-    """Every check and timing by name."""
+    """Every check, timing and figure by name."""
     lines = []
     for group in groups:
         lines.append(group.name)
         if group.missing is not None:
             lines.append(f"  not there: {group.missing}")
+        if group.broken is not None:
+            lines.append(f"  broken: {group.broken}")
         lines += [f"  check   {check.name} (<= {check.tolerance:g})" for check in group.checks]
         lines += [f"  timing  {timing.name} (after: {timing.check})" for timing in group.timings]
+        lines += [f"  figure  {figure.name} (after: {figure.check})" for figure in group.figures]
     return "\n".join(lines)
 
 
 def as_table(document: dict[str, Any]) -> str:
-    """What passed as a count, what did not by name, then the timings."""
+    """What passed as a count, what did not by name, then timings and figures."""
     rows = document["rows"]
     lines = []
     ceilings = document.get("ceilings")
@@ -39,7 +42,7 @@ def as_table(document: dict[str, Any]) -> str:
     passed = [row for row in checks if row["state"] == "passed"]
     lines.append(f"{len(passed)} of {len(checks)} checks passed")
     for row in rows:
-        if row["state"] not in ("passed", "timed"):
+        if row["state"] not in ("passed", "timed", "measured"):
             why = row.get("why") or f"error {row['error']:.3g} > {row['tolerance']:g}"
             lines.append(f"  {row['state']}: {row['group']} / {row['name']}: {why}")
     timed = [row for row in rows if row["state"] == "timed"]
@@ -48,6 +51,10 @@ def as_table(document: dict[str, Any]) -> str:
         heads = ("us", "again", "graph", "floor", "of it", "GB/s", "TFLOP/s")
         lines.append(" " * width + "".join(f"{head:>10}" for head in heads))
         lines += [_timing_line(row, width) for row in timed]
+    for row in rows:
+        if row["state"] == "measured":
+            numbers = ", ".join(f"{name} {value}" for name, value in row["figures"].items())
+            lines.append(f"{row['name']}: {numbers}")
     return "\n".join(lines)
 
 

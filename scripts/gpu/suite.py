@@ -1,4 +1,5 @@
-"""The whole run: ceilings first, then every group's checks side by side, then timings one by one.
+"""The whole run: ceilings first, then every group's checks side by side, then what is measured,
+one group at a time.
 
 Owns the phases, the time that each may take and what becomes of a process that dies. Must not know
 torch or kernels.
@@ -21,7 +22,7 @@ from scripts.gpu.frame import Group, Row
 from scripts.gpu.worker import Instruction
 
 ROOT = Path(__file__).resolve().parents[2]
-CHECKS_AT_ONCE = 4
+CHECKS_AT_ONCE = 8
 """Compiling takes most of the checks' time and a core each; the GPU is shared meanwhile, which no
 check minds."""
 GROUP_LIMIT_S = 180.0
@@ -88,17 +89,15 @@ class Suite:
         deadline_s = start_s + self.time_limit_s
         self.document["seed"] = self.seed
         self._measure_ceilings(deadline_s)
-        self.document["rows"] = [
-            {"group": group.name, "kind": "group", "name": group.name, "state": "not there"}
-            | {"why": group.missing}
-            for group in self.groups
-            if group.missing is not None
-        ]
-        there = [group for group in self.groups if group.missing is None]
+        self.document["rows"] = [row for row in map(_group_row, self.groups) if row is not None]
+        there = [group for group in self.groups if _group_row(group) is None]
+        # whole models take longest: begun last, everything would wait for them; and their figures
+        # matter most, should time be up
+        longest_first = sorted(there, key=lambda group: not group.needs_engine)
         with ThreadPoolExecutor(CHECKS_AT_ONCE) as pool:
-            for rows in pool.map(lambda group: self._check(group, deadline_s), there):
+            for rows in pool.map(lambda group: self._check(group, deadline_s), longest_first):
                 self._add(rows)
-        for group in there:
+        for group in longest_first:
             self._add(self._time(group, deadline_s))
         self.document["seconds"] = round(self.clock() - start_s, 1)
         self.save(self.document)
@@ -112,13 +111,14 @@ class Suite:
             self.document |= {"ceilings": None, "why_no_ceilings": why}
 
     def _check(self, group: Group, deadline_s: float) -> list[Row]:
-        names = [check.name for check in group.checks]
-        return self._run_group(group, "check", names, "checks", deadline_s)
+        kinds = {check.name: "check" for check in group.checks}
+        return self._run_group(group, kinds, "checks", deadline_s)
 
     def _time(self, group: Group, deadline_s: float) -> list[Row]:
-        names = [timing.name for timing in group.timings]
+        kinds = {timing.name: "timing" for timing in group.timings}
+        kinds |= {figure.name: "figure" for figure in group.figures}
         if self.document["ceilings"] is None:
-            return self._absent(group, "timing", names, "error", "there are no ceilings")
+            return _absent(group, kinds, "error", "there are no ceilings")
         states = {
             row["name"]: row["state"]
             for row in self.document["rows"]
@@ -126,8 +126,7 @@ class Suite:
         }
         return self._run_group(
             group,
-            "timing",
-            names,
+            kinds,
             "timings",
             deadline_s,
             states=states,
@@ -135,13 +134,14 @@ class Suite:
         )
 
     def _run_group(
-        self, group: Group, kind: str, names: list[str], phase: str, deadline_s: float, **more: Any
+        self, group: Group, kinds: dict[str, str], phase: str, deadline_s: float, **more: Any
     ) -> list[Row]:
-        if not names:
+        """`kinds`: of the rows that are due, by name."""
+        if not kinds:
             return []
         seconds = self._seconds(deadline_s)
         if seconds <= 0:
-            return self._absent(group, kind, names, "not run", "time limit")
+            return _absent(group, kinds, "not run", "time limit")
         rows, why = self.run(
             Instruction(
                 phase=phase,
@@ -153,20 +153,31 @@ class Suite:
             )
         )
         known = {row["name"] for row in rows}
-        rest = [name for name in names if name not in known]
+        rest = {name: kind for name, kind in kinds.items() if name not in known}
         rows = [{"group": group.name} | row for row in rows]
-        return rows + self._absent(group, kind, rest, "error", why or "its process says nothing")
+        return rows + _absent(group, rest, "error", why or "its process says nothing")
 
     def _seconds(self, deadline_s: float) -> float:
         return min(deadline_s - self.clock(), GROUP_LIMIT_S)
 
-    @staticmethod
-    def _absent(group: Group, kind: str, names: list[str], state: str, why: str) -> list[Row]:
-        return [
-            {"group": group.name, "kind": kind, "name": name, "state": state, "why": why}
-            for name in names
-        ]
-
     def _add(self, rows: list[Row]) -> None:
         self.document["rows"] += rows
         self.save(self.document)
+
+
+def _absent(group: Group, kinds: dict[str, str], state: str, why: str) -> list[Row]:
+    return [
+        {"group": group.name, "kind": kind, "name": name, "state": state, "why": why}
+        for name, kind in kinds.items()
+    ]
+
+
+def _group_row(group: Group) -> Row | None:
+    """Of a group that does not run."""
+    if group.broken is not None:
+        state, why = "error", group.broken
+    elif group.missing is not None:
+        state, why = "not there", group.missing
+    else:
+        return None
+    return {"group": group.name, "kind": "group", "name": group.name, "state": state, "why": why}

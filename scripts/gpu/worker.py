@@ -13,10 +13,11 @@ import dataclasses
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scripts.gpu.frame import Ceilings, Row, run_checks, run_timings
+from scripts.gpu.frame import Ceilings, Group, Row, run_checks, run_figures, run_timings
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,23 +62,34 @@ def work(instruction: Instruction, rows_path: Path) -> None:
 
         torch.manual_seed(instruction.seed)
         group = load_group(instruction.group).select(instruction.only)
-        if group.missing is not None:
-            raise SystemExit(group.missing)
+        if group.broken is not None:
+            raise SystemExit(group.broken)
         if instruction.phase == "checks":
             run_checks(group.checks, clock=time.monotonic, deadline_s=deadline_s, emit=emit)
             return
-        from scripts.gpu.measuring import CudaTimer
+        _measure(group, instruction, deadline_s, emit)
 
-        assert instruction.ceilings is not None
+
+def _measure(
+    group: Group, instruction: Instruction, deadline_s: float, emit: Callable[[Row], None]
+) -> None:
+    from scripts.gpu.measuring import CudaTimer
+
+    assert instruction.ceilings is not None
+    states = instruction.states
+    if group.timings:  # a timer takes memory of the device
         run_timings(
             group.timings,
-            states=instruction.states,
+            states=states,
             ceilings=Ceilings(**instruction.ceilings),
             timer=CudaTimer(),
             clock=time.monotonic,
             deadline_s=deadline_s,
             emit=emit,
         )
+    run_figures(
+        group.figures, states=states, clock=time.monotonic, deadline_s=deadline_s, emit=emit
+    )
 
 
 def _ceilings_row() -> dict[str, Any]:

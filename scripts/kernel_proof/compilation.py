@@ -37,6 +37,8 @@ class VariantId:
     index: int
     needs_wgmma: bool = False
     max_registers: int = 255
+    max_spill_bytes: int = 0
+    spill_reason: str = ""
 
     def __str__(self) -> str:
         return f'{self.module.removeprefix("kernels.triton_ops.")} "{self.name}"'
@@ -119,7 +121,15 @@ def list_variants(module: str) -> Listing:
     return Listing(
         module,
         tuple(
-            VariantId(module, v.name, index, v.needs_wgmma, v.max_registers)
+            VariantId(
+                module,
+                v.name,
+                index,
+                v.needs_wgmma,
+                v.max_registers,
+                v.max_spill_bytes,
+                v.spill_reason,
+            )
             for index, v in enumerate(variants)
         ),
     )

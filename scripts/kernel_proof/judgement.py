@@ -23,7 +23,9 @@ def judge(outcome: Outcome) -> list[str]:
         return [f"{variant} does not compile: {outcome.error}"]
     problems = []
     spilled = figures.spill_store_bytes + figures.spill_load_bytes
-    if spilled:
+    if variant.max_spill_bytes and not variant.spill_reason:
+        problems.append(f"{variant} may spill, but says not why; give a spill_reason")
+    if spilled > variant.max_spill_bytes:
         problems.append(
             f"{variant} spills {figures.spill_store_bytes} bytes of stores and "
             f"{figures.spill_load_bytes} of loads; use smaller tiles or more warps"

@@ -38,8 +38,8 @@ PTXAS = (
 USAGE = "Resource usage:\n Function k:\n  REG:40 STACK:{} SHARED:0 LOCAL:0 CONSTANT[0]:592\n"
 
 
-def outcome(name="a", *, needs_wgmma=False, max_registers=255, **changes):
-    variant = VariantId("kernels.triton_ops.norm", name, 0, needs_wgmma, max_registers)
+def outcome(name="a", *, needs_wgmma=False, max_registers=255, spill=(0, ""), **changes):
+    variant = VariantId("kernels.triton_ops.norm", name, 0, needs_wgmma, max_registers, *spill)
     return Outcome(variant, dataclasses.replace(FIGURES, **changes))
 
 
@@ -90,6 +90,8 @@ def test_a_tool_that_says_nothing_is_an_error_and_not_a_kernel_without_spills():
     [
         (outcome(spill_store_bytes=8, spill_load_bytes=4), "spills 8 bytes of stores and 4 of"),
         (outcome(spill_load_bytes=4), "spills 0 bytes"),
+        (outcome(spill=(12, "why"), spill_store_bytes=8, spill_load_bytes=5), "spills 8 bytes"),
+        (outcome(spill=(12, "")), "may spill, but says not why"),
         (outcome(max_registers=99), "takes 100 registers, its limit is 99"),
         (outcome(needs_wgmma=True, num_wgmma=0), "needs wgmma and has none"),
         (outcome(needs_wgmma=True, wgmma_serialized=True), "serialised"),
@@ -108,6 +110,7 @@ def test_what_is_wrong_with_a_variant_is_said(found, words):
     [
         outcome(max_registers=100, shared_bytes=232448),
         outcome(needs_wgmma=True),
+        outcome(spill=(12, "why"), spill_store_bytes=8, spill_load_bytes=4),
         outcome(num_wgmma=0),
     ],
 )

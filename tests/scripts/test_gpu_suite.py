@@ -1,158 +1,22 @@
-"""The frame of the GPU suite, with a fake clock, fake checks and fake processes; needs no GPU."""
+"""The GPU suite's phases, table and command line, with fake processes; needs no GPU."""
 
-import math
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from fake_checks import Clock, fails, timed, work
 
-from scripts.gpu.frame import (
-    Ceilings,
-    Check,
-    Group,
-    Timing,
-    Work,
-    exit_code,
-    run_checks,
-    run_timings,
-)
-from scripts.gpu.registry import group_names, load_group
+from scripts.gpu.frame import Check, Figure, Group, Timing, exit_code
+from scripts.gpu.registry import NOT_THERE, group_names, load_group
 from scripts.gpu.report import as_list, as_table
 from scripts.gpu.suite import Suite
-from scripts.gpu_suite import main
+from scripts.gpu.wheels import WheelsNotInstalled
+from scripts.gpu_suite import main, with_wheels
 
 ROOT = Path(__file__).parents[2]
-CEILINGS = Ceilings(copy_bytes_s=4e12, matmul_flop_s=8e14)
-
-
-class Clock:
-    """Seconds that pass only when somebody says so."""
-
-    def __init__(self):
-        self.now_s = 0.0
-
-    def __call__(self):
-        return self.now_s
-
-    def takes(self, seconds, result):
-        def run():
-            self.now_s += seconds
-            return result
-
-        return run
-
-
-class FakeTimer:
-    def __init__(self, median_us=2.0):
-        self.median_us, self.calls = median_us, 0
-
-    def measure(self, call):
-        self.calls += 1
-        call()
-        return {"median_us": self.median_us, "again_us": self.median_us, "graph_us": 1.0}
-
-
-def fails():
-    raise ValueError("shape is wrong;\n give another")
-
-
-def checked(*checks, clock=None, deadline_s=100.0):
-    rows = []
-    run_checks(checks, clock=clock or Clock(), deadline_s=deadline_s, emit=rows.append)
-    return rows
-
-
-def timed(*timings, states, timer=None, clock=None, deadline_s=100.0):
-    rows = []
-    run_timings(
-        timings,
-        states=states,
-        ceilings=CEILINGS,
-        timer=timer or FakeTimer(),
-        clock=clock or Clock(),
-        deadline_s=deadline_s,
-        emit=rows.append,
-    )
-    return rows
-
-
-def work(**changes):
-    return Work(**({"call": lambda: None, "num_bytes": 4e6} | changes))
-
-
-def test_a_check_passes_up_to_its_tolerance_and_nan_never_does():
-    errors = {"below": 0.01, "at": 0.02, "above": 0.0201, "nan": math.nan, "infinite": math.inf}
-    rows = checked(*(Check(name, lambda e=e: e, 0.02) for name, e in errors.items()))
-    assert [row["state"] for row in rows] == ["passed", "passed", "failed", "failed", "failed"]
-    assert rows[2]["error"] == 0.0201
-
-
-def test_a_check_that_raises_is_named_and_the_next_one_runs():
-    first, second = checked(Check("a", fails, 0), Check("b", lambda: 0, 0))
-    assert first["state"] == "error"
-    assert first["why"].startswith("ValueError: shape is wrong; give another (test_gpu_suite.py:")
-    assert second["state"] == "passed"
-
-
-def test_nothing_starts_after_the_deadline():
-    clock = Clock()
-    checks = [Check(name, clock.takes(6, 0.0), 0) for name in "abc"]
-    rows = checked(*checks, clock=clock, deadline_s=10)
-    assert [row["state"] for row in rows] == ["passed", "passed", "not run"]
-    assert rows[0]["seconds"] == 6
-    timer = FakeTimer()
-    (row,) = timed(
-        Timing("t", "a", work), states={"a": "passed"}, timer=timer, clock=clock, deadline_s=10
-    )
-    assert (row["state"], timer.calls) == ("not run", 0)
-
-
-@pytest.mark.parametrize("state", ["failed", "error", "not run", None])
-def test_what_did_not_pass_its_check_is_not_timed(state):
-    timer = FakeTimer()
-    (row,) = timed(Timing("t", "a", work), states={"a": state} if state else {}, timer=timer)
-    assert (row["state"], timer.calls) == ("refused", 0)
-
-
-def test_a_figure_says_how_far_it_is_from_the_floor():
-    bound_by_bytes, bound_by_flops = timed(
-        Timing("bytes", "a", work),
-        Timing("flops", "a", lambda: work(num_flops=1.2e9)),
-        states={"a": "passed"},
-    )
-    assert bound_by_bytes["floor_us"] == 1.0
-    assert bound_by_bytes["of_floor"] == 0.5
-    assert bound_by_bytes["gigabytes_s"] == 2000
-    assert "teraflop_s" not in bound_by_bytes
-    assert (bound_by_flops["floor_us"], bound_by_flops["teraflop_s"]) == (1.5, 600)
-
-
-def test_a_timing_whose_inputs_cannot_be_made_is_an_error():
-    rows = timed(Timing("t", "a", fails), Timing("u", "a", work), states={"a": "passed"})
-    assert [row["state"] for row in rows] == ["error", "timed"]
-
-
-def test_a_group_with_a_loose_end_is_refused():
-    with pytest.raises(ValueError, match="bound to the check 'b', which group g does not have"):
-        Group("g", (Check("a", fails, 0),), (Timing("t", "b", work),)).validate()
-    with pytest.raises(ValueError, match="'a' twice"):
-        Group("g", (Check("a", fails, 0), Check("a", fails, 0))).validate()
-
-
-def test_selecting_a_timing_selects_its_check():
-    checks = tuple(Check(name, fails, 0) for name in ("norm small", "norm large", "rope"))
-    group = Group("g", checks, (Timing("speed of norm", "norm large", work),))
-    assert group.select("speed").checks == (checks[1],)
-    assert group.select("rope").timings == ()
-    assert group.select("g") == group.select("") == group
-
-
-def test_the_exit_code_is_0_only_if_everything_ran_and_passed():
-    assert exit_code([{"state": "passed"}, {"state": "timed"}, {"state": "not there"}]) == 0
-    for state in ("failed", "error", "refused", "not run"):
-        assert exit_code([{"state": "passed"}, {"state": state}]) == 1
 
 
 def make_suite(groups, run, clock=None, time_limit_s=100.0):
@@ -195,6 +59,70 @@ def test_phases_come_in_order_and_timings_know_their_checks():
     assert [row["name"] for row in document["rows"]] == ["later", "n1", "n2", "r1", "nt", "rt"]
     assert exit_code(document["rows"]) == 0
     assert len(saved) == 5
+
+
+def test_groups_of_the_engine_come_first_and_their_figures_are_missed_by_name():
+    asked = []
+
+    def run(instruction):
+        asked.append((instruction.phase, instruction.group))
+        if instruction.phase == "ceilings":
+            return [MACHINE], None
+        if instruction.phase == "checks":
+            return [{"kind": "check", "name": "whole", "state": "passed"}], None
+        return [], "killed"
+
+    whole = (Check("whole", fails, 0),)
+    groups = [
+        Group("a", whole, (Timing("t", "whole", work),)),
+        Group("engine", whole, figures=(Figure("f", "whole", dict),), needs_engine=True),
+    ]
+    suite, _ = make_suite(groups, run)
+    rows = suite.execute()["rows"]
+    assert sorted(asked[1:3]) == [("checks", "a"), ("checks", "engine")]
+    assert asked[3:] == [("timings", "engine"), ("timings", "a")]
+    last = [(row["kind"], row["name"], row["state"], row["why"]) for row in rows[-2:]]
+    assert last == [("figure", "f", "error", "killed"), ("timing", "t", "error", "killed")]
+
+
+def test_a_group_that_cannot_be_loaded_is_an_error():
+    broken = load_group("no_such_group")
+    assert "ModuleNotFoundError" in broken.broken
+    suite, _ = make_suite([broken, GROUPS[2]], lambda _: ([MACHINE], None))
+    rows = suite.execute()["rows"]
+    assert [row["state"] for row in rows] == ["error", "not there"]
+    assert exit_code(rows) == 1
+    assert "no_such_group\n  broken: ModuleNotFoundError" in as_list([broken])
+
+
+def test_without_its_wheels_the_engine_is_an_error_and_kernels_still_run(monkeypatch):
+    def no_wheels():
+        raise WheelsNotInstalled("no wheels here")
+
+    monkeypatch.setattr("scripts.gpu_suite.installed_wheels", no_wheels)
+    check = (Check("c", fails, 0),)
+    with contextlib.ExitStack() as wheels:
+        kernels, engine = with_wheels(
+            [Group("k", check), Group("e", check, needs_engine=True)], wheels
+        )
+    assert (kernels.checks, kernels.broken) == (check, None)
+    assert (engine.checks, engine.broken) == ((), "no wheels here")
+
+
+def test_wheels_are_there_until_the_run_is_over(monkeypatch):
+    entered = []
+
+    @contextlib.contextmanager
+    def fake_wheels():
+        entered.append("in")
+        yield
+        entered.append("out")
+
+    monkeypatch.setattr("scripts.gpu_suite.installed_wheels", fake_wheels)
+    with contextlib.ExitStack() as wheels:
+        assert with_wheels(GROUPS, wheels) == GROUPS
+        assert entered == ["in"]
+    assert entered == ["in", "out"]
 
 
 def test_a_process_that_dies_takes_only_its_own_rest_along():
@@ -268,10 +196,21 @@ def test_the_list_shows_what_is_not_there():
 def test_every_group_of_the_project_can_be_listed_without_a_gpu(capsys):
     assert main(["--list"]) == 0
     printed = capsys.readouterr().out
+    checks = []
     for name in group_names():
-        assert load_group(name).missing is None, load_group(name).missing
+        group = load_group(name)
+        assert group.broken is None, group.broken
         assert name in printed
-    assert "end_to_end\n  not there" in printed
+        checks += [check.name for check in group.checks]
+    assert sorted(set(checks)) == sorted(checks)
+    for group in NOT_THERE:
+        assert f"{group.name}\n  not there: " in printed
+        assert group.name not in group_names()
+
+
+def test_whole_models_and_the_engine_are_in_the_suite():
+    needing = {name for name in group_names() if load_group(name).needs_engine}
+    assert needing == {"batch_invariance", "decode_steps", "end_to_end", "whole_models"}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -73,7 +73,7 @@ def check_masks(num_rows: int, vocab_size: int, *, device: str = "cuda") -> floa
 
 def check_penalties(num_rows: int, vocab_size: int, *, device: str = "cuda") -> float:
     inputs = Inputs(num_rows, vocab_size, device)
-    expected_RV = inputs.logits_RV.cpu()
+    expected_RV = inputs.logits_RV.cpu().clone()  # a copy also where the device is the CPU
     words_NW, token_V = inputs.masks_RW.cpu(), torch.arange(vocab_size)
     for row in range(num_rows):
         state = int(inputs.state_row_R[row])

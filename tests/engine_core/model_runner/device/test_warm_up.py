@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from engine_core.model_runner.device.warm_up import (
     steps_of_every_size,
 )
 from kernels.device_steps import SamplingMode
+from kernels.triton_ops.moe_linear import choose_tile_rows
 
 LIMITS = st.fixed_dictionaries(
     {
@@ -42,6 +44,19 @@ def test_sizes_at_most_double_up_to_all_that_a_step_can_have(limits):
     assert sizes[-1] == min(limits["max_num_batched_tokens"], most)
     assert sizes[0] <= 32
     assert all(small < large <= 2 * small for small, large in itertools.pairwise(sizes))
+
+
+@pytest.mark.parametrize(("num_experts", "top_k"), [(8, 2), (128, 8), (64, 6), (16, 1)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("most_tokens", [1, 33, 700, 8192])
+def test_no_step_can_have_tiles_of_experts_that_no_made_up_step_had(
+    num_experts, top_k, dtype, most_tokens
+):
+    limits = {"max_num_seqs": 200, "max_model_len": 900, "max_num_batched_tokens": most_tokens}
+    steps = [*steps_of_every_kind(**limits), *steps_of_every_size(**limits)]
+    warm = {choose_tile_rows(sum(counts), top_k, num_experts, dtype) for counts in steps}
+    possible = range(1, most_tokens + 1)
+    assert warm == {choose_tile_rows(size, top_k, num_experts, dtype) for size in possible}
 
 
 @pytest.mark.parametrize(("max_num_seqs", "tokens"), [(4, 10), (256, 8192), (7, 7), (9, 3)])

@@ -1,0 +1,170 @@
+"""The same bits for a request whatever else runs: alone, in crowds, chunked, cached, preempted.
+
+The engine is made batch-invariant, one request is watched, and its tokens and the log-probabilities
+of the whole vocabulary are compared with what it was given alone, without graphs, its prompt in one
+step. All exact.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from scripts.gpu.frame import Check, Group
+
+CROWDS = (2, 3, 16, 63, 128, 256)
+"""Sequences that run at once, the watched one included."""
+MOST_SEQS = 256
+PROMPT, NUM_OUTPUT = 75, 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How the watched request is served the second time.
+
+    Attributes:
+        crowd: sequences, itself included.
+        budget: tokens of a step; None: all that the runner was made for.
+        is_preempted: it comes behind another of its lengths, with one block too few for both.
+        is_cached: its prompt has been computed before.
+    """
+
+    crowd: int = 1
+    budget: int | None = None
+    is_preempted: bool = False
+    is_cached: bool = False
+    use_graphs: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Of the watched request; the others' are random up to these."""
+
+    prompt: int = PROMPT
+    output: int = NUM_OUTPUT
+
+
+def check(
+    name: str,
+    dtype: torch.dtype,
+    way: Way,
+    *,
+    lengths: Lengths = Lengths(),
+    max_num_seqs: int = MOST_SEQS,
+    num_layers: int | None = None,
+    device: str = "cuda",
+) -> float:
+    """How many tokens and log-probabilities of the watched request differ. Infinite if what the way
+    is about did not happen."""
+    from scripts.gpu.engine_run import EngineRun, Sizes, triton_operations
+    from scripts.gpu.tiny_models import VOCAB_SIZE, ours_of, random_reference, tiny_config
+
+    config = tiny_config(name, num_layers=num_layers)
+    ops = triton_operations(device, batch_invariant=True)
+    model = ours_of(random_reference(config, dtype=dtype, device=device), ops, dtype=dtype)
+
+    def engine(way: Way) -> Any:
+        a_sequence = -(-(lengths.prompt + lengths.output) // 16)
+        # a table of its own for every kind of layer
+        num_blocks = 3 * a_sequence * max_num_seqs
+        if way.is_preempted:
+            num_blocks = way.crowd * a_sequence - 1
+        sizes = Sizes(
+            max_num_seqs=max_num_seqs,
+            max_model_len=lengths.prompt + lengths.output,
+            max_num_batched_tokens=max(lengths.prompt, max_num_seqs),
+            num_blocks=num_blocks,
+            budget=way.budget,
+        )
+        return EngineRun(model, ops, sizes, dtype=dtype, use_graphs=way.use_graphs)
+
+    watched = _ask("watched", lengths.prompt, lengths.output, VOCAB_SIZE)
+    expected = engine(Way(use_graphs=False)).answer([watched])["watched"]
+    crowded = engine(way)
+    if way.is_cached:
+        crowded.answer([dataclasses.replace(watched, name="before")])
+    answers = crowded.answer(_crowd(watched, way, lengths))
+    request = crowded.requests["watched"]
+    if (way.is_preempted and not request.num_preemptions) or (
+        way.is_cached and not answers["watched"].num_cached
+    ):
+        return float("inf")
+    found = answers["watched"]
+    different = sum(a != b for a, b in zip(found.tokens, expected.tokens, strict=True))
+    tables = [each.logprobs_of_all(VOCAB_SIZE).view(torch.int32) for each in (found, expected)]
+    return float(different + int((tables[0] != tables[1]).sum()))
+
+
+def _crowd(watched: Any, way: Way, lengths: Lengths) -> list[Any]:
+    """In order of arrival, the watched request among them."""
+    if way.is_preempted:
+        others = [
+            _ask(f"other {at}", lengths.prompt, lengths.output, None) for at in range(way.crowd - 1)
+        ]
+        return [*others, watched]
+    others = [
+        _ask(
+            f"other {at}",
+            int(torch.randint(1, lengths.prompt + 1, ())),
+            # every second one is beside it until its end
+            int(torch.randint(1, lengths.output + 1, ())) if at % 2 else lengths.output,
+            (None, 0, 5)[at % 3],
+        )
+        for at in range(way.crowd - 1)
+    ]
+    return [*others[: way.crowd // 2], watched, *others[way.crowd // 2 :]]
+
+
+def _ask(name: str, num_prompt: int, num_output: int, num_logprobs: int | None) -> Any:
+    from scripts.gpu.engine_run import Asked
+    from scripts.gpu.tiny_models import VOCAB_SIZE
+
+    return Asked(
+        name,
+        torch.randint(VOCAB_SIZE, (num_prompt,)).tolist(),
+        num_output,
+        temperature=0.8,
+        seed=int(torch.randint(2**31, ())),
+        num_logprobs=num_logprobs,
+    )
+
+
+def ways() -> dict[str, Way]:
+    """By what is different from being alone."""
+    crowds = {f"in a crowd of {number}": Way(crowd=number) for number in CROWDS}
+    return {
+        "alone with graphs": Way(),
+        "alone in chunks of 13": Way(budget=13),
+        "alone and cached": Way(is_cached=True),
+        **crowds,
+        "in a crowd of 64, chunked": Way(crowd=64, budget=70),
+        "in a crowd of 64, without graphs": Way(crowd=64, use_graphs=False),
+        "in a crowd of 64, cached": Way(crowd=64, is_cached=True),
+        "behind another, preempted": Way(crowd=2, is_preempted=True),
+    }
+
+
+def group() -> Group:
+    bfloat16 = torch.bfloat16
+    cases: dict[str, Callable[[], float]] = {
+        f"llama bfloat16 {name}": functools.partial(check, "llama", bfloat16, way)
+        for name, way in ways().items()
+    }
+    everything = Way(crowd=64, budget=70, is_cached=True)
+    for model in ("gemma3", "mixtral"):
+        cases[f"{model} bfloat16 in a crowd of 64, chunked"] = functools.partial(
+            check, model, bfloat16, Way(crowd=64, budget=70)
+        )
+    for model in ("qwen3", "qwen3-moe"):
+        cases[f"{model} bfloat16 in a crowd of 64, chunked and cached"] = functools.partial(
+            check, model, bfloat16, everything
+        )
+    cases["llama float32 in a crowd of 64, chunked and cached"] = functools.partial(
+        check, "llama", torch.float32, everything
+    )
+    checks = tuple(Check(name, run, 0) for name, run in cases.items())
+    return Group("batch_invariance", checks, needs_engine=True)

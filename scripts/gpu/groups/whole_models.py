@@ -1,0 +1,151 @@
+"""Whole models against transformers: small ones with the same random weights, through the real
+scheduler and the device's runner, prompts in chunks, with graphs and without.
+
+Teacher-forced: transformers is given the tokens that our engine chose, and both say how likely each
+token of the vocabulary was at each place.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from scripts.gpu.comparison import worst
+from scripts.gpu.frame import Check, Group
+
+MODELS = ("llama", "qwen3", "gemma3", "mixtral", "qwen3-moe")
+FLOAT32_ERROR = 1e-3
+"""Of a natural logarithm; sums of float32 in another order."""
+HALF_RATIO = 1.5
+"""Our mean distance to float32 over that of transformers in the same 16-bit dtype: each rounds
+after every operation, in places that differ."""
+EXPERTS_RATIO = 2.0
+"""There rounding also sends a token to another expert now and then."""
+PROMPT_LENGTHS = (1, 15, 16, 17, 33, 45, 64, 70)
+BUDGET = 40
+"""Tokens of a step: most prompts come in chunks, beside decodes."""
+
+
+def check(
+    name: str,
+    dtype: torch.dtype,
+    *,
+    use_graphs: bool,
+    prompt_lengths: tuple[int, ...] = PROMPT_LENGTHS,
+    num_output: int = 12,
+    budget: int = BUDGET,
+    num_layers: int | None = None,
+    device: str = "cuda",
+) -> float:
+    """See `compare`, on a tiny model."""
+    from scripts.gpu.tiny_models import tiny_config
+
+    return compare(
+        tiny_config(name, num_layers=num_layers),
+        dtype,
+        use_graphs=use_graphs,
+        prompt_lengths=prompt_lengths,
+        num_output=num_output,
+        budget=budget,
+        device=device,
+    )
+
+
+def compare(
+    config: Any,
+    dtype: torch.dtype,
+    *,
+    use_graphs: bool,
+    prompt_lengths: tuple[int, ...],
+    num_output: int,
+    budget: int,
+    device: str,
+) -> float:
+    """In float32 the largest difference of a log-probability; in 16 bits the mean distance to the
+    same weights in float32, over transformers' own. Infinite if a greedy token was not the
+    likeliest by what was reported with it.
+
+    Every other request is sampled.
+
+    Args:
+        config: of transformers, with a vocabulary that is reported as a whole.
+    """
+    from scripts.gpu.engine_run import Asked, EngineRun, Sizes, triton_operations
+    from scripts.gpu.tiny_models import VOCAB_SIZE, ours_of, random_reference
+
+    assert config.vocab_size == VOCAB_SIZE
+    reference = random_reference(config, dtype=dtype, device=device)
+    ops = triton_operations(device)
+    number = len(prompt_lengths)
+    engine = EngineRun(
+        ours_of(reference, ops, dtype=dtype),
+        ops,
+        Sizes(
+            max_num_seqs=number,
+            max_model_len=max(prompt_lengths) + num_output,
+            max_num_batched_tokens=max(prompt_lengths),
+            # layers with windows and those without have tables of their own
+            num_blocks=3 * number * -(-(max(prompt_lengths) + num_output) // 16),
+            budget=budget,
+        ),
+        dtype=dtype,
+        use_graphs=use_graphs,
+    )
+    requests = [
+        Asked(
+            f"r{at}",
+            torch.randint(VOCAB_SIZE, (length,)).tolist(),
+            num_output,
+            temperature=float(at % 2),
+            seed=int(torch.randint(2**31, ())),
+            num_logprobs=VOCAB_SIZE,
+        )
+        for at, length in enumerate(prompt_lengths)
+    ]
+    answers = engine.answer(requests)
+    assert bool(len(engine.runner.graphs)) == use_graphs, "graphs were not used as asked"
+    ours = {request.name: answers[request.name].logprobs_of_all(VOCAB_SIZE) for request in requests}
+    for request in requests:
+        table_NV, tokens = ours[request.name], torch.tensor(answers[request.name].tokens)
+        chosen_N = table_NV.gather(1, tokens[:, None])[:, 0]
+        if request.temperature == 0 and not bool((chosen_N == table_NV.amax(1)).all()):
+            return float("inf")
+    theirs = _references(reference, requests, answers, device)
+    if dtype is torch.float32:
+        return worst(*(float((ours[n] - theirs[n]).abs().max()) for n in ours))
+    exact = _references(reference.float(), requests, answers, device)
+    return _mean_distance(ours, exact) / _mean_distance(theirs, exact)
+
+
+def _references(
+    reference: Any, requests: list[Any], answers: dict[str, Any], device: str
+) -> dict[str, torch.Tensor]:
+    from scripts.gpu.tiny_models import reference_logprobs
+
+    return {
+        request.name: reference_logprobs(
+            reference, request.prompt, answers[request.name].tokens, device=device
+        )
+        for request in requests
+    }
+
+
+def _mean_distance(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
+    return float(torch.cat([(some[name] - others[name]).abs().mean(1) for name in some]).mean())
+
+
+def group() -> Group:
+    float32, bfloat16 = torch.float32, torch.bfloat16
+    checks = []
+    for name in MODELS:
+        for how in ("graphs", "eager"):
+            run = functools.partial(check, name, float32, use_graphs=how == "graphs")
+            checks.append(Check(f"{name} float32 {how}", run, FLOAT32_ERROR))
+        ratio = EXPERTS_RATIO if name in ("mixtral", "qwen3-moe") else HALF_RATIO
+        run = functools.partial(check, name, bfloat16, use_graphs=True)
+        checks.append(Check(f"{name} bfloat16 graphs", run, ratio))
+    half = functools.partial(check, "llama", torch.float16, use_graphs=True)
+    checks.append(Check("llama float16 graphs", half, HALF_RATIO))
+    return Group("whole_models", tuple(checks), needs_engine=True)
