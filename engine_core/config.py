@@ -13,6 +13,8 @@ class EngineConfig:
     architecture: str
     model_impl: str
     dtype: str
+    weights: str
+    """Formats of the dense layers' weights, the one with most bytes first: "Q4_1+Q8_0"."""
     kv_cache_dtype: str
     device: str
     load_format: Literal["auto", "dummy"]

@@ -4,8 +4,6 @@ Resolves every "auto" and None that the model or the memory decides. Must not kn
 loop.
 """
 
-import torch
-
 from engine_core.cache_memory import CacheDemand, choose_num_blocks, choose_num_host_blocks
 from engine_core.capacity import RequestNeed, fit_to_cache
 from engine_core.config import EngineConfig
@@ -18,6 +16,7 @@ from engine_core.model_loading import LoadedModel
 from engine_core.model_runner.cache_layout import CacheLayout, plan_cache_layout
 from engine_core.options import EngineOptions
 from engine_core.runner_assembly import RunnerAssembly
+from kernels.interface import cached_head_bytes
 
 
 def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) -> RunnerAssembly:
@@ -41,7 +40,12 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
     defaults = defaults_of(loaded.ops.device)
     layout = plan_cache_layout(spec.sliding_windows)
     cache_dtype = choose_cache_dtype(options.kv_cache_dtype, loaded.dtype)
-    slot_bytes = 2 * spec.num_kv_heads * spec.head_size * cache_dtype.itemsize
+    if loaded.model_impl == "transformers" and cache_dtype != loaded.dtype:
+        raise ConfigurationError(
+            f"--kv-cache-dtype {options.kv_cache_dtype} needs our own model code, and "
+            f"{loaded.architecture} runs through transformers'; leave it at auto"
+        )
+    slot_bytes = 2 * spec.num_kv_heads * cached_head_bytes(spec.head_size, cache_dtype)
     return RunnerAssembly(
         loaded=loaded,
         layout=layout,
@@ -84,13 +88,14 @@ def resolve_config(
         architecture=loaded.architecture,
         model_impl=loaded.model_impl,
         dtype=dtype_name(loaded.dtype),
+        weights=loaded.weights,
         kv_cache_dtype=dtype_name(runner.cache_dtype),
         device=loaded.ops.device.type,
         load_format=options.load_format,
         batch_invariant=options.batch_invariant,
         capture_at_start=options.capture_at_start,
         enforce_eager=options.enforce_eager,
-        num_threads=torch.get_num_threads(),
+        num_threads=loaded.ops.num_threads,
         max_model_len=fit_to_cache(
             need,
             num_blocks=num_blocks,

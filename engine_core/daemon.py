@@ -7,11 +7,12 @@ import json
 import logging
 import os
 import sys
-import time
 from typing import TYPE_CHECKING
 
+from engine_core.early_start import load_torch_library_beside, no_garbage_collection
 from engine_core.lifecycle import Lifecycle
 from engine_core.options import EngineOptions
+from engine_core.start_clock import StartClock
 from engine_core.transport import EngineSocket
 from protocol.outputs import FinishReason
 
@@ -31,7 +32,7 @@ def run_daemon(options: EngineOptions) -> int:
     Raises:
         StartupError: the daemon could not start.
     """
-    started_s = time.monotonic()
+    clock = StartClock()
     options.check()
     _log_to_stderr(options.log_level)
     faulthandler.enable()
@@ -41,12 +42,26 @@ def run_daemon(options: EngineOptions) -> int:
     )
     # The address first: if it is taken, say so before the model has been loaded.
     with EngineSocket(options.bind) as socket:
-        from engine_core.startup import start_engine
-
-        core, config = start_engine(options, socket, lifecycle)
+        with no_garbage_collection():
+            core, config = _start(options, socket, lifecycle, clock)
         with lifecycle.listen(socket):
-            _announce(config, ready_s=time.monotonic() - started_s)
+            clock.enter("serving")
+            _announce(config, clock)
             return _serve(core)
+
+
+def _start(
+    options: EngineOptions, socket: EngineSocket, lifecycle: Lifecycle, clock: StartClock
+) -> tuple[EngineCore, EngineConfig]:
+    load_torch_library_beside()
+    from engine_core.model_opening import open_model
+
+    clock.enter("files")
+    opened = open_model(options)
+    clock.enter("imports")
+    from engine_core.startup import start_engine  # torch
+
+    return start_engine(options, opened, socket, lifecycle, clock)
 
 
 def _serve(core: EngineCore) -> int:
@@ -62,7 +77,7 @@ def _serve(core: EngineCore) -> int:
     return 0
 
 
-def _announce(config: EngineConfig, *, ready_s: float) -> None:
+def _announce(config: EngineConfig, clock: StartClock) -> None:
     """The one line on stdout. A parent that has gone away is no reason to fail."""
     line = {
         "event": "ready",
@@ -71,7 +86,9 @@ def _announce(config: EngineConfig, *, ready_s: float) -> None:
         "max_model_len": config.max_model_len,
         "num_blocks": config.num_blocks,
         "block_size": config.block_size,
-        "ready_s": round(ready_s, 3),
+        "weights": config.weights,
+        "ready_s": round(clock.total_s, 3),
+        "phases_s": {phase: round(spent_s, 3) for phase, spent_s in clock.spent_s().items()},
     }
     try:
         sys.stdout.write(json.dumps(line) + "\n")

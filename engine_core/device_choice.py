@@ -9,8 +9,15 @@ from typing import Any
 
 import torch
 
-from engine_core.device_options import CacheDtypeName, DeviceName, DtypeName
+from engine_core.device_options import (
+    CacheDtypeName,
+    DeviceName,
+    DtypeName,
+    QuantizationName,
+)
+from kernels.backends import FloatWeights
 
+_CACHE_DTYPES = {"fp8": torch.float8_e4m3fn, "bfloat16": torch.bfloat16, "int8": torch.int8}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -61,9 +68,19 @@ def choose_dtype(name: DtypeName, device: torch.device, config: Mapping[str, Any
     return stored if stored in (torch.bfloat16, torch.float16) else torch.bfloat16
 
 
+def float_weights_of(quantization: QuantizationName) -> FloatWeights:
+    """What floating weights of dense layers become."""
+    return quantization if quantization in ("int8", "int4") else "float32"
+
+
+def keeps_blocks(quantization: QuantizationName, dtype: DtypeName) -> bool:
+    """Whether quantised blocks of a file stay what they are, where the backend can run them."""
+    return quantization == "auto" and dtype == "auto"
+
+
 def choose_cache_dtype(name: CacheDtypeName, dtype: torch.dtype) -> torch.dtype:
     """Of keys and values, for a model that computes in `dtype`."""
-    return torch.float8_e4m3fn if name == "fp8" else dtype
+    return _CACHE_DTYPES.get(name, dtype)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

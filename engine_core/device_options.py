@@ -12,11 +12,12 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from engine_core.errors import ConfigurationError
-from engine_core.option_values import option
+from engine_core.option_values import AT_LEAST_ZERO, option, size_option
 
 DeviceName = Literal["auto", "cuda", "cpu"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
-CacheDtypeName = Literal["auto", "fp8"]
+CacheDtypeName = Literal["auto", "fp8", "bfloat16", "int8"]
+QuantizationName = Literal["auto", "none", "int8", "int4"]
 
 
 @Parameter(name="*")
@@ -43,9 +44,28 @@ class DeviceOptions:
     batch_invariant: Annotated[
         bool,
         option(
-            "A request gets the same bits whatever runs beside it; GPU only, and slower.", "Model"
+            "A request gets the same bits whatever runs beside it: on a GPU slower, on a CPU "
+            "always so with native kernels, and refused without.",
+            "Model",
         ),
     ] = False
+    quantization: Annotated[
+        QuantizationName,
+        option(
+            "Weights of dense layers, on a CPU; int8: a scale a row; int4: groups of 32; none: as "
+            "--dtype says; auto: a GGUF's own blocks unless --dtype is given, else none.",
+            "Model",
+        ),
+    ] = "auto"
+    weight_cache: Annotated[
+        int | None,
+        size_option(
+            "Most disk space for quantised weights as this CPU runs them, kept in the user's cache "
+            "folder for the next start (default 8GiB); 0: none are kept.",
+            "Model",
+            validator=AT_LEAST_ZERO,
+        ),
+    ] = None
     load_format: Annotated[
         Literal["auto", "dummy"],
         option("auto: the model's files; dummy: random weights for --model-config.", "Model"),
@@ -66,7 +86,11 @@ class DeviceOptions:
     ] = False
     kv_cache_dtype: Annotated[
         CacheDtypeName,
-        option("auto: as the model; fp8: e4m3, half the memory of a block; GPU only.", "KV cache"),
+        option(
+            "auto: as the model; fp8: e4m3, half the memory of a block, GPU only; bfloat16 and int8 "
+            "(a scale a head and token): a half and 0.27 of float32's memory, CPU only.",
+            "KV cache",
+        ),
     ] = "auto"
 
     def check_device(self, device_type: str) -> None:
@@ -81,6 +105,7 @@ class DeviceOptions:
                 "graph; omit one of them"
             )
         if device_type != "cpu":
+            self._check_gpu()
             return
         if self.kv_cache_dtype == "fp8":
             raise ConfigurationError(
@@ -93,12 +118,34 @@ class DeviceOptions:
                 "run with --device cuda"
             )
 
+    def _check_gpu(self) -> None:
+        if self.kv_cache_dtype in ("bfloat16", "int8"):
+            raise ConfigurationError(
+                f"--kv-cache-dtype {self.kv_cache_dtype} is for float32 models on a CPU; use auto "
+                "or fp8, or run with --device cpu"
+            )
+        if self.quantization in ("int8", "int4"):
+            raise ConfigurationError(
+                f"--quantization {self.quantization} runs on a CPU only; omit it, or run with "
+                "--device cpu"
+            )
+        if self.weight_cache is not None:
+            raise ConfigurationError(
+                "--weight-cache has no effect on a GPU, which takes weights as they are; omit it, "
+                "or run with --device cpu"
+            )
+
     def check_weights(self) -> None:
-        """Refuse a model that is named twice or not at all.
+        """Refuse a model that is named twice or not at all, and weights of two kinds.
 
         Raises:
             ConfigurationError: naming the options.
         """
+        if self.quantization in ("int8", "int4") and self.dtype in ("bfloat16", "float16"):
+            raise ConfigurationError(
+                f"--quantization {self.quantization} computes in float32, not in {self.dtype}; "
+                "omit one of them"
+            )
         if self.load_format == "dummy":
             if self.model_config is None:
                 raise ConfigurationError(

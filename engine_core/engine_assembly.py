@@ -5,7 +5,6 @@ files' formats.
 """
 
 import logging
-import time
 from typing import Any
 
 from engine_core.admission import Limits
@@ -16,11 +15,12 @@ from engine_core.core import EngineCore
 from engine_core.executor import InProcessExecutor
 from engine_core.inbox import Inbox
 from engine_core.lifecycle import Lifecycle
-from engine_core.model_files import ModelFiles
+from engine_core.model_opening import OpenModel
 from engine_core.outbox import Outbox
 from engine_core.runner_assembly import RunnerAssembly
 from engine_core.scheduler import build_scheduler
 from engine_core.scheduler_setup import kv_cache_of, recorder_of, scheduler_config_of
+from engine_core.start_clock import StartClock
 from engine_core.transport import EngineSocket
 from engine_core.welcome import WelcomeDesk, fingerprint_of
 from kernels.compile_counter import CompileCounter
@@ -33,12 +33,13 @@ HEARTBEAT_S = 0.25
 
 
 def assemble(
-    files: ModelFiles,
+    opened: OpenModel,
     runner_assembly: RunnerAssembly,
     config: EngineConfig,
     socket: EngineSocket,
     lifecycle: Lifecycle,
     compilations: CompileCounter,
+    clock: StartClock,
 ) -> EngineCore:
     """The engine, warm: nothing that it can launch is left to be compiled.
 
@@ -50,22 +51,24 @@ def assemble(
         num_host_blocks=config.num_host_blocks,
         max_model_len=config.max_model_len,
     )
-    started_s = time.monotonic()
+    clock.enter("warm_up")
     runner_assembly.warm_up(runner)
     compilations.mark_ready()
+    clock.enter("serving")
     if compilations.num_compilations:
         logger.info(
             "warm after %.1f s; %d kernels were compiled or loaded",
-            time.monotonic() - started_s,
+            clock.spent_s()["warm_up"],
             compilations.num_compilations,
         )
+    files = opened.files
     executor = InProcessExecutor(runner)
     groups = groups_of(runner_assembly.layout)
     scheduler_config = scheduler_config_of(config, max_steps_in_flight=executor.max_steps_in_flight)
     vocab_size = runner_assembly.loaded.model.kv_cache_spec.vocab_size
     clients = ClientRegistry()
     outbox = Outbox(socket, clients, heartbeat_s=HEARTBEAT_S)
-    desk = _welcome_desk(files, config, vocab_size)
+    desk = _welcome_desk(opened, config, vocab_size)
     inbox = Inbox(socket, clients, outbox, idle_wait_s=HEARTBEAT_S, welcome=desk.welcome)
     return EngineCore(
         inbox=inbox,
@@ -87,7 +90,8 @@ def assemble(
     )
 
 
-def _welcome_desk(files: ModelFiles, config: EngineConfig, vocab_size: int) -> WelcomeDesk:
+def _welcome_desk(opened: OpenModel, config: EngineConfig, vocab_size: int) -> WelcomeDesk:
+    files, found = opened.files, opened.tokenizer
     model = ModelInfo(
         name=config.model,
         architecture=config.architecture,
@@ -101,9 +105,7 @@ def _welcome_desk(files: ModelFiles, config: EngineConfig, vocab_size: int) -> W
         max_logprobs=config.max_logprobs,
         default_sampling=recommended_sampling(files.generation_config),
     )
-    found = files.tokenizer()
     if found is None:
-        logger.warning("the model has no tokenizer: clients must send token ids")
         return WelcomeDesk(model=model, tokenizer=None, tokenizer_json=b"", heartbeat_s=HEARTBEAT_S)
     tokenizer = TokenizerInfo(
         fingerprint=fingerprint_of(found.tokenizer_json),

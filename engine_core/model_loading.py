@@ -11,25 +11,36 @@ from typing import Literal
 
 import torch
 
+from engine_core.device_choice import dtype_name
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.model_files import ModelFiles
 from engine_core.models import Model, UnsupportedArchitecture, load_dummy_model, load_model
+from engine_core.models.registry import read_model_config
 from engine_core.models.weight_transfer import weight_transfer_to
-from kernels.backends import UnsupportedDevice, select_operations
+from engine_core.packed_weight_cache import PackedWeightCache
+from kernels.backends import FloatWeights, UnsupportedDevice, select_operations
 from kernels.interface import Operations
+from kernels.weight_packing import WeightPacking
 
 logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model with the backend that it was loaded for."""
+    """A model with the backend that it was loaded for.
+
+    Attributes:
+        weights: formats of the dense layers' weights, the one with most bytes first.
+        is_packed: every product is of packed weights: none is left to torch.
+    """
 
     model: Model
     ops: Operations
     dtype: torch.dtype
     architecture: str
     model_impl: str
+    weights: str
+    is_packed: bool
 
     def step_bytes(self, max_num_tokens: int, max_num_seqs: int) -> int:
         """Upper estimate of one step's activations, in bytes.
@@ -50,7 +61,9 @@ class LoadRequest:
     Attributes:
         load_format: "dummy" takes random weights of the config's shape instead of the files'.
         max_model_len: most positions that will be used, if fewer than the model has.
-        batch_invariant: see `kernels.backends.select_operations`.
+        batch_invariant, float_weights, keeps_blocks, num_threads: see
+            `kernels.backends.select_operations`.
+        weight_cache: keeps packed weights for the next start; None: nothing does.
     """
 
     device: torch.device
@@ -59,6 +72,10 @@ class LoadRequest:
     load_format: Literal["auto", "dummy"] = "auto"
     max_model_len: int | None = None
     batch_invariant: bool = False
+    float_weights: FloatWeights = "float32"
+    keeps_blocks: bool = False
+    num_threads: int | None = None
+    weight_cache: PackedWeightCache | None = None
 
 
 def load_any_model(files: ModelFiles, wanted: LoadRequest) -> LoadedModel:
@@ -69,7 +86,14 @@ def load_any_model(files: ModelFiles, wanted: LoadRequest) -> LoadedModel:
     """
     started_s = time.monotonic()
     try:
-        ops = select_operations(wanted.device, batch_invariant=wanted.batch_invariant)
+        ops = select_operations(
+            wanted.device,
+            batch_invariant=wanted.batch_invariant,
+            float_weights=wanted.float_weights,
+            keeps_blocks=wanted.keeps_blocks,
+            num_threads=wanted.num_threads,
+            report=logger.info,
+        )
     except UnsupportedDevice as error:
         raise ConfigurationError(str(error)) from error
     model: Model | None = None
@@ -78,14 +102,7 @@ def load_any_model(files: ModelFiles, wanted: LoadRequest) -> LoadedModel:
         model = _load_dummy(files, wanted, ops)
     elif wanted.model_impl != "transformers":
         try:
-            model = load_model(
-                files.config,
-                files.tensors(),
-                dtype=wanted.dtype,
-                ops=ops,
-                max_model_len=wanted.max_model_len,
-                transfer=weight_transfer_to(ops.device),
-            )
+            model = _load_native(files, wanted, ops)
         except UnsupportedArchitecture as error:
             if wanted.model_impl == "native" or not files.path.is_dir():
                 raise StartupError(str(error)) from error
@@ -94,8 +111,59 @@ def load_any_model(files: ModelFiles, wanted: LoadRequest) -> LoadedModel:
         used_impl = "transformers"
         model = _load_through_transformers(files, wanted.dtype, ops)
     architecture = ", ".join(files.config.get("architectures") or [files.config["model_type"]])
-    logger.info("loaded %s in %.1f s", files.name, time.monotonic() - started_s)
-    return LoadedModel(model, ops, wanted.dtype, architecture, used_impl)
+    packing = ops.weight_packing(wanted.dtype) if used_impl == "native" else None
+    loaded = LoadedModel(
+        model=model,
+        ops=ops,
+        dtype=wanted.dtype,
+        architecture=architecture,
+        model_impl=used_impl,
+        weights=dtype_name(wanted.dtype) if packing is None else _formats_of(packing),
+        is_packed=packing is not None and not _has_experts(files),
+    )
+    if wanted.batch_invariant and ops.device.type == "cpu" and not loaded.is_packed:
+        raise ConfigurationError(
+            f"--batch-invariant on a CPU: {architecture} in {dtype_name(wanted.dtype)} "
+            f"({used_impl} code) has products that torch computes, in an order that depends on the "
+            "batch; leave the option out, or use --dtype float32 and a dense model"
+        )
+    logger.info(
+        "loaded %s in %.1f s; weights: %s",
+        files.name,
+        time.monotonic() - started_s,
+        loaded.weights,
+    )
+    return loaded
+
+
+def _load_native(files: ModelFiles, wanted: LoadRequest, ops: Operations) -> Model:
+    packing = ops.weight_packing(wanted.dtype)
+    quantises = wanted.float_weights != "float32"
+    cache, kept_in = wanted.weight_cache, None
+    if cache is not None and packing is not None and (wanted.keeps_blocks or quantises):
+        packed_as = "blocks" if wanted.keeps_blocks else wanted.float_weights
+        kept_in = cache.file_for(files.fingerprint, files.weight_files, packed_as)
+        cache.open(packing, kept_in)
+    model = load_model(
+        files.config,
+        files.tensors(keeps_blocks=packing is not None),
+        dtype=wanted.dtype,
+        ops=ops,
+        max_model_len=wanted.max_model_len,
+        transfer=weight_transfer_to(ops.device),
+    )
+    if cache is not None and packing is not None and kept_in is not None:
+        cache.save(packing, kept_in)
+    return model
+
+
+def _formats_of(packing: WeightPacking) -> str:
+    by_format = packing.bytes_by_format()
+    return "+".join(sorted(by_format, key=lambda name: -by_format[name]))
+
+
+def _has_experts(files: ModelFiles) -> bool:
+    return any(experts is not None for experts in read_model_config(files.config).experts)
 
 
 def _load_dummy(files: ModelFiles, wanted: LoadRequest, ops: Operations) -> Model:

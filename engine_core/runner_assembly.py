@@ -64,23 +64,27 @@ class RunnerAssembly:
         """A runner with its cache; `max_model_len` may be less than was measured for.
 
         Raises:
-            StartupError: the device's kernels cannot serve the model's shape.
+            StartupError: the device's kernels cannot serve the model's shape, or have no such cache.
         """
         loaded = self.loaded
         if not self.on_device:
-            return ModelRunner(
-                model=loaded.model,
-                ops=loaded.ops,
-                layout=self.layout,
-                num_blocks=num_blocks,
-                num_host_blocks=num_host_blocks,
-                block_size=self.block_size,
-                max_num_seqs=self.max_num_seqs,
-                max_num_batched_tokens=self.max_num_batched_tokens,
-                max_model_len=max_model_len,
-                dtype=loaded.dtype,
-                eos_token_ids=self.eos_token_ids,
-            )
+            try:
+                return ModelRunner(
+                    model=loaded.model,
+                    ops=loaded.ops,
+                    layout=self.layout,
+                    num_blocks=num_blocks,
+                    num_host_blocks=num_host_blocks,
+                    block_size=self.block_size,
+                    max_num_seqs=self.max_num_seqs,
+                    max_num_batched_tokens=self.max_num_batched_tokens,
+                    max_model_len=max_model_len,
+                    dtype=loaded.dtype,
+                    kv_dtype=self.cache_dtype,
+                    eos_token_ids=self.eos_token_ids,
+                )
+            except ValueError as error:
+                raise StartupError(str(error)) from error
         try:
             return DeviceModelRunner(
                 model=loaded.model,

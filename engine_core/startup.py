@@ -1,4 +1,4 @@
-"""Starts the engine from its options: device, files, weights, sizes, parts, in this order.
+"""Starts the engine from its options and an open model: device, weights, sizes, parts, in order.
 
 Owns that order and the errors' way to the operator. Nothing here runs after start-up.
 """
@@ -10,14 +10,23 @@ import torch
 from engine_core.config import EngineConfig
 from engine_core.config_resolution import plan_runner, resolve_config
 from engine_core.core import EngineCore
-from engine_core.device_choice import choose_device, choose_dtype
+from engine_core.device_choice import (
+    choose_device,
+    choose_dtype,
+    float_weights_of,
+    keeps_blocks,
+)
 from engine_core.engine_assembly import assemble
 from engine_core.errors import StartupError
 from engine_core.lifecycle import Lifecycle
-from engine_core.model_files import ConfigOnly, ModelFiles, ModelFilesError, open_model_files
+from engine_core.model_files import ModelFiles, ModelFilesError
+from engine_core.model_files.known_models import cache_folder
 from engine_core.model_loading import LoadedModel, LoadRequest, load_any_model
+from engine_core.model_opening import OpenModel
 from engine_core.models import ModelError
 from engine_core.options import EngineOptions
+from engine_core.packed_weight_cache import DEFAULT_LIMIT_BYTES, PackedWeightCache
+from engine_core.start_clock import StartClock
 from engine_core.transport import EngineSocket
 from kernels.compile_counter import CompileCounter, watch_triton
 
@@ -25,7 +34,11 @@ logger = logging.getLogger(__name__)
 
 
 def start_engine(
-    options: EngineOptions, socket: EngineSocket, lifecycle: Lifecycle
+    options: EngineOptions,
+    opened: OpenModel,
+    socket: EngineSocket,
+    lifecycle: Lifecycle,
+    clock: StartClock,
 ) -> tuple[EngineCore, EngineConfig]:
     """Load the model and build everything around it.
 
@@ -36,16 +49,23 @@ def start_engine(
         torch.set_num_threads(options.num_threads)
     device = choose_device(options.device)
     options.check_device(device.type)
+    files = opened.files
     try:
-        files = _open(options)
+        clock.enter("weights")
         compilations = CompileCounter()
         loaded = _load(options, files, device)
         if loaded.ops.device.type == "cuda":
             watch_triton(compilations)  # for as long as this process lives
+        if loaded.is_packed:
+            # what is left to torch is small, and its threads would take turns on the same cores
+            # with those of the native library
+            torch.set_num_threads(1)
+        clock.enter("cache")
         runner = plan_runner(options, files, loaded)
         config = resolve_config(options, files, runner, address=socket.address)
         logger.info("configuration: %s", config)
-        return assemble(files, runner, config, socket, lifecycle, compilations), config
+        core = assemble(opened, runner, config, socket, lifecycle, compilations, clock)
+        return core, config
     except (ModelFilesError, ModelError) as error:
         raise StartupError(str(error)) from error
     except torch.OutOfMemoryError as error:
@@ -54,14 +74,6 @@ def start_engine(
             f"the GPU has not enough memory for the weights and the largest step ({reason}); lower "
             "--max-num-batched-tokens or --max-num-seqs, free the GPU, or serve a smaller model"
         ) from error
-
-
-def _open(options: EngineOptions) -> ModelFiles:
-    if options.load_format == "dummy":
-        assert options.model_config is not None, "EngineOptions.check was not called"
-        return ConfigOnly(options.model_config)
-    assert options.model is not None, "EngineOptions.check was not called"
-    return open_model_files(options.model, tokenizer=options.tokenizer, report=logger.info)
 
 
 def _load(options: EngineOptions, files: ModelFiles, device: torch.device) -> LoadedModel:
@@ -74,5 +86,12 @@ def _load(options: EngineOptions, files: ModelFiles, device: torch.device) -> Lo
             load_format=options.load_format,
             max_model_len=options.max_model_len,
             batch_invariant=options.batch_invariant,
+            float_weights=float_weights_of(options.quantization),
+            keeps_blocks=keeps_blocks(options.quantization, options.dtype),
+            num_threads=options.num_threads,
+            weight_cache=PackedWeightCache(
+                cache_folder() / "weights",
+                DEFAULT_LIMIT_BYTES if options.weight_cache is None else options.weight_cache,
+            ),
         ),
     )

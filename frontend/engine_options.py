@@ -15,6 +15,8 @@ _FLAGS = {
     "dtype": "--dtype",
     "device": "--device",
     "kv_cache_dtype": "--kv-cache-dtype",
+    "quantization": "--quantization",
+    "weight_cache": "--weight-cache",
     "max_model_len": "--max-model-len",
     "max_num_seqs": "--max-num-seqs",
     "max_num_batched_tokens": "--max-num-batched-tokens",
@@ -61,6 +63,7 @@ _OTHER_NAMES = {
 }
 """vLLM's names for the same thing."""
 _DTYPES = {"half": "float16", "float": "float32"}
+_QUANTIZATIONS = ("auto", "none", "int8", "int4")
 _CACHE_DTYPES = {"fp8_e4m3": "fp8"}
 
 _ANY = object()
@@ -90,7 +93,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "mm_processor_kwargs": (None, {}),
     "override_generation_config": (None, {}),
     "pipeline_parallel_size": (1,),
-    "quantization": (None,),
     "revision": (None,),
     "rope_scaling": (None, {}),
     "rope_theta": (None,),
@@ -110,7 +112,8 @@ _ADVICE = {
     "pipeline_parallel_size": "use 1",
     "data_parallel_size": "use 1",
     "load_format": "start engine-core --load-format dummy --model-config FILE and connect to it",
-    "quantization": "give a model whose files hold the quantised weights, such as a .gguf file",
+    "quantization": "int8 and int4 quantise at load; other kinds come with the model's files, such "
+    "as a .gguf file",
     "enable_chunked_prefill": "long prompts are always chunked; see max_chunk_size",
     "trust_remote_code": "only code that is part of this release runs; use False",
     "revision": "download the revision and give its folder as the model",
@@ -175,6 +178,11 @@ def _as_text(name: str, value: object) -> str:
         return _DTYPES.get(text, text)
     if name == "kv_cache_dtype":
         return _CACHE_DTYPES.get(text, text)
+    if name == "quantization" and text not in _QUANTIZATIONS:
+        raise InvalidInput(
+            f"this engine does not support {name}={value!r}, only {', '.join(_QUANTIZATIONS)}; "
+            f"{_ADVICE[name]}"
+        )
     if isinstance(value, bool) or not isinstance(value, str | int | float | PathLike):
         raise InvalidInput(f"{name} is {value!r}, which the engine's command line cannot take")
     return text

@@ -18,6 +18,14 @@ or views [B, K, S, D] of one allocation (Triton). Common to all: four dimensions
 head's elements last; everything else goes through `Operations`."""
 
 
+def cached_head_bytes(head_size: int, kv_dtype: torch.dtype) -> int:
+    """Bytes of one head's key, or value, of one token in a cache of `kv_dtype`.
+
+    Elements of int8 come with a float32 scale a head and token.
+    """
+    return head_size * kv_dtype.itemsize + (4 if kv_dtype is torch.int8 else 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMetadata:
     """What attention must know about a step, built once a step for each KV-cache group.
@@ -136,7 +144,7 @@ class AttentionOperations(Protocol):
         ...
 
     def read_kv_cache(self, kv_cache: KVCache, slots_L: torch.Tensor) -> KVCache:
-        """(k_LKD, v_LKD) of int64 `slots_L`, in the cache's dtype: a copy."""
+        """(k_LKD, v_LKD) of int64 `slots_L`, in the cache's dtype (int8: float32): a copy."""
         ...
 
     def paged_attention(
@@ -192,7 +200,8 @@ class AttentionOperations(Protocol):
             max_num_seqs, max_num_batched_tokens: most requests and tokens of a step.
             max_model_len: most tokens of a request.
             dtype: of q.
-            kv_dtype: of the cache: `dtype`, or float8_e4m3fn where the backend has it.
+            kv_dtype: of the cache: `dtype`, or float8_e4m3fn, bfloat16 or int8 where the backend
+                has it.
 
         Raises:
             ValueError: heads, a block size or a dtype that the backend cannot take.
@@ -207,7 +216,11 @@ class AttentionOperations(Protocol):
         head_size: int,
         dtype: torch.dtype,
     ) -> KVCache:
-        """The zeroed cache of one layer on `device`, in the backend's own layout."""
+        """The zeroed cache of one layer on `device`, in the backend's own layout.
+
+        Args:
+            dtype: the planner's `kv_dtype`.
+        """
         ...
 
     def allocate_host_kv_cache(self, like: KVCache, num_blocks: int) -> KVCache:

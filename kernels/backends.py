@@ -1,11 +1,14 @@
 """Which backend serves a device.
 
-Owns the choice only; a backend is imported when it is chosen, and no device is asked before.
+Owns the choice only; a backend is imported when it is chosen, and no device is asked before. Must
+not log: what there is to say goes to who asks.
 """
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 
@@ -16,32 +19,47 @@ _LOWEST_CAPABILITY = (8, 0)
 """Ampere: the first with bfloat16 in its tensor cores and asynchronous copies to shared memory."""
 
 
+FloatWeights = Literal["float32", "int8", "int4"]
+"""float32; int8 with a scale a row; 4 bits with a scale and a minimum for 32 inputs."""
+
+
 class UnsupportedDevice(Exception):
     """No backend serves the device, or not in the way that was asked for."""
 
 
-def select_operations(device: torch.device | str, *, batch_invariant: bool = False) -> Operations:
-    """The operations for `device`.
+def select_operations(
+    device: torch.device | str,
+    *,
+    batch_invariant: bool = False,
+    float_weights: FloatWeights = "float32",
+    keeps_blocks: bool = True,
+    num_threads: int | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> Operations:
+    """The operations for `device`. On a CPU those of the native library, and torch's where there
+    is none.
 
     Args:
         device: "cpu", or a CUDA device: "cuda" (the current one) or "cuda:1".
-        batch_invariant: a request gets the same bits whatever else runs. CUDA only.
+        batch_invariant: a request gets the same bits whatever else runs. The native library's
+            operations on float32 are so always.
+        float_weights: what floating weights of dense layers become; a CPU's native library only.
+        keeps_blocks: a file's quantised blocks stay what they are where the backend runs them; else
+            they are dequantised, and become what floating weights become.
+        num_threads: of the native library; None: as `kernels.cpu.library.available_threads` finds.
+        report: gets a line where a slower backend serves than a CPU could have.
 
     Raises:
-        UnsupportedDevice: this build cannot run on the device, or not batch-invariant.
+        UnsupportedDevice: this build cannot run on the device, or not in the way asked for.
     """
     chosen = torch.device(device)
     if chosen.type == "cpu":
-        if batch_invariant:
-            raise UnsupportedDevice(
-                "--batch-invariant on a CPU is not supported: the sums of its dense products are "
-                "ordered by the number of rows, so that last bits depend on the batch (sampling "
-                "there is a function of seed and position already); leave the option out, or run "
-                "with --device cuda"
-            )
-        from kernels.torch_ops.operations import TorchOperations
-
-        return TorchOperations()
+        return _cpu_operations(batch_invariant, float_weights, keeps_blocks, num_threads, report)
+    if float_weights != "float32":
+        raise UnsupportedDevice(
+            f"--quantization {float_weights} runs on a CPU only; leave it out, or run with "
+            "--device cpu"
+        )
     if chosen.type != "cuda":
         raise UnsupportedDevice(
             f'device "{device}" is not supported; supported: "cpu" and "cuda". Run with '
@@ -65,6 +83,38 @@ def device_step_operations(device: torch.device) -> DeviceStepOperations:
     from kernels.triton_ops.device_steps import TritonDeviceSteps
 
     return TritonDeviceSteps(device)
+
+
+def _cpu_operations(
+    batch_invariant: bool,
+    float_weights: FloatWeights,
+    keeps_blocks: bool,
+    num_threads: int | None,
+    report: Callable[[str], None],
+) -> Operations:
+    from kernels.cpu.library import NativeLibraryUnavailable, load_library
+
+    try:
+        library = load_library(num_threads)
+    except NativeLibraryUnavailable as error:
+        if float_weights != "float32":
+            raise UnsupportedDevice(
+                f"--quantization {float_weights} needs the native CPU kernels: {error}; mend that, "
+                "or leave the option out"
+            ) from error
+        if batch_invariant:
+            raise UnsupportedDevice(
+                f"--batch-invariant on a CPU needs the native kernels ({error}): torch orders the "
+                "sums of dense products by the number of rows, so that last bits depend on the "
+                "batch; mend that, or leave the option out"
+            ) from error
+        report(f"torch runs the model, slower than the native CPU kernels would: {error}")
+        from kernels.torch_ops.operations import TorchOperations
+
+        return TorchOperations()
+    from kernels.cpu.operations import CpuOperations
+
+    return CpuOperations(library, linear_weights=float_weights, keeps_blocks=keeps_blocks)
 
 
 def _check_cuda(device: torch.device) -> torch.device:

@@ -19,9 +19,9 @@ sequence, which is `seq_lens_R[r]` long with them:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -30,21 +30,28 @@ from kernels.attention_interface import (
     AttentionOperations,
     AttentionPlanner,
     KVCache,
+    cached_head_bytes,
 )
+
+if TYPE_CHECKING:
+    from kernels.weight_packing import WeightPacking
 
 __all__ = [
     "AttentionMetadata",
     "AttentionPlanner",
     "ExpertWeights",
+    "Forward",
     "ForwardContext",
     "KVCache",
     "LinearWeight",
     "Operations",
+    "cached_head_bytes",
 ]
 
 
 class LinearWeight(Protocol):
-    """A weight in the layout its backend computes with; made by `Operations.prepare_linear`."""
+    """A weight in the layout its backend computes with; made by `Operations.prepare_linear`
+    or by `WeightPacking.pack`."""
 
     @property
     def num_inputs(self) -> int: ...
@@ -74,12 +81,23 @@ class Operations(AttentionOperations, Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def num_threads(self) -> int:
+        """Threads of the host that share the work of an operation, where the host does any."""
+        ...
+
     def prepare_linear(
         self, weight_NE: torch.Tensor, bias_N: torch.Tensor | None = None
     ) -> LinearWeight:
         """Take a weight over for `linear`. The caller drops its own reference: a backend may keep
         the tensor itself or a copy in another layout, never both, and changes neither (so an
         embedding may be given that stays in use). Called at load time only.
+        """
+        ...
+
+    def weight_packing(self, dtype: torch.dtype) -> WeightPacking | None:
+        """What packs the weights of a model that computes in `dtype`, instead of `prepare_linear`
+        and `embedding`; None where nothing does. The same object at every call.
         """
         ...
 
@@ -128,8 +146,15 @@ class Operations(AttentionOperations, Protocol):
         """
         ...
 
-    def embedding(self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor) -> torch.Tensor:
-        """Rows of `weight_VE` for int64 ids in [0, V) -> [T, E]."""
+    def embedding(
+        self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeight
+    ) -> torch.Tensor:
+        """Rows of `weight_VE` for int64 ids in [0, V) -> [T, E].
+
+        Args:
+            weight_VE: contiguous, or packed from one part by `WeightPacking.pack`: then the rows
+                are the values that `linear` multiplies with.
+        """
         ...
 
     def rms_norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
@@ -156,6 +181,23 @@ class Operations(AttentionOperations, Protocol):
 
     def gelu_tanh_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
         """`gelu(left half, tanh approximation) * right half` of [T, 2F] -> [T, F]. Consumes."""
+        ...
+
+    def best_of_rows(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(int64 [R], the lowest id of each row's largest logit; float32 [R], that logit).
+
+        A row that holds NaN has NaN for its largest logit, and any id.
+        """
+        ...
+
+    def recorded(self, forward: Forward) -> Forward:
+        """What gives the results of `forward`, a model's pass over the tokens of a step.
+
+        A backend may run `forward` once, find out by that which operations it consists of, and from
+        then on run those alone, with the bits that `forward` gives. So `forward` must do the same
+        at every call, and with activations nothing but operations, `.flatten(1)`, and `.mul_` with
+        one number; one that does more is run as it is.
+        """
         ...
 
     def sample_from_all(
@@ -224,3 +266,7 @@ class ForwardContext:
     kv_caches: Sequence[KVCache]
     metadata: Sequence[AttentionMetadata]
     ops: Operations
+
+
+Forward = Callable[[torch.Tensor, torch.Tensor, ForwardContext], torch.Tensor]
+"""(int64 token ids [T], int64 positions [T], context) -> hidden_TE."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from operator import itemgetter
 
 import torch
 
-from engine_core.layers.parameters import CopyWeight, Placement, Placements
+from engine_core.layers.parameters import CopyWeight, PackedPlacement, Placement, Placements
 from kernels.interface import LinearWeight, Operations
+from kernels.weight_packing import WeightPart
 
 
 class FusedLinear:
@@ -20,6 +22,7 @@ class FusedLinear:
     Args:
         parts: (checkpoint prefix such as "model.layers.0.self_attn.q_proj", number of outputs).
         bias: whether every part has a bias.
+        least_bits: see `WeightPacking.pack`.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class FusedLinear:
         bias: bool,
         dtype: torch.dtype,
         ops: Operations,
+        least_bits: int = 4,
     ) -> None:
         self._parts = tuple(parts)
         self._num_inputs = num_inputs
@@ -37,6 +41,9 @@ class FusedLinear:
         self._dtype = dtype
         self._ops = ops
         self._num_missing = len(self._parts) * (2 if bias else 1)
+        self._packing = ops.weight_packing(dtype)
+        self._least_bits = least_bits
+        self._kept: dict[int, WeightPart] = {}  # by the first output, until all parts are there
         self._weight_NE: torch.Tensor | None = None
         self._bias_N: torch.Tensor | None = None
         self._prepared: LinearWeight | None = None
@@ -47,8 +54,11 @@ class FusedLinear:
         start = 0
         for prefix, size in self._parts:
             rows = slice(start, start + size)
-            placements[f"{prefix}.weight"] = Placement(
-                (size, self._num_inputs), partial(self._store_weight, rows)
+            shape = (size, self._num_inputs)
+            placements[f"{prefix}.weight"] = (
+                Placement(shape, partial(self._store_weight, rows))
+                if self._packing is None
+                else PackedPlacement(shape, partial(self._keep_part, start))
             )
             if self._has_bias:
                 placements[f"{prefix}.bias"] = Placement((size,), partial(self._store_bias, rows))
@@ -59,6 +69,10 @@ class FusedLinear:
         """[T, num_inputs] -> [T, all outputs]."""
         assert self._prepared is not None, f"{self._parts[0][0]} was not loaded"
         return self._ops.linear(x_TE, self._prepared)
+
+    def _keep_part(self, start: int, part: WeightPart) -> None:
+        self._kept[start] = part
+        self._prepare_when_complete()
 
     def _store_weight(self, rows: slice, tensor: torch.Tensor, copy: CopyWeight) -> None:
         if self._weight_NE is None:  # allocated on first use: only the layers being read exist
@@ -80,6 +94,14 @@ class FusedLinear:
         self._num_missing -= 1
         if self._num_missing:
             return
-        assert self._weight_NE is not None
-        self._prepared = self._ops.prepare_linear(self._weight_NE, self._bias_N)
+        if self._packing is not None:
+            name = self._parts[0][0]
+            parts = [part for _, part in sorted(self._kept.items(), key=itemgetter(0))]
+            self._prepared = self._packing.pack(
+                name, parts, self._bias_N, least_bits=self._least_bits
+            )
+            self._kept.clear()
+        else:
+            assert self._weight_NE is not None
+            self._prepared = self._ops.prepare_linear(self._weight_NE, self._bias_N)
         self._weight_NE = self._bias_N = None

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.weight_packing import QuantisedTensor, WeightPart
+
 CopyWeight = Callable[[torch.Tensor, torch.Tensor], None]
 """`copy(destination, source)` fills a tensor on the model's device from one of equal shape, which
 may be in host memory and of another dtype. Later work of the current stream sees the result."""
@@ -25,7 +27,26 @@ class Placement:
     store: Callable[[torch.Tensor, CopyWeight], None]
 
 
-Placements = dict[str, Placement]
+@dataclass(frozen=True, slots=True)
+class PackedPlacement:
+    """As `Placement`, for a tensor that is packed where the model runs: `store(part)` takes blocks
+    as they are, and may keep what it is given until its layer is complete."""
+
+    shape: tuple[int, ...]
+    store: Callable[[WeightPart], None]
+
+
+AnyPlacement = Placement | PackedPlacement
+Placements = dict[str, AnyPlacement]
+
+
+def place(placement: AnyPlacement, part: WeightPart, copy: CopyWeight) -> None:
+    """Hand a checkpoint's tensor to its place; blocks are dequantised where they have none."""
+    if isinstance(placement, PackedPlacement):
+        placement.store(part)
+    else:
+        tensor = part.dequantise() if isinstance(part, QuantisedTensor) else part
+        placement.store(tensor, copy)
 
 
 class Parameter:

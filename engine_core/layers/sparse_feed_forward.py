@@ -64,7 +64,12 @@ class SparseFeedForward:
         self._dtype = dtype
         self._ops = ops
         self._router = FusedLinear(
-            [(names.router, num_experts)], hidden_size, bias=False, dtype=dtype, ops=ops
+            [(names.router, num_experts)],
+            hidden_size,
+            bias=False,
+            dtype=dtype,
+            ops=ops,
+            least_bits=32,  # a router that errs sends tokens through other experts
         )
         self._num_missing = 3 * num_experts
         self._fused: tuple[torch.Tensor, torch.Tensor] | None = None

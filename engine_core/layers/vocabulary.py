@@ -5,17 +5,30 @@ Owns both ends of the vocabulary. Must not know sampling: logits leave as float3
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from engine_core.layers.parameters import CopyWeight, Parameter, Placement, Placements
+from engine_core.layers.parameters import (
+    AnyPlacement,
+    CopyWeight,
+    PackedPlacement,
+    Placement,
+    Placements,
+)
 from kernels.interface import LinearWeight, Operations
+from kernels.weight_packing import QuantisedTensor, WeightPacking, WeightPart
+
+_LEAST_BITS = 8
+"""Logits feel every error of a head at once; files in 4 bits keep it in 6 or 8, too."""
 
 
 class Vocabulary:
     """`embed` at the bottom of a model, `logits` at its top.
 
-    A tied head is a repacked copy of the embedding where the backend repacks: memory for one more
-    [V, E], two to five times faster products.
+    A tied head is the embedding itself where the backend packs weights and reads rows of them;
+    where it repacks without that, a copy: memory for one more [V, E], two to five times faster
+    products.
 
     Args:
         tied: the head is the embedding, unless the checkpoint holds another head.
@@ -36,26 +49,26 @@ class Vocabulary:
         dtype: torch.dtype,
         ops: Operations,
     ) -> None:
-        self._embedding = Parameter(
-            embedding_name, (vocab_size, hidden_size), dtype, device=ops.device
-        )
+        self._embedding_name = embedding_name
         self._head_name = head_name
+        self._shape = (vocab_size, hidden_size)
         self._tied = tied
         self._dtype = dtype
         self._ops = ops
+        self._packing = ops.weight_packing(dtype)
         self._softcap = softcap
         self._embedding_scale = (
             None
             if embedding_scale is None
             else torch.tensor(embedding_scale, dtype=dtype, device=ops.device)
         )
-        self._loaded_head_VE: torch.Tensor | None = None
+        self._loaded: dict[str, WeightPart] = {}
+        self._embedding: torch.Tensor | LinearWeight | None = None
         self._head: LinearWeight | None = None
 
     def placements(self) -> Placements:
         """Of embedding and head."""
-        head = Placement(tuple(self._embedding.tensor.shape), self._store_head)
-        return {**self._embedding.placements(), self._head_name: head}
+        return {name: self._placement(name) for name in (self._embedding_name, self._head_name)}
 
     @property
     def optional_names(self) -> frozenset[str]:
@@ -67,14 +80,24 @@ class Vocabulary:
 
         As in transformers, a head in the checkpoint of a tied model counts where it differs.
         """
-        weight_VE, self._loaded_head_VE = self._loaded_head_VE, None
-        if weight_VE is None or (self._tied and torch.equal(weight_VE, self._embedding.tensor)):
-            weight_VE = self._embedding.tensor
-        self._head = self._ops.prepare_linear(weight_VE)
+        embedding = self._loaded.pop(self._embedding_name)
+        head = self._loaded.pop(self._head_name, embedding)
+        if self._tied and head is not embedding and _are_equal(head, embedding):
+            head = embedding
+        if self._packing is None:
+            assert isinstance(embedding, torch.Tensor) and isinstance(head, torch.Tensor)
+            self._head = self._ops.prepare_linear(head)
+            self._embedding = embedding
+            return
+        packed = self._pack(self._packing, self._embedding_name, embedding)
+        is_shared = head is embedding
+        self._head = packed if is_shared else self._pack(self._packing, self._head_name, head)
+        self._embedding = packed
 
     def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         """Ids in [0, V) -> [T, E]."""
-        hidden_TE = self._ops.embedding(token_ids_T, self._embedding.tensor)
+        assert self._embedding is not None, "finish_loading was not called"
+        hidden_TE = self._ops.embedding(token_ids_T, self._embedding)
         return hidden_TE if self._embedding_scale is None else hidden_TE.mul_(self._embedding_scale)
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
@@ -85,6 +108,27 @@ class Vocabulary:
             logits_RV = (logits_RV / self._softcap).tanh_().mul_(self._softcap)
         return logits_RV.float()
 
-    def _store_head(self, tensor: torch.Tensor, copy: CopyWeight) -> None:
-        self._loaded_head_VE = torch.empty_like(self._embedding.tensor)
-        copy(self._loaded_head_VE, tensor)
+    def _placement(self, name: str) -> AnyPlacement:
+        if self._packing is None:
+            return Placement(self._shape, partial(self._store, name))
+        return PackedPlacement(self._shape, partial(self._loaded.__setitem__, name))
+
+    def _store(self, name: str, tensor: torch.Tensor, copy: CopyWeight) -> None:
+        own = torch.empty(self._shape, dtype=self._dtype, device=self._ops.device)
+        copy(own, tensor)
+        self._loaded[name] = own
+
+    @staticmethod
+    def _pack(packing: WeightPacking, name: str, part: WeightPart) -> LinearWeight:
+        return packing.pack(name, [part], least_bits=_LEAST_BITS)
+
+
+def _are_equal(one: WeightPart, other: WeightPart) -> bool:
+    """Whether both hold the same numbers. Unlike types are not compared."""
+    if isinstance(one, QuantisedTensor) and isinstance(other, QuantisedTensor):
+        return one.type_name == other.type_name and all(
+            torch.equal(one.ordered()[name], other.ordered()[name]) for name in one.arrays
+        )
+    if isinstance(one, QuantisedTensor) or isinstance(other, QuantisedTensor):
+        return False
+    return torch.equal(one, other)

@@ -17,7 +17,7 @@ from engine_core.model_files.interface import TokenizerFiles
 from engine_core.model_files.json_file import read_json_object
 
 if TYPE_CHECKING:
-    import torch
+    from kernels.weight_packing import WeightPart
 
 
 class ConfigOnly:
@@ -47,7 +47,11 @@ class ConfigOnly:
     def fingerprint(self) -> str:
         return fingerprint_files([self.path])
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    @property
+    def weight_files(self) -> tuple[Path, ...]:
+        return ()
+
+    def tensors(self, *, keeps_blocks: bool = False) -> Iterator[tuple[str, WeightPart]]:
         self._has_no_weights()
 
     def tokenizer(self) -> TokenizerFiles | None:

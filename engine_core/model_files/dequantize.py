@@ -10,17 +10,13 @@ Block layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 from collections.abc import Callable
 
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize as dequantize_by_gguf
+
+from engine_core.model_files.gguf_types import BLOCKS, GgmlType
 
 # elements a piece: 1 MiB of float32, so that a piece and its temporaries stay in the L2 caches
 _PIECE_ELEMENTS = 1 << 18
 
-_T = GGMLQuantizationType
-BY_GGUF = frozenset({
-    _T.Q5_1, _T.Q2_K, _T.Q3_K, _T.TQ1_0, _T.TQ2_0, _T.MXFP4, _T.IQ2_XXS, _T.IQ2_XS, _T.IQ2_S,
-    _T.IQ3_XXS, _T.IQ3_S, _T.IQ1_S, _T.IQ1_M, _T.IQ4_NL, _T.IQ4_XS,
-})  # fmt: skip
+_T = GgmlType
 
 
 def _half(blocks_NB: torch.Tensor, start: int) -> torch.Tensor:
@@ -108,7 +104,7 @@ def _q6_k(blocks_NB: torch.Tensor, out_NE: torch.Tensor) -> None:
     torch.mul(scales.unsqueeze(-1), quants.view(-1, 16, 16), out=out_NE.view(-1, 16, 16))
 
 
-_BY_TORCH: dict[GGMLQuantizationType, Callable[[torch.Tensor, torch.Tensor], None]] = {
+_BY_TORCH: dict[GgmlType, Callable[[torch.Tensor, torch.Tensor], None]] = {
     _T.Q4_0: _q4_0,
     _T.Q4_1: _q4_1,
     _T.Q5_0: _q5_0,
@@ -123,17 +119,14 @@ _PLAIN = {
     _T.F16: torch.float16,
     _T.BF16: torch.bfloat16,
 }
-SUPPORTED_TYPES = frozenset(_PLAIN) | frozenset(_BY_TORCH) | BY_GGUF
 
 
-def dequantize(
-    data: torch.Tensor, quant_type: GGMLQuantizationType, shape: tuple[int, ...]
-) -> torch.Tensor:
+def dequantize(data: torch.Tensor, quant_type: GgmlType, shape: tuple[int, ...]) -> torch.Tensor:
     """Blocks to numbers.
 
     Args:
         data: uint8, flat, the tensor's bytes as in the file.
-        quant_type: one of SUPPORTED_TYPES.
+        quant_type: one of `gguf_types.SUPPORTED_TYPES`.
         shape: of the result; the last dimension is a whole number of blocks.
 
     Returns:
@@ -141,7 +134,7 @@ def dequantize(
     """
     if quant_type in _PLAIN:
         return data.view(_PLAIN[quant_type]).view(shape)
-    block_elements, block_bytes = GGML_QUANT_SIZES[quant_type]
+    block_elements, block_bytes = BLOCKS[quant_type]
     blocks = data.view(-1, block_bytes)
     out = torch.empty(blocks.shape[0], block_elements)
     step = max(1, _PIECE_ELEMENTS // block_elements)
@@ -150,6 +143,12 @@ def dequantize(
         if quant_type in _BY_TORCH:
             _BY_TORCH[quant_type](piece, target)
         else:
-            values = dequantize_by_gguf(piece.numpy(), quant_type)
-            target.copy_(torch.from_numpy(values).view_as(target))
+            target.copy_(_by_gguf(piece, quant_type).view_as(target))
     return out.view(shape)
+
+
+def _by_gguf(blocks_NB: torch.Tensor, quant_type: GgmlType) -> torch.Tensor:
+    import gguf  # only for rare types: see `gguf_types`
+
+    kind = gguf.GGMLQuantizationType(quant_type.value)
+    return torch.from_numpy(gguf.quants.dequantize(blocks_NB.numpy(), kind))

@@ -6,15 +6,17 @@ Owns both. Must not know the rest of a model. Keys and what they mean: llama.cpp
 and `build_moe_ffn`, which for these architectures renormalises unless a file says otherwise.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from engine_core.model_files.dequantize import dequantize
 from engine_core.model_files.errors import BrokenModelFile
 from engine_core.model_files.gguf_header import GgufTensor
 from engine_core.model_files.gguf_metadata import GgufMetadata
+
+if TYPE_CHECKING:
+    import torch
 
 _SOFTMAX = 1
 
@@ -64,6 +66,8 @@ def unstack(
     Raises:
         BrokenModelFile: not three dimensions.
     """
+    from engine_core.model_files.dequantize import dequantize  # torch: not for opening
+
     if len(tensor.shape) != 3:
         raise BrokenModelFile(
             f"tensor {tensor.name!r} has shape {list(tensor.shape)}; experts are stacked in three "

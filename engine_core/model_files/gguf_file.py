@@ -4,16 +4,15 @@ Owns opening, checking and dequantising; must not know how keys become a config 
 a tokenizer (`gguf_tokenizer`).
 """
 
+from __future__ import annotations
+
+import mmap
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
-from engine_core.model_files.dequantize import SUPPORTED_TYPES, dequantize
 from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
 from engine_core.model_files.fingerprint import fingerprint_files
 from engine_core.model_files.gguf_config import build_config
@@ -21,9 +20,23 @@ from engine_core.model_files.gguf_experts import unstack
 from engine_core.model_files.gguf_header import GgufHeader, GgufTensor, read_gguf_header
 from engine_core.model_files.gguf_metadata import GgufMetadata
 from engine_core.model_files.gguf_rope import apply_frequency_factors
-from engine_core.model_files.gguf_tensor_names import IGNORED, ROPE_FACTORS, hf_tensor, undo
+from engine_core.model_files.gguf_tensor_names import (
+    IGNORED,
+    ROPE_FACTORS,
+    Change,
+    hf_tensor,
+    undo,
+)
 from engine_core.model_files.gguf_tokenizer import build_tokenizer, end_token_ids
+from engine_core.model_files.gguf_types import BLOCKS, SUPPORTED_TYPES
 from engine_core.model_files.interface import TokenizerFiles
+
+if TYPE_CHECKING:
+    import torch
+
+    from kernels.weight_packing import QuantisedTensor, WeightPart
+
+_RELEASE_BYTES = 16 << 20
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf")
 
@@ -65,7 +78,13 @@ class GgufFile:
     def fingerprint(self) -> str:
         return fingerprint_files(header.file for header in self._headers)
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    @property
+    def weight_files(self) -> tuple[Path, ...]:
+        return tuple(header.file for header in self._headers)
+
+    def tensors(self, *, keeps_blocks: bool = False) -> Iterator[tuple[str, WeightPart]]:
+        from engine_core.model_files.dequantize import dequantize  # torch: not for opening
+
         for header in self._headers:
             for tensor, data in _mapped(header):
                 target = hf_tensor(self._meta.family, tensor.name)
@@ -74,12 +93,38 @@ class GgufFile:
                 if target.is_stack:
                     yield from unstack(target.name, tensor, data)
                     continue
+                if keeps_blocks and _is_quantised_matrix(tensor):
+                    yield target.name, self._blocks(tensor, data, target.change)
+                    continue
                 values = dequantize(data, tensor.quant_type, tensor.shape)
                 yield target.name, undo(target.change, values, self.config)
         yield from self._absent_biases()
 
     def tokenizer(self) -> TokenizerFiles | None:
         return build_tokenizer(self._meta, report=self._report)
+
+    def _blocks(self, tensor: GgufTensor, data: torch.Tensor, change: Change) -> QuantisedTensor:
+        import torch
+
+        from engine_core.model_files.dequantize import dequantize
+        from kernels.weight_packing import QuantisedTensor
+
+        num_rows, num_inputs = tensor.shape
+
+        def decode(arrays: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            blocks = arrays["blocks"]
+            shape = (len(blocks), num_inputs)
+            return dequantize(blocks.reshape(-1), tensor.quant_type, shape)
+
+        # a whole row moves, and no block crosses the end of one
+        order = None if change == "none" else undo(change, torch.arange(num_rows), self.config)
+        return QuantisedTensor(
+            type_name=tensor.quant_type.name,
+            shape=(num_rows, num_inputs),
+            arrays={"blocks": data.view(num_rows, -1)},
+            decode=decode,
+            row_order_N=order,
+        )
 
     def _check_tensors(self, tensors: dict[str, GgufTensor]) -> None:
         for tensor in tensors.values():
@@ -94,6 +139,8 @@ class GgufFile:
                 self._meta.refuse(f"tensor {tensor.name!r}")
 
     def _apply_rope_factors(self, tensor: GgufTensor) -> None:
+        from engine_core.model_files.dequantize import dequantize
+
         header = next(header for header in self._headers if tensor in header.tensors)
         data = next(data for found, data in _mapped(header) if found == tensor)
         factors = dequantize(data, tensor.quant_type, tensor.shape).tolist()
@@ -106,6 +153,8 @@ class GgufFile:
 
     def _absent_biases(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Zeros: transformers' attention_bias is also on o_proj, where llama.cpp writes none."""
+        import torch
+
         if not self.config.get("attention_bias"):
             return
         names = {tensor.name for header in self._headers for tensor in header.tensors}
@@ -146,17 +195,34 @@ def _merge(headers: tuple[GgufHeader, ...]) -> dict[str, GgufTensor]:
     return tensors
 
 
+def _is_quantised_matrix(tensor: GgufTensor) -> bool:
+    return len(tensor.shape) == 2 and BLOCKS[tensor.quant_type][0] > 1
+
+
 def _mapped(header: GgufHeader) -> Iterator[tuple[GgufTensor, torch.Tensor]]:
-    """Each tensor with its bytes, uint8, mapped privately from the file."""
+    """Each tensor with its bytes, uint8, mapped privately from the file.
+
+    What has been read is given back to the system now and then, so that at no time all of the file
+    counts as this process's memory; who reads it again reads the file again.
+    """
+    import torch
+
     if not header.tensors:
         return
     try:
         # copy-on-write, not read-only: torch warns of memory that it may not write
-        mapped = torch.from_numpy(np.memmap(header.file, dtype=np.uint8, mode="c"))
+        with header.file.open("rb") as stream:
+            pages = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        mapped = torch.frombuffer(pages, dtype=torch.uint8)
     except (OSError, ValueError) as error:
         raise BrokenModelFile(f"{header.file} cannot be read: {error}; check it") from error
     last = max(header.tensors, key=lambda tensor: tensor.start_bytes + tensor.num_bytes)
     if last.start_bytes + last.num_bytes > mapped.numel():
         raise BrokenModelFile(f"{header.file} became shorter since it was opened; restore it")
+    released_bytes = 0
     for tensor in header.tensors:
         yield tensor, mapped[tensor.start_bytes : tensor.start_bytes + tensor.num_bytes]
+        passed_bytes = tensor.start_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+        if passed_bytes - released_bytes >= _RELEASE_BYTES:
+            pages.madvise(mmap.MADV_DONTNEED, released_bytes, passed_bytes - released_bytes)
+            released_bytes = passed_bytes

@@ -13,9 +13,8 @@ import struct
 from pathlib import Path
 from typing import Any, Final
 
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
 from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
+from engine_core.model_files.gguf_types import BLOCKS, GgmlType
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -41,7 +40,7 @@ class GgufTensor:
 
     name: str
     shape: tuple[int, ...]
-    quant_type: GGMLQuantizationType
+    quant_type: GgmlType
     start_bytes: int
     num_bytes: int
 
@@ -200,7 +199,7 @@ def _parse(file: Path, data: mmap.mmap) -> GgufHeader:
     return GgufHeader(file, metadata, tuple(tensors.values()))
 
 
-_TensorInfo = tuple[str, tuple[int, ...], GGMLQuantizationType, int]
+_TensorInfo = tuple[str, tuple[int, ...], GgmlType, int]
 
 
 def _tensor_info(cursor: _Cursor, file: Path) -> _TensorInfo:
@@ -211,18 +210,18 @@ def _tensor_info(cursor: _Cursor, file: Path) -> _TensorInfo:
     shape = tuple(reversed([cursor.u64() for _ in range(num_dimensions)]))
     kind, offset = cursor.u32(), cursor.u64()
     try:
-        return name, shape, GGMLQuantizationType(kind), offset
+        return name, shape, GgmlType(kind), offset
     except ValueError as error:
         raise UnsupportedModelFile(
-            f"{file}: tensor {name!r} is of type {kind}, which the installed gguf package does "
-            f"not know; upgrade gguf, or use another quantisation such as Q8_0 or Q4_K"
+            f"{file}: tensor {name!r} is of type {kind}, which is not known here; use another "
+            f"quantisation such as Q8_0 or Q4_K"
         ) from error
 
 
-def _num_bytes(name: str, shape: tuple[int, ...], quant_type: GGMLQuantizationType) -> int:
-    block_elements, block_bytes = GGML_QUANT_SIZES[quant_type]
+def _num_bytes(name: str, shape: tuple[int, ...], quant_type: GgmlType) -> int:
+    block_elements, block_bytes = BLOCKS[quant_type]
     if (shape[-1] if shape else 1) % block_elements:
         raise ValueError(
             f"tensor {name!r} has rows of {shape[-1]} elements, which {quant_type.name} cannot hold"
         )
-    return int(math.prod(shape) // block_elements * block_bytes)
+    return math.prod(shape) // block_elements * block_bytes

@@ -3,11 +3,14 @@
 Source of names and changes: llama.cpp's convert_hf_to_gguf.py. Must not know files or block types.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import re
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _LAYER = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
 # before experts were stacked, Mixtral's were tensors of their own

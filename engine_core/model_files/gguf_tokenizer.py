@@ -5,9 +5,10 @@ with neither transformers (3 s to import) nor a `tokenizers` object (the JSON is
 needs). Must not know tensors.
 """
 
-import json
 from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
 from engine_core.model_files.gguf_byte_level import byte_level_json
@@ -96,7 +97,7 @@ def build_tokenizer(meta: GgufMetadata, *, report: Callable[[str], None]) -> Tok
     }
     template = metadata.get("tokenizer.chat_template")
     return TokenizerFiles(
-        json.dumps(document, ensure_ascii=False).encode(),
+        msgspec.json.encode(document),
         template if isinstance(template, str) else None,
         special,
     )

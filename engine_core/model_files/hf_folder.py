@@ -3,12 +3,12 @@
 Must not know where the folder came from, nor what the config means to the model code.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from engine_core.model_files.eos_tokens import resolve_eos_token_ids
 from engine_core.model_files.errors import ModelNotFound, UnsupportedModelFile
@@ -17,6 +17,9 @@ from engine_core.model_files.hf_tokenizer import read_folder_tokenizer, tokenize
 from engine_core.model_files.interface import TokenizerFiles
 from engine_core.model_files.json_file import read_json_object, read_json_object_if_present
 from engine_core.model_files.safetensors_shards import find_safetensors_shards, read_safetensors
+
+if TYPE_CHECKING:
+    from kernels.weight_packing import WeightPart
 
 
 class HfFolder:
@@ -51,7 +54,11 @@ class HfFolder:
         files = [file for file in configs if file.is_file()]
         return fingerprint_files([*files, *tokenizer_files(self.path), *self._shards])
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    @property
+    def weight_files(self) -> tuple[Path, ...]:
+        return self._shards
+
+    def tensors(self, *, keeps_blocks: bool = False) -> Iterator[tuple[str, WeightPart]]:
         return read_safetensors(self._shards)
 
     def tokenizer(self) -> TokenizerFiles | None:

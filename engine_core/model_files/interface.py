@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    import torch
+    from kernels.weight_packing import WeightPart
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,10 +58,18 @@ class ModelFiles(Protocol):
         Equal for equal files wherever they lie and whenever they were written.
         """
 
-    def tensors(self) -> "Iterator[tuple[str, torch.Tensor]]":
+    @property
+    def weight_files(self) -> tuple[Path, ...]:
+        """The files that hold the weights, in a fixed order."""
+
+    def tensors(self, *, keeps_blocks: bool = False) -> "Iterator[tuple[str, WeightPart]]":
         """Each weight once, by its Hugging Face name, read when asked for.
 
         Floating point of any width (float32 where the file holds quantised blocks), on the CPU.
+
+        Args:
+            keeps_blocks: matrices that the file holds in quantised blocks come as
+                `QuantisedTensor`, mapped and not read yet.
 
         Raises:
             BrokenModelFile: a file changed since it was opened.

@@ -87,6 +87,11 @@ def describe_known_models(name: str) -> str:
 
 
 def models_folder() -> Path:
-    """Where fetched models are kept: under $ENGINE_CORE_CACHE, or the user's cache folder."""
+    """Where fetched models are kept."""
+    return cache_folder() / "models"
+
+
+def cache_folder() -> Path:
+    """$ENGINE_CORE_CACHE, or the user's cache folder."""
     root = os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("engine-core")
-    return Path(root).expanduser() / "models"
+    return Path(root).expanduser()

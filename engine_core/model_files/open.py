@@ -21,7 +21,7 @@ from engine_core.model_files.known_models import describe_known_models, find_kno
 from engine_core.model_files.package_download import fetch_known_model
 
 if TYPE_CHECKING:
-    import torch
+    from kernels.weight_packing import WeightPart
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LATER_PART = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf")
@@ -135,8 +135,12 @@ class _WithTokenizer:
         self.eos_token_ids = files.eos_token_ids
         self.fingerprint = files.fingerprint
 
-    def tensors(self) -> "Iterator[tuple[str, torch.Tensor]]":
-        return self._files.tensors()
+    @property
+    def weight_files(self) -> tuple[Path, ...]:
+        return self._files.weight_files
+
+    def tensors(self, *, keeps_blocks: bool = False) -> "Iterator[tuple[str, WeightPart]]":
+        return self._files.tensors(keeps_blocks=keeps_blocks)
 
     def tokenizer(self) -> TokenizerFiles:
         return self._tokenizer

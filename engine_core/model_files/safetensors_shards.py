@@ -3,17 +3,22 @@
 Owns the index, the header checks and reading by mmap. Must not know configs or tokenizers.
 """
 
+from __future__ import annotations
+
 import json
 import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from engine_core.model_files.errors import BrokenModelFile, ModelNotFound, UnsupportedModelFile
 from engine_core.model_files.json_file import read_json_object
+
+if TYPE_CHECKING:
+    import torch
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"

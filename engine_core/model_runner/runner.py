@@ -43,7 +43,8 @@ class ModelRunner:
         block_size: tokens a block.
         max_num_seqs: rows of the persistent batch.
         max_model_len: most tokens a row.
-        dtype: of the cache and of the activations.
+        dtype: of the activations.
+        kv_dtype: of the cache; None: as the activations.
         eos_token_ids: what min_tokens masks beside a request's own stop tokens.
         num_host_blocks: blocks in host memory that a plan may copy from and to.
         max_num_batched_tokens: most tokens of a step; None: as many as the rows can hold.
@@ -63,6 +64,7 @@ class ModelRunner:
         eos_token_ids: tuple[int, ...],
         num_host_blocks: int = 0,
         max_num_batched_tokens: int | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self._model = model
         self._ops = ops
@@ -76,7 +78,7 @@ class ModelRunner:
             block_size=block_size,
             num_kv_heads=spec.num_kv_heads,
             head_size=spec.head_size,
-            dtype=dtype,
+            dtype=kv_dtype or dtype,
         )
         places = [layout.place_of(layer) for layer in range(spec.num_layers)]
         self._group_of_layer = [group for group, _ in places]
@@ -91,7 +93,7 @@ class ModelRunner:
                 max_num_batched_tokens=max_num_batched_tokens or max_num_seqs * max_model_len,
                 max_model_len=max_model_len,
                 dtype=dtype,
-                kv_dtype=dtype,
+                kv_dtype=kv_dtype or dtype,
             )
             for group in layout.groups
         ]
@@ -203,9 +205,11 @@ class ModelRunner:
         failures: dict[str, str] = {}
         due_R = inputs.sampled_R
         if due_R.size:
-            last_R = torch.from_numpy(inputs.query_start_R1[1:][due_R].astype("int64"))
-            logits_RV = self._model.compute_logits(hidden_TE[last_R - 1])
             rows = inputs.rows_R[due_R]
+            if due_R.size != len(hidden_TE):  # else each token is its sequence's last
+                last_R = torch.from_numpy(inputs.query_start_R1[1:][due_R].astype("int64"))
+                hidden_TE = hidden_TE[last_R - 1]
+            logits_RV = self._model.compute_logits(hidden_TE)
             sampled = self._sampler.sample(logits_RV, rows, self.batch.num_tokens[rows])
             due_R = inputs.batch_index_R[due_R]  # from here on as the plan has them
             logprobs = {request_ids[due_R[at]]: columns for at, columns in sampled.logprobs.items()}

@@ -51,6 +51,8 @@ def gather_step_inputs(
             either kind stays.
     """
     is_longer_R = num_scheduled != 1
+    if not is_longer_R.any():
+        return _gather_decodes(batch, rows.astype(np.int64), num_computed.astype(np.int64))
     order_R = (
         np.argsort(is_longer_R, kind="stable") if decodes_first else np.arange(len(rows))
     ).astype(np.int64)
@@ -82,4 +84,29 @@ def gather_step_inputs(
         ],
         sampled_R=np.flatnonzero(seq_lens_R == batch.num_tokens[rows_R]),
         num_decodes=int(longer[0]) if longer.size else len(rows_R),
+    )
+
+
+def _gather_decodes(
+    batch: PersistentBatch, rows_R: Int64Array, positions_R: Int64Array
+) -> StepInputs:
+    """A step in which every sequence computes one token: what is a token's is its sequence's."""
+    num_rows = len(rows_R)
+    block_R, offset_R = np.divmod(positions_R, batch.block_size)
+    width = int(block_R.max()) + 1
+    seq_lens_R = positions_R + 1
+    return StepInputs(
+        batch_index_R=np.arange(num_rows),
+        rows_R=rows_R,
+        token_ids_T=batch.token_ids[rows_R, positions_R].astype(np.int64),
+        positions_T=positions_R,
+        query_start_R1=np.arange(num_rows + 1, dtype=np.int32),
+        seq_lens_R=seq_lens_R.astype(np.int32),
+        block_tables_GRM=[table[rows_R, :width] for table in batch.block_tables],
+        slot_mappings_GT=[
+            table[rows_R, block_R].astype(np.int64) * batch.block_size + offset_R
+            for table in batch.block_tables
+        ],
+        sampled_R=np.flatnonzero(seq_lens_R == batch.num_tokens[rows_R]),
+        num_decodes=num_rows,
     )

@@ -196,6 +196,7 @@ class Decoder:
         self.vocabulary = build.vocabulary(embedding_scale=self._embedding_scale(config))
         self._layers = [self.layer_class(build, layer) for layer in range(config.num_layers)]
         self._final_norm = build.norm("model.norm")
+        self._forward = ops.recorded(self._compute)
 
     @staticmethod
     def _embedding_scale(config: ModelConfig) -> float | None:
@@ -217,6 +218,12 @@ class Decoder:
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
         """See `Model.forward`."""
+        return self._forward(token_ids_T, positions_T, context)
+
+    def _compute(
+        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """What `forward` consists of; `Operations.recorded` says what it may do."""
         residual_TE = self.vocabulary.embed(token_ids_T)
         out_TE: torch.Tensor | None = None
         for layer in self._layers:

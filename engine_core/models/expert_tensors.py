@@ -13,9 +13,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
 from engine_core.layers.sparse_feed_forward import ExpertNames
+from kernels.weight_packing import QuantisedTensor, WeightPart
 
 _LAYER = re.compile(r"(?P<layer>model\.layers\.\d+)\.(?P<rest>.+)")
 
@@ -44,12 +43,16 @@ class ExpertNaming:
             down=f"{block}.experts.{{}}.{self.down}",
         )
 
-    def published(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    def published(self, name: str, tensor: WeightPart) -> Iterator[tuple[str, WeightPart]]:
         """A tensor of a checkpoint as the tensors that it would be published as.
 
         Args:
-            tensor: fused ones are [X, 2F, E], gate's outputs before up's, and [X, E, F].
+            tensor: fused ones are [X, 2F, E], gate's outputs before up's, and [X, E, F]. Blocks
+                come from files that publish them one by one.
         """
+        if isinstance(tensor, QuantisedTensor):
+            yield name, tensor
+            return
         match = _LAYER.fullmatch(name)
         rest = None if match is None else match["rest"]
         if match is None or rest not in _FUSED or tensor.ndim != _FUSED[rest]:

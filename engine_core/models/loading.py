@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from engine_core.layers.parameters import CopyWeight, Placements
+from engine_core.layers.parameters import CopyWeight, Placements, place
 from engine_core.models.decoder import Decoder
 from engine_core.models.dummy_weights import DummyWeights
 from engine_core.models.errors import ModelWeightsError
@@ -19,6 +19,7 @@ from engine_core.models.interface import Model
 from engine_core.models.registry import Architecture, find_architecture, read_model_config
 from engine_core.models.weight_transfer import DirectTransfer, WeightTransfer
 from kernels.interface import Operations
+from kernels.weight_packing import WeightPart
 
 _RECOMPUTED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Tensors that old checkpoints carry and that follow from the config."""
@@ -27,7 +28,7 @@ _MOST_NAMES = 5
 
 def load_model(
     config: Mapping[str, Any],
-    tensors: Iterable[tuple[str, torch.Tensor]],
+    tensors: Iterable[tuple[str, WeightPart]],
     *,
     dtype: torch.dtype,
     ops: Operations,
@@ -59,7 +60,10 @@ def load_model(
             f"{len(missing)} tensors of {name} are missing: {_listed(missing)}; "
             "the model files are incomplete, or config.json belongs to another model"
         )
-    model.vocabulary.finish_loading()
+    try:
+        model.vocabulary.finish_loading()
+    except ValueError as error:
+        raise ModelWeightsError(f"the vocabulary of {name}: {error}") from error
     transfer.finish()
     return model
 
@@ -84,7 +88,7 @@ def load_dummy_model(
     weights = DummyWeights(dtype=dtype, device=ops.device, seed=seed)
     for name, placement in model.placements().items():
         if name not in model.vocabulary.optional_names:
-            placement.store(weights.draw(name, placement.shape), DirectTransfer().copy)
+            place(placement, weights.draw(name, placement.shape), DirectTransfer().copy)
     model.vocabulary.finish_loading()
     return model
 
@@ -102,7 +106,7 @@ def _build(
 
 def _place(
     pending: Placements,
-    tensors: Iterable[tuple[str, torch.Tensor]],
+    tensors: Iterable[tuple[str, WeightPart]],
     architecture: Architecture,
     name: str,
     copy: CopyWeight,
@@ -126,7 +130,10 @@ def _place(
                 f"tensor {file_name} has shape {list(tensor.shape)}, config.json asks for "
                 f"{list(placement.shape)}; the two belong to different models"
             )
-        placement.store(tensor, copy)
+        try:
+            place(placement, tensor, copy)
+        except ValueError as error:  # a layer is packed when the last of its tensors has come
+            raise ModelWeightsError(f"the layer of tensor {file_name}: {error}") from error
         placed.add(target)
     if unexpected:
         raise ModelWeightsError(
@@ -136,8 +143,8 @@ def _place(
 
 
 def _as_published(
-    tensors: Iterable[tuple[str, torch.Tensor]], architecture: Architecture
-) -> Iterable[tuple[str, torch.Tensor]]:
+    tensors: Iterable[tuple[str, WeightPart]], architecture: Architecture
+) -> Iterable[tuple[str, WeightPart]]:
     """With tensors of several experts taken apart."""
     if architecture.experts is None:
         return tensors

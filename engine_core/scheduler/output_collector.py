@@ -114,7 +114,7 @@ class OutputCollector:
         if np.count_nonzero(clients == first) == len(rows):
             self._decoded[first] = self._columns(first, rows, token_ids)
             return
-        for client in np.unique(clients).tolist():
+        for client in sorted(set(clients.tolist())):
             is_own = clients == client
             self._decoded[client] = self._columns(client, rows[is_own], token_ids[is_own])
 

@@ -16,6 +16,7 @@ from kernels.interface import (
     AttentionMetadata,
     AttentionPlanner,
     ExpertWeights,
+    Forward,
     KVCache,
     LinearWeight,
 )
@@ -25,6 +26,7 @@ from kernels.torch_ops.attention_plan import TileGroup, TilePlanner
 from kernels.torch_ops.attention_planner import TorchAttentionPlanner
 from kernels.torch_ops.experts import TorchExpertWeights, mixture_of_experts, prepare_experts
 from kernels.torch_ops.linear import TorchLinearWeight, linear, prepare_linear
+from kernels.weight_packing import WeightPacking
 
 
 class TorchOperations:
@@ -46,6 +48,10 @@ class TorchOperations:
         return torch.device("cpu")
 
     @property
+    def num_threads(self) -> int:
+        return torch.get_num_threads()
+
+    @property
     def needs_decodes_first(self) -> bool:
         return False
 
@@ -53,6 +59,9 @@ class TorchOperations:
         self, weight_NE: torch.Tensor, bias_N: torch.Tensor | None = None
     ) -> LinearWeight:
         return prepare_linear(weight_NE, bias_N)
+
+    def weight_packing(self, dtype: torch.dtype) -> WeightPacking | None:
+        return None
 
     def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
         assert isinstance(weight, TorchLinearWeight), "prepared by another backend"
@@ -81,7 +90,10 @@ class TorchOperations:
             weights_dtype=weights_dtype,
         )
 
-    def embedding(self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor) -> torch.Tensor:
+    def embedding(
+        self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeight
+    ) -> torch.Tensor:
+        assert isinstance(weight_VE, torch.Tensor), "packed by another backend"
         return F.embedding(token_ids_T, weight_VE)
 
     def rms_norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
@@ -166,6 +178,13 @@ class TorchOperations:
     def gelu_tanh_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
         return elementwise.gelu_tanh_and_mul(gate_up_TF2)
 
+    def best_of_rows(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        best_R, token_ids_R = logits_RV.max(dim=1)
+        return token_ids_R, best_R
+
+    def recorded(self, forward: Forward) -> Forward:
+        return forward
+
     def sample_from_all(
         self, logits_RV: torch.Tensor, seeds_R: torch.Tensor, positions_R: torch.Tensor
     ) -> torch.Tensor:
@@ -220,8 +239,9 @@ class TorchOperations:
     ) -> AttentionPlanner:
         if kv_dtype != dtype:
             raise ValueError(
-                f"a KV cache of {kv_dtype} under a model of {dtype}: on a CPU both must be equal; "
-                "leave --kv-cache-dtype at auto"
+                f"a KV cache of {kv_dtype} under a model of {dtype}: on a CPU only the native kernels "
+                "have that, for float32 and a cache in bfloat16 or int8; leave --kv-cache-dtype at "
+                "auto"
             )
         return TorchAttentionPlanner(
             tiles=self._tiles,

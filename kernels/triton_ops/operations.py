@@ -15,6 +15,7 @@ from kernels.interface import (
     AttentionMetadata,
     AttentionPlanner,
     ExpertWeights,
+    Forward,
     KVCache,
     LinearWeight,
 )
@@ -25,6 +26,7 @@ from kernels.triton_ops.attention_planner import SplitScratch, TritonAttentionPl
 from kernels.triton_ops.dense_linear import dense_linear
 from kernels.triton_ops.experts import TritonExpertWeights, mixture_of_experts, prepare_experts
 from kernels.triton_ops.sampling_calls import SamplingCalls
+from kernels.weight_packing import WeightPacking
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,10 @@ class TritonOperations:
         return self._device
 
     @property
+    def num_threads(self) -> int:
+        return torch.get_num_threads()
+
+    @property
     def needs_decodes_first(self) -> bool:
         return True
 
@@ -80,6 +86,9 @@ class TritonOperations:
         self, weight_NE: torch.Tensor, bias_N: torch.Tensor | None = None
     ) -> LinearWeight:
         return TritonLinearWeight(weight_NE, bias_N)
+
+    def weight_packing(self, dtype: torch.dtype) -> WeightPacking | None:
+        return None
 
     def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
         assert isinstance(weight, TritonLinearWeight), "prepared by another backend"
@@ -110,7 +119,10 @@ class TritonOperations:
             batch_invariant=self._batch_invariant,
         )
 
-    def embedding(self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor) -> torch.Tensor:
+    def embedding(
+        self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeight
+    ) -> torch.Tensor:
+        assert isinstance(weight_VE, torch.Tensor), "packed by another backend"
         return F.embedding(token_ids_T, weight_VE)
 
     def rms_norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
@@ -192,6 +204,13 @@ class TritonOperations:
 
     def gelu_tanh_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
         return activation.gelu_tanh_and_mul(gate_up_TF2)
+
+    def best_of_rows(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        best_R, token_ids_R = logits_RV.max(dim=1)
+        return token_ids_R, best_R
+
+    def recorded(self, forward: Forward) -> Forward:
+        return forward
 
     def sample_from_all(
         self, logits_RV: torch.Tensor, seeds_R: torch.Tensor, positions_R: torch.Tensor

@@ -90,7 +90,7 @@ def parse_peer(text: str) -> OfflinePeer | ServerAddress:
     if wrong := [word for word in rest if "=" not in word]:
         raise DescriptionError(f"--peer {text!r}: {wrong[0]!r} is not KEY=VALUE")
     options = dict(word.split("=", 1) for word in rest)
-    kind = options.pop("kind", description.name.split("-")[0])
+    kind = options.pop("kind", description.name.split("-")[0]).replace(".", "_")
     program = PEERS / f"{kind}_peer.py"
     if not program.is_file():
         known = sorted(path.stem.removesuffix("_peer") for path in PEERS.glob("*_peer.py"))

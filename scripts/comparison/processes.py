@@ -141,8 +141,7 @@ class MemoryWatch:
     second. Pages that two processes share count twice.
 
     Args:
-        roots: by name, process ids whose trees are added up; asked once a second, and in the first
-            second each time.
+        roots: by name, process ids whose trees are added up; asked for each third sample.
     """
 
     def __init__(self, roots: Callable[[], Mapping[str, Iterable[int]]]) -> None:
@@ -169,7 +168,7 @@ class MemoryWatch:
         trees: dict[str, list[int]] = {}
         count = 0
         while not self._stopping.wait(_SAMPLE_S):
-            if count < _SAMPLES_A_LOOK or count % _SAMPLES_A_LOOK == 0:
+            if count % _SAMPLES_A_LOOK == 0:
                 trees = {
                     name: [pid for root in pids for pid in process_tree(root)]
                     for name, pids in self._roots().items()

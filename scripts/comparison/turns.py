@@ -106,6 +106,8 @@ def _warm_up(running: Running, warm_up: Sequence[Workload]) -> Figures:
     for workload in warm_up:
         try:
             figures = figures_of(workload, running.run(workload))
+        except NotMeasured:  # what it cannot be asked warms nothing up
+            continue
         except Incomplete as error:
             raise SystemFailed(f"it does not serve {workload.name}: {error}") from error
         if running.ready_s is not None and workload is warm_up[0]:

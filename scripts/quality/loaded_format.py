@@ -17,7 +17,9 @@ from engine_core.device_choice import choose_device
 from engine_core.model_files import open_model_files
 from engine_core.options import EngineOptions
 from engine_core.startup import _load as load_by_options
-from kernels.interface import ForwardContext
+from kernels.cpu.linear import PackedParts
+from kernels.cpu.weights import PackedLinear
+from kernels.interface import ForwardContext, LinearWeight, Operations
 
 
 class FormatError(Exception):
@@ -43,19 +45,47 @@ def parse_options(words: Sequence[str]) -> EngineOptions:
     return options
 
 
+class _FloatProducts:
+    """In the place of a backend's `linear`: float32 products of dequantised weights."""
+
+    def __init__(self, ops: Operations) -> None:
+        self._ops, self._packed_product = ops, ops.linear
+        self._floats: dict[int, tuple[LinearWeight, torch.Tensor, torch.Tensor]] = {}
+
+    def __call__(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
+        if not isinstance(weight, PackedLinear | PackedParts):
+            return self._packed_product(x_TE, weight)
+        if id(weight) not in self._floats:  # the weight is kept, so that its id stays its own
+            nothing_1E = torch.zeros(1, weight.num_inputs)
+            bias_N = self._packed_product(nothing_1E, weight)[0].clone()
+            self._floats[id(weight)] = (weight, self._dequantised(weight), bias_N)
+        _, weight_NE, bias_N = self._floats[id(weight)]
+        return torch.nn.functional.linear(x_TE, weight_NE, bias_N)
+
+    def _dequantised(self, weight: PackedLinear | PackedParts) -> torch.Tensor:
+        parts = weight.parts if isinstance(weight, PackedParts) else (weight,)
+        rows = [self._ops.embedding(torch.arange(part.num_outputs), part) for part in parts]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
 class LoadedFormat:
     """
     Args:
         max_tokens: of a sequence.
+        in_floats: multiply by the numbers that the weights stand for, in float32 throughout: what
+            is left of a difference is the weights', not the arithmetic's.
     """
 
-    def __init__(self, options: EngineOptions, *, max_tokens: int) -> None:
+    def __init__(self, options: EngineOptions, *, max_tokens: int, in_floats: bool = False) -> None:
         if options.num_threads is not None:
             torch.set_num_threads(options.num_threads)
         files = open_model_files(str(options.model), report=lambda _line: None)
         loaded = load_by_options(options, files, choose_device(options.device))
         assembly = plan_runner(dataclasses.replace(options, max_model_len=None), files, loaded)
         self._model, self._ops = loaded.model, loaded.ops
+        if in_floats:
+            # layers hold the backend, so its products are replaced where all find them
+            setattr(self._ops, "linear", _FloatProducts(self._ops))  # noqa: B010
         spec = loaded.model.kv_cache_spec
         self._block_size = options.block_size
         self._num_blocks = -(-max_tokens // options.block_size)

@@ -55,7 +55,7 @@ def test_tokens_are_those_of_transformers(gemma3, prompts, reference, options):
     import torch
 
     with (
-        running_daemon(gemma3, *options) as daemon,
+        running_daemon(gemma3, "--dtype", "float32", *options) as daemon,
         RawClient(daemon.address) as client,
     ):
         for number, prompt in enumerate(prompts * 2):

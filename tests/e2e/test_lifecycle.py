@@ -27,6 +27,10 @@ def test_the_ready_line_has_what_a_parent_needs_and_is_the_only_one(tiny_llama):
         assert ready["model"] == tiny_llama.name
         assert (ready["max_model_len"], ready["num_blocks"], ready["block_size"]) == (256, 64, 8)
         assert ready["ready_s"] > 0
+        phases = ready["phases_s"]
+        assert list(phases) == ["imports", "files", "weights", "cache", "warm_up", "serving"]
+        assert phases["imports"] > 0
+        assert sum(phases.values()) == pytest.approx(ready["ready_s"], abs=0.004)  # as rounded
         assert daemon.stop() == 0
         assert '"max_num_batched_tokens": 256' in daemon.log()  # resolved values
 

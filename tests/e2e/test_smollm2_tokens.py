@@ -13,6 +13,8 @@ from raw_client import RawClient
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 NUM_OUTPUT = 64
+FLOATS = ("--dtype", "float32")
+"""Dequantised, as transformers does; by default the file's own blocks run."""
 LENGTHS = [
     1,
     2,
@@ -99,7 +101,7 @@ def run_all(client, prompts):
 def together(smollm2, prompts):
     """All 32 at once, with the defaults."""
     with (
-        running_daemon(smollm2, "--max-model-len", 2304) as daemon,
+        running_daemon(smollm2, *FLOATS, "--max-model-len", 2304) as daemon,
         RawClient(daemon.address) as client,
     ):
         return run_all(client, prompts)
@@ -122,7 +124,7 @@ def test_all_at_once(reference, prompts, together):
 
 def test_each_alone(reference, smollm2, prompts, together):
     with (
-        running_daemon(smollm2, "--max-model-len", 2304) as daemon,
+        running_daemon(smollm2, *FLOATS, "--max-model-len", 2304) as daemon,
         RawClient(daemon.address) as client,
     ):
         alone = [
@@ -137,7 +139,7 @@ def test_with_a_budget_of_16_tokens_a_step_and_no_prefix_cache(
 ):
     options = ("--max-num-batched-tokens", 16, "--no-enable-prefix-caching")
     with (
-        running_daemon(smollm2, "--max-model-len", 2304, *options) as daemon,
+        running_daemon(smollm2, *FLOATS, "--max-model-len", 2304, *options) as daemon,
         RawClient(daemon.address) as client,
     ):
         tokens = run_all(client, prompts)
@@ -149,7 +151,7 @@ def test_with_a_shared_prefix_of_500_tokens(reference, smollm2, prompts, caching
     shared = prompts[31][:500]
     own = [prompt[:40] for prompt in prompts[10:18]]
     with (
-        running_daemon(smollm2, "--max-model-len", 1024, caching) as daemon,
+        running_daemon(smollm2, *FLOATS, "--max-model-len", 1024, caching) as daemon,
         RawClient(daemon.address) as client,
     ):
         tokens = run_all(client, [shared + suffix for suffix in own])
@@ -164,7 +166,7 @@ def test_with_a_pool_so_small_that_requests_are_preempted_again_and_again(
 ):
     chosen = list(range(16))
     with (
-        running_daemon(smollm2, "--num-blocks", 26, "--watermark", 0) as daemon,
+        running_daemon(smollm2, *FLOATS, "--num-blocks", 26, "--watermark", 0) as daemon,
         RawClient(daemon.address) as client,
     ):
         tokens = run_all(client, [prompts[i] for i in chosen])

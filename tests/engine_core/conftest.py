@@ -12,15 +12,23 @@ import pytest
 import torch
 
 from engine_core.models import Model
+from kernels.cpu.library import NativeLibraryUnavailable, load_library
+from kernels.cpu.operations import CpuOperations
 from kernels.interface import ForwardContext, Operations
 from kernels.torch_ops.operations import TorchOperations
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 
-@pytest.fixture(scope="session")
-def ops() -> TorchOperations:
-    return TorchOperations()
+@pytest.fixture(scope="session", params=["torch", "native"])
+def ops(request: pytest.FixtureRequest) -> Operations:
+    """What serves a CPU: with the native library, and without."""
+    if request.param == "torch":
+        return TorchOperations()
+    try:
+        return CpuOperations(load_library())
+    except NativeLibraryUnavailable as error:
+        pytest.skip(str(error))
 
 
 class PagedRun:
@@ -106,10 +114,10 @@ class PagedRun:
 
 @pytest.fixture
 def paged_logits(ops: TorchOperations) -> Callable[..., list[torch.Tensor]]:
-    """(model, sequences) -> logits of every position of every sequence."""
+    """(model, sequences) -> logits of every position of every sequence; `on`: other operations."""
 
-    def run(model, sequences, *, block_size=4, dtype=torch.float32):
-        paged = PagedRun(model, ops, sequences, block_size, dtype)
+    def run(model, sequences, *, block_size=4, dtype=torch.float32, on=ops):
+        paged = PagedRun(model, on, sequences, block_size, dtype)
         order = list(range(len(sequences)))
         chunks = [7, 1, 5, 3, 11, 2]
         turn = 0

@@ -12,9 +12,11 @@ from engine_core.config_resolution import plan_runner, resolve_config
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.model_files import ConfigOnly
 from engine_core.model_loading import LoadedModel
+from engine_core.model_opening import open_model
 from engine_core.models import load_dummy_model
 from engine_core.options import EngineOptions
 from engine_core.runner_assembly import RunnerAssembly
+from engine_core.start_clock import StartClock
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
@@ -36,8 +38,10 @@ def files(tmp_path):
 def loaded(ops):
     """On a GPU, as far as it says."""
     model = load_dummy_model(CONFIG, dtype=torch.bfloat16, ops=ops)
-    device = SimpleNamespace(device=torch.device("cuda", 0))
-    return LoadedModel(model, device, torch.bfloat16, "LlamaForCausalLM", "native")
+    device = SimpleNamespace(device=torch.device("cuda", 0), num_threads=1)
+    return LoadedModel(
+        model, device, torch.bfloat16, "LlamaForCausalLM", "native", "bfloat16", is_packed=False
+    )
 
 
 @pytest.fixture
@@ -106,4 +110,6 @@ def test_a_gpu_without_room_for_the_weights_is_one_line_for_the_operator(monkeyp
     (tmp_path / "shape.json").write_text(json.dumps(CONFIG))
     options = EngineOptions(load_format="dummy", model_config=tmp_path / "shape.json")
     with pytest.raises(StartupError, match=r"not enough memory .*\(CUDA out of memory\); lower"):
-        startup.start_engine(options, SimpleNamespace(address="ipc://a"), None)
+        startup.start_engine(
+            options, open_model(options), SimpleNamespace(address="ipc://a"), None, StartClock()
+        )

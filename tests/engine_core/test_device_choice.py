@@ -49,6 +49,8 @@ def test_a_named_dtype_is_taken_on_either(name):
 def test_the_cache_is_as_the_model_or_8_bits():
     assert choose_cache_dtype("auto", torch.float16) == torch.float16
     assert choose_cache_dtype("fp8", torch.bfloat16) == torch.float8_e4m3fn
+    assert choose_cache_dtype("int8", torch.float32) == torch.int8
+    assert choose_cache_dtype("bfloat16", torch.float32) == torch.bfloat16
 
 
 def test_a_gpu_has_larger_steps_and_takes_most_of_its_memory():

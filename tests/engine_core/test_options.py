@@ -108,6 +108,14 @@ def test_they_may_stand_in_a_toml_file(tmp_path, monkeypatch):
             ["--device", "cpu", "--kv-cache-dtype", "fp8"],
             "--kv-cache-dtype fp8 needs a GPU: .* use auto, or run with --device cuda",
         ),
+        (
+            ["--device", "cuda", "--kv-cache-dtype", "int8"],
+            "--kv-cache-dtype int8 is for float32 models on a CPU; use auto or fp8",
+        ),
+        (
+            ["--device", "cuda", "--kv-cache-dtype", "bfloat16"],
+            "--kv-cache-dtype bfloat16 is for float32 models on a CPU",
+        ),
         (["--device", "cpu", "--capture-at-start"], "--capture-at-start has no effect on a CPU"),
         (["--load-format", "dummy"], "--load-format dummy needs a shape"),
         (

@@ -121,7 +121,9 @@ def test_eager_steps_use_no_graph_and_no_memory_for_any(caplog):
 def make_assembly(ops, **changes):
     model = load_dummy_model(CONFIG, dtype=torch.float32, ops=ops)
     values = dict(  # noqa: C408
-        loaded=LoadedModel(model, ops, torch.float32, "LlamaForCausalLM", "native"),
+        loaded=LoadedModel(
+            model, ops, torch.float32, "LlamaForCausalLM", "native", "float32", is_packed=False
+        ),
         layout=plan_cache_layout(model.kv_cache_spec.sliding_windows),
         cache_dtype=torch.float32,
         block_size=4,

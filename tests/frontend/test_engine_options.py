@@ -78,6 +78,12 @@ def test_vllms_name_of_the_8_bit_cache_is_known():
     assert parsed(daemon_arguments("m", {"kv_cache_dtype": "fp8_e4m3"})).kv_cache_dtype == "fp8"
 
 
+def test_quantisation_and_its_place_on_disk_reach_the_daemon():
+    options = parsed(daemon_arguments("m", {"quantization": "int8", "weight_cache": "2GiB"}))
+    assert (options.quantization, options.weight_cache) == ("int8", 2**31)
+    assert parsed(daemon_arguments("m", {})).quantization == "auto"
+
+
 def test_what_asks_for_nothing_is_taken():
     neutral = {
         "tensor_parallel_size": 1, "trust_remote_code": False,

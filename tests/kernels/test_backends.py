@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.backends import UnsupportedDevice, select_operations
+from kernels.cpu.library import NativeLibraryUnavailable, available_threads, load_library
 
 
 @pytest.fixture
@@ -31,14 +32,59 @@ def selected_device(asked):
         pytest.fail(f"the backend touched the device: {error}")
 
 
-def test_the_cpu_has_torch():
-    assert select_operations("cpu").name == "torch-cpu"
+@pytest.fixture
+def no_native_kernels(monkeypatch):
+    monkeypatch.setenv("ENGINE_CORE_NATIVE", "0")
+    load_library.cache_clear()
+    yield
+    load_library.cache_clear()
+
+
+@pytest.fixture
+def native_kernels():
+    try:
+        load_library()
+    except NativeLibraryUnavailable as error:
+        pytest.skip(str(error))
+
+
+def test_a_cpu_has_the_native_kernels(native_kernels):
+    lines = []
+    operations = select_operations("cpu", report=lines.append)
+    assert operations.name.startswith("native-cpu-")
     assert select_operations(torch.device("cpu")).device == torch.device("cpu")
+    assert lines == []
 
 
-def test_batch_invariance_on_a_cpu_is_refused_and_what_holds_is_said():
-    with pytest.raises(UnsupportedDevice, match=r"--batch-invariant on a CPU .*--device cuda"):
+def test_native_threads_are_as_many_as_asked_for_and_no_more_than_there_are(native_kernels):
+    # the pool of this process never shrinks, so what a call gets is at least what another asked for
+    assert 1 <= select_operations("cpu", num_threads=1).num_threads <= available_threads()
+    assert select_operations("cpu", num_threads=10_000).num_threads == available_threads()
+
+
+def test_without_native_kernels_a_cpu_has_torch_and_one_line_says_why(no_native_kernels):
+    lines = []
+    assert select_operations("cpu", report=lines.append).name == "torch-cpu"
+    assert len(lines) == 1
+    assert "switched off by ENGINE_CORE_NATIVE=0" in lines[0]
+
+
+def test_what_needs_native_kernels_is_refused_without_them(no_native_kernels):
+    with pytest.raises(UnsupportedDevice, match=r"int8 needs the native .*ENGINE_CORE_NATIVE=0"):
+        select_operations("cpu", float_weights="int8")
+    with pytest.raises(UnsupportedDevice, match=r"--batch-invariant on a CPU needs .*NATIVE=0"):
         select_operations("cpu", batch_invariant=True)
+
+
+def test_the_same_bits_in_any_batch_are_what_native_kernels_give_anyway(native_kernels):
+    operations = select_operations("cpu", batch_invariant=True)
+    assert operations.name == select_operations("cpu").name
+
+
+def test_quantisation_at_load_is_refused_on_a_gpu(cuda):
+    cuda()
+    with pytest.raises(UnsupportedDevice, match=r"int4 runs on a CPU only; .*--device cpu"):
+        select_operations("cuda", float_weights="int4")
 
 
 def test_a_cuda_device_gets_its_number_and_triton(cuda):

@@ -227,7 +227,9 @@ def test_clients_stream_from_our_engine_on_time():
     assert prompts == [[at] for at in range(5)]
     assert [record.index for record in records] == [0, 1, 2, 3, 4]
     assert [record.num_output_tokens for record in records] == [4] * 5
-    assert all(record.sent_s >= record.due_s == 0.05 * at for at, record in enumerate(records))
+    assert [record.due_s for record in records] == [0.05 * at for at in range(5)]
+    # the event loop's timers are whole milliseconds
+    assert all(record.sent_s > record.due_s - 0.002 for record in records)
     assert {"ttft_p50_ms", "itl_p99_ms"} <= figures_of(ARRIVING, records).keys()
 
 
@@ -307,9 +309,10 @@ def test_a_library_is_asked_in_its_own_python_whatever_it_prints(conditions):
 
 def test_what_a_library_cannot_do_is_not_measured_and_a_fault_is_a_failure(conditions):
     systems = [_library(fault="raise"), _library(fault="no batch"), _library(colour="red")]
+    warm_ups = [[], [*WARM_UP, BATCH], WARM_UP]  # the second cannot be warmed up by a batch
     turns = [
-        run_turns([one], [[BATCH, ARRIVING]], [], conditions, report=lambda _: None)[0]
-        for one in systems
+        run_turns([one], [[BATCH, ARRIVING]], warm_up, conditions, report=lambda _: None)[0]
+        for one, warm_up in zip(systems, warm_ups, strict=True)
     ]
     assert turns[0].failed == {"W1": "RuntimeError: no kernel for this"}
     assert "server" in turns[0].not_measured["W3@20"]

@@ -23,7 +23,7 @@ def report_logprobs(
     own_W1 = logprobs_WV.gather(1, chosen_W1)
     ranks = ((logprobs_WV > own_W1).sum(dim=1) + 1).tolist()
     reports: dict[int, Logprobs] = {}
-    for number in np.unique(num_logprobs_W).tolist():
+    for number in sorted(set(num_logprobs_W.tolist())):  # np.unique imports numpy.ma
         indices = np.flatnonzero(num_logprobs_W == number)
         alike = torch.from_numpy(indices)
         values_NK, ids_NK = logprobs_WV[alike].topk(number, dim=1)

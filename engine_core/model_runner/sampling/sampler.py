@@ -18,6 +18,8 @@ from engine_core.model_runner.sampling.state import RowRules, SamplingState
 from kernels.interface import Operations
 from protocol.outputs import Logprobs
 
+_NONE: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SampledTokens:
@@ -55,8 +57,10 @@ class Sampler:
             everyone = wanted.size == len(rows)
             asked_WV = logits_RV if everyone else logits_RV[torch.from_numpy(wanted)]
             raw_WV = asked_WV.log_softmax(dim=1)
-        failures = _not_numbers(logits_RV)
-        for index in np.flatnonzero(state.has_rules[rows]).tolist():
+        best_ids_R, best_R = self._ops.best_of_rows(logits_RV)
+        failures = _not_numbers(logits_RV, best_R)
+        ruled = np.flatnonzero(state.has_rules[rows]) if state.rules else _NONE
+        for index in ruled.tolist():
             if index in failures:
                 continue
             _apply_rules(logits_RV[index], state.rules[int(rows[index])], self._ops)
@@ -66,7 +70,9 @@ class Sampler:
                     "min_tokens forbids; change one of them"
                 )
                 logits_RV[index] = 0.0  # so that it harms nobody
-        chosen = self._choose(logits_RV, rows, positions)
+        if ruled.size:
+            best_ids_R[ruled] = self._ops.best_of_rows(logits_RV[ruled])[0]
+        chosen = self._choose(logits_RV, rows, positions, best_ids_R.numpy())
         logprobs: dict[int, Logprobs] = {}
         if raw_WV is not None:
             reported = report_logprobs(raw_WV, chosen[wanted], state.num_logprobs[rows[wanted]])
@@ -82,21 +88,19 @@ class Sampler:
         logits_RV: torch.Tensor,
         rows: npt.NDArray[np.int64],
         positions: npt.NDArray[np.int64],
+        best_ids: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.int64]:
+        """`best_ids` with those of rows that are not greedy replaced, in place."""
         state = self._state
         greedy = state.is_greedy[rows]
         if greedy.all():
-            return logits_RV.argmax(dim=1).numpy()
-        chosen = np.empty(len(rows), np.int64)
+            return best_ids
         truncated = ~greedy & state.is_truncated[rows]
-        for kind in (greedy, truncated, ~greedy & ~truncated):
+        for kind in (truncated, ~greedy & ~truncated):
             indices = np.flatnonzero(kind)
             if not indices.size:
                 continue
             part_RV = logits_RV[torch.from_numpy(indices)]
-            if kind is greedy:
-                chosen[indices] = part_RV.argmax(dim=1).numpy()
-                continue
             mine = rows[indices]
             part_RV /= torch.from_numpy(state.temperature[mine])[:, None]
             seeds_R = torch.from_numpy(state.seed[mine])
@@ -112,13 +116,16 @@ class Sampler:
                 )
             else:
                 chosen_R = self._ops.sample_from_all(part_RV, seeds_R, positions_R)
-            chosen[indices] = chosen_R.numpy()
-        return chosen
+            best_ids[indices] = chosen_R.numpy()
+        return best_ids
 
 
-def _not_numbers(logits_RV: torch.Tensor) -> dict[int, str]:
+def _not_numbers(logits_RV: torch.Tensor, best_R: torch.Tensor) -> dict[int, str]:
     """Rows whose best logit is NaN or infinite; they are zeroed, so that they harm nobody."""
-    bad = (~logits_RV.amax(dim=1).isfinite()).nonzero()[:, 0].tolist()
+    is_finite_R = np.isfinite(best_R.numpy())
+    if is_finite_R.all():
+        return {}
+    bad = np.flatnonzero(~is_finite_R).tolist()
     for index in bad:
         logits_RV[index] = 0.0
     return dict.fromkeys(bad, "the model's logits are not finite numbers")

@@ -115,6 +115,8 @@ class SamplingState:
 
     def append(self, rows: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> None:
         """A token that was chosen for each of these rows."""
+        if not self.rules:
+            return
         for index in np.flatnonzero(self.has_rules[rows]).tolist():
             rules = self.rules[int(rows[index])]
             rules.num_output_tokens += 1

@@ -1,0 +1,260 @@
+"""Paged attention of the native library, and its planner.
+
+Owns the checks of tensors and what C++ needs to know of a step. Must not know layers. Block tables,
+lengths and starts are checked by the library at each call, before it reads the cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+
+from kernels.attention_interface import AttentionMetadata
+from kernels.cpu.kv_cache import StoredKind, kind_of_cache, row_length
+from kernels.cpu.library import NativeLibrary, check
+
+_POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+class Geometry(ctypes.Structure):
+    """Mirrors `AttentionGeometry` of src/program.h."""
+
+    _fields_ = (
+        ("num_requests", _INT64),
+        ("num_tokens", _INT64),
+        ("table_width", _INT64),
+        ("num_blocks", _INT64),
+        ("block_size", _INT64),
+        ("num_query_heads", _INT64),
+        ("num_kv_heads", _INT64),
+        ("head_size", _INT64),
+        ("window", _INT64),
+        ("stored_kind", _INT64),
+        ("starts", _POINTER),
+        ("lengths", _POINTER),
+        ("table", _POINTER),
+        ("slots", _POINTER),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NativeAttentionPlan:
+    """A step, as the library reads it. `keeps` are the tensors that `geometry` points into.
+
+    The geometry is the planner's: its address is the same at every step.
+    """
+
+    geometry: Geometry
+    address: int
+    keeps: tuple[torch.Tensor, ...]
+
+
+class NativeAttentionPlanner:
+    """See `kernels.attention_interface.AttentionPlanner`. The order of requests does not matter.
+
+    How the work is cut is decided by the library, from the lengths alone. `stored_kind` is the form
+    of the cache.
+
+    Raises:
+        ValueError: counts that do not fit each other.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_query_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        block_size: int,
+        sliding_window: int | None,
+        stored_kind: StoredKind = StoredKind.F32,
+    ) -> None:
+        if num_kv_heads < 1 or num_query_heads % num_kv_heads:
+            raise ValueError(
+                f"{num_query_heads} query heads over {num_kv_heads} key/value heads: "
+                "the first must be a multiple of the second"
+            )
+        if sliding_window is not None and sliding_window < 1:
+            raise ValueError(
+                f"sliding_window is {sliding_window}, it must be 1 or above; give None for "
+                "full attention"
+            )
+        self._sliding_window = sliding_window
+        self._geometry = Geometry(
+            block_size=block_size,
+            num_query_heads=num_query_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            window=sliding_window or 0,
+            stored_kind=stored_kind,
+        )
+        self._address = ctypes.addressof(self._geometry)
+
+    def plan(
+        self,
+        *,
+        query_start_loc_R1: torch.Tensor,
+        seq_lens_R: torch.Tensor,
+        block_table_RM: torch.Tensor,
+        slot_mapping_T: torch.Tensor,
+        num_decodes: int,
+        num_decode_tokens: int,
+    ) -> AttentionMetadata:
+        """See `AttentionPlanner.plan`.
+
+        Raises:
+            ValueError: tensors whose shapes do not fit each other.
+        """
+        num_requests = seq_lens_R.shape[0]
+        if query_start_loc_R1.shape != (num_requests + 1,) or block_table_RM.shape[:-1] != (
+            num_requests,
+        ):
+            raise ValueError(
+                f"query_start_loc {tuple(query_start_loc_R1.shape)} and block table "
+                f"{tuple(block_table_RM.shape)} for {num_requests} requests; they must be [R + 1] "
+                "and [R, M]"
+            )
+        if slot_mapping_T.dim() != 1 or slot_mapping_T.dtype is not torch.int64:
+            raise ValueError(
+                f"slot_mapping is {slot_mapping_T.dtype} {tuple(slot_mapping_T.shape)}; it must be "
+                "int64 of [T]"
+            )
+        keeps = (
+            query_start_loc_R1.to(torch.int32).contiguous(),
+            seq_lens_R.to(torch.int32).contiguous(),
+            block_table_RM.to(torch.int32).contiguous(),
+            slot_mapping_T.contiguous(),
+        )
+        geometry = self._geometry
+        geometry.num_requests = num_requests
+        geometry.num_tokens = slot_mapping_T.shape[0]
+        geometry.table_width = block_table_RM.shape[1]
+        geometry.starts = keeps[0].data_ptr()
+        geometry.lengths = keeps[1].data_ptr()
+        geometry.table = keeps[2].data_ptr()
+        geometry.slots = keeps[3].data_ptr()
+        return AttentionMetadata(
+            query_start_loc_R1=query_start_loc_R1,
+            seq_lens_R=seq_lens_R,
+            block_table_RM=block_table_RM,
+            slot_mapping_T=slot_mapping_T,
+            block_size=int(geometry.block_size),
+            sliding_window=self._sliding_window,
+            plan=NativeAttentionPlan(geometry, self._address, keeps),
+        )
+
+
+class NativeAttention:
+    """Runs planned attention in float32, for any head size and form of the cache.
+
+    The bits of a token depend on its own sequence and position only: not on the batch, nor on
+    whether it came in a prompt, a chunk or alone.
+    """
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._attention = library.function(
+            "ec_attention",
+            _POINTER,  # geometry
+            _POINTER,  # q
+            _INT64,  # its token stride
+            _POINTER,  # keys
+            _POINTER,  # values
+            _POINTER,  # out
+            _FLOAT,  # scale
+            _FLOAT,  # softcap
+            _POINTER,  # sinks
+            _POINTER,  # slopes
+        )
+
+    def run(
+        self,
+        q_THD: torch.Tensor,
+        k_cache_BSKD: torch.Tensor,
+        v_cache_BSKD: torch.Tensor,
+        plan: NativeAttentionPlan,
+        *,
+        scale: float,
+        softcap: float | None,
+        sinks_H: torch.Tensor | None,
+        alibi_slopes_H: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """See `AttentionOperations.paged_attention`. Everything but the cache is float32.
+
+        Raises:
+            ValueError: a tensor that does not fit the plan, or a block table that points outside
+                the cache; the cache has not been read.
+        """
+        geometry = plan.geometry
+        num_heads, head_size = geometry.num_query_heads, geometry.head_size
+        if q_THD.shape != (geometry.num_tokens, num_heads, head_size):
+            raise ValueError(
+                f"q is {tuple(q_THD.shape)}, the plan is for [T, H, D] = "
+                f"[{geometry.num_tokens}, {num_heads}, {head_size}]"
+            )
+        check_caches(plan, k_cache_BSKD, v_cache_BSKD)
+        if q_THD.stride(2) != 1 or q_THD.stride(1) != head_size or q_THD.stride(0) < 0:
+            q_THD = q_THD.contiguous()
+        geometry.num_blocks = k_cache_BSKD.shape[0]
+        out_THD = torch.empty((geometry.num_tokens, num_heads, head_size), dtype=torch.float32)
+        refusal = self._attention(
+            plan.address,
+            q_THD.data_ptr(),
+            q_THD.stride(0),
+            k_cache_BSKD.data_ptr(),
+            v_cache_BSKD.data_ptr(),
+            out_THD.data_ptr(),
+            scale,
+            softcap or 0.0,
+            of_each_head("sinks", sinks_H, num_heads),
+            of_each_head("slopes", alibi_slopes_H, num_heads),
+        )
+        if refusal is not None:
+            check(refusal)
+        return out_THD
+
+
+def check_caches(
+    plan: NativeAttentionPlan, k_cache_BSKD: torch.Tensor, v_cache_BSKD: torch.Tensor
+) -> None:
+    """Refuse caches of another form than the plan's.
+
+    Raises:
+        ValueError: naming both.
+    """
+    geometry = plan.geometry
+    kind = StoredKind(geometry.stored_kind)
+    length = row_length(kind, geometry.head_size)
+    if (
+        k_cache_BSKD.shape[1:] != (geometry.block_size, geometry.num_kv_heads, length)
+        or v_cache_BSKD.shape != k_cache_BSKD.shape
+        or not (k_cache_BSKD.is_contiguous() and v_cache_BSKD.is_contiguous())
+        or kind_of_cache(k_cache_BSKD) is not kind
+        or kind_of_cache(v_cache_BSKD) is not kind
+    ):
+        raise ValueError(
+            f"keys {k_cache_BSKD.dtype} {tuple(k_cache_BSKD.shape)} and values "
+            f"{v_cache_BSKD.dtype} {tuple(v_cache_BSKD.shape)}: the plan is for a contiguous "
+            f"cache in {kind.name} of [B, {geometry.block_size}, {geometry.num_kv_heads}, {length}]"
+        )
+
+
+def of_each_head(name: str, values_H: torch.Tensor | None, num_heads: int) -> int | None:
+    """Address of one float32 a query head, or None for None.
+
+    Raises:
+        ValueError: another shape, dtype or layout.
+    """
+    if values_H is None:
+        return None
+    if (
+        values_H.shape != (num_heads,)
+        or values_H.dtype is not torch.float32
+        or not values_H.is_contiguous()
+    ):
+        raise ValueError(
+            f"{name} {values_H.dtype} {tuple(values_H.shape)} must be contiguous float32 of "
+            f"[{num_heads}], one a query head"
+        )
+    return values_H.data_ptr()

@@ -1,0 +1,127 @@
+"""GGUF blocks in the native library's layouts, with the same codes and scales.
+
+Owns how blocks of each type lie in a file. Must not know files: blocks come as bytes. Layouts are
+those of ggml's `ggml-common.h` (block_q8_0, block_q4_0, block_q4_1, block_q4_K, block_q6_K).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels.cpu.library import NativeLibrary
+from kernels.cpu.weights import Bytes, Fields, LinearKind, PackedLinear, pack_fields
+
+_GROUP = 32
+_SUPERBLOCK = 256
+
+
+def pack_gguf(
+    library: NativeLibrary,
+    blocks: Bytes,
+    type_name: str,
+    num_outputs: int,
+    num_inputs: int,
+    bias_N: torch.Tensor | None = None,
+) -> PackedLinear:
+    """GGUF blocks with the same weights and scales, in the order of the vector units.
+
+    Args:
+        blocks: the tensor's bytes, row after row, of any shape.
+        type_name: a key of `GGUF_KINDS`.
+
+    Raises:
+        ValueError: a type that the library does not run, inputs that are not whole blocks, or a
+            number of bytes that does not fit.
+    """
+    kind = GGUF_KINDS.get(type_name)
+    if kind is None:
+        raise ValueError(
+            f'GGUF type "{type_name}" has no integer product; it has for '
+            f"{', '.join(GGUF_KINDS)}: dequantise it and use pack_float"
+        )
+    block_inputs, block_bytes, unpack = _FORMATS[kind]
+    if num_inputs < 1 or num_inputs % block_inputs or num_outputs < 1:
+        raise ValueError(
+            f"a {type_name} weight of {num_outputs} x {num_inputs}: inputs must be a multiple of "
+            f"{block_inputs}, and there must be an output"
+        )
+    expected = num_outputs * (num_inputs // block_inputs) * block_bytes
+    if blocks.dtype != np.uint8 or blocks.size != expected:
+        raise ValueError(
+            f"{blocks.size} values of {blocks.dtype}: a {type_name} weight of {num_outputs} x "
+            f"{num_inputs} has {expected} bytes"
+        )
+    records = blocks.reshape(num_outputs, num_inputs // block_inputs, block_bytes)
+    return pack_fields(
+        library, kind, lambda rows: unpack(records[rows]), num_outputs, num_inputs, bias_N
+    )
+
+
+def _fields_q8_0(blocks: Bytes) -> Fields:
+    return _halves(blocks[..., :2]), _dwords(np.bitwise_xor(blocks[..., 2:], np.uint8(0x80)))
+
+
+def _fields_q4_0(blocks: Bytes) -> Fields:
+    return _halves(blocks[..., :2]), _dwords(blocks[..., 2:])
+
+
+def _fields_q4_1(blocks: Bytes) -> Fields:
+    return _halves(blocks[..., :4]), _dwords(blocks[..., 4:])
+
+
+def _fields_q4_k(blocks: Bytes) -> Fields:
+    packed = blocks[..., 4:16]
+    first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    scales = np.concatenate((first & 63, (third & 15) | (first >> 6 << 4)), axis=-1)
+    minima = np.concatenate((second & 63, (third >> 4) | (second >> 6 << 4)), axis=-1)
+    # 32 bytes hold group 2i in their low halves and group 2i + 1 in their high ones
+    pairs = blocks[..., 16:].reshape(*blocks.shape[:2], 4, 32)
+    codes = np.stack((pairs & 15, pairs >> 4), axis=3)
+    nibbles = codes[..., :16] | (codes[..., 16:] << 4)
+    dwords = _dwords(nibbles.reshape(*blocks.shape[:2], -1))
+    return _halves(blocks[..., :4]), scales, minima, dwords
+
+
+def _fields_q6_k(blocks: Bytes) -> Fields:
+    shape = blocks.shape[:2]
+    # of each 128 inputs: 64 bytes of low nibbles, 32 of pairs of high bits
+    low = blocks[..., :128].reshape(*shape, 2, 64)
+    high = blocks[..., 128:192].reshape(*shape, 2, 32)
+    quarters = [
+        (low[..., 32 * (i % 2) : 32 * (i % 2) + 32] >> (4 * (i // 2)) & 15)
+        | ((high >> (2 * i) & 3) << 4)
+        for i in range(4)
+    ]
+    codes = np.concatenate(quarters, axis=-1).reshape(*shape, _SUPERBLOCK)
+    return _halves(blocks[..., 208:]), blocks[..., 192:208], _dwords(codes)
+
+
+def _halves(fields: Bytes) -> npt.NDArray[np.uint16]:
+    return np.ascontiguousarray(fields).view(np.uint16)
+
+
+def _dwords(codes: Bytes) -> npt.NDArray[np.uint32]:
+    return np.ascontiguousarray(codes).view(np.uint32)
+
+
+# inputs of a block, its bytes, its fields
+_FORMATS: dict[LinearKind, tuple[int, int, Callable[[Bytes], Fields]]] = {
+    LinearKind.Q8_GROUP: (_GROUP, 34, _fields_q8_0),
+    LinearKind.Q4_GROUP: (_GROUP, 18, _fields_q4_0),
+    LinearKind.Q4_MINIMUM: (_GROUP, 20, _fields_q4_1),
+    LinearKind.Q4_K: (_SUPERBLOCK, 144, _fields_q4_k),
+    LinearKind.Q6_K: (_SUPERBLOCK, 210, _fields_q6_k),
+}
+
+GGUF_KINDS = {
+    "Q8_0": LinearKind.Q8_GROUP,
+    "Q4_0": LinearKind.Q4_GROUP,
+    "Q4_1": LinearKind.Q4_MINIMUM,
+    "Q4_K": LinearKind.Q4_K,
+    "Q6_K": LinearKind.Q6_K,
+}
+"""The GGUF types that run from their own blocks, by name."""

@@ -1,0 +1,78 @@
+"""Forms of the KV cache that the native library reads: float32, bfloat16, or int8 with scales.
+
+Owns the forms, and their values in torch for whoever reads or writes a cache without the library's
+attention. `src/stored_rows.h` draws them. Must not know blocks or layers.
+
+A cache of int8 is a uint8 tensor [B, S, K, D + 4]: the codes of a head, then their float32 scale
+`max|x| / 127`. So a block carries its scales wherever it is copied.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+
+_SCALE_BYTES = 4
+
+
+class StoredKind(IntEnum):
+    """The forms of `src/stored_rows.h`, by its numbers."""
+
+    F32 = 0
+    BF16 = 1
+    I8 = 2
+
+
+_KIND_OF_DTYPE = {
+    torch.float32: StoredKind.F32,
+    torch.bfloat16: StoredKind.BF16,
+    torch.int8: StoredKind.I8,
+}
+_KIND_OF_STORAGE = {
+    torch.float32: StoredKind.F32,
+    torch.bfloat16: StoredKind.BF16,
+    torch.uint8: StoredKind.I8,
+}
+
+
+def kind_of_dtype(kv_dtype: torch.dtype) -> StoredKind | None:
+    """The form asked for as `kv_dtype`; None: the library has none."""
+    return _KIND_OF_DTYPE.get(kv_dtype)
+
+
+def kind_of_cache(cache_BSKD: torch.Tensor) -> StoredKind | None:
+    """The form that a tensor of the cache has; None: not the library's."""
+    return _KIND_OF_STORAGE.get(cache_BSKD.dtype)
+
+
+def row_length(kind: StoredKind, head_size: int) -> int:
+    """Last dimension of the cache's tensors."""
+    return head_size + _SCALE_BYTES if kind is StoredKind.I8 else head_size
+
+
+def head_size_of(cache_BSKD: torch.Tensor) -> int:
+    """D of a cache of any form."""
+    length = cache_BSKD.shape[3]
+    return length - _SCALE_BYTES if cache_BSKD.dtype is torch.uint8 else length
+
+
+def store_rows(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """float32 [..., D] as the cache `like` keeps them."""
+    if like.dtype is not torch.uint8:
+        return rows.to(like.dtype)
+    rows = rows.contiguous()
+    scales = rows.abs().amax(dim=-1, keepdim=True) / 127
+    scales = torch.where(scales.isfinite(), scales, torch.nan)
+    codes = torch.round(rows / torch.where(scales > 0, scales, 1.0))
+    codes = torch.where(scales.isnan(), 1.0, codes).clamp(-127, 127).to(torch.int8)
+    return torch.cat([codes.view(torch.uint8), scales.view(torch.uint8)], dim=-1)
+
+
+def read_rows(stored: torch.Tensor) -> torch.Tensor:
+    """What a cache keeps, [..., D] or [..., D + 4], as float32 [..., D]."""
+    if stored.dtype is not torch.uint8:
+        return stored.float()
+    size = stored.shape[-1] - _SCALE_BYTES
+    scales = stored[..., size:].contiguous().view(torch.float32)
+    return stored[..., :size].view(torch.int8).float() * scales

@@ -1,0 +1,262 @@
+"""The native library: found in the user's cache, or built there from `src/` when first used.
+
+Owns the build, the cache folder, the number of threads and the loading. Must not know any
+operation: `NativeLibrary.function` hands out what the C++ side exports.
+
+A binary is named by a hash of sources and flags, and by one of the compiler's version, so a change
+of either builds anew and an old binary is never loaded for new sources. Two processes that start
+at once build once (a lock on a file); a half-written file is never seen (written under another
+name, then renamed).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import math
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from kernels.cpu.memory import WeightMemory
+
+SWITCH_VARIABLE = "ENGINE_CORE_NATIVE"
+CACHE_VARIABLE = "ENGINE_CORE_NATIVE_CACHE"
+THREADS_VARIABLE = "ENGINE_CORE_NATIVE_THREADS"
+
+ISA_NAMES = ("portable", "avx2", "avx512")
+
+_SOURCES = Path(__file__).parent / "src"
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread")
+_LINK_FLAGS = ("-shared", "-pthread")
+_BUILD_LIMIT_S = 600
+
+NativeFunction = Callable[..., "bytes | None"]
+"""A call gives None, or the text of a refusal."""
+
+
+class NativeLibraryUnavailable(Exception):
+    """The library is switched off, or cannot be built or loaded; the text says why in one line."""
+
+
+class NativeLibrary:
+    """The loaded library.
+
+    Attributes:
+        num_threads: what an operation may use, the caller's included.
+        memory: where packed weights lie.
+    """
+
+    def __init__(self, path: Path, num_threads: int) -> None:
+        self._functions: dict[str, NativeFunction] = {}
+        self.memory = WeightMemory()
+        try:
+            self._dll = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise NativeLibraryUnavailable(
+                f"{path} does not load ({error}); remove it to have it built again"
+            ) from error
+        check(self.function("ec_pool_start", ctypes.c_int)(num_threads))
+        self.num_threads = int(self._dll.ec_num_threads())
+
+    def function(self, name: str, *argument_types: Any) -> NativeFunction:
+        """An exported operation. The same object at every call with its name: look it up once."""
+        found = self._functions.get(name)
+        if found is None:
+            function = self._dll[name]
+            function.argtypes = argument_types
+            function.restype = ctypes.c_char_p
+            found = self._functions[name] = function
+        return found
+
+    @property
+    def isa(self) -> str:
+        """The instruction set in use: one of `ISA_NAMES`."""
+        return ISA_NAMES[self._dll.ec_isa()]
+
+    @property
+    def machine_isa(self) -> str:
+        """The best that this machine has."""
+        return ISA_NAMES[self._dll.ec_machine_isa()]
+
+    @contextmanager
+    def forced_isa(self, name: str) -> Iterator[None]:
+        """For tests: another instruction set for all threads of the process, until it is left.
+
+        Raises:
+            ValueError: the machine does not have it.
+        """
+        force = self.function("ec_force_isa", ctypes.c_int)
+        check(force(ISA_NAMES.index(name)))
+        try:
+            yield
+        finally:
+            check(force(-1))
+
+
+def check(refusal: bytes | None) -> None:
+    """Raise what an operation has refused, as ValueError."""
+    if refusal is not None:
+        raise ValueError(refusal.decode())
+
+
+@lru_cache(maxsize=1)
+def load_library(num_threads: int | None = None) -> NativeLibrary:
+    """The library of this process; built if the cache has none, which takes seconds.
+
+    Args:
+        num_threads: most that an operation may use; None: all that `available_threads` finds. A
+            process has one pool, which never shrinks.
+
+    Raises:
+        NativeLibraryUnavailable: switched off by ENGINE_CORE_NATIVE=0, no compiler and nothing
+            built before, or the compiler has failed.
+    """
+    if os.environ.get(SWITCH_VARIABLE, "1") == "0":
+        raise NativeLibraryUnavailable(f"switched off by {SWITCH_VARIABLE}=0")
+    available = available_threads()
+    return NativeLibrary(build_library(cache_folder()), min(available, num_threads or available))
+
+
+def available_threads() -> int:
+    """The CPUs that this process may use: its affinity, cut by its control group's quota.
+
+    ENGINE_CORE_NATIVE_THREADS, or else OMP_NUM_THREADS, lowers it.
+
+    Raises:
+        NativeLibraryUnavailable: a variable that is not a whole number above 0.
+    """
+    limit = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            limit = min(limit, max(1, math.floor(int(quota) / int(period))))
+    except (OSError, ValueError):
+        pass  # no control group, or one without a quota
+    for variable in (THREADS_VARIABLE, "OMP_NUM_THREADS"):
+        text = os.environ.get(variable)
+        if text:
+            if not text.isdecimal() or int(text) < 1:
+                raise NativeLibraryUnavailable(
+                    f"{variable} is {text!r}, it must be a whole number of threads from 1 on"
+                )
+            return min(limit, int(text))
+    return limit
+
+
+def build_library(cache: Path, sources: Path = _SOURCES, extra_flags: Sequence[str] = ()) -> Path:
+    """Path of the shared object for `sources`; compiled into `cache` if it is not there.
+
+    Args:
+        extra_flags: for the compiler and the linker, such as a sanitizer's.
+
+    Raises:
+        NativeLibraryUnavailable: no compiler, a compiler that fails, or a folder not writable.
+    """
+    units = sorted(sources.glob("*.cpp"))
+    headers = b"".join(path.read_bytes() for path in sorted(sources.glob("*.h")))
+    flags = " ".join((*_FLAGS, *_LINK_FLAGS, *extra_flags, platform.machine())).encode()
+    texts = {path: path.read_bytes() for path in units}
+    name = _digest(flags, headers, *(path.name.encode() + texts[path] for path in units))
+    compiler = find_compiler()
+    if compiler is None:
+        for built in sorted(cache.glob(f"{name}-*.so")):
+            return built
+        raise NativeLibraryUnavailable(
+            "no C++ compiler (looked for $CXX, g++, clang++ and c++): install g++ for the native "
+            "kernels"
+        )
+    version = _run([compiler, "--version"])
+    library = cache / f"{name}-{_digest(version.encode())}.so"
+    if library.exists():
+        return library
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with (
+            _locked(cache / "build.lock"),
+            tempfile.TemporaryDirectory(dir=cache, prefix="build-") as folder,
+        ):
+            if not library.exists():
+                compiled = [
+                    cache / f"{_digest(flags, version.encode(), headers, texts[path])}.o"
+                    for path in units
+                ]
+                compile_unit = partial(_compile, [compiler, *_FLAGS, *extra_flags], Path(folder))
+                with ThreadPoolExecutor(available_threads()) as pool:
+                    objects = list(pool.map(compile_unit, units, compiled))
+                linked = Path(folder) / "linked.so"
+                link = [compiler, *_LINK_FLAGS, *extra_flags, "-o", str(linked)]
+                _run([*link, *map(str, objects)])
+                linked.replace(library)
+    except OSError as error:
+        raise NativeLibraryUnavailable(
+            f"cannot write the native library to {cache} ({error}); set {CACHE_VARIABLE} to a "
+            "folder that is writable"
+        ) from error
+    return library
+
+
+def _compile(command: Sequence[str], folder: Path, source: Path, compiled: Path) -> Path:
+    """`compiled`, made now unless an earlier build with the same texts has."""
+    if not compiled.exists():
+        made = folder / f"{source.stem}.o"
+        _run([*command, "-c", "-o", str(made), str(source)])
+        made.replace(compiled)
+    return compiled
+
+
+def cache_folder() -> Path:
+    """Where binaries are kept: ENGINE_CORE_NATIVE_CACHE, or else below the user's cache."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    return Path(chosen) if chosen else platformdirs.user_cache_path("engine-core") / "native"
+
+
+def find_compiler() -> str | None:
+    """$CXX, or else the first of g++, clang++ and c++ that is installed."""
+    names = [os.environ.get("CXX"), "g++", "clang++", "c++"]
+    return next((found for name in names if name and (found := shutil.which(name))), None)
+
+
+def _run(command: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_BUILD_LIMIT_S,
+            check=False,
+            env={**os.environ, "LC_ALL": "C"},  # the words below are English
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NativeLibraryUnavailable(
+            f"{command[0]} took more than {_BUILD_LIMIT_S} s; build on a quieter machine"
+        ) from error
+    if done.returncode:
+        lines = (done.stderr or done.stdout).splitlines()
+        first = next((line for line in lines if "error:" in line), "no message")
+        raise NativeLibraryUnavailable(f"{command[0]} failed with {done.returncode}: {first}")
+    return done.stdout
+
+
+def _digest(*parts: bytes) -> str:
+    # a length before each part: moving a byte from one to the next changes the digest
+    joined = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    return hashlib.sha256(joined).hexdigest()[:16]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

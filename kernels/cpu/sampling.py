@@ -1,0 +1,159 @@
+"""Choosing tokens with the native library: Gumbel noise, truncation, penalties.
+
+Owns the checks of tensors. Must not know requests. Noise is that of
+`kernels.torch_ops.sampling_noise`, a function of (seed, position, token) alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from kernels.cpu.library import NativeLibrary, check
+
+_POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+class NativeSampling:
+    """Every method raises ValueError for a tensor of another dtype or shape than it says."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._sample = library.function(
+            "ec_sample",
+            _POINTER,  # logits
+            _INT64,  # their row stride
+            _INT64,  # rows
+            _INT64,  # vocabulary
+            _POINTER,  # seeds
+            _POINTER,  # positions
+            _POINTER,  # top_k
+            _POINTER,  # top_p
+            _POINTER,  # min_p
+            _POINTER,  # chosen
+        )
+        self._best_of_rows = library.function(
+            "ec_best_of_rows", _POINTER, _INT64, _INT64, _INT64, _POINTER, _POINTER
+        )
+        self._penalise = library.function(
+            "ec_penalise", _POINTER, _POINTER, _POINTER, _INT64, _FLOAT, _FLOAT, _FLOAT
+        )
+
+    def best_of_rows(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Operations.best_of_rows`."""
+        logits_RV = _rows(logits_RV)
+        num_rows, vocab_size = logits_RV.shape
+        ids_R = torch.empty(num_rows, dtype=torch.int64)
+        best_R = torch.empty(num_rows, dtype=torch.float32)
+        check(
+            self._best_of_rows(
+                logits_RV.data_ptr(),
+                logits_RV.stride(0),
+                num_rows,
+                vocab_size,
+                ids_R.data_ptr(),
+                best_R.data_ptr(),
+            )
+        )
+        return ids_R, best_R
+
+    def sample_from_all(
+        self, logits_RV: torch.Tensor, seeds_R: torch.Tensor, positions_R: torch.Tensor
+    ) -> torch.Tensor:
+        """See `Operations.sample_from_all`."""
+        return self._choose(logits_RV, seeds_R, positions_R, None)
+
+    def sample_truncated(
+        self,
+        logits_RV: torch.Tensor,
+        seeds_R: torch.Tensor,
+        positions_R: torch.Tensor,
+        *,
+        top_k_R: torch.Tensor,
+        top_p_R: torch.Tensor,
+        min_p_R: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `Operations.sample_truncated`."""
+        return self._choose(logits_RV, seeds_R, positions_R, (top_k_R, top_p_R, min_p_R))
+
+    def _choose(
+        self,
+        logits_RV: torch.Tensor,
+        seeds_R: torch.Tensor,
+        positions_R: torch.Tensor,
+        limits: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        logits_RV = _rows(logits_RV)
+        num_rows, vocab_size = logits_RV.shape
+        seeds_R = _column("seeds", seeds_R, num_rows, torch.int64)
+        positions_R = _column("positions", positions_R, num_rows, torch.int64)
+        kept: list[torch.Tensor] = []
+        if limits is not None:
+            kept = [
+                _column("top_k", limits[0], num_rows, torch.int64),
+                _column("top_p", limits[1], num_rows, torch.float32),
+                _column("min_p", limits[2], num_rows, torch.float32),
+            ]
+        chosen_R = torch.empty(num_rows, dtype=torch.int64)
+        check(
+            self._sample(
+                logits_RV.data_ptr(),
+                logits_RV.stride(0),
+                num_rows,
+                vocab_size,
+                seeds_R.data_ptr(),
+                positions_R.data_ptr(),
+                *([tensor.data_ptr() for tensor in kept] or (None, None, None)),
+                chosen_R.data_ptr(),
+            )
+        )
+        return chosen_R
+
+    def apply_penalties(
+        self,
+        logits_V: torch.Tensor,
+        prompt_mask_V: torch.Tensor,
+        output_counts_V: torch.Tensor,
+        *,
+        repetition_penalty: float,
+        presence_penalty: float,
+        frequency_penalty: float,
+    ) -> None:
+        """See `Operations.apply_penalties`."""
+        size = logits_V.shape[0]
+        _check_column("logits", logits_V, size, torch.float32)
+        _check_column("prompt_mask", prompt_mask_V, size, torch.bool)
+        _check_column("output_counts", output_counts_V, size, torch.float32)
+        check(
+            self._penalise(
+                logits_V.data_ptr(),
+                prompt_mask_V.data_ptr(),
+                output_counts_V.data_ptr(),
+                size,
+                repetition_penalty,
+                presence_penalty,
+                frequency_penalty,
+            )
+        )
+
+
+def _rows(logits_RV: torch.Tensor) -> torch.Tensor:
+    if logits_RV.dtype is not torch.float32:
+        raise ValueError(f"logits are {logits_RV.dtype}, they must be float32")
+    if logits_RV.stride(1) != 1 and logits_RV.shape[1] > 1:
+        return logits_RV.contiguous()
+    return logits_RV
+
+
+def _column(name: str, values_R: torch.Tensor, size: int, dtype: torch.dtype) -> torch.Tensor:
+    values_R = values_R.contiguous()
+    _check_column(name, values_R, size, dtype)
+    return values_R
+
+
+def _check_column(name: str, values_R: torch.Tensor, size: int, dtype: torch.dtype) -> None:
+    if values_R.shape != (size,) or values_R.dtype is not dtype or not values_R.is_contiguous():
+        raise ValueError(
+            f"{name} is {values_R.dtype} {tuple(values_R.shape)}; it must be contiguous {dtype} "
+            f"of [{size}]"
+        )

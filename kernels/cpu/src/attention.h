@@ -1,0 +1,73 @@
+// Paged attention: what one call computes, and how it is cut into items.
+//
+// Owns the data that the cutting (attention.cpp) and the arithmetic (attention_body.h) share. Must
+// not know where the numbers come from.
+//
+//   sequence   |segment 0: keys [0, 128)  |segment 1: keys [128, 256) |segment 2 ...
+//              | tile     | tile          |
+//
+// The keys of a segment are taken a tile at a time into an online softmax (arXiv:1805.02867); the
+// segments' results are joined in order. Tiles and segments begin at multiples of their size,
+// whatever the window or the chunk, so a token's bits depend on its own sequence alone, and are
+// the same when it is computed in a prompt or one by one.
+#pragma once
+
+#include <cstdint>
+
+#include "stored_rows.h"
+
+namespace ec {
+
+constexpr int64_t tile_keys = 64;
+constexpr int64_t segment_keys = 128;
+constexpr int most_rows_at_once = 6;
+
+// One call. H query heads, K key/value heads, D head size; rows of q and out are [H, D].
+struct Attention {
+    const float* q;
+    int64_t q_stride;  // floats from one token to the next
+    const uint8_t* k;  // [num_blocks, block_size, K] rows, see stored_rows.h
+    const uint8_t* v;
+    float* out;  // [T, H, D]
+    const int32_t* starts;
+    const int32_t* lengths;
+    const int32_t* table;
+    int64_t table_width, block_size, num_query_heads, num_kv_heads, head_size;
+    int64_t window;  // 0: none
+    int64_t stored_kind;
+    float scale;
+    float softcap;        // 0: none
+    const float* sinks;   // [H] or null
+    const float* slopes;  // [H] or null
+
+    int64_t group() const { return num_query_heads / num_kv_heads; }
+    // Floats of one row's state: its sum of values, padded to whole registers, then the largest
+    // score and the sum of weights.
+    int64_t padded() const { return (head_size + 15) / 16 * 16; }
+    int64_t state() const { return padded() + 16; }
+};
+
+// Queries [query, query_stop) of a request's tokens in this step, key/value heads [head,
+// head_stop), segments [segment, segment_stop). Rows of the item are [head][query][H / K].
+struct AttentionItem {
+    int32_t request, query, query_stop, head, head_stop, segment, segment_stop;
+    int64_t partial;  // where its rows' states go, in floats; -1: the item is all, write to `out`
+
+    int64_t rows(const Attention& a) const {
+        return int64_t{head_stop - head} * (query_stop - query) * a.group();
+    }
+};
+
+// A request whose segments were computed apart: `num_items` items from `item` on cover them all.
+struct AttentionJoin {
+    int64_t item;
+    int64_t num_segments;
+};
+
+// Floats that one item needs while it is computed.
+inline int64_t scratch_floats(const Attention& a, int64_t rows) {
+    return rows * (a.head_size + 2 * a.state()) + tile_keys * (2 * a.head_size + a.padded()) +
+           most_rows_at_once * tile_keys + 16;
+}
+
+}  // namespace ec

@@ -1,0 +1,60 @@
+#include "dispatch.h"
+
+#include <atomic>
+#include <cstdarg>
+#include <cstdio>
+
+namespace ec {
+namespace {
+
+std::atomic<int> forced_isa{-1};
+thread_local char refusal[512];
+
+}  // namespace
+
+Isa machine_isa() {
+#if EC_X86
+    static const Isa found = [] {
+        __builtin_cpu_init();
+        const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+        if (!has_avx2) return Isa::portable;
+        const bool has_avx512 =
+            __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+            __builtin_cpu_supports("avx512vnni");
+        return has_avx512 ? Isa::avx512 : Isa::avx2;
+    }();
+    return found;
+#else
+    return Isa::portable;
+#endif
+}
+
+Isa isa() {
+    const int forced = forced_isa.load(std::memory_order_relaxed);
+    return forced < 0 ? machine_isa() : static_cast<Isa>(forced);
+}
+
+const char* refuse(const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    std::vsnprintf(refusal, sizeof refusal, format, arguments);
+    va_end(arguments);
+    return refusal;
+}
+
+}  // namespace ec
+
+EC_EXPORT int ec_machine_isa() { return static_cast<int>(ec::machine_isa()); }
+
+EC_EXPORT int ec_isa() { return static_cast<int>(ec::isa()); }
+
+// level: an `Isa`, or -1 for the machine's own again.
+EC_EXPORT const char* ec_force_isa(int level) {
+    if (level < -1 || level > static_cast<int>(ec::machine_isa())) {
+        return ec::refuse("instruction set %d is not in [-1, %d], what this machine has", level,
+                          static_cast<int>(ec::machine_isa()));
+    }
+    ec::forced_isa.store(level);
+    return nullptr;
+}

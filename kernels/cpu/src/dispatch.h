@@ -1,0 +1,40 @@
+// Which instructions the kernels may use, and how they report refusals.
+//
+// Owns the choice of the instruction set at run time and the texts of errors. Must not know any
+// operation.
+//
+// A kernel file that needs vector instructions puts its code between EC_BEGIN_AVX2 or
+// EC_BEGIN_AVX512 and EC_END_TARGET, after all includes: code of the standard library that were
+// compiled inside would be shared with the portable path and break it on an older machine.
+#pragma once
+
+#include <cstdint>
+
+#define EC_EXPORT extern "C" __attribute__((visibility("default")))
+
+#if defined(__x86_64__)
+#define EC_X86 1
+#define EC_BEGIN_AVX2 _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,fma,f16c\")")
+#define EC_BEGIN_AVX512 \
+    _Pragma("GCC push_options") \
+    _Pragma("GCC target(\"avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni\")")
+#define EC_END_TARGET _Pragma("GCC pop_options")
+#else
+#define EC_X86 0
+#endif
+
+namespace ec {
+
+enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2 };
+
+// The best that this machine has.
+Isa machine_isa();
+
+// What kernels use now: the machine's, unless a test has forced a lower one.
+Isa isa();
+
+// Writes the text of a refusal where it stays until this thread's next one, and returns it. Every
+// exported operation returns null, or such a text: what, the number, the limit.
+__attribute__((format(printf, 1, 2))) const char* refuse(const char* format, ...);
+
+}  // namespace ec

@@ -1,0 +1,48 @@
+// Compiles EC_BODY once an instruction set, in namespaces ec::portable, ec::avx2 and ec::avx512,
+// and makes EC_CHOOSE(function) the one for this machine.
+//
+// Include it last, after `#define EC_BODY "..."` and every other header: what the standard library
+// gives must not be compiled for instructions that a machine may lack. No include guard.
+
+#include "dispatch.h"
+
+#if EC_X86
+#include <immintrin.h>
+#endif
+
+#define EC_LEVEL 0
+namespace ec::portable {
+#include "lanes.h"
+#include EC_BODY
+}  // namespace ec::portable
+#undef EC_LEVEL
+#undef EC_INLINE
+
+#if EC_X86
+#define EC_LEVEL 1
+EC_BEGIN_AVX2
+namespace ec::avx2 {
+#include "lanes.h"
+#include EC_BODY
+}  // namespace ec::avx2
+EC_END_TARGET
+#undef EC_LEVEL
+#undef EC_INLINE
+
+#define EC_LEVEL 2
+EC_BEGIN_AVX512
+namespace ec::avx512 {
+#include "lanes.h"
+#include EC_BODY
+}  // namespace ec::avx512
+EC_END_TARGET
+#undef EC_LEVEL
+#undef EC_INLINE
+
+#define EC_CHOOSE(function)                                                     \
+    (::ec::isa() == ::ec::Isa::avx512 ? ::ec::avx512::function                  \
+     : ::ec::isa() == ::ec::Isa::avx2 ? ::ec::avx2::function                    \
+                                      : ::ec::portable::function)
+#else
+#define EC_CHOOSE(function) (::ec::portable::function)
+#endif

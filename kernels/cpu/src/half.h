@@ -1,0 +1,27 @@
+// Reading float16 without the instructions for it.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace ec {
+
+// The two bytes at `from`, of any alignment.
+inline float half_at(const uint8_t* from) {
+    uint16_t half;
+    std::memcpy(&half, from, 2);
+    const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
+    const uint32_t exponent = (half >> 10) & 31;
+    const uint32_t fraction = half & 1023;
+    if (exponent == 0) {
+        const float value = static_cast<float>(fraction) * 0x1p-24f;
+        return sign != 0 ? -value : value;
+    }
+    const uint32_t bits =
+        sign | ((exponent == 31 ? 255 : exponent + 112) << 23) | (fraction << 13);
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+}  // namespace ec

@@ -1,0 +1,216 @@
+// The exported product: checks, the quantised copy of its input, and the split into tasks.
+#include "linear.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdlib>
+#include <memory>
+
+#include "pool.h"
+
+namespace ec {
+namespace {
+
+constexpr int64_t nibble_bytes = group_inputs * panel_outputs / 2;
+constexpr int64_t code_bytes = group_inputs * panel_outputs;
+constexpr int64_t f16_bytes = 2 * panel_outputs;
+
+// Bytes of a packed weight, or -1 for one that does not exist.
+int64_t expected_bytes(int32_t kind, int64_t num_outputs, int64_t num_inputs) {
+    constexpr int64_t most = int64_t{1} << 28;  // their product, in bytes, is an int64_t
+    if (num_outputs < 1 || num_inputs < 1 || num_outputs > most || num_inputs > most) return -1;
+    const int64_t panels = (num_outputs + panel_outputs - 1) / panel_outputs;
+    const int64_t groups = (num_inputs + group_inputs - 1) / group_inputs;
+    const int64_t superblocks = num_inputs / superblock_inputs;
+    constexpr int64_t in_superblock = superblock_inputs / group_inputs;
+    switch (static_cast<LinearKind>(kind)) {
+        case LinearKind::f32:
+            return panels * num_inputs * panel_outputs * 4;
+        case LinearKind::i8_row:
+            return panels * groups * code_bytes;
+        case LinearKind::q8_group:
+            return panels * groups * (f16_bytes + code_bytes);
+        case LinearKind::q4_group:
+            return panels * groups * (f16_bytes + nibble_bytes);
+        case LinearKind::q4_minimum:
+            return panels * groups * (2 * f16_bytes + nibble_bytes);
+        case LinearKind::q4_k:
+            return panels * superblocks *
+                   (2 * f16_bytes + in_superblock * (2 * panel_outputs + nibble_bytes));
+        case LinearKind::q6_k:
+            return panels * superblocks *
+                   (f16_bytes + in_superblock * (2 * panel_outputs + code_bytes));
+    }
+    return -1;
+}
+
+int32_t code_zero(LinearKind kind) {
+    switch (kind) {
+        case LinearKind::i8_row:
+        case LinearKind::q8_group:
+            return 128;
+        case LinearKind::q4_group:
+            return 8;
+        case LinearKind::q6_k:
+            return 32;
+        default:
+            return 0;  // the minimum says it
+    }
+}
+
+// Memory that grows to the largest step and is kept, one a calling thread.
+class Workspace {
+public:
+    ~Workspace() { std::free(memory_); }
+
+    uint8_t* reserve(int64_t num_bytes) {
+        if (num_bytes > capacity_) {
+            std::free(memory_);
+            capacity_ = 0;
+            const int64_t rounded = (num_bytes + 4095) / 4096 * 4096;
+            memory_ = static_cast<uint8_t*>(std::aligned_alloc(64, static_cast<size_t>(rounded)));
+            if (memory_ != nullptr) capacity_ = rounded;
+        }
+        return memory_;
+    }
+
+private:
+    uint8_t* memory_ = nullptr;
+    int64_t capacity_ = 0;
+};
+
+}  // namespace
+
+const char* check_weight(const LinearWeight& w) {
+    const int64_t bytes = expected_bytes(w.kind, w.num_outputs, w.num_inputs);
+    if (bytes < 0) {
+        return refuse("a weight of kind %d with %" PRId64 " outputs and %" PRId64
+                      " inputs does not exist",
+                      w.kind, w.num_outputs, w.num_inputs);
+    }
+    const auto kind = static_cast<LinearKind>(w.kind);
+    if ((kind == LinearKind::q4_k || kind == LinearKind::q6_k) &&
+        w.num_inputs % superblock_inputs != 0) {
+        return refuse("a weight of kind %d has %" PRId64 " inputs, a multiple of %" PRId64
+                      " is needed",
+                      w.kind, w.num_inputs, superblock_inputs);
+    }
+    if (w.blob == nullptr || reinterpret_cast<uintptr_t>(w.blob) % 64 != 0) {
+        return refuse("the packed weight at %p is not aligned to 64 bytes",
+                      static_cast<const void*>(w.blob));
+    }
+    if (w.blob_bytes != bytes) {
+        return refuse("the packed weight has %" PRId64 " bytes, kind %d with %" PRId64
+                      " outputs and %" PRId64 " inputs needs %" PRId64,
+                      w.blob_bytes, w.kind, w.num_outputs, w.num_inputs, bytes);
+    }
+    if (kind == LinearKind::i8_row && w.row_scales == nullptr) {
+        return refuse("a weight of kind %d needs a scale for each output", w.kind);
+    }
+    return nullptr;
+}
+
+namespace {
+
+// Panels and rows of a task such that there are about eight tasks a thread: enough to even out
+// threads that are late, few enough that taking one costs nothing.
+template <typename Fn>
+void split(const LinearWeight& w, int64_t num_rows, Fn&& run) {
+    const int64_t panels = num_panels(w);
+    const int64_t wanted = int64_t{8} * num_threads();
+    const int64_t panels_a_task = std::max<int64_t>(1, panels / wanted);
+    const int64_t panel_tasks = (panels + panels_a_task - 1) / panels_a_task;
+    constexpr int64_t least_rows = 24;
+    const int64_t row_tasks =
+        panel_tasks >= wanted
+            ? 1
+            : std::max<int64_t>(1, std::min(num_rows / least_rows,
+                                            (wanted + panel_tasks - 1) / panel_tasks));
+    parallel(panel_tasks * row_tasks, [&](int64_t task, int) {
+        const int64_t panel = task / row_tasks * panels_a_task;
+        const int64_t part = task % row_tasks;
+        run(LinearTask{panel, std::min(panel + panels_a_task, panels),
+                       num_rows * part / row_tasks, num_rows * (part + 1) / row_tasks});
+    });
+}
+
+}  // namespace
+}  // namespace ec
+
+using ec::LinearKind;
+using ec::LinearWeight;
+using ec::refuse;
+
+EC_EXPORT const char* ec_linear_check(const LinearWeight* weight) {
+    return ec::check_weight(*weight);
+}
+
+// out [num_rows, num_outputs] = x [num_rows, num_inputs] times weight, plus bias. Strides: floats
+// from a row to the next.
+EC_EXPORT const char* ec_linear(const LinearWeight* weight, const float* x, int64_t num_rows,
+                                int64_t x_stride, int64_t num_inputs, float* out,
+                                int64_t out_stride) {
+    const LinearWeight& w = *weight;
+    if (const char* refusal = ec::check_weight(w)) return refusal;
+    if (num_inputs != w.num_inputs || x_stride < num_inputs || num_rows < 0) {
+        return refuse("x is [%" PRId64 ", %" PRId64 "] with %" PRId64
+                      " from row to row, the weight has %" PRId64 " inputs",
+                      num_rows, num_inputs, x_stride, w.num_inputs);
+    }
+    if (out_stride < w.num_outputs) {
+        return refuse("out has %" PRId64 " from row to row, the weight has %" PRId64 " outputs",
+                      out_stride, w.num_outputs);
+    }
+    if (num_rows == 0) return nullptr;
+    if (x == nullptr || out == nullptr) return refuse("x or out has no memory");
+    const ec::Results results{out, out_stride};
+    const auto kind = static_cast<LinearKind>(w.kind);
+    if (kind == LinearKind::f32) {
+        ec::split(w, num_rows, [&](const ec::LinearTask& task) {
+            ec::linear_f32(w, x, x_stride, results, task);
+        });
+        return nullptr;
+    }
+    const int64_t groups_stride = ec::num_groups(w);
+    const int64_t stride = groups_stride * ec::group_inputs;
+    const int64_t codes_bytes = num_rows * stride;
+    thread_local ec::Workspace workspace;
+    uint8_t* memory = workspace.reserve(
+        codes_bytes +
+        num_rows * groups_stride * static_cast<int64_t>(sizeof(ec::ActivationGroup)));
+    if (memory == nullptr) return refuse("no memory to quantise %" PRId64 " rows", num_rows);
+    auto* codes = reinterpret_cast<int8_t*>(memory);
+    auto* groups = reinterpret_cast<ec::ActivationGroup*>(memory + codes_bytes);
+    const int32_t zero = ec::code_zero(kind);
+    // a task quantises some 16,000 values: less is not worth a thread's wake-up
+    const int64_t rows_a_task = std::max<int64_t>(1, 16384 / num_inputs);
+    ec::parallel((num_rows + rows_a_task - 1) / rows_a_task, [&](int64_t task, int) {
+        const int64_t stop = std::min((task + 1) * rows_a_task, num_rows);
+        for (int64_t row = task * rows_a_task; row < stop; ++row) {
+            ec::quantise_row(x + row * x_stride, num_inputs, zero, codes + row * stride,
+                             groups + row * groups_stride);
+        }
+    });
+    const ec::Activations quantised{codes, stride, groups, groups_stride};
+    ec::split(w, num_rows, [&](const ec::LinearTask& task) {
+        ec::linear_integer(w, quantised, results, task);
+    });
+    return nullptr;
+}
+
+// For tests: the codes [num_rows, padded to 32] and scales [num_rows, groups] of activations.
+EC_EXPORT const char* ec_quantise_activations(const float* x, int64_t num_rows,
+                                              int64_t num_inputs, int8_t* codes, float* scales) {
+    if (num_rows < 0 || num_inputs < 1) return refuse("x has no inputs");
+    const int64_t num_groups = (num_inputs + ec::group_inputs - 1) / ec::group_inputs;
+    const std::unique_ptr<ec::ActivationGroup[]> groups(
+        new ec::ActivationGroup[static_cast<size_t>(num_groups)]);
+    for (int64_t row = 0; row < num_rows; ++row) {
+        ec::quantise_row(x + row * num_inputs, num_inputs, 0,
+                         codes + row * num_groups * ec::group_inputs, groups.get());
+        for (int64_t g = 0; g < num_groups; ++g) {
+            scales[row * num_groups + g] = groups[static_cast<size_t>(g)].scale;
+        }
+    }
+    return nullptr;
+}

@@ -1,0 +1,119 @@
+// Dense products: x [T, E] times a packed weight [N, E] -> [T, N], in float32.
+//
+// Owns the layouts of weights and the split of the work into tasks. Must not know where a weight
+// comes from.
+//
+// Outputs are grouped in panels of 32; the last one is padded with zeros. P = ceil(N / 32) panels,
+// G = ceil(E / 32) groups of inputs.
+//
+//   f32        [P][E][32] float
+//   i8_row     [P][G] records: codes [8][32][4], code = weight + 128; row_scales [P * 32] float
+//   q8_group   [P][G] records: 32 scales f16, then codes [8][32][4], code = weight + 128
+//   q4_group   [P][G] records: 32 scales f16, then nibbles, code = weight + 8
+//   q4_minimum [P][G] records: 32 scales f16, 32 minima f16, then nibbles
+//   q4_k       [P][E / 256] records: 32 d f16, 32 dmin f16, scales [8][32] u8, minima [8][32] u8,
+//              then 8 groups of nibbles
+//   q6_k       [P][E / 256] records: 32 d f16, scales [16][32] s8, then codes [64][32][4],
+//              code = weight + 32
+//
+// Four inputs that follow one another lie in one dword, as the dot products of the vector units
+// take them. Nibbles of a group are [4][32][4] bytes: byte j holds inputs 4j... in its low half,
+// 16 + 4j... in its high half.
+//
+// A weight is scale * (code - zero) (+ minimum). Activations are quantised to signed bytes per group
+// of 32 (one scale a row costs SmolLM2 4 % of perplexity); dots of bytes are exact integers, the
+// float32 sums over groups run in their order. So the bits of a row do not depend on the others.
+#pragma once
+
+#include <cstdint>
+
+#include "dispatch.h"
+
+namespace ec {
+
+constexpr int64_t panel_outputs = 32;
+constexpr int64_t group_inputs = 32;
+constexpr int64_t superblock_inputs = 256;
+
+enum class LinearKind : int32_t {
+    f32 = 0,
+    i8_row = 1,
+    q8_group = 2,
+    q4_group = 3,
+    q4_minimum = 4,
+    q4_k = 5,
+    q6_k = 6,
+};
+
+// Mirrored by `LinearArguments` in kernels/cpu/weights.py. `row_scales` (i8_row only) and `bias`
+// (or null) hold P * 32 floats.
+struct LinearWeight {
+    int32_t kind;
+    int32_t reserved;
+    int64_t num_outputs;
+    int64_t num_inputs;
+    const uint8_t* blob;
+    int64_t blob_bytes;
+    const float* row_scales;
+    const float* bias;
+};
+
+inline int64_t num_panels(const LinearWeight& w) {
+    return (w.num_outputs + panel_outputs - 1) / panel_outputs;
+}
+inline int64_t num_groups(const LinearWeight& w) {
+    return (w.num_inputs + group_inputs - 1) / group_inputs;
+}
+
+// One group of a row of activations: x = scale * code. Sums are of codes; `start` values are
+// -zero * sum, where a dot product of unsigned codes begins so that it ends as that of weights.
+struct ActivationGroup {
+    float scale;
+    float scaled_sum;  // scale * sum
+    int32_t start;
+    int32_t start_low;  // inputs 0..15
+    int32_t start_high;  // inputs 16..31
+    int32_t unused[3];
+};
+
+// Rows of quantised activations. Codes of a row are padded with zeros to whole groups.
+struct Activations {
+    const int8_t* codes;
+    int64_t codes_stride;
+    const ActivationGroup* groups;  // [T][groups_stride]
+    int64_t groups_stride;
+};
+
+// Results, `stride` floats from a row to the next.
+struct Results {
+    float* at;
+    int64_t stride;
+};
+
+// Panels [panel, panel_stop) for rows [row, row_stop).
+struct LinearTask {
+    int64_t panel, panel_stop;
+    int64_t row, row_stop;
+};
+
+void linear_f32(const LinearWeight& w, const float* x, int64_t x_stride, const Results& out,
+                const LinearTask& task);
+void linear_integer(const LinearWeight& w, const Activations& x, const Results& out,
+                    const LinearTask& task);
+
+// A tile writes lines that nobody has read: they are on their way while it computes.
+inline void prefetch_results(const float* at, int64_t stride, int64_t num_rows) {
+    for (int64_t r = 0; r < num_rows; ++r) {
+        __builtin_prefetch(at + r * stride, 1);
+        __builtin_prefetch(at + r * stride + 16, 1);
+    }
+}
+
+// Null, or why `w` cannot be read.
+const char* check_weight(const LinearWeight& w);
+
+// Quantises one row of `num_inputs` floats. `zero` is what the weight's codes subtract.
+void quantise_row(const float* x, int64_t num_inputs, int32_t zero, int8_t* codes,
+                  ActivationGroup* groups);
+
+}  // namespace ec

@@ -1,0 +1,119 @@
+// Included once an instruction set, inside its namespace, with `Vec` (a vector of floats),
+// MAX_ROWS and MAX_PANELS defined: the registers of a tile are rows * panels * 32 floats.
+//
+// Each output is one chain of multiply-adds over 768 inputs, and the chains are added in order;
+// so a row has the same bits in any tile, and with AVX2 as with AVX-512.
+
+constexpr int64_t chain_inputs = 768;
+// How far ahead a panel's first tile fetches weights; later ones find them in a cache.
+constexpr int64_t ahead_floats = 24 * panel_outputs;
+constexpr int vectors = panel_outputs / Vec::width;
+
+template <int ROWS, int PANELS>
+inline __attribute__((always_inline)) void tile(const float* x, int64_t x_stride, const float* w,
+                                                int64_t panel_floats, int64_t num_inputs,
+                                                int64_t ahead, Vec* sums) {
+    Vec acc[ROWS][PANELS][vectors];
+    for (int r = 0; r < ROWS; ++r)
+        for (int p = 0; p < PANELS; ++p)
+            for (int v = 0; v < vectors; ++v) acc[r][p][v] = Vec::zero();
+    for (int64_t k = 0; k < num_inputs; ++k) {
+        Vec weights[PANELS][vectors];
+        for (int p = 0; p < PANELS; ++p) {
+            const float* at = w + p * panel_floats + k * panel_outputs;
+            __builtin_prefetch(at + ahead);
+            __builtin_prefetch(at + ahead + 16);
+            for (int v = 0; v < vectors; ++v) weights[p][v] = Vec::load(at + v * Vec::width);
+        }
+        for (int r = 0; r < ROWS; ++r) {
+            const Vec value = Vec::broadcast(x[r * x_stride + k]);
+            for (int p = 0; p < PANELS; ++p)
+                for (int v = 0; v < vectors; ++v)
+                    acc[r][p][v] = Vec::multiply_add(value, weights[p][v], acc[r][p][v]);
+        }
+    }
+    for (int r = 0; r < ROWS; ++r)
+        for (int p = 0; p < PANELS; ++p)
+            for (int v = 0; v < vectors; ++v) sums[(r * PANELS + p) * vectors + v] = acc[r][p][v];
+}
+
+// One tile's chain, added to what `out` holds, or to the bias if it is the first.
+template <int ROWS, int PANELS>
+__attribute__((noinline)) void add_chain(const LinearWeight& weight, const float* x,
+                                         int64_t x_stride, const Results& out, int64_t panel,
+                                         int64_t k, int64_t k_stop, int64_t ahead) {
+    const int64_t panel_floats = weight.num_inputs * panel_outputs;
+    if (ROWS > 1) prefetch_results(out.at + panel * panel_outputs, out.stride, ROWS);
+    const float* w = reinterpret_cast<const float*>(weight.blob) + panel * panel_floats;
+    Vec sums[ROWS * PANELS * vectors];
+    tile<ROWS, PANELS>(x + k, x_stride, w + k * panel_outputs, panel_floats, k_stop - k, ahead,
+                       sums);
+    for (int p = 0; p < PANELS; ++p) {
+        const int64_t n = (panel + p) * panel_outputs;
+        const bool whole = n + panel_outputs <= weight.num_outputs;
+        const int64_t num_valid = whole ? panel_outputs : weight.num_outputs - n;
+        for (int r = 0; r < ROWS; ++r) {
+            float* to = out.at + r * out.stride + n;
+            alignas(64) float edge[panel_outputs];
+            float* held = to;
+            if (!whole) {
+                held = edge;
+                for (int64_t i = 0; i < panel_outputs; ++i) edge[i] = i < num_valid ? to[i] : 0;
+            }
+            for (int v = 0; v < vectors; ++v) {
+                const Vec sum = sums[(r * PANELS + p) * vectors + v];
+                const int64_t at = v * Vec::width;
+                Vec total = sum;
+                if (k != 0) {
+                    total = Vec::add(Vec::load(held + at), sum);
+                } else if (weight.bias != nullptr) {
+                    total = Vec::add(Vec::load(weight.bias + n + at), sum);
+                }
+                Vec::store(held + at, total);
+            }
+            if (!whole) {
+                for (int64_t i = 0; i < num_valid; ++i) to[i] = edge[i];
+            }
+        }
+    }
+}
+
+template <int ROWS, int PANELS>
+void some_rows(int64_t num_rows, const LinearWeight& weight, const float* x, int64_t x_stride,
+               const Results& out, int64_t panel, int64_t k, int64_t k_stop, int64_t ahead) {
+    if (num_rows == ROWS) {
+        add_chain<ROWS, PANELS>(weight, x, x_stride, out, panel, k, k_stop, ahead);
+    } else if constexpr (ROWS > 1) {
+        some_rows<ROWS - 1, PANELS>(num_rows, weight, x, x_stride, out, panel, k, k_stop, ahead);
+    }
+}
+
+void run(const LinearWeight& weight, const float* x, int64_t x_stride, const Results& out,
+         const LinearTask& task) {
+    const int64_t num_rows = task.row_stop - task.row;
+    const float* first = x + task.row * x_stride;
+    const Results to{out.at + task.row * out.stride, out.stride};
+    int64_t panel = task.panel;
+    if (num_rows == 1) {  // several panels at once: one row alone has too few chains
+        for (; panel + MAX_PANELS <= task.panel_stop; panel += MAX_PANELS) {
+            for (int64_t k = 0; k < weight.num_inputs; k += chain_inputs) {
+                const int64_t stop = std::min(k + chain_inputs, weight.num_inputs);
+                add_chain<1, MAX_PANELS>(weight, first, x_stride, to, panel, k, stop, ahead_floats);
+            }
+        }
+    }
+    // tiles of nearly equal height: 13 rows are 7 and 6, not 12 and 1
+    const int64_t num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
+    for (; panel < task.panel_stop; ++panel) {
+        for (int64_t k = 0; k < weight.num_inputs; k += chain_inputs) {
+            const int64_t stop = std::min(k + chain_inputs, weight.num_inputs);
+            for (int64_t t = 0; t < num_tiles; ++t) {
+                const int64_t row = num_rows * t / num_tiles;
+                const int64_t row_stop = num_rows * (t + 1) / num_tiles;
+                some_rows<MAX_ROWS, 1>(row_stop - row, weight, first + row * x_stride, x_stride,
+                                       {to.at + row * to.stride, to.stride}, panel, k, stop,
+                                       t == 0 ? ahead_floats : 0);
+            }
+        }
+    }
+}

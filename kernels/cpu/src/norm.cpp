@@ -1,0 +1,33 @@
+// RMSNorm (arXiv:1910.07467), alone or after the residual addition, in float32.
+#include <algorithm>
+#include <cmath>
+
+#include "dispatch.h"
+#include "program.h"
+#include "row_chunks.h"
+
+#define EC_BODY "norm_body.h"
+#include "every_isa.h"
+
+// x and out [num_rows, size]; rows of x lie x_stride floats apart, those of out follow each other.
+EC_EXPORT const char* ec_rms_norm(const float* x, int64_t x_stride, const float* weight, float* out,
+                                  int64_t num_rows, int64_t size, float eps) {
+    const auto norm_row = EC_CHOOSE(norm_row);
+    ec::for_rows(num_rows, size, [&](int64_t row) {
+        norm_row(x + row * x_stride, weight, size, eps, out + row * size);
+    });
+    return nullptr;
+}
+
+// residual += x; x = norm(residual). Both [num_rows, size], without gaps, apart from each other.
+EC_EXPORT const char* ec_add_rms_norm(float* x, float* residual, const float* weight,
+                                      int64_t num_rows, int64_t size, float eps) {
+    if (x < residual + num_rows * size && residual < x + num_rows * size) {
+        return ec::refuse("x and residual overlap; both are written, so give each its own memory");
+    }
+    const auto add_norm_row = EC_CHOOSE(add_norm_row);
+    ec::for_rows(num_rows, size, [&](int64_t row) {
+        add_norm_row(x + row * size, residual + row * size, weight, size, eps);
+    });
+    return nullptr;
+}

@@ -1,0 +1,61 @@
+// Norm of the heads of q and k, rotation, and the write of k and v to the cache, in one pass
+// (arXiv:2104.09864; pairs are halves of a head, as transformers has them).
+#include "rope.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstring>
+
+#include "dispatch.h"
+#include "program.h"
+#include "row_chunks.h"
+#include "stored_rows.h"
+
+#define EC_BODY "rope_body.h"
+#include "every_isa.h"
+
+EC_EXPORT const char* ec_rotary_and_cache(const ec::Rotary* r) {
+    using namespace ec;
+    if (2 * r->half > r->head_size) {
+        return refuse("angles of %lld elements for heads of %lld: at most the whole head turns",
+                      static_cast<long long>(2 * r->half), static_cast<long long>(r->head_size));
+    }
+    if (!is_stored_kind(r->stored_kind)) {
+        return refuse("a cache of kind %lld, known are 0 to 2",
+                      static_cast<long long>(r->stored_kind));
+    }
+    for (int64_t t = 0; t < r->num_tokens; ++t) {
+        if (r->positions[t] < 0 || r->positions[t] >= r->num_positions) {
+            return refuse("position %lld of token %lld is outside the table of %lld angles",
+                          static_cast<long long>(r->positions[t]), static_cast<long long>(t),
+                          static_cast<long long>(r->num_positions));
+        }
+        if (r->slots[t] < 0 || r->slots[t] >= r->num_slots) {
+            return refuse("slot %lld of token %lld is outside the cache of %lld slots",
+                          static_cast<long long>(r->slots[t]), static_cast<long long>(t),
+                          static_cast<long long>(r->num_slots));
+        }
+    }
+    const auto rotate_token = EC_CHOOSE(rotate_token);
+    const int64_t size = (r->num_query_heads + 2 * r->num_kv_heads) * r->head_size;
+    for_rows(r->num_tokens, size, [&](int64_t token) { rotate_token(*r, token); });
+    return nullptr;
+}
+
+// rows of weight [num_rows, size] -> out [num_ids, size]
+EC_EXPORT const char* ec_embedding(const int64_t* ids, int64_t num_ids, const float* weight,
+                                   int64_t num_rows, int64_t size, float* out) {
+    for (int64_t i = 0; i < num_ids; ++i) {
+        if (ids[i] < 0 || ids[i] >= num_rows) {
+            return ec::refuse("token id %lld at %lld is outside the vocabulary of %lld",
+                              static_cast<long long>(ids[i]), static_cast<long long>(i),
+                              static_cast<long long>(num_rows));
+        }
+    }
+    ec::for_rows(num_ids, size, [&](int64_t i) {
+        std::memcpy(out + i * size, weight + ids[i] * size,
+                    static_cast<size_t>(size) * sizeof(float));
+    });
+    return nullptr;
+}

@@ -1,0 +1,178 @@
+// Chooses tokens: Gumbel-max over all of a row, or over what min_p, top_k and top_p leave.
+//
+// The same definition as kernels/torch_ops/sampling.py; sums of probabilities run in double.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+
+#include "buffers.h"
+#include "dispatch.h"
+#include "pool.h"
+
+#define EC_BODY "sampling_body.h"
+#include "every_isa.h"
+
+namespace ec {
+namespace {
+
+constexpr float largest_noise = 16.64f;  // just above that of the largest random number
+constexpr float no_limit = -std::numeric_limits<float>::infinity();
+
+struct Passes {
+    decltype(&portable::noise_of_token) noise_of_token;
+    decltype(&portable::best_of_range) best_of_range;
+    decltype(&portable::best_of_tokens) best_of_tokens;
+    decltype(&portable::largest_of) largest_of;
+    decltype(&portable::find_at_least) find_at_least;
+    decltype(&portable::sum_of_weights) sum_of_weights;
+    decltype(&portable::weights_of) weights_of;
+};
+
+Passes passes() {
+    return {EC_CHOOSE(noise_of_token), EC_CHOOSE(best_of_range), EC_CHOOSE(best_of_tokens),
+            EC_CHOOSE(largest_of),     EC_CHOOSE(find_at_least), EC_CHOOSE(sum_of_weights),
+            EC_CHOOSE(weights_of)};
+}
+
+struct Row {
+    const float* logits;
+    int64_t size;
+    int64_t best;
+    float top;
+    int32_t* ids;    // [size]
+    float* numbers;  // [size]
+};
+
+// Every limit of a row. `limit`: logits below are out; ids in Row.ids if `count` >= 0.
+struct Kept {
+    float limit;
+    int64_t count;
+};
+
+// The candidates that reach far enough down: thresholds fall until `is_enough(count)`.
+template <typename Enough>
+int64_t find_candidates(const Passes& pass, const Row& row, float limit, Enough is_enough) {
+    for (const float depth : {4.0f, 8.0f, 16.0f, 32.0f}) {
+        if (row.top - depth <= limit) break;
+        const int64_t count = pass.find_at_least(row.logits, row.size, row.top - depth, row.ids);
+        if (is_enough(count)) return count;
+    }
+    return pass.find_at_least(row.logits, row.size, limit, row.ids);
+}
+
+float kth_largest(const Passes& pass, const Row& row, int64_t k) {
+    const int64_t count =
+        find_candidates(pass, row, no_limit, [&](int64_t found) { return found >= k; });
+    if (count < k) return no_limit;  // NaN among the logits
+    for (int64_t i = 0; i < count; ++i) row.numbers[i] = row.logits[row.ids[i]];
+    std::nth_element(row.numbers, row.numbers + k - 1, row.numbers + count, std::greater<float>());
+    return row.numbers[k - 1];
+}
+
+// Ids that top_p leaves of the logits at or above `limit`, in rising order, into row.ids.
+int64_t keep_top_p(const Passes& pass, const Row& row, float limit, float top_p) {
+    const double wanted =
+        static_cast<double>(top_p) * pass.sum_of_weights(row.logits, row.size, row.top, limit);
+    const int64_t count = find_candidates(pass, row, limit, [&](int64_t found) {
+        pass.weights_of(row.logits, row.ids, found, row.top, row.numbers);
+        double sum = 0.0;
+        for (int64_t i = 0; i < found; ++i) sum += row.numbers[i];
+        return sum >= wanted;
+    });
+    std::sort(row.ids, row.ids + count, [&](int32_t a, int32_t b) {
+        return row.logits[a] > row.logits[b] || (row.logits[a] == row.logits[b] && a < b);
+    });
+    pass.weights_of(row.logits, row.ids, count, row.top, row.numbers);
+    double before = 0.0;
+    int64_t kept = 0;
+    while (kept < count && (kept == 0 || before < wanted)) before += row.numbers[kept++];
+    std::sort(row.ids, row.ids + kept);
+    return kept;
+}
+
+int64_t choose(const Passes& pass, const Row& row, uint64_t seed, uint64_t position, int64_t top_k,
+               float top_p, float min_p) {
+    if (!(row.top > no_limit)) return row.best;
+    float limit = no_limit;
+    if (min_p > 0.0f) limit = row.top + std::log(min_p);
+    if (top_k > 0 && top_k < row.size) limit = std::max(limit, kth_largest(pass, row, top_k));
+    // What the largest noise could not lift over the likeliest token's own sum needs none.
+    const float own_noise = pass.noise_of_token(seed, position, row.best);
+    const float hopeless = row.top + (own_noise - (largest_noise + 0.01f));
+    int64_t count;
+    if (top_p < 1.0f) {
+        count = keep_top_p(pass, row, limit, top_p);
+    } else {
+        count = pass.find_at_least(row.logits, row.size, std::max(limit, hopeless), row.ids);
+        if (count > row.size / 6 && hopeless >= limit) {  // cheaper than token by token
+            float sum;
+            return pass.best_of_range(row.logits, 0, row.size, row.top, seed, position, &sum);
+        }
+    }
+    return pass.best_of_tokens(row.logits, row.ids, count, row.top, seed, position);
+}
+
+thread_local Buffer row_ids;
+thread_local Buffer row_numbers;
+
+}  // namespace
+}  // namespace ec
+
+// logits [num_rows, size], rows `stride` floats apart -> chosen [num_rows]. top_k (0: no limit),
+// top_p (1: no limit) and min_p (0: no limit) are all given, or all null: no limits.
+EC_EXPORT const char* ec_sample(const float* logits, int64_t stride, int64_t num_rows, int64_t size,
+                                const int64_t* seeds, const int64_t* positions,
+                                const int64_t* top_k, const float* top_p, const float* min_p,
+                                int64_t* chosen) {
+    using namespace ec;
+    if (size < 1 || size > std::numeric_limits<int32_t>::max()) {
+        return refuse("a vocabulary of %lld, it must be in [1, 2^31)",
+                      static_cast<long long>(size));
+    }
+    for (int64_t r = 0; top_k != nullptr && r < num_rows; ++r) {
+        if (top_k[r] < 0) {
+            return refuse("top_k of row %lld is %lld, it must be 0 (no limit) or above",
+                          static_cast<long long>(r), static_cast<long long>(top_k[r]));
+        }
+    }
+    const Passes pass = passes();
+    parallel(num_rows, [&](int64_t r, int) {
+        Row row;
+        row.logits = logits + r * stride;
+        row.size = size;
+        row.best = pass.largest_of(row.logits, size);
+        row.top = row.logits[row.best];
+        row.ids = reinterpret_cast<int32_t*>(row_ids.floats(size));
+        row.numbers = row_numbers.floats(size);
+        const bool free = top_k == nullptr;
+        chosen[r] = choose(pass, row, static_cast<uint64_t>(seeds[r]),
+                           static_cast<uint64_t>(positions[r]), free ? 0 : top_k[r],
+                           free ? 1.0f : top_p[r], free ? 0.0f : min_p[r]);
+    });
+    return nullptr;
+}
+
+// Of each row of logits [num_rows, size], rows `stride` floats apart: the lowest id of its largest,
+// and that logit; NaN if there is one in the row.
+EC_EXPORT const char* ec_best_of_rows(const float* logits, int64_t stride, int64_t num_rows,
+                                      int64_t size, int64_t* ids, float* best) {
+    using namespace ec;
+    if (size < 1) return refuse("rows of no logits have no best one");
+    const auto largest_of = EC_CHOOSE(largest_of);
+    const auto has_nan = EC_CHOOSE(has_nan);
+    parallel(num_rows, [&](int64_t r, int) {
+        const float* row = logits + r * stride;
+        ids[r] = largest_of(row, size);
+        best[r] = has_nan(row, size) ? std::numeric_limits<float>::quiet_NaN() : row[ids[r]];
+    });
+    return nullptr;
+}
+
+EC_EXPORT const char* ec_penalise(float* logits, const uint8_t* in_prompt, const float* counts,
+                                  int64_t size, float repetition, float presence,
+                                  float frequency) {
+    EC_CHOOSE(penalise)(logits, in_prompt, counts, size, repetition, presence, frequency);
+    return nullptr;
+}

@@ -1,0 +1,157 @@
+"""Fuzzing of attention, rotation and recorded steps: random requests over a random cache."""
+
+import torch
+
+from kernels.attention_interface import AttentionMetadata
+from kernels.cpu.attention import NativeAttention, NativeAttentionPlan, NativeAttentionPlanner
+from kernels.cpu.elementwise import NativeElementwise
+from kernels.cpu.library import NativeLibrary
+from kernels.cpu.operations import CpuOperations
+from kernels.cpu.recording import RecordedForward
+from kernels.interface import ForwardContext
+from scripts.native_fuzz.chance import Chance
+from scripts.native_fuzz.products import random_weight
+from scripts.native_fuzz.refusals import must_refuse
+
+
+class _Step:
+    """A random cache, the requests of a step, and their plan."""
+
+    def __init__(self, chance: Chance) -> None:
+        self.heads_each, self.kv_heads = chance.between(1, 9), chance.between(1, 3)
+        self.heads = self.heads_each * self.kv_heads
+        self.head_size = 2 * chance.size(64)
+        self.block_size = (1, 2, 4, 16, 32)[chance.below(5)]
+        self.window = chance.size(200) if chance.one_in(3) else None
+        num_requests = chance.between(1, 5)
+        queries = [
+            chance.size(60) if chance.one_in(2) else chance.below(3) for _ in range(num_requests)
+        ]
+        lengths = [count + chance.below(300) for count in queries]
+        widths = [-(-length // self.block_size) for length in lengths]
+        self.num_blocks = sum(widths) + 1
+        free = torch.randperm(self.num_blocks)
+        self.table = torch.full((num_requests, max(widths) + chance.below(2)), -7).int()
+        for r, width in enumerate(widths):
+            self.table[r, :width] = free[sum(widths[:r]) : sum(widths[: r + 1])]
+        self.starts = torch.tensor([0, *queries]).cumsum(0).int()
+        self.lengths = torch.tensor(lengths).int()
+        self.num_tokens = sum(queries)
+        slots = [
+            self.table[r, position // self.block_size] * self.block_size
+            + position % self.block_size
+            for r in range(num_requests)
+            for position in range(lengths[r] - queries[r], lengths[r])
+        ]
+        self.slots = torch.tensor([int(slot) for slot in slots], dtype=torch.int64)
+        self.positions = chance.integers((self.num_tokens,), 50, torch.int64)
+        shape = (self.num_blocks, self.block_size, self.kv_heads, self.head_size)
+        self.k, self.v = chance.numbers(*shape), chance.numbers(*shape)
+        self.planner = NativeAttentionPlanner(
+            num_query_heads=self.heads,
+            num_kv_heads=self.kv_heads,
+            head_size=self.head_size,
+            block_size=self.block_size,
+            sliding_window=self.window,
+        )
+
+    def plan(self) -> AttentionMetadata:
+        return self.planner.plan(
+            query_start_loc_R1=self.starts,
+            seq_lens_R=self.lengths,
+            block_table_RM=self.table,
+            slot_mapping_T=self.slots,
+            num_decodes=0,
+            num_decode_tokens=0,
+        )
+
+
+def attention(library: NativeLibrary, chance: Chance) -> None:
+    run = NativeAttention(library)
+    step = _Step(chance)
+    q = chance.numbers(step.num_tokens, step.heads, step.head_size)
+
+    def attend() -> torch.Tensor:
+        plan = step.plan().plan
+        assert isinstance(plan, NativeAttentionPlan)
+        return run.run(
+            q,
+            step.k,
+            step.v,
+            plan,
+            scale=0.1,
+            softcap=30.0 if chance.one_in(3) else None,
+            sinks_H=chance.numbers(step.heads) if chance.one_in(3) else None,
+            alibi_slopes_H=chance.numbers(step.heads) if chance.one_in(3) else None,
+        )
+
+    attend()
+    busy = [r for r in range(len(step.lengths)) if step.starts[r + 1] > step.starts[r]]
+    if not busy:
+        return
+    r = busy[chance.below(len(busy))]
+    last = (int(step.lengths[r]) - 1) // step.block_size
+    wrong: tuple[tuple[torch.Tensor, object, int], ...] = (
+        (step.table, (r, last), chance.index(step.num_blocks)),
+        (step.lengths, r, step.table.shape[1] * step.block_size + 1),
+        (step.lengths, r, int(step.starts[r + 1] - step.starts[r]) - 1),
+        (step.starts, r + 1, int(step.starts[r]) - 1),
+        (step.starts, len(step.lengths), step.num_tokens + 1),
+        (step.starts, 0, 1),
+    )
+    tensor, at, value = wrong[chance.below(len(wrong))]
+    tensor[at] = value  # type: ignore[index]
+    must_refuse(f"attention with {value} at {at}", attend)
+
+
+def rotary(library: NativeLibrary, chance: Chance) -> None:
+    run = NativeElementwise(library)
+    step = _Step(chance)
+    angles = chance.numbers(50, 2 * chance.between(1, step.head_size // 2))
+    normed = chance.one_in(2)
+
+    def rotate() -> torch.Tensor:
+        return run.rotary_and_cache(
+            chance.numbers(step.num_tokens, (step.heads + 2 * step.kv_heads) * step.head_size),
+            num_query_heads=step.heads,
+            head_size=step.head_size,
+            cos_sin_PD=angles,
+            positions_T=step.positions,
+            k_cache_BSKD=step.k,
+            v_cache_BSKD=step.v,
+            slot_mapping_T=step.slots,
+            q_norm_weight_D=chance.numbers(step.head_size) if normed else None,
+            k_norm_weight_D=chance.numbers(step.head_size) if normed else None,
+            norm_eps=1e-5,
+        )
+
+    rotate()
+    if step.num_tokens:
+        at = chance.below(step.num_tokens)
+        if chance.one_in(2):
+            step.positions[at] = chance.index(50)
+        else:
+            step.slots[at] = chance.index(step.num_blocks * step.block_size)
+        must_refuse("a rotation with a wrong index", rotate)
+
+
+def recorded_step(library: NativeLibrary, chance: Chance) -> None:
+    ops = CpuOperations(library)
+    size = chance.size(200)
+    table, norm = chance.numbers(chance.size(50), size), chance.numbers(size)
+    weight = random_weight(library, chance, size)
+    factor = torch.tensor(0.5)
+
+    def forward(ids_T: torch.Tensor, _: torch.Tensor, __: ForwardContext) -> torch.Tensor:
+        hidden = ops.embedding(ids_T, table)
+        return ops.linear(ops.rms_norm(hidden, norm, 1e-5), weight).mul_(factor)
+
+    recorded = RecordedForward(library, forward)
+    context = ForwardContext(kv_caches=[], metadata=[], ops=ops)
+    for _ in range(2):
+        ids = chance.integers((chance.between(1, 90),), len(table), torch.int64)
+        out = recorded(ids, torch.zeros_like(ids), context)
+        assert recorded.is_recorded, "a forward pass of native operations was not recorded"
+        assert out.shape == (len(ids), weight.num_outputs)
+    ids[chance.below(len(ids))] = chance.index(len(table))
+    must_refuse("a step with a wrong id", lambda: recorded(ids, torch.zeros_like(ids), context))

@@ -1,0 +1,33 @@
+"""The native library, built once into the user's cache, on each instruction set of this machine."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from kernels.cpu.library import (
+    ISA_NAMES,
+    NativeLibrary,
+    NativeLibraryUnavailable,
+    load_library,
+)
+
+# two threads at least, so that tests see tasks shared out
+os.environ.setdefault("ENGINE_CORE_NATIVE_THREADS", "2")
+
+
+@pytest.fixture(scope="session")
+def library() -> NativeLibrary:
+    try:
+        return load_library()
+    except NativeLibraryUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(params=ISA_NAMES)
+def isa(request: pytest.FixtureRequest, library: NativeLibrary) -> Iterator[str]:
+    """The test runs on this instruction set, or is skipped where the machine lacks it."""
+    if ISA_NAMES.index(request.param) > ISA_NAMES.index(library.machine_isa):
+        pytest.skip(f"this machine has no {request.param}")
+    with library.forced_isa(request.param):
+        yield request.param

@@ -1,0 +1,276 @@
+"""Native paged attention against the loop-per-request reference, and its bits across batches."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kernels.cpu.attention import NativeAttentionPlan
+from kernels.cpu.operations import CpuOperations
+from kernels.torch_ops.reference_attention import reference_paged_attention
+
+
+@pytest.fixture
+def ops(library, isa):
+    return CpuOperations(library)
+
+
+def make_planner(ops, heads, head_size, block_size, window=None, dtype=torch.float32):
+    return ops.make_attention_planner(
+        num_query_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_size=head_size,
+        block_size=block_size,
+        sliding_window=window,
+        max_num_seqs=64,
+        max_num_batched_tokens=1024,
+        max_model_len=8192,
+        dtype=dtype,
+        kv_dtype=dtype,
+    )
+
+
+def step(
+    ops, requests, *, heads=(9, 3), head_size=16, block_size=4, window=None, dtype=torch.float32
+):
+    """(q, k cache, v cache, metadata) for requests of (queries, sequence length)."""
+    generator = torch.Generator().manual_seed(len(requests))
+    num_query_heads, num_kv_heads = heads
+    width = max((-(-length // block_size) for _, length in requests), default=1)
+    num_blocks = len(requests) * width + 1
+    table = (torch.randperm(num_blocks - 1, generator=generator) + 1).view(-1, width).int()
+    starts = torch.tensor([0, *(queries for queries, _ in requests)]).cumsum(0).int()
+    num_tokens = int(starts[-1])
+    shape = (num_blocks, block_size, num_kv_heads, head_size)
+    k_cache = torch.randn(shape, generator=generator).to(dtype)
+    v_cache = torch.randn(shape, generator=generator).to(dtype)
+    q = torch.randn(num_tokens, num_query_heads, head_size, generator=generator).to(dtype)
+    for request, (queries, length) in enumerate(requests):
+        # whatever must not be read is NaN: blocks behind the window, slots after the end
+        first = 0 if window is None else max(0, length - queries - window + 1)
+        for cache in (k_cache, v_cache):
+            cache[table[request, : first // block_size].long()] = float("nan")
+            flat = cache[table[request].long()].flatten(0, 1)
+            flat[length:] = float("nan")
+            cache[table[request].long()] = flat.view(width, *cache.shape[1:])
+        table[request, : first // block_size] = -1  # nor may their ids be used
+    metadata = make_planner(ops, heads, head_size, block_size, window, dtype).plan(
+        query_start_loc_R1=starts,
+        seq_lens_R=torch.tensor([length for _, length in requests]).int(),
+        block_table_RM=table,
+        slot_mapping_T=torch.zeros(num_tokens, dtype=torch.int64),
+        num_decodes=0,
+        num_decode_tokens=0,
+    )
+    return q, k_cache, v_cache, metadata
+
+
+def check(ops, requests, *, window=None, options=None, **shapes):
+    q, k_cache, v_cache, metadata = step(ops, requests, window=window, **shapes)
+    assert isinstance(metadata.plan, NativeAttentionPlan)
+    before = q.clone(), k_cache.clone()
+    arguments = {"scale": 0.3, "sliding_window": window, **(options or {})}
+    out = ops.paged_attention(q, k_cache, v_cache, metadata, **arguments)
+    metadata.block_table_RM.clamp_(min=0)
+    expected = reference_paged_attention(
+        q, k_cache.nan_to_num(), v_cache.nan_to_num(), metadata, **arguments
+    )
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(q, before[0])
+    torch.testing.assert_close(k_cache, before[1], atol=0, rtol=0, equal_nan=True)
+
+
+MIXES = {
+    "one token": [(1, 1)],
+    "one decode": [(1, 63)],
+    "decodes": [(1, 1), (1, 4), (1, 5), (1, 63), (1, 64), (1, 65), (1, 7)],
+    "decodes around a segment": [(1, 127), (1, 128), (1, 129), (1, 256), (1, 257), (2, 385)],
+    "a crowd of decodes": [(1, 1 + 9 * n) for n in range(40)],
+    "whole prompt": [(37, 37)],
+    "chunk at the end of a long context": [(5, 200)],
+    "chunk over several tiles": [(600, 650)],
+    "mixed": [(33, 33), (1, 90), (100, 150), (7, 300), (1, 1), (3, 77), (40, 41), (1, 512)],
+    "many small prompts": [(n, n) for n in range(1, 40)],
+    "drafts": [(4, 100), (3, 50), (1, 70), (4, 4), (2, 31)],
+    "one very long decode": [(1, 5000), (1, 3), (1, 3)],
+}
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 16, 100])
+@pytest.mark.parametrize("mix", MIXES)
+def test_any_mix_equals_the_reference_and_reads_nothing_out_of_sight(ops, mix, window):
+    check(ops, MIXES[mix], window=window)
+
+
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("mix", ["mixed", "decodes around a segment"])
+@pytest.mark.parametrize("which", ["softcap", "sinks", "slopes", "all"])
+def test_softcap_sinks_and_slopes(ops, mix, window, which):
+    options = {
+        "softcap": 3.0,
+        "sinks_H": torch.linspace(-2, 2, 9),
+        "alibi_slopes_H": torch.logspace(-6, -1, 9, base=2),
+    }
+    if which != "all":
+        options = {name: value for name, value in options.items() if which in name}
+        assert len(options) == 1
+    check(ops, MIXES[mix], window=window, options=options)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (4, 4), (7, 1), (14, 2), (9, 3), (128, 1)])
+@pytest.mark.parametrize("head_size", [2, 10, 32, 64, 80, 128, 256])
+def test_head_counts_and_sizes(ops, heads, head_size):
+    mix = [(33, 33), (1, 90), (1, 140), (7, 300)]
+    options = {"scale": head_size**-0.5}
+    check(ops, mix, heads=heads, head_size=head_size, block_size=16, options=options)
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    requests=st.lists(
+        st.tuples(st.integers(1, 90), st.integers(0, 200)).map(lambda r: (r[0], sum(r))),
+        min_size=1,
+        max_size=12,
+    ),
+    window=st.none() | st.integers(1, 120),
+    block_size=st.sampled_from([1, 3, 16, 200]),
+)
+def test_random_steps(ops, requests, window, block_size):
+    check(ops, requests, window=window, block_size=block_size)
+
+
+@pytest.mark.parametrize("window", [None, 50])
+def test_a_token_has_the_same_bits_in_a_prompt_a_chunk_a_crowd_and_alone(ops, window):
+    length, heads, head_size, block_size = 300, (9, 3), 64, 16
+    q, k_cache, v_cache, metadata = step(
+        ops, [(length, length)], heads=heads, head_size=head_size, block_size=block_size
+    )
+    planner = make_planner(ops, heads, head_size, block_size, window)
+    table_M = metadata.block_table_RM[0]
+
+    def run(pieces):
+        """Attention of tokens [start, stop) of the one sequence, each piece as a request."""
+        wanted = torch.cat([torch.arange(start, stop) for start, stop in pieces])
+        starts = torch.tensor([0, *(stop - start for start, stop in pieces)]).cumsum(0).int()
+        plan = planner.plan(
+            query_start_loc_R1=starts,
+            seq_lens_R=torch.tensor([stop for _, stop in pieces]).int(),
+            block_table_RM=table_M.expand(len(pieces), -1),
+            slot_mapping_T=torch.zeros(len(wanted), dtype=torch.int64),
+            num_decodes=0,
+            num_decode_tokens=0,
+        )
+        return wanted, ops.paged_attention(
+            q[wanted], k_cache, v_cache, plan, scale=0.125, sliding_window=window
+        )
+
+    _, whole = run([(0, length)])
+    cuts = [0, 1, 8, 64, 65, 127, 200, 299, 300]
+    for pieces in (
+        list(itertools.pairwise(cuts)),  # chunks
+        [(at, at + 1) for at in range(0, length, 7)],  # a crowd of decodes
+        [(at, at + 3) for at in (100, 127, 255)],  # drafts
+        *([(at, at + 1)] for at in (0, 63, 128, 299)),  # alone
+    ):
+        wanted, out = run(pieces)
+        assert torch.equal(out, whole[wanted])
+
+
+def test_queries_may_be_a_view_of_a_wider_product(ops):
+    q, k_cache, v_cache, metadata = step(ops, [(3, 9), (1, 70)])
+    wide = torch.randn(4, 15, 16)
+    wide[:, :9] = q
+    view = ops.paged_attention(wide[:, :9], k_cache, v_cache, metadata, scale=0.3)
+    assert torch.equal(view, ops.paged_attention(q, k_cache, v_cache, metadata, scale=0.3))
+
+
+def test_requests_without_tokens_are_passed_over(ops):
+    q, k_cache, v_cache, metadata = step(ops, [(1, 9), (1, 20)])
+    expected = ops.paged_attention(q, k_cache, v_cache, metadata, scale=0.3)
+    padded = make_planner(ops, (9, 3), 16, 4).plan(
+        query_start_loc_R1=torch.tensor([0, 1, 1, 2, 2]).int(),
+        seq_lens_R=torch.tensor([9, 0, 20, 0]).int(),
+        block_table_RM=metadata.block_table_RM[[0, 0, 1, 1]],
+        slot_mapping_T=torch.zeros(2, dtype=torch.int64),
+        num_decodes=4,
+        num_decode_tokens=2,
+    )
+    assert torch.equal(ops.paged_attention(q, k_cache, v_cache, padded, scale=0.3), expected)
+
+
+def test_an_empty_step_gives_an_empty_result(ops):
+    metadata = make_planner(ops, (4, 2), 8, 4).plan(
+        query_start_loc_R1=torch.zeros(1, dtype=torch.int32),
+        seq_lens_R=torch.zeros(0, dtype=torch.int32),
+        block_table_RM=torch.zeros(0, 1, dtype=torch.int32),
+        slot_mapping_T=torch.zeros(0, dtype=torch.int64),
+        num_decodes=0,
+        num_decode_tokens=0,
+    )
+    caches = torch.zeros(2, 4, 2, 8), torch.zeros(2, 4, 2, 8)
+    out = ops.paged_attention(torch.empty(0, 4, 8), *caches, metadata, scale=1.0)
+    assert out.shape == (0, 4, 8)
+
+
+def test_half_precision_goes_to_torch(ops):
+    q, k_cache, v_cache, metadata = step(ops, MIXES["mixed"], dtype=torch.bfloat16)
+    out = ops.paged_attention(q, k_cache, v_cache, metadata, scale=0.3)
+    expected = reference_paged_attention(
+        q, k_cache.nan_to_num(), v_cache.nan_to_num(), metadata, scale=0.3
+    )
+    torch.testing.assert_close(out, expected, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("block", [-1, 1000])
+def test_a_block_outside_the_cache_is_refused_before_it_is_read(ops, block):
+    q, k_cache, v_cache, metadata = step(ops, [(1, 9), (1, 20)])
+    metadata.block_table_RM[1, 2] = block
+    with pytest.raises(ValueError, match=f"block 2 of request 1 is {block}, the cache has blocks"):
+        ops.paged_attention(q, k_cache, v_cache, metadata, scale=0.3)
+
+
+@pytest.mark.parametrize(
+    ("starts", "lengths", "text"),
+    [
+        ([0, 1, 3], [9, 20], r"runs from 0 to 3, it must run from 0 to the 2 tokens"),
+        ([0, 2, 2], [1, 20], r"request 0 has 2 tokens in the step and a sequence of 1"),
+        ([0, 3, 2], [9, 20], r"request 1 has -1 tokens"),
+        ([0, 1, 2], [9, 21], r"request 1 has 21 tokens, its block table of 5 x 4 slots"),
+    ],
+)
+def test_lengths_that_do_not_fit_are_refused(ops, starts, lengths, text):
+    q, k_cache, v_cache, metadata = step(ops, [(1, 9), (1, 20)])
+    broken = make_planner(ops, (9, 3), 16, 4).plan(
+        query_start_loc_R1=torch.tensor(starts).int(),
+        seq_lens_R=torch.tensor(lengths).int(),
+        block_table_RM=metadata.block_table_RM,
+        slot_mapping_T=metadata.slot_mapping_T,
+        num_decodes=0,
+        num_decode_tokens=0,
+    )
+    with pytest.raises(ValueError, match=text):
+        ops.paged_attention(q, k_cache, v_cache, broken, scale=0.3)
+
+
+def test_tensors_that_do_not_fit_the_plan_are_refused(ops):
+    q, k_cache, v_cache, metadata = step(ops, [(1, 9), (1, 20)])
+    with pytest.raises(ValueError, match=r"q is \(2, 8, 16\), the plan is for .* \[2, 9, 16\]"):
+        ops.paged_attention(q[:, :8], k_cache, v_cache, metadata, scale=0.3)
+    with pytest.raises(ValueError, match=r"the plan is for a contiguous cache in F32"):
+        ops.paged_attention(q, k_cache[:, :2], v_cache, metadata, scale=0.3)
+    with pytest.raises(ValueError, match=r"the plan is for a contiguous cache in F32"):
+        ops.paged_attention(q, k_cache.double(), v_cache.double(), metadata, scale=0.3)
+    with pytest.raises(ValueError, match=r"sinks .* must be contiguous float32 of \[9\]"):
+        ops.paged_attention(q, k_cache, v_cache, metadata, scale=0.3, sinks_H=torch.zeros(3))
+
+
+@pytest.mark.parametrize(("heads", "window"), [((4, 3), None), ((4, 0), None), ((4, 2), 0)])
+def test_planners_that_cannot_be_are_refused(ops, heads, window):
+    with pytest.raises(ValueError, match=r"multiple|1 or above"):
+        make_planner(ops, heads, 8, 4, window)

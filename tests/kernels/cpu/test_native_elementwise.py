@@ -1,0 +1,182 @@
+"""Native norms, activations, rotation and embedding against torch in float64, and refusals."""
+
+import pytest
+import torch
+
+from kernels.cpu.operations import CpuOperations
+from kernels.torch_ops.operations import TorchOperations
+
+TORCH = TorchOperations()
+SIZES = [1, 2, 15, 16, 17, 63, 64, 65, 576, 577]
+
+
+@pytest.fixture
+def ops(library, isa):
+    return CpuOperations(library)
+
+
+def exact_norm(x, weight, eps):
+    x = x.double()
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("rows", [0, 1, 2, 63, 130])
+def test_rms_norm_alone_and_after_the_sum(ops, rows, size):
+    x, residual, weight = torch.randn(rows, size) * 3, torch.randn(rows, size), torch.randn(size)
+    before = x.clone()
+    normed = ops.rms_norm(x, weight, 1e-5)
+    torch.testing.assert_close(normed.double(), exact_norm(x, weight, 1e-5), atol=2e-6, rtol=2e-6)
+    assert torch.equal(x, before)
+    total = x + residual
+    normed, summed = ops.add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(summed, total)
+    expected = exact_norm(total, weight, 1e-5)
+    torch.testing.assert_close(normed.double(), expected, atol=2e-6, rtol=2e-6)
+
+
+def test_a_row_of_a_norm_has_the_same_bits_in_any_batch(ops):
+    x, weight = torch.randn(200, 577), torch.randn(577)
+    normed = ops.rms_norm(x, weight, 1e-6)
+    for row in (0, 57, 199):
+        assert torch.equal(ops.rms_norm(x[row : row + 1].clone(), weight, 1e-6)[0], normed[row])
+
+
+def test_norms_of_views_and_of_more_dimensions(ops):
+    wide, weight = torch.randn(6, 4, 24), torch.randn(24)
+    for x in (wide, wide[:, 1], wide[:, 1:3], wide.transpose(0, 1), wide[0, 0]):
+        expected = exact_norm(x, weight, 1e-6)
+        torch.testing.assert_close(
+            ops.rms_norm(x, weight, 1e-6).double(), expected, atol=2e-6, rtol=2e-6
+        )
+
+
+def test_a_sum_with_itself_and_a_sum_of_views_go_to_torch(ops):
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    normed, total = ops.add_rms_norm(x, x, weight, 1e-6)
+    torch.testing.assert_close(normed.double(), exact_norm(total, weight, 1e-6))
+    wide = torch.randn(3, 20)
+    expected = wide[:, :8] + total
+    torch.testing.assert_close(ops.add_rms_norm(wide[:, :8], total, weight, 1e-6)[1], expected)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("rows", [0, 1, 3, 40])
+def test_gated_activations(ops, rows, size):
+    both = torch.randn(rows, 2 * size) * 8
+    gate, up = both.double().chunk(2, dim=-1)
+    silu = torch.nn.functional.silu(gate) * up
+    gelu = torch.nn.functional.gelu(gate, approximate="tanh") * up
+    torch.testing.assert_close(ops.silu_and_mul(both).double(), silu, atol=1e-6, rtol=2e-6)
+    torch.testing.assert_close(ops.gelu_tanh_and_mul(both).double(), gelu, atol=1e-6, rtol=4e-6)
+
+
+def test_activations_of_extreme_values_are_those_of_torch(ops):
+    extremes = [0.0, -0.0, 1e-30, -1e-30, 20.0, -20.0, 89.0, -89.0, 1e4, -1e4, 1e30, -1e30]
+    gate = torch.tensor([*extremes, torch.inf, torch.nan] + [1.0] * 5)
+    both = torch.cat([gate, torch.ones_like(gate)])[None]
+    for name in ("silu_and_mul", "gelu_tanh_and_mul"):
+        out, expected = getattr(ops, name)(both), getattr(TORCH, name)(both.clone())
+        torch.testing.assert_close(out, expected, equal_nan=True, atol=1e-30, rtol=2e-6)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 300])
+def test_embedding_takes_rows(ops, rows):
+    weight, ids = torch.randn(77, 33), torch.randint(0, 77, (rows,))
+    assert torch.equal(ops.embedding(ids, weight), weight[ids])
+
+
+@pytest.mark.parametrize("token", [-1, 77])
+def test_a_token_outside_the_vocabulary_is_refused(ops, token):
+    with pytest.raises(ValueError, match=f"token id {token} at 1 is outside the vocabulary of 77"):
+        ops.embedding(torch.tensor([3, token]), torch.randn(77, 8))
+
+
+def rotary_case(num_tokens, *, heads=(6, 2), head_size=8, rotary_size=None, normed=False):
+    """Arguments of rotary_and_cache but for the cache; tokens at random slots of 40."""
+    width = (heads[0] + 2 * heads[1]) * head_size
+    angles = torch.randn(10, (rotary_size or head_size) // 2)
+    arguments = {
+        "num_query_heads": heads[0],
+        "head_size": head_size,
+        "cos_sin_PD": torch.cat([angles.cos(), angles.sin()], dim=1),
+        "positions_T": torch.randint(0, 10, (num_tokens,)),
+        "slot_mapping_T": torch.randperm(160)[:num_tokens],
+    }
+    if normed:
+        arguments["q_norm_weight_D"] = torch.randn(head_size)
+        arguments["k_norm_weight_D"] = torch.randn(head_size)
+        arguments["norm_eps"] = 1e-6
+    return torch.randn(num_tokens, width), arguments
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("rotary_size", [None, 4, 16])
+@pytest.mark.parametrize("heads", [(6, 2), (1, 1), (9, 3)])
+@pytest.mark.parametrize("num_tokens", [0, 1, 7, 130])
+def test_rotation_and_cache_are_those_of_torch(ops, num_tokens, heads, rotary_size, normed):
+    head_size = 34
+    qkv, arguments = rotary_case(
+        num_tokens, heads=heads, head_size=head_size, rotary_size=rotary_size, normed=normed
+    )
+    own, reference = (ops.allocate_kv_cache(40, 4, heads[1], head_size, qkv.dtype) for _ in "ab")
+    expected = TORCH.rotary_and_cache(qkv.clone(), kv_cache=reference, **arguments)
+    rotated = ops.rotary_and_cache(qkv, kv_cache=own, **arguments)
+    torch.testing.assert_close(rotated, expected, atol=2e-6, rtol=2e-6)
+    torch.testing.assert_close(own[0], reference[0], atol=2e-6, rtol=2e-6)
+    assert torch.equal(own[1], reference[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("positions_T", -1, "position -1 of token 2 is outside the table of 10"),
+        ("positions_T", 10, "position 10 of token 2 is outside the table of 10"),
+        ("slot_mapping_T", -1, "slot -1 of token 2 is outside the cache of 160"),
+        ("slot_mapping_T", 160, "slot 160 of token 2 is outside the cache of 160"),
+    ],
+)
+def test_positions_and_slots_out_of_range_are_refused_and_nothing_is_written(
+    ops, name, value, text
+):
+    qkv, arguments = rotary_case(5)
+    arguments[name][2] = value
+    cache = ops.allocate_kv_cache(40, 4, 2, 8, torch.float32)
+    before = qkv.clone()
+    with pytest.raises(ValueError, match=text):
+        ops.rotary_and_cache(qkv, kv_cache=cache, **arguments)
+    assert torch.equal(qkv, before) and not cache[0].any() and not cache[1].any()
+
+
+def test_tensors_that_do_not_fit_are_refused(ops):
+    qkv, arguments = rotary_case(5)
+    cache = ops.allocate_kv_cache(40, 4, 2, 8, torch.float32)
+    with pytest.raises(ValueError, match=r"qkv is \(5, 79\)"):
+        ops.rotary_and_cache(qkv[:, :79].contiguous(), kv_cache=cache, **arguments)
+    with pytest.raises(ValueError, match=r"values is torch.float64"):
+        ops.rotary_and_cache(qkv, kv_cache=(cache[0], cache[1].double()), **arguments)
+    with pytest.raises(ValueError, match=r"positions is torch.int32"):
+        wrong = {**arguments, "positions_T": arguments["positions_T"].int()}
+        ops.rotary_and_cache(qkv, kv_cache=cache, **wrong)
+    with pytest.raises(ValueError, match=r"angles of 10 elements for heads of 8"):
+        ops.rotary_and_cache(
+            qkv, kv_cache=cache, **{**arguments, "cos_sin_PD": torch.randn(10, 10)}
+        )
+    with pytest.raises(ValueError, match=r"weight .* must be contiguous .* \(8,\)"):
+        ops.rms_norm(torch.randn(2, 8), torch.randn(7), 1e-6)
+    with pytest.raises(ValueError, match=r"residual .* must be contiguous .* \(2, 8\)"):
+        ops.add_rms_norm(torch.randn(2, 8), torch.randn(3, 8), torch.randn(8), 1e-6)
+    with pytest.raises(ValueError, match=r"gate_up is \(2, 7\)"):
+        ops.silu_and_mul(torch.randn(2, 7))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_dtypes_go_to_torch(ops, dtype):
+    x, residual, weight = (torch.randn(shape).to(dtype) for shape in ((3, 8), (3, 8), (8,)))
+    assert torch.equal(ops.rms_norm(x, weight, 1e-5), TORCH.rms_norm(x, weight, 1e-5))
+    assert torch.equal(ops.silu_and_mul(x.clone()), TORCH.silu_and_mul(x.clone()))
+    assert torch.equal(ops.gelu_tanh_and_mul(x.clone()), TORCH.gelu_tanh_and_mul(x.clone()))
+    ids = torch.tensor([2, 0])
+    assert torch.equal(ops.embedding(ids, x), x[ids])
+    own = ops.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5)
+    assert torch.equal(own[0], TORCH.add_rms_norm(x, residual, weight, 1e-5)[0])

@@ -1,0 +1,228 @@
+"""Caches in bfloat16 and in int8 with scales: what is written, what attention reads, copies."""
+
+import pytest
+import torch
+
+from kernels.cpu.operations import CpuOperations
+from kernels.torch_ops.operations import TorchOperations
+from kernels.torch_ops.reference_attention import reference_paged_attention
+
+TORCH = TorchOperations()
+HEADS, KV_HEADS, BLOCK = 9, 3, 4
+STORED = [torch.bfloat16, torch.int8]
+
+
+@pytest.fixture
+def ops(library, isa):
+    return CpuOperations(library)
+
+
+def values_of(cache):
+    """float32 [B, S, K, D] that a cache stands for."""
+    if cache.dtype is torch.bfloat16:
+        return cache.float()
+    assert cache.dtype is torch.uint8
+    scales = cache[..., -4:].contiguous().view(torch.float32)
+    return cache[..., :-4].contiguous().view(torch.int8).float() * scales
+
+
+def half_a_step(exact, dtype):
+    """The most by which rounding to a form changes each value, with float32's own rounding."""
+    if dtype is torch.bfloat16:
+        return exact.abs() * 2.0**-8 + 1e-30
+    return exact.abs().amax(dim=-1, keepdim=True) / 127 / 2 * 1.0001 + 1e-30
+
+
+def written(ops, dtype, *, head_size, num_tokens=30, norms=False):
+    """(cache of `dtype` after rotary_and_cache, keys and values that torch keeps in float32)."""
+    generator = torch.Generator().manual_seed(head_size)
+    qkv = torch.randn(num_tokens, (HEADS + 2 * KV_HEADS) * head_size, generator=generator) * 3
+    qkv[3] = 0.0
+    slots = torch.randperm(12 * BLOCK, generator=generator)[:num_tokens]
+    norm = torch.randn(head_size, generator=generator) if norms else None
+    caches, queries = [], []
+    for backend, form in ((ops, dtype), (TORCH, torch.float32)):
+        cache = backend.allocate_kv_cache(12, BLOCK, KV_HEADS, head_size, form)
+        queries.append(
+            backend.rotary_and_cache(
+                qkv.clone(),
+                num_query_heads=HEADS,
+                head_size=head_size,
+                cos_sin_PD=torch.randn(64, head_size // 2 * 2, generator=generator.manual_seed(1)),
+                positions_T=torch.arange(num_tokens),
+                kv_cache=cache,
+                slot_mapping_T=slots,
+                q_norm_weight_D=norm,
+                k_norm_weight_D=norm,
+                norm_eps=1e-6,
+            )
+        )
+        caches.append(cache)
+    torch.testing.assert_close(queries[0], queries[1], atol=2e-5, rtol=2e-5)
+    return caches[0], caches[1], slots, qkv
+
+
+@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("head_size", [2, 10, 64, 80, 256])
+@pytest.mark.parametrize("norms", [False, True])
+def test_keys_and_values_are_written_within_half_a_step(ops, dtype, head_size, norms):
+    cache, exact, slots, qkv = written(ops, dtype, head_size=head_size, norms=norms)
+    for stored, wanted in zip(cache, exact, strict=True):
+        error = (values_of(stored) - wanted).abs()
+        assert bool((error <= half_a_step(wanted, dtype) + 2e-5 * wanted.abs()).all())
+    # values are not computed with, so their bits are those of rounding them in torch
+    values = qkv.view(len(qkv), -1, head_size)[:, HEADS + KV_HEADS :]
+    kept = cache[1].flatten(0, 1)[slots]
+    if dtype is torch.bfloat16:
+        assert torch.equal(kept, values.to(torch.bfloat16))
+    else:
+        scales = values.abs().amax(dim=-1, keepdim=True) / 127
+        codes = torch.round(values / torch.where(scales > 0, scales, 1.0)).to(torch.int8)
+        assert torch.equal(kept[..., :-4].contiguous().view(torch.int8), codes)
+        assert torch.equal(kept[..., -4:].contiguous().view(torch.float32), scales)
+
+
+@pytest.mark.parametrize("dtype", STORED)
+def test_whole_writes_and_reads_have_the_same_form(ops, dtype):
+    """What models outside of our own code do to a cache."""
+    cache, _, slots, qkv = written(ops, dtype, head_size=8)
+    values = qkv.view(len(qkv), -1, 8)[:, HEADS + KV_HEADS :]
+    other = ops.allocate_kv_cache(12, BLOCK, KV_HEADS, 8, dtype)
+    ops.write_kv_cache(values, values, kv_cache=other, slot_mapping_T=slots)
+    assert torch.equal(other[1], cache[1])
+    keys, read = ops.read_kv_cache(other, slots)
+    assert torch.equal(keys.float(), read.float())
+    assert torch.equal(read.float(), values_of(cache[1]).flatten(0, 1)[slots])
+
+
+@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_value_that_is_no_number_is_read_as_none(ops, dtype, bad):
+    cache = ops.allocate_kv_cache(2, BLOCK, 1, 8, dtype)
+    qkv = torch.randn(1, 3 * 8)
+    qkv[0, 20] = bad
+    ops.rotary_and_cache(
+        qkv,
+        num_query_heads=1,
+        head_size=8,
+        cos_sin_PD=torch.ones(4, 8),
+        positions_T=torch.zeros(1, dtype=torch.int64),
+        kv_cache=cache,
+        slot_mapping_T=torch.tensor([5]),
+    )
+    values = values_of(cache[1]).flatten(0, 1)[5, 0]
+    assert not values[4].isfinite()
+    assert values_of(cache[0]).isfinite().all()
+
+
+class Sequences:
+    """Random caches of `dtype` with a block table for each sequence, and planners."""
+
+    def __init__(self, ops, dtype, lengths, *, head_size, window=None, block_size=BLOCK):
+        generator = torch.Generator().manual_seed(len(lengths))
+        self.ops, self.head_size, self.window = ops, head_size, window
+        width = max(-(-length // block_size) for length in lengths)
+        num_blocks = len(lengths) * width + 1
+        order = torch.randperm(num_blocks - 1, generator=generator) + 1
+        self.table = order.view(-1, width).int()
+        self.caches = ops.allocate_kv_cache(num_blocks, block_size, KV_HEADS, head_size, dtype)
+        shape = (num_blocks * block_size, KV_HEADS, head_size)
+        rows = [torch.randn(shape, generator=generator) * 2 for _ in "kv"]
+        everywhere = torch.arange(num_blocks * block_size)
+        ops.write_kv_cache(*rows, kv_cache=self.caches, slot_mapping_T=everywhere)
+        self.planner = ops.make_attention_planner(
+            num_query_heads=HEADS,
+            num_kv_heads=KV_HEADS,
+            head_size=head_size,
+            block_size=block_size,
+            sliding_window=window,
+            max_num_seqs=64,
+            max_num_batched_tokens=1024,
+            max_model_len=1024,
+            dtype=torch.float32,
+            kv_dtype=dtype,
+        )
+
+    def attend(self, q, pieces):
+        """Of (sequence, first query, stop): (result, metadata)."""
+        rows = [sequence for sequence, _, _ in pieces]
+        counts = [stop - first for _, first, stop in pieces]
+        metadata = self.planner.plan(
+            query_start_loc_R1=torch.tensor([0, *counts]).cumsum(0).int(),
+            seq_lens_R=torch.tensor([stop for _, _, stop in pieces]).int(),
+            block_table_RM=self.table[rows],
+            slot_mapping_T=torch.zeros(sum(counts), dtype=torch.int64),
+            num_decodes=0,
+            num_decode_tokens=0,
+        )
+        arguments = {"scale": self.head_size**-0.5 / 2, "sliding_window": self.window}
+        return self.ops.paged_attention(q, *self.caches, metadata, **arguments), metadata, arguments
+
+
+PIECES = [(0, 0, 37), (1, 89, 90), (2, 255, 257), (3, 40, 190), (4, 0, 1), (5, 699, 700)]
+
+
+@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("head_size", [10, 64, 80, 256])
+def test_attention_over_a_stored_cache_is_that_over_its_values(ops, dtype, window, head_size):
+    sequences = Sequences(
+        ops, dtype, [stop for _, _, stop in PIECES], head_size=head_size, window=window
+    )
+    q = torch.randn(sum(stop - first for _, first, stop in PIECES), HEADS, head_size)
+    out, metadata, arguments = sequences.attend(q, PIECES)
+    expected = reference_paged_attention(
+        q, *map(values_of, sequences.caches), metadata, **arguments
+    )
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    plain = Sequences(
+        ops, torch.float32, [stop for _, _, stop in PIECES], head_size=head_size, window=window
+    )
+    plain.caches = tuple(values_of(cache) for cache in sequences.caches)
+    assert torch.equal(out, plain.attend(q, PIECES)[0])
+
+
+@pytest.mark.parametrize("dtype", STORED)
+def test_a_token_has_the_same_bits_in_a_prompt_a_chunk_a_crowd_and_alone(ops, dtype):
+    length = 300
+    sequences = Sequences(ops, dtype, [length], head_size=64, block_size=16)
+    q = torch.randn(length, HEADS, 64)
+    whole, _, _ = sequences.attend(q, [(0, 0, length)])
+    for cuts in (
+        [(0, 8), (8, 64), (64, 200), (200, 299), (299, 300)],
+        [(at, at + 1) for at in range(0, length, 7)],
+        [(299, 300)],
+    ):
+        wanted = torch.cat([torch.arange(first, stop) for first, stop in cuts])
+        out, _, _ = sequences.attend(q[wanted], [(0, first, stop) for first, stop in cuts])
+        assert torch.equal(out, whole[wanted])
+
+
+@pytest.mark.parametrize("dtype", STORED)
+def test_copies_within_the_cache_and_through_host_memory_carry_everything(ops, dtype):
+    sequences = Sequences(ops, dtype, [61, 61], head_size=16)
+    q = torch.randn(2, HEADS, 16)
+    pieces = [(0, 60, 61), (1, 60, 61)]
+    before, _, _ = sequences.attend(q, pieces)
+    host = ops.allocate_host_kv_cache(sequences.caches, 20)
+    blocks = sequences.table[0].long()
+    away = torch.arange(len(blocks))
+    ops.copy_blocks(sequences.caches, host, blocks, away)
+    for cache in sequences.caches:
+        cache[blocks] = 77
+    ops.copy_blocks(host, sequences.caches, away, blocks)
+    # and the second sequence's blocks trade places with the first's
+    both = torch.cat([blocks, sequences.table[1].long()])
+    ops.copy_blocks(sequences.caches, sequences.caches, both, both.roll(len(blocks)))
+    sequences.table = sequences.table.flip(0)
+    after, _, _ = sequences.attend(q, pieces)
+    assert torch.equal(before, after)
+
+
+def test_a_cache_of_another_form_than_planned_is_refused(ops):
+    sequences = Sequences(ops, torch.int8, [9], head_size=16)
+    q = torch.randn(1, HEADS, 16)
+    for other in (torch.float32, torch.bfloat16):
+        sequences.caches = ops.allocate_kv_cache(9, BLOCK, KV_HEADS, 16, other)
+        with pytest.raises(ValueError, match=r"the plan is for a contiguous cache in I8 of"):
+            sequences.attend(q, [(0, 8, 9)])

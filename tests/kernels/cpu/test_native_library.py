@@ -1,0 +1,204 @@
+"""The native library: built once, found again, refused with one line, and its pool of threads."""
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kernels.cpu import library as native
+from kernels.cpu.library import NativeLibrary, NativeLibraryUnavailable, build_library
+
+SOURCE = """#include "answer.h"
+extern "C" __attribute__((visibility("default"))) int answer() { return ANSWER; }
+"""
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    folder = tmp_path / "src"
+    folder.mkdir()
+    (folder / "answer.cpp").write_text(SOURCE)
+    (folder / "answer.h").write_text("#define ANSWER 41\n")
+    return folder
+
+
+def answer(path: Path) -> int:
+    return int(ctypes.CDLL(str(path)).answer())
+
+
+@pytest.mark.usefixtures("library")
+def test_a_library_is_built_once_and_again_when_a_header_changes(
+    tmp_path: Path, sources: Path
+) -> None:
+    cache = tmp_path / "cache"
+    built = build_library(cache, sources)
+    made_at = built.stat().st_mtime_ns
+    assert build_library(cache, sources) == built
+    assert built.stat().st_mtime_ns == made_at
+    assert answer(built) == 41
+    (sources / "answer.h").write_text("#define ANSWER 42\n")
+    changed = build_library(cache, sources)
+    assert changed != built
+    assert answer(changed) == 42
+    assert not list(cache.glob("build-*"))
+
+
+@pytest.mark.usefixtures("library")
+def test_two_builders_at_once_make_one_library(tmp_path: Path, sources: Path) -> None:
+    built: list[Path] = []
+    builders = [
+        threading.Thread(target=lambda: built.append(build_library(tmp_path / "cache", sources)))
+        for _ in range(3)
+    ]
+    for builder in builders:
+        builder.start()
+    for builder in builders:
+        builder.join()
+    assert len(built) == 3
+    assert len(set(built)) == 1
+    assert answer(built[0]) == 41
+
+
+@pytest.mark.usefixtures("library")
+def test_a_compiler_error_is_one_line_with_its_place(tmp_path: Path, sources: Path) -> None:
+    (sources / "answer.cpp").write_text(SOURCE.replace("return", "retrun"))
+    with pytest.raises(
+        NativeLibraryUnavailable, match=r"failed with 1: .*answer.cpp:2.*error"
+    ) as e:
+        build_library(tmp_path / "cache", sources)
+    assert "\n" not in str(e.value)
+    assert not list((tmp_path / "cache").glob("*.so"))
+
+
+@pytest.mark.usefixtures("library")
+def test_without_a_compiler_an_earlier_build_serves_and_else_one_line_says_why(
+    tmp_path: Path, sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    built = build_library(cache, sources)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert build_library(cache, sources) == built
+    with pytest.raises(NativeLibraryUnavailable, match=r"no C\+\+ compiler.*install g\+\+"):
+        build_library(tmp_path / "other", sources)
+
+
+@pytest.mark.usefixtures("library")
+def test_a_cache_that_cannot_be_written_names_the_variable(tmp_path: Path, sources: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NativeLibraryUnavailable, match="ENGINE_CORE_NATIVE_CACHE"):
+        build_library(tmp_path / "file", sources)
+
+
+def test_a_variable_switches_the_library_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENGINE_CORE_NATIVE", "0")
+    with pytest.raises(NativeLibraryUnavailable, match="ENGINE_CORE_NATIVE=0"):
+        native.load_library.__wrapped__()
+
+
+def test_threads_are_those_of_the_process_or_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed = len(os.sched_getaffinity(0))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("ENGINE_CORE_NATIVE_THREADS", "4096")
+    assert 1 <= native.available_threads() <= allowed
+    monkeypatch.setenv("ENGINE_CORE_NATIVE_THREADS", "1")
+    assert native.available_threads() == 1
+    monkeypatch.setenv("ENGINE_CORE_NATIVE_THREADS", "two")
+    with pytest.raises(NativeLibraryUnavailable, match=r"'two'.*whole number"):
+        native.available_threads()
+
+
+def test_every_task_runs_once_also_in_nested_calls(library: NativeLibrary) -> None:
+    prove = library.function("ec_pool_prove", ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+    seen = np.zeros(library.num_threads, np.int64)
+    done = 0
+    for num_tasks in (0, 1, 2, 3, 100, 5000):
+        for _ in range(50):
+            out = np.zeros(max(num_tasks, 1), np.int64)
+            assert prove(num_tasks, out.ctypes.data, seen.ctypes.data) is None
+            assert np.array_equal(out[:num_tasks], 2 * np.arange(1, num_tasks + 1))
+            done += num_tasks
+    assert seen.sum() == done
+
+
+def test_calls_from_several_threads_do_not_mix(library: NativeLibrary) -> None:
+    prove = library.function("ec_pool_prove", ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+    wrong: list[int] = []
+
+    def call() -> None:
+        for num_tasks in range(300):
+            out = np.zeros(max(num_tasks, 1), np.int64)
+            seen = np.zeros(library.num_threads, np.int64)
+            prove(num_tasks, out.ctypes.data, seen.ctypes.data)
+            if not np.array_equal(out[:num_tasks], 2 * np.arange(1, num_tasks + 1)):
+                wrong.append(num_tasks)
+
+    callers = [threading.Thread(target=call) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert not wrong
+
+
+def test_idle_threads_use_no_cpu(library: NativeLibrary) -> None:
+    prove = library.function("ec_pool_prove", ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+    out, seen = np.zeros(64, np.int64), np.zeros(library.num_threads, np.int64)
+    prove(64, out.ctypes.data, seen.ctypes.data)
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.005  # 1 % of a core
+
+
+def test_a_helper_leaves_the_cpu_that_its_caller_was_moved_to(library: NativeLibrary) -> None:
+    if library.num_threads < 2:
+        pytest.skip("this machine gives one thread")
+    prove = library.function("ec_pool_prove", ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+    out, seen = np.zeros(64, np.int64), np.zeros(library.num_threads, np.int64)
+    caller = threading.get_native_id()
+    allowed = os.sched_getaffinity(0)
+
+    def pinned_others() -> list[set[int]]:
+        threads = [int(path.name) for path in Path("/proc/self/task").iterdir()]
+        places = [os.sched_getaffinity(thread) for thread in threads if thread != caller]
+        return [place for place in places if len(place) == 1]
+
+    try:
+        for cpu in sorted(allowed):
+            os.sched_setaffinity(caller, {cpu})
+            prove(64, out.ctypes.data, seen.ctypes.data)
+            assert pinned_others(), "the pool's threads are pinned"
+            assert {cpu} not in pinned_others()
+    finally:
+        os.sched_setaffinity(caller, allowed)
+
+
+@pytest.mark.usefixtures("library")
+def test_a_forked_child_computes_without_its_parents_threads() -> None:
+    program = """
+import ctypes, os, numpy as np
+from kernels.cpu.library import load_library
+library = load_library()
+prove = library.function("ec_pool_prove", ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+out, seen = np.zeros(50, np.int64), np.zeros(64, np.int64)
+prove(50, out.ctypes.data, seen.ctypes.data)
+child = os.fork()
+if child == 0:
+    prove(50, out.ctypes.data, seen.ctypes.data)
+    os._exit(0 if np.array_equal(out, 4 * np.arange(1, 51)) else 3)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    assert done.returncode == 0
+
+
+def test_an_unknown_instruction_set_is_refused(library: NativeLibrary) -> None:
+    force = library.function("ec_force_isa", ctypes.c_int)
+    assert b"not in [-1, " in (force(7) or b"")

@@ -1,0 +1,225 @@
+"""Weights of a model: which layout each part gets, side by side, and taken from a file."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+
+from kernels.cpu.block_conversions import q5_0_as_q8_0
+from kernels.cpu.library import NativeLibrary
+from kernels.cpu.linear import NativeLinear, PackedParts
+from kernels.cpu.operations import CpuOperations
+from kernels.cpu.packing import NativePacking
+from kernels.cpu.weights import LinearKind, PackedLinear, pack_float, quantise_int4, quantise_int8
+from kernels.weight_packing import PackedFileError, QuantisedTensor
+
+
+def blocks_of(
+    type_name: str, num_rows: int, num_inputs: int, *, order: torch.Tensor | None = None
+) -> QuantisedTensor:
+    """A random matrix in a block type, as the gguf package quantises and reads it."""
+    kind = GGMLQuantizationType[type_name]
+    generator = np.random.default_rng(num_rows * 1000 + num_inputs)
+    weights = generator.standard_normal((num_rows, num_inputs)).astype(np.float32)
+    if type_name == "Q6_K":
+        raw = generator.integers(0, 256, (num_rows, num_inputs // 256, 210)).astype(np.uint8)
+        halves = np.full((num_rows, num_inputs // 256, 1), 0.01, np.float16)
+        raw[..., 208:] = halves.view(np.uint8)
+        raw = raw.reshape(num_rows, -1)
+    else:
+        raw = quantize(weights, kind)
+    return QuantisedTensor(
+        type_name=type_name,
+        shape=(num_rows, num_inputs),
+        arrays={"blocks": torch.from_numpy(raw)},
+        decode=lambda arrays: torch.from_numpy(dequantize(arrays["blocks"].numpy(), kind)),
+        row_order_N=order,
+    )
+
+
+def unreadable(part: QuantisedTensor) -> QuantisedTensor:
+    """The same from outside, and nothing inside."""
+
+    def decode(arrays: object) -> torch.Tensor:
+        raise AssertionError("it was read")
+
+    return QuantisedTensor(part.type_name, part.shape, {}, decode)
+
+
+def test_a_block_of_5_bits_is_one_of_8_with_the_same_numbers() -> None:
+    generator = np.random.default_rng(0)
+    raw = generator.integers(0, 256, (7, 3, 22)).astype(np.uint8)
+    raw[..., :2] = generator.uniform(-1, 1, (7, 3, 1)).astype(np.float16).view(np.uint8)
+    blocks = raw.reshape(7, -1)
+    converted = q5_0_as_q8_0(blocks)
+    assert converted.shape == (7, 3 * gguf.GGML_QUANT_SIZES[GGMLQuantizationType.Q8_0][1])
+    same = dequantize(converted, GGMLQuantizationType.Q8_0)
+    assert np.array_equal(same, dequantize(blocks, GGMLQuantizationType.Q5_0))
+
+
+@pytest.mark.parametrize("type_name", ["Q8_0", "Q5_0", "Q4_0", "Q4_1", "Q6_K"])
+def test_rows_of_a_packed_matrix_are_those_of_the_file(
+    library: NativeLibrary, type_name: str
+) -> None:
+    part = blocks_of(type_name, 45, 256)
+    packing = NativePacking(library)
+    weight = packing.pack("table", [part])
+    ids = torch.tensor([44, 0, 7, 7])
+    assert torch.equal(CpuOperations(library).embedding(ids, weight), part.dequantise()[ids])
+
+
+def test_parts_of_one_type_become_one_weight_in_their_own_order(library: NativeLibrary) -> None:
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
+    parts = [blocks_of("Q4_1", 40, 64, order=order), blocks_of("Q4_1", 8, 64)]
+    bias = torch.randn(48)
+    packed = NativePacking(library).pack("qk", parts, bias)
+    assert isinstance(packed, PackedLinear)
+    linear = NativeLinear(library)
+    rows = linear.gather_rows(torch.arange(48), packed)
+    assert torch.equal(rows, torch.cat([part.dequantise() for part in parts]))
+    assert torch.equal(rows[:40], blocks_of("Q4_1", 40, 64).dequantise()[order])
+    assert torch.equal(linear(torch.zeros(1, 64), packed)[0], bias)
+
+
+def test_parts_of_unlike_types_stand_side_by_side_in_one_product(library: NativeLibrary) -> None:
+    parts = [
+        blocks_of("Q4_0", 40, 256),
+        blocks_of("Q5_0", 33, 256),
+        blocks_of("Q8_0", 31, 256),  # what Q5_0 becomes: one weight with the part before
+        torch.randn(9, 256, dtype=torch.bfloat16),
+    ]
+    bias = torch.randn(113)
+    packing = NativePacking(library)
+    packed = packing.pack("qkv", parts, bias)
+    assert isinstance(packed, PackedParts)
+    kinds = [part.kind for part in packed.parts]
+    assert kinds == [LinearKind.Q4_GROUP, LinearKind.Q8_GROUP, LinearKind.F32]
+    assert set(packing.bytes_by_format()) == {"Q4_0", "Q8_0", "float32"}
+    x = torch.randn(5, 256)
+    out = CpuOperations(library).linear(x, packed)
+    start = 0
+    for part in parts:
+        alone = NativePacking(library).pack("one", [part], bias[start : start + part.shape[0]])
+        stop = start + part.shape[0]
+        assert torch.equal(out[:, start:stop], CpuOperations(library).linear(x, alone))
+        start = stop
+    assert start == out.shape[1]
+
+
+def test_a_type_without_a_product_is_dequantised(library: NativeLibrary) -> None:
+    part = blocks_of("Q5_1", 33, 64)
+    packing = NativePacking(library)
+    packed = packing.pack("down", [part])
+    assert isinstance(packed, PackedLinear)
+    assert packed.kind is LinearKind.F32
+    rows = NativeLinear(library).gather_rows(torch.arange(33), packed)
+    assert torch.equal(rows, part.dequantise())
+
+
+@pytest.mark.parametrize(
+    ("floats", "least_bits", "packer"),
+    [
+        ("float32", 4, pack_float),
+        ("int8", 4, quantise_int8),
+        ("int8", 32, pack_float),
+        ("int4", 4, quantise_int4),
+        ("int4", 8, quantise_int8),
+        ("int4", 32, pack_float),
+    ],
+)
+def test_floats_are_kept_in_the_format_asked_for_or_the_next_with_enough_bits(
+    library: NativeLibrary, floats, least_bits, packer
+) -> None:
+    parts = [torch.randn(20, 64), torch.randn(20, 64)]
+    packed = NativePacking(library, floats).pack("up", parts, least_bits=least_bits)
+    x = torch.randn(3, 64)
+    linear = NativeLinear(library)
+    assert torch.equal(linear(x, packed), linear(x, packer(library, torch.cat(parts))))
+
+
+def test_blocks_may_be_made_floats_and_those_quantised(library: NativeLibrary) -> None:
+    part = blocks_of("Q4_1", 40, 64)
+    x = torch.randn(3, 64)
+    linear = NativeLinear(library)
+    for floats, packer in (("float32", pack_float), ("int8", quantise_int8)):
+        packing = NativePacking(library, floats, keeps_blocks=False)
+        packed = packing.pack("q", [part])
+        assert torch.equal(linear(x, packed), linear(x, packer(library, part.dequantise())))
+        assert set(packing.bytes_by_format()) == {floats}
+
+
+def test_a_second_start_takes_weights_from_the_file_and_reads_no_part(
+    library: NativeLibrary, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.weights"
+    parts = [blocks_of("Q4_1", 40, 64), blocks_of("Q8_0", 24, 64)]
+    table, bias = blocks_of("Q8_0", 70, 64), torch.randn(64)
+    first = NativePacking(library)
+    packed = first.pack("qk", parts, bias), first.pack("table", [table])
+    assert first.num_bytes_to_save() == sum(first.bytes_by_format().values())
+    first.save(file)
+
+    second = NativePacking(library)
+    second.open(file)
+    again = (
+        second.pack("qk", [unreadable(part) for part in parts], bias),
+        second.pack("table", [unreadable(table)]),
+    )
+    x = torch.randn(3, 64)
+    linear = NativeLinear(library)
+    for one, other in zip(packed, again, strict=True):
+        assert torch.equal(linear(x, one), linear(x, other))
+    assert second.bytes_by_format() == first.bytes_by_format()
+    assert second.num_bytes_to_save() == 0
+
+
+def test_what_the_file_does_not_hold_is_packed_and_added(
+    library: NativeLibrary, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.weights"
+    first = NativePacking(library)
+    first.pack("q", [blocks_of("Q4_1", 40, 64)])
+    first.save(file)
+    second = NativePacking(library)
+    second.open(file)
+    other = blocks_of("Q4_1", 33, 64)
+    packed = second.pack("q", [other])
+    assert isinstance(packed, PackedLinear)
+    rows = NativeLinear(library).gather_rows(torch.arange(33), packed)
+    assert torch.equal(rows, other.dequantise())
+    assert second.num_bytes_to_save() == packed.num_bytes
+
+
+def test_floating_weights_are_not_kept_in_the_file(library: NativeLibrary) -> None:
+    packing = NativePacking(library)
+    packing.pack("router", [torch.randn(8, 64)])
+    assert packing.num_bytes_to_save() == 0
+
+
+@pytest.mark.parametrize("damage", ["empty", "foreign", "cut short", "renamed"])
+def test_a_file_that_is_not_ours_is_refused(
+    library: NativeLibrary, tmp_path: Path, damage: str
+) -> None:
+    file = tmp_path / "model.weights"
+    packing = NativePacking(library)
+    packing.pack("q", [blocks_of("Q4_1", 40, 64)])
+    packing.save(file)
+    whole = file.read_bytes()
+    if damage == "renamed":
+        file = file.rename(tmp_path / "another.weights")
+    else:
+        damaged = {"empty": b"", "foreign": b"GGUF" * 100, "cut short": whole[:-64]}[damage]
+        file.write_bytes(damaged)
+    with pytest.raises(PackedFileError, match=str(file)):
+        NativePacking(library).open(file)
+
+
+def test_what_does_not_fit_is_refused_by_name(library: NativeLibrary) -> None:
+    with pytest.raises(ValueError, match=r"mlp: parts of shapes \(4, 64\), \(4, 32\)"):
+        NativePacking(library).pack("mlp", [torch.randn(4, 64), torch.randn(4, 32)])
+    with pytest.raises(ValueError, match='"int3", only float32, int8, int4'):
+        NativePacking(library, "int3")  # type: ignore[arg-type]
