@@ -20,6 +20,8 @@ $(VENV)/.installed: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --progress-bar off '$(TORCH)'
 	$(PIP) install --progress-bar off -e .
+	@echo "== native CPU kernels, into the user's cache (without a compiler torch runs instead)"
+	@$(BIN)/python -c 'from kernels.cpu.library import load_library; load_library()' || true
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -37,7 +37,7 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
         raise ConfigurationError(
             f"--block-size is {options.block_size}; on a GPU it must be a power of two, such as 16"
         )
-    defaults = defaults_of(loaded.ops.device)
+    defaults = defaults_of(loaded.ops.device, is_quantised=loaded.is_quantised)
     layout = plan_cache_layout(spec.sliding_windows)
     cache_dtype = choose_cache_dtype(options.kv_cache_dtype, loaded.dtype)
     if loaded.model_impl == "transformers" and cache_dtype != loaded.dtype:

@@ -42,8 +42,7 @@ def run_daemon(options: EngineOptions) -> int:
     )
     # The address first: if it is taken, say so before the model has been loaded.
     with EngineSocket(options.bind) as socket:
-        with no_garbage_collection():
-            core, config = _start(options, socket, lifecycle, clock)
+        core, config = _start(options, socket, lifecycle, clock)
         with lifecycle.listen(socket):
             clock.enter("serving")
             _announce(config, clock)
@@ -53,13 +52,14 @@ def run_daemon(options: EngineOptions) -> int:
 def _start(
     options: EngineOptions, socket: EngineSocket, lifecycle: Lifecycle, clock: StartClock
 ) -> tuple[EngineCore, EngineConfig]:
-    load_torch_library_beside()
-    from engine_core.model_opening import open_model
+    with no_garbage_collection():
+        load_torch_library_beside()
+        from engine_core.model_opening import open_model
 
-    clock.enter("files")
-    opened = open_model(options)
-    clock.enter("imports")
-    from engine_core.startup import start_engine  # torch
+        clock.enter("files")
+        opened = open_model(options)
+        clock.enter("imports")
+        from engine_core.startup import start_engine  # torch
 
     return start_engine(options, opened, socket, lifecycle, clock)
 

@@ -52,8 +52,9 @@ class DeviceOptions:
     quantization: Annotated[
         QuantizationName,
         option(
-            "Weights of dense layers, on a CPU; int8: a scale a row; int4: groups of 32; none: as "
-            "--dtype says; auto: a GGUF's own blocks unless --dtype is given, else none.",
+            "Weights of dense layers; int8: a scale a row; int4: groups of 32 (both on a CPU); "
+            "none: as --dtype says; auto: quantised as the file is where the device runs that, "
+            "unless --dtype is given.",
             "Model",
         ),
     ] = "auto"
@@ -87,7 +88,7 @@ class DeviceOptions:
     kv_cache_dtype: Annotated[
         CacheDtypeName,
         option(
-            "auto: as the model; fp8: e4m3, half the memory of a block, GPU only; bfloat16 and int8 "
+            "auto: as the model; fp8: e4m3, half a block's memory, GPU only; bfloat16 and int8 "
             "(a scale a head and token): a half and 0.27 of float32's memory, CPU only.",
             "KV cache",
         ),

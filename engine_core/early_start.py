@@ -42,8 +42,9 @@ def load_torch_library_beside() -> threading.Thread | None:
 def no_garbage_collection() -> Iterator[None]:
     """Inside, nothing is searched for cycles; what exists at the end is never searched.
 
-    A start makes a million objects, nearly all for good: the collector would walk them over and
-    over, a tenth of the start, and later stop a step for a tenth of a second.
+    Imports make 300,000 objects, nearly all for good: the collector would walk them over and
+    over, a tenth of the start, and later stop a step for a tenth of a second. Not for work that
+    may leave tensors in cycles.
     """
     gc.disable()
     try:

@@ -31,7 +31,7 @@ class LoadedModel:
 
     Attributes:
         weights: formats of the dense layers' weights, the one with most bytes first.
-        is_packed: every product is of packed weights: none is left to torch.
+        is_packed: on a CPU, every product is of packed weights: none is left to torch.
     """
 
     model: Model
@@ -41,6 +41,11 @@ class LoadedModel:
     model_impl: str
     weights: str
     is_packed: bool
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether most of the weights' bytes are."""
+        return "float" not in self.weights.split("+")[0]
 
     def step_bytes(self, max_num_tokens: int, max_num_seqs: int) -> int:
         """Upper estimate of one step's activations, in bytes.
@@ -92,6 +97,7 @@ def load_any_model(files: ModelFiles, wanted: LoadRequest) -> LoadedModel:
             float_weights=wanted.float_weights,
             keeps_blocks=wanted.keeps_blocks,
             num_threads=wanted.num_threads,
+            quantised_types=files.quantised_types,
             report=logger.info,
         )
     except UnsupportedDevice as error:
@@ -109,6 +115,11 @@ def load_any_model(files: ModelFiles, wanted: LoadRequest) -> LoadedModel:
             logger.info("%s; using transformers' model code", error)
     if model is None:
         used_impl = "transformers"
+        if wanted.float_weights != "float32":
+            raise ConfigurationError(
+                f"--quantization {wanted.float_weights} has no effect on transformers' model code, "
+                f"which {files.name} needs or --model-impl asks for; leave it out"
+            )
         model = _load_through_transformers(files, wanted.dtype, ops)
     architecture = ", ".join(files.config.get("architectures") or [files.config["model_type"]])
     packing = ops.weight_packing(wanted.dtype) if used_impl == "native" else None
@@ -119,7 +130,7 @@ def load_any_model(files: ModelFiles, wanted: LoadRequest) -> LoadedModel:
         architecture=architecture,
         model_impl=used_impl,
         weights=dtype_name(wanted.dtype) if packing is None else _formats_of(packing),
-        is_packed=packing is not None and not _has_experts(files),
+        is_packed=ops.device.type == "cpu" and packing is not None and not _has_experts(files),
     )
     if wanted.batch_invariant and ops.device.type == "cpu" and not loaded.is_packed:
         raise ConfigurationError(
@@ -151,6 +162,7 @@ def _load_native(files: ModelFiles, wanted: LoadRequest, ops: Operations) -> Mod
         ops=ops,
         max_model_len=wanted.max_model_len,
         transfer=weight_transfer_to(ops.device),
+        drops_zero_biases=bool(files.quantised_types),
     )
     if cache is not None and packing is not None and kept_in is not None:
         cache.save(packing, kept_in)
@@ -190,6 +202,11 @@ def _load_through_transformers(files: ModelFiles, dtype: torch.dtype, ops: Opera
     if not files.path.is_dir():
         raise ConfigurationError(
             f"--model-impl transformers needs a model folder, {files.path} is a file"
+        )
+    if files.quantised_types:
+        raise StartupError(
+            f"{files.name} is quantised ({', '.join(files.quantised_types)}), and transformers' "
+            "model code runs unquantised models only here; use those weights"
         )
     from engine_core.models.transformers_model import load_transformers_model
 

@@ -24,6 +24,10 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_LIMIT_BYTES = 8 << 30
 _SUFFIX = ".weights"
+_RULES = 1
+"""Counts how a model's tensors become layers' weights: goes up when other numbers come out."""
+_ABANDONED_S = 3600.0
+"""Since the last change of a file without our suffix: who was writing it has died."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class PackedWeightCache:
         Raises:
             OSError: a weight file is gone.
         """
-        digest = hashlib.blake2b(f"{packed_as};{fingerprint}".encode(), digest_size=16)
+        digest = hashlib.blake2b(f"{_RULES};{packed_as};{fingerprint}".encode(), digest_size=16)
         for file in weight_files:
             status = file.stat()
             digest.update(f";{status.st_size};{status.st_mtime_ns}".encode())
@@ -66,7 +70,8 @@ class PackedWeightCache:
             packing.open(file)
         except (PackedFileError, OSError) as error:
             logger.warning("the weights are packed anew: %s", error)
-            file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
             return False
         with contextlib.suppress(OSError):  # a folder that may only be read
             os.utime(file)  # used now: the last to go
@@ -98,6 +103,10 @@ class PackedWeightCache:
 
     def _make_room(self, num_bytes: int, *, but: Path) -> None:
         """Remove files until `num_bytes` more fit, those used longest ago first."""
+        for file in self.folder.iterdir():
+            is_ours = file.suffix == _SUFFIX
+            if not is_ours and time.time() - file.stat().st_mtime > _ABANDONED_S:
+                file.unlink(missing_ok=True)
         kept = [file for file in self.folder.glob(f"*{_SUFFIX}") if file != but]
         used = {file: file.stat() for file in kept}
         total_bytes = sum(status.st_size for status in used.values())

@@ -64,7 +64,7 @@ class RunnerAssembly:
         """A runner with its cache; `max_model_len` may be less than was measured for.
 
         Raises:
-            StartupError: the device's kernels cannot serve the model's shape, or have no such cache.
+            StartupError: the device's kernels cannot serve the model's shape or the cache's dtype.
         """
         loaded = self.loaded
         if not self.on_device:

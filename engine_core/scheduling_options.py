@@ -28,7 +28,8 @@ class SchedulingOptions:
     max_num_batched_tokens: Annotated[
         _Count,
         option(
-            "Most tokens a step; default: 256 on a CPU, 8192 on a GPU.",
+            "Most tokens a step; default: 128 on a CPU with float32 weights, 256 with "
+            "quantised ones, 8192 on a GPU.",
             "Scheduler",
             validator=AT_LEAST_ONE,
         ),

@@ -89,9 +89,13 @@ def _load(options: EngineOptions, files: ModelFiles, device: torch.device) -> Lo
             float_weights=float_weights_of(options.quantization),
             keeps_blocks=keeps_blocks(options.quantization, options.dtype),
             num_threads=options.num_threads,
-            weight_cache=PackedWeightCache(
-                cache_folder() / "weights",
-                DEFAULT_LIMIT_BYTES if options.weight_cache is None else options.weight_cache,
-            ),
+            weight_cache=_weight_cache(options, device),
         ),
     )
+
+
+def _weight_cache(options: EngineOptions, device: torch.device) -> PackedWeightCache | None:
+    if device.type != "cpu":
+        return None  # a GPU's layouts are made at once, on the device
+    limit = DEFAULT_LIMIT_BYTES if options.weight_cache is None else options.weight_cache
+    return PackedWeightCache(cache_folder() / "weights", limit)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Literal
 
 import torch
@@ -34,6 +35,7 @@ def select_operations(
     float_weights: FloatWeights = "float32",
     keeps_blocks: bool = True,
     num_threads: int | None = None,
+    quantised_types: AbstractSet[str] = frozenset(),
     report: Callable[[str], None] = lambda line: None,
 ) -> Operations:
     """The operations for `device`. On a CPU those of the native library, and torch's where there
@@ -47,7 +49,10 @@ def select_operations(
         keeps_blocks: a file's quantised blocks stay what they are where the backend runs them; else
             they are dequantised, and become what floating weights become.
         num_threads: of the native library; None: as `kernels.cpu.library.available_threads` finds.
-        report: gets a line where a slower backend serves than a CPU could have.
+        quantised_types: of the model's weights that are to stay what they are, see
+            `QuantisedTensor.type_name`; a GPU keeps those of them that it runs, if `keeps_blocks`.
+        report: gets a line before native kernels are built, or where a slower backend serves than a
+            CPU could have.
 
     Raises:
         UnsupportedDevice: this build cannot run on the device, or not in the way asked for.
@@ -68,7 +73,11 @@ def select_operations(
     numbered = _check_cuda(chosen)
     from kernels.triton_ops.operations import TritonOperations
 
-    return TritonOperations(numbered, batch_invariant=batch_invariant)
+    return TritonOperations(
+        numbered,
+        batch_invariant=batch_invariant,
+        quantised_types=quantised_types if keeps_blocks else frozenset(),
+    )
 
 
 def device_step_operations(device: torch.device) -> DeviceStepOperations:
@@ -95,7 +104,7 @@ def _cpu_operations(
     from kernels.cpu.library import NativeLibraryUnavailable, load_library
 
     try:
-        library = load_library(num_threads)
+        library = load_library(num_threads, report)
     except NativeLibraryUnavailable as error:
         if float_weights != "float32":
             raise UnsupportedDevice(

@@ -22,14 +22,16 @@ class QuantisedTensor:
     """A matrix [N, E] in the quantised values that a file holds.
 
     Attributes:
-        type_name: what `arrays` mean: GGUF's name of a block type, such as "Q4_1", or the name of
-            another format.
+        type_name: what `arrays` mean: GGUF's name of a block type, such as "Q4_1", or
+            "gptq-int4", "gptq-int8", "gptq_v2-int4", "gptq_v2-int8", "awq-int4".
         shape: (N, E).
         arrays: by name. Of a GGUF type there is one: "blocks", uint8 [N, bytes a row], each row a
-            whole number of blocks. May be mapped from a file: they are read when asked for.
+            whole number of blocks. Of the other types there are "qweight", "qzeros" and "scales"
+            as their libraries lay them out. May be mapped from a file: they are read when asked
+            for.
         decode: such arrays -> float32 [n, E], the values that the type defines.
         row_order_N: int64; row i of the matrix is row `row_order_N[i]` of every array. None: as it
-            is.
+            is; always so where rows of the arrays are not the matrix's.
     """
 
     type_name: str

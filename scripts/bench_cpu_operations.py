@@ -60,19 +60,27 @@ def bench_operations(only: str) -> Results:
 def bench_model(files: ModelFiles, rows: list[int], num_output: int, long: int) -> Results:
     """Decode of each number of rows, and the first token of a prompt of `long` tokens."""
     runs = [
-        GreedyRun(ops, files, max_rows=max(rows), max_length=max(64 + num_output, long + 1))
+        GreedyRun(
+            ops,
+            files,
+            max_rows=max(rows),
+            max_length=long + num_output,
+            max_tokens=max(max(rows) * (PROMPT_LENGTH + num_output), long + num_output),
+        )
         for ops in (TorchOperations(), CpuOperations(load_library()))
     ]
     results: Results = {}
     for num_rows, length in [*((count, PROMPT_LENGTH) for count in rows), (1, long)]:
         wanted = num_output if length != long else 1
         prompts = random_prompts(files, num_rows, length)
-        num_ties = check_tokens(*(run.generate(prompts, 24, with_margins=True) for run in runs))
+        chunk = 256 if length == long else 1024
+        answers = (run.generate(prompts, 16, chunk=chunk, with_margins=True) for run in runs)
+        num_ties = check_tokens(*answers)
         best = [[float("inf")] * 2 for _ in runs]
-        for _ in range(3):
+        for _ in range(2):
             for run, kept in zip(runs, best, strict=True):
-                answers = run.generate(prompts, wanted, chunk=256 if length == long else 1024)
-                kept[0], kept[1] = min(kept[0], answers.first_s), min(kept[1], answers.rest_s)
+                timed = run.generate(prompts, wanted, chunk=chunk)
+                kept[0], kept[1] = min(kept[0], timed.first_s), min(kept[1], timed.rest_s)
         (torch_first, torch_rest), (native_first, native_rest) = best
         line = (
             f"{num_rows:3} x {length}: first tokens {torch_first * 1e3:.0f} ms torch, "
@@ -87,7 +95,7 @@ def bench_model(files: ModelFiles, rows: list[int], num_output: int, long: int) 
             )
             figures["torch_tok_s"] = num_tokens / torch_rest
             figures["native_tok_s"] = num_tokens / native_rest
-        print(f"{line}; tokens equal, {num_ties} answers up to a near tie")
+        print(f"{line}; tokens equal, {num_ties} answers up to a near tie", flush=True)
         results[f"{num_rows} x {length}"] = figures
     return results
 
@@ -117,12 +125,24 @@ def check_tokens(reference: Answers, native: Answers) -> int:
 
 
 def bench_overhead(
-    files: ModelFiles, rows: list[int], num_output: int, weights: FloatFormat
+    files: ModelFiles, rows: list[int], num_output: int, weights: FloatFormat | None
 ) -> Results:
-    """Milliseconds of a decode step: all of it, and what the library took."""
+    """Milliseconds of a decode step: all of it, and what the library took.
+
+    Args:
+        weights: what they become; None: quantised ones run as the file holds them.
+    """
     library = MeasuredLibrary(load_library())
-    ops = CpuOperations(library, linear_weights=weights)
-    run = GreedyRun(ops, files, max_rows=max(rows), max_length=PROMPT_LENGTH + num_output)
+    ops = CpuOperations(library, linear_weights=weights or "float32")
+    length = PROMPT_LENGTH + num_output
+    run = GreedyRun(
+        ops,
+        files,
+        max_rows=max(rows),
+        max_length=length,
+        max_tokens=max(rows) * length,
+        keeps_blocks=weights is None,
+    )
     results: Results = {}
     for num_rows in rows:
         prompts = random_prompts(files, num_rows, PROMPT_LENGTH)
@@ -157,7 +177,8 @@ def main() -> None:
     parser.add_argument("--rows", default="1,32,64", help="requests decoded at once")
     parser.add_argument("--num-output", type=int, default=48)
     parser.add_argument("--long", type=int, default=2000, help="tokens of the long prompt")
-    parser.add_argument("--weights", choices=["float32", "int8", "int4"], default="float32")
+    parser.add_argument("--weights", choices=["float32", "int8", "int4", "own"])
+    parser.set_defaults(weights="float32")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     os.environ[THREADS_VARIABLE] = str(options.threads)
@@ -169,7 +190,12 @@ def main() -> None:
         if options.what == "model":
             results = bench_model(files, rows, options.num_output, options.long)
         else:
-            results = bench_overhead(files, rows, options.num_output, options.weights)
+            results = bench_overhead(
+                files,
+                rows,
+                options.num_output,
+                None if options.weights == "own" else options.weights,
+            )
     print(json.dumps(results))
 
 

@@ -51,6 +51,10 @@ class ConfigOnly:
     def weight_files(self) -> tuple[Path, ...]:
         return ()
 
+    @property
+    def quantised_types(self) -> frozenset[str]:
+        return frozenset()
+
     def tensors(self, *, keeps_blocks: bool = False) -> Iterator[tuple[str, WeightPart]]:
         self._has_no_weights()
 

@@ -82,6 +82,15 @@ class GgufFile:
     def weight_files(self) -> tuple[Path, ...]:
         return tuple(header.file for header in self._headers)
 
+    @property
+    def quantised_types(self) -> frozenset[str]:
+        tensors = [tensor for header in self._headers for tensor in header.tensors]
+        return frozenset(
+            tensor.quant_type.name
+            for tensor in tensors
+            if _is_quantised_matrix(tensor)
+        )
+
     def tensors(self, *, keeps_blocks: bool = False) -> Iterator[tuple[str, WeightPart]]:
         from engine_core.model_files.dequantize import dequantize  # torch: not for opening
 

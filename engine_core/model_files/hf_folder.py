@@ -13,10 +13,20 @@ from typing import TYPE_CHECKING, Any
 from engine_core.model_files.eos_tokens import resolve_eos_token_ids
 from engine_core.model_files.errors import ModelNotFound, UnsupportedModelFile
 from engine_core.model_files.fingerprint import fingerprint_files
+from engine_core.model_files.grouped_integers import (
+    dequantised,
+    find_layers,
+    join_layers,
+    read_quantisation,
+)
 from engine_core.model_files.hf_tokenizer import read_folder_tokenizer, tokenizer_files
 from engine_core.model_files.interface import TokenizerFiles
 from engine_core.model_files.json_file import read_json_object, read_json_object_if_present
-from engine_core.model_files.safetensors_shards import find_safetensors_shards, read_safetensors
+from engine_core.model_files.safetensors_shards import (
+    check_safetensors_header,
+    find_safetensors_shards,
+    read_safetensors,
+)
 
 if TYPE_CHECKING:
     from kernels.weight_packing import WeightPart
@@ -28,17 +38,25 @@ class HfFolder:
     Raises:
         ModelNotFound: no config.json or no weights.
         BrokenModelFile: a file is there and is not whole.
-        UnsupportedModelFile: an adapter, weights in pickles, or a quantised checkpoint.
+        UnsupportedModelFile: an adapter, weights in pickles, or quantised in a way that is not
+            read.
     """
 
     def __init__(self, folder: Path, *, name: str | None = None) -> None:
         self.path = folder
         self.name = name or folder.resolve().name
         self.config = _read_config(folder)
+        self._quantisation = read_quantisation(self.config, folder)
+        # it describes the files, and `tensors` gives what a plain folder would hold
+        self.config.pop("quantization_config", None)
         self.generation_config: dict[str, Any] = read_json_object_if_present(
             folder / "generation_config.json"
         )
         self._shards = find_safetensors_shards(folder)
+        self._quantised_layers: dict[str, frozenset[str]] = {}
+        if self._quantisation is not None:
+            names = [name for shard in self._shards for name in check_safetensors_header(shard)]
+            self._quantised_layers = find_layers(names, folder)
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -58,8 +76,18 @@ class HfFolder:
     def weight_files(self) -> tuple[Path, ...]:
         return self._shards
 
+    @property
+    def quantised_types(self) -> frozenset[str]:
+        return frozenset({self._quantisation.type_name} if self._quantisation else ())
+
     def tensors(self, *, keeps_blocks: bool = False) -> Iterator[tuple[str, WeightPart]]:
-        return read_safetensors(self._shards)
+        tensors = read_safetensors(self._shards)
+        if self._quantisation is None:
+            return tensors
+        parts = join_layers(tensors, self._quantised_layers, self._quantisation)
+        if keeps_blocks:
+            return parts
+        return ((name, dequantised(part)) for name, part in parts)
 
     def tokenizer(self) -> TokenizerFiles | None:
         return read_folder_tokenizer(self.path)
@@ -77,12 +105,4 @@ def _read_config(folder: Path) -> dict[str, Any]:
             f"{folder} has no config.json, so it is not a model folder; name the folder that "
             f"holds config.json and *.safetensors, or a .gguf file"
         )
-    config = read_json_object(file)
-    quantization = config.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise UnsupportedModelFile(
-            f"{folder} is quantised with {method or 'an unnamed method'}, which is not read; use "
-            f"the unquantised model, or a .gguf of it"
-        )
-    return config
+    return read_json_object(file)

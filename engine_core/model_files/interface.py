@@ -41,7 +41,7 @@ class ModelFiles(Protocol):
 
     @property
     def config(self) -> dict[str, Any]:
-        """As in `config.json`."""
+        """As in `config.json`, but for how weights are quantised: `tensors` settles that."""
 
     @property
     def generation_config(self) -> dict[str, Any]:
@@ -62,10 +62,14 @@ class ModelFiles(Protocol):
     def weight_files(self) -> tuple[Path, ...]:
         """The files that hold the weights, in a fixed order."""
 
+    @property
+    def quantised_types(self) -> frozenset[str]:
+        """Type names of the matrices that are quantised, see `tensors`; empty: none is."""
+
     def tensors(self, *, keeps_blocks: bool = False) -> "Iterator[tuple[str, WeightPart]]":
         """Each weight once, by its Hugging Face name, read when asked for.
 
-        Floating point of any width (float32 where the file holds quantised blocks), on the CPU.
+        Floating point of any width (float32 where the file holds quantised values), on the CPU.
 
         Args:
             keeps_blocks: matrices that the file holds in quantised blocks come as

@@ -139,6 +139,10 @@ class _WithTokenizer:
     def weight_files(self) -> tuple[Path, ...]:
         return self._files.weight_files
 
+    @property
+    def quantised_types(self) -> frozenset[str]:
+        return self._files.quantised_types
+
     def tensors(self, *, keeps_blocks: bool = False) -> "Iterator[tuple[str, WeightPart]]":
         return self._files.tensors(keeps_blocks=keeps_blocks)
 

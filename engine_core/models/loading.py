@@ -34,6 +34,7 @@ def load_model(
     ops: Operations,
     max_model_len: int | None = None,
     transfer: WeightTransfer | None = None,
+    drops_zero_biases: bool = False,
 ) -> Model:
     """Build the model of a config.json on the device of `ops`, and fill it.
 
@@ -43,6 +44,8 @@ def load_model(
             beside the model no more than one layer is in memory.
         dtype: of weights and activations.
         max_model_len: positions to prepare for, if fewer than the model was made for.
+        drops_zero_biases: biases of zeros may come that no layer takes: some quantisers write one
+            for every layer.
         transfer: how tensors get to that device; default: by plain copies. Finished here.
 
     Raises:
@@ -53,7 +56,14 @@ def load_model(
     name, architecture, model = _build(config, dtype=dtype, ops=ops, max_model_len=max_model_len)
     pending = model.placements()
     transfer = transfer or DirectTransfer()
-    _place(pending, tensors, architecture, name, transfer.copy)
+    _place(
+        pending,
+        tensors,
+        architecture,
+        name,
+        transfer.copy,
+        drops_zero_biases=drops_zero_biases,
+    )
     missing = pending.keys() - model.vocabulary.optional_names
     if missing:
         raise ModelWeightsError(
@@ -110,6 +120,8 @@ def _place(
     architecture: Architecture,
     name: str,
     copy: CopyWeight,
+    *,
+    drops_zero_biases: bool,
 ) -> None:
     """Hand every tensor to its place; what is left in `pending` did not come."""
     placed: set[str] = set()
@@ -122,7 +134,9 @@ def _place(
         if placement is None:
             if target in placed:
                 raise ModelWeightsError(f"tensor {file_name} comes twice; the files overlap")
-            if not target.endswith(_RECOMPUTED_SUFFIXES):
+            if target.endswith(_RECOMPUTED_SUFFIXES):
+                continue
+            if not (drops_zero_biases and _adds_nothing(target, tensor)):
                 unexpected.append(file_name)
             continue
         if tuple(tensor.shape) != placement.shape:
@@ -140,6 +154,11 @@ def _place(
             f"{len(unexpected)} tensors have no place in {name}: {_listed(unexpected)}; "
             "config.json belongs to another model, or leaves out an option"
         )
+
+
+def _adds_nothing(name: str, tensor: WeightPart) -> bool:
+    """Whether a tensor is a bias of zeros."""
+    return name.endswith(".bias") and isinstance(tensor, torch.Tensor) and not bool(tensor.any())
 
 
 def _as_published(

@@ -20,6 +20,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -41,6 +42,7 @@ _SOURCES = Path(__file__).parent / "src"
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread")
 _LINK_FLAGS = ("-shared", "-pthread")
 _BUILD_LIMIT_S = 600
+_KEPT_S = 30 * 24 * 3600
 
 NativeFunction = Callable[..., "bytes | None"]
 """A call gives None, or the text of a refusal."""
@@ -111,13 +113,20 @@ def check(refusal: bytes | None) -> None:
         raise ValueError(refusal.decode())
 
 
-@lru_cache(maxsize=1)
-def load_library(num_threads: int | None = None) -> NativeLibrary:
+def _say_nothing(line: str) -> None:
+    pass
+
+
+@lru_cache(maxsize=2)
+def load_library(
+    num_threads: int | None = None, report: Callable[[str], None] = _say_nothing
+) -> NativeLibrary:
     """The library of this process; built if the cache has none, which takes seconds.
 
     Args:
         num_threads: most that an operation may use; None: all that `available_threads` finds. A
             process has one pool, which never shrinks.
+        report: gets a line before the library is built.
 
     Raises:
         NativeLibraryUnavailable: switched off by ENGINE_CORE_NATIVE=0, no compiler and nothing
@@ -126,7 +135,8 @@ def load_library(num_threads: int | None = None) -> NativeLibrary:
     if os.environ.get(SWITCH_VARIABLE, "1") == "0":
         raise NativeLibraryUnavailable(f"switched off by {SWITCH_VARIABLE}=0")
     available = available_threads()
-    return NativeLibrary(build_library(cache_folder()), min(available, num_threads or available))
+    path = build_library(cache_folder(), report=report)
+    return NativeLibrary(path, min(available, num_threads or available))
 
 
 def available_threads() -> int:
@@ -145,7 +155,8 @@ def available_threads() -> int:
     except (OSError, ValueError):
         pass  # no control group, or one without a quota
     for variable in (THREADS_VARIABLE, "OMP_NUM_THREADS"):
-        text = os.environ.get(variable)
+        # OpenMP takes a list, a number for each level of nesting
+        text = os.environ.get(variable, "").partition(",")[0].strip()
         if text:
             if not text.isdecimal() or int(text) < 1:
                 raise NativeLibraryUnavailable(
@@ -155,11 +166,17 @@ def available_threads() -> int:
     return limit
 
 
-def build_library(cache: Path, sources: Path = _SOURCES, extra_flags: Sequence[str] = ()) -> Path:
+def build_library(
+    cache: Path,
+    sources: Path = _SOURCES,
+    extra_flags: Sequence[str] = (),
+    report: Callable[[str], None] = _say_nothing,
+) -> Path:
     """Path of the shared object for `sources`; compiled into `cache` if it is not there.
 
     Args:
         extra_flags: for the compiler and the linker, such as a sanitizer's.
+        report: gets a line before the compiler runs.
 
     Raises:
         NativeLibraryUnavailable: no compiler, a compiler that fails, or a folder not writable.
@@ -188,6 +205,7 @@ def build_library(cache: Path, sources: Path = _SOURCES, extra_flags: Sequence[s
             tempfile.TemporaryDirectory(dir=cache, prefix="build-") as folder,
         ):
             if not library.exists():
+                report("building the native CPU kernels, once: this takes 10 s or more")
                 compiled = [
                     cache / f"{_digest(flags, version.encode(), headers, texts[path])}.o"
                     for path in units
@@ -199,6 +217,7 @@ def build_library(cache: Path, sources: Path = _SOURCES, extra_flags: Sequence[s
                 link = [compiler, *_LINK_FLAGS, *extra_flags, "-o", str(linked)]
                 _run([*link, *map(str, objects)])
                 linked.replace(library)
+                _drop_old(cache)
     except OSError as error:
         raise NativeLibraryUnavailable(
             f"cannot write the native library to {cache} ({error}); set {CACHE_VARIABLE} to a "
@@ -214,6 +233,14 @@ def _compile(command: Sequence[str], folder: Path, source: Path, compiled: Path)
         _run([*command, "-c", "-o", str(made), str(source)])
         made.replace(compiled)
     return compiled
+
+
+def _drop_old(cache: Path) -> None:
+    """Binaries of earlier versions; whoever has one loaded keeps it."""
+    oldest = time.time() - _KEPT_S
+    for path in [*cache.glob("*.o"), *cache.glob("*.so")]:
+        if path.stat().st_mtime < oldest:
+            path.unlink(missing_ok=True)
 
 
 def cache_folder() -> Path:

@@ -239,8 +239,8 @@ class TorchOperations:
     ) -> AttentionPlanner:
         if kv_dtype != dtype:
             raise ValueError(
-                f"a KV cache of {kv_dtype} under a model of {dtype}: on a CPU only the native kernels "
-                "have that, for float32 and a cache in bfloat16 or int8; leave --kv-cache-dtype at "
+                f"a KV cache of {kv_dtype} under a model of {dtype}: on a CPU only the native "
+                "kernels have that, for float32 over bfloat16 or int8; leave --kv-cache-dtype at "
                 "auto"
             )
         return TorchAttentionPlanner(

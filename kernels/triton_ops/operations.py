@@ -6,10 +6,9 @@ Triton's interpreter the same code runs on CPU tensors, which is how it is prove
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
 
 import torch
-import torch.nn.functional as F
 
 from kernels.interface import (
     AttentionMetadata,
@@ -19,30 +18,15 @@ from kernels.interface import (
     KVCache,
     LinearWeight,
 )
-from kernels.triton_ops import activation, norm, rotary_cache
+from kernels.triton_ops import activation, linear_weights, norm, rotary_cache
 from kernels.triton_ops import kv_cache as cache_of_layer
 from kernels.triton_ops.attention import paged_attention
 from kernels.triton_ops.attention_planner import SplitScratch, TritonAttentionPlanner
-from kernels.triton_ops.dense_linear import dense_linear
 from kernels.triton_ops.experts import TritonExpertWeights, mixture_of_experts, prepare_experts
+from kernels.triton_ops.linear_weights import TritonLinearWeight
+from kernels.triton_ops.packing import QUANTISED_TYPES, TritonPacking
 from kernels.triton_ops.sampling_calls import SamplingCalls
 from kernels.weight_packing import WeightPacking
-
-
-@dataclass(frozen=True, slots=True)
-class TritonLinearWeight:
-    """[N, E] as it was loaded, and its bias."""
-
-    weight_NE: torch.Tensor
-    bias_N: torch.Tensor | None
-
-    @property
-    def num_inputs(self) -> int:
-        return self.weight_NE.shape[1]
-
-    @property
-    def num_outputs(self) -> int:
-        return self.weight_NE.shape[0]
 
 
 class TritonOperations:
@@ -58,10 +42,20 @@ class TritonOperations:
         batch_invariant: a request has the same bits whatever else runs, and however its tokens were
             spread over steps. Dense products then go through one kernel of ours, and every request
             through the kernel that prefills use; both cost speed.
+        quantised_types: of the model's weights that are to stay what they are; the others, and
+            those of no type that runs here, are computed in the model's dtype.
     """
 
-    def __init__(self, device: torch.device, *, batch_invariant: bool = False) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        batch_invariant: bool = False,
+        quantised_types: AbstractSet[str] = frozenset(),
+    ) -> None:
         self._device = device
+        self._packs = bool(quantised_types & QUANTISED_TYPES)
+        self._packing: TritonPacking | None = None
         self._batch_invariant = batch_invariant
         self._scratch = SplitScratch(device)
         self._sampling = SamplingCalls()
@@ -88,12 +82,12 @@ class TritonOperations:
         return TritonLinearWeight(weight_NE, bias_N)
 
     def weight_packing(self, dtype: torch.dtype) -> WeightPacking | None:
-        return None
+        if self._packs and self._packing is None:
+            self._packing = TritonPacking(self._device, dtype)
+        return self._packing
 
     def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
-        assert isinstance(weight, TritonLinearWeight), "prepared by another backend"
-        product = dense_linear if self._batch_invariant else F.linear
-        return product(x_TE, weight.weight_NE, weight.bias_N)
+        return linear_weights.linear(x_TE, weight, batch_invariant=self._batch_invariant)
 
     def prepare_experts(self, gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> ExpertWeights:
         return prepare_experts(gate_up_XFE, down_XEF)
@@ -122,8 +116,7 @@ class TritonOperations:
     def embedding(
         self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeight
     ) -> torch.Tensor:
-        assert isinstance(weight_VE, torch.Tensor), "packed by another backend"
-        return F.embedding(token_ids_T, weight_VE)
+        return linear_weights.gather_rows(token_ids_T, weight_VE)
 
     def rms_norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
         return norm.rms_norm(x_TE, weight_E, eps)

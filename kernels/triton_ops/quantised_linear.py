@@ -1,7 +1,7 @@
 """Products with weight-only int8 and int4: y = x W^T + bias.
 
 Owns the two ways to compute them and the choice. The layout and where it comes from are
-`quantised_weights`'.
+`quantised_weights`', the widening is `quantised_widening`'s.
 
 Few rows (up to 64): the weight is read once, packed, and widened in registers; the product is
 turned round (W x^T), so that the weight's outputs, not the few rows, fill the tensor cores' long
@@ -10,12 +10,11 @@ in order. More rows: the weight is widened to memory and given to cuBLAS.
 
 What is invariant: up to 64 rows, the steps along E and the splits follow from the weight's shape
 alone, so a row's sums run in the same order whatever stands beside it. Above 64 rows, and between
-the two, cuBLAS decides: who needs the same bits gives at most 64 rows at a time.
+the two, cuBLAS decides: who needs the same bits asks for them (`batch_invariant`), and the kernel
+takes every number of rows, in tiles of one size.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,17 +22,26 @@ import triton
 import triton.language as tl
 
 from kernels.triton_ops.quantised_weights import QuantisedWeight, dequantise
+from kernels.triton_ops.quantised_widening import (
+    BLOCK_J,
+    BLOCK_N,
+    DTYPES,
+    MadeUp,
+    dequantise_to,
+    load_scaled,
+    made_up_weights,
+    weight_constants,
+)
 from kernels.triton_ops.variants import KernelVariant
 
 MOST_FEW_ROWS = 64
 
-_BLOCK_N = 64
-_BLOCK_J = 64
 _PROGRAMS_WANTED = 264
 """Two for each of the 132 multiprocessors of an H200; a constant, because results depend on it."""
 _LEAST_STEPS_A_SPLIT = 4
 _REDUCED_AT_ONCE = 512
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_ROWS_A_LAUNCH = 1024
+"""Bounds the memory of the parts that are still to be added."""
 
 
 def reference_quantised_linear(
@@ -46,8 +54,8 @@ def reference_quantised_linear(
 
 def choose_splits(num_outputs: int, num_bytes_a_row: int) -> int:
     """Parts that E is cut into: a power of two that fills the device, at most 16."""
-    steps = triton.cdiv(num_bytes_a_row, _BLOCK_J)
-    programs = triton.cdiv(num_outputs, _BLOCK_N)
+    steps = triton.cdiv(num_bytes_a_row, BLOCK_J)
+    programs = triton.cdiv(num_outputs, BLOCK_N)
     splits = 1
     while (
         splits < 16
@@ -58,58 +66,13 @@ def choose_splits(num_outputs: int, num_bytes_a_row: int) -> int:
     return splits
 
 
-@triton.jit
-def _load_scaled(
-    packed_ptr,  # uint8 or int8 [N, J]
-    scales_ptr,  # [N, G]
-    offsets_ptr,  # [N, G]; unused without HAS_OFFSETS
-    n_N,  # int64 [BLOCK_N]
-    j_start,
-    N: tl.constexpr,
-    J: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP_J: tl.constexpr,
-    HAS_OFFSETS: tl.constexpr,
-    IN_BOUNDS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_J: tl.constexpr,
-):
-    """Bytes [j_start, j_start + BLOCK_J) of some rows: (low, high) float32 [BLOCK_N, BLOCK_J].
-
-    int8 has no high half. GROUP_J is the bytes of a group: groups are whole numbers of blocks, or
-    blocks of groups. IN_BOUNDS says that no block reaches beyond N or J.
-    """
-    GROUPS: tl.constexpr = BLOCK_J // GROUP_J if GROUP_J < BLOCK_J else 1
-    ROW_GROUPS: tl.constexpr = J // GROUP_J
-    j_J = j_start + tl.arange(0, BLOCK_J)
-    g_G = j_start // GROUP_J + tl.arange(0, GROUPS)
-    at_NJ = packed_ptr + n_N[:, None] * J + j_J[None, :]
-    if IN_BOUNDS:
-        bytes_NJ = tl.load(at_NJ)
-    else:
-        bytes_NJ = tl.load(at_NJ, mask=(n_N < N)[:, None] & (j_J < J)[None, :], other=0)
-    at_NG = n_N[:, None] * ROW_GROUPS + g_G[None, :]
-    live_NG = (n_N < N)[:, None] & (g_G < ROW_GROUPS)[None, :]
-    scale_NG1 = tl.load(scales_ptr + at_NG, mask=live_NG, other=0.0).to(tl.float32)[:, :, None]
-    if HAS_OFFSETS:
-        offset_NG = tl.load(offsets_ptr + at_NG, mask=live_NG, other=0.0).to(tl.float32)
-        offset_NG1 = offset_NG[:, :, None]
-    bytes_NGI = tl.reshape(bytes_NJ, (BLOCK_N, GROUPS, BLOCK_J // GROUPS))
-    if BITS == 8:
-        low_NGI = bytes_NGI.to(tl.float32) * scale_NG1
-        high_NGI = low_NGI
-    elif HAS_OFFSETS:
-        low_NGI = (bytes_NGI & 15).to(tl.float32) * scale_NG1
-        high_NGI = (bytes_NGI >> 4).to(tl.float32) * scale_NG1
-    else:
-        low_NGI = ((bytes_NGI & 15).to(tl.float32) - 8.0) * scale_NG1
-        high_NGI = ((bytes_NGI >> 4).to(tl.float32) - 8.0) * scale_NG1
-    if HAS_OFFSETS:
-        low_NGI = low_NGI + offset_NG1
-        high_NGI = high_NGI + offset_NG1
-    low_NJ = tl.reshape(low_NGI, (BLOCK_N, BLOCK_J))
-    high_NJ = tl.reshape(high_NGI, (BLOCK_N, BLOCK_J))
-    return low_NJ, high_NJ
+def choose_tile_rows(num_rows: int, dtype: torch.dtype, *, batch_invariant: bool) -> int | None:
+    """Rows of the kernel's tile; None: the weight is widened for so many rows."""
+    if num_rows > MOST_FEW_ROWS and not batch_invariant:
+        return None
+    if dtype == torch.float32:  # it has no tensor cores: more would only fill the registers
+        return 16
+    return MOST_FEW_ROWS if batch_invariant else max(16, triton.next_power_of_2(num_rows))
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -145,7 +108,7 @@ def _few_rows_kernel(
     for step in range(SPLIT_STEPS):
         # a split's steps past the end have masks that are empty, and add zeros
         j_start = (split * SPLIT_STEPS + step) * BLOCK_J
-        low_NJ, high_NJ = _load_scaled(
+        low_NJ, high_NJ = load_scaled(
             packed_ptr,
             scales_ptr,
             offsets_ptr,
@@ -197,49 +160,12 @@ def _add_parts_kernel(
     tl.store(out_ptr + row * N + n_N, sum_N.to(out_ptr.dtype.element_ty), mask=n_N < N)
 
 
-@triton.jit
-def _dequantise_kernel(
-    packed_ptr,  # uint8 or int8 [N, J]
-    scales_ptr,  # [N, G]
-    offsets_ptr,  # [N, G]; unused without HAS_OFFSETS
-    out_ptr,  # [N, K]
-    N: tl.constexpr,
-    K: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HAS_OFFSETS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_J: tl.constexpr,
-):
-    J: tl.constexpr = K * BITS // 8
-    n_N = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    j_start = tl.program_id(1) * BLOCK_J
-    low_NJ, high_NJ = _load_scaled(
-        packed_ptr,
-        scales_ptr,
-        offsets_ptr,
-        n_N,
-        j_start,
-        N,
-        J,
-        BITS,
-        GROUP * BITS // 8,
-        HAS_OFFSETS,
-        N % BLOCK_N == 0 and J % BLOCK_J == 0,
-        BLOCK_N,
-        BLOCK_J,
-    )
-    j_J = j_start + tl.arange(0, BLOCK_J)
-    k_J = j_J if BITS == 8 else j_J // 16 * 32 + j_J % 16
-    out_NJ = out_ptr + n_N[:, None] * K + k_J[None, :]
-    keep_NJ = (n_N < N)[:, None] & (j_J < J)[None, :]
-    tl.store(out_NJ, low_NJ.to(out_ptr.dtype.element_ty), mask=keep_NJ)
-    if BITS == 4:
-        tl.store(out_NJ + 16, high_NJ.to(out_ptr.dtype.element_ty), mask=keep_NJ)
-
-
 def quantised_linear(
-    x_TE: torch.Tensor, weight: QuantisedWeight, bias_N: torch.Tensor | None = None
+    x_TE: torch.Tensor,
+    weight: QuantisedWeight,
+    bias_N: torch.Tensor | None = None,
+    *,
+    batch_invariant: bool = False,
 ) -> torch.Tensor:
     """`x @ W.T + bias` -> [T, N] in the dtype of x, W rounded to that dtype, sums in float32.
 
@@ -249,13 +175,14 @@ def quantised_linear(
     Args:
         x_TE: float32, float16 or bfloat16; the last dimension contiguous.
         bias_N: contiguous; the dtype of x.
+        batch_invariant: one kernel in one tile for every number of rows, slower for few and many.
 
     Raises:
         ValueError: shapes or layouts that do not fit.
         TypeError: dtypes.
     """
-    if x_TE.dtype not in _DTYPES:
-        raise TypeError(f"x is {x_TE.dtype}; give one of {_DTYPES}")
+    if x_TE.dtype not in DTYPES:
+        raise TypeError(f"x is {x_TE.dtype}; give one of {DTYPES}")
     if x_TE.ndim != 2 or x_TE.shape[1] != weight.num_inputs or x_TE.stride(1) != 1:
         raise ValueError(
             f"x is {tuple(x_TE.shape)} with strides {x_TE.stride()}; "
@@ -267,21 +194,32 @@ def quantised_linear(
     if bias_N is not None and bias_N.dtype != x_TE.dtype:
         raise TypeError(f"bias is {bias_N.dtype} and x {x_TE.dtype}; give one dtype")
     num_rows = x_TE.shape[0]
-    if num_rows > MOST_FEW_ROWS:
+    block_m = choose_tile_rows(num_rows, x_TE.dtype, batch_invariant=batch_invariant)
+    if block_m is None:
         return F.linear(x_TE, dequantise_to(weight, x_TE.dtype), bias_N)
     out_TN = torch.empty(num_rows, num_outputs, dtype=x_TE.dtype, device=x_TE.device)
-    if not num_rows:
-        return out_TN
-    if weight.input_order_E is not None:
+    if weight.input_order_E is not None and num_rows:
         x_TE = x_TE.index_select(1, weight.input_order_E)
-    constants = _weight_constants(weight)
+    for start in range(0, num_rows, _ROWS_A_LAUNCH):
+        rows = slice(start, start + _ROWS_A_LAUNCH)
+        _multiply(x_TE[rows], weight, bias_N, out_TN[rows], block_m)
+    return out_TN
+
+
+def _multiply(
+    x_TE: torch.Tensor,
+    weight: QuantisedWeight,
+    bias_N: torch.Tensor | None,
+    out_TN: torch.Tensor,
+    block_m: int,
+) -> None:
+    """The product by the kernel, in tiles of `block_m` rows; writes `out_TN`."""
+    num_rows, num_outputs = out_TN.shape
     splits = choose_splits(num_outputs, weight.packed_NJ.shape[1])
     parts = out_TN
     if splits > 1:
         parts = torch.empty(splits, num_rows, num_outputs, dtype=torch.float32, device=x_TE.device)
-    # float32 has no tensor cores: more rows would only fill the registers
-    block_m = 16 if x_TE.dtype == torch.float32 else max(16, triton.next_power_of_2(num_rows))
-    _few_rows_kernel[(triton.cdiv(num_outputs, _BLOCK_N), splits, triton.cdiv(num_rows, block_m))](
+    _few_rows_kernel[(triton.cdiv(num_outputs, BLOCK_N), splits, triton.cdiv(num_rows, block_m))](
         x_TE,
         weight.packed_NJ,
         weight.scales_NG,
@@ -290,115 +228,41 @@ def quantised_linear(
         parts,
         num_rows,
         x_TE.stride(0),
-        **constants,
+        **weight_constants(weight),
         HAS_BIAS=bias_N is not None,
         SPLITS=splits,
         BLOCK_M=block_m,
         num_warps=4,
         num_stages=4,
     )
-    if splits > 1:
-        _add_parts_kernel[(num_rows, triton.cdiv(num_outputs, _REDUCED_AT_ONCE))](
-            parts,
-            bias_N,
-            out_TN,
-            num_rows,
-            N=num_outputs,
-            SPLITS=splits,
-            HAS_BIAS=bias_N is not None,
-            BLOCK_N=_REDUCED_AT_ONCE,
-            num_warps=4,
-        )
-    return out_TN
-
-
-def dequantise_to(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
-    """The weight widened on its device, [N, E] in `dtype`: `quantised_weights.dequantise`, rounded.
-
-    Raises:
-        TypeError: not float32, float16 or bfloat16.
-    """
-    if dtype not in _DTYPES:
-        raise TypeError(f"cannot widen to {dtype}; give one of {_DTYPES}")
-    packed_NJ = weight.packed_NJ
-    w_NE = torch.empty(weight.num_outputs, weight.num_inputs, dtype=dtype, device=packed_NJ.device)
-    blocks_n = triton.cdiv(weight.num_outputs, _BLOCK_N)
-    _dequantise_kernel[(blocks_n, triton.cdiv(packed_NJ.shape[1], _BLOCK_J))](
-        packed_NJ,
-        weight.scales_NG,
-        weight.offsets_NG,
-        w_NE,
-        **_weight_constants(weight),
+    if splits == 1:
+        return
+    _add_parts_kernel[(num_rows, triton.cdiv(num_outputs, _REDUCED_AT_ONCE))](
+        parts,
+        bias_N,
+        out_TN,
+        num_rows,
+        N=num_outputs,
+        SPLITS=splits,
+        HAS_BIAS=bias_N is not None,
+        BLOCK_N=_REDUCED_AT_ONCE,
         num_warps=4,
     )
-    if weight.input_order_E is None:
-        return w_NE
-    in_order_NE = torch.empty_like(w_NE)
-    return in_order_NE.index_copy_(1, weight.input_order_E, w_NE)
-
-
-def _weight_constants(weight: QuantisedWeight) -> dict[str, Any]:
-    block_j = _BLOCK_J
-    # one group a row may be of any length; then its one scale serves every block
-    group_size = weight.group_size
-    group_j = group_size * weight.num_bits // 8
-    assert group_j % block_j == 0 or block_j % group_j == 0 or group_size == weight.num_inputs
-    return {
-        "N": weight.num_outputs,
-        "K": weight.num_inputs,
-        "BITS": weight.num_bits,
-        "GROUP": group_size,
-        "HAS_OFFSETS": weight.offsets_NG is not None,
-        "BLOCK_N": _BLOCK_N,
-        "BLOCK_J": block_j,
-    }
 
 
 def variants() -> list[KernelVariant]:
-    """Each layout at 4096 x 4096 in bfloat16, 16 and 64 rows."""
-    rows = torch.empty(1, dtype=torch.bfloat16, device="meta")
-    floats = torch.empty(1, dtype=torch.float32, device="meta")
-    layouts = ((4, 32, True), (4, 32, False), (4, 128, True), (8, 16, False), (8, 128, True))
+    """Each layout that a file can give, at 4096 x 4096: tiles of a few rows and of the most."""
     result = []
-    for bits, group, has_offsets in layouts:
-        name = f"int{bits} groups of {group}{' with offsets' if has_offsets else ''}"
-        weight: dict[str, Any] = {
-            "packed_ptr": torch.empty(
-                1, dtype=torch.uint8 if bits == 4 else torch.int8, device="meta"
-            ),
-            "scales_ptr": floats,
-            "offsets_ptr": floats if has_offsets else None,
-        }
-        constants = {
-            "N": 4096,
-            "K": 4096,
-            "BITS": bits,
-            "GROUP": group,
-            "HAS_OFFSETS": has_offsets,
-            "BLOCK_N": _BLOCK_N,
-            "BLOCK_J": _BLOCK_J,
-        }
-        result += [
-            KernelVariant(
-                name=f"{name}, {num_rows} rows",
-                kernel=_few_rows_kernel,
-                arguments=weight
-                | {"x_ptr": rows, "bias_ptr": None, "out_ptr": floats}
-                | {"num_rows": num_rows, "x_stride": 4096},
-                constants=constants | {"HAS_BIAS": False, "SPLITS": 4, "BLOCK_M": num_rows},
-                num_stages=4,
-                needs_wgmma=True,
-            )
-            for num_rows in (16, 64)
-        ]
-        result.append(
-            KernelVariant(
-                name=f"widen {name}",
-                kernel=_dequantise_kernel,
-                arguments=weight | {"out_ptr": rows},
-                constants=constants,
-            )
-        )
+    for name, weight in made_up_weights().items():
+        result += [_few_rows(name, weight, num_rows) for num_rows in (16, 64)]
+        if name in ("Q4_K", "Q6_K"):
+            result += [
+                _few_rows(name, weight, 32),
+                _few_rows(name, weight, 64, dtype=torch.float16),
+                _few_rows(name, weight, 64, splits=1, has_bias=True),
+            ]
+    floats = torch.empty(1, dtype=torch.float32, device="meta")
+    rows = torch.empty(1, dtype=torch.bfloat16, device="meta")
     result.append(
         KernelVariant(
             name="add parts",
@@ -408,3 +272,28 @@ def variants() -> list[KernelVariant]:
         )
     )
     return result
+
+
+def _few_rows(
+    name: str,
+    weight: MadeUp,
+    num_rows: int,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    splits: int = 4,
+    has_bias: bool = False,
+) -> KernelVariant:
+    arguments, constants = weight
+    rows = torch.empty(1, dtype=dtype, device="meta")
+    out = rows if splits == 1 else torch.empty(1, dtype=torch.float32, device="meta")
+    kind = str(dtype).removeprefix("torch.") + " with bias" * has_bias
+    return KernelVariant(
+        name=f"{name}, {num_rows} rows of {kind}",
+        kernel=_few_rows_kernel,
+        arguments=arguments
+        | {"x_ptr": rows, "bias_ptr": rows if has_bias else None, "out_ptr": out}
+        | {"num_rows": num_rows, "x_stride": 4096},
+        constants=constants | {"HAS_BIAS": has_bias, "SPLITS": splits, "BLOCK_M": num_rows},
+        num_stages=4,
+        needs_wgmma=True,
+    )

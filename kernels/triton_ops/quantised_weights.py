@@ -19,7 +19,8 @@ Shape suffixes here: G groups a row, J bytes a row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -32,6 +33,9 @@ _AWQ_PLACE = (0, 4, 1, 5, 2, 6, 3, 7)
 _GGUF_BLOCKS = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_1": (32, 20)}
 _GGUF_BLOCKS |= {"Q4_K": (256, 144), "Q6_K": (256, 210)}
 """Elements and bytes of a block."""
+
+GGUF_TYPES = tuple(_GGUF_BLOCKS)
+"""GGUF's block types that `from_gguf` takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,51 @@ def dequantise(weight: QuantisedWeight) -> torch.Tensor:
     in_order_NE = torch.empty_like(w_NE)
     in_order_NE[:, weight.input_order_E] = w_NE
     return in_order_NE
+
+
+def join_outputs(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
+    """Weights of equal inputs, bits and groups, the outputs of one after those of another.
+
+    Raises:
+        ValueError: unequal ones, or inputs in another order than they stand.
+    """
+    first = weights[0]
+    if len(weights) == 1:
+        return first
+    if len({(each.num_inputs, each.num_bits, each.group_size) for each in weights}) != 1:
+        raise ValueError("weights of unequal inputs, bits or groups cannot be joined")
+    if any(each.input_order_E is not None for each in weights):
+        raise ValueError("weights whose inputs are in an order of their own cannot be joined")
+    offsets_NG = None
+    if any(each.offsets_NG is not None for each in weights):
+        offsets_NG = torch.cat([_offsets(each) for each in weights])
+    return replace(
+        first,
+        num_outputs=sum(each.num_outputs for each in weights),
+        packed_NJ=torch.cat([each.packed_NJ for each in weights]),
+        scales_NG=torch.cat([each.scales_NG for each in weights]),
+        offsets_NG=offsets_NG,
+    )
+
+
+def narrowed(weight: QuantisedWeight) -> QuantisedWeight:
+    """The same numbers, with scales and offsets in float16 if that holds all of them exactly."""
+    floats = [each for each in (weight.scales_NG, weight.offsets_NG) if each is not None]
+    if not all(torch.equal(each.half().float(), each.float()) for each in floats):
+        return weight
+    offsets_NG = weight.offsets_NG
+    return replace(
+        weight,
+        scales_NG=weight.scales_NG.half(),
+        offsets_NG=None if offsets_NG is None else offsets_NG.half(),
+    )
+
+
+def _offsets(weight: QuantisedWeight) -> torch.Tensor:
+    """Those of a weight that has none are what the layout says."""
+    if weight.offsets_NG is not None:
+        return weight.offsets_NG
+    return weight.scales_NG * (-8.0 if weight.num_bits == 4 else 0.0)
 
 
 def pack_nibbles(q_NE: torch.Tensor) -> torch.Tensor:

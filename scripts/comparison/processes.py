@@ -30,10 +30,11 @@ _THREAD_VARIABLES = (
 
 def environment_for(num_threads: int, extra: Mapping[str, str]) -> dict[str, str]:
     """This process's environment for an engine: its thread count, nothing of our Python, nothing
-    fetched from a hub. `extra` has the last word."""
+    fetched or reported. `extra` has the last word."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     threads = dict.fromkeys(_THREAD_VARIABLES, str(num_threads))
-    return kept | threads | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"} | dict(extra)
+    quiet = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return kept | threads | quiet | dict(extra)
 
 
 class ChildProcess:
@@ -148,6 +149,7 @@ class MemoryWatch:
         self._roots = roots
         self._peaks: dict[str, int] = {}
         self._peak = 0
+        self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
 
@@ -161,20 +163,28 @@ class MemoryWatch:
 
     @property
     def peaks_bytes(self) -> dict[str, int]:
-        """Each group's own peak, and the peak of their sum as "all"."""
+        """Each group's own peak, and the peak of their sum as "all"; this moment included."""
+        self._sample(self._trees())
         return self._peaks | {"all": self._peak}
 
     def _watch(self) -> None:
-        trees: dict[str, list[int]] = {}
+        trees = self._trees()
         count = 0
         while not self._stopping.wait(_SAMPLE_S):
-            if count % _SAMPLES_A_LOOK == 0:
-                trees = {
-                    name: [pid for root in pids for pid in process_tree(root)]
-                    for name, pids in self._roots().items()
-                }
             count += 1
-            now = {name: sum(map(resident_bytes, pids)) for name, pids in trees.items()}
+            if count % _SAMPLES_A_LOOK == 0:
+                trees = self._trees()
+            self._sample(trees)
+
+    def _trees(self) -> dict[str, list[int]]:
+        return {
+            name: [pid for root in pids for pid in process_tree(root)]
+            for name, pids in self._roots().items()
+        }
+
+    def _sample(self, trees: Mapping[str, Iterable[int]]) -> None:
+        now = {name: sum(map(resident_bytes, pids)) for name, pids in trees.items()}
+        with self._lock:
             self._peaks = {name: max(held, self._peaks.get(name, 0)) for name, held in now.items()}
             self._peak = max(self._peak, sum(now.values()))
 

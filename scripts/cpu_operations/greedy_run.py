@@ -45,6 +45,8 @@ class GreedyRun:
     Args:
         max_rows: most prompts of a call.
         max_length: most tokens of a prompt with its answer.
+        max_tokens: most tokens of all prompts of a call with their answers.
+        keeps_blocks: quantised weights run as the file holds them.
         kv_dtype: of the cache.
     """
 
@@ -55,23 +57,26 @@ class GreedyRun:
         *,
         max_rows: int,
         max_length: int,
+        max_tokens: int,
+        keeps_blocks: bool = False,
         kv_dtype: torch.dtype = torch.float32,
     ) -> None:
         self.ops = ops
-        self.model = load_model(files.config, files.tensors(), dtype=torch.float32, ops=ops)
+        tensors = files.tensors(keeps_blocks=keeps_blocks)
+        self.model = load_model(files.config, tensors, dtype=torch.float32, ops=ops)
         layout = plan_cache_layout(self.model.kv_cache_spec.sliding_windows)
-        self._table_width = -(-max_length // BLOCK_SIZE)
         self._num_groups = len(layout.groups)
         self._num_steps = 0
         self.runner = ModelRunner(
             model=self.model,
             ops=ops,
             layout=layout,
-            num_blocks=max_rows * self._table_width * self._num_groups,
+            num_blocks=(max_tokens // BLOCK_SIZE + max_rows) * self._num_groups,
             block_size=BLOCK_SIZE,
             max_num_seqs=max_rows,
             max_model_len=max_length,
             dtype=torch.float32,
+            kv_dtype=kv_dtype,
             eos_token_ids=(),
         )
 
@@ -129,7 +134,7 @@ class GreedyRun:
         self, names: list[str], prompts: list[list[int]], num_output: int
     ) -> list[NewRequestData]:
         params = SamplingParams(max_tokens=num_output, temperature=0.0)
-        width = self._table_width
+        width = -(-(len(prompts[0]) + num_output) // BLOCK_SIZE)
         return [
             NewRequestData(
                 req_id=name,

@@ -12,6 +12,7 @@ import collections
 import dataclasses
 import time
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 import torch
@@ -92,9 +93,16 @@ class Answer:
         return table
 
 
-def triton_operations(device: str, *, batch_invariant: bool = False) -> TritonOperations:
+def triton_operations(
+    device: str,
+    *,
+    batch_invariant: bool = False,
+    quantised_types: AbstractSet[str] = frozenset(),
+) -> TritonOperations:
     """Of a CUDA device, or of CPU tensors under Triton's interpreter."""
-    return TritonOperations(_numbered(device), batch_invariant=batch_invariant)
+    return TritonOperations(
+        _numbered(device), batch_invariant=batch_invariant, quantised_types=quantised_types
+    )
 
 
 def queue_of(device: str) -> DeviceQueue:

@@ -9,6 +9,8 @@ log-probabilities of: a check sees whole distributions, and few kernels are comp
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ import transformers
 
 from engine_core.models import Model, load_model
 from kernels.interface import Operations
+from kernels.weight_packing import QuantisedTensor
 
 VOCAB_SIZE = 128
 _SEED = 0
@@ -82,9 +85,22 @@ def random_reference(
     return moved
 
 
-def ours_of(reference: Any, ops: Operations, *, dtype: torch.dtype) -> Model:
-    """Our model with the reference's weights, which pass through the host as a file's would."""
-    weights = ((name, weight.cpu()) for name, weight in reference.state_dict().items())
+def ours_of(
+    reference: Any,
+    ops: Operations,
+    *,
+    dtype: torch.dtype,
+    parts: Mapping[str, QuantisedTensor] = MappingProxyType({}),
+) -> Model:
+    """Our model with the reference's weights, which pass through the host as a file's would.
+
+    Args:
+        parts: what replaces weights, by name.
+    """
+    weights = (
+        (name, parts[name] if name in parts else weight.cpu())
+        for name, weight in reference.state_dict().items()
+    )
     return load_model(reference.config.to_dict(), weights, dtype=dtype, ops=ops)
 
 

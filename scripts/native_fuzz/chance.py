@@ -17,14 +17,14 @@ class ExactMemory(WeightMemory):
 
 
 class Chance:
-    """Draws from torch's generator."""
+    """Draws from torch's own generator, which it seeds: whatever else draws repeats too."""
 
     def __init__(self, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
+        torch.manual_seed(seed)
 
     def below(self, limit: int) -> int:
         """A whole number in [0, limit)."""
-        return int(torch.randint(limit, (), generator=self._generator))
+        return int(torch.randint(limit, ()))
 
     def between(self, low: int, high: int) -> int:
         """A whole number in [low, high]."""
@@ -44,11 +44,11 @@ class Chance:
 
     def integers(self, shape: tuple[int, ...], limit: int, dtype: torch.dtype) -> torch.Tensor:
         """In [0, limit)."""
-        return torch.randint(limit, shape, generator=self._generator).to(dtype)
+        return torch.randint(limit, shape).to(dtype)
 
     def numbers(self, *shape: int) -> torch.Tensor:
         """Normal float32; one tensor in eight holds a value that is no ordinary number."""
-        made = torch.randn(shape, generator=self._generator)
+        made = torch.randn(shape)
         if made.numel() and self.one_in(8):
             odd = _ODD_VALUES[self.below(len(_ODD_VALUES))]
             made.view(-1)[self.below(made.numel())] = odd

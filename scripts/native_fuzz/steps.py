@@ -5,13 +5,23 @@ import torch
 from kernels.attention_interface import AttentionMetadata
 from kernels.cpu.attention import NativeAttention, NativeAttentionPlan, NativeAttentionPlanner
 from kernels.cpu.elementwise import NativeElementwise
+from kernels.cpu.kv_cache import StoredKind, row_length
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.operations import CpuOperations
 from kernels.cpu.recording import RecordedForward
+from kernels.cpu.weights import pack_float
 from kernels.interface import ForwardContext
 from scripts.native_fuzz.chance import Chance
 from scripts.native_fuzz.products import random_weight
 from scripts.native_fuzz.refusals import must_refuse
+
+
+def _stored(chance: Chance, kind: StoredKind, shape: tuple[int, ...]) -> torch.Tensor:
+    """A cache of any content: with scales and codes of any bytes where it has them."""
+    if kind is StoredKind.I8:
+        return chance.integers(shape, 256, torch.uint8)
+    values = chance.numbers(*shape)
+    return values.bfloat16() if kind is StoredKind.BF16 else values
 
 
 class _Step:
@@ -21,6 +31,7 @@ class _Step:
         self.heads_each, self.kv_heads = chance.between(1, 9), chance.between(1, 3)
         self.heads = self.heads_each * self.kv_heads
         self.head_size = 2 * chance.size(64)
+        self.kv_size = self.kv_heads * self.head_size
         self.block_size = (1, 2, 4, 16, 32)[chance.below(5)]
         self.window = chance.size(200) if chance.one_in(3) else None
         num_requests = chance.between(1, 5)
@@ -45,14 +56,21 @@ class _Step:
         ]
         self.slots = torch.tensor([int(slot) for slot in slots], dtype=torch.int64)
         self.positions = chance.integers((self.num_tokens,), 50, torch.int64)
-        shape = (self.num_blocks, self.block_size, self.kv_heads, self.head_size)
-        self.k, self.v = chance.numbers(*shape), chance.numbers(*shape)
+        self.kind = StoredKind(chance.below(len(StoredKind)))
+        shape = (
+            self.num_blocks,
+            self.block_size,
+            self.kv_heads,
+            row_length(self.kind, self.head_size),
+        )
+        self.k, self.v = (_stored(chance, self.kind, shape) for _ in "kv")
         self.planner = NativeAttentionPlanner(
             num_query_heads=self.heads,
             num_kv_heads=self.kv_heads,
             head_size=self.head_size,
             block_size=self.block_size,
             sliding_window=self.window,
+            stored_kind=self.kind,
         )
 
     def plan(self) -> AttentionMetadata:
@@ -137,21 +155,43 @@ def rotary(library: NativeLibrary, chance: Chance) -> None:
 
 def recorded_step(library: NativeLibrary, chance: Chance) -> None:
     ops = CpuOperations(library)
-    size = chance.size(200)
+    step = _Step(chance)
+    size = chance.size(64)
+    heads_size = step.heads * step.head_size
     table, norm = chance.numbers(chance.size(50), size), chance.numbers(size)
-    weight = random_weight(library, chance, size)
+    into = pack_float(library, chance.numbers(heads_size + 2 * step.kv_size, size))
+    back = pack_float(library, chance.numbers(size, heads_size))
+    last = random_weight(library, chance, size)
+    angles = chance.numbers(50, step.head_size)
     factor = torch.tensor(0.5)
 
-    def forward(ids_T: torch.Tensor, _: torch.Tensor, __: ForwardContext) -> torch.Tensor:
-        hidden = ops.embedding(ids_T, table)
-        return ops.linear(ops.rms_norm(hidden, norm, 1e-5), weight).mul_(factor)
+    def forward(ids_T: torch.Tensor, positions_T: torch.Tensor, c: ForwardContext) -> torch.Tensor:
+        residual = ops.embedding(ids_T, table)
+        q = ops.rotary_and_cache(
+            ops.linear(ops.rms_norm(residual, norm, 1e-5), into),
+            num_query_heads=step.heads,
+            head_size=step.head_size,
+            cos_sin_PD=angles,
+            positions_T=positions_T,
+            kv_cache=c.kv_caches[0],
+            slot_mapping_T=c.metadata[0].slot_mapping_T,
+        )
+        attended = ops.paged_attention(
+            q, *c.kv_caches[0], c.metadata[0], scale=0.1, sliding_window=step.window
+        )
+        out = ops.linear(attended.flatten(1), back)
+        x, residual = ops.add_rms_norm(out, residual, norm, 1e-5)
+        return ops.linear(x, last).mul_(factor)
 
     recorded = RecordedForward(library, forward)
-    context = ForwardContext(kv_caches=[], metadata=[], ops=ops)
+    context = ForwardContext(kv_caches=[(step.k, step.v)], metadata=[step.plan()], ops=ops)
+    ids = chance.integers((step.num_tokens,), len(table), torch.int64)
     for _ in range(2):
-        ids = chance.integers((chance.between(1, 90),), len(table), torch.int64)
-        out = recorded(ids, torch.zeros_like(ids), context)
+        out = recorded(ids, step.positions, context)
         assert recorded.is_recorded, "a forward pass of native operations was not recorded"
-        assert out.shape == (len(ids), weight.num_outputs)
-    ids[chance.below(len(ids))] = chance.index(len(table))
-    must_refuse("a step with a wrong id", lambda: recorded(ids, torch.zeros_like(ids), context))
+        assert out.shape == (len(ids), last.num_outputs)
+    if not len(ids):
+        return
+    wrong, limit = ((ids, len(table)), (step.positions, 50))[chance.below(2)]
+    wrong[chance.below(len(ids))] = chance.index(limit)
+    must_refuse("a step with a wrong index", lambda: recorded(ids, step.positions, context))

@@ -45,7 +45,7 @@ def parse_options(words: Sequence[str]) -> EngineOptions:
     return options
 
 
-class _FloatProducts:
+class FloatProducts:
     """In the place of a backend's `linear`: float32 products of dequantised weights."""
 
     def __init__(self, ops: Operations) -> None:
@@ -85,7 +85,7 @@ class LoadedFormat:
         self._model, self._ops = loaded.model, loaded.ops
         if in_floats:
             # layers hold the backend, so its products are replaced where all find them
-            setattr(self._ops, "linear", _FloatProducts(self._ops))  # noqa: B010
+            setattr(self._ops, "linear", FloatProducts(self._ops))  # noqa: B010
         spec = loaded.model.kv_cache_spec
         self._block_size = options.block_size
         self._num_blocks = -(-max_tokens // options.block_size)

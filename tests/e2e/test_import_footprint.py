@@ -24,7 +24,7 @@ CONFIG = {
 OF_THE_INTERPRETER = {"_distutils_hack", "sitecustomize", "usercustomize"}
 OF_OPTIONS = {"cyclopts", "attr", "attrs", "typing_extensions"}
 OF_HELP = {"rich", "docstring_parser", "pygments"}
-OF_MESSAGES = {"zmq", "msgspec"}
+OF_MESSAGES = {"zmq", "msgspec", "typing_extensions"}
 OF_MODEL_FILES = {"numpy", "safetensors", "tokenizers", "platformdirs"}
 OF_TORCH = {"torch", "torchgen", "tqdm"}
 
@@ -59,6 +59,11 @@ def packages(modules):
 
 def test_a_client_loads_nothing_before_a_name_is_used():
     assert packages(loaded_by("-c", "import frontend")) == {"frontend"}
+
+
+def test_a_client_that_can_start_an_engine_loads_no_more_than_messages_need():
+    loaded = packages(loaded_by("-c", "from frontend import LLM, AsyncLLM, SamplingParams"))
+    assert loaded <= {"frontend", "protocol"} | OF_MESSAGES
 
 
 def test_help_loads_options_and_nothing_of_the_engine():

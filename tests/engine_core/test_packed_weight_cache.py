@@ -95,6 +95,16 @@ def test_those_used_longest_ago_make_room(cache, model):
     assert [file.exists() for file in files] == [False, True, False, False]
 
 
+def test_what_somebody_who_died_was_writing_goes_after_an_hour(cache, model):
+    cache.folder.mkdir()
+    old, new = cache.folder / "packing-old", cache.folder / "packing-new"
+    for file in (old, new):
+        file.write_text("half")
+    os.utime(old, (1000, 1000))
+    cache.save(FakePacking(), cache.file_for("abc", [model], "blocks"))
+    assert (old.exists(), new.exists()) == (False, True)
+
+
 def test_weights_larger_than_the_limit_are_not_kept_and_push_nothing_out(cache, model, caplog):
     kept = cache.file_for("abc", [model], "blocks")
     cache.save(FakePacking(300), kept)

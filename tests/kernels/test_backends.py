@@ -123,3 +123,17 @@ def test_a_missing_triton_is_named(cuda):
 def test_another_kind_of_device_is_refused_by_name():
     with pytest.raises(UnsupportedDevice, match='"meta" is not supported; supported: "cpu" and'):
         select_operations("meta")
+
+
+def test_a_gpu_keeps_quantised_weights_only_if_asked_to_and_of_types_that_it_runs(cuda):
+    cuda()
+
+    def packs(types, **options):
+        operations = select_operations("cuda", quantised_types=frozenset(types), **options)
+        return operations.weight_packing(torch.bfloat16) is not None
+
+    assert packs({"Q4_K", "Q5_K"})
+    assert packs({"gptq-int4"})
+    assert not packs({"Q5_K"})
+    assert not packs(())
+    assert not packs({"Q4_K"}, keeps_blocks=False)

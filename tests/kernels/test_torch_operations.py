@@ -113,6 +113,5 @@ def test_partial_rotation_leaves_the_rest_of_a_head():
 
 
 def test_unknown_device_is_refused_by_name():
-    assert select_operations("cpu").name == "torch-cpu"
     with pytest.raises(UnsupportedDevice, match="meta"):
         select_operations("meta")

@@ -79,6 +79,21 @@ def test_a_whole_model_in_16_bits_is_compared_with_the_same_in_float32():
     assert 0 < ratio < whole_models.HALF_RATIO
 
 
+def test_a_whole_model_of_quantised_weights():
+    error = whole_models.check(
+        "llama",
+        FLOAT32,
+        use_graphs=True,
+        prompt_lengths=(3, 7),
+        num_output=2,
+        budget=6,
+        num_layers=1,
+        is_quantised=True,
+        device="cpu",
+    )
+    assert error < 1e-4
+
+
 def test_a_model_with_a_wrong_weight_is_seen(monkeypatch):
     from scripts.gpu import tiny_models
 

@@ -5,7 +5,11 @@ import math
 import pytest
 import torch
 
-from scripts.quality.loaded_format import FormatError, parse_options
+from kernels.cpu.library import NativeLibraryUnavailable, load_library
+from kernels.cpu.linear import PackedParts
+from kernels.cpu.operations import CpuOperations
+from kernels.cpu.weights import pack_float, quantise_int4, quantise_int8
+from scripts.quality.loaded_format import FloatProducts, FormatError, parse_options
 from scripts.quality.perplexity import compare, cut_windows, negative_log_likelihoods
 
 
@@ -83,3 +87,29 @@ def test_a_format_without_a_name_or_with_a_wrong_limit_is_one_line_and_exit_code
     assert capsys.readouterr().err == (
         f"measure_quality: {text!r} is no format; write NAME[:PERCENT]=OPTIONS\n"
     )
+
+
+def test_products_in_floats_are_those_of_the_numbers_that_packed_weights_stand_for():
+    try:
+        library = load_library()
+    except NativeLibraryUnavailable as error:
+        pytest.skip(str(error))
+    generator = torch.Generator().manual_seed(0)
+    x_TE, first_NE, second_NE = (torch.randn(n, 96, generator=generator) for n in (5, 17, 3))
+    bias_N = torch.randn(17, generator=generator)
+    products = FloatProducts(CpuOperations(library))
+    floats = PackedParts((pack_float(library, first_NE, bias_N), pack_float(library, second_NE)))
+    plain = torch.cat((x_TE @ first_NE.T + bias_N, x_TE @ second_NE.T), dim=1)
+    torch.testing.assert_close(products(x_TE, floats), plain, rtol=1e-5, atol=1e-5)
+
+    scales_N1 = first_NE.abs().amax(1, keepdim=True) / 127
+    int8_NE = torch.round(first_NE / scales_N1) * scales_N1
+    found = products(x_TE, quantise_int8(library, first_NE, bias_N))
+    torch.testing.assert_close(found, x_TE @ int8_NE.T + bias_N, rtol=1e-4, atol=1e-4)
+
+    groups = first_NE.view(17, 3, 32)
+    minima = groups.amin(2, keepdim=True).half().float()
+    scales = ((groups.amax(2, keepdim=True) - minima) / 15).half().float()
+    int4_NE = (torch.round((groups - minima) / scales).clamp(0, 15) * scales + minima).view(17, 96)
+    found = products(x_TE, quantise_int4(library, first_NE))
+    torch.testing.assert_close(found, x_TE @ int4_NE.T, rtol=1e-4, atol=1e-4)

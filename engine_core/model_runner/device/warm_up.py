@@ -43,11 +43,11 @@ def steps_of_every_kind(
 ) -> list[list[int]]:
     """Counts of steps that together launch every kernel in every form that depends on sequences:
     decodes, prefills and both; Triton compiles a form of its own for sizes of 1, and for multiples
-    of 16."""
+    of 16, and products with quantised weights have tiles of up to 16, 32 and 64 rows."""
     longest = min(max_model_len, max_num_batched_tokens)
     most = min(max_num_seqs, max_num_batched_tokens)
     steps = [[min(length, longest)] for length in (1, 2, 16, 17)]
-    steps += [[1] * min(number, most) for number in (2, 3, 16, most)]
+    steps += [[1] * min(number, most) for number in (2, 3, 16, 32, 64, most)]
     if most > 1 and longest > 2:
         steps.append([1, min(longest - 1, 17)])
     return [list(counts) for counts in dict.fromkeys(map(tuple, steps))]

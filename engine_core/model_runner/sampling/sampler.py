@@ -51,6 +51,9 @@ class Sampler:
             positions: [R], index in the sequence of the token being chosen.
         """
         state = self._state
+        if state.is_plain[rows].all():
+            best_ids_R, best_R = self._ops.best_of_rows(logits_RV)
+            return SampledTokens(best_ids_R.numpy(), {}, _not_numbers(logits_RV, best_R))
         wanted = np.flatnonzero(state.wants_logprobs[rows])
         raw_WV: torch.Tensor | None = None
         if wanted.size:  # the usual "all of them" without a copy

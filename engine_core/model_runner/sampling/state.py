@@ -64,6 +64,8 @@ class SamplingState:
         self.seed: npt.NDArray[np.int64] = np.zeros(max_num_rows, np.int64)
         """The 64 bits of the seed, as a signed number."""
         self.is_greedy: npt.NDArray[np.bool_] = np.ones(max_num_rows, np.bool_)
+        self.is_plain: npt.NDArray[np.bool_] = np.ones(max_num_rows, np.bool_)
+        """Greedy, without rules or log-probabilities: the best logit is all that is wanted."""
         self.is_truncated: npt.NDArray[np.bool_] = np.zeros(max_num_rows, np.bool_)
         self.rules: dict[int, RowRules] = {}
         """Only rows that have any; `has_rules` says the same as a column."""
@@ -88,6 +90,7 @@ class SamplingState:
         self.top_p[row] = params.top_p
         self.min_p[row] = params.min_p
         self.is_greedy[row] = params.is_greedy
+        self.is_plain[row] = params.is_greedy and params.logprobs is None and not _has_rules(params)
         self.is_truncated[row] = self.top_k[row] > 0 or params.top_p < 1 or params.min_p > 0
         assert params.is_greedy or params.seed is not None
         self.seed[row] = np.uint64(params.seed or 0).astype(np.int64)
@@ -128,7 +131,7 @@ class SamplingState:
         self.rules.pop(row, None)
         self.has_rules[row] = False
         self.wants_logprobs[row] = False
-        self.is_greedy[row] = True
+        self.is_greedy[row] = self.is_plain[row] = True
 
 
 def _has_rules(params: SamplingParams) -> bool:

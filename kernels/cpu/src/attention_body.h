@@ -10,7 +10,6 @@ constexpr int COLUMNS = EC_LEVEL == 2 ? 4 : 2;  // registers beside each other i
 constexpr int REGISTERS = tile_keys / W;        // of a row of scores
 
 typedef float v4 __attribute__((vector_size(16)));
-typedef int32_t i4 __attribute__((vector_size(16)));
 typedef float v4_unaligned __attribute__((vector_size(16), aligned(4), may_alias));
 
 // keys[j][d] -> out[d][j] for j in whole fours around [first, stop).
@@ -24,20 +23,20 @@ static void transpose(const float* const* keys, int64_t first, int64_t stop, int
             const v4 vb = *reinterpret_cast<const v4_unaligned*>(b + d);
             const v4 vc = *reinterpret_cast<const v4_unaligned*>(c + d);
             const v4 ve = *reinterpret_cast<const v4_unaligned*>(e + d);
-            const v4 ab_low = __builtin_shuffle(va, vb, i4{0, 4, 1, 5});
-            const v4 ab_high = __builtin_shuffle(va, vb, i4{2, 6, 3, 7});
-            const v4 ce_low = __builtin_shuffle(vc, ve, i4{0, 4, 1, 5});
-            const v4 ce_high = __builtin_shuffle(vc, ve, i4{2, 6, 3, 7});
+            const v4 ab_low = EC_SHUFFLE_4(va, vb, 0, 4, 1, 5);
+            const v4 ab_high = EC_SHUFFLE_4(va, vb, 2, 6, 3, 7);
+            const v4 ce_low = EC_SHUFFLE_4(vc, ve, 0, 4, 1, 5);
+            const v4 ce_high = EC_SHUFFLE_4(vc, ve, 2, 6, 3, 7);
             float* to = out + d * tile_keys + j;
-            *reinterpret_cast<v4_unaligned*>(to) = __builtin_shuffle(ab_low, ce_low, i4{0, 1, 4, 5});
+            *reinterpret_cast<v4_unaligned*>(to) = EC_SHUFFLE_4(ab_low, ce_low, 0, 1, 4, 5);
             to += tile_keys;
-            *reinterpret_cast<v4_unaligned*>(to) = __builtin_shuffle(ab_low, ce_low, i4{2, 3, 6, 7});
-            to += tile_keys;
-            *reinterpret_cast<v4_unaligned*>(to) =
-                __builtin_shuffle(ab_high, ce_high, i4{0, 1, 4, 5});
+            *reinterpret_cast<v4_unaligned*>(to) = EC_SHUFFLE_4(ab_low, ce_low, 2, 3, 6, 7);
             to += tile_keys;
             *reinterpret_cast<v4_unaligned*>(to) =
-                __builtin_shuffle(ab_high, ce_high, i4{2, 3, 6, 7});
+                EC_SHUFFLE_4(ab_high, ce_high, 0, 1, 4, 5);
+            to += tile_keys;
+            *reinterpret_cast<v4_unaligned*>(to) =
+                EC_SHUFFLE_4(ab_high, ce_high, 2, 3, 6, 7);
         }
         for (; d < head_size; ++d) {
             float* to = out + d * tile_keys + j;

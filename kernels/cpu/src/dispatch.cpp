@@ -16,7 +16,8 @@ Isa machine_isa() {
 #if EC_X86
     static const Isa found = [] {
         __builtin_cpu_init();
-        const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+        const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                              __builtin_cpu_supports("f16c");
         if (!has_avx2) return Isa::portable;
         const bool has_avx512 =
             __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -12,13 +12,27 @@
 
 #define EC_EXPORT extern "C" __attribute__((visibility("default")))
 
+// Four of the eight elements of two vectors, by number.
+#if defined(__clang__)
+#define EC_SHUFFLE_4(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+typedef int32_t ec_shuffle_4 __attribute__((vector_size(16)));
+#define EC_SHUFFLE_4(a, b, i, j, k, l) __builtin_shuffle(a, b, ec_shuffle_4{i, j, k, l})
+#endif
+
 #if defined(__x86_64__)
 #define EC_X86 1
-#define EC_BEGIN_AVX2 _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,fma,f16c\")")
-#define EC_BEGIN_AVX512 \
-    _Pragma("GCC push_options") \
-    _Pragma("GCC target(\"avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni\")")
+#define EC_PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define EC_BEGIN(features) \
+    EC_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
+#define EC_END_TARGET _Pragma("clang attribute pop")
+#else
+#define EC_BEGIN(features) _Pragma("GCC push_options") EC_PRAGMA(GCC target(features))
 #define EC_END_TARGET _Pragma("GCC pop_options")
+#endif
+#define EC_BEGIN_AVX2 EC_BEGIN("avx2,fma,f16c")
+#define EC_BEGIN_AVX512 EC_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
 #else
 #define EC_X86 0
 #endif

@@ -12,6 +12,7 @@ constexpr int W = EC_LEVEL == 2 ? 16 : EC_LEVEL == 1 ? 8 : 4;
 
 typedef float vf __attribute__((vector_size(W * 4)));
 typedef int32_t vi __attribute__((vector_size(W * 4)));
+typedef uint32_t vu __attribute__((vector_size(W * 4)));  // bits of any float: may wrap
 typedef float vf_unaligned __attribute__((vector_size(W * 4), aligned(4), may_alias));
 
 EC_INLINE vf load(const float* at) { return *reinterpret_cast<const vf_unaligned*>(at); }
@@ -86,16 +87,16 @@ EC_INLINE vf exp_of(vf x) {
     p = fma(p, r, splat(1.6666665459e-1f));
     p = fma(p, r, splat(5.0000001201e-1f));
     const vf y = fma(p, r * r, r) + splat(1.0f);
-    const vi exponent = ((vi)shifted - 0x4B400000 + 127) << 23;
+    const vu exponent = ((vu)shifted - 0x4B400000u + 127u) << 23;
     const vf power = x > above ? splat(INFINITY) : y * (vf)exponent;
     return x < splat(-87.0f) ? vf{} : power;
 }
 
 // Natural logarithm of normal numbers above 0, within 1 unit of the last place (Cephes).
 EC_INLINE vf log_of(vf x) {
-    const vi bits = (vi)x;
-    const vi e = (bits - 0x3F3504F3) >> 23;  // the mantissa lies in [sqrt(1/2), sqrt(2))
-    const vf f = (vf)(bits - (e << 23)) - splat(1.0f);
+    const vu bits = (vu)x;
+    const vi e = (vi)(bits - 0x3F3504F3u) >> 23;  // the mantissa lies in [sqrt(1/2), sqrt(2))
+    const vf f = (vf)(bits - ((vu)e << 23)) - splat(1.0f);
     const vf exponent = __builtin_convertvector(e, vf);
     const vf z = f * f;
     vf p = splat(7.0376836292e-2f);

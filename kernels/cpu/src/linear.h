@@ -20,9 +20,9 @@
 // take them. Nibbles of a group are [4][32][4] bytes: byte j holds inputs 4j... in its low half,
 // 16 + 4j... in its high half.
 //
-// A weight is scale * (code - zero) (+ minimum). Activations are quantised to signed bytes per group
-// of 32 (one scale a row costs SmolLM2 4 % of perplexity); dots of bytes are exact integers, the
-// float32 sums over groups run in their order. So the bits of a row do not depend on the others.
+// A weight is scale * (code - zero) (+ minimum). Activations are quantised to signed bytes, with a
+// scale a group of 32 (one a row costs SmolLM2 4 % of perplexity); dots of bytes are exact integers,
+// the float32 sums over groups run in their order. So a row's bits do not depend on the others.
 #pragma once
 
 #include <cstdint>

@@ -68,6 +68,7 @@ inline Ints dot(Ints acc, Ints w, Ints x) {
     const __m128i odd =
         _mm_madd_epi16(_mm_srli_epi16(weights, 8), _mm_srai_epi16(values, 8));
     sum = _mm_add_epi32(sum, _mm_add_epi32(even, odd));
+    asm("" : "+x"(sum));  // see `summed` below
     std::memcpy(acc.lanes, &sum, 16);
     return acc;
 #else
@@ -104,8 +105,8 @@ inline Floats multiply_add(Floats a, Floats b, Floats c) {
 }
 constexpr bool DOT_WIDE_IS_SIGNED = false;
 constexpr bool HAS_DOT_16 = false;
-constexpr int ROWS_GROUPED = 1;
-constexpr int ROWS_Q6 = 1;
+constexpr int ROWS_GROUPED = 4;
+constexpr int ROWS_Q6 = 2;
 #include "linear_integer_tile.h"
 }  // namespace integer_portable
 
@@ -139,10 +140,15 @@ inline Floats load_halves(const uint8_t* from) {
 }
 inline Ints low_nibbles(Ints a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
 inline Ints high_nibbles(Ints a) { return low_nibbles(_mm256_srli_epi16(a, 4)); }
+// GCC would gather the terms of a long sum before it adds them, in more registers than there are.
+inline Ints summed(Ints a) {
+    asm("" : "+x"(a));
+    return a;
+}
 // sums of two products stay below 2^15 for codes below 129
 inline Ints dot(Ints acc, Ints w, Ints x) {
     const __m256i pairs = _mm256_maddubs_epi16(w, x);
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    return summed(_mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
 }
 // a code to 255 would overflow them: |code - 128| times x with its sign
 inline Ints dot_wide(Ints acc, Ints w, Ints x) {
@@ -151,7 +157,7 @@ inline Ints dot_wide(Ints acc, Ints w, Ints x) {
 }
 // eight sums of two products, 2 * 15 * 127 each, stay below 2^15
 inline Ints dot_16(Ints acc, Ints w, Ints x) {
-    return _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x));
+    return summed(_mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x)));
 }
 inline Ints add_pairs(Ints acc, Ints pairs) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
@@ -164,8 +170,8 @@ inline Floats multiply(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
 inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 constexpr bool DOT_WIDE_IS_SIGNED = true;
 constexpr bool HAS_DOT_16 = true;
-constexpr int ROWS_GROUPED = 2;
-constexpr int ROWS_Q6 = 1;
+constexpr int ROWS_GROUPED = 3;
+constexpr int ROWS_Q6 = 2;
 #include "linear_integer_tile.h"
 }  // namespace integer_avx2
 EC_END_TARGET

@@ -3,14 +3,16 @@
 //   Ints, Floats   vectors of `width` lanes
 //   dot            acc + four products of bytes a lane; weights unsigned and below 64, x signed
 //   dot_wide       the same for codes to 255; DOT_WIDE_IS_SIGNED: of code - 128
-//   dot_16, add_pairs   HAS_DOT_16: the same for codes below 16 with pairs of 16-bit sums, which hold
-//                  those of a group, and acc + both of each pair
+//   dot_16, add_pairs   HAS_DOT_16: the same for codes below 16 with 16-bit sums, which hold those
+//                  of a group, and acc + both of each pair of them
 //   ROWS_GROUPED, ROWS_Q6   the heights of tiles
 //
 // A tile is some rows times two vectors of outputs.
 
 constexpr int tile_vectors = 2;
 constexpr int64_t tile_outputs = tile_vectors * width;
+// How far ahead a panel's first tile fetches weights: the units wait for memory, not it for them.
+constexpr int64_t ahead_bytes = 8192;
 constexpr int64_t dwords = panel_outputs * 4;  // bytes from four inputs of a panel to the next four
 
 template <LinearKind KIND>
@@ -115,8 +117,11 @@ __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_
         for (int g = 0; g < R::groups; ++g) {
             const uint8_t* codes = records + R::codes_at + g * R::group_bytes + output * 4;
             if (is_first) {
-                for (int64_t line = 0; line < R::group_bytes; line += 64)
-                    __builtin_prefetch(records + R::codes_at + g * R::group_bytes + line + 2560);
+                const uint8_t* ahead = records + ahead_bytes;
+                const int64_t start = g == 0 ? 0 : R::codes_at + g * R::group_bytes;
+                const int64_t stop = R::codes_at + (g + 1) * R::group_bytes;
+                for (int64_t line = start; line < stop; line += 64)
+                    __builtin_prefetch(ahead + line);
             }
             const ActivationGroup* group = groups + first + g;
             const int8_t* some = x + (first + g) * group_inputs;
@@ -173,8 +178,8 @@ __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_
 }
 
 template <LinearKind KIND, int ROWS>
-void some_rows(int64_t num_rows, const LinearWeight& weight, const Activations& x, const Results& out,
-               int64_t panel, int64_t row, bool is_first) {
+void some_rows(int64_t num_rows, const LinearWeight& weight, const Activations& x,
+               const Results& out, int64_t panel, int64_t row, bool is_first) {
     if constexpr (ROWS > 1) {
         if (num_rows < ROWS)
             return some_rows<KIND, ROWS - 1>(num_rows, weight, x, out, panel, row, is_first);

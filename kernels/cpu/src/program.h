@@ -1,6 +1,6 @@
 // A forward pass as a list of commands, and the exported operations that they call.
 //
-// Owns the form of a command. Must not know models: kernels/cpu/recording.py writes the list.
+// Owns the form of a command. Must not know models: kernels/cpu/recorder.py writes the list.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ enum class CommandKind : int64_t {
     embedding_packed = 9,  // out = rows of operand (a LinearWeight) at the step's token ids
 };
 
-// Mirrored by `_Command` in kernels/cpu/recording.py. Strides are floats from a token's row of
+// Mirrored by `Command` in kernels/cpu/commands.py. Strides are floats from a token's row of
 // subject or out to the next; `size` is what a row of out has.
 struct Command {
     int64_t kind;
@@ -46,7 +46,7 @@ struct Command {
     float number;
 };
 
-// Mirrored by `_AttentionCall` there.
+// Mirrored by `AttentionCall` there.
 struct AttentionCall {
     const uint8_t* k;
     const uint8_t* v;
@@ -56,7 +56,7 @@ struct AttentionCall {
     float scale, softcap;
 };
 
-// Mirrored by `_Step` there.
+// Mirrored by `Step` there.
 struct Step {
     const Command* commands;
     int64_t num_commands;

@@ -37,6 +37,7 @@ def check(
     num_output: int = 12,
     budget: int = BUDGET,
     num_layers: int | None = None,
+    is_quantised: bool = False,
     device: str = "cuda",
 ) -> float:
     """See `compare`, on a tiny model."""
@@ -49,6 +50,7 @@ def check(
         prompt_lengths=prompt_lengths,
         num_output=num_output,
         budget=budget,
+        is_quantised=is_quantised,
         device=device,
     )
 
@@ -61,6 +63,7 @@ def compare(
     prompt_lengths: tuple[int, ...],
     num_output: int,
     budget: int,
+    is_quantised: bool = False,
     device: str,
 ) -> float:
     """In float32 the largest difference of a log-probability; in 16 bits the mean distance to the
@@ -71,16 +74,24 @@ def compare(
 
     Args:
         config: of transformers, with a vocabulary that is reported as a whole.
+        is_quantised: both have weights of 8 and 4 bits, ours as blocks.
     """
     from scripts.gpu.engine_run import Asked, EngineRun, Sizes, triton_operations
     from scripts.gpu.tiny_models import VOCAB_SIZE, ours_of, random_reference
 
     assert config.vocab_size == VOCAB_SIZE
     reference = random_reference(config, dtype=dtype, device=device)
-    ops = triton_operations(device)
+    if is_quantised:
+        from scripts.gpu.quantised_parts import TYPES, quantise_reference
+
+        ops = triton_operations(device, quantised_types=TYPES)
+        model = ours_of(reference, ops, dtype=dtype, parts=quantise_reference(reference))
+    else:
+        ops = triton_operations(device)
+        model = ours_of(reference, ops, dtype=dtype)
     number = len(prompt_lengths)
     engine = EngineRun(
-        ours_of(reference, ops, dtype=dtype),
+        model,
         ops,
         Sizes(
             max_num_seqs=number,
@@ -146,6 +157,10 @@ def group() -> Group:
         ratio = EXPERTS_RATIO if name in ("mixtral", "qwen3-moe") else HALF_RATIO
         run = functools.partial(check, name, bfloat16, use_graphs=True)
         checks.append(Check(f"{name} bfloat16 graphs", run, ratio))
+    for dtype, limit in ((float32, FLOAT32_ERROR), (bfloat16, HALF_RATIO)):
+        run = functools.partial(check, "llama", dtype, use_graphs=True, is_quantised=True)
+        name = f"quantised llama {str(dtype).removeprefix('torch.')} graphs"
+        checks.append(Check(name, run, limit))
     half = functools.partial(check, "llama", torch.float16, use_graphs=True)
     checks.append(Check("llama float16 graphs", half, HALF_RATIO))
     return Group("whole_models", tuple(checks), needs_engine=True)

@@ -13,6 +13,7 @@ from engine_core.models import ModelWeightsError, load_model
 from kernels.cpu.library import NativeLibraryUnavailable, load_library
 from kernels.cpu.operations import CpuOperations
 from kernels.torch_ops.operations import TorchOperations
+from kernels.triton_ops.operations import TritonOperations
 from kernels.weight_packing import QuantisedTensor
 
 HIDDEN, HEADS, KV_HEADS, FEED, VOCAB, LAYERS = 64, 4, 2, 96, 70, 2
@@ -133,6 +134,28 @@ def test_logits_of_blocks_differ_by_the_quantised_activations_only(
     assert 0.001 * exact.norm() < by_quantising < 0.05 * exact.norm()
     # where a value lies between two codes, the last bits of what came before decide
     assert (ours - rounded).norm() < 0.2 * by_quantising
+
+
+@pytest.mark.parametrize("ops", ["torch"], indirect=True)
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_of_blocks_on_a_gpu_are_those_of_the_dequantised_model(
+    write_gguf, paged_logits, ops, tied
+) -> None:
+    """Interpreted. Three types in one layer, one of them of no type that runs there."""
+    files = open_model_files(str(write_gguf(KEYS, tensors(tied=tied))), report=print)
+    assert files.quantised_types == {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}
+    on_gpu = TritonOperations(torch.device("cpu"), quantised_types=files.quantised_types)
+    packing = on_gpu.weight_packing(torch.float32)
+    assert packing is not None
+    torch.manual_seed(0)
+    sequences = [torch.randint(VOCAB, (length,)).tolist() for length in (13, 1)]
+    results = []
+    for each, keeps_blocks in ((on_gpu, True), (ops, False)):
+        parts = files.tensors(keeps_blocks=keeps_blocks)
+        model = load_model(files.config, parts, dtype=torch.float32, ops=each)
+        results.append(torch.cat(paged_logits(model, sequences, on=each)))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+    assert set(packing.bytes_by_format()) == {"Q4_0", "Q4_1", "Q8_0", "float32"}
 
 
 def test_weights_that_cannot_be_quantised_are_refused_by_name(write_gguf, native) -> None:

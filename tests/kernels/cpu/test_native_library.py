@@ -50,6 +50,31 @@ def test_a_library_is_built_once_and_again_when_a_header_changes(
 
 
 @pytest.mark.usefixtures("library")
+def test_a_build_drops_binaries_of_a_month_ago(tmp_path: Path, sources: Path) -> None:
+    cache = tmp_path / "cache"
+    first = build_library(cache, sources)
+    recent = cache / "recent.so"
+    recent.write_bytes(b"")
+    for path in (first, *cache.glob("*.o")):
+        os.utime(path, (0, 0))
+    (sources / "answer.h").write_text("#define ANSWER 43\n")
+    second = build_library(cache, sources)
+    assert sorted(cache.glob("*.so")) == sorted([recent, second])
+    assert len(list(cache.glob("*.o"))) == 1
+
+
+@pytest.mark.usefixtures("library")
+def test_one_line_is_told_before_a_build_and_none_where_it_is_built(
+    tmp_path: Path, sources: Path
+) -> None:
+    lines: list[str] = []
+    for _ in range(2):
+        build_library(tmp_path / "cache", sources, report=lines.append)
+    assert len(lines) == 1
+    assert "building the native CPU kernels, once" in lines[0]
+
+
+@pytest.mark.usefixtures("library")
 def test_two_builders_at_once_make_one_library(tmp_path: Path, sources: Path) -> None:
     built: list[Path] = []
     builders = [
@@ -108,6 +133,9 @@ def test_threads_are_those_of_the_process_or_fewer(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("ENGINE_CORE_NATIVE_THREADS", "4096")
     assert 1 <= native.available_threads() <= allowed
     monkeypatch.setenv("ENGINE_CORE_NATIVE_THREADS", "1")
+    assert native.available_threads() == 1
+    monkeypatch.delenv("ENGINE_CORE_NATIVE_THREADS")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1,4")  # of two levels of nesting
     assert native.available_threads() == 1
     monkeypatch.setenv("ENGINE_CORE_NATIVE_THREADS", "two")
     with pytest.raises(NativeLibraryUnavailable, match=r"'two'.*whole number"):

@@ -6,11 +6,11 @@ import torch
 from kernels.triton_ops import quantised_linear as module
 from kernels.triton_ops.quantised_linear import (
     choose_splits,
-    dequantise_to,
     quantised_linear,
     reference_quantised_linear,
 )
 from kernels.triton_ops.quantised_weights import QuantisedWeight, dequantise, quantise
+from kernels.triton_ops.quantised_widening import dequantise_to
 
 
 @pytest.fixture(autouse=True)

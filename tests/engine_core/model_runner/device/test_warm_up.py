@@ -15,6 +15,7 @@ from engine_core.model_runner.device.warm_up import (
 )
 from kernels.device_steps import SamplingMode
 from kernels.triton_ops.moe_linear import choose_tile_rows
+from kernels.triton_ops.quantised_linear import choose_tile_rows as choose_quantised_rows
 
 LIMITS = st.fixed_dictionaries(
     {
@@ -57,6 +58,27 @@ def test_no_step_can_have_tiles_of_experts_that_no_made_up_step_had(
     warm = {choose_tile_rows(sum(counts), top_k, num_experts, dtype) for counts in steps}
     possible = range(1, most_tokens + 1)
     assert warm == {choose_tile_rows(size, top_k, num_experts, dtype) for size in possible}
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 20, 40, 65, 256])
+@pytest.mark.parametrize("most_tokens", [1, 33, 700])
+def test_no_step_can_have_tiles_of_quantised_products_that_no_made_up_step_had(
+    max_num_seqs, most_tokens
+):
+    limits = {
+        "max_num_seqs": max_num_seqs,
+        "max_model_len": 900,
+        "max_num_batched_tokens": most_tokens,
+    }
+
+    def tiles(numbers):
+        dtype = torch.bfloat16
+        return {choose_quantised_rows(n, dtype, batch_invariant=False) for n in numbers}
+
+    steps = [*steps_of_every_kind(**limits), *steps_of_every_size(**limits)]
+    assert tiles(map(sum, steps)) == tiles(range(1, most_tokens + 1))
+    most_due = min(max_num_seqs, most_tokens)  # rows of the head's product
+    assert tiles(map(len, steps)) == tiles(range(1, most_due + 1))
 
 
 @pytest.mark.parametrize(("max_num_seqs", "tokens"), [(4, 10), (256, 8192), (7, 7), (9, 3)])

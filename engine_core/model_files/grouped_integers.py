@@ -1,0 +1,239 @@
+"""Linear layers of a Hugging Face folder that GPTQ or AWQ have quantised.
+
+    q_proj.qweight, q_proj.qzeros, q_proj.scales[, q_proj.g_idx]   ->   q_proj.weight
+
+    W[n, k] = scales[k // group, n] * (q[k, n] - zero[k // group, n])
+
+    GPTQ   qweight int32 [E * bits / 32, N]: neighbouring inputs in a word, the first in its low
+           bits; qzeros int32 [G, N * bits / 32], neighbouring outputs. "gptq" stores zeros less
+           one, "gptq_v2" as they are
+    AWQ    ("gemm") qweight int32 [E, N / 8], qzeros int32 [G, N / 8]: eight outputs in a word, in
+           the order 0 2 4 6 1 3 5 7
+
+(Frantar et al., 2022; Lin et al., 2023; the layouts are those of AutoGPTQ and AutoAWQ.) Owns the
+configuration, the joining of a layer's tensors, and their meaning. Must not know who multiplies.
+
+Shape suffixes here: G groups a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
+
+if TYPE_CHECKING:
+    import torch
+
+    from kernels.weight_packing import QuantisedTensor, WeightPart
+
+Layout = Literal["gptq", "gptq_v2", "awq"]
+
+_GROUP_SIZES = (32, 64, 128, -1)
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_NEEDED = frozenset({"qweight", "qzeros", "scales"})
+_SUFFIXES = _NEEDED | {"g_idx"}
+_LAYOUTS: dict[str, Layout] = {"gptq": "gptq", "gptq_v2": "gptq_v2"}
+_INSTEAD = "use the unquantised model, or a .gguf of it"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GroupedIntegers:
+    """How a folder's linear layers are quantised.
+
+    Attributes:
+        group_size: inputs that share a scale and a zero; -1: all of a row.
+    """
+
+    layout: Layout
+    bits: int
+    group_size: int
+
+    @property
+    def type_name(self) -> str:
+        """Of `QuantisedTensor`: "gptq-int4", "gptq_v2-int8", "awq-int4" and so on."""
+        return f"{self.layout}-int{self.bits}"
+
+
+def read_quantisation(config: Mapping[str, Any], folder: Path) -> GroupedIntegers | None:
+    """What config.json says; None: nothing is quantised.
+
+    Raises:
+        UnsupportedModelFile: a method, or a variant of one, that is not read.
+    """
+    fields = config.get("quantization_config")
+    if not fields:
+        return None
+    fields = fields if isinstance(fields, dict) else {}
+    method = fields.get("quant_method")
+
+    def refuse(what: str, instead: str = _INSTEAD) -> NoReturn:
+        raise UnsupportedModelFile(
+            f"{folder} is quantised with {method or 'an unnamed method'}{what}, which is not "
+            f"read; {instead}"
+        )
+
+    if method not in ("gptq", "awq"):
+        refuse("")
+    allowed_bits = (4, 8) if method == "gptq" else (4,)
+    bits: Any = fields.get("bits")
+    group_size: Any = fields.get("group_size")
+    if bits not in allowed_bits:
+        refuse(f" in {bits} bits, not in {' or '.join(map(str, allowed_bits))}")
+    if group_size not in _GROUP_SIZES:
+        refuse(f" in groups of {group_size} inputs, not of 32, 64, 128 or all (-1)")
+    if method == "awq":
+        version = str(fields.get("version", "gemm")).lower()
+        if version != "gemm":
+            refuse(f' in the layout "{version}", not "gemm"', f"convert it, or {_INSTEAD}")
+        if fields.get("zero_point") is False:
+            refuse(" without zero points")
+        return GroupedIntegers("awq", 4, group_size)
+    if fields.get("desc_act"):
+        refuse(
+            " in the order of its activations (desc_act)",
+            f"use a version with desc_act false, or {_INSTEAD.removeprefix('use ')}",
+        )
+    layout = fields.get("checkpoint_format") or fields.get("format") or "gptq"
+    if fields.get("is_marlin_format"):
+        layout = "marlin"
+    if layout not in _LAYOUTS:
+        refuse(f' in the layout "{layout}", not "gptq" or "gptq_v2"', f"convert it, or {_INSTEAD}")
+    if fields.get("pack_dtype", "int32") != "int32":
+        refuse(f" in words of {fields['pack_dtype']}, not int32")
+    if fields.get("dynamic"):
+        refuse(" in a way of its own for each layer (dynamic)")
+    return GroupedIntegers(_LAYOUTS[layout], bits, group_size)
+
+
+def find_layers(names: Collection[str], folder: Path) -> dict[str, frozenset[str]]:
+    """Prefixes of quantised layers, such as "model.layers.0.mlp.up_proj", with the suffixes of the
+    tensors that each has.
+
+    Raises:
+        UnsupportedModelFile: no layer has the tensors of these layouts.
+        BrokenModelFile: a layer has some of them only.
+    """
+    found: dict[str, set[str]] = {}
+    for name in names:
+        prefix, _, suffix = name.rpartition(".")
+        if suffix in _SUFFIXES:
+            found.setdefault(prefix, set()).add(suffix)
+    if not found:
+        raise UnsupportedModelFile(
+            f"{folder} is quantised by its config.json, but no tensor is called qweight; it is of "
+            f"another layout: {_INSTEAD}"
+        )
+    for prefix, suffixes in found.items():
+        if missing := _NEEDED - suffixes:
+            raise BrokenModelFile(
+                f"{folder} lacks {', '.join(sorted(missing))} of the quantised layer {prefix}; "
+                f"download its weight files again"
+            )
+    return {prefix: frozenset(suffixes) for prefix, suffixes in found.items()}
+
+
+def join_layers(
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    layers: Mapping[str, frozenset[str]],
+    quantisation: GroupedIntegers,
+) -> Iterator[tuple[str, WeightPart]]:
+    """The tensors, those of a quantised layer as its one weight [N, E] when the last has come.
+
+    Raises:
+        BrokenModelFile: shapes or types that contradict each other or the configuration.
+        UnsupportedModelFile: inputs in an order of their own.
+    """
+    waiting: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors:
+        prefix, _, suffix = name.rpartition(".")
+        if prefix not in layers or suffix not in _SUFFIXES:
+            yield name, tensor
+            continue
+        arrays = waiting.setdefault(prefix, {})
+        arrays[suffix] = tensor
+        if arrays.keys() == layers[prefix]:
+            yield f"{prefix}.weight", _as_one(prefix, waiting.pop(prefix), quantisation)
+
+
+def dequantised(part: WeightPart) -> torch.Tensor:
+    """A tensor as it is, a quantised one in float32."""
+    from kernels.weight_packing import QuantisedTensor
+
+    return part.dequantise() if isinstance(part, QuantisedTensor) else part
+
+
+def _as_one(prefix: str, arrays: dict[str, torch.Tensor], how: GroupedIntegers) -> QuantisedTensor:
+    import torch
+
+    from kernels.weight_packing import QuantisedTensor
+
+    a_word = 32 // how.bits
+    qweight, qzeros, scales = arrays["qweight"], arrays["qzeros"], arrays["scales"]
+    if any(each.dtype != torch.int32 for each in (qweight, qzeros)) or qweight.ndim != 2:
+        raise BrokenModelFile(
+            f"{prefix}: qweight is {qweight.dtype} {list(qweight.shape)}, qzeros {qzeros.dtype}; "
+            f"{how.type_name} has matrices of int32: download the weights again"
+        )
+    rows, columns = qweight.shape
+    num_inputs, num_outputs = (
+        (rows, columns * a_word) if how.layout == "awq" else (rows * a_word, columns)
+    )
+    group_size = num_inputs if how.group_size == -1 else how.group_size
+    num_groups = -(-num_inputs // group_size)
+    shapes = (list(qzeros.shape), list(scales.shape))
+    wanted = ([num_groups, num_outputs // a_word], [num_groups, num_outputs])
+    if shapes != wanted or num_inputs % group_size:
+        raise BrokenModelFile(
+            f"{prefix}: {num_inputs} inputs in groups of {group_size} and {num_outputs} outputs "
+            f"need qzeros {wanted[0]} and scales {wanted[1]} and whole groups; they are "
+            f"{shapes[0]} and {shapes[1]}: config.json belongs to other weights"
+        )
+    order = arrays.pop("g_idx", None)
+    if order is not None and not torch.equal(order.long(), torch.arange(num_inputs) // group_size):
+        raise UnsupportedModelFile(
+            f"{prefix} is quantised with its inputs in an order of their own (g_idx), which is not "
+            f"read; use a version with desc_act false"
+        )
+    return QuantisedTensor(
+        type_name=how.type_name,
+        shape=(num_outputs, num_inputs),
+        arrays=arrays,
+        decode=lambda given: decode(given, how),
+    )
+
+
+def decode(arrays: Mapping[str, torch.Tensor], how: GroupedIntegers) -> torch.Tensor:
+    """float32 [N, E] of a layer's qweight, qzeros and scales, by the formula above."""
+    import torch
+
+    qweight, qzeros = arrays["qweight"], arrays["qzeros"]
+    scales_GN = arrays["scales"].float()
+    shifts = torch.arange(0, 32, how.bits, dtype=torch.int32)
+    most = 2**how.bits - 1
+    num_groups, num_outputs = scales_GN.shape
+    zeros_GN = ((qzeros[:, :, None] >> shifts) & most).reshape(num_groups, num_outputs)
+    if how.layout == "awq":
+        q_EN = ((qweight[:, :, None] >> shifts) & most).reshape(-1, num_outputs)
+        q_EN, zeros_GN = _in_order(q_EN), _in_order(zeros_GN)
+    else:
+        q_EN = ((qweight[:, None, :] >> shifts[:, None]) & most).reshape(-1, num_outputs)
+    if how.layout == "gptq":
+        zeros_GN = zeros_GN + 1
+    q_GIN = q_EN.view(num_groups, -1, num_outputs)
+    w_GIN = (q_GIN - zeros_GN[:, None]).float() * scales_GN[:, None]
+    w_NE: torch.Tensor = w_GIN.view(-1, num_outputs).T.contiguous()
+    return w_NE
+
+
+def _in_order(values: torch.Tensor) -> torch.Tensor:
+    """Columns that came in AWQ's order, eight by eight."""
+    import torch
+
+    eights = values.view(values.shape[0], -1, 8)
+    ordered = torch.empty_like(eights)
+    ordered[:, :, list(_AWQ_ORDER)] = eights
+    return ordered.reshape(values.shape)

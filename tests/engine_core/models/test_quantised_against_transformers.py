@@ -1,0 +1,117 @@
+"""GPTQ and AWQ folders from the file to the logits, against transformers with the same numbers.
+
+On a GPU's operations (interpreted) the integers are multiplied as they are; on a CPU's they are
+dequantised at load.
+"""
+
+import pytest
+import torch
+import transformers
+from quantised_folders import METHODS, save, write_quantised
+
+from engine_core.errors import StartupError
+from engine_core.model_files import open_model_files
+from engine_core.model_loading import LoadRequest, load_any_model
+from engine_core.models import ModelWeightsError, load_model
+from kernels.triton_ops.operations import TritonOperations
+
+CPU = torch.device("cpu")
+V = 70
+SHAPE = {
+    "vocab_size": V,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+}
+
+
+def reference_of(config):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    for key, parameter in model.named_parameters():
+        if key.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+LLAMA = transformers.LlamaConfig(**SHAPE)
+QWEN2 = transformers.Qwen2Config(**SHAPE)  # biases on q, k and v
+
+on_one_cpu = pytest.mark.parametrize("ops", ["torch"], indirect=True)
+"""For tests that do not use the operations of a CPU, which `paged_logits` asks for."""
+
+
+def load(folder, ops):
+    files = open_model_files(str(folder), report=print)
+    packing = ops.weight_packing(torch.float32)
+    tensors = files.tensors(keeps_blocks=packing is not None)
+    return load_model(files.config, tensors, dtype=torch.float32, ops=ops, drops_zero_biases=True)
+
+
+def triton_for(folder):
+    types = open_model_files(str(folder), report=print).quantised_types
+    return TritonOperations(CPU, quantised_types=types)
+
+
+def assert_as_transformers(model, reference, paged_logits, ops):
+    sequences = [torch.randint(V, (length,)).tolist() for length in (13, 1)]
+    for ours, tokens in zip(paged_logits(model, sequences, on=ops), sequences, strict=True):
+        with torch.inference_mode():
+            expected = reference(torch.tensor([tokens])).logits[0]
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=2e-4)
+
+
+@on_one_cpu
+@pytest.mark.parametrize("name", METHODS)
+def test_integers_multiplied_as_they_are_give_the_logits_of_transformers(
+    tmp_path, paged_logits, name
+):
+    reference = reference_of(QWEN2 if name == "awq" else LLAMA)
+    write_quantised(tmp_path, reference, METHODS[name], zero_biases=name == "gptq 4 bits")
+    ops = triton_for(tmp_path)
+    model = load(tmp_path, ops)
+    by_format = ops.weight_packing(torch.float32).bytes_by_format()
+    assert len(by_format) == 2
+    assert by_format["float32"] == 2 * V * 128 * 4  # embedding and head
+    num_linear = 128 * (128 + 64 + 64) + 128 * 128 + 3 * 128 * 256
+    (integers,) = (size for key, size in by_format.items() if key != "float32")
+    bits = METHODS[name]["bits"]
+    assert num_linear * bits / 8 < integers < num_linear * (bits / 8 + 0.3)
+    assert_as_transformers(model, reference, paged_logits, ops)
+
+
+def test_a_cpu_dequantises_them_at_load(tmp_path, paged_logits, ops):
+    reference = reference_of(QWEN2)
+    write_quantised(tmp_path, reference, METHODS["gptq 4 bits"])
+    assert_as_transformers(load(tmp_path, ops), reference, paged_logits, ops)
+
+
+@on_one_cpu
+def test_without_their_types_a_gpu_dequantises_them_at_load(tmp_path, paged_logits):
+    reference = reference_of(LLAMA)
+    write_quantised(tmp_path, reference, METHODS["awq"])
+    ops = TritonOperations(CPU)
+    assert ops.weight_packing(torch.float32) is None
+    assert_as_transformers(load(tmp_path, ops), reference, paged_logits, ops)
+
+
+def test_transformers_own_code_does_not_get_them(tmp_path):
+    write_quantised(tmp_path, reference_of(LLAMA), METHODS["awq"])
+    files = open_model_files(str(tmp_path), report=print)
+    wanted = LoadRequest(device=CPU, dtype=torch.float32, model_impl="transformers")
+    with pytest.raises(StartupError, match=r"quantised \(awq-int4\).* unquantised models only"):
+        load_any_model(files, wanted)
+
+
+def test_biases_that_no_layer_takes_must_be_zero(tmp_path):
+    reference = reference_of(LLAMA)
+    tensors = write_quantised(tmp_path, reference, METHODS["gptq 4 bits"], zero_biases=True)
+    name = "model.layers.0.mlp.up_proj.bias"
+    save(tmp_path, {**tensors, name: tensors[name] + 1})
+    with pytest.raises(ModelWeightsError, match=rf"1 tensors have no place in .*{name}"):
+        load(tmp_path, TritonOperations(CPU))
