@@ -1,4 +1,4 @@
-"""The comparison of engines: what is asked, in which order, and what is told of it."""
+"""The comparison of engines: in which order they are asked, how, and what is told of it."""
 
 import json
 import os
@@ -13,29 +13,19 @@ from fake_engine import FakeEngine
 
 from scripts.comparison.clients import ClientsFailed, EngineAddress, send_workload
 from scripts.comparison.descriptions import DescriptionError
-from scripts.comparison.figures import Incomplete, figures_of, medians, ratios
+from scripts.comparison.figures import Incomplete, figures_of
 from scripts.comparison.launching import Conditions, Running, SystemFailed
 from scripts.comparison.offline import PEERS, OfflinePeer, parse_peer
 from scripts.comparison.processes import process_tree, resident_bytes
 from scripts.comparison.report import summarise, table
 from scripts.comparison.systems import OwnEngine, ServerCommand
 from scripts.comparison.turns import run_turns
-from scripts.comparison.workloads import (
-    PlannedRequest,
-    Workload,
-    WorkloadError,
-    make_turns,
-    make_warm_up,
-    read_turns,
-    write_turns,
-)
+from scripts.comparison.workloads import PlannedRequest, Workload, write_turns
 from scripts.load.records import RequestRecord
 
 ROOT = Path(__file__).parents[2]
 FAKE_SERVER = f"{sys.executable} {Path(__file__).with_name('fake_openai_server.py')} {{port}}"
 FAKE_LIBRARY = Path(__file__).with_name("fake_library_peer.py")
-TEXT = range(50_000)
-ALL = ("W1", "W2", "W3@2", "W4", "prefill")
 WARM_UP = [Workload("first token", (PlannedRequest(0.0, [1, 2], 1),))]
 BATCH = Workload("W1", tuple(PlannedRequest(0.0, [at, 7], 5) for at in range(6)))
 SINGLE = Workload("W2", (PlannedRequest(0.0, [1, 2, 3], 8),))
@@ -52,111 +42,6 @@ def conditions(tmp_path):
         workload_timeout_s=20.0,
         logs=tmp_path,
     )
-
-
-# ------------------------------------------------------------------ workloads
-
-
-def test_a_workload_file_is_the_same_byte_for_byte(tmp_path):
-    for name in "ab":
-        turns = make_turns(TEXT, ALL, num_turns=2)
-        write_turns(tmp_path / name, make_warm_up(TEXT), turns, source="a range")
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    assert read_turns(tmp_path / "a") == (make_warm_up(TEXT), turns)
-
-
-def test_the_workloads_are_as_the_targets_define_them():
-    batch, single, arriving, sharing, prefill = make_turns(TEXT, ALL, num_turns=1)[0]
-    lengths = [len(one.prompt_token_ids) for one in batch.requests]
-    assert len(lengths) == 64 and 32 <= min(lengths) < 64 and 256 < max(lengths) <= 512
-    assert {(one.arrival_s, one.num_output_tokens) for one in batch.requests} == {(0.0, 64)}
-    [one] = single.requests
-    assert (len(one.prompt_token_ids), one.num_output_tokens) == (64, 128)
-    arrivals = [one.arrival_s for one in arriving.requests]
-    assert len(arrivals) == 48 and arrivals == sorted(arrivals) and arrivals[0] > 0
-    assert 12 < arrivals[-1] < 48  # two a second
-    prefixes = {tuple(one.prompt_token_ids[:384]) for one in sharing.requests}
-    owns = {tuple(one.prompt_token_ids[384:]) for one in sharing.requests}
-    assert (len(prefixes), len(owns), {len(own) for own in owns}) == (1, 32, {32})
-    [one] = prefill.requests
-    assert (len(one.prompt_token_ids), one.num_output_tokens) == (2000, 1)
-
-
-def test_turns_have_the_same_lengths_and_no_beginning_in_common():
-    turns = [*make_turns(range(30_000), ALL, num_turns=3), make_warm_up(range(30_000))]
-    shape = [
-        [[(one.arrival_s, len(one.prompt_token_ids)) for one in w.requests] for w in turn]
-        for turn in turns[:3]
-    ]
-    assert shape[0] == shape[1] == shape[2]
-    beginnings = [
-        tuple(workload.requests[at].prompt_token_ids[:16])
-        for turn in turns
-        for workload in turn
-        for at in range(1 if workload.name == "W4" else len(workload.requests))
-    ]
-    assert len(set(beginnings)) == len(beginnings)
-
-
-@pytest.mark.parametrize("name", ["W5", "W3", "W3@0", "W3@x", "W1@2", ""])
-def test_an_unknown_workload_is_refused_by_name(name):
-    with pytest.raises(WorkloadError, match="W3@"):
-        make_turns(TEXT, [name], num_turns=1)
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"format": 0}', '{"format": 1, "turns": [[1]]}'])
-def test_a_file_that_is_no_workload_file_is_one_error(tmp_path, content):
-    path = tmp_path / "workloads.json"
-    path.write_text(content)
-    with pytest.raises(WorkloadError, match=r"workloads\.json"):
-        read_turns(path)
-
-
-# ------------------------------------------------------------------ figures
-
-
-def _record(index, first_s, gaps_s, due_s=0.0):
-    last_s = first_s + sum(gaps_s)
-    return RequestRecord(index, due_s, due_s, first_s, last_s, last_s, 2, 0, 5, list(gaps_s))
-
-
-def test_figures_are_those_of_records_worked_out_by_hand():
-    workload = Workload("W1", tuple(PlannedRequest(0.5 * at, [1, 2], 5) for at in range(2)))
-    records = [_record(0, 1.0, [0.1, 0.1, 0.1, 0.7]), _record(1, 2.5, [0.2] * 4, due_s=0.5)]
-    figures = figures_of(workload, records)
-    assert figures["duration_s"] == pytest.approx(3.3)
-    assert figures["output_tok_s"] == pytest.approx(10 / 3.3)
-    assert figures["total_tok_s"] == pytest.approx(14 / 3.3)
-    assert figures["ttft_p50_ms"] == pytest.approx(1500)
-    assert figures["ttft_p99_ms"] == pytest.approx(1990)
-    assert figures["itl_p50_ms"] == pytest.approx(200)
-    # eight gaps: 0.93 of the way from the seventh (0.2) to the eighth (0.7)
-    assert figures["itl_p99_ms"] == pytest.approx(200 + 0.93 * 500)
-    assert "decode_tok_s" not in figures and "prefill_tok_s" not in figures
-
-
-def test_a_single_request_has_a_decode_and_a_prefill_rate():
-    workload = Workload("W2", (PlannedRequest(0.0, [1] * 10, 5),))
-    figures = figures_of(workload, [_record(0, 0.5, [0.1] * 4)])
-    assert figures["decode_tok_s"] == pytest.approx(10)
-    assert figures["prefill_tok_s"] == pytest.approx(20)
-
-
-def test_what_was_not_timed_is_absent_and_what_is_short_has_no_figures():
-    untimed = RequestRecord(0, 0.0, 0.0, finished_s=2.0, num_output_tokens=8)
-    assert set(figures_of(SINGLE, [untimed])) == {"duration_s", "output_tok_s", "total_tok_s"}
-    untimed.num_output_tokens = 7
-    with pytest.raises(Incomplete, match="7 tokens came, not 8"):
-        figures_of(SINGLE, [untimed])
-    with pytest.raises(Incomplete, match="0 records of 1"):
-        figures_of(SINGLE, [])
-
-
-def test_ratios_are_of_turns_that_both_served_and_above_one_where_we_are_better():
-    ours = [{"output_tok_s": 20.0, "ttft_p50_ms": 50.0}, None, {"output_tok_s": 90.0}]
-    theirs = [{"output_tok_s": 10.0, "ttft_p50_ms": 100.0}, {"output_tok_s": 1.0}] * 2
-    assert ratios(ours, theirs[:3]) == {"output_tok_s": pytest.approx(5.5), "ttft_p50_ms": 2.0}
-    assert medians([{"a": 1.0}, {"a": 5.0, "b": 2.0}, {"a": 3.0}]) == {"a": 3.0, "b": 2.0}
 
 
 # ------------------------------------------------------------------ turns
