@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--reference", default="--dtype float32", help="the daemon's options")
     parser.add_argument(
-        "--judge-by", choices=("model", "own"), default="model", help="what limits are against"
+        "--judge-by", choices=("model", "own"), default="own", help="what limits are against"
     )
     parser.add_argument("--context", type=int, default=512, help="tokens of a window")
     parser.add_argument("--windows", type=int, default=24)

@@ -86,9 +86,7 @@ class GgufFile:
     def quantised_types(self) -> frozenset[str]:
         tensors = [tensor for header in self._headers for tensor in header.tensors]
         return frozenset(
-            tensor.quant_type.name
-            for tensor in tensors
-            if _is_quantised_matrix(tensor)
+            tensor.quant_type.name for tensor in tensors if _is_quantised_matrix(tensor)
         )
 
     def tensors(self, *, keeps_blocks: bool = False) -> Iterator[tuple[str, WeightPart]]:
