@@ -53,7 +53,7 @@ def start_engine(
     try:
         clock.enter("weights")
         compilations = CompileCounter()
-        loaded = _load(options, files, device)
+        loaded = load_by_options(options, files, device)
         if loaded.ops.device.type == "cuda":
             watch_triton(compilations)  # for as long as this process lives
         if loaded.is_packed:
@@ -76,7 +76,12 @@ def start_engine(
         ) from error
 
 
-def _load(options: EngineOptions, files: ModelFiles, device: torch.device) -> LoadedModel:
+def load_by_options(options: EngineOptions, files: ModelFiles, device: torch.device) -> LoadedModel:
+    """The model as the options ask for it, in the formats that the daemon would serve.
+
+    Raises:
+        StartupError: as `load_any_model`.
+    """
     return load_any_model(
         files,
         LoadRequest(

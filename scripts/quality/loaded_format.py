@@ -16,7 +16,7 @@ from engine_core.config_resolution import plan_runner
 from engine_core.device_choice import choose_device
 from engine_core.model_files import open_model_files
 from engine_core.options import EngineOptions
-from engine_core.startup import _load as load_by_options
+from engine_core.startup import load_by_options
 from kernels.cpu.linear import PackedParts
 from kernels.cpu.weights import PackedLinear
 from kernels.interface import ForwardContext, LinearWeight, Operations
