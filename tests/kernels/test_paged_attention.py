@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paged_steps import make_planner, step
 
 from kernels.torch_ops.operations import TorchOperations
 from kernels.torch_ops.reference_attention import reference_paged_attention
@@ -12,55 +13,8 @@ from kernels.torch_ops.reference_attention import reference_paged_attention
 OPS = TorchOperations()
 
 
-def make_planner(heads, head_size, block_size, window=None, dtype=torch.float32, kv_dtype=None):
-    return OPS.make_attention_planner(
-        num_query_heads=heads[0],
-        num_kv_heads=heads[1],
-        head_size=head_size,
-        block_size=block_size,
-        sliding_window=window,
-        max_num_seqs=64,
-        max_num_batched_tokens=1024,
-        max_model_len=8192,
-        dtype=dtype,
-        kv_dtype=kv_dtype or dtype,
-    )
-
-
-def step(requests, *, heads=(9, 3), head_size=16, block_size=4, window=None, dtype=torch.float32):
-    """(q, k cache, v cache, metadata) for requests of (queries, sequence length)."""
-    generator = torch.Generator().manual_seed(len(requests))
-    num_query_heads, num_kv_heads = heads
-    width = max((-(-length // block_size) for _, length in requests), default=1)
-    num_blocks = len(requests) * width + 1
-    table = (torch.randperm(num_blocks - 1, generator=generator) + 1).view(-1, width).int()
-    starts = torch.tensor([0, *(queries for queries, _ in requests)]).cumsum(0).int()
-    num_tokens = int(starts[-1])
-    shape = (num_blocks, block_size, num_kv_heads, head_size)
-    k_cache = torch.randn(shape, generator=generator).to(dtype)
-    v_cache = torch.randn(shape, generator=generator).to(dtype)
-    q = torch.randn(num_tokens, num_query_heads, head_size, generator=generator).to(dtype)
-    for request, (queries, length) in enumerate(requests):
-        # whatever must not be read is NaN: blocks behind the window, slots after the end
-        first = 0 if window is None else max(0, length - queries - window + 1)
-        for cache in (k_cache, v_cache):
-            cache[table[request, : first // block_size].long()] = float("nan")
-            flat = cache[table[request].long()].flatten(0, 1)
-            flat[length:] = float("nan")
-            cache[table[request].long()] = flat.view(width, *cache.shape[1:])
-    metadata = make_planner(heads, head_size, block_size, window, dtype).plan(
-        query_start_loc_R1=starts,
-        seq_lens_R=torch.tensor([length for _, length in requests]).int(),
-        block_table_RM=table,
-        slot_mapping_T=torch.zeros(num_tokens, dtype=torch.int64),
-        num_decodes=0,
-        num_decode_tokens=0,
-    )
-    return q, k_cache, v_cache, metadata
-
-
 def check(requests, *, window=None, softcap=None, **options):
-    q, k_cache, v_cache, metadata = step(requests, window=window, **options)
+    q, k_cache, v_cache, metadata = step(OPS, requests, window=window, **options)
     before = q.clone(), k_cache.clone()
     out = OPS.paged_attention(
         q, k_cache, v_cache, metadata, scale=0.3, sliding_window=window, softcap=softcap
@@ -131,7 +85,7 @@ def test_random_steps(requests, window, block_size):
 def test_empty_step_gives_an_empty_result():
     q = torch.empty(0, 4, 8)
     caches = torch.zeros(2, 4, 2, 8), torch.zeros(2, 4, 2, 8)
-    metadata = make_planner((4, 2), 8, 4).plan(
+    metadata = make_planner(OPS, (4, 2), 8, 4).plan(
         query_start_loc_R1=torch.zeros(1, dtype=torch.int32),
         seq_lens_R=torch.zeros(0, dtype=torch.int32),
         block_table_RM=torch.zeros(0, 1, dtype=torch.int32),
@@ -143,7 +97,7 @@ def test_empty_step_gives_an_empty_result():
 
 
 def test_reference_equals_torch_on_whole_sequences():
-    q, k_cache, v_cache, metadata = step([(21, 21), (50, 50)])
+    q, k_cache, v_cache, metadata = step(OPS, [(21, 21), (50, 50)])
     out = reference_paged_attention(
         q, k_cache.nan_to_num(), v_cache.nan_to_num(), metadata, scale=0.3
     )
@@ -163,4 +117,4 @@ def test_reference_equals_torch_on_whole_sequences():
 
 def test_a_cache_of_another_dtype_is_refused_with_the_option_to_change():
     with pytest.raises(ValueError, match=r"float8_e4m3fn under .*float32: .*--kv-cache-dtype"):
-        make_planner((4, 2), 8, 4, kv_dtype=torch.float8_e4m3fn)
+        make_planner(OPS, (4, 2), 8, 4, kv_dtype=torch.float8_e4m3fn)

@@ -1,11 +1,14 @@
 """Native paged attention against the loop-per-request reference, and its bits across batches."""
 
+import functools
 import itertools
 
+import paged_steps
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from paged_steps import make_planner
 
 from kernels.cpu.attention import NativeAttentionPlan
 from kernels.cpu.operations import CpuOperations
@@ -17,54 +20,7 @@ def ops(library, isa):
     return CpuOperations(library)
 
 
-def make_planner(ops, heads, head_size, block_size, window=None, dtype=torch.float32):
-    return ops.make_attention_planner(
-        num_query_heads=heads[0],
-        num_kv_heads=heads[1],
-        head_size=head_size,
-        block_size=block_size,
-        sliding_window=window,
-        max_num_seqs=64,
-        max_num_batched_tokens=1024,
-        max_model_len=8192,
-        dtype=dtype,
-        kv_dtype=dtype,
-    )
-
-
-def step(
-    ops, requests, *, heads=(9, 3), head_size=16, block_size=4, window=None, dtype=torch.float32
-):
-    """(q, k cache, v cache, metadata) for requests of (queries, sequence length)."""
-    generator = torch.Generator().manual_seed(len(requests))
-    num_query_heads, num_kv_heads = heads
-    width = max((-(-length // block_size) for _, length in requests), default=1)
-    num_blocks = len(requests) * width + 1
-    table = (torch.randperm(num_blocks - 1, generator=generator) + 1).view(-1, width).int()
-    starts = torch.tensor([0, *(queries for queries, _ in requests)]).cumsum(0).int()
-    num_tokens = int(starts[-1])
-    shape = (num_blocks, block_size, num_kv_heads, head_size)
-    k_cache = torch.randn(shape, generator=generator).to(dtype)
-    v_cache = torch.randn(shape, generator=generator).to(dtype)
-    q = torch.randn(num_tokens, num_query_heads, head_size, generator=generator).to(dtype)
-    for request, (queries, length) in enumerate(requests):
-        # whatever must not be read is NaN: blocks behind the window, slots after the end
-        first = 0 if window is None else max(0, length - queries - window + 1)
-        for cache in (k_cache, v_cache):
-            cache[table[request, : first // block_size].long()] = float("nan")
-            flat = cache[table[request].long()].flatten(0, 1)
-            flat[length:] = float("nan")
-            cache[table[request].long()] = flat.view(width, *cache.shape[1:])
-        table[request, : first // block_size] = -1  # nor may their ids be used
-    metadata = make_planner(ops, heads, head_size, block_size, window, dtype).plan(
-        query_start_loc_R1=starts,
-        seq_lens_R=torch.tensor([length for _, length in requests]).int(),
-        block_table_RM=table,
-        slot_mapping_T=torch.zeros(num_tokens, dtype=torch.int64),
-        num_decodes=0,
-        num_decode_tokens=0,
-    )
-    return q, k_cache, v_cache, metadata
+step = functools.partial(paged_steps.step, hides_dropped=True)
 
 
 def check(ops, requests, *, window=None, options=None, **shapes):
