@@ -114,27 +114,102 @@ namespace {
 
 // Panels and rows of a task such that there are about eight tasks a thread: enough to even out
 // threads that are late, few enough that taking one costs nothing.
+struct Split {
+    int64_t panels_a_task, panel_tasks, row_tasks;
+
+    Split(const LinearWeight& w, int64_t num_rows) {
+        constexpr int64_t least_rows = 24;
+        const int64_t wanted = int64_t{8} * num_threads(), panels = num_panels(w);
+        panels_a_task = std::max<int64_t>(1, panels / wanted);
+        panel_tasks = (panels + panels_a_task - 1) / panels_a_task;
+        row_tasks = panel_tasks >= wanted
+                        ? 1
+                        : std::max<int64_t>(1, std::min(num_rows / least_rows,
+                                                        (wanted + panel_tasks - 1) / panel_tasks));
+    }
+};
+
+// What the thread that has task `task` of `w` takes when all threads are equally fast.
+Upcoming after_task(const LinearWeight& w, const Split& split, int64_t task,
+                    const LinearWeight* next, int64_t num_rows) {
+    const int64_t panel_task = (task + num_threads()) / split.row_tasks;
+    if (panel_task < split.panel_tasks) {
+        const bool is_same = panel_task == task / split.row_tasks;
+        if (is_same) return {w.blob, 0};
+        return upcoming_panel(w, panel_task * split.panels_a_task);
+    }
+    if (next == nullptr) return {w.blob, 0};
+    const Split other(*next, num_rows);
+    const int64_t first = panel_task - split.panel_tasks;
+    return upcoming_panel(*next, std::min(first, other.panel_tasks - 1) * other.panels_a_task);
+}
+
 template <typename Fn>
-void split(const LinearWeight& w, int64_t num_rows, Fn&& run) {
+void run_split(const LinearWeight& w, const LinearWeight* next, int64_t num_rows, Fn&& run) {
+    const Split split(w, num_rows);
     const int64_t panels = num_panels(w);
-    const int64_t wanted = int64_t{8} * num_threads();
-    const int64_t panels_a_task = std::max<int64_t>(1, panels / wanted);
-    const int64_t panel_tasks = (panels + panels_a_task - 1) / panels_a_task;
-    constexpr int64_t least_rows = 24;
-    const int64_t row_tasks =
-        panel_tasks >= wanted
-            ? 1
-            : std::max<int64_t>(1, std::min(num_rows / least_rows,
-                                            (wanted + panel_tasks - 1) / panel_tasks));
-    parallel(panel_tasks * row_tasks, [&](int64_t task, int) {
-        const int64_t panel = task / row_tasks * panels_a_task;
-        const int64_t part = task % row_tasks;
-        run(LinearTask{panel, std::min(panel + panels_a_task, panels),
-                       num_rows * part / row_tasks, num_rows * (part + 1) / row_tasks});
+    parallel(split.panel_tasks * split.row_tasks, [&](int64_t task, int) {
+        const int64_t panel = task / split.row_tasks * split.panels_a_task;
+        const int64_t part = task % split.row_tasks;
+        run(LinearTask{panel, std::min(panel + split.panels_a_task, panels),
+                       num_rows * part / split.row_tasks,
+                       num_rows * (part + 1) / split.row_tasks,
+                       after_task(w, split, task, next, num_rows)});
     });
 }
 
 }  // namespace
+
+const char* linear(const LinearWeight& w, const LinearWeight* next, const float* x,
+                   int64_t num_rows, int64_t x_stride, int64_t num_inputs, float* out,
+                   int64_t out_stride) {
+    if (const char* refusal = check_weight(w)) return refusal;
+    if (num_inputs != w.num_inputs || x_stride < num_inputs || num_rows < 0) {
+        return refuse("x is [%" PRId64 ", %" PRId64 "] with %" PRId64
+                      " from row to row, the weight has %" PRId64 " inputs",
+                      num_rows, num_inputs, x_stride, w.num_inputs);
+    }
+    if (out_stride < w.num_outputs) {
+        return refuse("out has %" PRId64 " from row to row, the weight has %" PRId64 " outputs",
+                      out_stride, w.num_outputs);
+    }
+    if (num_rows == 0) return nullptr;
+    if (x == nullptr || out == nullptr) return refuse("x or out has no memory");
+    const Results results{out, out_stride};
+    const auto kind = static_cast<LinearKind>(w.kind);
+    if (kind == LinearKind::f32) {
+        run_split(w, next, num_rows, [&](const LinearTask& task) {
+            linear_f32(w, x, x_stride, results, task);
+        });
+        return nullptr;
+    }
+    const int64_t groups_stride = num_groups(w);
+    const int64_t stride = groups_stride * group_inputs;
+    const int64_t codes_bytes = num_rows * stride;
+    thread_local Workspace workspace;
+    uint8_t* memory = workspace.reserve(
+        codes_bytes +
+        num_rows * groups_stride * static_cast<int64_t>(sizeof(ActivationGroup)));
+    if (memory == nullptr) return refuse("no memory to quantise %" PRId64 " rows", num_rows);
+    auto* codes = reinterpret_cast<int8_t*>(memory);
+    auto* groups = reinterpret_cast<ActivationGroup*>(memory + codes_bytes);
+    const int32_t zero = code_zero(kind);
+    // a task quantises some 16,000 values: less is not worth a thread's wake-up
+    const int64_t rows_a_task = std::max<int64_t>(1, 16384 / num_inputs);
+    parallel((num_rows + rows_a_task - 1) / rows_a_task, [&](int64_t task, int) {
+        const int64_t stop = std::min((task + 1) * rows_a_task, num_rows);
+        for (int64_t row = task * rows_a_task; row < stop; ++row) {
+            quantise_row(x + row * x_stride, num_inputs, zero, codes + row * stride,
+                             groups + row * groups_stride);
+        }
+    });
+    const Activations quantised{codes, stride, groups, groups_stride};
+    run_split(w, next, num_rows, [&](const LinearTask& task) {
+        linear_integer(w, quantised, results, task);
+    });
+    return nullptr;
+}
+
 }  // namespace ec
 
 using ec::LinearKind;
@@ -150,52 +225,7 @@ EC_EXPORT const char* ec_linear_check(const LinearWeight* weight) {
 EC_EXPORT const char* ec_linear(const LinearWeight* weight, const float* x, int64_t num_rows,
                                 int64_t x_stride, int64_t num_inputs, float* out,
                                 int64_t out_stride) {
-    const LinearWeight& w = *weight;
-    if (const char* refusal = ec::check_weight(w)) return refusal;
-    if (num_inputs != w.num_inputs || x_stride < num_inputs || num_rows < 0) {
-        return refuse("x is [%" PRId64 ", %" PRId64 "] with %" PRId64
-                      " from row to row, the weight has %" PRId64 " inputs",
-                      num_rows, num_inputs, x_stride, w.num_inputs);
-    }
-    if (out_stride < w.num_outputs) {
-        return refuse("out has %" PRId64 " from row to row, the weight has %" PRId64 " outputs",
-                      out_stride, w.num_outputs);
-    }
-    if (num_rows == 0) return nullptr;
-    if (x == nullptr || out == nullptr) return refuse("x or out has no memory");
-    const ec::Results results{out, out_stride};
-    const auto kind = static_cast<LinearKind>(w.kind);
-    if (kind == LinearKind::f32) {
-        ec::split(w, num_rows, [&](const ec::LinearTask& task) {
-            ec::linear_f32(w, x, x_stride, results, task);
-        });
-        return nullptr;
-    }
-    const int64_t groups_stride = ec::num_groups(w);
-    const int64_t stride = groups_stride * ec::group_inputs;
-    const int64_t codes_bytes = num_rows * stride;
-    thread_local ec::Workspace workspace;
-    uint8_t* memory = workspace.reserve(
-        codes_bytes +
-        num_rows * groups_stride * static_cast<int64_t>(sizeof(ec::ActivationGroup)));
-    if (memory == nullptr) return refuse("no memory to quantise %" PRId64 " rows", num_rows);
-    auto* codes = reinterpret_cast<int8_t*>(memory);
-    auto* groups = reinterpret_cast<ec::ActivationGroup*>(memory + codes_bytes);
-    const int32_t zero = ec::code_zero(kind);
-    // a task quantises some 16,000 values: less is not worth a thread's wake-up
-    const int64_t rows_a_task = std::max<int64_t>(1, 16384 / num_inputs);
-    ec::parallel((num_rows + rows_a_task - 1) / rows_a_task, [&](int64_t task, int) {
-        const int64_t stop = std::min((task + 1) * rows_a_task, num_rows);
-        for (int64_t row = task * rows_a_task; row < stop; ++row) {
-            ec::quantise_row(x + row * x_stride, num_inputs, zero, codes + row * stride,
-                             groups + row * groups_stride);
-        }
-    });
-    const ec::Activations quantised{codes, stride, groups, groups_stride};
-    ec::split(w, num_rows, [&](const ec::LinearTask& task) {
-        ec::linear_integer(w, quantised, results, task);
-    });
-    return nullptr;
+    return ec::linear(*weight, nullptr, x, num_rows, x_stride, num_inputs, out, out_stride);
 }
 
 // For tests: the codes [num_rows, padded to 32] and scales [num_rows, groups] of activations.

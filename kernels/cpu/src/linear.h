@@ -25,6 +25,7 @@
 // the float32 sums over groups run in their order. So a row's bits do not depend on the others.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "dispatch.h"
@@ -34,6 +35,7 @@ namespace ec {
 constexpr int64_t panel_outputs = 32;
 constexpr int64_t group_inputs = 32;
 constexpr int64_t superblock_inputs = 256;
+constexpr int64_t chain_inputs = 768;  // of f32: those whose products are one chain of additions
 
 enum class LinearKind : int32_t {
     f32 = 0,
@@ -90,10 +92,25 @@ struct Results {
     int64_t stride;
 };
 
-// Panels [panel, panel_stop) for rows [row, row_stop).
+// Weights that a thread will probably read next. They are fetched into its second cache while it
+// computes, a part with every tile: a first tile alone would wait for memory, and memory for the
+// others.
+struct Upcoming {
+    const uint8_t* at;  // null: not known
+    int64_t bytes;
+
+    // What one of `num_tiles` fetches, in `num_strides` equal strides.
+    Upcoming part(int64_t tile, int64_t num_tiles, int64_t num_strides) const {
+        const int64_t stride = (bytes / num_tiles + num_strides - 1) / num_strides;
+        return {at + tile * stride * num_strides, stride};
+    }
+};
+
+// Panels [panel, panel_stop) for rows [row, row_stop), and what comes after the last of them.
 struct LinearTask {
     int64_t panel, panel_stop;
     int64_t row, row_stop;
+    Upcoming after;
 };
 
 void linear_f32(const LinearWeight& w, const float* x, int64_t x_stride, const Results& out,
@@ -109,8 +126,25 @@ inline void prefetch_results(const float* at, int64_t stride, int64_t num_rows) 
     }
 }
 
+// What is fetched at a time: a panel of bytes, the first chain of one of floats. More than a share
+// of the second cache would drive out what is being read.
+inline Upcoming upcoming_panel(const LinearWeight& w, int64_t panel) {
+    constexpr int64_t most_bytes = 256 << 10;
+    const int64_t panel_bytes = w.blob_bytes / num_panels(w);
+    int64_t bytes = panel_bytes;
+    if (static_cast<LinearKind>(w.kind) == LinearKind::f32)
+        bytes = std::min(w.num_inputs, chain_inputs) * panel_outputs * 4;
+    return {w.blob + panel * panel_bytes, bytes <= most_bytes ? bytes : 0};
+}
+
 // Null, or why `w` cannot be read.
 const char* check_weight(const LinearWeight& w);
+
+// x [num_rows, num_inputs] times `w` -> out. `next`: the weight that the same threads take after
+// it, or null. Null, or why it cannot be done.
+const char* linear(const LinearWeight& w, const LinearWeight* next, const float* x,
+                   int64_t num_rows, int64_t x_stride, int64_t num_inputs, float* out,
+                   int64_t out_stride);
 
 // Quantises one row of `num_inputs` floats. `zero` is what the weight's codes subtract.
 void quantise_row(const float* x, int64_t num_inputs, int32_t zero, int8_t* codes,

@@ -1,10 +1,9 @@
 // Included once an instruction set, inside its namespace, with `Vec` (a vector of floats),
 // MAX_ROWS and MAX_PANELS defined: the registers of a tile are rows * panels * 32 floats.
 //
-// Each output is one chain of multiply-adds over 768 inputs, and the chains are added in order;
+// Each output is one chain of multiply-adds over `chain_inputs`, and the chains are added in order;
 // so a row has the same bits in any tile, and with AVX2 as with AVX-512.
 
-constexpr int64_t chain_inputs = 768;
 // How far ahead a panel's first tile fetches weights; later ones find them in a cache.
 constexpr int64_t ahead_floats = 24 * panel_outputs;
 constexpr int vectors = panel_outputs / Vec::width;
@@ -12,12 +11,13 @@ constexpr int vectors = panel_outputs / Vec::width;
 template <int ROWS, int PANELS>
 inline __attribute__((always_inline)) void tile(const float* x, int64_t x_stride, const float* w,
                                                 int64_t panel_floats, int64_t num_inputs,
-                                                int64_t ahead, Vec* sums) {
+                                                int64_t ahead, Upcoming soon, Vec* sums) {
     Vec acc[ROWS][PANELS][vectors];
     for (int r = 0; r < ROWS; ++r)
         for (int p = 0; p < PANELS; ++p)
             for (int v = 0; v < vectors; ++v) acc[r][p][v] = Vec::zero();
     for (int64_t k = 0; k < num_inputs; ++k) {
+        __builtin_prefetch(soon.at + k * soon.bytes, 0, 2);
         Vec weights[PANELS][vectors];
         for (int p = 0; p < PANELS; ++p) {
             const float* at = w + p * panel_floats + k * panel_outputs;
@@ -41,13 +41,14 @@ inline __attribute__((always_inline)) void tile(const float* x, int64_t x_stride
 template <int ROWS, int PANELS>
 __attribute__((noinline)) void add_chain(const LinearWeight& weight, const float* x,
                                          int64_t x_stride, const Results& out, int64_t panel,
-                                         int64_t k, int64_t k_stop, int64_t ahead) {
+                                         int64_t k, int64_t k_stop, int64_t ahead,
+                                         Upcoming soon) {
     const int64_t panel_floats = weight.num_inputs * panel_outputs;
     if (ROWS > 1) prefetch_results(out.at + panel * panel_outputs, out.stride, ROWS);
     const float* w = reinterpret_cast<const float*>(weight.blob) + panel * panel_floats;
     Vec sums[ROWS * PANELS * vectors];
     tile<ROWS, PANELS>(x + k, x_stride, w + k * panel_outputs, panel_floats, k_stop - k, ahead,
-                       sums);
+                       soon, sums);
     for (int p = 0; p < PANELS; ++p) {
         const int64_t n = (panel + p) * panel_outputs;
         const bool whole = n + panel_outputs <= weight.num_outputs;
@@ -80,12 +81,24 @@ __attribute__((noinline)) void add_chain(const LinearWeight& weight, const float
 
 template <int ROWS, int PANELS>
 void some_rows(int64_t num_rows, const LinearWeight& weight, const float* x, int64_t x_stride,
-               const Results& out, int64_t panel, int64_t k, int64_t k_stop, int64_t ahead) {
+               const Results& out, int64_t panel, int64_t k, int64_t k_stop, int64_t ahead,
+               Upcoming soon) {
     if (num_rows == ROWS) {
-        add_chain<ROWS, PANELS>(weight, x, x_stride, out, panel, k, k_stop, ahead);
+        add_chain<ROWS, PANELS>(weight, x, x_stride, out, panel, k, k_stop, ahead, soon);
     } else if constexpr (ROWS > 1) {
-        some_rows<ROWS - 1, PANELS>(num_rows, weight, x, x_stride, out, panel, k, k_stop, ahead);
+        some_rows<ROWS - 1, PANELS>(num_rows, weight, x, x_stride, out, panel, k, k_stop, ahead,
+                                    soon);
     }
+}
+
+// The chain from `k` on, or of the next panel, or of the next task.
+inline Upcoming after_chain(const LinearWeight& weight, const LinearTask& task, int64_t panel,
+                            int64_t k) {
+    if (k == weight.num_inputs)
+        return panel + 1 < task.panel_stop ? upcoming_panel(weight, panel + 1) : task.after;
+    const int64_t floats = (panel * weight.num_inputs + k) * panel_outputs;
+    return {weight.blob + 4 * floats,
+            std::min(chain_inputs, weight.num_inputs - k) * panel_outputs * 4};
 }
 
 void run(const LinearWeight& weight, const float* x, int64_t x_stride, const Results& out,
@@ -98,7 +111,8 @@ void run(const LinearWeight& weight, const float* x, int64_t x_stride, const Res
         for (; panel + MAX_PANELS <= task.panel_stop; panel += MAX_PANELS) {
             for (int64_t k = 0; k < weight.num_inputs; k += chain_inputs) {
                 const int64_t stop = std::min(k + chain_inputs, weight.num_inputs);
-                add_chain<1, MAX_PANELS>(weight, first, x_stride, to, panel, k, stop, ahead_floats);
+                add_chain<1, MAX_PANELS>(weight, first, x_stride, to, panel, k, stop, ahead_floats,
+                                         Upcoming{weight.blob, 0});
             }
         }
     }
@@ -107,12 +121,14 @@ void run(const LinearWeight& weight, const float* x, int64_t x_stride, const Res
     for (; panel < task.panel_stop; ++panel) {
         for (int64_t k = 0; k < weight.num_inputs; k += chain_inputs) {
             const int64_t stop = std::min(k + chain_inputs, weight.num_inputs);
+            const Upcoming next = after_chain(weight, task, panel, stop);
             for (int64_t t = 0; t < num_tiles; ++t) {
                 const int64_t row = num_rows * t / num_tiles;
                 const int64_t row_stop = num_rows * (t + 1) / num_tiles;
                 some_rows<MAX_ROWS, 1>(row_stop - row, weight, first + row * x_stride, x_stride,
                                        {to.at + row * to.stride, to.stride}, panel, k, stop,
-                                       t == 0 ? ahead_floats : 0);
+                                       t == 0 ? ahead_floats : 0,
+                                       next.part(t, num_tiles, stop - k));
             }
         }
     }

@@ -101,12 +101,16 @@ template <LinearKind KIND, int ROWS>
 __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_groups,
                                             int64_t output, const int8_t* x, int64_t x_stride,
                                             const ActivationGroup* groups, int64_t groups_stride,
-                                            bool is_first, Floats (&sums)[ROWS][tile_vectors]) {
+                                            bool is_first, Upcoming soon,
+                                            Floats (&sums)[ROWS][tile_vectors]) {
     using R = Record<KIND>;
     Floats acc[ROWS][tile_vectors];
     for (int r = 0; r < ROWS; ++r)
         for (int v = 0; v < tile_vectors; ++v) acc[r][v] = same_float(0);
     for (int64_t first = 0; first < num_groups; first += R::groups, records += R::bytes) {
+        for (int64_t line = 0; line < soon.bytes; line += 64)
+            __builtin_prefetch(soon.at + line, 0, 2);
+        soon.at += soon.bytes;
         Floats d[tile_vectors];
         Floats minimum[tile_vectors];
         for (int v = 0; v < tile_vectors; ++v) {
@@ -179,10 +183,11 @@ __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_
 
 template <LinearKind KIND, int ROWS>
 void some_rows(int64_t num_rows, const LinearWeight& weight, const Activations& x,
-               const Results& out, int64_t panel, int64_t row, bool is_first) {
+               const Results& out, int64_t panel, int64_t row, bool is_first,
+               Upcoming soon) {
     if constexpr (ROWS > 1) {
         if (num_rows < ROWS)
-            return some_rows<KIND, ROWS - 1>(num_rows, weight, x, out, panel, row, is_first);
+            return some_rows<KIND, ROWS - 1>(num_rows, weight, x, out, panel, row, is_first, soon);
     }
     const int64_t panel_bytes = weight.blob_bytes / num_panels(weight);
     const uint8_t* blob = weight.blob + panel * panel_bytes;
@@ -194,7 +199,8 @@ void some_rows(int64_t num_rows, const LinearWeight& weight, const Activations& 
         prefetch_results(out.at + row * out.stride + n, out.stride, ROWS);
         Floats sums[ROWS][tile_vectors];
         grouped_tile<KIND, ROWS>(blob, num_groups(weight), output, codes, x.codes_stride, groups,
-                                 x.groups_stride, is_first && output == 0, sums);
+                                 x.groups_stride, is_first && output == 0,
+                                 output == 0 ? soon : Upcoming{soon.at, 0}, sums);
         const int64_t num_valid = std::min(tile_outputs, weight.num_outputs - n);
         for (int r = 0; r < ROWS; ++r) {
             float* to = out.at + (row + r) * out.stride + n;
@@ -218,11 +224,15 @@ void run_kind(const LinearWeight& weight, const Activations& x, const Results& o
               const LinearTask& task) {
     const int64_t num_rows = task.row_stop - task.row;
     const int64_t num_tiles = (num_rows + ROWS - 1) / ROWS;
+    const int64_t num_records = num_groups(weight) / Record<KIND>::groups;
     for (int64_t panel = task.panel; panel < task.panel_stop; ++panel) {
+        const Upcoming next =
+            panel + 1 < task.panel_stop ? upcoming_panel(weight, panel + 1) : task.after;
         for (int64_t t = 0; t < num_tiles; ++t) {
             const int64_t row = task.row + num_rows * t / num_tiles;
             const int64_t row_stop = task.row + num_rows * (t + 1) / num_tiles;
-            some_rows<KIND, ROWS>(row_stop - row, weight, x, out, panel, row, t == 0);
+            some_rows<KIND, ROWS>(row_stop - row, weight, x, out, panel, row, t == 0,
+                                  next.part(t, num_tiles, num_records));
         }
     }
 }

@@ -8,7 +8,17 @@
 
 namespace {
 
-const char* run_command(const ec::Command& c, const ec::Step& step) {
+// The weight of the first product from command `i` on, or null.
+const ec::LinearWeight* next_weight(const ec::Step& step, int64_t i) {
+    for (; i < step.num_commands; ++i) {
+        if (step.commands[i].kind == static_cast<int64_t>(ec::CommandKind::linear))
+            return static_cast<const ec::LinearWeight*>(step.commands[i].operand);
+    }
+    return nullptr;
+}
+
+const char* run_command(const ec::Step& step, int64_t i) {
+    const ec::Command& c = step.commands[i];
     const int64_t num_tokens = step.num_tokens;
     switch (static_cast<ec::CommandKind>(c.kind)) {
         case ec::CommandKind::embedding:
@@ -25,8 +35,8 @@ const char* run_command(const ec::Command& c, const ec::Step& step) {
                                    num_tokens, c.size, c.number);
         case ec::CommandKind::linear: {
             const auto* weight = static_cast<const ec::LinearWeight*>(c.operand);
-            return ec_linear(weight, c.subject, num_tokens, c.stride, weight->num_inputs, c.out,
-                             c.out_stride);
+            return ec::linear(*weight, next_weight(step, i + 1), c.subject, num_tokens, c.stride,
+                              weight->num_inputs, c.out, c.out_stride);
         }
         case ec::CommandKind::rotary: {
             ec::Rotary rotary = *static_cast<const ec::Rotary*>(c.operand);
@@ -68,7 +78,7 @@ EC_EXPORT const char* ec_run_program(const ec::Step* step) {
                               static_cast<long long>(command.geometry->num_tokens),
                               static_cast<long long>(step->num_tokens));
         }
-        if (const char* refusal = run_command(command, *step)) return refusal;
+        if (const char* refusal = run_command(*step, i)) return refusal;
     }
     return nullptr;
 }

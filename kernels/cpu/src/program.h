@@ -68,9 +68,6 @@ struct Step {
 
 }  // namespace ec
 
-EC_EXPORT const char* ec_linear(const ec::LinearWeight* weight, const float* x, int64_t num_rows,
-                                int64_t x_stride, int64_t num_inputs, float* out,
-                                int64_t out_stride);
 EC_EXPORT const char* ec_embedding_packed(const ec::LinearWeight* weight, const int64_t* ids,
                                           int64_t num_ids, float* out);
 EC_EXPORT const char* ec_embedding(const int64_t* ids, int64_t num_ids, const float* weight,
