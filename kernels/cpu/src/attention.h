@@ -1,7 +1,7 @@
 // Paged attention: what one call computes, and how it is cut into items.
 //
-// Owns the data that the cutting (attention.cpp) and the arithmetic (attention_body.h) share. Must
-// not know where the numbers come from.
+// Owns the data that the cutting (attention_plan.cpp) and the arithmetic (attention_body.h) share.
+// Must not know where the numbers come from.
 //
 //   sequence   |segment 0: keys [0, 128)  |segment 1: keys [128, 256) |segment 2 ...
 //              | tile     | tile          |
@@ -9,10 +9,12 @@
 // The keys of a segment are taken a tile at a time into an online softmax (arXiv:1805.02867); the
 // segments' results are joined in order. Tiles and segments begin at multiples of their size,
 // whatever the window or the chunk, so a token's bits depend on its own sequence alone, and are
-// the same when it is computed in a prompt or one by one.
+// the same when it is computed in a prompt or one by one, or beside others with the same prefix.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "stored_rows.h"
 
@@ -41,33 +43,53 @@ struct Attention {
     const float* slopes;  // [H] or null
 
     int64_t group() const { return num_query_heads / num_kv_heads; }
+    int64_t num_queries(int64_t request) const { return starts[request + 1] - starts[request]; }
+    // Of the request's first token in this step.
+    int64_t position(int64_t request) const { return lengths[request] - num_queries(request); }
     // Floats of one row's state: its sum of values, padded to whole registers, then the largest
     // score and the sum of weights.
     int64_t padded() const { return (head_size + 15) / 16 * 16; }
     int64_t state() const { return padded() + 16; }
 };
 
-// Queries [query, query_stop) of a request's tokens in this step, key/value heads [head,
-// head_stop), segments [segment, segment_stop). Rows of the item are [head][query][H / K].
-struct AttentionItem {
-    int32_t request, query, query_stop, head, head_stop, segment, segment_stop;
-    int64_t partial;  // where its rows' states go, in floats; -1: the item is all, write to `out`
-
-    int64_t rows(const Attention& a) const {
-        return int64_t{head_stop - head} * (query_stop - query) * a.group();
-    }
+// Queries [query, query_stop) of a request's tokens in this step, taken by an item.
+struct AttentionMember {
+    int32_t request, query, query_stop;
+    int64_t partial;  // where its rows' states go, in floats: [K][query][H / K]; -1: into `out`
 };
 
-// A request whose segments were computed apart: `num_items` items from `item` on cover them all.
+// Key/value heads [head, head_stop) and segments [segment, segment_stop) of one member, or of
+// several whose keys there lie in the same blocks. Rows of the item are [head][query][H / K], the
+// queries those of its members in turn.
+struct AttentionItem {
+    int64_t member, num_members, num_queries;
+    int64_t head, head_stop, segment, segment_stop;
+
+    int64_t rows(const Attention& a) const { return (head_stop - head) * num_queries * a.group(); }
+};
+
+// A head of a request whose segments were computed apart, the first one's states at `partial`.
 struct AttentionJoin {
-    int64_t item;
-    int64_t num_segments;
+    int64_t request, head, partial, num_segments;
+};
+
+struct AttentionPlan {
+    std::vector<AttentionMember> members;
+    std::vector<AttentionItem> items;
+    std::vector<AttentionJoin> joins;
+    int64_t partial_floats;
+    int64_t most_rows, most_queries;  // of an item
+
+    void make(const Attention& a, int64_t num_requests);
 };
 
 // Floats that one item needs while it is computed.
-inline int64_t scratch_floats(const Attention& a, int64_t rows) {
-    return rows * (a.head_size + 2 * a.state()) + tile_keys * (2 * a.head_size + a.padded()) +
-           most_rows_at_once * tile_keys + 16;
+inline int64_t scratch_floats(const Attention& a, const AttentionPlan& plan) {
+    constexpr int64_t line = 16;
+    return plan.most_rows * (a.head_size + line + 2 * a.state()) +
+           plan.most_queries * (2 + a.group()) +
+           tile_keys * (2 * a.head_size + a.padded() + line) + most_rows_at_once * tile_keys +
+           8 * line;
 }
 
 }  // namespace ec

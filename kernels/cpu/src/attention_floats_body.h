@@ -1,0 +1,203 @@
+// A tile of keys and values as floats, for any form of the cache; see attention.h. Included by
+// attention_body.h: no include guard.
+//
+// The keys are transposed once, [D][64], and serve all rows; a row's scores are then chains over D,
+// and its values chains over the keys: the order is that of the indices for any number of rows at
+// once.
+
+constexpr int COLUMNS = EC_LEVEL == 2 ? 4 : 2;  // registers beside each other in a product
+
+#if EC_LEVEL == 2
+// Rows of 16 dwords to columns.
+EC_INLINE void transpose_dwords(__m512i (&x)[16]) {
+    __m512i y[16];
+    for (int i = 0; i < 16; i += 2) {
+        y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+        y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        for (int j = 0; j < 2; ++j) {
+            x[i + 2 * j] = _mm512_unpacklo_epi64(y[i + j], y[i + j + 2]);
+            x[i + 2 * j + 1] = _mm512_unpackhi_epi64(y[i + j], y[i + j + 2]);
+        }
+    }
+    for (int i = 0; i < 4; ++i) {
+        y[i] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);
+        y[i + 4] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
+        y[i + 8] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
+        y[i + 12] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 8; ++i) {
+        x[i] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0x88);
+        x[i + 8] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0xdd);
+    }
+}
+
+// keys[j][d] -> out[d][j] for j in whole sixteens around [first, stop).
+static void transpose(const float* const* keys, int64_t first, int64_t stop, int64_t head_size,
+                      float* out) {
+    for (int64_t j = first / unit_keys * unit_keys; j < stop; j += unit_keys) {
+        for (int64_t d = 0; d < head_size; d += 16) {
+            const int64_t count = head_size - d < 16 ? head_size - d : 16;
+            const auto mask = static_cast<__mmask16>((1 << count) - 1);
+            __m512i x[16];
+            for (int i = 0; i < 16; ++i) x[i] = _mm512_maskz_loadu_epi32(mask, keys[j + i] + d);
+            transpose_dwords(x);
+            for (int64_t i = 0; i < count; ++i)
+                _mm512_storeu_si512(out + (d + i) * tile_keys + j, x[i]);
+        }
+    }
+}
+#else
+typedef float v4 __attribute__((vector_size(16)));
+typedef float v4_unaligned __attribute__((vector_size(16), aligned(4), may_alias));
+
+// keys[j][d] -> out[d][j] for j in whole fours around [first, stop).
+static void transpose(const float* const* keys, int64_t first, int64_t stop, int64_t head_size,
+                      float* out) {
+    for (int64_t j = first / 4 * 4; j < stop; j += 4) {
+        const float *a = keys[j], *b = keys[j + 1], *c = keys[j + 2], *e = keys[j + 3];
+        int64_t d = 0;
+        for (; d + 4 <= head_size; d += 4) {
+            const v4 va = *reinterpret_cast<const v4_unaligned*>(a + d);
+            const v4 vb = *reinterpret_cast<const v4_unaligned*>(b + d);
+            const v4 vc = *reinterpret_cast<const v4_unaligned*>(c + d);
+            const v4 ve = *reinterpret_cast<const v4_unaligned*>(e + d);
+            const v4 ab_low = EC_SHUFFLE_4(va, vb, 0, 4, 1, 5);
+            const v4 ab_high = EC_SHUFFLE_4(va, vb, 2, 6, 3, 7);
+            const v4 ce_low = EC_SHUFFLE_4(vc, ve, 0, 4, 1, 5);
+            const v4 ce_high = EC_SHUFFLE_4(vc, ve, 2, 6, 3, 7);
+            float* to = out + d * tile_keys + j;
+            *reinterpret_cast<v4_unaligned*>(to) = EC_SHUFFLE_4(ab_low, ce_low, 0, 1, 4, 5);
+            to += tile_keys;
+            *reinterpret_cast<v4_unaligned*>(to) = EC_SHUFFLE_4(ab_low, ce_low, 2, 3, 6, 7);
+            to += tile_keys;
+            *reinterpret_cast<v4_unaligned*>(to) =
+                EC_SHUFFLE_4(ab_high, ce_high, 0, 1, 4, 5);
+            to += tile_keys;
+            *reinterpret_cast<v4_unaligned*>(to) =
+                EC_SHUFFLE_4(ab_high, ce_high, 2, 3, 6, 7);
+        }
+        for (; d < head_size; ++d) {
+            float* to = out + d * tile_keys + j;
+            to[0] = a[d];
+            to[1] = b[d];
+            to[2] = c[d];
+            to[3] = e[d];
+        }
+    }
+}
+#endif
+
+// states[r][d...] = scale[r] * states[r][d...] + sum over j of weights[r][j] * values[j][d...].
+template <int ROWS, int WIDTH>
+EC_INLINE void add_columns(const float* const* values, int64_t first, int64_t stop, int64_t d,
+                           const float* weights, const float* scales, float* states,
+                           int64_t state) {
+    vf sums[ROWS][WIDTH];
+    for (int r = 0; r < ROWS; ++r)
+        for (int c = 0; c < WIDTH; ++c)
+            sums[r][c] = load(states + r * state + d + c * W) * splat(scales[r]);
+    for (int64_t j = first; j < stop; ++j) {
+        vf value[WIDTH];
+        for (int c = 0; c < WIDTH; ++c) value[c] = load(values[j] + d + c * W);
+        for (int r = 0; r < ROWS; ++r) {
+            const vf weight = splat(weights[r * tile_keys + j]);
+            for (int c = 0; c < WIDTH; ++c) sums[r][c] = fma(weight, value[c], sums[r][c]);
+        }
+    }
+    for (int r = 0; r < ROWS; ++r)
+        for (int c = 0; c < WIDTH; ++c) store(states + r * state + d + c * W, sums[r][c]);
+}
+
+class FloatTile {
+public:
+    static constexpr int most_rows = most_rows_at_once;
+
+    static int64_t query_floats(const Attention& a) { return a.head_size; }
+
+    static void take_query(const Attention& a, const float* from, float* query) {
+        for (int64_t d = 0; d < a.head_size; ++d) query[d] = from[d] * a.scale;
+    }
+
+    FloatTile(const Attention& a, float* scratch)
+        : a_(a), keys_(scratch), read_keys_(keys_ + tile_keys * a.head_size),
+          padded_values_(read_keys_ + tile_keys * a.head_size) {}
+
+    // Keys and values [first, stop); others repeat one of them: they are never counted.
+    void read(const uint8_t* const* k, const uint8_t* const* v, int64_t first, int64_t stop) {
+        const int64_t head_size = a_.head_size, padded = a_.padded();
+        const float* key_rows[tile_keys];
+        first_ = first;
+        stop_ = stop;
+        if (a_.stored_kind == static_cast<int64_t>(StoredKind::f32)) {
+            for (int64_t j = first; j < stop; ++j) {
+                key_rows[j] = reinterpret_cast<const float*>(k[j]);
+                value_rows_[j] = reinterpret_cast<const float*>(v[j]);
+                if (padded == head_size) continue;
+                float* to = padded_values_ + j * padded;
+                for (int64_t d = 0; d < padded; ++d) to[d] = d < head_size ? value_rows_[j][d] : 0.0f;
+                value_rows_[j] = to;
+            }
+        } else {
+            for (int64_t j = first; j < stop; ++j) {
+                float* key = read_keys_ + j * head_size;
+                float* value = padded_values_ + j * padded;
+                read_row(a_.stored_kind, k[j], head_size, key);
+                read_row(a_.stored_kind, v[j], head_size, value);
+                for (int64_t d = head_size; d < padded; ++d) value[d] = 0.0f;
+                key_rows[j] = key;
+                value_rows_[j] = value;
+            }
+        }
+        constexpr int64_t whole = unit_keys;
+        for (int64_t j = first / whole * whole; j < first; ++j) key_rows[j] = key_rows[first];
+        for (int64_t j = stop; j % whole != 0; ++j) key_rows[j] = key_rows[stop - 1];
+        transpose(key_rows, first, stop, head_size, keys_);
+    }
+
+    // scores[r][j] = q[r] . keys[:, j], of the first UNITS units.
+    template <int ROWS, int UNITS>
+    void score(const float* q, float* scores) const {
+        constexpr int columns = COLUMNS < UNITS * unit_registers ? COLUMNS : UNITS * unit_registers;
+        const int64_t head_size = a_.head_size;
+        for (int64_t at = 0; at < UNITS * unit_keys; at += columns * W) {
+            vf sums[ROWS][columns];
+            for (int r = 0; r < ROWS; ++r)
+                for (int c = 0; c < columns; ++c) sums[r][c] = vf{};
+            for (int64_t d = 0; d < head_size; ++d) {
+                vf key[columns];
+                for (int c = 0; c < columns; ++c) key[c] = load(keys_ + d * tile_keys + at + c * W);
+                for (int r = 0; r < ROWS; ++r) {
+                    const vf value = splat(q[r * head_size + d]);
+                    for (int c = 0; c < columns; ++c) sums[r][c] = fma(value, key[c], sums[r][c]);
+                }
+            }
+            for (int r = 0; r < ROWS; ++r)
+                for (int c = 0; c < columns; ++c)
+                    store(scores + r * tile_keys + at + c * W, sums[r][c]);
+        }
+    }
+
+    // states[r] = scales[r] * states[r] + weights[r] . values, of keys [first, stop).
+    template <int ROWS, int UNITS>
+    void add(int64_t first, int64_t stop, const float* weights, const float* scales,
+             float* states) const {
+        first = first > first_ ? first : first_;
+        stop = stop < stop_ ? stop : stop_;
+        const int64_t padded = a_.padded(), state = a_.state();
+        int64_t d = 0;
+        for (; d + COLUMNS * W <= padded; d += COLUMNS * W)
+            add_columns<ROWS, COLUMNS>(value_rows_, first, stop, d, weights, scales, states, state);
+        for (; d < padded; d += W)
+            add_columns<ROWS, 1>(value_rows_, first, stop, d, weights, scales, states, state);
+    }
+
+private:
+    const Attention& a_;
+    float* keys_;  // [D][64]
+    float* read_keys_;
+    float* padded_values_;
+    const float* value_rows_[tile_keys];
+    int64_t first_ = 0, stop_ = 0;
+};

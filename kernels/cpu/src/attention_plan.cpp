@@ -1,0 +1,168 @@
+// Cuts a step's attention into items. See attention.h.
+#include <cstring>
+
+#include "attention.h"
+#include "pool.h"
+
+namespace ec {
+namespace {
+
+constexpr int64_t most_item_rows = 96;
+constexpr int64_t most_split_rows = 32;  // rows of a head up to which segments are items
+
+struct Request {
+    int64_t num_queries, first_segment, stop_segment;
+};
+
+Request request_of(const Attention& a, int64_t r) {
+    Request found;
+    found.num_queries = a.num_queries(r);
+    int64_t first_key = 0;
+    if (a.window != 0) first_key = a.position(r) - a.window + 1;
+    found.first_segment = first_key > 0 ? first_key / segment_keys : 0;
+    found.stop_segment = (a.lengths[r] + segment_keys - 1) / segment_keys;
+    return found;
+}
+
+bool is_split(const Attention& a, const Request& request) {
+    return request.num_queries * a.group() <= most_split_rows;
+}
+
+// Segments of split requests whose keys lie in the same blocks, as behind a common prefix: they are
+// read once for all. A segment is found by its first block; another one that falls on the same
+// place forgets it, which costs speed only.
+class SharedSegments {
+public:
+    explicit SharedSegments(const Attention& a) : a_(a) {
+        for (Place& place : places_) place = {-1, -1, -1};
+    }
+
+    // Segments that a window cuts, or that are not full, or in part of a block, are nobody else's.
+    bool may_share(int64_t r, int64_t segment) const {
+        return a_.window == 0 && segment_keys % a_.block_size == 0 &&
+               (segment + 1) * segment_keys <= a_.position(r);
+    }
+
+    // The group of segments that this one has joined, or -1 for one that others may join.
+    int64_t join(int64_t r, int64_t segment, int64_t group_if_new) {
+        const int64_t blocks = segment_keys / a_.block_size;
+        const int32_t* own = a_.table + r * a_.table_width + segment * blocks;
+        Place& place = places_[static_cast<size_t>(own[0] * 31 + segment) % num_places];
+        if (place.segment == segment) {
+            const int32_t* other = a_.table + place.request * a_.table_width + segment * blocks;
+            const auto bytes = static_cast<size_t>(blocks) * sizeof(int32_t);
+            if (std::memcmp(own, other, bytes) == 0) return place.group;
+        }
+        place = {r, segment, group_if_new};
+        return -1;
+    }
+
+private:
+    static constexpr size_t num_places = 512;
+    struct Place {
+        int64_t request, segment, group;
+    };
+    const Attention& a_;
+    Place places_[num_places];
+};
+
+// Larger items first would not help: the last ones of a long prompt are the largest.
+void add_whole(const Attention& a, const Request& request, int64_t r, AttentionPlan& plan) {
+    const int64_t most_queries = std::max(int64_t{1}, most_item_rows / a.group());
+    const int64_t num_tiles = (request.num_queries + most_queries - 1) / most_queries;
+    for (int64_t t = num_tiles - 1; t >= 0; --t) {
+        const int64_t query = request.num_queries * t / num_tiles;
+        const int64_t query_stop = request.num_queries * (t + 1) / num_tiles;
+        int64_t first_key = 0;
+        if (a.window != 0) first_key = a.position(r) + query - a.window + 1;
+        AttentionItem item;
+        item.member = static_cast<int64_t>(plan.members.size());
+        item.num_members = 1;
+        item.num_queries = query_stop - query;
+        item.segment = first_key > 0 ? first_key / segment_keys : 0;
+        item.segment_stop = (a.position(r) + query_stop + segment_keys - 1) / segment_keys;
+        plan.members.push_back({static_cast<int32_t>(r), static_cast<int32_t>(query),
+                                static_cast<int32_t>(query_stop), -1});
+        for (int64_t head = 0; head < a.num_kv_heads; ++head) {
+            item.head = head;
+            item.head_stop = head + 1;
+            plan.items.push_back(item);
+        }
+    }
+}
+
+}  // namespace
+
+void AttentionPlan::make(const Attention& a, int64_t num_requests) {
+    members.clear();
+    items.clear();
+    joins.clear();
+    partial_floats = most_rows = most_queries = 0;
+    thread_local std::vector<AttentionItem> segments;  // of split requests, all heads
+    thread_local std::vector<std::vector<AttentionMember>> sharers;
+    segments.clear();
+    SharedSegments shared(a);
+    for (int64_t r = 0; r < num_requests; ++r) {
+        const Request request = request_of(a, r);
+        if (request.num_queries == 0) continue;
+        if (!is_split(a, request)) {
+            add_whole(a, request, r, *this);
+            continue;
+        }
+        const int64_t num_segments = request.stop_segment - request.first_segment;
+        const int64_t head_floats = request.num_queries * a.group() * a.state();
+        AttentionMember member{static_cast<int32_t>(r), 0,
+                               static_cast<int32_t>(request.num_queries), -1};
+        for (int64_t head = 0; num_segments > 1 && head < a.num_kv_heads; ++head)
+            joins.push_back({r, head, partial_floats + head * head_floats, num_segments});
+        for (int64_t s = request.first_segment; s < request.stop_segment; ++s) {
+            if (num_segments > 1) {
+                member.partial = partial_floats;
+                partial_floats += a.num_kv_heads * head_floats;
+            }
+            const auto own = static_cast<int64_t>(segments.size());
+            const int64_t found = shared.may_share(r, s) ? shared.join(r, s, own) : -1;
+            if (found >= 0) {
+                sharers[static_cast<size_t>(found)].push_back(member);
+                continue;
+            }
+            AttentionItem segment{};
+            segment.segment = s;
+            segment.segment_stop = s + 1;
+            segments.push_back(segment);
+            if (sharers.size() < segments.size()) sharers.emplace_back();
+            sharers[static_cast<size_t>(own)].assign(1, member);
+        }
+    }
+    // One item for all heads reads the cache in one stream; few items are cut to feed the threads.
+    const bool is_crowd = static_cast<int64_t>(segments.size()) >= 8 * num_threads();
+    for (size_t i = 0; i < segments.size(); ++i) {
+        AttentionItem item = segments[i];
+        const std::vector<AttentionMember>& all = sharers[i];
+        for (size_t first = 0; first < all.size();) {
+            item.member = static_cast<int64_t>(members.size());
+            item.num_queries = 0;
+            size_t stop = first;
+            for (; stop < all.size(); ++stop) {
+                const int64_t more = all[stop].query_stop - all[stop].query;
+                if (stop > first && (item.num_queries + more) * a.group() > most_item_rows) break;
+                item.num_queries += more;
+                members.push_back(all[stop]);
+            }
+            item.num_members = static_cast<int64_t>(stop - first);
+            first = stop;
+            const int64_t head_rows = item.num_queries * a.group();
+            const int64_t heads = is_crowd ? std::max(int64_t{1}, most_item_rows / head_rows) : 1;
+            for (item.head = 0; item.head < a.num_kv_heads; item.head = item.head_stop) {
+                item.head_stop = std::min(item.head + heads, a.num_kv_heads);
+                items.push_back(item);
+            }
+        }
+    }
+    for (const AttentionItem& item : items) {
+        most_rows = std::max(most_rows, item.rows(a));
+        most_queries = std::max(most_queries, item.num_queries);
+    }
+}
+
+}  // namespace ec
