@@ -179,40 +179,52 @@ EC_END_TARGET
 EC_BEGIN_AVX512
 namespace integer_avx512 {
 constexpr int64_t width = 16;
-using Ints = __m512i;
-using Floats = __m512;
-inline Ints same_int(int32_t a) { return _mm512_set1_epi32(a); }
-inline Floats same_float(float a) { return _mm512_set1_ps(a); }
-inline Ints load_ints(const uint8_t* from) { return _mm512_loadu_si512(from); }
+// not __m512i, which may be an alias of anything: GCC would keep sums in memory as well
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef float Floats __attribute__((vector_size(64)));
+inline Ints ints(__m512i a) { return (Ints)a; }
+inline __m512i raw(Ints a) { return (__m512i)a; }
+inline Ints same_int(int32_t a) { return ints(_mm512_set1_epi32(a)); }
+inline Floats same_float(float a) { return (Floats)_mm512_set1_ps(a); }
+inline Ints load_ints(const uint8_t* from) { return ints(_mm512_loadu_si512(from)); }
 inline Ints broadcast_four(const int8_t* from) {
     int32_t four;
     std::memcpy(&four, from, 4);
-    return _mm512_set1_epi32(four);
+    return same_int(four);
 }
 inline __m128i load_sixteen(const uint8_t* from) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
 }
-inline Ints load_bytes(const uint8_t* from) { return _mm512_cvtepu8_epi32(load_sixteen(from)); }
+inline Ints load_bytes(const uint8_t* from) {
+    return ints(_mm512_cvtepu8_epi32(load_sixteen(from)));
+}
 inline Ints load_signed_bytes(const uint8_t* from) {
-    return _mm512_cvtepi8_epi32(load_sixteen(from));
+    return ints(_mm512_cvtepi8_epi32(load_sixteen(from)));
 }
-inline Floats load_floats(const float* from) { return _mm512_loadu_ps(from); }
-inline void store_floats(float* to, Floats a) { _mm512_storeu_ps(to, a); }
+inline Floats load_floats(const float* from) { return (Floats)_mm512_loadu_ps(from); }
+inline void store_floats(float* to, Floats a) { _mm512_storeu_ps(to, (__m512)a); }
 inline Floats load_halves(const uint8_t* from) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    return (Floats)_mm512_cvtph_ps(halves);
 }
-inline Ints low_nibbles(Ints a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
-inline Ints high_nibbles(Ints a) { return low_nibbles(_mm512_srli_epi16(a, 4)); }
-inline Ints dot(Ints acc, Ints w, Ints x) { return _mm512_dpbusd_epi32(acc, w, x); }
-inline Ints dot_wide(Ints acc, Ints w, Ints x) { return _mm512_dpbusd_epi32(acc, w, x); }
+inline Ints low_nibbles(Ints a) {
+    return ints(_mm512_and_si512(raw(a), _mm512_set1_epi8(15)));
+}
+inline Ints high_nibbles(Ints a) { return low_nibbles(ints(_mm512_srli_epi16(raw(a), 4))); }
+inline Ints dot(Ints acc, Ints w, Ints x) {
+    return ints(_mm512_dpbusd_epi32(raw(acc), raw(w), raw(x)));
+}
+inline Ints dot_wide(Ints acc, Ints w, Ints x) { return dot(acc, w, x); }
 inline Ints dot_16(Ints acc, Ints, Ints) { return acc; }
 inline Ints add_pairs(Ints acc, Ints) { return acc; }
-inline Ints add_ints(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
-inline Ints multiply_ints(Ints a, Ints b) { return _mm512_mullo_epi32(a, b); }
-inline Floats to_float(Ints a) { return _mm512_cvtepi32_ps(a); }
-inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
-inline Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
-inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+inline Ints add_ints(Ints a, Ints b) { return ints(_mm512_add_epi32(raw(a), raw(b))); }
+inline Ints multiply_ints(Ints a, Ints b) { return ints(_mm512_mullo_epi32(raw(a), raw(b))); }
+inline Floats to_float(Ints a) { return (Floats)_mm512_cvtepi32_ps(raw(a)); }
+inline Floats add(Floats a, Floats b) { return a + b; }
+inline Floats multiply(Floats a, Floats b) { return a * b; }
+inline Floats multiply_add(Floats a, Floats b, Floats c) {
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
 constexpr bool DOT_WIDE_IS_SIGNED = false;
 constexpr bool HAS_DOT_16 = false;
 constexpr int ROWS_GROUPED = 6;
