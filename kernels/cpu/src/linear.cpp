@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 
 #include "pool.h"
@@ -183,27 +184,21 @@ const char* linear(const LinearWeight& w, const LinearWeight* next, const float*
         });
         return nullptr;
     }
-    const int64_t groups_stride = num_groups(w);
-    const int64_t stride = groups_stride * group_inputs;
-    const int64_t codes_bytes = num_rows * stride;
+    const int64_t stride = num_groups(w);
     thread_local Workspace workspace;
-    uint8_t* memory = workspace.reserve(
-        codes_bytes +
-        num_rows * groups_stride * static_cast<int64_t>(sizeof(ActivationGroup)));
-    if (memory == nullptr) return refuse("no memory to quantise %" PRId64 " rows", num_rows);
-    auto* codes = reinterpret_cast<int8_t*>(memory);
-    auto* groups = reinterpret_cast<ActivationGroup*>(memory + codes_bytes);
+    auto* groups = reinterpret_cast<ActivationGroup*>(
+        workspace.reserve(num_rows * stride * static_cast<int64_t>(sizeof(ActivationGroup))));
+    if (groups == nullptr) return refuse("no memory to quantise %" PRId64 " rows", num_rows);
     const int32_t zero = code_zero(kind);
     // a task quantises some 16,000 values: less is not worth a thread's wake-up
     const int64_t rows_a_task = std::max<int64_t>(1, 16384 / num_inputs);
     parallel((num_rows + rows_a_task - 1) / rows_a_task, [&](int64_t task, int) {
         const int64_t stop = std::min((task + 1) * rows_a_task, num_rows);
         for (int64_t row = task * rows_a_task; row < stop; ++row) {
-            quantise_row(x + row * x_stride, num_inputs, zero, codes + row * stride,
-                             groups + row * groups_stride);
+            quantise_row(x + row * x_stride, num_inputs, zero, groups + row * stride);
         }
     });
-    const Activations quantised{codes, stride, groups, groups_stride};
+    const Activations quantised{groups, stride};
     run_split(w, next, num_rows, [&](const LinearTask& task) {
         linear_integer(w, quantised, results, task);
     });
@@ -236,10 +231,12 @@ EC_EXPORT const char* ec_quantise_activations(const float* x, int64_t num_rows,
     const std::unique_ptr<ec::ActivationGroup[]> groups(
         new ec::ActivationGroup[static_cast<size_t>(num_groups)]);
     for (int64_t row = 0; row < num_rows; ++row) {
-        ec::quantise_row(x + row * num_inputs, num_inputs, 0,
-                         codes + row * num_groups * ec::group_inputs, groups.get());
+        ec::quantise_row(x + row * num_inputs, num_inputs, 0, groups.get());
         for (int64_t g = 0; g < num_groups; ++g) {
-            scales[row * num_groups + g] = groups[static_cast<size_t>(g)].scale;
+            const ec::ActivationGroup& group = groups[static_cast<size_t>(g)];
+            scales[row * num_groups + g] = group.scale;
+            std::memcpy(codes + (row * num_groups + g) * ec::group_inputs, group.codes,
+                        sizeof group.codes);
         }
     }
     return nullptr;

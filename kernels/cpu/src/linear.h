@@ -67,9 +67,10 @@ inline int64_t num_groups(const LinearWeight& w) {
     return (w.num_inputs + group_inputs - 1) / group_inputs;
 }
 
-// One group of a row of activations: x = scale * code. Sums are of codes; `start` values are
+// One group of a row of activations, a line of the cache: x = scale * code. Sums are of codes; `start` values are
 // -zero * sum, where a dot product of unsigned codes begins so that it ends as that of weights.
 struct ActivationGroup {
+    int8_t codes[group_inputs];
     float scale;
     float scaled_sum;  // scale * sum
     int32_t start;
@@ -78,12 +79,10 @@ struct ActivationGroup {
     int32_t unused[3];
 };
 
-// Rows of quantised activations. Codes of a row are padded with zeros to whole groups.
+// Rows of quantised activations. The last group's codes are padded with zeros.
 struct Activations {
-    const int8_t* codes;
-    int64_t codes_stride;
-    const ActivationGroup* groups;  // [T][groups_stride]
-    int64_t groups_stride;
+    const ActivationGroup* groups;  // [T][stride]
+    int64_t stride;
 };
 
 // Results, `stride` floats from a row to the next.
@@ -147,7 +146,7 @@ const char* linear(const LinearWeight& w, const LinearWeight* next, const float*
                    int64_t out_stride);
 
 // Quantises one row of `num_inputs` floats. `zero` is what the weight's codes subtract.
-void quantise_row(const float* x, int64_t num_inputs, int32_t zero, int8_t* codes,
+void quantise_row(const float* x, int64_t num_inputs, int32_t zero,
                   ActivationGroup* groups);
 
 }  // namespace ec

@@ -32,14 +32,15 @@ struct Record {
 
 // acc += four dwords of inputs (16) times their weights, one byte a code.
 template <LinearKind KIND, int ROWS>
-inline __attribute__((always_inline)) void dot_half(const uint8_t* codes, const int8_t* x,
-                                                    int64_t x_stride,
+inline __attribute__((always_inline)) void dot_half(const uint8_t* codes,
+                                                    const ActivationGroup* x, int64_t stride,
+                                                    int64_t input,
                                                     Ints (&acc)[ROWS][tile_vectors]) {
     for (int j = 0; j < 4; ++j) {
         Ints w[tile_vectors];
         for (int v = 0; v < tile_vectors; ++v) w[v] = load_ints(codes + j * dwords + v * width * 4);
         for (int r = 0; r < ROWS; ++r) {
-            const Ints four = broadcast_four(x + r * x_stride + 4 * j);
+            const Ints four = broadcast_four(x[r * stride].codes + input + 4 * j);
             for (int v = 0; v < tile_vectors; ++v) {
                 acc[r][v] = Record<KIND>::to_255 ? dot_wide(acc[r][v], w[v], four)
                                                  : dot(acc[r][v], w[v], four);
@@ -50,19 +51,17 @@ inline __attribute__((always_inline)) void dot_half(const uint8_t* codes, const 
 
 // acc = exact sums of weight code times activation code over one group.
 template <LinearKind KIND, int ROWS>
-inline __attribute__((always_inline)) void dot_group(const uint8_t* codes, const int8_t* x,
-                                                     int64_t x_stride,
-                                                     const ActivationGroup* group,
-                                                     int64_t groups_stride,
+inline __attribute__((always_inline)) void dot_group(const uint8_t* codes,
+                                                     const ActivationGroup* x, int64_t stride,
                                                      Ints (&acc)[ROWS][tile_vectors]) {
     constexpr bool from_zero =
         Record<KIND>::minimum || (Record<KIND>::to_255 && DOT_WIDE_IS_SIGNED);
     for (int r = 0; r < ROWS; ++r)
         for (int v = 0; v < tile_vectors; ++v)
-            acc[r][v] = from_zero ? same_int(0) : same_int(group[r * groups_stride].start);
+            acc[r][v] = from_zero ? same_int(0) : same_int(x[r * stride].start);
     if constexpr (Record<KIND>::to_255) {
-        dot_half<KIND, ROWS>(codes, x, x_stride, acc);
-        dot_half<KIND, ROWS>(codes + 4 * dwords, x + 16, x_stride, acc);
+        dot_half<KIND, ROWS>(codes, x, stride, 0, acc);
+        dot_half<KIND, ROWS>(codes + 4 * dwords, x, stride, 16, acc);
     } else {
         Ints part[ROWS][tile_vectors];
         for (int r = 0; r < ROWS; ++r)
@@ -76,8 +75,8 @@ inline __attribute__((always_inline)) void dot_group(const uint8_t* codes, const
                 high[v] = high_nibbles(both);
             }
             for (int r = 0; r < ROWS; ++r) {
-                const Ints first = broadcast_four(x + r * x_stride + 4 * j);
-                const Ints second = broadcast_four(x + r * x_stride + 16 + 4 * j);
+                const Ints first = broadcast_four(x[r * stride].codes + 4 * j);
+                const Ints second = broadcast_four(x[r * stride].codes + 16 + 4 * j);
                 for (int v = 0; v < tile_vectors; ++v) {
                     if constexpr (HAS_DOT_16) {
                         part[r][v] = dot_16(part[r][v], low[v], first);
@@ -99,8 +98,8 @@ inline __attribute__((always_inline)) void dot_group(const uint8_t* codes, const
 // is_first: no tile before has read these outputs' weights, so they are fetched ahead.
 template <LinearKind KIND, int ROWS>
 __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_groups,
-                                            int64_t output, const int8_t* x, int64_t x_stride,
-                                            const ActivationGroup* groups, int64_t groups_stride,
+                                            int64_t output, const ActivationGroup* groups,
+                                            int64_t stride,
                                             bool is_first, Upcoming soon,
                                             Floats (&sums)[ROWS][tile_vectors]) {
     using R = Record<KIND>;
@@ -128,19 +127,17 @@ __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_
                     __builtin_prefetch(ahead + line);
             }
             const ActivationGroup* group = groups + first + g;
-            const int8_t* some = x + (first + g) * group_inputs;
             const uint8_t* bytes = records + R::bytes_at + output;
             Ints dots[ROWS][tile_vectors];
             if constexpr (KIND == LinearKind::q6_k) {
                 for (int half = 0; half < 2; ++half) {
                     Ints part[ROWS][tile_vectors];
                     for (int r = 0; r < ROWS; ++r) {
-                        const ActivationGroup& own = group[r * groups_stride];
+                        const ActivationGroup& own = group[r * stride];
                         for (int v = 0; v < tile_vectors; ++v)
                             part[r][v] = same_int(half == 0 ? own.start_low : own.start_high);
                     }
-                    dot_half<KIND, ROWS>(codes + half * 4 * dwords, some + 16 * half, x_stride,
-                                         part);
+                    dot_half<KIND, ROWS>(codes + half * 4 * dwords, group, stride, 16 * half, part);
                     for (int v = 0; v < tile_vectors; ++v) {
                         const Ints scale = load_signed_bytes(
                             bytes + (2 * g + half) * panel_outputs + v * width);
@@ -151,7 +148,7 @@ __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_
                     }
                 }
             } else {
-                dot_group<KIND, ROWS>(codes, some, x_stride, group, groups_stride, dots);
+                dot_group<KIND, ROWS>(codes, group, stride, dots);
             }
             for (int v = 0; v < tile_vectors; ++v) {
                 Floats scale = d[v];
@@ -162,7 +159,7 @@ __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_
                     least = multiply(least, to_float(load_bytes(at + R::groups * panel_outputs)));
                 }
                 for (int r = 0; r < ROWS; ++r) {
-                    const ActivationGroup& own = group[r * groups_stride];
+                    const ActivationGroup& own = group[r * stride];
                     const Floats factor = same_float(own.scale);
                     acc[r][v] = multiply_add(to_float(dots[r][v]),
                                              R::row_scale ? factor : multiply(scale, factor),
@@ -191,15 +188,14 @@ void some_rows(int64_t num_rows, const LinearWeight& weight, const Activations& 
     }
     const int64_t panel_bytes = weight.blob_bytes / num_panels(weight);
     const uint8_t* blob = weight.blob + panel * panel_bytes;
-    const int8_t* codes = x.codes + row * x.codes_stride;
-    const ActivationGroup* groups = x.groups + row * x.groups_stride;
+    const ActivationGroup* groups = x.groups + row * x.stride;
     for (int64_t output = 0; output < panel_outputs; output += tile_outputs) {
         const int64_t n = panel * panel_outputs + output;
         if (n >= weight.num_outputs) return;
         prefetch_results(out.at + row * out.stride + n, out.stride, ROWS);
         Floats sums[ROWS][tile_vectors];
-        grouped_tile<KIND, ROWS>(blob, num_groups(weight), output, codes, x.codes_stride, groups,
-                                 x.groups_stride, is_first && output == 0,
+        grouped_tile<KIND, ROWS>(blob, num_groups(weight), output, groups, x.stride,
+                                 is_first && output == 0,
                                  output == 0 ? soon : Upcoming{soon.at, 0}, sums);
         const int64_t num_valid = std::min(tile_outputs, weight.num_outputs - n);
         for (int r = 0; r < ROWS; ++r) {

@@ -79,6 +79,52 @@ EC_END_TARGET
 // A group below it counts as zeros: 127 / largest would not be finite.
 constexpr float least = 1e-30f;
 
+void write_group(float scale, int32_t low, int32_t high, int32_t zero, ActivationGroup* group) {
+    group->scale = scale;
+    group->scaled_sum = scale * static_cast<float>(low + high);
+    group->start = -zero * (low + high);
+    group->start_low = -zero * low;
+    group->start_high = -zero * high;
+}
+
+#if EC_X86
+EC_BEGIN_AVX512
+// Whole groups, with the bits that the functions above give.
+void quantise_groups_avx512(const float* x, int64_t num_groups, int32_t zero,
+                            ActivationGroup* groups) {
+    for (int64_t g = 0; g < num_groups; ++g) {
+        const __m512 a = _mm512_loadu_ps(x + g * group_inputs);
+        const __m512 b = _mm512_loadu_ps(x + g * group_inputs + 16);
+        const __m512i magnitudes = _mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(a)),
+                                                    _mm512_castps_si512(_mm512_abs_ps(b)));
+        const int32_t bits = _mm512_reduce_max_epi32(magnitudes);
+        float most;
+        std::memcpy(&most, &bits, 4);
+        const bool is_finite = most < std::numeric_limits<float>::infinity();
+        const bool has_codes = is_finite && most > least;
+        const __m512 factor = _mm512_set1_ps(has_codes ? 127.0f / most : 0.0f);
+        const __mmask16 mask = has_codes ? 0xffff : 0;
+        const __m128i low =
+            _mm512_cvtepi32_epi8(_mm512_maskz_cvtps_epi32(mask, _mm512_mul_ps(a, factor)));
+        const __m128i high =
+            _mm512_cvtepi32_epi8(_mm512_maskz_cvtps_epi32(mask, _mm512_mul_ps(b, factor)));
+        const __m256i codes = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(groups[g].codes), codes);
+        // sums of eight codes + 128 each
+        const __m256i sums = _mm256_sad_epu8(_mm256_xor_si256(codes, _mm256_set1_epi8(-128)),
+                                             _mm256_setzero_si256());
+        const auto sum_low =
+            static_cast<int32_t>(_mm256_extract_epi64(sums, 0) + _mm256_extract_epi64(sums, 1));
+        const auto sum_high =
+            static_cast<int32_t>(_mm256_extract_epi64(sums, 2) + _mm256_extract_epi64(sums, 3));
+        const float scale = is_finite ? most / 127.0f : std::numeric_limits<float>::quiet_NaN();
+        constexpr int32_t sixteen = 16 * 128;
+        write_group(scale, sum_low - sixteen, sum_high - sixteen, zero, groups + g);
+    }
+}
+EC_END_TARGET
+#endif
+
 float largest(const float* x, int64_t n) {
 #if EC_X86
     if (n == group_inputs && isa() != Isa::portable) return largest_avx2(x);
@@ -100,19 +146,18 @@ void write_codes(const float* x, int64_t n, float inverse, int8_t* codes, int32_
     codes_portable(x, n, inverse, codes, sums);
 }
 
-void write_group(float scale, int32_t low, int32_t high, int32_t zero, ActivationGroup* group) {
-    group->scale = scale;
-    group->scaled_sum = scale * static_cast<float>(low + high);
-    group->start = -zero * (low + high);
-    group->start_low = -zero * low;
-    group->start_high = -zero * high;
-}
-
 }  // namespace
 
-void quantise_row(const float* x, int64_t num_inputs, int32_t zero, int8_t* codes,
+void quantise_row(const float* x, int64_t num_inputs, int32_t zero,
                   ActivationGroup* groups) {
-    for (int64_t first = 0; first < num_inputs; first += group_inputs) {
+    int64_t first = 0;
+#if EC_X86
+    if (isa() == Isa::avx512) {
+        quantise_groups_avx512(x, num_inputs / group_inputs, zero, groups);
+        first = num_inputs / group_inputs * group_inputs;
+    }
+#endif
+    for (; first < num_inputs; first += group_inputs) {
         const int64_t n = std::min(group_inputs, num_inputs - first);
         const float most = largest(x + first, n);
         const bool is_finite = most < std::numeric_limits<float>::infinity();
@@ -120,8 +165,9 @@ void quantise_row(const float* x, int64_t num_inputs, int32_t zero, int8_t* code
         const float scale =
             is_finite ? most / 127.0f : std::numeric_limits<float>::quiet_NaN();
         int32_t sums[2];
-        write_codes(x + first, n, inverse, codes + first, sums);
-        write_group(scale, sums[0], sums[1], zero, groups + first / group_inputs);
+        ActivationGroup* group = groups + first / group_inputs;
+        write_codes(x + first, n, inverse, group->codes, sums);
+        write_group(scale, sums[0], sums[1], zero, group);
     }
 }
 
