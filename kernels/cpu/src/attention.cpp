@@ -87,9 +87,7 @@ EC_EXPORT const char* ec_attention(const AttentionGeometry* g, const float* q, i
     const int64_t scratch = scratch_floats(a, made);
     const auto attend = EC_CHOOSE(attend);
     parallel(static_cast<int64_t>(made.items.size()), [&](int64_t i, int) {
-        const AttentionItem& item = made.items[static_cast<size_t>(i)];
-        attend(a, item, &made.members[static_cast<size_t>(item.member)], partials,
-               item_scratch.floats(scratch));
+        attend(a, made, i, partials, item_scratch.floats(scratch));
     });
     if (made.joins.empty()) return nullptr;
     const auto join = EC_CHOOSE(join_segments);

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "pool.h"
 #include "stored_rows.h"
 
 namespace ec {
@@ -81,6 +82,18 @@ struct AttentionPlan {
     int64_t most_rows, most_queries;  // of an item
 
     void make(const Attention& a, int64_t num_requests);
+
+    const AttentionMember* members_of(const AttentionItem& item) const {
+        return &members[static_cast<size_t>(item.member)];
+    }
+
+    // What the thread that computes item `index` will probably take next, or null.
+    const AttentionItem* after(int64_t index) const {
+        const int64_t next = num_threads() == 1 ? index + 1 : next_task();
+        return next > index && next < static_cast<int64_t>(items.size())
+                   ? &items[static_cast<size_t>(next)]
+                   : nullptr;
+    }
 };
 
 // Floats that one item needs while it is computed.

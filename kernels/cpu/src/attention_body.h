@@ -2,6 +2,8 @@
 
 #include "stored_rows_body.h"
 
+#include "attention_ahead_body.h"
+
 #include "attention_softmax_body.h"
 
 #include "attention_floats_body.h"
@@ -69,10 +71,12 @@ static void take(int64_t num_rows, const Attention& a, const Tile& tile, int64_t
                            states);
 }
 
-// One item, into its members' partial states or into `out`. `scratch` holds `scratch_floats`.
+// Item `index`, into its members' partial states or into `out`. `scratch` holds `scratch_floats`.
 template <class Tile>
-static void attend_with(const Attention& a, const AttentionItem& item,
-                        const AttentionMember* members, float* partials, float* scratch) {
+static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t index,
+                        float* partials, float* scratch) {
+    const AttentionItem& item = plan.items[static_cast<size_t>(index)];
+    const AttentionMember* members = plan.members_of(item);
     const int64_t group = a.group(), head_size = a.head_size, state = a.state();
     const int64_t padded = a.padded(), rows = item.rows(a);
     const int64_t head_rows = item.num_queries * group, query_floats = Tile::query_floats(a);
@@ -121,6 +125,13 @@ static void attend_with(const Attention& a, const AttentionItem& item,
             const int64_t seen = last_position + 1 - start;
             const int64_t stop = seen < tile_keys ? seen : tile_keys;
             if (first >= stop) continue;
+            Ahead ahead;
+            if (start + tile_keys <= last_position) {
+                ahead.take(a, item, members[item.num_members - 1], start + tile_keys);
+            } else if (const AttentionItem* other = plan.after(index)) {
+                ahead.take(a, *other, *plan.members_of(*other), other->segment * segment_keys);
+            }
+            ahead.divide((item.head_stop - item.head) * Tile::fetches);
             int64_t slots[tile_keys];
             int64_t block = (start + first) / a.block_size, next = block * a.block_size - start;
             for (int64_t j = first; j < stop; ++block) {
@@ -135,11 +146,8 @@ static void attend_with(const Attention& a, const AttentionItem& item,
                     const int64_t at = (slots[j] * a.num_kv_heads + head) * row_bytes;
                     k[j] = a.k + at;
                     v[j] = a.v + at;
-                    // values come after the scores: they are on their way until then
-                    for (int64_t line = 0; line < row_bytes; line += 64)
-                        __builtin_prefetch(v[j] + line);
                 }
-                tile.read(k, v, first, stop);
+                tile.read(k, v, first, stop, ahead);
                 const int64_t base = (head - item.head) * head_rows;
                 const int64_t num_takes = (head_rows + Tile::most_rows - 1) / Tile::most_rows;
                 for (int64_t t = 0; t < num_takes; ++t) {
@@ -175,13 +183,13 @@ static void attend_with(const Attention& a, const AttentionItem& item,
     }
 }
 
-static void attend(const Attention& a, const AttentionItem& item, const AttentionMember* members,
-                   float* partials, float* scratch) {
+static void attend(const Attention& a, const AttentionPlan& plan, int64_t index, float* partials,
+                   float* scratch) {
 #if EC_LEVEL == 2
     if (a.stored_kind == static_cast<int64_t>(StoredKind::i8) && ByteTile::can_take(a))
-        return attend_with<ByteTile>(a, item, members, partials, scratch);
+        return attend_with<ByteTile>(a, plan, index, partials, scratch);
 #endif
-    attend_with<FloatTile>(a, item, members, partials, scratch);
+    attend_with<FloatTile>(a, plan, index, partials, scratch);
 }
 
 // Joins the partial states of a head's segments in order and writes their rows.

@@ -51,6 +51,7 @@ __attribute__((noinline)) void dot_bytes(const int32_t* vectors, int64_t stride,
 class ByteTile {
 public:
     static constexpr int most_rows = 3;  // two sums each
+    static constexpr int fetches = 6;
 
     // Sums of D products of a byte and a digit stay below 2^24, where floats are integers.
     static bool can_take(const Attention& a) { return a.head_size <= 512; }
@@ -98,7 +99,8 @@ public:
         : a_(a), keys_(reinterpret_cast<int32_t*>(scratch)),
           values_(keys_ + dwords_of(a) * tile_keys) {}
 
-    void read(const uint8_t* const* k, const uint8_t* const* v, int64_t first, int64_t stop) {
+    void read(const uint8_t* const* k, const uint8_t* const* v, int64_t first, int64_t stop,
+              Ahead& ahead) {
         const int64_t size = a_.head_size, dwords = dwords_of(a_), padded = a_.padded();
         for (int64_t unit = first / unit_keys * unit_keys; unit < stop; unit += unit_keys) {
             const uint8_t* rows[unit_keys];  // keys out of sight repeat one that is seen
@@ -114,6 +116,7 @@ public:
                     x[j] = _mm512_xor_si512(bytes_at(rows[j] + 4 * dword, size - 4 * dword),
                                             _mm512_set1_epi8(-128));
                 }
+                ahead.step();
                 transpose_dwords(x);
                 const int64_t count = dwords - dword < 16 ? dwords - dword : 16;
                 int32_t* to = keys_ + dword * tile_keys + unit;
@@ -131,6 +134,7 @@ public:
                 __m512i x[4];
                 for (int j = 0; j < 4; ++j)
                     x[j] = _mm512_permutexvar_epi32(order, bytes_at(rows[j] + d, size - d));
+                ahead.step();
                 const __m512i a_low = _mm512_unpacklo_epi8(x[0], x[1]);
                 const __m512i a_high = _mm512_unpackhi_epi8(x[0], x[1]);
                 const __m512i b_low = _mm512_unpacklo_epi8(x[2], x[3]);

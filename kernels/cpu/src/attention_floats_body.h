@@ -35,13 +35,14 @@ EC_INLINE void transpose_dwords(__m512i (&x)[16]) {
 
 // keys[j][d] -> out[d][j] for j in whole sixteens around [first, stop).
 static void transpose(const float* const* keys, int64_t first, int64_t stop, int64_t head_size,
-                      float* out) {
+                      float* out, Ahead& ahead) {
     for (int64_t j = first / unit_keys * unit_keys; j < stop; j += unit_keys) {
         for (int64_t d = 0; d < head_size; d += 16) {
             const int64_t count = head_size - d < 16 ? head_size - d : 16;
             const auto mask = static_cast<__mmask16>((1 << count) - 1);
             __m512i x[16];
             for (int i = 0; i < 16; ++i) x[i] = _mm512_maskz_loadu_epi32(mask, keys[j + i] + d);
+            ahead.step();
             transpose_dwords(x);
             for (int64_t i = 0; i < count; ++i)
                 _mm512_storeu_si512(out + (d + i) * tile_keys + j, x[i]);
@@ -54,10 +55,11 @@ typedef float v4_unaligned __attribute__((vector_size(16), aligned(4), may_alias
 
 // keys[j][d] -> out[d][j] for j in whole fours around [first, stop).
 static void transpose(const float* const* keys, int64_t first, int64_t stop, int64_t head_size,
-                      float* out) {
+                      float* out, Ahead& ahead) {
     for (int64_t j = first / 4 * 4; j < stop; j += 4) {
         const float *a = keys[j], *b = keys[j + 1], *c = keys[j + 2], *e = keys[j + 3];
         int64_t d = 0;
+        ahead.step();
         for (; d + 4 <= head_size; d += 4) {
             const v4 va = *reinterpret_cast<const v4_unaligned*>(a + d);
             const v4 vb = *reinterpret_cast<const v4_unaligned*>(b + d);
@@ -113,6 +115,7 @@ EC_INLINE void add_columns(const float* const* values, int64_t first, int64_t st
 class FloatTile {
 public:
     static constexpr int most_rows = most_rows_at_once;
+    static constexpr int fetches = tile_keys / 4;  // steps that reading a tile takes, about
 
     static int64_t query_floats(const Attention& a) { return a.head_size; }
 
@@ -125,7 +128,8 @@ public:
           padded_values_(read_keys_ + tile_keys * a.head_size) {}
 
     // Keys and values [first, stop); others repeat one of them: they are never counted.
-    void read(const uint8_t* const* k, const uint8_t* const* v, int64_t first, int64_t stop) {
+    void read(const uint8_t* const* k, const uint8_t* const* v, int64_t first, int64_t stop,
+              Ahead& ahead) {
         const int64_t head_size = a_.head_size, padded = a_.padded();
         const float* key_rows[tile_keys];
         first_ = first;
@@ -153,7 +157,7 @@ public:
         constexpr int64_t whole = unit_keys;
         for (int64_t j = first / whole * whole; j < first; ++j) key_rows[j] = key_rows[first];
         for (int64_t j = stop; j % whole != 0; ++j) key_rows[j] = key_rows[stop - 1];
-        transpose(key_rows, first, stop, head_size, keys_);
+        transpose(key_rows, first, stop, head_size, keys_, ahead);
     }
 
     // scores[r][j] = q[r] . keys[:, j], of the first UNITS units.

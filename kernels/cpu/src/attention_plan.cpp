@@ -2,7 +2,6 @@
 #include <cstring>
 
 #include "attention.h"
-#include "pool.h"
 
 namespace ec {
 namespace {

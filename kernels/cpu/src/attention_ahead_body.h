@@ -1,0 +1,44 @@
+// Keys and values of the next tile, fetched while one is computed; see attention.h. Included by
+// attention_body.h: no include guard.
+
+// Blocks lie anywhere in memory, so the processor cannot guess the next. A tile's lines asked for
+// at once would have to be waited for: a few are asked for with each step of reading a tile.
+class Ahead {
+public:
+    // What the tile at `start` holds of a member's sequence, for all heads of the item.
+    void take(const Attention& a, const AttentionItem& item, const AttentionMember& member,
+              int64_t start) {
+        const int64_t row_bytes = stored_row_bytes(a.stored_kind, a.head_size);
+        const int32_t* blocks = a.table + member.request * a.table_width;
+        const int64_t stop = a.position(member.request) + member.query_stop;
+        int64_t block = start / a.block_size, block_stop = (block + 1) * a.block_size;
+        k_ = a.k + item.head * row_bytes;
+        v_ = a.v + item.head * row_bytes;
+        num_bytes_ = (item.head_stop - item.head) * row_bytes;
+        for (int64_t key = start; key < start + tile_keys && key < stop; ++key) {
+            if (key == block_stop) {
+                ++block;
+                block_stop += a.block_size;
+            }
+            const int64_t slot = (blocks[block] + 1) * a.block_size - (block_stop - key);
+            at_[num_rows_++] = slot * a.num_kv_heads * row_bytes;
+        }
+    }
+
+    void divide(int64_t num_steps) { rows_a_step_ = (num_rows_ + num_steps - 1) / num_steps; }
+
+    void step() {
+        for (int64_t i = 0; i < rows_a_step_ && next_ < num_rows_; ++i, ++next_) {
+            for (int64_t line = 0; line < num_bytes_; line += 64) {
+                __builtin_prefetch(k_ + at_[next_] + line, 0, 2);
+                __builtin_prefetch(v_ + at_[next_] + line, 0, 2);
+            }
+        }
+    }
+
+private:
+    const uint8_t* k_ = nullptr;
+    const uint8_t* v_ = nullptr;
+    int64_t at_[tile_keys];  // bytes
+    int64_t num_bytes_ = 0, num_rows_ = 0, rows_a_step_ = 0, next_ = 0;
+};
