@@ -39,7 +39,9 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
         )
     defaults = defaults_of(loaded.ops.device, is_quantised=loaded.is_quantised)
     layout = plan_cache_layout(spec.sliding_windows)
-    cache_dtype = choose_cache_dtype(options.kv_cache_dtype, loaded.dtype)
+    cache_dtype = choose_cache_dtype(
+        options.kv_cache_dtype, loaded.dtype, keeps_bytes=loaded.computes_in_bytes
+    )
     if loaded.model_impl == "transformers" and cache_dtype != loaded.dtype:
         raise ConfigurationError(
             f"--kv-cache-dtype {options.kv_cache_dtype} needs our own model code, and "

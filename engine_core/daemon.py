@@ -87,6 +87,7 @@ def _announce(config: EngineConfig, clock: StartClock) -> None:
         "num_blocks": config.num_blocks,
         "block_size": config.block_size,
         "weights": config.weights,
+        "kv_cache_dtype": config.kv_cache_dtype,
         "ready_s": round(clock.total_s, 3),
         "phases_s": {phase: round(spent_s, 3) for phase, spent_s in clock.spent_s().items()},
     }

@@ -88,8 +88,9 @@ class DeviceOptions:
     kv_cache_dtype: Annotated[
         CacheDtypeName,
         option(
-            "auto: as the model; fp8: e4m3, half a block's memory, GPU only; bfloat16 and int8 "
-            "(a scale a head and token): a half and 0.27 of float32's memory, CPU only.",
+            "auto: as the model, int8 beside quantised weights on a CPU; fp8: e4m3, half a block's "
+            "memory, GPU only; bfloat16 and int8 (a scale a head and token): a half and 0.27 of "
+            "float32's memory, CPU only.",
             "KV cache",
         ),
     ] = "auto"

@@ -47,6 +47,12 @@ class LoadedModel:
         """Whether most of the weights' bytes are."""
         return "float" not in self.weights.split("+")[0]
 
+    @property
+    def computes_in_bytes(self) -> bool:
+        """Whether products are of bytes on a CPU, and attention our own."""
+        is_own = self.model_impl != "transformers"
+        return self.is_quantised and self.ops.device.type == "cpu" and is_own
+
     def step_bytes(self, max_num_tokens: int, max_num_seqs: int) -> int:
         """Upper estimate of one step's activations, in bytes.
 

@@ -51,6 +51,8 @@ def test_the_cache_is_as_the_model_or_8_bits():
     assert choose_cache_dtype("fp8", torch.bfloat16) == torch.float8_e4m3fn
     assert choose_cache_dtype("int8", torch.float32) == torch.int8
     assert choose_cache_dtype("bfloat16", torch.float32) == torch.bfloat16
+    assert choose_cache_dtype("auto", torch.float32, keeps_bytes=True) == torch.int8
+    assert choose_cache_dtype("bfloat16", torch.float32, keeps_bytes=True) == torch.bfloat16
 
 
 def test_a_gpu_has_larger_steps_and_takes_most_of_its_memory():
