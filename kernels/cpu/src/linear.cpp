@@ -159,6 +159,22 @@ void run_split(const LinearWeight& w, const LinearWeight* next, int64_t num_rows
     });
 }
 
+// Whether results are more than a second cache holds, and lines are written once and whole.
+bool can_stream(const LinearWeight& w, const float* out, int64_t num_rows, int64_t out_stride) {
+    constexpr int64_t least_bytes = 4 << 20, line_floats = 16;
+    const bool is_once =
+        static_cast<LinearKind>(w.kind) != LinearKind::f32 || w.num_inputs <= chain_inputs;
+    return is_once && num_rows * w.num_outputs * 4 >= least_bytes &&
+           out_stride % line_floats == 0 && reinterpret_cast<uintptr_t>(out) % 64 == 0;
+}
+
+// Streamed results are seen by whoever waits for the task.
+void finish_stream(const Results& results) {
+#if EC_X86
+    if (results.streams) __builtin_ia32_sfence();
+#endif
+}
+
 }  // namespace
 
 const char* linear(const LinearWeight& w, const LinearWeight* next, const float* x,
@@ -176,11 +192,12 @@ const char* linear(const LinearWeight& w, const LinearWeight* next, const float*
     }
     if (num_rows == 0) return nullptr;
     if (x == nullptr || out == nullptr) return refuse("x or out has no memory");
-    const Results results{out, out_stride};
     const auto kind = static_cast<LinearKind>(w.kind);
+    const Results results{out, out_stride, can_stream(w, out, num_rows, out_stride)};
     if (kind == LinearKind::f32) {
         run_split(w, next, num_rows, [&](const LinearTask& task) {
             linear_f32(w, x, x_stride, results, task);
+            finish_stream(results);
         });
         return nullptr;
     }
@@ -201,6 +218,7 @@ const char* linear(const LinearWeight& w, const LinearWeight* next, const float*
     const Activations quantised{groups, stride};
     run_split(w, next, num_rows, [&](const LinearTask& task) {
         linear_integer(w, quantised, results, task);
+        finish_stream(results);
     });
     return nullptr;
 }

@@ -89,6 +89,11 @@ struct Activations {
 struct Results {
     float* at;
     int64_t stride;
+    // Written past the caches: more than they hold, each line once and whole. Rows of logits lie a
+    // multiple of 4 KiB apart, so those of a tile would drive each other out as well.
+    bool streams = false;
+
+    Results from_row(int64_t row) const { return {at + row * stride, stride, streams}; }
 };
 
 // Weights that a thread will probably read next. They are fetched into its second cache while it

@@ -21,6 +21,7 @@ struct Vec {
     static Vec add(Vec a, Vec b) { return {a.lanes + b.lanes}; }
     static Vec multiply_add(Vec a, Vec b, Vec c) { return {a.lanes * b.lanes + c.lanes}; }
     static void store(float* to, Vec a) { *reinterpret_cast<Lanes*>(to) = a.lanes; }
+    static void stream(float* to, Vec a) { store(to, a); }
 };
 constexpr int MAX_ROWS = 1;
 constexpr int MAX_PANELS = 1;
@@ -41,6 +42,7 @@ struct Vec {
         return {_mm256_fmadd_ps(a.lanes, b.lanes, c.lanes)};
     }
     static void store(float* to, Vec a) { _mm256_storeu_ps(to, a.lanes); }
+    static void stream(float* to, Vec a) { _mm256_stream_ps(to, a.lanes); }
 };
 constexpr int MAX_ROWS = 3;
 constexpr int MAX_PANELS = 2;
@@ -61,6 +63,7 @@ struct Vec {
         return {_mm512_fmadd_ps(a.lanes, b.lanes, c.lanes)};
     }
     static void store(float* to, Vec a) { _mm512_storeu_ps(to, a.lanes); }
+    static void stream(float* to, Vec a) { _mm512_stream_ps(to, a.lanes); }
 };
 constexpr int MAX_ROWS = 12;
 constexpr int MAX_PANELS = 4;

@@ -44,7 +44,7 @@ __attribute__((noinline)) void add_chain(const LinearWeight& weight, const float
                                          int64_t k, int64_t k_stop, int64_t ahead,
                                          Upcoming soon) {
     const int64_t panel_floats = weight.num_inputs * panel_outputs;
-    if (ROWS > 1) prefetch_results(out.at + panel * panel_outputs, out.stride, ROWS);
+    if (ROWS > 1 && !out.streams) prefetch_results(out.at + panel * panel_outputs, out.stride, ROWS);
     const float* w = reinterpret_cast<const float*>(weight.blob) + panel * panel_floats;
     Vec sums[ROWS * PANELS * vectors];
     tile<ROWS, PANELS>(x + k, x_stride, w + k * panel_outputs, panel_floats, k_stop - k, ahead,
@@ -70,7 +70,11 @@ __attribute__((noinline)) void add_chain(const LinearWeight& weight, const float
                 } else if (weight.bias != nullptr) {
                     total = Vec::add(Vec::load(weight.bias + n + at), sum);
                 }
-                Vec::store(held + at, total);
+                if (out.streams && whole) {
+                    Vec::stream(held + at, total);
+                } else {
+                    Vec::store(held + at, total);
+                }
             }
             if (!whole) {
                 for (int64_t i = 0; i < num_valid; ++i) to[i] = edge[i];
@@ -105,7 +109,7 @@ void run(const LinearWeight& weight, const float* x, int64_t x_stride, const Res
          const LinearTask& task) {
     const int64_t num_rows = task.row_stop - task.row;
     const float* first = x + task.row * x_stride;
-    const Results to{out.at + task.row * out.stride, out.stride};
+    const Results to = out.from_row(task.row);
     int64_t panel = task.panel;
     if (num_rows == 1) {  // several panels at once: one row alone has too few chains
         for (; panel + MAX_PANELS <= task.panel_stop; panel += MAX_PANELS) {
@@ -126,7 +130,7 @@ void run(const LinearWeight& weight, const float* x, int64_t x_stride, const Res
                 const int64_t row = num_rows * t / num_tiles;
                 const int64_t row_stop = num_rows * (t + 1) / num_tiles;
                 some_rows<MAX_ROWS, 1>(row_stop - row, weight, first + row * x_stride, x_stride,
-                                       {to.at + row * to.stride, to.stride}, panel, k, stop,
+                                       to.from_row(row), panel, k, stop,
                                        t == 0 ? ahead_floats : 0,
                                        next.part(t, num_tiles, stop - k));
             }

@@ -48,6 +48,7 @@ inline Floats load_floats(const float* from) {
     return lanes<Floats>([&](int i) { return from[i]; });
 }
 inline void store_floats(float* to, Floats a) { std::memcpy(to, a.lanes, sizeof a.lanes); }
+inline void stream_floats(float* to, Floats a) { store_floats(to, a); }
 inline Floats load_halves(const uint8_t* from) {
     return lanes<Floats>([&](int i) { return half_at(from + 2 * i); });
 }
@@ -135,6 +136,7 @@ inline Ints load_signed_bytes(const uint8_t* from) {
 }
 inline Floats load_floats(const float* from) { return _mm256_loadu_ps(from); }
 inline void store_floats(float* to, Floats a) { _mm256_storeu_ps(to, a); }
+inline void stream_floats(float* to, Floats a) { _mm256_stream_ps(to, a); }
 inline Floats load_halves(const uint8_t* from) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
@@ -203,6 +205,7 @@ inline Ints load_signed_bytes(const uint8_t* from) {
 }
 inline Floats load_floats(const float* from) { return (Floats)_mm512_loadu_ps(from); }
 inline void store_floats(float* to, Floats a) { _mm512_storeu_ps(to, (__m512)a); }
+inline void stream_floats(float* to, Floats a) { _mm512_stream_ps(to, (__m512)a); }
 inline Floats load_halves(const uint8_t* from) {
     const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
     return (Floats)_mm512_cvtph_ps(halves);

@@ -192,7 +192,7 @@ void some_rows(int64_t num_rows, const LinearWeight& weight, const Activations& 
     for (int64_t output = 0; output < panel_outputs; output += tile_outputs) {
         const int64_t n = panel * panel_outputs + output;
         if (n >= weight.num_outputs) return;
-        prefetch_results(out.at + row * out.stride + n, out.stride, ROWS);
+        if (!out.streams) prefetch_results(out.at + row * out.stride + n, out.stride, ROWS);
         Floats sums[ROWS][tile_vectors];
         grouped_tile<KIND, ROWS>(blob, num_groups(weight), output, groups, x.stride,
                                  is_first && output == 0,
@@ -208,7 +208,11 @@ void some_rows(int64_t num_rows, const LinearWeight& weight, const Activations& 
                     total = multiply(total, load_floats(weight.row_scales + n + v * width));
                 if (weight.bias != nullptr)
                     total = add(total, load_floats(weight.bias + n + v * width));
-                store_floats(held + v * width, total);
+                if (out.streams && held == to) {
+                    stream_floats(held + v * width, total);
+                } else {
+                    store_floats(held + v * width, total);
+                }
             }
             if (held == edge) std::memcpy(to, edge, static_cast<size_t>(num_valid) * 4);
         }
