@@ -16,6 +16,7 @@ inline __attribute__((always_inline)) void tile(const float* x, int64_t x_stride
     for (int r = 0; r < ROWS; ++r)
         for (int p = 0; p < PANELS; ++p)
             for (int v = 0; v < vectors; ++v) acc[r][p][v] = Vec::zero();
+#pragma GCC unroll 2  // twenty-four multiply-adds do not hide what a turn costs
     for (int64_t k = 0; k < num_inputs; ++k) {
         __builtin_prefetch(soon.at + k * soon.bytes, 0, 2);
         Vec weights[PANELS][vectors];
