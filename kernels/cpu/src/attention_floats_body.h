@@ -100,6 +100,7 @@ EC_INLINE void add_columns(const float* const* values, int64_t first, int64_t st
     for (int r = 0; r < ROWS; ++r)
         for (int c = 0; c < WIDTH; ++c)
             sums[r][c] = load(states + r * state + d + c * W) * splat(scales[r]);
+#pragma GCC unroll 2
     for (int64_t j = first; j < stop; ++j) {
         vf value[WIDTH];
         for (int c = 0; c < WIDTH; ++c) value[c] = load(values[j] + d + c * W);
@@ -169,6 +170,7 @@ public:
             vf sums[ROWS][columns];
             for (int r = 0; r < ROWS; ++r)
                 for (int c = 0; c < columns; ++c) sums[r][c] = vf{};
+#pragma GCC unroll 2
             for (int64_t d = 0; d < head_size; ++d) {
                 vf key[columns];
                 for (int c = 0; c < columns; ++c) key[c] = load(keys_ + d * tile_keys + at + c * W);
