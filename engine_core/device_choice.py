@@ -94,8 +94,8 @@ def choose_cache_dtype(
     """Of keys and values, for a model that computes in `dtype`.
 
     Args:
-        keeps_bytes: `auto` is int8. On a CPU, beside weights of 8 or 4 bits, it costs SmolLM2 0.03 %
-            of perplexity, and a quarter of the memory that attention reads.
+        keeps_bytes: `auto` is int8. Beside weights of 8 or 4 bits it costs SmolLM2 0.03 % of
+            perplexity, and attention reads a quarter of the bytes.
     """
     return _CACHE_DTYPES.get(name, torch.int8 if keeps_bytes else dtype)
 

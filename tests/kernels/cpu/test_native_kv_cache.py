@@ -165,9 +165,7 @@ PIECES = [(0, 0, 37), (1, 89, 90), (2, 255, 257), (3, 40, 190), (4, 0, 1), (5, 6
 @pytest.mark.parametrize("dtype", STORED)
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("head_size", [10, 64, 80, 256])
-def test_attention_over_a_stored_cache_is_that_over_its_values(
-    ops, isa, dtype, window, head_size
-):
+def test_attention_over_a_stored_cache_is_that_over_its_values(ops, isa, dtype, window, head_size):
     sequences = Sequences(
         ops, dtype, [stop for _, _, stop in PIECES], head_size=head_size, window=window
     )
