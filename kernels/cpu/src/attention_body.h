@@ -126,18 +126,19 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
             const int64_t stop = seen < tile_keys ? seen : tile_keys;
             if (first >= stop) continue;
             Ahead ahead;
-            if (start + tile_keys <= last_position) {
-                ahead.take(a, item, members[item.num_members - 1], start + tile_keys);
+            const int64_t next_start = start + tile_keys;
+            if (next_start <= last_position && next_start < item.segment_stop * segment_keys) {
+                ahead.take(a, item, members[item.num_members - 1], next_start);
             } else if (const AttentionItem* other = plan.after(index)) {
                 ahead.take(a, *other, *plan.members_of(*other), other->segment * segment_keys);
             }
             ahead.divide((item.head_stop - item.head) * Tile::fetches);
             int64_t slots[tile_keys];
-            int64_t block = (start + first) / a.block_size, next = block * a.block_size - start;
+            int64_t block = (start + first) / a.block_size, held = block * a.block_size - start;
             for (int64_t j = first; j < stop; ++block) {
-                const int64_t slot = blocks[block] * a.block_size - next;
-                next += a.block_size;
-                for (; j < stop && j < next; ++j) slots[j] = slot + j;
+                const int64_t slot = blocks[block] * a.block_size - held;
+                held += a.block_size;
+                for (; j < stop && j < held; ++j) slots[j] = slot + j;
             }
             for (int64_t head = item.head; head < item.head_stop; ++head) {
                 const uint8_t* k[tile_keys];

@@ -133,8 +133,6 @@ public:
               Ahead& ahead) {
         const int64_t head_size = a_.head_size, padded = a_.padded();
         const float* key_rows[tile_keys];
-        first_ = first;
-        stop_ = stop;
         if (a_.stored_kind == static_cast<int64_t>(StoredKind::f32)) {
             for (int64_t j = first; j < stop; ++j) {
                 key_rows[j] = reinterpret_cast<const float*>(k[j]);
@@ -189,8 +187,6 @@ public:
     template <int ROWS, int UNITS>
     void add(int64_t first, int64_t stop, const float* weights, const float* scales,
              float* states) const {
-        first = first > first_ ? first : first_;
-        stop = stop < stop_ ? stop : stop_;
         const int64_t padded = a_.padded(), state = a_.state();
         int64_t d = 0;
         for (; d + COLUMNS * W <= padded; d += COLUMNS * W)
@@ -205,5 +201,4 @@ private:
     float* read_keys_;
     float* padded_values_;
     const float* value_rows_[tile_keys];
-    int64_t first_ = 0, stop_ = 0;
 };
