@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from paged_steps import make_planner
 
 from kernels.cpu.operations import CpuOperations
 from kernels.torch_ops.operations import TorchOperations
@@ -130,17 +131,8 @@ class Sequences:
         rows = [torch.randn(shape, generator=generator) * 2 for _ in "kv"]
         everywhere = torch.arange(num_blocks * block_size)
         ops.write_kv_cache(*rows, kv_cache=self.caches, slot_mapping_T=everywhere)
-        self.planner = ops.make_attention_planner(
-            num_query_heads=HEADS,
-            num_kv_heads=KV_HEADS,
-            head_size=head_size,
-            block_size=block_size,
-            sliding_window=window,
-            max_num_seqs=64,
-            max_num_batched_tokens=1024,
-            max_model_len=1024,
-            dtype=torch.float32,
-            kv_dtype=dtype,
+        self.planner = make_planner(
+            ops, (HEADS, KV_HEADS), head_size, block_size, window, kv_dtype=dtype
         )
 
     def attend(self, q, pieces):
