@@ -21,9 +21,9 @@ from cyclopts import App, Parameter
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
-from scripts.benchmark_report import describe_run
 from scripts.budgets.daemons import serve_in_turns
 from scripts.budgets.promises import Promise, Served, table
+from scripts.load.report import describe_run
 from scripts.simulator.options import EngineOptions, FleetOptions, TraceOptions
 from scripts.simulator.simulation import Scenario, simulate
 
