@@ -52,6 +52,7 @@ class Request:
         "client_index",
         "eos_token_ids",
         "events",
+        "first_output_sent",
         "first_step_id",
         "first_output_sent",
         "num_cached_tokens",

@@ -69,7 +69,7 @@ def recorder_of(
     Raises:
         ConfigurationError: the file cannot be written.
     """
-    if config.record is None:
+    if config.trace is None:
         return None
     settings = dataclasses.asdict(config) | {
         "scheduler": dataclasses.asdict(scheduler_config),
