@@ -168,5 +168,5 @@ class EngineOptions(SchedulingOptions, DeviceOptions):
             )
         if self.trace is not None and not self.trace.absolute().parent.is_dir():
             raise ConfigurationError(
-                f"--trace: there is no folder {self.record.absolute().parent}; make it first"
+                f"--trace: there is no folder {self.trace.absolute().parent}; make it first"
             )

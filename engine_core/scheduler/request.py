@@ -54,7 +54,6 @@ class Request:
         "events",
         "first_output_sent",
         "first_step_id",
-        "first_output_sent",
         "num_cached_tokens",
         "num_finished_sequences",
         "num_preemptions",

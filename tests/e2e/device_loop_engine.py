@@ -6,7 +6,6 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from engine_core import model_loading, runner_spec, startup
 from engine_core.cli import main
 from engine_core.startup import model_loading, runner_spec, start
 

@@ -12,6 +12,7 @@ from engine_core.models import (
     ModelWeightsError,
     UnsupportedArchitecture,
 )
+from engine_core.models.transformers import attention, per_request
 from engine_core.models.transformers.attention import FlattenedModel
 from engine_core.models.transformers.model import load_transformers_model
 from engine_core.models.transformers.per_request import PerRequestModel

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine_core import cache_memory
 from engine_core.errors import CacheTooSmall, ConfigurationError
+from engine_core.startup import cache_size
 from engine_core.startup.cache_size import CacheDemand, choose_num_blocks, choose_num_host_blocks
 
 MIB = 1024**2
