@@ -41,7 +41,7 @@ class VariantId:
     spill_reason: str = ""
 
     def __str__(self) -> str:
-        return f'{self.module.removeprefix("kernels.triton_ops.")} "{self.name}"'
+        return f'{self.module.removeprefix("kernels.triton.")} "{self.name}"'
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

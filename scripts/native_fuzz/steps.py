@@ -2,26 +2,26 @@
 
 import torch
 
-from kernels.attention_interface import AttentionMetadata
 from kernels.cpu.attention import NativeAttention, NativeAttentionPlan, NativeAttentionPlanner
 from kernels.cpu.elementwise import NativeElementwise
-from kernels.cpu.kv_cache import StoredKind, row_length
+from kernels.cpu.kv_cache import KVCacheFormat, row_length
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.operations import CpuOperations
 from kernels.cpu.recording import RecordedForward
 from kernels.cpu.weights import pack_float
-from kernels.interface import ForwardContext
+from kernels.interface.attention import AttentionMetadata
+from kernels.interface.operations import ForwardContext
 from scripts.native_fuzz.chance import Chance
 from scripts.native_fuzz.products import random_weight
 from scripts.native_fuzz.refusals import must_refuse
 
 
-def _stored(chance: Chance, kind: StoredKind, shape: tuple[int, ...]) -> torch.Tensor:
+def _stored(chance: Chance, kind: KVCacheFormat, shape: tuple[int, ...]) -> torch.Tensor:
     """A cache of any content: with scales and codes of any bytes where it has them."""
-    if kind is StoredKind.I8:
+    if kind is KVCacheFormat.I8:
         return chance.integers(shape, 256, torch.uint8)
     values = chance.numbers(*shape)
-    return values.bfloat16() if kind is StoredKind.BF16 else values
+    return values.bfloat16() if kind is KVCacheFormat.BF16 else values
 
 
 class _Step:
@@ -56,7 +56,7 @@ class _Step:
         ]
         self.slots = torch.tensor([int(slot) for slot in slots], dtype=torch.int64)
         self.positions = chance.integers((self.num_tokens,), 50, torch.int64)
-        self.kind = StoredKind(chance.below(len(StoredKind)))
+        self.kind = KVCacheFormat(chance.below(len(KVCacheFormat)))
         shape = (
             self.num_blocks,
             self.block_size,

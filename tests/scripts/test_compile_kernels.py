@@ -39,12 +39,12 @@ USAGE = "Resource usage:\n Function k:\n  REG:40 STACK:{} SHARED:0 LOCAL:0 CONST
 
 
 def outcome(name="a", *, needs_wgmma=False, max_registers=255, spill=(0, ""), **changes):
-    variant = VariantId("kernels.triton_ops.norm", name, 0, needs_wgmma, max_registers, *spill)
+    variant = VariantId("kernels.triton.norm", name, 0, needs_wgmma, max_registers, *spill)
     return Outcome(variant, dataclasses.replace(FIGURES, **changes))
 
 
 def table(*names):
-    return {("kernels.triton_ops.norm", name): FIGURES for name in names}
+    return {("kernels.triton.norm", name): FIGURES for name in names}
 
 
 def run(*arguments, **changes):
@@ -157,8 +157,8 @@ def test_a_table_of_another_compiler_is_refused(tmp_path):
 
 def test_every_kernel_file_is_asked():
     modules = find_modules()
-    assert "kernels.triton_ops.variants" in modules
-    assert "kernels.triton_ops" not in modules
+    assert "kernels.triton.variants" in modules
+    assert "kernels.triton" not in modules
 
 
 def _end_process(number):
@@ -246,7 +246,7 @@ def test_kernels_that_are_wrong_on_purpose_are_all_named(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--module", "no_such_kernel"], "no module kernels.triton_ops.no_such_kernel; there is"),
+        (["--module", "no_such_kernel"], "no module kernels.triton.no_such_kernel; there is"),
         (["--check", "no_such_file.json"], "cannot read no_such_file.json"),
         (["--only", "no such variant", "--module", "example_kernels.sound"], "leave no variant"),
     ],

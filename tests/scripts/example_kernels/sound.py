@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton_ops.variants import KernelVariant
+from kernels.triton.variants import KernelVariant
 
 
 @triton.jit

@@ -1,0 +1,392 @@
+"""Mixture of experts: which experts a token goes to, and the order in which they are computed.
+
+Owns the choice of experts and the list of tiles. Must not know weights or activations of experts.
+
+A pair is one (token, chosen expert), numbered `token * top_k + rank`. Pairs are sorted by expert,
+and inside an expert by number, so that the order is a function of the choices alone:
+
+    sorted_pairs_P   | expert 0 ............ | expert 2 .. | expert 3 ...................... |
+    tiles            | rows   | rows   | ro  | rows  |     | rows   | rows   | rows   |  r   |
+    tile_expert_L      0        0        0     2             3        3        3         3     -1 -1
+
+Nothing is padded but the list of tiles, whose length follows from shapes, so that a captured graph
+serves every outcome. All sums are over integers.
+
+Shape suffixes here: P pairs, A chosen experts a token (top_k), L tiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.triton.variants import KernelVariant
+
+_MOST_EXPERTS = 1024
+_ROUTED_AT_ONCE = 512
+_PAIRS_AT_ONCE = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertTiles:
+    """The work of one layer, in tiles of up to `tile_rows` pairs of one expert.
+
+    Attributes:
+        sorted_pairs_P: int32, numbers of pairs by expert.
+        tile_expert_L: int32, -1 for tiles that are not needed this time; those come last.
+        tile_start_L, tile_stop_L: int32, the half-open range of `sorted_pairs_P` of each tile that
+            is needed; undefined for the others.
+        tile_rows: most pairs of a tile.
+    """
+
+    sorted_pairs_P: torch.Tensor
+    tile_expert_L: torch.Tensor
+    tile_start_L: torch.Tensor
+    tile_stop_L: torch.Tensor
+    tile_rows: int
+
+
+def most_tiles(num_pairs: int, num_experts: int, tile_rows: int) -> int:
+    """The largest number of tiles that any choice of experts can need."""
+    return (num_pairs + min(num_experts, num_pairs) * (tile_rows - 1)) // tile_rows
+
+
+def reference_route(
+    router_logits_TX: torch.Tensor, top_k: int, renormalise: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `route` computes: (int32 expert_ids_TA, float32 expert_weights_TA)."""
+    probabilities_TX = torch.softmax(router_logits_TX.float(), dim=-1)
+    sorted_TX, ids_TX = torch.sort(probabilities_TX, dim=-1, descending=True, stable=True)
+    weights_TA = sorted_TX[:, :top_k]
+    if renormalise:
+        weights_TA = weights_TA / weights_TA.sum(dim=-1, keepdim=True)
+    return ids_TX[:, :top_k].to(torch.int32).contiguous(), weights_TA.contiguous()
+
+
+def reference_expert_tiles(
+    expert_ids_TA: torch.Tensor, num_experts: int, tile_rows: int
+) -> ExpertTiles:
+    """What `build_expert_tiles` computes, with 0 where that leaves entries undefined."""
+    ids_P = expert_ids_TA.reshape(-1)
+    length = most_tiles(ids_P.numel(), num_experts, tile_rows)
+    tiles = []
+    stop = 0
+    for expert, count in enumerate(torch.bincount(ids_P, minlength=num_experts).tolist()):
+        start, stop = stop, stop + count
+        tiles += [
+            (expert, first, min(first + tile_rows, stop)) for first in range(start, stop, tile_rows)
+        ]
+    tiles += [(-1, 0, 0)] * (length - len(tiles))
+    columns = torch.tensor(tiles, dtype=torch.int32).reshape(-1, 3).T.contiguous()
+    return ExpertTiles(
+        sorted_pairs_P=torch.sort(ids_P, stable=True).indices.to(torch.int32),
+        tile_expert_L=columns[0],
+        tile_start_L=columns[1],
+        tile_stop_L=columns[2],
+        tile_rows=tile_rows,
+    )
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _route_kernel(
+    logits_ptr,  # [T, X], rows `logits_stride` apart
+    ids_ptr,  # int32 [T, A]
+    weights_ptr,  # float [T, A]
+    num_tokens,
+    logits_stride,
+    X: tl.constexpr,
+    X_PAD: tl.constexpr,
+    TOP_K: tl.constexpr,
+    K_PAD: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    token_T = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+    x_X = tl.arange(0, X_PAD)
+    k_A = tl.arange(0, K_PAD)
+    live_T = token_T < num_tokens
+    logits_TX = tl.load(
+        logits_ptr + token_T[:, None] * logits_stride + x_X[None, :],
+        mask=live_T[:, None] & (x_X < X)[None, :],
+        other=-float("inf"),
+    ).to(tl.float32)
+    # rows past the end hold -inf only; a finite peak keeps them free of NaN
+    peak_T = tl.maximum(tl.max(logits_TX, axis=1), -3.0e38)
+    weight_TX = tl.exp(logits_TX - peak_T[:, None])
+    left_TX = weight_TX / tl.sum(weight_TX, axis=1)[:, None]
+    # NaN compares with nothing: as -1 it still loses to every real number, and the id stays in
+    # range. The products of such a token are NaN anyway.
+    left_TX = tl.where((x_X < X)[None, :] & (left_TX >= 0.0), left_TX, -1.0)
+    left_TX = tl.where((x_X < X)[None, :], left_TX, -3.0)
+    ids_TA = tl.zeros((BLOCK_T, K_PAD), dtype=tl.int32)
+    weights_TA = tl.zeros((BLOCK_T, K_PAD), dtype=tl.float32)
+    for k in tl.static_range(TOP_K):
+        best_T = tl.max(left_TX, axis=1)
+        # the lowest id wins a tie
+        id_T = tl.min(tl.where(left_TX == best_T[:, None], x_X[None, :], X_PAD), axis=1)
+        ids_TA = tl.where((k_A == k)[None, :], id_T[:, None], ids_TA)
+        weights_TA = tl.where((k_A == k)[None, :], best_T[:, None], weights_TA)
+        left_TX = tl.where(x_X[None, :] == id_T[:, None], -2.0, left_TX)
+    if RENORMALISE:
+        weights_TA = weights_TA / tl.sum(weights_TA, axis=1)[:, None]
+    at_TA = token_T[:, None] * TOP_K + k_A[None, :]
+    store_TA = live_T[:, None] & (k_A < TOP_K)[None, :]
+    tl.store(ids_ptr + at_TA, ids_TA, mask=store_TA)
+    tl.store(weights_ptr + at_TA, weights_TA.to(weights_ptr.dtype.element_ty), mask=store_TA)
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def _count_pairs_kernel(
+    ids_ptr,  # int32 [P]
+    counts_ptr,  # int32 [X]
+    num_pairs,
+    BLOCK_P: tl.constexpr,
+):
+    """One program an expert: how many pairs it has."""
+    expert = tl.program_id(0)
+    hits_P = tl.zeros((BLOCK_P,), dtype=tl.int32)
+    for start in range(0, num_pairs, BLOCK_P):
+        pair_P = tl.cast(start, tl.int64) + tl.arange(0, BLOCK_P)
+        id_P = tl.load(ids_ptr + pair_P, mask=pair_P < num_pairs, other=-1)
+        hits_P += (id_P == expert).to(tl.int32)
+    tl.store(counts_ptr + expert, tl.sum(hits_P, axis=0))
+
+
+@triton.jit(do_not_specialize=["num_pairs", "max_tiles"])
+def _place_pairs_kernel(
+    ids_ptr,  # int32 [P]
+    counts_ptr,  # int32 [X]
+    sorted_ptr,  # int32 [P]
+    tile_expert_ptr,  # int32 [L]
+    tile_start_ptr,  # int32 [L]
+    tile_stop_ptr,  # int32 [L]
+    num_pairs,
+    max_tiles,
+    X: tl.constexpr,
+    X_PAD: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+):
+    """One program an expert: its pairs in order, and its tiles. The last one ends the list."""
+    expert = tl.program_id(0)
+    x_X = tl.arange(0, X_PAD)
+    l_L = tl.arange(0, BLOCK_L)
+    count_X = tl.load(counts_ptr + x_X, mask=x_X < X, other=0)
+    tiles_X = (count_X + TILE_ROWS - 1) // TILE_ROWS
+    first_row = tl.sum(tl.where(x_X < expert, count_X, 0), axis=0)
+    stop_row = tl.sum(tl.where(x_X <= expert, count_X, 0), axis=0)
+    first_tile = tl.sum(tl.where(x_X < expert, tiles_X, 0), axis=0)
+    stop_tile = tl.sum(tl.where(x_X <= expert, tiles_X, 0), axis=0)
+
+    for tile in range(first_tile, stop_tile, BLOCK_L):
+        tile_L = tl.cast(tile, tl.int64) + l_L
+        live_L = tile_L < stop_tile
+        start_L = first_row + (tile_L - first_tile).to(tl.int32) * TILE_ROWS
+        tl.store(tile_expert_ptr + tile_L, tl.zeros_like(start_L) + expert, mask=live_L)
+        tl.store(tile_start_ptr + tile_L, start_L, mask=live_L)
+        tl.store(tile_stop_ptr + tile_L, tl.minimum(start_L + TILE_ROWS, stop_row), mask=live_L)
+    if expert == X - 1:
+        for tile in range(stop_tile, max_tiles, BLOCK_L):
+            tile_L = tl.cast(tile, tl.int64) + l_L
+            no_expert_L = tl.full((BLOCK_L,), -1, dtype=tl.int32)
+            tl.store(tile_expert_ptr + tile_L, no_expert_L, mask=tile_L < max_tiles)
+
+    if stop_row > first_row:
+        row = first_row
+        for start in range(0, num_pairs, BLOCK_P):
+            pair_P = tl.cast(start, tl.int64) + tl.arange(0, BLOCK_P)
+            id_P = tl.load(ids_ptr + pair_P, mask=pair_P < num_pairs, other=-1)
+            hit_P = (id_P == expert).to(tl.int32)
+            row_P = row + tl.cumsum(hit_P, axis=0) - hit_P
+            tl.store(sorted_ptr + row_P, pair_P.to(tl.int32), mask=hit_P == 1)
+            row += tl.sum(hit_P, axis=0)
+
+
+def route(
+    router_logits_TX: torch.Tensor,
+    top_k: int,
+    renormalise: bool,
+    weights_dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of each token and their weights: softmax over all experts, then the top k.
+
+        p = softmax(logits) in float32;  ids = the top_k largest p, falling, lowest id first in a
+        tie;  weights = p[ids], divided by their sum if `renormalise`; then rounded
+
+    Mixtral (Jiang et al., 2024): renormalise, float32. Qwen3-MoE: renormalise as its
+    `norm_topk_prob` says, weights rounded to the dtype of the logits.
+
+    Args:
+        router_logits_TX: floating; the last dimension contiguous.
+
+    Returns:
+        (int32 expert_ids_TA, expert_weights_TA), new tensors.
+
+    Raises:
+        ValueError: shapes, top_k or number of experts out of range.
+        TypeError: not floating point.
+    """
+    if router_logits_TX.ndim != 2 or router_logits_TX.stride(1) != 1:
+        raise ValueError(
+            f"router logits have shape {tuple(router_logits_TX.shape)} and strides "
+            f"{router_logits_TX.stride()}; give [T, X] with contiguous rows"
+        )
+    if not router_logits_TX.is_floating_point():
+        raise TypeError(f"router logits are {router_logits_TX.dtype}; give a floating dtype")
+    num_tokens, num_experts = router_logits_TX.shape
+    _check_experts(num_experts)
+    if not 1 <= top_k <= num_experts:
+        raise ValueError(f"top_k is {top_k}; it must lie in [1, {num_experts}], the experts")
+    device = router_logits_TX.device
+    ids_TA = torch.empty(num_tokens, top_k, dtype=torch.int32, device=device)
+    weights_TA = torch.empty(num_tokens, top_k, dtype=weights_dtype, device=device)
+    if num_tokens:
+        constants = _route_constants(num_experts, top_k, renormalise)
+        _route_kernel[(triton.cdiv(num_tokens, constants["BLOCK_T"]),)](
+            router_logits_TX,
+            ids_TA,
+            weights_TA,
+            num_tokens,
+            router_logits_TX.stride(0),
+            **constants,
+            num_warps=4,
+        )
+    return ids_TA, weights_TA
+
+
+def build_expert_tiles(
+    expert_ids_TA: torch.Tensor, num_experts: int, tile_rows: int
+) -> ExpertTiles:
+    """Sort pairs by expert and cut them into tiles. Two launches, no host synchronisation.
+
+    Args:
+        expert_ids_TA: int32, contiguous, each in [0, num_experts): as `route` gives them.
+        tile_rows: most pairs of a tile, a power of two.
+
+    Raises:
+        ValueError: shape, layout, `tile_rows` or number of experts out of range.
+        TypeError: ids are not int32.
+    """
+    if expert_ids_TA.ndim != 2 or not expert_ids_TA.is_contiguous():
+        raise ValueError(
+            f"expert ids have shape {tuple(expert_ids_TA.shape)} and strides "
+            f"{expert_ids_TA.stride()}; give a contiguous [T, top_k]"
+        )
+    if expert_ids_TA.dtype != torch.int32:
+        raise TypeError(f"expert ids are {expert_ids_TA.dtype}; give int32")
+    _check_experts(num_experts)
+    if tile_rows < 1 or tile_rows & (tile_rows - 1):
+        raise ValueError(f"tile_rows is {tile_rows}; give a power of two")
+    num_pairs = expert_ids_TA.numel()
+    if num_pairs + num_experts * tile_rows >= 2**31:
+        raise ValueError(f"{num_pairs} pairs exceed int32; run fewer tokens a step")
+    max_tiles = most_tiles(num_pairs, num_experts, tile_rows)
+
+    def new(length: int) -> torch.Tensor:
+        return torch.empty(length, dtype=torch.int32, device=expert_ids_TA.device)
+
+    tiles = ExpertTiles(
+        sorted_pairs_P=new(num_pairs),
+        tile_expert_L=new(max_tiles),
+        tile_start_L=new(max_tiles),
+        tile_stop_L=new(max_tiles),
+        tile_rows=tile_rows,
+    )
+    if num_pairs:
+        counts_X = new(num_experts)
+        _count_pairs_kernel[(num_experts,)](
+            expert_ids_TA, counts_X, num_pairs, BLOCK_P=_PAIRS_AT_ONCE, num_warps=4
+        )
+        _place_pairs_kernel[(num_experts,)](
+            expert_ids_TA,
+            counts_X,
+            tiles.sorted_pairs_P,
+            tiles.tile_expert_L,
+            tiles.tile_start_L,
+            tiles.tile_stop_L,
+            num_pairs,
+            max_tiles,
+            **_place_constants(num_experts, tile_rows),
+            num_warps=4,
+        )
+    return tiles
+
+
+def _check_experts(num_experts: int) -> None:
+    if not 1 <= num_experts <= _MOST_EXPERTS:
+        raise ValueError(f"{num_experts} experts; between 1 and {_MOST_EXPERTS} are supported")
+
+
+def _route_constants(num_experts: int, top_k: int, renormalise: bool) -> dict[str, int | bool]:
+    x_pad = triton.next_power_of_2(num_experts)
+    return {
+        "X": num_experts,
+        "X_PAD": x_pad,
+        "TOP_K": top_k,
+        "K_PAD": triton.next_power_of_2(top_k),
+        "RENORMALISE": renormalise,
+        "BLOCK_T": max(1, _ROUTED_AT_ONCE // x_pad),
+    }
+
+
+def _place_constants(num_experts: int, tile_rows: int) -> dict[str, int]:
+    return {
+        "X": num_experts,
+        "X_PAD": triton.next_power_of_2(num_experts),
+        "TILE_ROWS": tile_rows,
+        "BLOCK_P": _PAIRS_AT_ONCE,
+        "BLOCK_L": 128,
+    }
+
+
+def variants() -> list[KernelVariant]:
+    """Routing of Mixtral and Qwen3-MoE, and sorting for them."""
+    ids = torch.empty(1, dtype=torch.int32, device="meta")
+    result = []
+    for name, num_experts, top_k in (("Mixtral", 8, 2), ("Qwen3-MoE", 128, 8)):
+        for dtype, weights_dtype in (
+            (torch.bfloat16, torch.float32),
+            (torch.float32, torch.float32),
+            (torch.bfloat16, torch.bfloat16),
+            (torch.float16, torch.float16),
+        ):
+            arguments = {
+                "logits_ptr": torch.empty(1, dtype=dtype, device="meta"),
+                "ids_ptr": ids,
+                "weights_ptr": torch.empty(1, dtype=weights_dtype, device="meta"),
+                "num_tokens": 64,
+                "logits_stride": num_experts,
+            }
+            rounded = ", rounded" if weights_dtype != torch.float32 else ""
+            result.append(
+                KernelVariant(
+                    name=f"route {name} {str(dtype).removeprefix('torch.')}{rounded}",
+                    kernel=_route_kernel,
+                    arguments=arguments,
+                    constants=_route_constants(num_experts, top_k, True),
+                )
+            )
+        for tile_rows in (16, 64, 128):
+            pointers = ("ids", "counts", "sorted", "tile_expert", "tile_start", "tile_stop")
+            result.append(
+                KernelVariant(
+                    name=f"place {name} tiles of {tile_rows}",
+                    kernel=_place_pairs_kernel,
+                    arguments={f"{pointer}_ptr": ids for pointer in pointers}
+                    | {"num_pairs": 512, "max_tiles": 160},
+                    constants=_place_constants(num_experts, tile_rows),
+                )
+            )
+    result.append(
+        KernelVariant(
+            name="count",
+            kernel=_count_pairs_kernel,
+            arguments={"ids_ptr": ids, "counts_ptr": ids, "num_pairs": 512},
+            constants={"BLOCK_P": _PAIRS_AT_ONCE},
+        )
+    )
+    return result
