@@ -11,7 +11,7 @@ import cyclopts
 from cyclopts import App, Parameter
 
 from engine_core.errors import StartupError
-from engine_core.options import EngineOptions
+from engine_core.options.engine import EngineOptions
 
 app = App(
     name="engine-core",

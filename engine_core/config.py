@@ -37,7 +37,7 @@ class EngineConfig:
     address: str
     drain_timeout_s: float
     record: str | None
-    step_composition: Literal["mixed", "prefill-first"]
+    batching: Literal["mixed", "prefill-first"]
     prefill_delay_factor: float
     preemption_mode: Literal["default", "recompute", "swap", "auto"]
     scheduling_policy: Literal["fcfs", "priority", "fair"]
@@ -45,11 +45,11 @@ class EngineConfig:
     priority_min_gain: int
     priority_ageing_s: float | None
     tenant_weights: dict[str, float]
-    target_tpot_ms: float | None
-    target_ttft_ms: float | None
-    max_partial_prefills: int | None
+    slo_tpot_ms: float | None
+    slo_ttft_ms: float | None
+    max_num_partial_prefills: int | None
     max_long_partial_prefills: int | None
-    long_prefill_threshold: int | None
+    long_prefill_token_threshold: int | None
     max_queued_requests: int | None
     max_queued_tokens: int | None
 

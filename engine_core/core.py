@@ -9,14 +9,9 @@ import time
 from collections.abc import Collection, Sequence
 from typing import assert_never
 
-from engine_core.admission import Limits
-from engine_core.calls import answer_call
-from engine_core.clients import Client, ClientRegistry
 from engine_core.errors import RequestRefused
 from engine_core.executor import Executor
-from engine_core.inbox import Inbox, Incoming
 from engine_core.lifecycle import Lifecycle, Stage
-from engine_core.outbox import Outbox
 from engine_core.scheduler import (
     DuplicateRequestId,
     Request,
@@ -25,9 +20,14 @@ from engine_core.scheduler import (
     SchedulerOutput,
 )
 from engine_core.scheduler.errors import QueueFull
-from engine_core.step_record import StepRecorder
+from engine_core.server.calls import answer_call
+from engine_core.server.clients import Client, ClientRegistry
+from engine_core.server.inbox import Inbox, Incoming
+from engine_core.server.outbox import Outbox
+from engine_core.server.validation import RequestValidator
 from engine_core.steps_in_flight import CollectedStep, StepsInFlight
 from engine_core.timings import RequestClock
+from engine_core.trace.writer import TraceWriter
 from kernels.compile_counter import CompileCounter
 from protocol.errors import ErrorCode
 from protocol.explanations import RequestInfo
@@ -56,9 +56,9 @@ class EngineCore:
         scheduler: Scheduler,
         executor: Executor,
         lifecycle: Lifecycle,
-        limits: Limits,
+        limits: RequestValidator,
         eos_token_ids: tuple[int, ...],
-        recorder: StepRecorder | None = None,
+        recorder: TraceWriter | None = None,
         compilations: CompileCounter | None = None,
     ) -> None:
         self._inbox = inbox

@@ -9,11 +9,11 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from engine_core.early_start import load_torch_library_beside, no_garbage_collection
 from engine_core.lifecycle import Lifecycle
-from engine_core.options import EngineOptions
-from engine_core.start_clock import StartClock
-from engine_core.transport import EngineSocket
+from engine_core.options.engine import EngineOptions
+from engine_core.server.transport import EngineSocket
+from engine_core.startup.early_start import load_torch_library_beside, no_garbage_collection
+from engine_core.startup.phases import StartPhases
 from protocol.outputs import FinishReason
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def run_daemon(options: EngineOptions) -> int:
     Raises:
         StartupError: the daemon could not start.
     """
-    clock = StartClock()
+    clock = StartPhases()
     options.check()
     _log_to_stderr(options.log_level)
     faulthandler.enable()
@@ -50,16 +50,16 @@ def run_daemon(options: EngineOptions) -> int:
 
 
 def _start(
-    options: EngineOptions, socket: EngineSocket, lifecycle: Lifecycle, clock: StartClock
+    options: EngineOptions, socket: EngineSocket, lifecycle: Lifecycle, clock: StartPhases
 ) -> tuple[EngineCore, EngineConfig]:
     with no_garbage_collection():
         load_torch_library_beside()
-        from engine_core.model_opening import open_model
+        from engine_core.startup.model_opening import open_model
 
         clock.enter("files")
         opened = open_model(options)
         clock.enter("imports")
-        from engine_core.startup import start_engine  # torch
+        from engine_core.startup.start import start_engine  # torch
 
     return start_engine(options, opened, socket, lifecycle, clock)
 
@@ -77,7 +77,7 @@ def _serve(core: EngineCore) -> int:
     return 0
 
 
-def _announce(config: EngineConfig, clock: StartClock) -> None:
+def _announce(config: EngineConfig, clock: StartPhases) -> None:
     """The one line on stdout. A parent that has gone away is no reason to fail."""
     line = {
         "event": "ready",

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-from engine_core.transport import EngineSocket
+from engine_core.server.transport import EngineSocket
 
 logger = logging.getLogger(__name__)
 

@@ -31,20 +31,20 @@ _FLAGS = {
     "num_threads": "--num-threads",
     "log_level": "--log-level",
     "host_cache_memory": "--host-cache-memory",
-    "record": "--record",
-    "max_partial_prefills": "--max-partial-prefills",
+    "record": "--trace",
+    "max_num_partial_prefills": "--max-num-partial-prefills",
     "max_long_partial_prefills": "--max-long-partial-prefills",
-    "long_prefill_threshold": "--long-prefill-threshold",
-    "step_composition": "--step-composition",
+    "long_prefill_token_threshold": "--long-prefill-token-threshold",
+    "batching": "--batching",
     "prefill_delay_factor": "--prefill-delay-factor",
-    "target_tpot_ms": "--target-tpot-ms",
-    "target_ttft_ms": "--target-ttft-ms",
+    "slo_tpot_ms": "--slo-tpot-ms",
+    "slo_ttft_ms": "--slo-ttft-ms",
     "preemption_mode": "--preemption-mode",
     "max_queued_requests": "--max-queued-requests",
     "max_queued_tokens": "--max-queued-tokens",
     "scheduling_policy": "--scheduling-policy",
     "priority_min_gain": "--priority-min-gain",
-    "priority_ageing": "--priority-ageing",
+    "priority_ageing_s": "--priority-ageing-s",
 }
 _SWITCHES = {
     "enable_prefix_caching": "--enable-prefix-caching",
@@ -58,8 +58,8 @@ _OTHER_NAMES = {
     "num_gpu_blocks_override": "num_blocks",
     "gpu_memory_utilization": "memory_fraction",
     "served_model_name": "model_name",
-    "max_num_partial_prefills": "max_partial_prefills",
-    "long_prefill_token_threshold": "long_prefill_threshold",
+    "max_num_partial_prefills": "max_num_partial_prefills",
+    "long_prefill_token_threshold": "long_prefill_token_threshold",
 }
 """vLLM's names for the same thing."""
 _DTYPES = {"half": "float16", "float": "float32"}

@@ -1,4 +1,4 @@
-"""Device operations behind one interface: `kernels.interface.Operations`.
+"""Device operations behind one interface: `kernels.interface.operations.Operations`.
 
 This package imports nothing by itself. Its name is also that of a Hugging Face distribution that
 transformers looks for; the version below makes transformers treat it as too old and leave it alone.

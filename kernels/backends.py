@@ -13,8 +13,8 @@ from typing import Literal
 
 import torch
 
-from kernels.device_steps import DeviceStepOperations
-from kernels.interface import Operations
+from kernels.interface.device_steps import DeviceStepOperations
+from kernels.interface.operations import Operations
 
 _LOWEST_CAPABILITY = (8, 0)
 """Ampere: the first with bfloat16 in its tensor cores and asynchronous copies to shared memory."""
@@ -71,7 +71,7 @@ def select_operations(
             "--device cpu or --device cuda"
         )
     numbered = _check_cuda(chosen)
-    from kernels.triton_ops.operations import TritonOperations
+    from kernels.triton.operations import TritonOperations
 
     return TritonOperations(
         numbered,
@@ -86,10 +86,10 @@ def device_step_operations(device: torch.device) -> DeviceStepOperations:
     On a CPU it is the specification: right, and slow.
     """
     if device.type == "cpu":
-        from kernels.torch_ops.device_steps import TorchDeviceSteps
+        from kernels.torch.device_steps import TorchDeviceSteps
 
         return TorchDeviceSteps()
-    from kernels.triton_ops.device_steps import TritonDeviceSteps
+    from kernels.triton.device_steps import TritonDeviceSteps
 
     return TritonDeviceSteps(device)
 
@@ -118,7 +118,7 @@ def _cpu_operations(
                 "batch; mend that, or leave the option out"
             ) from error
         report(f"torch runs the model, slower than the native CPU kernels would: {error}")
-        from kernels.torch_ops.operations import TorchOperations
+        from kernels.torch.operations import TorchOperations
 
         return TorchOperations()
     from kernels.cpu.operations import CpuOperations

@@ -24,7 +24,7 @@ from kernels.cpu.gguf_blocks import pack_gguf
 from kernels.cpu.library import ISA_NAMES, NativeLibrary, load_library
 from kernels.cpu.linear import NativeLinear
 from kernels.cpu.weights import PackedLinear, pack_float, quantise_int4, quantise_int8
-from kernels.torch_ops import linear as torch_linear
+from kernels.torch import linear as torch_linear
 
 SHAPES = {
     "qkv": (960, 576),

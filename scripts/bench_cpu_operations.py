@@ -32,7 +32,7 @@ from engine_core.model_files import ModelFiles, open_model_files
 from kernels.cpu.library import THREADS_VARIABLE, load_library
 from kernels.cpu.operations import CpuOperations
 from kernels.cpu.packing import FloatFormat
-from kernels.torch_ops.operations import TorchOperations
+from kernels.torch.operations import TorchOperations
 from scripts.cpu_operations.cases import CASES
 from scripts.cpu_operations.clock import time_in_turns
 from scripts.cpu_operations.greedy_run import Answers, GreedyRun

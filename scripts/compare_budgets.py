@@ -3,7 +3,7 @@
     python scripts/compare_budgets.py simulate                 virtual time, H200 + Llama-3.1-8B
     python scripts/compare_budgets.py serve --model NAME       a real daemon for each setting
 
-The same traces are served with `--target-tpot-ms` (and `--target-ttft-ms`) and with fixed token
+The same traces are served with `--slo-tpot-ms` (and `--slo-ttft-ms`) and with fixed token
 budgets, one after the other. Counted are requests whose time to first token or whose mean time per
 output token was above its target, and output tokens a second. A table goes to stderr, one JSON
 document to the file or to stdout.
@@ -76,10 +76,10 @@ _SIMULATED: dict[str, TraceOptions] = {
 
 @app.command(name="simulate")
 def simulate_budgets(
-    *, target_tpot_ms: float = 15.0, target_ttft_ms: float = 1000.0, json: JsonFile = None
+    *, slo_tpot_ms: float = 15.0, slo_ttft_ms: float = 1000.0, json: JsonFile = None
 ) -> int:
     """Four synthetic traces on a simulated H200 with Llama-3.1-8B."""
-    promise = Promise(target_ttft_ms / 1e3, target_tpot_ms / 1e3)
+    promise = Promise(slo_ttft_ms / 1e3, slo_tpot_ms / 1e3)
     traces = {}
     for name, trace in _SIMULATED.items():
         rows = []
@@ -87,7 +87,7 @@ def simulate_budgets(
             engine = EngineOptions(max_num_batched_tokens=budget or _MAX_BUDGET)
             if budget is None:
                 engine = dataclasses.replace(
-                    engine, target_tpot_ms=target_tpot_ms, target_ttft_ms=target_ttft_ms
+                    engine, slo_tpot_ms=slo_tpot_ms, slo_ttft_ms=slo_ttft_ms
                 )
             outcome = simulate(Scenario(trace=trace, engine=engine, fleet=FleetOptions()))
             figures = zip(*outcome.metrics.figures("ttft", "tpot"), strict=True)
@@ -137,19 +137,19 @@ def serve(
     num_requests: int = 120,
     turn: Annotated[int, Parameter(help="Requests that a setting serves in its turn.")] = 24,
     load: Annotated[float, Parameter(help="Times the rates that suit two cores.")] = 1.0,
-    target_tpot_ms: float = 100.0,
-    target_ttft_ms: float = 1500.0,
+    slo_tpot_ms: float = 100.0,
+    slo_ttft_ms: float = 1500.0,
     only: Annotated[str, Parameter(help="Traces whose name begins so; default: all.")] = "",
     json: JsonFile = None,
 ) -> int:
     """Three synthetic traces on this machine: a daemon for each setting, all up at once, serve the
     same requests in turns of half a minute, so that a slow minute is nobody's alone."""
-    promise = Promise(target_ttft_ms / 1e3, target_tpot_ms / 1e3)
+    promise = Promise(slo_ttft_ms / 1e3, slo_tpot_ms / 1e3)
     settings: dict[str, dict[str, Any]] = {
         _name(budget): {"max_num_batched_tokens": budget or _MAX_BUDGET, "num_blocks": 1024}
         for budget in (*BUDGETS, None)
     }
-    settings[_name(None)] |= {"target_tpot_ms": target_tpot_ms, "target_ttft_ms": target_ttft_ms}
+    settings[_name(None)] |= {"slo_tpot_ms": slo_tpot_ms, "slo_ttft_ms": slo_ttft_ms}
     traces = {
         name: [requests[first : first + turn] for first in range(0, num_requests, turn)]
         for name, trace in _served_traces(num_requests, load).items()

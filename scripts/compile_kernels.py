@@ -4,7 +4,7 @@
     PYTHONPATH=.cache/triton-3.6.0 python scripts/compile_kernels.py \\
         --check docs/benchmarks/kernels_sm90.json
 
-Every module of kernels/triton_ops that has a `variants()` is asked what can be launched. A table
+Every module of kernels/triton that has a `variants()` is asked what can be launched. A table
 goes to stderr, one JSON document to --json FILE. Exit code 0, 1 if something is wrong with a
 kernel, 2 for wrong options or input, 130 after Ctrl-C. Compiled kernels stay in triton's cache, so
 that a second run takes seconds.
@@ -37,7 +37,7 @@ from scripts.kernel_proof.judgement import compare, judge
 from scripts.kernel_proof.workers import Workers
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = "kernels.triton_ops"
+PACKAGE = "kernels.triton"
 NUM_PROCESSES = 2
 Table = dict[tuple[str, str], Figures]
 
@@ -147,7 +147,7 @@ def compile_kernels(
     *,
     module: Annotated[
         tuple[str, ...],
-        Parameter(help="Only this one; a file of kernels/triton_ops or a dotted import name."),
+        Parameter(help="Only this one; a file of kernels/triton or a dotted import name."),
     ] = (),
     only: Annotated[str, Parameter(help="Only variants with this in their name.")] = "",
     json: Annotated[Path | None, Parameter(help="Write the figures there.")] = None,

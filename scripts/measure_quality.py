@@ -29,7 +29,7 @@ import torch
 
 from engine_core.errors import StartupError
 from engine_core.model_files import ModelFilesError
-from engine_core.options import EngineOptions
+from engine_core.options.engine import EngineOptions
 from scripts.benchmark_report import describe_run
 from scripts.comparison.text import NoText, english_text, prefix_of, tokens_of
 from scripts.quality.loaded_format import FormatError, LoadedFormat, parse_options

@@ -8,16 +8,16 @@ from engine_core.kv_cache.admission import AllocStatus
 from engine_core.kv_cache.block_pool import BlockPool
 from engine_core.kv_cache.copies import CacheCopies
 from engine_core.kv_cache.groups import KVCacheGroupSpec
-from engine_core.kv_cache.held_blocks import (
+from engine_core.kv_cache.manager import KVCacheManager
+from engine_core.kv_cache.placeholder import PlaceholderKVCacheManager
+from engine_core.kv_cache.prefix_lookup import CacheHit
+from engine_core.kv_cache.sequence_blocks import (
     NULL_BLOCK_ID,
     BlockIds,
     CachedSequence,
     CacheUsage,
     TableUpdate,
 )
-from engine_core.kv_cache.manager import KVCacheManager
-from engine_core.kv_cache.placeholder import PlaceholderKVCacheManager
-from engine_core.kv_cache.prefix import CacheHit
 
 __all__ = [
     "NULL_BLOCK_ID",

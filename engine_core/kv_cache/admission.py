@@ -3,10 +3,10 @@
 import enum
 from collections.abc import Sequence
 
-from engine_core.kv_cache.block_tiers import BlockTiers
 from engine_core.kv_cache.groups import KVCacheGroupSpec
-from engine_core.kv_cache.held_blocks import CachedSequence
-from engine_core.kv_cache.prefix import CacheHit
+from engine_core.kv_cache.offload import OffloadManager
+from engine_core.kv_cache.prefix_lookup import CacheHit
+from engine_core.kv_cache.sequence_blocks import CachedSequence
 from engine_core.kv_cache.swapping import SwappedSequences
 
 
@@ -26,7 +26,7 @@ def judge(
     num_available: int,
     num_required: int,
     num_required_total: int,
-    num_promised: int,
+    num_reserved_blocks: int,
     watermark_blocks: int,
     is_alone: bool,
     is_resumed: bool,
@@ -37,14 +37,14 @@ def judge(
         num_available: that can be taken now.
         num_required: of those that can be taken, for all tokens known now.
         num_required_total: the same if nothing were shared.
-        num_promised: blocks that running requests will still take.
+        num_reserved_blocks: blocks that running requests will still take.
         watermark_blocks: kept free as head-room for the running requests.
         is_alone: nothing runs, so that no head-room is needed.
         is_resumed: was admitted before; the head-room cannot make it impossible now.
     """
     if num_blocks - num_required_total < (0 if is_resumed else watermark_blocks):
         return AllocStatus.NEVER
-    head_room = num_promised + (0 if is_alone else watermark_blocks)
+    head_room = num_reserved_blocks + (0 if is_alone else watermark_blocks)
     return AllocStatus.OK if num_available - num_required >= head_room else AllocStatus.LATER
 
 
@@ -56,7 +56,7 @@ class Admission:
 
     def __init__(
         self,
-        tiers: BlockTiers,
+        tiers: OffloadManager,
         swapped: SwappedSequences,
         *,
         groups: Sequence[KVCacheGroupSpec],
@@ -70,7 +70,13 @@ class Admission:
         self._watermark_blocks = watermark_blocks
 
     def of_new(
-        self, num_total: int, hit: CacheHit, *, num_promised: int, is_alone: bool, is_resumed: bool
+        self,
+        num_total: int,
+        hit: CacheHit,
+        *,
+        num_reserved_blocks: int,
+        is_alone: bool,
+        is_resumed: bool,
     ) -> AllocStatus:
         """Of a sequence that wants `num_total` blocks, those of `hit` among them."""
         device = self._tiers.device
@@ -84,7 +90,7 @@ class Admission:
             num_available=self._tiers.num_copy_targets if hit.host_blocks else device.num_free,
             num_required=num_total - num_shared,
             num_required_total=num_total,
-            num_promised=num_promised,
+            num_reserved_blocks=num_reserved_blocks,
             watermark_blocks=self._watermark_blocks,
             is_alone=is_alone,
             is_resumed=is_resumed,
@@ -94,7 +100,7 @@ class Admission:
         self,
         seqs: Sequence[CachedSequence],
         *,
-        num_promised: int,
+        num_reserved_blocks: int,
         is_alone: bool,
         num_lookahead_slots: int,
     ) -> AllocStatus:
@@ -109,7 +115,7 @@ class Admission:
             num_available=self._tiers.num_copy_targets,
             num_required=num_total - num_in_use,
             num_required_total=num_total,
-            num_promised=num_promised,
+            num_reserved_blocks=num_reserved_blocks,
             watermark_blocks=self._watermark_blocks,
             is_alone=is_alone,
             is_resumed=True,

@@ -13,8 +13,8 @@ they were given back; one in the middle leaves in O(1) when somebody finds it ag
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Set
 
-from engine_core.kv_cache.held_blocks import NULL_BLOCK_ID
 from engine_core.kv_cache.known_hashes import EvictedHashes
+from engine_core.kv_cache.sequence_blocks import NULL_BLOCK_ID
 
 _EVICTED_A_BLOCK = 4
 

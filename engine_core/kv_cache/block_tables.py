@@ -9,19 +9,19 @@ tokens, for allocate_slots(seq, 5):
 
 from collections.abc import Iterable, Sequence
 
-from engine_core.kv_cache.block_tiers import BlockTiers
-from engine_core.kv_cache.findable import FindableBlocks
 from engine_core.kv_cache.groups import KVCacheGroupSpec
-from engine_core.kv_cache.held_blocks import (
+from engine_core.kv_cache.offload import OffloadManager
+from engine_core.kv_cache.prefix_cache import PrefixCache
+from engine_core.kv_cache.prefix_lookup import CacheHit
+from engine_core.kv_cache.sequence_blocks import (
     NULL_BLOCK_ID,
     BlockIds,
     CachedSequence,
     CacheUsage,
-    HeldBlocks,
+    SequenceBlocks,
     TableUpdate,
     tail_first,
 )
-from engine_core.kv_cache.prefix import CacheHit
 from engine_core.kv_cache.usage import check_tables, num_wasted_slots
 
 
@@ -33,13 +33,13 @@ class BlockTables:
 
     def __init__(
         self,
-        tiers: BlockTiers,
-        findable: FindableBlocks,
+        tiers: OffloadManager,
+        findable: PrefixCache,
         *,
         groups: Sequence[KVCacheGroupSpec],
         block_size: int,
     ) -> None:
-        self.held: dict[str, HeldBlocks] = {}
+        self.held: dict[str, SequenceBlocks] = {}
         """By sequence_id; only those that hold blocks on the device."""
         self._block_size = block_size
         self._groups = tuple(groups)
@@ -65,7 +65,7 @@ class BlockTables:
                 tables[group][index] = block_id
                 self._pool.register(block_id, group, seq.block_hashes[index])
         num_dropped = [table.count(NULL_BLOCK_ID) for table in tables]
-        self.held[seq.sequence_id] = HeldBlocks.starting_with(tables, num_dropped)
+        self.held[seq.sequence_id] = SequenceBlocks.starting_with(tables, num_dropped)
 
     def allocate_slots(
         self, seq: CachedSequence, num_tokens: int, num_lookahead_slots: int
@@ -73,7 +73,7 @@ class BlockTables:
         """See KVCacheManager."""
         held = self.held.get(seq.sequence_id)
         if held is None:
-            held = HeldBlocks.starting_with(
+            held = SequenceBlocks.starting_with(
                 tuple([] for _ in self._groups), [0] * len(self._groups)
             )
         num_computed, num_old = seq.num_computed_tokens, held.num_blocks
@@ -111,7 +111,7 @@ class BlockTables:
             self._findable.register_filling(seq, held, num_full)
         return held.update_from(start)
 
-    def _shared_blocks(self, held: HeldBlocks, first: int, stop: int) -> list[tuple[int, int]]:
+    def _shared_blocks(self, held: SequenceBlocks, first: int, stop: int) -> list[tuple[int, int]]:
         """(logical block, group) of held blocks from `first` to `stop` that others hold too."""
         ref_count = self._pool.ref_count
         return [
@@ -122,7 +122,7 @@ class BlockTables:
         ]
 
     def _copy_on_write(
-        self, num_computed: int, held: HeldBlocks, shared: list[tuple[int, int]]
+        self, num_computed: int, held: SequenceBlocks, shared: list[tuple[int, int]]
     ) -> None:
         """Blocks of its own for those that others hold too; only the first has contents."""
         for index, group in shared:
@@ -134,7 +134,7 @@ class BlockTables:
             table[index] = block_id
         held.forget_from(shared[0][0])
 
-    def _foreign_blocks(self, held: HeldBlocks, first: int, stop: int) -> list[tuple[int, int]]:
+    def _foreign_blocks(self, held: SequenceBlocks, first: int, stop: int) -> list[tuple[int, int]]:
         """(logical block, block) of held blocks from `first` to `stop` that are found by another's
         tokens: whoever filled them has left. They are not to be found once they are written."""
         return [
@@ -144,7 +144,7 @@ class BlockTables:
             if self._pool.hash_of(table[index]) is not None
         ]
 
-    def _num_droppable(self, position: int, held: HeldBlocks) -> int:
+    def _num_droppable(self, position: int, held: SequenceBlocks) -> int:
         """Blocks that become free when what is out of the windows is dropped."""
         num_droppable = 0
         for group in self._sliding:
@@ -153,7 +153,7 @@ class BlockTables:
             num_droppable += sum(self._pool.ref_count(block_id) == 1 for block_id in droppable)
         return num_droppable
 
-    def _drop_out_of_window(self, position: int, held: HeldBlocks) -> None:
+    def _drop_out_of_window(self, position: int, held: SequenceBlocks) -> None:
         for group in self._sliding:
             num_dropped = self._groups[group].num_dropped_blocks(position, self._block_size)
             self._tiers.release(held.drop(group, num_dropped))
@@ -216,7 +216,7 @@ class BlockTables:
             spec.num_peak_blocks(num_tokens, max_chunk, self._block_size) for spec in self._groups
         )
 
-    def num_promised_blocks(
+    def num_reserved_blocks(
         self, seq: CachedSequence, max_chunk: int, num_extra_tokens: int
     ) -> int:
         """See KVCacheManager."""

@@ -10,18 +10,18 @@ from collections.abc import Iterable, Sequence
 
 from engine_core.kv_cache.admission import Admission, AllocStatus
 from engine_core.kv_cache.block_tables import BlockTables
-from engine_core.kv_cache.block_tiers import BlockTiers
 from engine_core.kv_cache.copies import CacheCopies
-from engine_core.kv_cache.findable import FindableBlocks
 from engine_core.kv_cache.groups import KVCacheGroupSpec
-from engine_core.kv_cache.held_blocks import (
+from engine_core.kv_cache.offload import OffloadManager
+from engine_core.kv_cache.prefix_cache import PrefixCache
+from engine_core.kv_cache.prefix_lookup import CacheHit
+from engine_core.kv_cache.sequence_blocks import (
     BlockIds,
     CachedSequence,
     CacheUsage,
     TableUpdate,
     tail_first,
 )
-from engine_core.kv_cache.prefix import CacheHit
 from engine_core.kv_cache.swapping import SwappedSequences
 from protocol.explanations import LookupEnd
 
@@ -59,11 +59,11 @@ class KVCacheManager:
         self.block_size = block_size
         self.groups = tuple(groups)
         self.watermark_blocks = int(watermark * num_blocks)
-        self._tiers = BlockTiers(
+        self._tiers = OffloadManager(
             num_blocks=num_blocks, num_host_blocks=num_host_blocks, num_groups=len(self.groups)
         )
         self._pool = self._tiers.device
-        self._findable = FindableBlocks(
+        self._findable = PrefixCache(
             self._tiers,
             groups=self.groups,
             block_size=block_size,
@@ -131,11 +131,11 @@ class KVCacheManager:
         """Most blocks of all groups that so many tokens need at once, `max_chunk` a step."""
         return self._tables.num_peak_blocks(num_tokens, max_chunk)
 
-    def num_promised_blocks(
+    def num_reserved_blocks(
         self, seq: CachedSequence, max_chunk: int, num_extra_tokens: int = 0
     ) -> int:
         """Blocks that a sequence will still take for the tokens known now and so many more."""
-        return self._tables.num_promised_blocks(seq, max_chunk, num_extra_tokens)
+        return self._tables.num_reserved_blocks(seq, max_chunk, num_extra_tokens)
 
     def num_common_prefix_blocks(self, seq: CachedSequence | None, num_holders: int) -> list[int]:
         """For each group, leading blocks of `seq` that all `num_holders` sequences that hold
@@ -160,7 +160,7 @@ class KVCacheManager:
         hit: CacheHit,
         *,
         max_chunk: int,
-        num_promised: int,
+        num_reserved_blocks: int,
         is_alone: bool,
         is_resumed: bool,
         num_lookahead_slots: int = 0,
@@ -171,7 +171,7 @@ class KVCacheManager:
 
         Args:
             max_chunk: most tokens of a sequence in a step.
-            num_promised: blocks that running sequences will still take.
+            num_reserved_blocks: blocks that running sequences will still take.
             is_alone: nothing runs, so that no head-room is needed.
             is_resumed: was admitted before: refused only if it does not fit in an empty cache.
             num_extra_blocks: wanted besides, for samples that will branch off.
@@ -182,7 +182,7 @@ class KVCacheManager:
             )
             + num_extra_blocks,
             hit,
-            num_promised=num_promised,
+            num_reserved_blocks=num_reserved_blocks,
             is_alone=is_alone,
             is_resumed=is_resumed,
         )
@@ -262,7 +262,7 @@ class KVCacheManager:
         self,
         seqs: Sequence[CachedSequence],
         *,
-        num_promised: int,
+        num_reserved_blocks: int,
         is_alone: bool,
         num_lookahead_slots: int = 0,
     ) -> AllocStatus:
@@ -270,7 +270,7 @@ class KVCacheManager:
         very step that swapped them out."""
         return self._admission.of_swapped(
             seqs,
-            num_promised=num_promised,
+            num_reserved_blocks=num_reserved_blocks,
             is_alone=is_alone,
             num_lookahead_slots=num_lookahead_slots,
         )

@@ -6,9 +6,9 @@ Always admits, and gives no blocks. The scheduler uses it like any other cache.
 from collections.abc import Iterable, Sequence
 
 from engine_core.kv_cache.admission import AllocStatus
-from engine_core.kv_cache.held_blocks import BlockIds, CachedSequence, CacheUsage, TableUpdate
 from engine_core.kv_cache.manager import KVCacheManager
-from engine_core.kv_cache.prefix import CacheHit
+from engine_core.kv_cache.prefix_lookup import CacheHit
+from engine_core.kv_cache.sequence_blocks import BlockIds, CachedSequence, CacheUsage, TableUpdate
 
 _NO_LIMIT = 2**31 - 1
 
@@ -35,7 +35,7 @@ class PlaceholderKVCacheManager(KVCacheManager):
     def num_peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
         return 0
 
-    def num_promised_blocks(
+    def num_reserved_blocks(
         self, seq: CachedSequence, max_chunk: int, num_extra_tokens: int = 0
     ) -> int:
         return 0
@@ -46,7 +46,7 @@ class PlaceholderKVCacheManager(KVCacheManager):
         hit: CacheHit,
         *,
         max_chunk: int,
-        num_promised: int,
+        num_reserved_blocks: int,
         is_alone: bool,
         is_resumed: bool,
         num_lookahead_slots: int = 0,
@@ -79,7 +79,7 @@ class PlaceholderKVCacheManager(KVCacheManager):
         self,
         seqs: Sequence[CachedSequence],
         *,
-        num_promised: int,
+        num_reserved_blocks: int,
         is_alone: bool,
         num_lookahead_slots: int = 0,
     ) -> AllocStatus:

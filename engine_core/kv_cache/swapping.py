@@ -8,9 +8,9 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from engine_core.kv_cache.block_tiers import BlockTiers
-from engine_core.kv_cache.held_blocks import NULL_BLOCK_ID, CachedSequence, HeldBlocks
 from engine_core.kv_cache.host_pool import HashKey
+from engine_core.kv_cache.offload import OffloadManager
+from engine_core.kv_cache.sequence_blocks import NULL_BLOCK_ID, CachedSequence, SequenceBlocks
 
 
 @dataclasses.dataclass(slots=True)
@@ -26,17 +26,17 @@ class _Moves:
 
 
 class SwappedSequences:
-    def __init__(self, tiers: BlockTiers, *, block_size: int) -> None:
+    def __init__(self, tiers: OffloadManager, *, block_size: int) -> None:
         self._tiers = tiers
         self._block_size = block_size
-        self._tables: dict[str, HeldBlocks] = {}
+        self._tables: dict[str, SequenceBlocks] = {}
 
     def __contains__(self, sequence_id: str) -> bool:
         return sequence_id in self._tables
 
     # ------------------------------------------------------------------ out
 
-    def swap_out(self, holders: Sequence[tuple[CachedSequence, HeldBlocks]]) -> int | None:
+    def swap_out(self, holders: Sequence[tuple[CachedSequence, SequenceBlocks]]) -> int | None:
         """Keep the computed blocks of these sequences on the host, each once. The device blocks
         stay theirs until the caller gives them back.
 
@@ -61,7 +61,7 @@ class SwappedSequences:
                     if host_block != NULL_BLOCK_ID:
                         host.pin(host_block)
                 tables.append(blocks)
-            self._tables[seq.sequence_id] = HeldBlocks(
+            self._tables[seq.sequence_id] = SequenceBlocks(
                 tables=tuple(tables),
                 num_blocks=num_kept,
                 num_findable=min(held.num_findable, num_kept),
@@ -72,10 +72,10 @@ class SwappedSequences:
             host.unpin(host_block)
         return num_new
 
-    def _num_kept(self, seq: CachedSequence, held: HeldBlocks) -> int:
+    def _num_kept(self, seq: CachedSequence, held: SequenceBlocks) -> int:
         return min(held.num_blocks, -(-seq.num_computed_tokens // self._block_size))
 
-    def _plan(self, holders: Sequence[tuple[CachedSequence, HeldBlocks]]) -> _Moves | None:
+    def _plan(self, holders: Sequence[tuple[CachedSequence, SequenceBlocks]]) -> _Moves | None:
         """None if the contents of a block cannot be told."""
         moves = _Moves()
         num_device_blocks = self._tiers.device.num_blocks
@@ -169,11 +169,11 @@ class SwappedSequences:
                 shared.add(host_block)
         return shared
 
-    def table_of(self, seq: CachedSequence) -> HeldBlocks:
+    def table_of(self, seq: CachedSequence) -> SequenceBlocks:
         """Host blocks."""
         return self._tables[seq.sequence_id]
 
-    def swap_in(self, seqs: Sequence[CachedSequence]) -> dict[str, HeldBlocks]:
+    def swap_in(self, seqs: Sequence[CachedSequence]) -> dict[str, SequenceBlocks]:
         """Device tables with the same contents. The caller has checked that there is room."""
         device = self._tiers.device
         block_of: dict[int, int] = {}

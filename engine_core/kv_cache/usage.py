@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from engine_core.kv_cache.held_blocks import NULL_BLOCK_ID, CachedSequence, HeldBlocks
+from engine_core.kv_cache.sequence_blocks import NULL_BLOCK_ID, CachedSequence, SequenceBlocks
 
 
-def num_wasted_slots(holders: Iterable[tuple[CachedSequence, HeldBlocks]], block_size: int) -> int:
+def num_wasted_slots(
+    holders: Iterable[tuple[CachedSequence, SequenceBlocks]], block_size: int
+) -> int:
     """Slots of held blocks behind the last token of each sequence that holds the block."""
     num_filled: dict[int, int] = {}
     for seq, held in holders:
@@ -19,7 +21,7 @@ def num_wasted_slots(holders: Iterable[tuple[CachedSequence, HeldBlocks]], block
     return sum(block_size - filled for filled in num_filled.values())
 
 
-def check_tables(tables: Mapping[str, HeldBlocks]) -> Counter[int]:
+def check_tables(tables: Mapping[str, SequenceBlocks]) -> Counter[int]:
     """Assert that tables have the shape they should. Returns the references that they hold."""
     references: Counter[int] = Counter()
     for held in tables.values():

@@ -11,7 +11,7 @@ import torch
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.parameters import Placements, merge
-from kernels.interface import ForwardContext
+from kernels.interface.operations import ForwardContext
 
 
 class Attention:

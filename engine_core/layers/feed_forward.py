@@ -8,7 +8,7 @@ import torch
 
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.parameters import Placements, merge
-from kernels.interface import Operations
+from kernels.interface.operations import Operations
 
 Activation = Literal["silu", "gelu_tanh"]
 

@@ -12,8 +12,8 @@ from operator import itemgetter
 import torch
 
 from engine_core.layers.parameters import CopyWeight, PackedPlacement, Placement, Placements
-from kernels.interface import LinearWeight, Operations
-from kernels.weight_packing import WeightPart
+from kernels.interface.operations import LinearWeight, Operations
+from kernels.interface.weights import WeightPart
 
 
 class FusedLinear:

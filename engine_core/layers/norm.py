@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine_core.layers.parameters import Parameter, Placements
-from kernels.interface import Operations
+from kernels.interface.operations import Operations
 
 
 class RMSNorm:

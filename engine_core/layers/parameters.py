@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.weight_packing import QuantisedTensor, WeightPart
+from kernels.interface.weights import QuantisedTensor, WeightPart
 
 CopyWeight = Callable[[torch.Tensor, torch.Tensor], None]
 """`copy(destination, source)` fills a tensor on the model's device from one of equal shape, which

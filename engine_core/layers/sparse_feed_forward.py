@@ -15,7 +15,7 @@ import torch
 
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.parameters import CopyWeight, Placement, Placements
-from kernels.interface import ExpertWeights, Operations
+from kernels.interface.operations import ExpertWeights, Operations
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from engine_core.model_files.interface import TokenizerFiles
 from engine_core.model_files.json_file import read_json_object
 
 if TYPE_CHECKING:
-    from kernels.weight_packing import WeightPart
+    from kernels.interface.weights import WeightPart
 
 
 class ConfigOnly:

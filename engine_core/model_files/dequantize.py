@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from engine_core.model_files.gguf_types import BLOCKS, GgmlType
+from engine_core.model_files.gguf.types import BLOCKS, GgmlType
 
 # elements a piece: 1 MiB of float32, so that a piece and its temporaries stay in the L2 caches
 _PIECE_ELEMENTS = 1 << 18

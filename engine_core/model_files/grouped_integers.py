@@ -28,7 +28,7 @@ from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
 if TYPE_CHECKING:
     import torch
 
-    from kernels.weight_packing import QuantisedTensor, WeightPart
+    from kernels.interface.weights import QuantisedTensor, WeightPart
 
 Layout = Literal["gptq", "gptq_v2", "awq"]
 
@@ -161,7 +161,7 @@ def join_layers(
 
 def dequantised(part: WeightPart) -> torch.Tensor:
     """A tensor as it is, a quantised one in float32."""
-    from kernels.weight_packing import QuantisedTensor
+    from kernels.interface.weights import QuantisedTensor
 
     return part.dequantise() if isinstance(part, QuantisedTensor) else part
 
@@ -169,7 +169,7 @@ def dequantised(part: WeightPart) -> torch.Tensor:
 def _as_one(prefix: str, arrays: dict[str, torch.Tensor], how: GroupedIntegers) -> QuantisedTensor:
     import torch
 
-    from kernels.weight_packing import QuantisedTensor
+    from kernels.interface.weights import QuantisedTensor
 
     a_word = 32 // how.bits
     qweight, qzeros, scales = arrays["qweight"], arrays["qzeros"], arrays["scales"]

@@ -29,7 +29,7 @@ from engine_core.model_files.safetensors_shards import (
 )
 
 if TYPE_CHECKING:
-    from kernels.weight_packing import WeightPart
+    from kernels.interface.weights import WeightPart
 
 
 class HfFolder:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from kernels.weight_packing import WeightPart
+    from kernels.interface.weights import WeightPart
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

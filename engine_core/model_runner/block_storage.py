@@ -15,7 +15,7 @@ import torch
 
 from engine_core.kv_cache import CacheCopies
 from engine_core.kv_cache.copies import BlockPair
-from kernels.interface import KVCache, Operations
+from kernels.interface.operations import KVCache, Operations
 
 
 class BlockStorage:

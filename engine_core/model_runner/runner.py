@@ -20,7 +20,7 @@ from engine_core.model_runner.sampling import Sampler, SamplingState
 from engine_core.model_runner.step_inputs import StepInputs, gather_step_inputs
 from engine_core.models import Model
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
-from kernels.interface import AttentionMetadata, ForwardContext, Operations
+from kernels.interface.operations import AttentionMetadata, ForwardContext, Operations
 from protocol.outputs import Logprobs
 from protocol.sampling import SamplingParams
 

@@ -22,7 +22,7 @@ from engine_core.layers.sparse_feed_forward import SparseFeedForward
 from engine_core.layers.vocabulary import Vocabulary
 from engine_core.models.config import ModelConfig
 from engine_core.models.interface import KVCacheSpec
-from kernels.interface import ForwardContext, Operations
+from kernels.interface.operations import ForwardContext, Operations
 
 
 class LayerBuilder:

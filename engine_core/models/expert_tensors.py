@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engine_core.layers.sparse_feed_forward import ExpertNames
-from kernels.weight_packing import QuantisedTensor, WeightPart
+from kernels.interface.weights import QuantisedTensor, WeightPart
 
 _LAYER = re.compile(r"(?P<layer>model\.layers\.\d+)\.(?P<rest>.+)")
 

@@ -16,7 +16,7 @@ import torch
 from engine_core.layers.parameters import Placements
 from engine_core.models.config import ModelConfig
 from engine_core.models.decoder import Decoder, DecoderLayer, LayerBuilder
-from kernels.interface import ForwardContext
+from kernels.interface.operations import ForwardContext
 
 
 class Gemma3Layer(DecoderLayer):

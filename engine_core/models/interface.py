@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from kernels.interface import ForwardContext
+from kernels.interface.operations import ForwardContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

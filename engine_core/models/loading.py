@@ -18,8 +18,8 @@ from engine_core.models.errors import ModelWeightsError
 from engine_core.models.interface import Model
 from engine_core.models.registry import Architecture, find_architecture, read_model_config
 from engine_core.models.weight_transfer import DirectTransfer, WeightTransfer
-from kernels.interface import Operations
-from kernels.weight_packing import WeightPart
+from kernels.interface.operations import Operations
+from kernels.interface.weights import WeightPart
 
 _RECOMPUTED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Tensors that old checkpoints carry and that follow from the config."""

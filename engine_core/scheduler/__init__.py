@@ -11,12 +11,7 @@ from engine_core.scheduler.errors import (
     StepOrderError,
 )
 from engine_core.scheduler.interface import SchedulerInterface
-from engine_core.scheduler.request import Request
-from engine_core.scheduler.request_status import RequestStatus
-from engine_core.scheduler.scheduler import Scheduler
-from engine_core.scheduler.sequence import Sequence
-from engine_core.scheduler.statistics import SchedulerStatistics
-from engine_core.scheduler.step import (
+from engine_core.scheduler.plan import (
     BlockUpdate,
     CachedRequestData,
     DraftTokenIds,
@@ -26,6 +21,11 @@ from engine_core.scheduler.step import (
     ScheduledBatch,
     SchedulerOutput,
 )
+from engine_core.scheduler.request import Request
+from engine_core.scheduler.request_status import RequestStatus
+from engine_core.scheduler.scheduler import Scheduler
+from engine_core.scheduler.sequence import Sequence
+from engine_core.scheduler.statistics import SchedulerStatistics
 from protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 __all__ = [

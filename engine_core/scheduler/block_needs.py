@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler.live_requests import LiveRequests
 from engine_core.scheduler.request import Request
+from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.request_status import RequestStatus
 from engine_core.scheduler.sequence import Sequence
 
@@ -33,7 +33,7 @@ class BlockNeeds:
     """Blocks not taken yet."""
 
     def __init__(
-        self, live: LiveRequests, kv_cache: KVCacheManager, limits: AdmissionLimits
+        self, live: RequestPool, kv_cache: KVCacheManager, limits: AdmissionLimits
     ) -> None:
         self._live = live
         self._kv_cache = kv_cache
@@ -56,7 +56,7 @@ class BlockNeeds:
         return promised
 
     def of_sequence(self, sequence: Sequence) -> int:
-        return self._kv_cache.num_promised_blocks(
+        return self._kv_cache.num_reserved_blocks(
             sequence, self._limits.max_chunk, self._limits.num_lookahead_slots
         )
 

@@ -5,22 +5,22 @@ from collections.abc import Mapping
 from typing import Literal
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler.compositions import Composition, Mixed, PrefillFirst
+from engine_core.scheduler.batching import BatchingPolicy, MixedBatching, PrefillFirstBatching
 from engine_core.scheduler.policies import Fair, FirstComeFirstServed, Priority
-from engine_core.scheduler.policy import SchedulingPolicy
+from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.preemption import (
-    BySequences,
-    Cheaper,
     FixedRule,
+    MeasuredPreemption,
     PreemptionMode,
     PreemptionRule,
+    RecomputeSingleSwapGroups,
 )
 from engine_core.scheduler.scheduler import Scheduler
-from engine_core.scheduler.step_budget import FixedBudget, StepBudget
-from engine_core.scheduler.target_budget import TargetBudget
+from engine_core.scheduler.token_budget.base import FixedTokenBudget, TokenBudget
+from engine_core.scheduler.token_budget.slo import SLOTokenBudget
 
 PolicyName = Literal["fcfs", "priority", "fair"]
-CompositionName = Literal["mixed", "prefill-first"]
+BatchingName = Literal["mixed", "prefill-first"]
 PreemptionName = Literal["default", "recompute", "swap", "auto"]
 
 
@@ -33,17 +33,17 @@ class SchedulerConfig:
         max_model_len: most tokens of a sequence, prompt and output.
         max_chunk_size: most tokens of one sequence's prompt in a step; None for no such limit.
         policy: who is next and who gives way.
-        composition: what a step is made of.
-        delay_factor: of composition prefill-first.
+        batching: what a step is made of.
+        prefill_delay_factor: of composition prefill-first.
         preemption: how a preempted request comes back; "default" computes one sequence again and
             swaps several, "auto" takes what is measured to be cheaper.
         force_preemption, priority_min_gain, priority_ageing_s: of policy priority.
         tenant_weights: of policy fair, by tenant; 1 where none is given.
-        target_tpot_ms: milliseconds per output token to keep; the step's budget follows from it.
-        target_ttft_ms: milliseconds to the first token to keep, together with `target_tpot_ms`.
+        slo_tpot_ms: milliseconds per output token to keep; the step's budget follows from it.
+        slo_ttft_ms: milliseconds to the first token to keep, together with `slo_tpot_ms`.
         max_num_partial_prefills: most prompts partly computed at once.
-        max_num_long_partial_prefills: of those, most long ones.
-        long_prefill_threshold: a prompt of more tokens is long.
+        max_long_partial_prefills: of those, most long ones.
+        long_prefill_token_threshold: a prompt of more tokens is long.
         num_lookahead_slots: slots that each sequence gets behind its tokens.
         max_queued_requests: beyond them a new request is refused.
         max_queued_tokens: likewise, prompt and output tokens of the waiting requests.
@@ -57,18 +57,18 @@ class SchedulerConfig:
     max_model_len: int
     max_chunk_size: int | None = None
     policy: PolicyName = "fcfs"
-    composition: CompositionName = "mixed"
-    delay_factor: float = 0.0
+    batching: BatchingName = "mixed"
+    prefill_delay_factor: float = 0.0
     preemption: PreemptionName = "default"
     force_preemption: bool = True
     priority_min_gain: int = 1
     priority_ageing_s: float | None = None
     tenant_weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    target_tpot_ms: float | None = None
-    target_ttft_ms: float | None = None
+    slo_tpot_ms: float | None = None
+    slo_ttft_ms: float | None = None
     max_num_partial_prefills: int | None = None
-    max_num_long_partial_prefills: int | None = None
-    long_prefill_threshold: int | None = None
+    max_long_partial_prefills: int | None = None
+    long_prefill_token_threshold: int | None = None
     num_lookahead_slots: int = 0
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
@@ -89,12 +89,12 @@ def build_scheduler(config: SchedulerConfig, kv_cache: KVCacheManager) -> Schedu
         max_model_len=config.max_model_len,
         max_chunk_size=config.max_chunk_size,
         policy=_policy(config),
-        composition=_composition(config),
+        batching=_composition(config),
         preemption=_preemption(config, kv_cache.block_size),
         step_budget=_step_budget(config),
         max_num_partial_prefills=config.max_num_partial_prefills,
-        max_num_long_partial_prefills=config.max_num_long_partial_prefills,
-        long_prefill_threshold=config.long_prefill_threshold,
+        max_long_partial_prefills=config.max_long_partial_prefills,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
         num_lookahead_slots=config.num_lookahead_slots,
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
@@ -119,37 +119,37 @@ def _policy(config: SchedulerConfig) -> SchedulingPolicy:
     raise ValueError(f"policy is {config.policy!r}, it must be fcfs, priority or fair")
 
 
-def _composition(config: SchedulerConfig) -> Composition:
-    match config.composition:
+def _composition(config: SchedulerConfig) -> BatchingPolicy:
+    match config.batching:
         case "mixed":
-            return Mixed()
+            return MixedBatching()
         case "prefill-first":
-            return PrefillFirst(config.delay_factor)
-    raise ValueError(f"composition is {config.composition!r}, it must be mixed or prefill-first")
+            return PrefillFirstBatching(config.prefill_delay_factor)
+    raise ValueError(f"composition is {config.batching!r}, it must be mixed or prefill-first")
 
 
 def _preemption(config: SchedulerConfig, block_size: int) -> PreemptionRule:
     match config.preemption:
         case "default":
-            return BySequences()
+            return RecomputeSingleSwapGroups()
         case "recompute":
             return FixedRule(PreemptionMode.RECOMPUTE)
         case "swap":
             return FixedRule(PreemptionMode.SWAP)
         case "auto":
-            return Cheaper(block_size)
+            return MeasuredPreemption(block_size)
     raise ValueError(
         f"preemption is {config.preemption!r}, it must be default, recompute, swap or auto"
     )
 
 
-def _step_budget(config: SchedulerConfig) -> StepBudget:
-    if config.target_tpot_ms is None and config.target_ttft_ms is None:
-        return FixedBudget(config.max_num_batched_tokens)
-    return TargetBudget(
+def _step_budget(config: SchedulerConfig) -> TokenBudget:
+    if config.slo_tpot_ms is None and config.slo_ttft_ms is None:
+        return FixedTokenBudget(config.max_num_batched_tokens)
+    return SLOTokenBudget(
         config.max_num_batched_tokens,
-        target_tpot_s=_seconds(config.target_tpot_ms),
-        target_ttft_s=_seconds(config.target_ttft_ms),
+        target_tpot_s=_seconds(config.slo_tpot_ms),
+        target_ttft_s=_seconds(config.slo_ttft_ms),
     )
 
 

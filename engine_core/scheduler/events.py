@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from engine_core.scheduler.plan import SchedulerOutput
 from engine_core.scheduler.request import Request
-from engine_core.scheduler.step import SchedulerOutput
 
 
 def note_arrival(request: Request) -> None:

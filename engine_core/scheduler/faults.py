@@ -4,19 +4,23 @@ Decides what is not to be trusted any more. Must not know why it went wrong.
 """
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler.live_requests import LiveRequests
+from engine_core.scheduler.in_flight import InFlightStep, InFlightSteps
+from engine_core.scheduler.plan import SchedulerOutput
 from engine_core.scheduler.preemption import Preemptor
 from engine_core.scheduler.request import Request
+from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.request_status import RequestStatus
-from engine_core.scheduler.step import SchedulerOutput
-from engine_core.scheduler.step_turns import OpenStep, StepTurns
 
 
 class Faults:
     """Cleans up behind requests and steps that went wrong."""
 
     def __init__(
-        self, live: LiveRequests, kv_cache: KVCacheManager, steps: StepTurns, preemptor: Preemptor
+        self,
+        live: RequestPool,
+        kv_cache: KVCacheManager,
+        steps: InFlightSteps,
+        preemptor: Preemptor,
     ) -> None:
         self._live = live
         self._kv_cache = kv_cache
@@ -35,7 +39,7 @@ class Faults:
                 self._kv_cache.forget(sequence, first_wrong)
                 sequence.num_computed_tokens = first_wrong
 
-    def discard(self, steps: list[OpenStep], detail: str) -> None:
+    def discard(self, steps: list[InFlightStep], detail: str) -> None:
         """The first of these steps could not be run, and the others were planned behind it: their
         requests end with this detail. What earlier steps computed is good, unless there were
         copies: nobody knows which of them were made; or several steps: what the first was to

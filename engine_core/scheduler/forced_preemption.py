@@ -1,16 +1,16 @@
 """A more urgent request waits: running ones give way though memory is free."""
 
-from engine_core.scheduler.live_requests import LiveRequests
 from engine_core.scheduler.plan_builder import PlanBuilder
-from engine_core.scheduler.policy import SchedulingPolicy
+from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.preemption import PreemptionMode, Preemptor
+from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.request_status import RequestStatus
 
 
 class ForcedPreemption:
     """Asks the policy once a step. Its victims are computed again, behind the head of the queue."""
 
-    def __init__(self, live: LiveRequests, policy: SchedulingPolicy, preemptor: Preemptor) -> None:
+    def __init__(self, live: RequestPool, policy: SchedulingPolicy, preemptor: Preemptor) -> None:
         self._live = live
         self._policy = policy
         self._preemptor = preemptor

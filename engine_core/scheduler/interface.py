@@ -8,10 +8,10 @@ outputs = scheduler.update_from_output(plan, runner.execute(plan))
 import abc
 from collections.abc import Iterable
 
+from engine_core.scheduler.plan import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_status import RequestStatus
 from engine_core.scheduler.statistics import SchedulerStatistics
-from engine_core.scheduler.step import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
 from protocol.explanations import RequestInfo
 from protocol.outputs import EngineCoreOutputs
 

@@ -1,11 +1,11 @@
 """What must hold between the scheduler's parts at any time. For tests, and for whoever debugs."""
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler.live_requests import LiveRequests
+from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.request_status import RequestStatus
 
 
-def check_live(live: LiveRequests, kv_cache: KVCacheManager, max_num_seqs: int) -> None:
+def check_live(live: RequestPool, kv_cache: KVCacheManager, max_num_seqs: int) -> None:
     """Assert that each request is in one queue, has rows and blocks if it runs, and is counted."""
     waiting = list(live.waiting)
     names = [request.request_id for request in waiting] + list(live.running)

@@ -3,10 +3,10 @@
 import dataclasses
 
 from engine_core.scheduler.errors import QueueFull
-from engine_core.scheduler.live_requests import LiveRequests
 from engine_core.scheduler.request import Request
+from engine_core.scheduler.request_pool import RequestPool
 
-_MINIMUM = {"max_model_len": 2, "num_lookahead_slots": 0, "long_prefill_threshold": 0}
+_MINIMUM = {"max_model_len": 2, "num_lookahead_slots": 0, "long_prefill_token_threshold": 0}
 
 
 def check_limits(**limits: int | None) -> None:
@@ -28,7 +28,7 @@ class QueueLimits:
     max_requests: int | None
     max_tokens: int | None
 
-    def check(self, live: LiveRequests, request: Request) -> None:
+    def check(self, live: RequestPool, request: Request) -> None:
         """
         Raises:
             QueueFull: with this request the queue would be beyond a limit.

@@ -3,9 +3,9 @@
 So that a few very long prompts do not take every step's budget from the short ones behind them.
 """
 
-from engine_core.scheduler.live_requests import LiveRequests
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.request import Request
+from engine_core.scheduler.request_pool import RequestPool
 
 
 class PartialPrefills:
@@ -18,7 +18,7 @@ class PartialPrefills:
 
     def __init__(
         self,
-        live: LiveRequests,
+        live: RequestPool,
         *,
         max_num: int | None = None,
         max_num_long: int | None = None,

@@ -3,17 +3,17 @@
 import numpy as np
 
 from engine_core.kv_cache import CacheCopies, TableUpdate
-from engine_core.scheduler.request import Request
-from engine_core.scheduler.running_rows import Int32Array, RunningRows
-from engine_core.scheduler.sequence import Sequence
-from engine_core.scheduler.sequence_names import SequenceNames, sampling_params_of
-from engine_core.scheduler.step import (
+from engine_core.scheduler.batch_state import BatchState, Int32Array
+from engine_core.scheduler.plan import (
     BlockUpdate,
     NewRequestData,
     ResumedRequestData,
     ScheduledBatch,
     SchedulerOutput,
 )
+from engine_core.scheduler.request import Request
+from engine_core.scheduler.sequence import Sequence
+from engine_core.scheduler.sequence_names import SequenceNames, sampling_params_of
 
 
 class PlanBuilder:
@@ -26,7 +26,7 @@ class PlanBuilder:
         now: seconds, on the scheduler's clock.
     """
 
-    def __init__(self, rows: RunningRows, *, token_budget: int, step_id: int, now: float) -> None:
+    def __init__(self, rows: BatchState, *, token_budget: int, step_id: int, now: float) -> None:
         self.budget = token_budget
         """Tokens left."""
         self.step_id = step_id
@@ -91,7 +91,7 @@ class PlanBuilder:
 
     # ------------------------------------------------------------------ what is told of them
 
-    def tell_row(self, sequence: Sequence, block_ids: tuple[list[int], ...]) -> None:
+    def add_new_sequence(self, sequence: Sequence, block_ids: tuple[list[int], ...]) -> None:
         """All of a sequence that has a row which the runner does not know of, or not as it is."""
         if sequence.is_known_to_runner:
             self._tell_resumed(sequence, block_ids)
@@ -127,7 +127,7 @@ class PlanBuilder:
             num_computed_tokens=sequence.num_computed_tokens,
         )
 
-    def tell_blocks(self, sequence: Sequence, update: TableUpdate) -> None:
+    def add_block_update(self, sequence: Sequence, update: TableUpdate) -> None:
         """Ids for the tables of a sequence that the runner has a row for."""
         assert sequence.row is not None
         self._updates[sequence.sequence_id] = BlockUpdate(

@@ -8,9 +8,9 @@ import enum
 from typing import Protocol
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler.live_requests import LiveRequests
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.request import Request
+from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.request_status import RequestStatus
 from protocol.explanations import Preemption
 
@@ -45,7 +45,7 @@ class FixedRule:
         """Nothing to learn."""
 
 
-class BySequences(FixedRule):
+class RecomputeSingleSwapGroups(FixedRule):
     """One sequence is computed again; several, whose blocks are shared, are swapped."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class BySequences(FixedRule):
         return PreemptionMode.RECOMPUTE
 
 
-class Cheaper:
+class MeasuredPreemption:
     """Compares the measured time of copying a request's blocks out and in with that of computing
     its tokens again: exponentially weighted means of seconds a token and seconds a block.
 
@@ -97,7 +97,7 @@ class Cheaper:
 class Preemptor:
     """Moves a running request, all its sequences, back to the waiting queue."""
 
-    def __init__(self, live: LiveRequests, kv_cache: KVCacheManager, rule: PreemptionRule) -> None:
+    def __init__(self, live: RequestPool, kv_cache: KVCacheManager, rule: PreemptionRule) -> None:
         self._live = live
         self._kv_cache = kv_cache
         self._rule = rule

@@ -53,7 +53,7 @@ class Request:
         "eos_token_ids",
         "events",
         "first_step_id",
-        "is_told",
+        "first_output_sent",
         "num_cached_tokens",
         "num_finished_sequences",
         "num_preemptions",
@@ -117,7 +117,7 @@ class Request:
         """Prompt tokens found in the cache at the first admission; None before it."""
         self.cache_lookup: CacheLookup | None = None
         self.preemptions: list[Preemption] = []
-        self.is_told = False
+        self.first_output_sent = False
         """Whether an output has gone to the client."""
         self.tenant_number = 0
         self.first_step_id = 0

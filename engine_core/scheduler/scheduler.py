@@ -13,35 +13,35 @@ Owns the turn of steps, and ties the parts together. Must not know tensors, sock
 from collections.abc import Iterable
 
 from engine_core.kv_cache import KVCacheManager
+from engine_core.scheduler.batch_state import BatchState
+from engine_core.scheduler.batching import BatchingPolicy, MixedBatching
+from engine_core.scheduler.batching.turns import assemble_turns
 from engine_core.scheduler.block_needs import AdmissionLimits, why_never
-from engine_core.scheduler.branches import Branches
-from engine_core.scheduler.compositions import Composition, Mixed
-from engine_core.scheduler.compositions.turns import assemble_turns
 from engine_core.scheduler.errors import DuplicateRequestId
 from engine_core.scheduler.events import note_arrival, note_plan
 from engine_core.scheduler.explanations import Explanations
 from engine_core.scheduler.faults import Faults
+from engine_core.scheduler.forking import SequenceForks
+from engine_core.scheduler.in_flight import InFlightSteps
 from engine_core.scheduler.interface import SchedulerInterface
 from engine_core.scheduler.invariants import check_live
 from engine_core.scheduler.limits import QueueLimits, check_limits
-from engine_core.scheduler.live_requests import LiveRequests
 from engine_core.scheduler.partial_prefills import PartialPrefills
+from engine_core.scheduler.plan import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.policies import FirstComeFirstServed
-from engine_core.scheduler.policy import SchedulingPolicy
-from engine_core.scheduler.preemption import BySequences, PreemptionRule
+from engine_core.scheduler.policies.base import SchedulingPolicy
+from engine_core.scheduler.preemption import PreemptionRule, RecomputeSingleSwapGroups
+from engine_core.scheduler.process_outputs import ModelOutputProcessor
 from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_checks import prompt_too_long
+from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.request_status import RequestStatus
-from engine_core.scheduler.result_intake import ResultIntake
-from engine_core.scheduler.running_rows import RunningRows
 from engine_core.scheduler.sequence_names import SequenceNames
 from engine_core.scheduler.statistics import SchedulerStatistics, collect_statistics
-from engine_core.scheduler.step import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
-from engine_core.scheduler.step_budget import FixedBudget, StepBudget
-from engine_core.scheduler.step_learning import StepLearning
-from engine_core.scheduler.step_turns import StepTurns
-from engine_core.scheduler.stop_check import check_stop
+from engine_core.scheduler.stop import check_stop
+from engine_core.scheduler.token_budget.base import FixedTokenBudget, TokenBudget
+from engine_core.scheduler.token_budget.feedback import StepFeedback
 from protocol.explanations import RequestInfo
 from protocol.outputs import EngineCoreOutputs
 
@@ -51,7 +51,7 @@ class Scheduler(SchedulerInterface):
     Args:
         kv_cache: the blocks; nobody else may change it.
         policy: default: first come, first served.
-        composition: default: prefill and decode mixed.
+        batching: default: prefill and decode mixed.
         preemption: default: one sequence is computed again, several are swapped (or computed
             again where the host has no blocks).
         step_budget: default: `max_num_batched_tokens` in every step.
@@ -73,12 +73,12 @@ class Scheduler(SchedulerInterface):
         max_model_len: int,
         max_chunk_size: int | None = None,
         policy: SchedulingPolicy | None = None,
-        composition: Composition | None = None,
+        batching: BatchingPolicy | None = None,
         preemption: PreemptionRule | None = None,
-        step_budget: StepBudget | None = None,
+        step_budget: TokenBudget | None = None,
         max_num_partial_prefills: int | None = None,
-        max_num_long_partial_prefills: int | None = None,
-        long_prefill_threshold: int | None = None,
+        max_long_partial_prefills: int | None = None,
+        long_prefill_token_threshold: int | None = None,
         num_lookahead_slots: int = 0,
         max_queued_requests: int | None = None,
         max_queued_tokens: int | None = None,
@@ -92,8 +92,8 @@ class Scheduler(SchedulerInterface):
             max_model_len=max_model_len,
             max_chunk_size=max_chunk_size,
             max_num_partial_prefills=max_num_partial_prefills,
-            max_num_long_partial_prefills=max_num_long_partial_prefills,
-            long_prefill_threshold=long_prefill_threshold,
+            max_long_partial_prefills=max_long_partial_prefills,
+            long_prefill_token_threshold=long_prefill_token_threshold,
             max_queued_requests=max_queued_requests,
             max_queued_tokens=max_queued_tokens,
             max_num_adapters=max_num_adapters,
@@ -102,8 +102,8 @@ class Scheduler(SchedulerInterface):
         )
         self._kv_cache = kv_cache
         self._policy = policy = policy or FirstComeFirstServed()
-        self._composition = composition or Mixed()
-        preemption = preemption or BySequences()
+        self._composition = composition or MixedBatching()
+        preemption = preemption or RecomputeSingleSwapGroups()
         self._max_model_len = max_model_len
         self._num_lookahead_slots = num_lookahead_slots
         self._log_events = log_events
@@ -115,9 +115,9 @@ class Scheduler(SchedulerInterface):
             max_num_adapters=max_num_adapters,
         )
         self._queue_limits = QueueLimits(max_queued_requests, max_queued_tokens)
-        rows = RunningRows(max_num_seqs, max_model_len)
+        rows = BatchState(max_num_seqs, max_model_len)
         self._explanations = Explanations()
-        self._live = live = LiveRequests(
+        self._live = live = RequestPool(
             kv_cache,
             policy,
             rows,
@@ -134,16 +134,18 @@ class Scheduler(SchedulerInterface):
             PartialPrefills(
                 live,
                 max_num=max_num_partial_prefills,
-                max_num_long=max_num_long_partial_prefills,
-                long_threshold=long_prefill_threshold,
+                max_num_long=max_long_partial_prefills,
+                long_threshold=long_prefill_token_threshold,
             ),
         )
-        self._steps = StepTurns(rows, max_steps_in_flight)
+        self._steps = InFlightSteps(rows, max_steps_in_flight)
         self._faults = Faults(live, kv_cache, self._steps, self._turns.preemptor)
         self._names = SequenceNames(rows)
-        self._intake = ResultIntake(live, Branches(live, kv_cache), max_model_len=max_model_len)
-        self._learning = StepLearning(
-            live, policy, preemption, step_budget or FixedBudget(max_num_batched_tokens)
+        self._intake = ModelOutputProcessor(
+            live, SequenceForks(live, kv_cache), max_model_len=max_model_len
+        )
+        self._learning = StepFeedback(
+            live, policy, preemption, step_budget or FixedTokenBudget(max_num_batched_tokens)
         )
 
     # ------------------------------------------------------------------ requests come and go

@@ -1,7 +1,7 @@
 """One stream of tokens of a request: what has been sampled, and how far it has been computed.
 
 Must not know queues, blocks or clients. While the sequence runs, its numbers and tokens live in its
-row (`RunningRows`); before, between and after they live here. In tokens:
+row (`BatchState`); before, between and after they live here. In tokens:
 
     |---- prompt ----|---- output ----|-- drafts --|
     0 .. num_computed .. num_tokens ..  num_tokens_with_spec
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine_core.scheduler.batch_state import BatchState
 from engine_core.scheduler.request_status import RequestStatus
-from engine_core.scheduler.running_rows import RunningRows
 
 if TYPE_CHECKING:
     from engine_core.scheduler.request import Request
@@ -62,7 +62,7 @@ class Sequence:
         self.has_runner_row = False
         """Whether the runner has just these tokens in its row."""
         self.row: int | None = None
-        self._rows: RunningRows | None = None
+        self._rows: BatchState | None = None
         self._output = array("i")
         self._num_computed = 0
 
@@ -189,7 +189,7 @@ class Sequence:
 
     # ------------------------------------------------------------------ rows
 
-    def enter_row(self, rows: RunningRows, row: int) -> None:
+    def enter_row(self, rows: BatchState, row: int) -> None:
         """From here on its numbers live in that row, which is this sequence's already."""
         assert rows.sequences[row] is self
         num_tokens, num_prompt = self.num_tokens, self.request.num_prompt_tokens
@@ -199,9 +199,9 @@ class Sequence:
         rows.num_tokens[row] = num_tokens
         rows.num_prompt[row] = num_prompt
         rows.num_computed[row] = self._num_computed
-        rows.num_writable[row] = 0
+        rows.num_allocated_slots[row] = 0
         rows.num_ahead[row] = 0
-        rows.is_held[row] = False
+        rows.is_blocked[row] = False
         rows.index[row] = self.index
         self.row = row
         self._rows = rows

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from engine_core.scheduler.running_rows import Int32Array, RunningRows
+from engine_core.scheduler.batch_state import BatchState, Int32Array
 from engine_core.scheduler.sequence import Sequence
 from protocol.sampling import SamplingParams, sequence_seed
 
@@ -15,7 +15,7 @@ class SequenceNames:
         of_requests: name each row by its request, not by its sequence.
     """
 
-    def __init__(self, rows: RunningRows, *, of_requests: bool = False) -> None:
+    def __init__(self, rows: BatchState, *, of_requests: bool = False) -> None:
         self._rows = rows
         self._of_requests = of_requests
         self._key: tuple[int, bytes] | None = None

@@ -4,11 +4,11 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler.policy import SchedulingPolicy
+from engine_core.scheduler.policies.base import SchedulingPolicy
 from protocol.outputs import FinishReason
 
 if TYPE_CHECKING:
-    from engine_core.scheduler.live_requests import LiveRequests
+    from engine_core.scheduler.request_pool import RequestPool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Counters:
 
 
 def collect_statistics(
-    live: "LiveRequests", kv_cache: KVCacheManager, policy: SchedulingPolicy, now: float
+    live: "RequestPool", kv_cache: KVCacheManager, policy: SchedulingPolicy, now: float
 ) -> SchedulerStatistics:
     """The numbers of this moment; `now` in seconds, on the clock of `arrival_time`."""
     counters = live.counters

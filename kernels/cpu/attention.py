@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.attention_interface import AttentionMetadata
-from kernels.cpu.kv_cache import StoredKind, kind_of_cache, row_length
+from kernels.cpu.kv_cache import KVCacheFormat, kind_of_cache, row_length
 from kernels.cpu.library import NativeLibrary, check
+from kernels.interface.attention import AttentionMetadata
 
 _POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -52,7 +52,7 @@ class NativeAttentionPlan:
 
 
 class NativeAttentionPlanner:
-    """See `kernels.attention_interface.AttentionPlanner`. The order of requests does not matter.
+    """See `kernels.interface.attention.AttentionPlanner`. The order of requests does not matter.
 
     How the work is cut is decided by the library, from the lengths alone. `stored_kind` is the form
     of the cache.
@@ -69,7 +69,7 @@ class NativeAttentionPlanner:
         head_size: int,
         block_size: int,
         sliding_window: int | None,
-        stored_kind: StoredKind = StoredKind.F32,
+        stored_kind: KVCacheFormat = KVCacheFormat.F32,
     ) -> None:
         if num_kv_heads < 1 or num_query_heads % num_kv_heads:
             raise ValueError(
@@ -224,7 +224,7 @@ def check_caches(
         ValueError: naming both.
     """
     geometry = plan.geometry
-    kind = StoredKind(geometry.stored_kind)
+    kind = KVCacheFormat(geometry.stored_kind)
     length = row_length(kind, geometry.head_size)
     if (
         k_cache_BSKD.shape[1:] != (geometry.block_size, geometry.num_kv_heads, length)

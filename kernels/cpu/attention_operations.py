@@ -12,7 +12,7 @@ import torch
 from kernels.cpu.attention import NativeAttention, NativeAttentionPlan, NativeAttentionPlanner
 from kernels.cpu.elementwise import NativeElementwise
 from kernels.cpu.kv_cache import (
-    StoredKind,
+    KVCacheFormat,
     kind_of_cache,
     kind_of_dtype,
     read_rows,
@@ -21,14 +21,14 @@ from kernels.cpu.kv_cache import (
 )
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.recorder import recorder_of
-from kernels.interface import AttentionMetadata, AttentionPlanner, KVCache
-from kernels.torch_ops.operations import TorchOperations
+from kernels.interface.operations import AttentionMetadata, AttentionPlanner, KVCache
+from kernels.torch.operations import TorchOperations
 
 _FLOAT32 = torch.float32
 
 
 class CpuAttentionOperations(TorchOperations):
-    """See `kernels.attention_interface.AttentionOperations`."""
+    """See `kernels.interface.attention.AttentionOperations`."""
 
     def __init__(self, library: NativeLibrary) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class CpuAttentionOperations(TorchOperations):
         dtype: torch.dtype,
     ) -> KVCache:
         if dtype is torch.int8:
-            head_size, dtype = row_length(StoredKind.I8, head_size), torch.uint8
+            head_size, dtype = row_length(KVCacheFormat.I8, head_size), torch.uint8
         return super().allocate_kv_cache(num_blocks, block_size, num_kv_heads, head_size, dtype)
 
     def write_kv_cache(

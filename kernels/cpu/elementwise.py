@@ -1,7 +1,7 @@
 """Norms, gated activations, rotation with the cache write, and embedding of the native library.
 
 Owns the checks of tensors. Must not know layers. Everything is float32 on the CPU; the formulas are
-those of `kernels.interface.Operations`.
+those of `kernels.interface.operations.Operations`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch
 _SCALE_BYTES = 4
 
 
-class StoredKind(IntEnum):
+class KVCacheFormat(IntEnum):
     """The forms of `src/stored_rows.h`, by its numbers."""
 
     F32 = 0
@@ -25,30 +25,30 @@ class StoredKind(IntEnum):
 
 
 _KIND_OF_DTYPE = {
-    torch.float32: StoredKind.F32,
-    torch.bfloat16: StoredKind.BF16,
-    torch.int8: StoredKind.I8,
+    torch.float32: KVCacheFormat.F32,
+    torch.bfloat16: KVCacheFormat.BF16,
+    torch.int8: KVCacheFormat.I8,
 }
 _KIND_OF_STORAGE = {
-    torch.float32: StoredKind.F32,
-    torch.bfloat16: StoredKind.BF16,
-    torch.uint8: StoredKind.I8,
+    torch.float32: KVCacheFormat.F32,
+    torch.bfloat16: KVCacheFormat.BF16,
+    torch.uint8: KVCacheFormat.I8,
 }
 
 
-def kind_of_dtype(kv_dtype: torch.dtype) -> StoredKind | None:
+def kind_of_dtype(kv_dtype: torch.dtype) -> KVCacheFormat | None:
     """The form asked for as `kv_dtype`; None: the library has none."""
     return _KIND_OF_DTYPE.get(kv_dtype)
 
 
-def kind_of_cache(cache_BSKD: torch.Tensor) -> StoredKind | None:
+def kind_of_cache(cache_BSKD: torch.Tensor) -> KVCacheFormat | None:
     """The form that a tensor of the cache has; None: not the library's."""
     return _KIND_OF_STORAGE.get(cache_BSKD.dtype)
 
 
-def row_length(kind: StoredKind, head_size: int) -> int:
+def row_length(kind: KVCacheFormat, head_size: int) -> int:
     """Last dimension of the cache's tensors."""
-    return head_size + _SCALE_BYTES if kind is StoredKind.I8 else head_size
+    return head_size + _SCALE_BYTES if kind is KVCacheFormat.I8 else head_size
 
 
 def head_size_of(cache_BSKD: torch.Tensor) -> int:

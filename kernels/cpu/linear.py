@@ -21,7 +21,7 @@ class PackedParts:
     """Weights of the same inputs whose outputs lie side by side, of kinds that differ.
 
     One product reads x once a part, so parts of one kind are packed as one weight instead. A
-    `kernels.interface.LinearWeight`.
+    `kernels.interface.operations.LinearWeight`.
 
     Raises:
         ValueError: no parts, or parts with different numbers of inputs.

@@ -18,14 +18,14 @@ from kernels.cpu.recorder import recorder_of
 from kernels.cpu.recording import RecordedForward
 from kernels.cpu.sampling import NativeSampling
 from kernels.cpu.weights import PackedLinear
-from kernels.interface import Forward, LinearWeight
-from kernels.weight_packing import WeightPacking
+from kernels.interface.operations import Forward, LinearWeight
+from kernels.interface.weights import WeightPacking
 
 _FLOAT32 = torch.float32
 
 
 class CpuOperations(CpuAttentionOperations):
-    """See `kernels.interface.Operations` for every method. One thread uses an instance at a time.
+    """See `kernels.interface.operations.Operations` for every method. One thread uses an instance at a time.
 
     Args:
         library: from `kernels.cpu.library.load_library`.

@@ -30,7 +30,7 @@ import torch
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.linear import PackedParts
 from kernels.cpu.weights import LinearKind, PackedLinear, packed_linear
-from kernels.weight_packing import PackedFileError
+from kernels.interface.weights import PackedFileError
 
 Weights = Mapping[str, PackedLinear | PackedParts]
 

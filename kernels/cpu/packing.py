@@ -1,4 +1,4 @@
-"""The weights of one model in the native library's layouts: see `kernels.weight_packing`.
+"""The weights of one model in the native library's layouts: see `kernels.interface.weights`.
 
 Owns which layout each part of a weight gets, parts of unlike layouts side by side, and what comes
 out of a file of packed weights. Must not know the layouts themselves.
@@ -28,8 +28,8 @@ from kernels.cpu.weights import (
     quantise_int4,
     quantise_int8,
 )
-from kernels.interface import LinearWeight
-from kernels.weight_packing import QuantisedTensor, WeightPart
+from kernels.interface.operations import LinearWeight
+from kernels.interface.weights import QuantisedTensor, WeightPart
 
 FloatFormat = Literal["float32", "int8", "int4"]
 

@@ -16,7 +16,7 @@ from kernels.cpu.elementwise import Rotary, head_weight
 from kernels.cpu.linear import PackedParts
 from kernels.cpu.placeholders import Memory, NotRecordable, Placeholder, Positions, TokenIds
 from kernels.cpu.weights import PackedLinear
-from kernels.interface import ForwardContext, LinearWeight
+from kernels.interface.operations import ForwardContext, LinearWeight
 
 _FLOAT_BYTES = 4
 

@@ -21,7 +21,7 @@ from kernels.cpu.commands import Step
 from kernels.cpu.library import NativeLibrary, check
 from kernels.cpu.placeholders import NotRecordable, Placeholder
 from kernels.cpu.recorder import Recorder
-from kernels.interface import Forward, ForwardContext
+from kernels.interface.operations import Forward, ForwardContext
 
 _LEAST_CAPACITY = 64
 

@@ -1,7 +1,7 @@
 """Choosing tokens with the native library: Gumbel noise, truncation, penalties.
 
 Owns the checks of tensors. Must not know requests. Noise is that of
-`kernels.torch_ops.sampling_noise`, a function of (seed, position, token) alone.
+`kernels.torch.sampling_noise`, a function of (seed, position, token) alone.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class LinearArguments(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLinear:
-    """One weight as the native library reads it; a `kernels.interface.LinearWeight`.
+    """One weight as the native library reads it; a `kernels.interface.operations.LinearWeight`.
 
     Attributes:
         blob: uint8, the packed weight.

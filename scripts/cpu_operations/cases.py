@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from kernels.torch_ops.operations import TorchOperations
+from kernels.torch.operations import TorchOperations
 
 HEADS, KV_HEADS, HEAD_SIZE, WIDTH, FEED_FORWARD, VOCAB = 9, 3, 64, 576, 1536, 49_152
 BLOCK_SIZE = 16

@@ -14,8 +14,8 @@ from engine_core.model_files import ModelFiles
 from engine_core.model_runner.cache_layout import plan_cache_layout
 from engine_core.model_runner.runner import ModelRunner
 from engine_core.models import load_model
-from engine_core.scheduler.step import NewRequestData, ScheduledBatch, SchedulerOutput
-from kernels.interface import Operations
+from engine_core.scheduler.plan import NewRequestData, ScheduledBatch, SchedulerOutput
+from kernels.interface.operations import Operations
 from protocol.sampling import SamplingParams
 from scripts.cpu_operations.clock import clock
 

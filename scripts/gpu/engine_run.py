@@ -20,8 +20,8 @@ import torch
 from engine_core.executor import InProcessExecutor
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.model_runner.cache_layout import plan_cache_layout
-from engine_core.model_runner.device import DeviceModelRunner, DeviceQueue, SynchronousQueue
-from engine_core.model_runner.device.cuda_queue import CudaQueue
+from engine_core.model_runner.gpu import DeviceQueue, GPUModelRunner, SynchronousQueue
+from engine_core.model_runner.gpu.cuda_queue import CudaQueue
 from engine_core.models import Model
 from engine_core.scheduler import (
     EngineCoreOutput,
@@ -34,8 +34,8 @@ from engine_core.scheduler import (
     build_scheduler,
 )
 from kernels.backends import device_step_operations
-from kernels.interface import Operations
-from kernels.triton_ops.operations import TritonOperations
+from kernels.interface.operations import Operations
+from kernels.triton.operations import TritonOperations
 from protocol.sampling import SamplingParams
 
 BLOCK_SIZE = 16
@@ -134,7 +134,7 @@ class EngineRun:
         layout = plan_cache_layout(model.kv_cache_spec.sliding_windows)
         self.sizes = sizes
         self.num_groups = len(layout.groups)
-        self.runner = DeviceModelRunner(
+        self.runner = GPUModelRunner(
             model=model,
             ops=ops,
             steps=device_step_operations(ops.device),

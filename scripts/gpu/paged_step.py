@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from kernels.interface import AttentionMetadata
-from kernels.triton_ops.attention import paged_attention
-from kernels.triton_ops.attention_reference import reference_paged_attention
-from kernels.triton_ops.attention_work import AttentionWorkspace
+from kernels.interface.operations import AttentionMetadata
+from kernels.triton.attention import paged_attention
+from kernels.triton.attention_reference import reference_paged_attention
+from kernels.triton.attention_work import AttentionWorkspace
 from scripts.gpu.comparison import poison
 
 Request = tuple[int, int]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kernels.weight_packing import QuantisedTensor
+from kernels.interface.weights import QuantisedTensor
 
 TYPES = frozenset({"Q8_0", "Q4_0"})
 _INPUTS = 32

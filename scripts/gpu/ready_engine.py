@@ -16,7 +16,7 @@ import torch
 from engine_core.kv_cache import CacheCopies
 from engine_core.models import load_dummy_model
 from engine_core.scheduler import NewRequestData, ScheduledBatch, SchedulerOutput
-from kernels.device_steps import SamplingMode
+from kernels.interface.device_steps import SamplingMode
 from protocol.sampling import SamplingParams
 from scripts.gpu.engine_run import BLOCK_SIZE, Asked, EngineRun, Sizes, triton_operations
 from scripts.gpu.model_shapes import Shape

@@ -17,8 +17,8 @@ import torch
 import transformers
 
 from engine_core.models import Model, load_model
-from kernels.interface import Operations
-from kernels.weight_packing import QuantisedTensor
+from kernels.interface.operations import Operations
+from kernels.interface.weights import QuantisedTensor
 
 VOCAB_SIZE = 128
 _SEED = 0

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import torch
 
 from engine_core.cli import app
-from engine_core.config_resolution import plan_runner
-from engine_core.device_choice import choose_device
 from engine_core.model_files import open_model_files
-from engine_core.options import EngineOptions
-from engine_core.startup import load_by_options
+from engine_core.options.engine import EngineOptions
+from engine_core.startup.device import choose_device
+from engine_core.startup.resolve import plan_runner
+from engine_core.startup.start import load_by_options
 from kernels.cpu.linear import PackedParts
 from kernels.cpu.weights import PackedLinear
-from kernels.interface import ForwardContext, LinearWeight, Operations
+from kernels.interface.operations import ForwardContext, LinearWeight, Operations
 
 
 class FormatError(Exception):

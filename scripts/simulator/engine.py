@@ -12,7 +12,7 @@ import functools
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import Request, SchedulerConfig, SchedulerStatistics, build_scheduler
 from engine_core.scheduler.errors import QueueFull
-from engine_core.scheduler.step import ModelRunnerOutput, SchedulerOutput
+from engine_core.scheduler.plan import ModelRunnerOutput, SchedulerOutput
 from protocol.outputs import EngineCoreOutput
 from protocol.sampling import SamplingParams
 from scripts.simulator.errors import SimulationError

@@ -170,11 +170,11 @@ class EngineOptions:
     max_model_len: Annotated[int, Parameter(help="Most tokens of a request.")] = 131_072
     max_chunk_size: Annotated[int | None, Parameter(help="Of one prompt in a step.")] = None
     scheduling_policy: Literal["fcfs", "priority", "fair"] = "fcfs"
-    step_composition: Literal["mixed", "prefill-first"] = "mixed"
+    batching: Literal["mixed", "prefill-first"] = "mixed"
     prefill_delay_factor: float = 0.0
     preemption_mode: Literal["default", "recompute", "swap", "auto"] = "default"
-    target_tpot_ms: Annotated[float | None, Parameter(help="Lets the budget vary.")] = None
-    target_ttft_ms: Annotated[float | None, Parameter(help="Likewise.")] = None
+    slo_tpot_ms: Annotated[float | None, Parameter(help="Lets the budget vary.")] = None
+    slo_ttft_ms: Annotated[float | None, Parameter(help="Likewise.")] = None
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
     num_blocks: Annotated[
@@ -191,11 +191,11 @@ class EngineOptions:
             max_model_len=self.max_model_len,
             max_chunk_size=self.max_chunk_size,
             policy=self.scheduling_policy,
-            composition=self.step_composition,
-            delay_factor=self.prefill_delay_factor,
+            batching=self.batching,
+            prefill_delay_factor=self.prefill_delay_factor,
             preemption=self.preemption_mode,
-            target_tpot_ms=self.target_tpot_ms,
-            target_ttft_ms=self.target_ttft_ms,
+            slo_tpot_ms=self.slo_tpot_ms,
+            slo_ttft_ms=self.slo_ttft_ms,
             max_queued_requests=self.max_queued_requests,
             max_queued_tokens=self.max_queued_tokens,
         )
@@ -221,7 +221,7 @@ class StepTimeOptions:
     model: Annotated[Literal[tuple(SHAPES)], Parameter(help="Its shapes.")] = "llama-3.1-8b"  # type: ignore[valid-type]
     step_overhead_ms: Annotated[float, Parameter(help="Added to every step.")] = 0.0
     fitted: Annotated[
-        Path | None, Parameter(help="Fit the daemon's record instead (--record FILE).")
+        Path | None, Parameter(help="Fit the daemon's record instead (--trace FILE).")
     ] = None
     noise: Annotated[
         bool, Parameter(help="Fitted: draw deviations from those of the fit.", negative="")

@@ -1,4 +1,4 @@
-"""Recorded runs of the daemon (`--record FILE`) as the simulator needs them: settings, and rows to
+"""Recorded runs of the daemon (`--trace FILE`) as the simulator needs them: settings, and rows to
 fit a step model. Does not run anything.
 """
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
-from engine_core.recorded_run import Event, Header, RecordError, Step, read_header, read_record
 from engine_core.scheduler import SchedulerConfig
+from engine_core.trace.reader import Event, Header, Step, TraceFormatError, read_header, read_record
 from scripts.simulator.errors import SimulationError
 from scripts.simulator.fitted import FittedModel
 from scripts.simulator.step_work import FEATURES
@@ -147,7 +147,7 @@ class _Told:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RecordError):
+        if isinstance(error, TraceFormatError):
             raise SimulationError(str(error)) from None
         if isinstance(error, OSError):
             raise SimulationError(f"cannot read {self._path}: {error.strerror}") from None

@@ -11,15 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from engine_core.recorded_run import (
-    Aborted,
-    Arrived,
-    CacheReset,
-    Event,
-    Planned,
-    Step,
-    prompt_tokens,
-)
 from engine_core.scheduler import (
     ModelRunnerOutput,
     Request,
@@ -27,6 +18,15 @@ from engine_core.scheduler import (
     SchedulerError,
     SchedulerOutput,
     build_scheduler,
+)
+from engine_core.trace.reader import (
+    Aborted,
+    Arrived,
+    CacheReset,
+    Event,
+    Planned,
+    Step,
+    prompt_tokens,
 )
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams

@@ -6,8 +6,8 @@ row; what is known of it is parked under its id.
 
 import numpy as np
 
-from engine_core.scheduler.running_rows import BoolArray, Int64Array
-from engine_core.scheduler.step import Int32Array, ScheduledBatch
+from engine_core.scheduler.batch_state import BoolArray, Int64Array
+from engine_core.scheduler.plan import Int32Array, ScheduledBatch
 
 
 class RowTimes:
@@ -61,10 +61,10 @@ class RowTimes:
         tokens are then all computed."""
         self._places = places = batch.rows.astype(np.int64)
         stop = batch.num_computed_tokens + batch.num_scheduled_tokens
-        is_due = stop == self._num_prompt_tokens[places] + num_output_tokens
-        self._counts, self._is_due = batch.num_scheduled_tokens, is_due
-        num_due = int(np.count_nonzero(is_due))
-        self._sampled_places = places if num_due == len(places) else places[is_due]
+        needs_sampling = stop == self._num_prompt_tokens[places] + num_output_tokens
+        self._counts, self._is_due = batch.num_scheduled_tokens, needs_sampling
+        num_due = int(np.count_nonzero(needs_sampling))
+        self._sampled_places = places if num_due == len(places) else places[needs_sampling]
         return num_due
 
     def sampled(self, now_s: float) -> Int32Array:

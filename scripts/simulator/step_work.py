@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from engine_core.scheduler.step import SchedulerOutput
+from engine_core.scheduler.plan import SchedulerOutput
 
 FEATURES = ("step", "tokens", "sequences", "context tokens", "attention pairs", "copied blocks")
 

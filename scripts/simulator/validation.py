@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.recorded_run import Arrived, Step, prompt_tokens
+from engine_core.trace.reader import Arrived, Step, prompt_tokens
 from scripts.simulator.engine import SimulatedEngine
 from scripts.simulator.errors import SimulationError
 from scripts.simulator.fitted import FittedModel

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from engine_core import model_loading, runner_assembly, startup
+from engine_core import model_loading, runner_spec, startup
 from engine_core.cli import main
 
 FAKE_DEVICE = Path(__file__).parents[1] / "engine_core" / "model_runner" / "device"
@@ -21,7 +21,7 @@ def pretend_a_gpu():
         plan_runner(*options), on_device=True
     )
     model_loading.select_operations = lambda device, **options: PaddedOperations()
-    runner_assembly._queue_of = lambda device: LateQueue()
+    runner_spec._queue_of = lambda device: LateQueue()
 
 
 if __name__ == "__main__":

@@ -69,12 +69,12 @@ def test_a_client_that_can_start_an_engine_loads_no_more_than_messages_need():
 def test_help_loads_options_and_nothing_of_the_engine():
     loaded = loaded_by("-m", "engine_core.cli", "--help")
     assert packages(loaded) <= {"engine_core", "protocol"} | OF_OPTIONS | OF_HELP
-    assert {"engine_core.options", "engine_core.errors"} <= loaded
+    assert {"engine_core.options.engine", "engine_core.errors"} <= loaded
     assert "engine_core.daemon" not in loaded
 
 
 def test_opening_a_model_and_its_tokenizer_needs_no_torch():
-    assert packages(loaded_by("-c", "import engine_core.model_opening")) <= (
+    assert packages(loaded_by("-c", "import engine_core.startup.model_opening")) <= (
         {"engine_core", "protocol", "msgspec"} | OF_OPTIONS | OF_MODEL_FILES
     )
 

@@ -6,7 +6,7 @@ import pytest
 from daemons import running_daemon
 from raw_client import RawClient
 
-from engine_core.recorded_run import read_header, read_record
+from engine_core.trace.reader import read_header, read_record
 from protocol.calls import GetRequestInfo
 from protocol.errors import ErrorCode
 from protocol.explanations import LookupEnd, WaitReason
@@ -203,7 +203,7 @@ def test_under_policy_fair_a_flood_does_not_keep_a_polite_tenant_waiting(tiny_ll
 def test_a_run_is_recorded_from_its_first_request_to_its_last_step(tiny_llama, tmp_path):
     path = tmp_path / "run.jsonl.gz"
     with (
-        running_daemon(tiny_llama, "--num-blocks", 64, "--record", path) as daemon,
+        running_daemon(tiny_llama, "--num-blocks", 64, "--trace", path) as daemon,
         RawClient(daemon.address) as client,
     ):
         for name, prompt in PROMPTS.items():

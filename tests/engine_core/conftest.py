@@ -14,8 +14,8 @@ import torch
 from engine_core.models import Model
 from kernels.cpu.library import NativeLibraryUnavailable, load_library
 from kernels.cpu.operations import CpuOperations
-from kernels.interface import ForwardContext, Operations
-from kernels.torch_ops.operations import TorchOperations
+from kernels.interface.operations import ForwardContext, Operations
+from kernels.torch.operations import TorchOperations
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -10,13 +10,13 @@ from collections import deque
 import numpy as np
 import pytest
 
-from engine_core.admission import Limits
-from engine_core.clients import ClientRegistry
 from engine_core.core import EngineCore
 from engine_core.executor import InProcessExecutor
 from engine_core.kv_cache import KVCacheManager
 from engine_core.lifecycle import Lifecycle
 from engine_core.scheduler import ModelRunnerOutput, SchedulerConfig, build_scheduler
+from engine_core.server.clients import ClientRegistry
+from engine_core.server.validation import RequestValidator
 from engine_core.steps_in_flight import StepsInFlight
 from protocol.outputs import FinishReason
 from protocol.requests import Abort, EngineRequest
@@ -137,7 +137,7 @@ class Served:
             scheduler=build_scheduler(config, KVCacheManager(num_blocks=64, block_size=4)),
             executor=InProcessExecutor(self.runner),
             lifecycle=self.lifecycle,
-            limits=Limits(
+            limits=RequestValidator(
                 max_model_len=64,
                 vocab_size=10_000,
                 max_logprobs=5,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_core.options import EngineOptions
+from engine_core.options.engine import EngineOptions
 from frontend.engine_options import daemon_arguments
 from frontend.errors import InvalidInput
 
@@ -22,11 +22,11 @@ def test_every_option_reaches_the_daemon():
         "kv_cache_memory": 10**9, "memory_fraction": 0.3, "enable_prefix_caching": False,
         "max_logprobs": -1, "num_threads": 1, "log_level": "warning", "model_name": "name",
         "model_impl": "native", "host_cache_memory": 10**8, "preemption_mode": "swap",
-        "scheduling_policy": "priority", "force_preemption": False, "priority_ageing": 2.5,
-        "priority_min_gain": 3, "step_composition": "prefill-first", "prefill_delay_factor": 0.5,
-        "target_tpot_ms": 50.0, "target_ttft_ms": 500.0, "max_queued_requests": 9,
-        "max_queued_tokens": 999, "max_partial_prefills": 3, "max_long_partial_prefills": 1,
-        "long_prefill_threshold": 64, "device": "cuda", "kv_cache_dtype": "fp8",
+        "scheduling_policy": "priority", "force_preemption": False, "priority_ageing_s": 2.5,
+        "priority_min_gain": 3, "batching": "prefill-first", "prefill_delay_factor": 0.5,
+        "slo_tpot_ms": 50.0, "slo_ttft_ms": 500.0, "max_queued_requests": 9,
+        "max_queued_tokens": 999, "max_num_partial_prefills": 3, "max_long_partial_prefills": 1,
+        "long_prefill_token_threshold": 64, "device": "cuda", "kv_cache_dtype": "fp8",
         "batch_invariant": True, "capture_at_start": True, "enforce_eager": True,
     }  # fmt: skip
     read = parsed(daemon_arguments("some/model", options))
@@ -61,7 +61,7 @@ def test_vllms_other_names_mean_the_same():
     )
     assert (read.memory_fraction, read.num_blocks) == (0.5, 9)
     assert (read.kv_cache_memory, read.model_name) == (1000, "x")
-    assert read.max_partial_prefills == 4
+    assert read.max_num_partial_prefills == 4
     with pytest.raises(InvalidInput, match="same option"):
         daemon_arguments("m", {"num_blocks": 1, "num_gpu_blocks_override": 2})
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.torch_ops.operations import TorchOperations
-from kernels.torch_ops.reference_attention import reference_paged_attention
-from kernels.triton_ops.operations import TritonOperations
+from kernels.torch.operations import TorchOperations
+from kernels.torch.reference_attention import reference_paged_attention
+from kernels.triton.operations import TritonOperations
 
 TORCH = TorchOperations()
 TRITON = TritonOperations(torch.device("cpu"))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.torch_ops.operations import TorchOperations
+from kernels.torch.operations import TorchOperations
 
 OPS = TorchOperations()
 

@@ -7,8 +7,8 @@ from transformers import MixtralConfig, Qwen3MoeConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from kernels.torch_ops.experts import choose_experts
-from kernels.torch_ops.operations import TorchOperations
+from kernels.torch.experts import choose_experts
+from kernels.torch.operations import TorchOperations
 
 OPS = TorchOperations()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

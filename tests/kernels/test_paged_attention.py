@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_steps import make_planner, step
 
-from kernels.torch_ops.operations import TorchOperations
-from kernels.torch_ops.reference_attention import reference_paged_attention
+from kernels.torch.operations import TorchOperations
+from kernels.torch.reference_attention import reference_paged_attention
 
 OPS = TorchOperations()
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.torch_ops.philox import philox_4x32
+from kernels.torch.philox import philox_4x32
 
 ONES = 0xFFFFFFFF
 KNOWN_ANSWERS = [

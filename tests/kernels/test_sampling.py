@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.torch_ops.sampling import (
+from kernels.torch.sampling import (
     apply_penalties,
     gumbel_noise,
     gumbel_noise_of_vocabulary,
@@ -52,7 +52,7 @@ def test_the_noise_has_the_gumbel_distribution():
 
 
 def test_extreme_bits_give_finite_noise():
-    from kernels.torch_ops.sampling import _to_gumbel
+    from kernels.torch.sampling import _to_gumbel
 
     assert _to_gumbel(torch.tensor([0, 1, 2**32 - 1, 2**31])).isfinite().all()
 

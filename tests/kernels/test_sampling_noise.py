@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.torch_ops.sampling import (
+from kernels.torch.sampling import (
     gumbel_noise_of_vocabulary,
     sample_from_all,
     sample_truncated,
     truncate_by_sorting,
 )
-from kernels.torch_ops.sampling_noise import LARGEST_NOISE, noise_of_tokens, noise_of_vocabulary
+from kernels.torch.sampling_noise import LARGEST_NOISE, noise_of_tokens, noise_of_vocabulary
 
 SEEDS_AND_POSITIONS = [(0, 0), (1, 7), (-1, 2**31 + 5), (2**63 - 1, 2**40), (-(2**63), 1)]
 

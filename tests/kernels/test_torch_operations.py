@@ -7,7 +7,7 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from kernels.backends import UnsupportedDevice, select_operations
-from kernels.torch_ops.operations import TorchOperations
+from kernels.torch.operations import TorchOperations
 
 OPS = TorchOperations()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -3,8 +3,8 @@
 import dataclasses
 from pathlib import Path
 
-from engine_core.device_choice import defaults_of
-from engine_core.device_options import DeviceOptions
+from engine_core.options.device import DeviceOptions
+from engine_core.startup.device import defaults_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
 

@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from engine_core.scheduling_options import SchedulingOptions
+from engine_core.options.scheduling import SchedulingOptions
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text()
 

@@ -15,7 +15,7 @@ import torch
 
 from engine_core.model_runner.sampling.logprobs import report_logprobs
 from engine_core.model_runner.sampling.state import RowRules, SamplingState
-from kernels.interface import Operations
+from kernels.interface.operations import Operations
 from protocol.outputs import Logprobs
 
 _NONE: npt.NDArray[np.int64] = np.zeros(0, np.int64)

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Reversible
 
-from engine_core.scheduler.policies.uncounted import Uncounted
+from engine_core.scheduler.policies.uncounted import NoServiceAccounting
 from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_status import RequestStatus
 
@@ -57,7 +57,7 @@ class FirstComeFirstServedQueue:
         return self._swapped if request.status is RequestStatus.SWAPPED else self._others
 
 
-class FirstComeFirstServed(Uncounted):
+class FirstComeFirstServed(NoServiceAccounting):
     """The newest running request gives way, so that the oldest keeps its progress."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 
-from engine_core.scheduler.policies.uncounted import Uncounted
+from engine_core.scheduler.policies.uncounted import NoServiceAccounting
 from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_status import RequestStatus
 
@@ -111,7 +111,7 @@ class PriorityQueue:
         heapq.heappush(self._heap, entry)
 
 
-class Priority(Uncounted):
+class Priority(NoServiceAccounting):
     """The least urgent running request gives way; also to the head of the queue, if that is more
     urgent by enough.
 

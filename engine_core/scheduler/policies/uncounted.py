@@ -6,7 +6,7 @@ import numpy.typing as npt
 from engine_core.scheduler.request import Request
 
 
-class Uncounted:
+class NoServiceAccounting:
     """The part of a SchedulingPolicy that is about service, for policies that keep no count."""
 
     @property

@@ -7,7 +7,7 @@ import functools
 import torch
 import torch.nn.functional as F
 
-from kernels.triton_ops.activation import (
+from kernels.triton.activation import (
     gelu_tanh_and_mul,
     silu_and_mul,
     silu_and_mul_quantised,

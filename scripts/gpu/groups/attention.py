@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from kernels.triton_ops.attention_reduce import merge_states
+from kernels.triton.attention_reduce import merge_states
 from scripts.gpu.comparison import num_different, poison, row_error, worst
 from scripts.gpu.frame import Check, Group, Timing, Work
 from scripts.gpu.paged_step import Heads, PagedStep, Request

@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from kernels.triton_ops.block_copies import copy_blocks, copy_blocks_reference, swap_blocks
+from kernels.triton.block_copies import copy_blocks, copy_blocks_reference, swap_blocks
 from scripts.gpu.comparison import num_different
 from scripts.gpu.frame import Check, Group, Timing, Work
 

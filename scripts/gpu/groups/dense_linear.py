@@ -7,10 +7,10 @@ import functools
 
 import torch
 
-from kernels.triton_ops.attention_planner import SplitScratch, TritonAttentionPlanner
-from kernels.triton_ops.dense_linear import dense_linear
-from kernels.triton_ops.kv_cache import allocate_kv_cache
-from kernels.triton_ops.operations import TritonOperations
+from kernels.triton.attention_planner import SplitScratch, TritonAttentionPlanner
+from kernels.triton.dense_linear import dense_linear
+from kernels.triton.kv_cache import allocate_kv_cache
+from kernels.triton.operations import TritonOperations
 from scripts.gpu.comparison import num_different, row_error
 from scripts.gpu.frame import Check, Group, Timing, Work
 

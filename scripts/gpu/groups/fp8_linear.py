@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from kernels.triton_ops.fp8_linear import (
+from kernels.triton.fp8_linear import (
     float8_linear,
     prepare_float8,
     quantise_rows,

@@ -6,8 +6,8 @@ import functools
 
 import torch
 
-from kernels.triton_ops.penalties import apply_penalties, apply_penalties_reference
-from kernels.triton_ops.token_masks import (
+from kernels.triton.penalties import apply_penalties, apply_penalties_reference
+from kernels.triton.token_masks import (
     apply_token_masks,
     apply_token_masks_reference,
     num_mask_words,

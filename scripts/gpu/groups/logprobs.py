@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from kernels.triton_ops.logprobs import LogprobsMemory, report_logprobs
+from kernels.triton.logprobs import LogprobsMemory, report_logprobs
 from scripts.gpu.comparison import num_different, poison, scaled_error, worst
 from scripts.gpu.frame import Check, Group, Timing, Work
 

@@ -7,8 +7,8 @@ import functools
 import torch
 import torch.nn.functional as F
 
-from kernels.triton_ops.moe_linear import choose_tile_rows, fused_moe
-from kernels.triton_ops.moe_routing import (
+from kernels.triton.moe_linear import choose_tile_rows, fused_moe
+from kernels.triton.moe_routing import (
     build_expert_tiles,
     reference_expert_tiles,
     reference_route,

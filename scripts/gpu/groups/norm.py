@@ -6,8 +6,8 @@ import functools
 
 import torch
 
-from kernels.torch_ops.elementwise import rms_norm as torch_rms_norm
-from kernels.triton_ops.norm import add_rms_norm, rms_norm, rms_norm_quantised
+from kernels.torch.elementwise import rms_norm as torch_rms_norm
+from kernels.triton.norm import add_rms_norm, rms_norm, rms_norm_quantised
 from scripts.gpu.comparison import num_different, poison, row_error, worst
 from scripts.gpu.frame import Check, Group, Timing, Work
 

@@ -6,9 +6,9 @@ import functools
 
 import torch
 
-from kernels.triton_ops.quantised_linear import quantised_linear
-from kernels.triton_ops.quantised_weights import QuantisedWeight, dequantise, quantise
-from kernels.triton_ops.quantised_widening import dequantise_to
+from kernels.triton.quantised_linear import quantised_linear
+from kernels.triton.quantised_weights import QuantisedWeight, dequantise, quantise
+from kernels.triton.quantised_widening import dequantise_to
 from scripts.gpu.comparison import row_error, worst
 from scripts.gpu.frame import Check, Group, Timing, Work
 

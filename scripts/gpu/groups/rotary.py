@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.triton_ops.rotary_cache import rotary_and_cache
-from kernels.triton_ops.rotary_reference import rotary_and_cache_reference
+from kernels.triton.rotary_cache import rotary_and_cache
+from kernels.triton.rotary_reference import rotary_and_cache_reference
 from scripts.gpu.comparison import row_error, worst
 from scripts.gpu.frame import Check, Group, Timing, Work
 

@@ -10,13 +10,13 @@ import functools
 
 import torch
 
-from kernels.torch_ops.sampling import gumbel_noise_of_vocabulary as torch_noise
-from kernels.triton_ops.philox import (
+from kernels.torch.sampling import gumbel_noise_of_vocabulary as torch_noise
+from kernels.triton.philox import (
     gumbel_noise_of_vocabulary,
     random_words,
     random_words_reference,
 )
-from kernels.triton_ops.sampling import SamplingMemory, sample, sample_reference
+from kernels.triton.sampling import SamplingMemory, sample, sample_reference
 from scripts.gpu.comparison import num_different, poison, scaled_error
 from scripts.gpu.frame import Check, Group, Timing, Work
 

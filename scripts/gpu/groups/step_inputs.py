@@ -11,10 +11,10 @@ import functools
 import numpy as np
 import torch
 
-from kernels.torch_ops.device_steps import TorchDeviceSteps
-from kernels.triton_ops.step_inputs import append_sampled, apply_row_updates, prepare_step
-from kernels.triton_ops.step_packing import TOKEN_TABLE, PackedLayout, RowUpdate, pack_step
-from kernels.triton_ops.step_tensors import DeviceRows, StepTensors
+from kernels.interface.step_packing import TOKEN_TABLE, PackedLayout, RowUpdate, pack_step
+from kernels.interface.step_tensors import DeviceRows, StepTensors
+from kernels.torch.device_steps import TorchDeviceSteps
+from kernels.triton.step_inputs import append_sampled, apply_row_updates, prepare_step
 from scripts.gpu.comparison import num_different, poison
 from scripts.gpu.frame import Check, Group, Timing, Work
 
@@ -73,7 +73,7 @@ class RandomStep:
         self.num_computed = generator.integers(0, shape.max_model_len - scheduled + 1)
         self.num_computed[0] = shape.max_model_len - scheduled[0]  # full: what it samples is lost
         self.row_of = generator.permutation(num_rows)[:number]
-        self.is_due = generator.random(number) < 0.8
+        self.needs_sampling = generator.random(number) < 0.8
         self.previous = np.where(generator.random(number) < 0.6, generator.permutation(number), -1)
         updates = self._updates(num_updates, generator)
         words = np.full(self.layout.num_words(updates), -77, np.int32)
@@ -83,7 +83,7 @@ class RandomStep:
             rows=self.row_of,
             num_computed=self.num_computed,
             num_scheduled=scheduled,
-            is_due=self.is_due,
+            needs_sampling=self.needs_sampling,
             previous=self.previous,
             updates=updates,
         )

@@ -72,7 +72,7 @@ class CacheDriver:
             stream,
             hit,
             max_chunk=chunk,
-            num_promised=0,
+            num_reserved_blocks=0,
             is_alone=not self.running,
             is_resumed=name in self.was_resumed,
             num_lookahead_slots=lookahead,

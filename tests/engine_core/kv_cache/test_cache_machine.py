@@ -109,7 +109,7 @@ class CacheMachine(CacheDriver, RuleBasedStateMachine):
         names = self._some(data, self.swapped)
         streams = [self.swapped[name] for name in names]
         status = self.cache.can_swap_in(
-            streams, num_promised=0, is_alone=not self.running, num_lookahead_slots=lookahead
+            streams, num_reserved_blocks=0, is_alone=not self.running, num_lookahead_slots=lookahead
         )
         if status is not AllocStatus.OK:
             return

@@ -192,11 +192,13 @@ def test_usage_counts_used_cached_empty_and_wasted():
     assert cache.num_shared_references == 3
 
 
-def ask(cache, num_tokens, num_promised=0, **options):
+def ask(cache, num_tokens, num_reserved_blocks=0, **options):
     stream = Stream("b", [5] * num_tokens)
     options = {"is_alone": False, "is_resumed": False, **options}
     hit = cache.find_cached_prefix(stream)
-    return cache.can_admit(stream, hit, max_chunk=8, num_promised=num_promised, **options)
+    return cache.can_admit(
+        stream, hit, max_chunk=8, num_reserved_blocks=num_reserved_blocks, **options
+    )
 
 
 def test_can_admit_answers_now_later_or_never():
@@ -239,10 +241,10 @@ def test_found_blocks_that_nobody_holds_still_cost_a_free_block():
 def test_promised_blocks_are_those_not_yet_held():
     cache = make_cache()
     stream = Stream("a", list(range(30)))
-    assert cache.num_promised_blocks(stream, 8) == cache.num_peak_blocks(30, 8) == 8
+    assert cache.num_reserved_blocks(stream, 8) == cache.num_peak_blocks(30, 8) == 8
     compute(cache, stream, 8)
-    assert cache.num_promised_blocks(stream, 8) == 6
-    assert cache.num_promised_blocks(stream, 8, 3) == 7
+    assert cache.num_reserved_blocks(stream, 8) == 6
+    assert cache.num_reserved_blocks(stream, 8, 3) == 7
 
 
 @pytest.mark.parametrize(

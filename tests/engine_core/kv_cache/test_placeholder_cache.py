@@ -11,7 +11,7 @@ def test_a_sequence_of_any_length_lives_without_blocks():
     stream, child = Stream("a", [1] * 100_000), Stream("b", [1])
     hit = cache.find_cached_prefix(stream)
     status = cache.can_admit(
-        stream, hit, max_chunk=8, num_promised=10**6, is_alone=False, is_resumed=False
+        stream, hit, max_chunk=8, num_reserved_blocks=10**6, is_alone=False, is_resumed=False
     )
     assert status is AllocStatus.OK
     cache.adopt(stream, hit)
@@ -19,10 +19,10 @@ def test_a_sequence_of_any_length_lives_without_blocks():
     assert cache.writable_tokens(stream) > 10**9
     cache.fork(stream, child, 5)
     assert cache.swap_out([stream, child]) == 0
-    assert cache.can_swap_in([stream], num_promised=0, is_alone=True) is AllocStatus.OK
+    assert cache.can_swap_in([stream], num_reserved_blocks=0, is_alone=True) is AllocStatus.OK
     cache.swap_in([stream, child])
     assert cache.block_ids(stream) == ([],)
-    assert cache.num_promised_blocks(stream, 8) == cache.num_peak_blocks(10**6, 8) == 0
+    assert cache.num_reserved_blocks(stream, 8) == cache.num_peak_blocks(10**6, 8) == 0
     assert cache.num_common_prefix_blocks(stream, 2) == [0]
     assert cache.take_copies().is_empty
     cache.free(stream)

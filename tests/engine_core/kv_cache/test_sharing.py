@@ -32,7 +32,7 @@ def test_branches_share_all_blocks_until_one_writes():
     (shared, tail) = cache.block_ids(parent)[0]
     assert (cache.num_blocks_in_use, cache.num_shared_references) == (2, 4)
     assert [cache.writable_tokens(s) for s in (parent, *children)] == [6, 6, 6]
-    assert cache.num_promised_blocks(parent, 8) == 1
+    assert cache.num_reserved_blocks(parent, 8) == 1
 
     update, copies = copies_of(cache, children[0])
     own = cache.block_ids(children[0])[0][1]

@@ -9,8 +9,10 @@ def host_cache(num_blocks=8, num_host_blocks=8, **options):
     return make_cache(num_blocks, num_host_blocks=num_host_blocks, **options)
 
 
-def can_swap_in(cache, streams, num_promised=0, is_alone=True, **options):
-    return cache.can_swap_in(streams, num_promised=num_promised, is_alone=is_alone, **options)
+def can_swap_in(cache, streams, num_reserved_blocks=0, is_alone=True, **options):
+    return cache.can_swap_in(
+        streams, num_reserved_blocks=num_reserved_blocks, is_alone=is_alone, **options
+    )
 
 
 def family(cache, num_tokens=6):

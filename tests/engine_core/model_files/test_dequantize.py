@@ -9,7 +9,7 @@ from gguf.quants import dequantize as reference
 
 from engine_core.model_files import UnsupportedModelFile, open_model_files
 from engine_core.model_files.dequantize import _PIECE_ELEMENTS, dequantize
-from engine_core.model_files.gguf_types import SUPPORTED_TYPES
+from engine_core.model_files.gguf.types import SUPPORTED_TYPES
 
 _PLAIN = {
     GGMLQuantizationType.F32,

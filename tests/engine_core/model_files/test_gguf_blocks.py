@@ -12,9 +12,9 @@ from engine_core.model_files import open_model_files
 from engine_core.models import ModelWeightsError, load_model
 from kernels.cpu.library import NativeLibraryUnavailable, load_library
 from kernels.cpu.operations import CpuOperations
-from kernels.torch_ops.operations import TorchOperations
-from kernels.triton_ops.operations import TritonOperations
-from kernels.weight_packing import QuantisedTensor
+from kernels.interface.weights import QuantisedTensor
+from kernels.torch.operations import TorchOperations
+from kernels.triton.operations import TritonOperations
 
 HIDDEN, HEADS, KV_HEADS, FEED, VOCAB, LAYERS = 64, 4, 2, 96, 70, 2
 KEYS: dict[str, Any] = {

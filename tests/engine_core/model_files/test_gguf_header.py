@@ -13,7 +13,7 @@ from engine_core.model_files import (
     UnsupportedModelFile,
     open_model_files,
 )
-from engine_core.model_files.gguf_header import read_gguf_header
+from engine_core.model_files.gguf.header import read_gguf_header
 
 
 def test_header_equals_what_gguf_reader_sees(write_gguf, tiny_llama_keys) -> None:

@@ -8,7 +8,7 @@ from quantised_folders import METHODS, save, write_quantised
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine_core.model_files import BrokenModelFile, UnsupportedModelFile, open_model_files
-from kernels.weight_packing import QuantisedTensor
+from kernels.interface.weights import QuantisedTensor
 
 LAYER = "model.layers.0.self_attn.k_proj"
 GPTQ = METHODS["gptq 4 bits"]

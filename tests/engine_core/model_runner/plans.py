@@ -10,7 +10,7 @@ import random
 import numpy as np
 
 from engine_core.kv_cache import CacheCopies
-from engine_core.scheduler.step import (
+from engine_core.scheduler.plan import (
     BlockUpdate,
     NewRequestData,
     ResumedRequestData,
@@ -166,8 +166,8 @@ class Drive:
         output = self.runner.execute(self.plans.plan(counts))
         self.runner.batch.check()
         for name, token_id in zip(output.req_ids, output.sampled_token_ids, strict=True):
-            is_due = self.plans.lines[name].num_computed == len(self.tokens[name])
-            if is_due and name not in output.failures:
+            needs_sampling = self.plans.lines[name].num_computed == len(self.tokens[name])
+            if needs_sampling and name not in output.failures:
                 self.tokens[name].append(int(token_id))
         for name, columns in (output.logprobs or {}).items():
             self.logprobs.setdefault(name, []).append(columns)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from engine_core.kv_cache import CacheCopies
 from engine_core.model_runner.block_storage import BlockStorage, origin_of_each
-from kernels.torch_ops.operations import TorchOperations
+from kernels.torch.operations import TorchOperations
 
 NUM_BLOCKS, NUM_HOST_BLOCKS = 6, 4
 device_ids = st.integers(1, NUM_BLOCKS)

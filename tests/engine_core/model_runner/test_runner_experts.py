@@ -8,8 +8,8 @@ from plans import Drive
 from engine_core.model_runner.cache_layout import plan_cache_layout
 from engine_core.model_runner.runner import ModelRunner
 from engine_core.models import load_model
-from kernels.torch_ops.operations import TorchOperations
-from kernels.triton_ops.operations import TritonOperations
+from kernels.torch.operations import TorchOperations
+from kernels.triton.operations import TritonOperations
 from protocol.sampling import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=99, temperature=0.0)

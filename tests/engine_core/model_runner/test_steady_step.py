@@ -11,7 +11,7 @@ import engine_core.model_runner
 from engine_core.model_runner.cache_layout import plan_cache_layout
 from engine_core.model_runner.runner import ModelRunner
 from engine_core.models.interface import KVCacheSpec
-from kernels.torch_ops.operations import TorchOperations
+from kernels.torch.operations import TorchOperations
 from protocol.sampling import SamplingParams
 
 FOLDER = str(Path(engine_core.model_runner.__file__).parent)

@@ -7,8 +7,8 @@ from plans import Drive, spoil
 
 from kernels.cpu.library import NativeLibraryUnavailable, load_library
 from kernels.cpu.operations import CpuOperations
-from kernels.interface import cached_head_bytes
-from kernels.torch_ops.operations import TorchOperations
+from kernels.interface.operations import cached_head_bytes
+from kernels.torch.operations import TorchOperations
 from protocol.sampling import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=99, temperature=0.0, logprobs=5)

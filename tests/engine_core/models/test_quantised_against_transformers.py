@@ -11,9 +11,9 @@ from quantised_folders import METHODS, save, write_quantised
 
 from engine_core.errors import StartupError
 from engine_core.model_files import open_model_files
-from engine_core.model_loading import LoadRequest, load_any_model
 from engine_core.models import ModelWeightsError, load_model
-from kernels.triton_ops.operations import TritonOperations
+from engine_core.startup.model_loading import LoadRequest, load_any_model
+from kernels.triton.operations import TritonOperations
 
 CPU = torch.device("cpu")
 V = 70

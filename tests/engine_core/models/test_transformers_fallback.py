@@ -14,9 +14,9 @@ from engine_core.models import (
     transformers_attention,
     transformers_per_request,
 )
-from engine_core.models.transformers_attention import FlattenedModel
-from engine_core.models.transformers_model import load_transformers_model
-from engine_core.models.transformers_per_request import PerRequestModel
+from engine_core.models.transformers.attention import FlattenedModel
+from engine_core.models.transformers.model import load_transformers_model
+from engine_core.models.transformers.per_request import PerRequestModel
 
 IDS = {"vocab_size": 131, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SHAPE = {

@@ -5,10 +5,10 @@ import dataclasses
 
 import numpy as np
 
-from engine_core.scheduler.step_budget import (
+from engine_core.scheduler.token_budget.base import (
     RunningSequences,
-    StepBudget,
     StepLoad,
+    TokenBudget,
     WaitingRequests,
 )
 
@@ -73,7 +73,7 @@ def bursty_trace(seed, *, rate, num_requests, prompt, output, burstiness=4.0) ->
     return Trace(np.cumsum(gaps), *lengths)
 
 
-def run(machine: Machine, trace: Trace, budget: StepBudget, *, noise=0.05, seed=0) -> Outcome:
+def run(machine: Machine, trace: Trace, budget: TokenBudget, *, noise=0.05, seed=0) -> Outcome:
     rng = np.random.default_rng(seed)
     total = len(trace.arrivals)
     first_s, finish_s = np.full(total, np.nan), np.full(total, np.nan)

@@ -95,7 +95,8 @@ class Scenario:
         names = list(plan.num_scheduled_tokens)
         due = [self.requests[n].num_computed_tokens >= self.requests[n].num_tokens for n in names]
         sampled = [
-            tokens.get(name, [7] if is_due else []) for name, is_due in zip(names, due, strict=True)
+            tokens.get(name, [7] if needs_sampling else [])
+            for name, needs_sampling in zip(names, due, strict=True)
         ]
         self.take(plan, ModelRunnerOutput(req_ids=names, sampled_token_ids=sampled))
 

@@ -6,8 +6,8 @@ from budget_loop import H200, SMALL_CPU, Machine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_core.scheduler.cost_model import CostModel
-from engine_core.scheduler.step_budget import StepLoad
+from engine_core.scheduler.token_budget.base import StepLoad
+from engine_core.scheduler.token_budget.cost_model import CostModel
 
 
 def load(num_decodes: int, context: int, chunk: int = 0, computed: int = 0) -> StepLoad:

@@ -48,8 +48,8 @@ def test_running_requests_use_up_the_head_room():
     assert scenario.kv_cache.num_blocks_free == 0
 
 
-@pytest.mark.parametrize("composition", ["mixed", "prefill-first"])
-def test_admission_looks_at_the_whole_prompt_and_at_what_others_were_promised(composition):
+@pytest.mark.parametrize("batching", ["mixed", "prefill-first"])
+def test_admission_looks_at_the_whole_prompt_and_at_what_others_were_promised(batching):
     """Chunks of four are a block each; the prompts are five blocks of eight. Proves S107, S135."""
     scenario = Scenario(
         make_request("a", 20, max_tokens=2),
@@ -58,7 +58,7 @@ def test_admission_looks_at_the_whole_prompt_and_at_what_others_were_promised(co
         block_size=4,
         max_num_batched_tokens=16,
         max_chunk_size=4,
-        composition=composition,
+        batching=batching,
     )
     for plan in itertools.islice(iter(scenario.step, None), 6):
         assert not plan.preempted_req_ids

@@ -4,7 +4,7 @@ import pytest
 from scenario_help import Scenario, make_request, new_ids
 
 from engine_core.scheduler import RequestStatus
-from engine_core.scheduler.preemption import Cheaper, PreemptionMode
+from engine_core.scheduler.preemption import MeasuredPreemption, PreemptionMode
 
 SWAPPED = RequestStatus.SWAPPED
 PREEMPTED = RequestStatus.PREEMPTED
@@ -24,12 +24,10 @@ def crowded(**settings) -> Scenario:
 # ---------------------------------------------------------------------- swapped ones come first
 
 
-@pytest.mark.parametrize("composition", ["mixed", "prefill-first"])
-def test_a_swapped_request_stands_in_front_of_those_that_waited_before_it(composition):
+@pytest.mark.parametrize("batching", ["mixed", "prefill-first"])
+def test_a_swapped_request_stands_in_front_of_those_that_waited_before_it(batching):
     """A small new one, there before it was swapped, would fit: it waits. Proves S040, S123."""
-    scenario = crowded(
-        preemption="swap", num_host_blocks=8, composition=composition, max_num_seqs=2
-    )
+    scenario = crowded(preemption="swap", num_host_blocks=8, batching=batching, max_num_seqs=2)
     scenario.add(make_request("small", 3))
     scenario.step()
     second, small = scenario.requests["second"], scenario.requests["small"]
@@ -74,7 +72,7 @@ def test_prefill_first_swaps_in_behind_the_decodes_and_nobody_new_in_that_step()
         num_blocks=15,
         num_host_blocks=20,
         preemption="swap",
-        composition="prefill-first",
+        batching="prefill-first",
         enable_prefix_caching=False,
     )
     plans = [scenario.step(), scenario.step()]
@@ -103,12 +101,12 @@ def test_under_policy_priority_a_swapped_request_outranks_a_more_urgent_new_one(
 # ---------------------------------------------------------------------- nobody enters such a step
 
 
-@pytest.mark.parametrize("composition", ["mixed", "prefill-first"])
+@pytest.mark.parametrize("batching", ["mixed", "prefill-first"])
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
-def test_nobody_is_admitted_or_swapped_in_in_a_step_that_preempted(preemption, composition):
+def test_nobody_is_admitted_or_swapped_in_in_a_step_that_preempted(preemption, batching):
     """Though tokens, places and blocks are there: the victim gave back five. Proves S122."""
-    scenario = crowded(preemption=preemption, num_host_blocks=20, composition=composition)
-    if composition == "mixed":
+    scenario = crowded(preemption=preemption, num_host_blocks=20, batching=batching)
+    if batching == "mixed":
         scenario.add(make_request("small", 3))
     plan = scenario.step()
     assert plan.preempted_req_ids == ["second"]
@@ -116,7 +114,7 @@ def test_nobody_is_admitted_or_swapped_in_in_a_step_that_preempted(preemption, c
     assert not plan.scheduled_new_reqs
     assert not plan.resumed_reqs
     assert not plan.copies.swap_in
-    if preemption == "recompute" and composition == "mixed":
+    if preemption == "recompute" and batching == "mixed":
         assert scenario.requests["small"].status is RequestStatus.WAITING
     scenario.kv_cache.check()
 
@@ -278,7 +276,7 @@ def test_a_full_host_is_no_error_for_the_second_victim():
 )
 def test_auto_compares_the_measured_costs(block_s, mode):
     """Four blocks, there and back, against 64 tokens of 0.01 s each. Proves S110, S111."""
-    rule = Cheaper(block_size=16)
+    rule = MeasuredPreemption(block_size=16)
     request = make_request("r", 64)
     request.sequences[0].num_computed_tokens = 64
     assert rule.mode(request) is PreemptionMode.SWAP  # so that a copy is measured

@@ -14,7 +14,7 @@ from engine_core.scheduler import (
     Scheduler,
     StepOrderError,
 )
-from engine_core.scheduler.compositions import Mixed
+from engine_core.scheduler.batching import MixedBatching
 from protocol.sampling import BeamSearchParams
 
 # ---------------------------------------------------------------------- groups are units
@@ -102,7 +102,7 @@ def test_mixed_is_what_a_scheduler_does_if_it_is_not_told():
         max_num_seqs=8,
         max_model_len=256,
     )
-    assert isinstance(scheduler._composition, Mixed)
+    assert isinstance(scheduler._composition, MixedBatching)
     scenario = Scenario(make_request("old", 10), max_num_batched_tokens=16)
     scenario.step()
     scenario.add(make_request("new", 40))
@@ -112,7 +112,7 @@ def test_mixed_is_what_a_scheduler_does_if_it_is_not_told():
 
 def test_prefill_first_never_mixes_and_prompts_come_first():
     """Proves S071, S073, S099, S100."""
-    scenario = Scenario(make_request("old", 10), composition="prefill-first")
+    scenario = Scenario(make_request("old", 10), batching="prefill-first")
     scenario.step()
     scenario.add(make_request("new", 40))
     plans = [scenario.step().num_scheduled_tokens for _ in range(2)]
@@ -120,18 +120,18 @@ def test_prefill_first_never_mixes_and_prompts_come_first():
 
 
 @pytest.mark.parametrize(
-    ("composition", "chunks"),
+    ("batching", "chunks"),
     [("mixed", [6, 15, 15, 14]), ("prefill-first", [0, 16, 16, 16, 2])],
 )
 def test_what_a_running_request_wants_beyond_the_budget_is_clipped_and_the_rest_comes_later(
-    composition, chunks
+    batching, chunks
 ):
     """A budget that is too small never stops the turn. Proves S087, S101."""
     scenario = Scenario(
         make_request("a", 10),
         make_request("b", 50),
         max_num_batched_tokens=16,
-        composition=composition,
+        batching=batching,
     )
     assert [scenario.step().num_scheduled_tokens.get("b", 0) for _ in chunks] == chunks
     assert not scenario.requests["b"].is_prefill
@@ -215,7 +215,7 @@ def test_a_step_is_updated_once_and_in_order():
     assert request.output_token_ids == [7, 7]
 
 
-@pytest.mark.parametrize("composition", ["mixed", "prefill-first"])
+@pytest.mark.parametrize("batching", ["mixed", "prefill-first"])
 @pytest.mark.parametrize(
     ("prompt", "settings", "words"),
     [
@@ -225,13 +225,13 @@ def test_a_step_is_updated_once_and_in_order():
     ],
 )
 def test_what_can_never_fit_ends_with_one_terminal_output_that_says_why(
-    prompt, settings, words, composition
+    prompt, settings, words, batching
 ):
     """And nobody behind it waits. Proves S011, S081, S134."""
     scenario = Scenario(
         make_request("big", prompt),
         make_request("small", 4, max_tokens=2),
-        composition=composition,
+        batching=batching,
         **settings,
     )
     assert scenario.requests["big"].status is RequestStatus.FINISHED_IGNORED

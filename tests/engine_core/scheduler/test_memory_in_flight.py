@@ -83,7 +83,7 @@ def test_beams_that_come_back_apart_go_on_together():
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         policy="priority",
-        composition="prefill-first",
+        batching="prefill-first",
         max_steps_in_flight=2,
     )
     groups = (KVCacheGroupSpec(),)

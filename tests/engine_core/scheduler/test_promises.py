@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_core.scheduler.promises import Answers, Prompts, Targets, expected_broken
+from engine_core.scheduler.token_budget.slo_targets import (
+    Answers,
+    Prompts,
+    Targets,
+    expected_broken,
+)
 
 TARGETS = Targets(tpot_s=0.05, ttft_s=1.0)
 

@@ -44,13 +44,13 @@ def test_a_requests_numbers_through_its_life():
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
-@pytest.mark.parametrize("composition", ["mixed", "prefill-first"])
-def test_no_step_exceeds_its_budget_or_the_number_of_sequences(policy, composition):
+@pytest.mark.parametrize("batching", ["mixed", "prefill-first"])
+def test_no_step_exceeds_its_budget_or_the_number_of_sequences(policy, batching):
     """Random prompts over few blocks. Proves S052, S053, S054, S059, S062."""
     chooser = random.Random(1)
     scenario = Scenario(
         policy=policy,
-        composition=composition,
+        batching=batching,
         num_blocks=30,
         max_num_batched_tokens=50,
         max_num_seqs=5,

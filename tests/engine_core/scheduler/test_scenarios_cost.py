@@ -50,10 +50,10 @@ def step(scenario: Scenario) -> None:
     scenario.scheduler.update_from_output(plan, output, now=scenario.now)
 
 
-@pytest.mark.parametrize("composition", ["mixed", "prefill-first"])
-def test_a_step_costs_the_same_however_many_wait(composition):
+@pytest.mark.parametrize("batching", ["mixed", "prefill-first"])
+def test_a_step_costs_the_same_however_many_wait(batching):
     """Proves S104."""
-    idle, busy = (decoding(4, composition=composition) for _ in range(2))
+    idle, busy = (decoding(4, batching=batching) for _ in range(2))
     busy.add(*[make_request(f"first{index}", 30) for index in range(2)])
     idle.add(*[make_request(f"first{index}", 30) for index in range(2)])
     busy.add(*[make_request(f"waits{index}", 30) for index in range(2000)])

@@ -14,7 +14,7 @@ SWAPPING = {"preemption": "swap", "enable_prefix_caching": False, "num_blocks": 
 
 def test_a_step_is_all_prefill_or_all_decode():
     """Proves S070, S071, S073, S099, S100."""
-    scenario = Scenario(make_request("a", 10), make_request("b", 12), composition="prefill-first")
+    scenario = Scenario(make_request("a", 10), make_request("b", 12), batching="prefill-first")
     assert scenario.step().num_scheduled_tokens == {"a": 10, "b": 12}
     assert scenario.step().num_scheduled_tokens == {"a": 1, "b": 1}
     scenario.add(make_request("c", 20))
@@ -26,7 +26,7 @@ def test_prompts_beyond_the_budget_wait_for_the_next_prefill_step():
     """Proves S060, S073, S099."""
     scenario = Scenario(
         *[make_request(name, 40) for name in "abc"],
-        composition="prefill-first",
+        batching="prefill-first",
         max_num_batched_tokens=100,
     )
     assert scenario.step().num_scheduled_tokens == {"a": 40, "b": 40}
@@ -36,7 +36,7 @@ def test_prompts_beyond_the_budget_wait_for_the_next_prefill_step():
 
 def test_a_prefill_waits_until_the_delay_has_passed_unless_nothing_runs():
     """The prefill of `a` took a second. Proves S084, S085, S086."""
-    scenario = Scenario(make_request("a", 10), composition="prefill-first", delay_factor=0.5)
+    scenario = Scenario(make_request("a", 10), batching="prefill-first", prefill_delay_factor=0.5)
     assert scenario.step().num_scheduled_tokens == {"a": 10}
     plan = scenario.plan(seconds=1.0)
     assert plan.num_scheduled_tokens == {"a": 1}
@@ -164,7 +164,7 @@ def test_a_swapped_request_that_cannot_come_back_ends_with_a_reason():
     [
         ({"preemption": "sometimes"}, "sometimes"),
         ({"policy": "lottery"}, "lottery"),
-        ({"composition": "decode-first"}, "decode-first"),
+        ({"batching": "decode-first"}, "decode-first"),
     ],
 )
 def test_a_name_that_does_not_exist_is_refused(settings, words):

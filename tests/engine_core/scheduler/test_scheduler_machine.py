@@ -197,7 +197,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Under first come, first served nobody is admitted before who came earlier."""
         if self.config.policy != "fcfs" or self.config.max_num_adapters is not None:
             return
-        if self.config.max_num_long_partial_prefills is not None:
+        if self.config.max_long_partial_prefills is not None:
             return
         self.order += [new.req_id for new in plan.scheduled_new_reqs if "#" not in new.req_id]
         assert self.order == sorted(self.order, key=lambda name: int(name[1:]))

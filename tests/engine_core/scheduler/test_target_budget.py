@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from budget_loop import H200, SMALL_CPU, bursty_trace, run
 
-from engine_core.scheduler.cost_model import CostModel
-from engine_core.scheduler.step_budget import (
-    FixedBudget,
+from engine_core.scheduler.token_budget.base import (
+    FixedTokenBudget,
     RunningSequences,
     StepLoad,
     WaitingRequests,
 )
-from engine_core.scheduler.target_budget import TargetBudget
+from engine_core.scheduler.token_budget.cost_model import CostModel
+from engine_core.scheduler.token_budget.slo import SLOTokenBudget
 
 
 def running(*sequences: tuple[int, int, int, float | None], arrival_s: float = 0.0):
@@ -39,19 +39,19 @@ def decode(first_s: float, num_outputs: int, prompt: int = 100):
     return (prompt, num_outputs, prompt + num_outputs - 1, first_s)
 
 
-def trained(**options) -> TargetBudget:
+def trained(**options) -> SLOTokenBudget:
     """Knows a machine: 10 ms a step, 1 ms a sequence, 0.1 ms a chunk token."""
     model = CostModel()
     for number in range(120):
         sequences, chunk = 1 + number % 20, (number % 3) * 400
         load = StepLoad(sequences + chunk, sequences + (chunk > 0), 0, 0)
         model.observe(load, 0.010 + 0.001 * load.num_sequences + 0.0001 * (chunk - (chunk > 0)))
-    return TargetBudget(8_192, cost_model=model, margin=0.0, **options)
+    return SLOTokenBudget(8_192, cost_model=model, margin=0.0, **options)
 
 
 def test_without_a_promise_or_without_decodes_a_step_may_have_all_tokens():
     alone = running((500, 0, 100, None))
-    assert TargetBudget(2_048).num_tokens(9.0, running(decode(1.0, 5)), None) == 2_048
+    assert SLOTokenBudget(2_048).num_tokens(9.0, running(decode(1.0, 5)), None) == 2_048
     assert trained(target_tpot_s=0.05).num_tokens(9.0, running(), waits(1.0)) == 8_192
     assert trained(target_tpot_s=0.05).num_tokens(9.0, alone, waits(1.0)) == 8_192
 
@@ -104,7 +104,7 @@ def test_a_batch_too_large_for_its_target_drains():
     assert trained(target_tpot_s=0.02).num_tokens(9.0, many, waits(8.9)) == 30 + 4
 
 
-def both_targets() -> TargetBudget:
+def both_targets() -> SLOTokenBudget:
     return trained(target_tpot_s=0.05, target_ttft_s=1.0)
 
 
@@ -169,12 +169,12 @@ def test_every_step_has_its_decodes_and_a_few_prompt_tokens_and_never_more_than_
     budget = trained(target_tpot_s=0.05, min_chunk=7)
     assert budget.num_tokens(0.25, many, waits(0.2)) == 607
     for limit in (1, 2, 512):
-        budget = TargetBudget(limit, 0.05, cost_model=trained(target_tpot_s=1.0).cost_model)
+        budget = SLOTokenBudget(limit, 0.05, cost_model=trained(target_tpot_s=1.0).cost_model)
         assert budget.num_tokens(0.25, many, waits(0.2)) == limit
 
 
 def test_before_the_model_knows_chunks_they_begin_small_and_double():
-    budget = TargetBudget(300, target_tpot_s=0.05)
+    budget = SLOTokenBudget(300, target_tpot_s=0.05)
     state, seen = running(decode(7.0, 1)), []
     for chunk in (32, 64, 128, 256, 512):
         seen.append(budget.num_tokens(7.0, state, 6.0))
@@ -186,7 +186,7 @@ def test_a_chunk_is_at_most_twice_as_long_as_any_that_was_seen():
     model = CostModel()
     for chunk in (8, 9, 10) * 10:
         model.observe(StepLoad(1 + chunk, 2, 0, 0), 0.001)
-    budget = TargetBudget(8_192, target_tpot_s=10.0, cost_model=model)
+    budget = SLOTokenBudget(8_192, target_tpot_s=10.0, cost_model=model)
     assert budget.num_tokens(7.0, running(decode(7.0, 1)), waits(6.0)) == 1 + 2 * 9
 
 
@@ -202,7 +202,7 @@ def test_a_chunk_is_at_most_twice_as_long_as_any_that_was_seen():
 )
 def test_options_outside_their_limits_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        TargetBudget(512, **options)
+        SLOTokenBudget(512, **options)
 
 
 CASES = {
@@ -237,10 +237,10 @@ CASES = {
 def test_fewer_promises_are_broken_than_with_any_fixed_budget_at_equal_throughput(case):
     machine, shape, target_tpot_s, target_ttft_s = CASES[case]
     trace = bursty_trace(1, **shape)
-    budget = TargetBudget(8_192, target_tpot_s, target_ttft_s)
+    budget = SLOTokenBudget(8_192, target_tpot_s, target_ttft_s)
     outcome = run(machine, trace, budget)
     broken = outcome.num_broken(target_ttft_s, target_tpot_s)
     for size in (64, 128, 256, 512, 1024, 2048, 4096, 8192):
-        fixed = run(machine, trace, FixedBudget(size))
+        fixed = run(machine, trace, FixedTokenBudget(size))
         assert broken < fixed.num_broken(target_ttft_s, target_tpot_s), size
         assert outcome.makespan_s < 1.03 * fixed.makespan_s, size

@@ -89,7 +89,7 @@ def test_long_prompts_are_cut_and_computed_side_by_side():
     [
         ({"max_num_partial_prefills": 2}, lambda _: True),
         (
-            {"max_num_long_partial_prefills": 1, "long_prefill_threshold": 50},
+            {"max_long_partial_prefills": 1, "long_prefill_token_threshold": 50},
             lambda request: request.num_prompt_tokens > 50,
         ),
     ],

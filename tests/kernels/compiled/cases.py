@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import triton
 
-from kernels.triton_ops import (
+from kernels.interface.step_packing import PackedLayout
+from kernels.triton import (
     activation,
     attention_decode,
     attention_prefill,
@@ -37,8 +38,7 @@ from kernels.triton_ops import (
     token_masks,
     truncation,
 )
-from kernels.triton_ops.row_maxima import TILE, num_splits
-from kernels.triton_ops.step_packing import PackedLayout
+from kernels.triton.row_maxima import TILE, num_splits
 
 BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 INT8, INT32, INT64 = torch.int8, torch.int32, torch.int64

@@ -12,7 +12,7 @@ from paged_steps import make_planner
 
 from kernels.cpu.attention import NativeAttentionPlan
 from kernels.cpu.operations import CpuOperations
-from kernels.torch_ops.reference_attention import reference_paged_attention
+from kernels.torch.reference_attention import reference_paged_attention
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.cpu.operations import CpuOperations
-from kernels.torch_ops.operations import TorchOperations
+from kernels.torch.operations import TorchOperations
 
 TORCH = TorchOperations()
 SIZES = [1, 2, 15, 16, 17, 63, 64, 65, 576, 577]

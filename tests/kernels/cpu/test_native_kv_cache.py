@@ -5,8 +5,8 @@ import torch
 from paged_steps import make_planner
 
 from kernels.cpu.operations import CpuOperations
-from kernels.torch_ops.operations import TorchOperations
-from kernels.torch_ops.reference_attention import reference_paged_attention
+from kernels.torch.operations import TorchOperations
+from kernels.torch.reference_attention import reference_paged_attention
 
 TORCH = TorchOperations()
 HEADS, KV_HEADS, BLOCK = 9, 3, 4

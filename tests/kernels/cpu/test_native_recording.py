@@ -5,7 +5,7 @@ import torch
 
 from kernels.cpu.linear import PackedParts
 from kernels.cpu.operations import CpuOperations
-from kernels.interface import ForwardContext
+from kernels.interface.operations import ForwardContext
 
 HEADS, KV_HEADS, HEAD_SIZE, WIDTH, VOCAB, BLOCK = 9, 3, 8, 72, 50, 4
 NUM_BLOCKS = 40

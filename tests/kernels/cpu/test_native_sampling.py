@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernels.cpu.operations import CpuOperations
-from kernels.torch_ops.operations import TorchOperations
-from kernels.torch_ops.sampling import truncate_by_sorting
+from kernels.torch.operations import TorchOperations
+from kernels.torch.sampling import truncate_by_sorting
 
 TORCH = TorchOperations()
 

@@ -15,7 +15,7 @@ from kernels.cpu.linear import NativeLinear, PackedParts
 from kernels.cpu.operations import CpuOperations
 from kernels.cpu.packing import NativePacking
 from kernels.cpu.weights import LinearKind, PackedLinear, pack_float, quantise_int4, quantise_int8
-from kernels.weight_packing import PackedFileError, QuantisedTensor
+from kernels.interface.weights import PackedFileError, QuantisedTensor
 
 
 def blocks_of(

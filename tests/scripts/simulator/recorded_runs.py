@@ -7,9 +7,9 @@ import numpy as np
 
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import Request, SchedulerConfig, build_scheduler
+from engine_core.scheduler.plan import ModelRunnerOutput
 from engine_core.scheduler.request_status import RequestStatus
-from engine_core.scheduler.step import ModelRunnerOutput
-from engine_core.step_record import StepRecorder
+from engine_core.trace.writer import TraceWriter
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
 
@@ -57,7 +57,7 @@ def record_run(
     )
     now_s = end_s = 0.0
     in_flight = deque()
-    with StepRecorder(path, config=config, started_s=0.0) as recorder:
+    with TraceWriter(path, config=config, started_s=0.0) as recorder:
         while todo or scheduler.has_work() or in_flight:
             if not scheduler.has_work() and not in_flight:
                 # as an idle daemon does between heartbeats: not recorded

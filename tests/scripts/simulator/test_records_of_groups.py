@@ -4,7 +4,7 @@ from paged_model import PagedModel
 
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import Request, SchedulerConfig, build_scheduler
-from engine_core.step_record import StepRecorder
+from engine_core.trace.writer import TraceWriter
 from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
 from scripts.simulator.records import RunRecord
@@ -38,7 +38,7 @@ def record_groups(path):
     model = PagedModel(({},), sizes["num_blocks"], sizes["block_size"], sizes["num_host_blocks"])
     model.groups = scheduler._kv_cache.groups
     now_s = 0.0
-    with StepRecorder(path, config=config, started_s=0.0) as recorder:
+    with TraceWriter(path, config=config, started_s=0.0) as recorder:
         for index in range(12):
             message = asked(index)
             model.salts[message.request_id] = None

@@ -2,25 +2,25 @@
 
 import torch
 
-from kernels.attention_interface import AttentionMetadata
 from kernels.cpu.attention import NativeAttention, NativeAttentionPlan, NativeAttentionPlanner
 from kernels.cpu.elementwise import NativeElementwise
-from kernels.cpu.kv_cache import StoredKind, row_length
+from kernels.cpu.kv_cache import KVCacheFormat, row_length
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.operations import CpuOperations
 from kernels.cpu.recording import RecordedForward
 from kernels.cpu.weights import pack_float
-from kernels.interface import ForwardContext
+from kernels.interface.attention import AttentionMetadata
+from kernels.interface.operations import ForwardContext
 from tests.kernels.cpu.fuzz.products import random_weight
 from tests.kernels.cpu.fuzz.random_case import RandomCase, must_refuse
 
 
-def _stored(case: RandomCase, kind: StoredKind, shape: tuple[int, ...]) -> torch.Tensor:
+def _stored(case: RandomCase, kind: KVCacheFormat, shape: tuple[int, ...]) -> torch.Tensor:
     """A cache of any content: with scales and codes of any bytes where it has them."""
-    if kind is StoredKind.I8:
+    if kind is KVCacheFormat.I8:
         return case.integers(shape, 256, torch.uint8)
     values = case.numbers(*shape)
-    return values.bfloat16() if kind is StoredKind.BF16 else values
+    return values.bfloat16() if kind is KVCacheFormat.BF16 else values
 
 
 class _Step:
@@ -53,7 +53,7 @@ class _Step:
         ]
         self.slots = torch.tensor([int(slot) for slot in slots], dtype=torch.int64)
         self.positions = case.integers((self.num_tokens,), 50, torch.int64)
-        self.kind = StoredKind(case.below(len(StoredKind)))
+        self.kind = KVCacheFormat(case.below(len(KVCacheFormat)))
         shape = (
             self.num_blocks,
             self.block_size,

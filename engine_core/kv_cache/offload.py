@@ -1,0 +1,166 @@
+"""Device and host blocks together: taking and giving back blocks without losing contents.
+
+Owns which copies that causes. Must not know sequences. A block that is given back findable is
+saved to the host at once if it is not there; so whatever the device evicts later can come back.
+What is saved in a step can be found on the host from the next step on.
+"""
+
+from collections.abc import Collection
+
+from engine_core.kv_cache.block_pool import BlockPool
+from engine_core.kv_cache.copies import CacheCopies
+from engine_core.kv_cache.host_pool import HostPool
+from engine_core.kv_cache.pending_copies import PendingCopies
+
+
+class OffloadManager:
+    """
+    Args:
+        num_blocks: on the device.
+        num_host_blocks: in host memory; 0 for no such tier.
+
+    Raises:
+        ValueError: a number outside its limits.
+    """
+
+    def __init__(self, *, num_blocks: int, num_host_blocks: int, num_groups: int) -> None:
+        self.device = BlockPool(num_blocks=num_blocks, num_groups=num_groups)
+        self.host = HostPool(
+            first_id=num_blocks + 1, num_blocks=num_host_blocks, evicted=self.device.evicted
+        )
+        self.pending = PendingCopies()
+        self.being_filled: set[int] = set()
+        """Findable blocks whose last tokens this step computes."""
+
+    @property
+    def num_copy_targets(self) -> int:
+        """Device blocks that can be taken now to swap into."""
+        device = self.device
+        return device.num_free - device.num_free_of(self.pending.must_stay)
+
+    def locate(self, group: int, block_hash: bytes) -> int | None:
+        """The device block with these contents, else the host block, which has a larger id."""
+        block_id = self.device.find(group, block_hash)
+        if block_id is not None:
+            return block_id
+        host_block = self.host.find(group, block_hash)
+        if host_block is None or self.pending.is_filled_now(host_block):
+            return None
+        return host_block
+
+    def is_anywhere(self, block_hash: bytes) -> bool:
+        """Whether any group has a block with these contents, on device or host."""
+        return any(
+            self.locate(group, block_hash) is not None for group in range(self.device.num_groups)
+        )
+
+    # ------------------------------------------------------------------ taking
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Device blocks to compute or copy into, one reference each. The caller has checked how
+        many are free."""
+        block_ids = self.device.allocate(num_blocks)
+        self.pending.give(block_ids)
+        return block_ids
+
+    def allocate_to_swap_in(self, host_blocks: list[int]) -> list[int]:
+        """A device block for each host block, one reference each, and the copies. The caller has
+        checked `num_copy_targets`."""
+        for host_block in host_blocks:
+            self.host.touch(host_block)
+            self.host.begin_read(host_block)
+        must_stay, being_saved = self.pending.must_stay, self.pending.being_saved
+        if len(host_blocks) > self.device.num_free - self.device.num_free_of(
+            must_stay | being_saved
+        ):
+            self._cancel_saves(len(host_blocks))
+        block_ids = self.device.allocate(
+            len(host_blocks), avoid=self.pending.must_stay | self.pending.being_saved
+        )
+        self.pending.give(block_ids)
+        for host_block, block_id in zip(host_blocks, block_ids, strict=True):
+            self.pending.add_swap_in(host_block, block_id)
+        return block_ids
+
+    def _cancel_saves(self, num_wanted: int) -> None:
+        """Until so many blocks can be swapped into."""
+        device, pending = self.device, self.pending
+        num_usable = device.num_free - device.num_free_of(pending.must_stay | pending.being_saved)
+        for block_id in list(pending.being_saved):
+            if num_usable >= num_wanted:
+                break
+            if device.ref_count(block_id) == 0 and block_id not in pending.must_stay:
+                host_block = pending.cancel_save(block_id)
+                assert host_block is not None
+                self.host.forget(host_block)
+                num_usable += 1
+
+    # ------------------------------------------------------------------ giving back
+
+    def release(self, block_ids: Collection[int]) -> None:
+        """One reference less to each, in this order: what comes first is evicted first."""
+        if self.being_filled:
+            self._forget_unfilled(block_ids)
+        newly_cached = self.device.release(block_ids)
+        if self.host.num_blocks:
+            for block_id in newly_cached:
+                self._save(block_id)
+
+    def _forget_unfilled(self, block_ids: Collection[int]) -> None:
+        """What this step was to compute into these blocks, it does not."""
+        for block_id in block_ids:
+            if block_id in self.being_filled and self.device.ref_count(block_id) == 1:
+                self.being_filled.discard(block_id)
+                self.device.forget([block_id])
+
+    def _save(self, block_id: int) -> None:
+        """Also to the host, if there is room and it is not there."""
+        block_hash, group = self.device.hash_of(block_id), self.device.group_of(block_id)
+        assert block_hash is not None
+        known = self.host.find(group, block_hash)
+        if known is not None:
+            self.host.touch(known)
+        elif self.host.num_available and block_id not in self.pending.written:
+            host_block = self.take_host_block()
+            self.host.register(host_block, group, block_hash)
+            self.pending.add_swap_out(block_id, host_block, is_optional=True)
+
+    def take_host_block(self) -> int:
+        """To be registered or pinned before the next is taken."""
+        host_block = self.host.take()
+        self.pending.cancel_swap_out(host_block)
+        return host_block
+
+    # ------------------------------------------------------------------ forgetting
+
+    def forget(self, group: int, block_hash: bytes) -> None:
+        """Nobody finds these contents any more, on the device or on the host."""
+        block_id = self.device.find(group, block_hash)
+        if block_id is not None:
+            self.being_filled.discard(block_id)
+            self.device.forget([block_id])
+        host_block = self.host.find(group, block_hash)
+        if host_block is not None:
+            self.host.forget(host_block)
+            if not self.host.is_pinned(host_block):
+                self.pending.cancel_swap_out(host_block)
+
+    def forget_cached(self) -> int:
+        """Forget every block, of device and host, that nobody holds. Returns how many."""
+        host_blocks = self.host.forget_cached()
+        for host_block in host_blocks:
+            self.pending.cancel_swap_out(host_block)
+        return self.device.forget_cached() + len(host_blocks)
+
+    def take_copies(self) -> CacheCopies:
+        """Of the step that is planned now; it is going to run."""
+        self.being_filled.clear()
+        self.host.end_reads()
+        return self.pending.take()
+
+    def check(self) -> None:
+        """Assert what must hold of the pools and of the pending copies."""
+        self.device.check()
+        self.host.check()
+        self.pending.check()
+        assert all(self.device.hash_of(block_id) is not None for block_id in self.being_filled)

@@ -1,0 +1,142 @@
+"""What one sequence holds, and what the cache reads of a sequence. Knows no pool."""
+
+import dataclasses
+from typing import Protocol
+
+BlockIds = tuple[list[int], ...]
+"""Physical block ids, one list a group."""
+
+NULL_BLOCK_ID = 0
+"""Never allocated: stands for blocks that fell out of a sliding window, and for padding."""
+
+
+class CachedSequence(Protocol):
+    """What the cache reads of one stream of tokens."""
+
+    sequence_id: str
+    block_hashes: list[bytes]
+    """Filled by the cache; kept while the sequence lives, preempted or not."""
+
+    @property
+    def cache_salt(self) -> str | None:
+        """Only sequences with the same salt share blocks."""
+
+    @property
+    def adapter(self) -> str | None:
+        """Likewise."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output."""
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """In the cache, or planned to be."""
+
+    def token_bytes(self, start: int, stop: int) -> bytes:
+        """Tokens [start, stop) as int32, little-endian."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TableUpdate:
+    """Ids to be written into a sequence's tables from logical block `start` on, in all groups."""
+
+    start: int
+    block_ids: BlockIds
+    num_blocks: int
+    """Length of the tables now. The sequence alone holds all blocks from the first that it was
+    given room in: up to here it may write without asking again, until a fork."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.block_ids[0]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CacheUsage:
+    """Where the blocks are; used + cached + empty are all blocks."""
+
+    num_used_blocks: int
+    num_cached_blocks: int
+    """Held by nobody, and findable."""
+    num_empty_blocks: int
+    num_wasted_slots: int
+    """In used blocks, behind the last token of every sequence that holds them."""
+
+
+@dataclasses.dataclass(slots=True)
+class SequenceBlocks:
+    """Position i of a table is logical block i; blocks out of the window are the null block."""
+
+    tables: BlockIds
+    num_blocks: int
+    """Length of every table."""
+    num_findable: int
+    """Leading full blocks that were registered, found, or noted as duplicates."""
+    num_dropped: list[int]
+    """Leading null blocks, a group."""
+    duplicates: set[int] = dataclasses.field(default_factory=set)
+    """Of the findable ones, logical blocks that were being computed when an equal block was known
+    already: to be replaced by that one later."""
+
+    @classmethod
+    def starting_with(cls, block_ids: BlockIds, num_dropped: list[int]) -> "SequenceBlocks":
+        """Tables that begin with a cached prefix, or with nothing. They become this object's."""
+        num_blocks = len(block_ids[0])
+        return cls(block_ids, num_blocks, num_blocks, num_dropped)
+
+    def leading(self, num_blocks: int) -> "SequenceBlocks":
+        """A copy of the first logical blocks, or of all if there are not so many."""
+        num_blocks = min(num_blocks, self.num_blocks)
+        return SequenceBlocks(
+            tables=tuple([table[:num_blocks] for table in self.tables]),
+            num_blocks=num_blocks,
+            num_findable=min(num_blocks, self.num_findable),
+            num_dropped=[min(num_blocks, num_dropped) for num_dropped in self.num_dropped],
+            duplicates={index for index in self.duplicates if index < num_blocks},
+        )
+
+    def drop(self, group: int, num_dropped: int) -> list[int]:
+        """Make the first `num_dropped` blocks of a group null. Returns those that were real."""
+        table, start = self.tables[group], self.num_dropped[group]
+        stop = min(num_dropped, self.num_blocks)
+        if stop <= start:
+            return []
+        dropped = table[start:stop]
+        table[start:stop] = [NULL_BLOCK_ID] * (stop - start)
+        self.num_dropped[group] = stop
+        return dropped
+
+    def forget_from(self, index: int) -> None:
+        """Logical blocks from `index` on are to be registered anew once they are computed."""
+        if index < self.num_findable:
+            self.num_findable = index
+            self.duplicates = {known for known in self.duplicates if known < index}
+
+    def real_blocks(self) -> list[int]:
+        """All blocks of all groups but the null block."""
+        blocks: list[int] = []
+        for table, num_dropped in zip(self.tables, self.num_dropped, strict=True):
+            blocks += table[num_dropped:] if num_dropped else table
+        return blocks
+
+    def update_from(self, start: int) -> TableUpdate:
+        """What the tables hold from logical block `start` on."""
+        tables = self.tables
+        if len(tables) == 1:
+            return TableUpdate(start, (tables[0][start:],), self.num_blocks)
+        return TableUpdate(start, tuple([table[start:] for table in tables]), self.num_blocks)
+
+
+def tail_first(holders: list[SequenceBlocks]) -> list[int]:
+    """All references, from the last logical block to the first; at equal place the smaller id
+    first. A sequence's head is of use to more requests than its tail."""
+    if len(holders) == 1 and len(holders[0].tables) == 1:
+        return holders[0].real_blocks()[::-1]
+    places = [
+        (-index, table[index])
+        for held in holders
+        for table, num_dropped in zip(held.tables, held.num_dropped, strict=True)
+        for index in range(num_dropped, held.num_blocks)
+    ]
+    return [block_id for _, block_id in sorted(places)]

@@ -1,0 +1,235 @@
+"""A model as a GGUF file, or as the numbered parts of one, in Hugging Face terms.
+
+Owns opening, checking and dequantising; must not know how keys become a config (`gguf_config`) or
+a tokenizer (`gguf_tokenizer`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
+from engine_core.model_files.fingerprint import fingerprint_files
+from engine_core.model_files.gguf.config import build_config
+from engine_core.model_files.gguf.experts import unstack
+from engine_core.model_files.gguf.header import GgufHeader, GgufTensor, read_gguf_header
+from engine_core.model_files.gguf.metadata import GgufMetadata
+from engine_core.model_files.gguf.rope import apply_frequency_factors
+from engine_core.model_files.gguf.tensor_names import (
+    IGNORED,
+    ROPE_FACTORS,
+    Change,
+    hf_tensor,
+    undo,
+)
+from engine_core.model_files.gguf.tokenizer import build_tokenizer, end_token_ids
+from engine_core.model_files.gguf.types import BLOCKS, SUPPORTED_TYPES
+from engine_core.model_files.interface import TokenizerFiles
+
+if TYPE_CHECKING:
+    import torch
+
+    from kernels.interface.weights import QuantisedTensor, WeightPart
+
+_RELEASE_BYTES = 16 << 20
+
+_PART = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+class GgufFile:
+    """`ModelFiles` over a .gguf file.
+
+    Args:
+        file: the file, or any part of a `NAME-0000i-of-0000n.gguf` set, all in one folder.
+        report: gets a line before work that takes seconds.
+
+    Raises:
+        BrokenModelFile: the file, or a part, is missing, truncated or garbage.
+        UnsupportedModelFile: an architecture, tensor or quantisation that is not read.
+    """
+
+    def __init__(self, file: Path, *, report: Callable[[str], None]) -> None:
+        self._headers = tuple(read_gguf_header(part) for part in _parts(file))
+        self.path = self._headers[0].file
+        match = _PART.fullmatch(self.path.name)
+        self.name = match["stem"] if match else self.path.stem
+        self._report = report
+        self._meta = GgufMetadata(str(self.path), self._headers[0].metadata)
+        tensors = _merge(self._headers)
+        self.config = build_config(self._meta, tensors)
+        self._check_tensors(tensors)
+        if ROPE_FACTORS in tensors:
+            self._apply_rope_factors(tensors[ROPE_FACTORS])
+
+    @property
+    def generation_config(self) -> dict[str, Any]:
+        return {"eos_token_id": list(self.eos_token_ids)} if self.eos_token_ids else {}
+
+    @cached_property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return end_token_ids(self._meta.raw)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint_files(header.file for header in self._headers)
+
+    @property
+    def weight_files(self) -> tuple[Path, ...]:
+        return tuple(header.file for header in self._headers)
+
+    @property
+    def quantised_types(self) -> frozenset[str]:
+        tensors = [tensor for header in self._headers for tensor in header.tensors]
+        return frozenset(
+            tensor.quant_type.name for tensor in tensors if _is_quantised_matrix(tensor)
+        )
+
+    def tensors(self, *, keeps_blocks: bool = False) -> Iterator[tuple[str, WeightPart]]:
+        from engine_core.model_files.dequantize import dequantize  # torch: not for opening
+
+        for header in self._headers:
+            for tensor, data in _mapped(header):
+                target = hf_tensor(self._meta.family, tensor.name)
+                if target is None:
+                    continue  # checked at opening: only what the config has taken in
+                if target.is_stack:
+                    yield from unstack(target.name, tensor, data)
+                    continue
+                if keeps_blocks and _is_quantised_matrix(tensor):
+                    yield target.name, self._blocks(tensor, data, target.change)
+                    continue
+                values = dequantize(data, tensor.quant_type, tensor.shape)
+                yield target.name, undo(target.change, values, self.config)
+        yield from self._absent_biases()
+
+    def tokenizer(self) -> TokenizerFiles | None:
+        return build_tokenizer(self._meta, report=self._report)
+
+    def _blocks(self, tensor: GgufTensor, data: torch.Tensor, change: Change) -> QuantisedTensor:
+        import torch
+
+        from engine_core.model_files.dequantize import dequantize
+        from kernels.interface.weights import QuantisedTensor
+
+        num_rows, num_inputs = tensor.shape
+
+        def decode(arrays: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            blocks = arrays["blocks"]
+            shape = (len(blocks), num_inputs)
+            return dequantize(blocks.reshape(-1), tensor.quant_type, shape)
+
+        # a whole row moves, and no block crosses the end of one
+        order = None if change == "none" else undo(change, torch.arange(num_rows), self.config)
+        return QuantisedTensor(
+            type_name=tensor.quant_type.name,
+            shape=(num_rows, num_inputs),
+            arrays={"blocks": data.view(num_rows, -1)},
+            decode=decode,
+            row_order_N=order,
+        )
+
+    def _check_tensors(self, tensors: dict[str, GgufTensor]) -> None:
+        for tensor in tensors.values():
+            if tensor.quant_type not in SUPPORTED_TYPES:
+                supported = ", ".join(sorted(kind.name for kind in SUPPORTED_TYPES))
+                raise UnsupportedModelFile(
+                    f"{self.path}: tensor {tensor.name!r} is of type {tensor.quant_type.name}, "
+                    f"which is not read; use a file with {supported}"
+                )
+            known = tensor.name == ROPE_FACTORS or IGNORED.fullmatch(tensor.name)
+            if not known and hf_tensor(self._meta.family, tensor.name) is None:
+                self._meta.refuse(f"tensor {tensor.name!r}")
+
+    def _apply_rope_factors(self, tensor: GgufTensor) -> None:
+        from engine_core.model_files.dequantize import dequantize
+
+        header = next(header for header in self._headers if tensor in header.tensors)
+        data = next(data for found, data in _mapped(header) if found == tensor)
+        factors = dequantize(data, tensor.quant_type, tensor.shape).tolist()
+        try:
+            self.config["rope_parameters"] = apply_frequency_factors(
+                self.config["rope_parameters"], factors, self.config["head_dim"]
+            )
+        except ValueError as error:
+            self._meta.refuse(str(error))
+
+    def _absent_biases(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Zeros: transformers' attention_bias is also on o_proj, where llama.cpp writes none."""
+        import torch
+
+        if not self.config.get("attention_bias"):
+            return
+        names = {tensor.name for header in self._headers for tensor in header.tensors}
+        for layer in range(self.config["num_hidden_layers"]):
+            if f"blk.{layer}.attn_output.bias" not in names:
+                name = f"model.layers.{layer}.self_attn.o_proj.bias"
+                yield name, torch.zeros(self.config["hidden_size"])
+
+
+def _parts(file: Path) -> list[Path]:
+    match = _PART.fullmatch(file.name)
+    if match is None:
+        return [file]
+    count = int(match["count"])
+    parts = [
+        file.with_name(f"{match['stem']}-{index:05d}-of-{count:05d}.gguf")
+        for index in range(1, count + 1)
+    ]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise BrokenModelFile(
+            f"{file.parent} lacks {len(missing)} of the {count} parts of the model: "
+            f"{', '.join(missing[:5])}; download them into the same folder"
+        )
+    return parts
+
+
+def _merge(headers: tuple[GgufHeader, ...]) -> dict[str, GgufTensor]:
+    tensors: dict[str, GgufTensor] = {}
+    for header in headers:
+        for tensor in header.tensors:
+            if tensor.name in tensors:
+                raise BrokenModelFile(
+                    f"{header.file}: tensor {tensor.name!r} is in an earlier part as well; the "
+                    f"parts are of different models: download them again"
+                )
+            tensors[tensor.name] = tensor
+    return tensors
+
+
+def _is_quantised_matrix(tensor: GgufTensor) -> bool:
+    return len(tensor.shape) == 2 and BLOCKS[tensor.quant_type][0] > 1
+
+
+def _mapped(header: GgufHeader) -> Iterator[tuple[GgufTensor, torch.Tensor]]:
+    """Each tensor with its bytes, uint8, mapped privately from the file.
+
+    What has been read is given back to the system now and then, so that at no time all of the file
+    counts as this process's memory; who reads it again reads the file again.
+    """
+    import torch
+
+    if not header.tensors:
+        return
+    try:
+        # copy-on-write, not read-only: torch warns of memory that it may not write
+        with header.file.open("rb") as stream:
+            pages = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        mapped = torch.frombuffer(pages, dtype=torch.uint8)
+    except (OSError, ValueError) as error:
+        raise BrokenModelFile(f"{header.file} cannot be read: {error}; check it") from error
+    last = max(header.tensors, key=lambda tensor: tensor.start_bytes + tensor.num_bytes)
+    if last.start_bytes + last.num_bytes > mapped.numel():
+        raise BrokenModelFile(f"{header.file} became shorter since it was opened; restore it")
+    released_bytes = 0
+    for tensor in header.tensors:
+        yield tensor, mapped[tensor.start_bytes : tensor.start_bytes + tensor.num_bytes]
+        passed_bytes = tensor.start_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+        if passed_bytes - released_bytes >= _RELEASE_BYTES:
+            pages.madvise(mmap.MADV_DONTNEED, released_bytes, passed_bytes - released_bytes)
+            released_bytes = passed_bytes

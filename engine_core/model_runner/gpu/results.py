@@ -1,0 +1,147 @@
+"""What the device gave back of a step, as the scheduler wants it: in the order of the plan.
+
+Owns the buffers on the host and their reading. Must not know how tokens were chosen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from engine_core.model_runner.gpu.queue import DeviceQueue
+from engine_core.model_runner.gpu.step import Step
+from engine_core.model_runner.sampling.logprobs import report_logprobs
+from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
+from kernels.interface.device_steps import SamplingMode, StepResults
+from protocol.outputs import Logprobs
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostResults:
+    """Where the results of a step in flight land; the device's until the step is done.
+
+    Attributes:
+        raw_logits_WV: float32, the raw logits of rows whose log-probabilities the host reports.
+    """
+
+    results: StepResults
+    raw_logits_WV: torch.Tensor | None
+
+    def fetch_logits(self, logits_NV: torch.Tensor, step: Step) -> None:
+        """Copy what the host needs of raw logits, before sampling changes them."""
+        if self.raw_logits_WV is not None:
+            for place, index in enumerate(step.from_host_N.tolist()):
+                self.raw_logits_WV[place].copy_(logits_NV[index], non_blocking=True)
+
+    def fetch(self, device: StepResults, step: Step) -> None:
+        """Copy what sampling wrote."""
+        host, number = self.results, len(step.due_N)
+        plain = slice(device.num_plain_words)
+        host.words[plain].copy_(device.words[plain], non_blocking=True)
+        if step.has_reports:
+            host.logprob_ids_CN[:number].copy_(device.logprob_ids_CN[:number], non_blocking=True)
+            host.logprobs_CN[:number].copy_(device.logprobs_CN[:number], non_blocking=True)
+
+
+class ResultBuffers:
+    """Host buffers: as many slots as steps can be in flight."""
+
+    def __init__(
+        self, queue: DeviceQueue, *, capacity: int, vocab_size: int, num_slots: int
+    ) -> None:
+        self._queue = queue
+        self._vocab_size = vocab_size
+        size = (StepResults.num_words(capacity, vocab_size),)
+        self._buffers = [
+            StepResults.over(
+                queue.host_tensor(size, torch.int32), capacity=capacity, vocab_size=vocab_size
+            )
+            for _ in range(num_slots)
+        ]
+
+    def take(self, slot: int, step: Step | None) -> HostResults:
+        """The slot's buffer. The step that had it before must be collected."""
+        raw_logits_WV = None
+        if step is not None and step.from_host_N.size:
+            shape = (len(step.from_host_N), self._vocab_size)
+            raw_logits_WV = self._queue.host_tensor(shape, torch.float32)
+        return HostResults(self._buffers[slot], raw_logits_WV)
+
+
+def read_results(
+    plan: SchedulerOutput, step: Step, host: HostResults, refusals: dict[int, str]
+) -> ModelRunnerOutput:
+    """The step's answer, once the device is done with it.
+
+    Args:
+        refusals: by row, why the device cannot serve it.
+    """
+    names, number = plan.batch.req_ids, len(step.due_N)
+    chosen_N = host.results.token_ids_C[:number].numpy().copy()
+    failed = _failures(step, host.results)
+    if refusals:
+        rows = step.due_rows_N.tolist()
+        failed |= {at: refusals[row] for at, row in enumerate(rows) if row in refusals}
+    reports = _device_reports(step, host.results) | _host_reports(step, host, chosen_N)
+    due = step.due_N.tolist()
+    chosen_N[list(failed)] = 0
+    token_ids_R = np.zeros(len(names), np.int32)
+    token_ids_R[step.due_N] = chosen_N
+    logprobs = {names[due[at]]: report for at, report in reports.items() if at not in failed}
+    failures = {names[due[at]]: why for at, why in failed.items()}
+    if plan.scheduled_spec_decode_tokens:
+        lists: list[list[int]] = [[] for _ in names]
+        for at, place in enumerate(due):
+            if at not in failed:
+                lists[place] = [int(chosen_N[at])]
+        return ModelRunnerOutput(names, lists, logprobs or None, failures=failures)
+    return ModelRunnerOutput(names, token_ids_R, logprobs or None, failures=failures)
+
+
+def _failures(step: Step, results: StepResults) -> dict[int, str]:
+    number = len(step.due_N)
+    best_N = results.best_logits_C[:number].numpy()
+    raw_N = results.raw_best_logits_C[:number].numpy()
+    raw_N = raw_N if step.mode is SamplingMode.FULL else best_N
+    failed = {}
+    for index in np.flatnonzero(~(np.isfinite(best_N) & np.isfinite(raw_N))).tolist():
+        failed[index] = (
+            "no token is possible: allowed_token_ids holds only tokens that "
+            "min_tokens forbids; change one of them"
+            if np.isfinite(raw_N[index])
+            else "the model's logits are not finite numbers"
+        )
+    return failed
+
+
+def _device_reports(step: Step, results: StepResults) -> dict[int, Logprobs]:
+    if not step.has_reports:
+        return {}
+    ids_CN, logprobs_CN = results.logprob_ids_CN.numpy(), results.logprobs_CN.numpy()
+    from_host = set(step.from_host_N.tolist())
+    return {
+        index: Logprobs(
+            num_positions=1,
+            width=1 + number,
+            token_ids=ids_CN[index, : 1 + number].astype("<i4").tobytes(),
+            logprobs=logprobs_CN[index, : 1 + number].astype("<f4").tobytes(),
+            ranks=[int(results.ranks_C[index])],
+        )
+        for index, number in enumerate(step.num_logprobs_N.tolist())
+        if number >= 0 and index not in from_host
+    }
+
+
+def _host_reports(
+    step: Step, host: HostResults, chosen_N: np.ndarray[tuple[int], np.dtype[np.int64]]
+) -> dict[int, Logprobs]:
+    if host.raw_logits_WV is None:
+        return {}
+    reports = report_logprobs(
+        host.raw_logits_WV.log_softmax(dim=1),
+        chosen_N[step.from_host_N],
+        step.num_logprobs_N[step.from_host_N],
+    )
+    return dict(zip(step.from_host_N.tolist(), reports, strict=True))

@@ -1,0 +1,98 @@
+"""Steps made up before the first request: what must be compiled, and what takes most memory.
+
+Owns their sizes. Their sequences stand in the first rows, whose block tables are still all null
+block, so that they read and write nothing that anybody uses. Must not know how a step is launched.
+"""
+
+import itertools
+
+import numpy as np
+
+from engine_core.kv_cache import CacheCopies
+from engine_core.model_runner.gpu.rows import History, RowChanges
+from engine_core.model_runner.gpu.step import Step
+from kernels.interface.device_steps import TOKEN_TABLE, RowUpdate, SamplingMode
+from kernels.interface.sampling_rows import StateFlag, StateWord
+
+
+def made_up_step(counts: list[int], mode: SamplingMode) -> Step:
+    """So many tokens of each sequence, from its start; all are due.
+
+    Args:
+        counts: sequences of one token first.
+    """
+    number = len(counts)
+    return Step(
+        rows_R=np.arange(number),
+        num_computed_R=np.zeros(number, np.int64),
+        num_scheduled_R=np.array(counts, np.int64),
+        is_due_R=np.ones(number, np.bool_),
+        due_N=np.arange(number),
+        due_rows_N=np.arange(number),
+        num_logprobs_N=np.full(number, -1, np.int64),
+        from_host_N=np.zeros(0, np.int64),
+        num_tokens=sum(counts),
+        num_decodes=counts.count(1),
+        mode=mode,
+        bucket=None,
+    )
+
+
+def steps_of_every_kind(
+    *, max_num_seqs: int, max_model_len: int, max_num_batched_tokens: int
+) -> list[list[int]]:
+    """Counts of steps that together launch every kernel in every form that depends on sequences:
+    decodes, prefills and both; Triton compiles a form of its own for sizes of 1, and for multiples
+    of 16, and products with quantised weights have tiles of up to 16, 32 and 64 rows."""
+    longest = min(max_model_len, max_num_batched_tokens)
+    most = min(max_num_seqs, max_num_batched_tokens)
+    steps = [[min(length, longest)] for length in (1, 2, 16, 17)]
+    steps += [[1] * min(number, most) for number in (2, 3, 16, 32, 64, most)]
+    if most > 1 and longest > 2:
+        steps.append([1, min(longest - 1, 17)])
+    return [list(counts) for counts in dict.fromkeys(map(tuple, steps))]
+
+
+def steps_of_every_size(
+    *, max_num_seqs: int, max_model_len: int, max_num_batched_tokens: int
+) -> list[list[int]]:
+    """Counts of prefills whose tokens double, up to all that a step can have: products of experts
+    are cut into other tiles at other numbers of tokens, nowhere twice between two of these."""
+    most = min(max_num_batched_tokens, max_num_seqs * max_model_len)
+    sizes = [*itertools.takewhile(lambda size: size < most, (32 << n for n in range(32))), most]
+    return [_prefills(size, max_model_len) for size in sizes]
+
+
+def _prefills(num_tokens: int, max_model_len: int) -> list[int]:
+    """As few sequences as can have so many tokens; the shortest first, if it is a decode."""
+    full, rest = divmod(num_tokens, max_model_len)
+    return [rest] * (rest > 0) + [max_model_len] * full
+
+
+def largest_step(
+    *, max_num_seqs: int, max_model_len: int, max_num_batched_tokens: int
+) -> list[int]:
+    """Counts of the step that takes most memory: most sequences, and most tokens among them."""
+    number = min(max_num_seqs, max_num_batched_tokens)
+    share, more = divmod(max_num_batched_tokens, number)
+    counts = [share + (index < more) for index in range(number)]
+    return [min(count, max_model_len) for count in reversed(counts)]
+
+
+def changes_of_every_kind() -> RowChanges:
+    """Writes to the first row what a row that nobody took has anyway, or nobody reads."""
+    return RowChanges(
+        rows=[RowUpdate(TOKEN_TABLE, 0, 0, [0])],
+        sampling=[RowUpdate(TOKEN_TABLE, 0, StateWord.FLAGS, [int(StateFlag.GREEDY)])],
+        histories=[History(row=0, num_prompt_tokens=1, num_tokens=1)],
+    )
+
+
+def copies_of_every_kind(*, num_blocks: int, num_host_blocks: int) -> CacheCopies:
+    """Between the first block, which nobody has yet, a host's block and the null block."""
+    host = num_blocks + 1
+    return CacheCopies(
+        swap_in=[(host, 0)] if num_host_blocks else [],
+        swap_out=[(1, host)] if num_host_blocks else [],
+        copy=[(1, 0)],
+    )

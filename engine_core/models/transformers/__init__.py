@@ -1,0 +1,1 @@
+"""Models run through transformers' own code."""

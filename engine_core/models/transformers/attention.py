@@ -1,0 +1,187 @@
+"""Our paged attention inside transformers' models: all tokens of a step in one pass.
+
+transformers lets a model's attention be replaced by name. Ours takes q, k and v of the flattened
+step, writes k and v to the paged cache and attends over it; no mask is ever built. What it cannot
+honour (attention sinks, position biases, masks of the model's own ...) raises CannotHonour, and the
+model runs request by request instead (`transformers_per_request`). Must not know any architecture.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+from transformers import AttentionInterface
+
+from engine_core.models.interface import KVCacheSpec
+from engine_core.models.transformers.body import CausalBody
+from kernels.interface.operations import ForwardContext
+
+_NAME = "engine_core_paged"
+
+_HARMLESS = frozenset({"position_ids", "cache_position", "use_cache", "layer_idx", "num_items"})
+"""Arguments that other backends need and that say nothing about the result."""
+
+
+class CannotHonour(Exception):
+    """The model asks of attention what ours does not do; the message says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """What one layer asked for."""
+
+    layer: int
+    num_query_heads: int
+    num_kv_heads: int
+    scale: float
+    sliding_window: int | None
+    softcap: float | None
+
+
+_target: ContextVar[ForwardContext | list[AttentionCall]] = ContextVar("attention_target")
+"""Where the layers of the running forward pass find their cache; or the list that takes their calls
+down, when only those are wanted."""
+
+
+def switch_to_paged_attention(model: Any) -> None:
+    """
+    Raises:
+        CannotHonour: the model's attention cannot be replaced.
+    """
+    if not model._supports_attention_backend:
+        raise CannotHonour("its attention cannot be replaced")
+    AttentionInterface.register(_NAME, _attend)
+    # This name has no mask function on purpose: transformers then passes no mask.
+    model.set_attn_implementation(_NAME)
+    if model.config._attn_implementation != _NAME:
+        raise CannotHonour("its attention cannot be replaced")
+
+
+def record_attention(body: CausalBody, token_ids_T: torch.Tensor) -> list[AttentionCall]:
+    """What each layer asks for, in order of layers. The model must have been switched.
+
+    Raises:
+        CannotHonour: more than we do, or not exactly one attention a layer.
+    """
+    if not body.accepts("position_ids"):
+        raise CannotHonour("it takes no position_ids")
+    calls: list[AttentionCall] = []
+    token = _target.set(calls)
+    try:
+        positions_T = torch.arange(len(token_ids_T))
+        body.hidden_states(token_ids_T, position_ids=positions_T[None], use_cache=False)
+    finally:
+        _target.reset(token)
+    if [call.layer for call in calls] != list(range(len(calls))) or not calls:
+        raise CannotHonour("its layers do not each attend once, in order")
+    if len({call.num_query_heads for call in calls}) > 1:
+        raise CannotHonour("its layers have different numbers of query heads")
+    return calls
+
+
+class FlattenedModel:
+    """`engine_core.models.Model` over a switched model."""
+
+    def __init__(self, body: CausalBody, spec: KVCacheSpec) -> None:
+        self._body = body
+        self._spec = spec
+
+    @property
+    def kv_cache_spec(self) -> KVCacheSpec:
+        return self._spec
+
+    @torch.inference_mode()
+    def forward(
+        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """See `Model.forward`."""
+        token = _target.set(context)
+        try:
+            return self._body.hidden_states(
+                token_ids_T, position_ids=positions_T[None], use_cache=False
+            )
+        finally:
+            _target.reset(token)
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
+        """See `Model.compute_logits`."""
+        return self._body.logits(hidden_RE)
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls for every layer, by these names: heads first, [1, H or K, T, d]
+    -> [1, T, H, head size of v]."""
+    target = _target.get()
+    call = _read_call(module, query, key, attention_mask, options)
+    if isinstance(target, list):
+        target.append(call)
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+    metadata = target.metadata[call.layer]
+    kv_cache = target.kv_caches[call.layer]
+    head_size = kv_cache[0].shape[3]
+    target.ops.write_kv_cache(
+        tokens_first(key, head_size),
+        tokens_first(value, head_size),
+        kv_cache=kv_cache,
+        slot_mapping_T=metadata.slot_mapping_T,
+    )
+    out_THD = target.ops.paged_attention(
+        tokens_first(query, head_size),
+        *kv_cache,
+        metadata,
+        scale=call.scale,
+        sliding_window=call.sliding_window,
+        softcap=call.softcap,
+    )
+    return out_THD[None, :, :, : value.shape[3]], None
+
+
+def tokens_first(heads_1KTD: torch.Tensor, head_size: int) -> torch.Tensor:
+    """[1, K, T, d] -> [T, K, head_size]; zeros behind a smaller head change no product."""
+    states_TKD = heads_1KTD[0].transpose(0, 1)
+    missing = head_size - states_TKD.shape[2]
+    return pad(states_TKD, (0, missing)) if missing else states_TKD.contiguous()
+
+
+def _read_call(
+    module: torch.nn.Module,
+    query_1HTD: torch.Tensor,
+    key_1KTD: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    options: dict[str, Any],
+) -> AttentionCall:
+    if attention_mask is not None:
+        raise CannotHonour("it builds an attention mask of its own")
+    layer = getattr(module, "layer_idx", None)
+    if not isinstance(layer, int):
+        raise CannotHonour("its attention layers do not know their index")
+    rest = dict(options)
+    scale = rest.pop("scaling", None)
+    window = rest.pop("sliding_window", None)
+    softcap = rest.pop("softcap", None)
+    if not rest.pop("is_causal", getattr(module, "is_causal", True)):
+        raise CannotHonour("its attention is not causal")
+    for name, value in rest.items():
+        wanted = value is not None and value is not False and name not in _HARMLESS
+        if wanted and not (name == "dropout" and value == 0):
+            raise CannotHonour(f"its attention takes {name}")
+    return AttentionCall(
+        layer=layer,
+        num_query_heads=query_1HTD.shape[1],
+        num_kv_heads=key_1KTD.shape[1],
+        scale=query_1HTD.shape[3] ** -0.5 if scale is None else float(scale),
+        sliding_window=None if window is None else int(window),
+        softcap=None if softcap is None else float(softcap),
+    )

@@ -1,0 +1,254 @@
+"""Any decoder-only architecture that transformers knows, where we have no code of our own.
+
+    folder -> transformers' model -> plain run (the reference)
+                                     |- all tokens of a step at once, through our paged attention
+                                     |- if that is not the same: request by request
+                                     `- if that is not either: refused by name
+
+Owns what is refused, and the choice. transformers takes seconds to import, so it is imported when a
+model is loaded. Must not know the runner.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from engine_core.models.errors import ModelError, ModelWeightsError, UnsupportedArchitecture
+from engine_core.models.interface import KVCacheSpec, Model
+from kernels.interface.operations import Operations
+
+if TYPE_CHECKING:
+    from engine_core.models.transformers.reference import Reference
+
+logger = logging.getLogger(__name__)
+
+_LENGTH_NAMES = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_sequence_length",
+    "n_ctx",
+)
+_ASSUMED_LENGTH = 2048
+_SUPPORTED = "decoder-only language models with attention in every layer are supported"
+
+
+def load_transformers_model(
+    path: Path, config: dict[str, Any], *, dtype: torch.dtype, ops: Operations
+) -> Model:
+    """Load a model folder through transformers and check that it runs right over paged blocks.
+
+    Args:
+        path: a Hugging Face model folder.
+        config: its config.json.
+        dtype: of the weights and the cache.
+
+    Raises:
+        UnsupportedArchitecture: transformers does not know it, it is not a decoder with attention
+            in every layer, or it does not give the same logits over a paged cache.
+        ModelWeightsError: tensors are missing or of a wrong shape.
+        ModelError: transformers cannot load it for another reason.
+    """
+    _refuse_by_config(config)
+    model = _load(path, config, dtype)
+    with torch.inference_mode():
+        return _make_runnable(model, dtype, ops)
+
+
+def _refuse_by_config(config: dict[str, Any]) -> None:
+    name = _name(config)
+    if config.get("is_encoder_decoder"):
+        raise UnsupportedArchitecture(f"{name} is an encoder-decoder model; {_SUPPORTED}")
+    for key in ("vision_config", "audio_config"):
+        if config.get(key) is not None:
+            raise UnsupportedArchitecture(f"{name} is multimodal (it has a {key}); {_SUPPORTED}")
+    if config.get("quantization_config") is not None:
+        method = config["quantization_config"].get("quant_method", "of an unnamed method")
+        raise UnsupportedArchitecture(
+            f"{name} is quantised ({method}), only GGUF files may be; use the original weights"
+        )
+    if "chunked_attention" in (config.get("layer_types") or ()):
+        raise UnsupportedArchitecture(f"{name} attends in chunks of its context; {_SUPPORTED}")
+
+
+def _name(config: dict[str, Any]) -> str:
+    return ", ".join(config.get("architectures") or [str(config.get("model_type"))])
+
+
+def _load(path: Path, config: dict[str, Any], dtype: torch.dtype) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        auto_config = AutoConfig.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
+    except (ValueError, KeyError) as error:
+        raise UnsupportedArchitecture(
+            f"neither this engine nor transformers knows {_name(config)} "
+            f"(model_type {config.get('model_type')!r}): {_first_line(error)}"
+        ) from error
+    if type(auto_config) not in AutoModelForCausalLM._model_mapping:
+        raise UnsupportedArchitecture(
+            f"{_name(config)} is not a causal language model; {_SUPPORTED}"
+        )
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=auto_config,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        # code of others, for any of 190 architectures: whatever it raises, the model is not loaded
+        raise ModelError(f"transformers cannot load {path}: {_first_line(error)}") from error
+    wrong = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
+    if wrong:
+        raise ModelWeightsError(
+            f"{path}: {len(wrong)} tensors of {_name(config)} are missing or of a wrong shape "
+            f"({', '.join(wrong[:5])}{', ...' if len(wrong) > 5 else ''}); "
+            "use the model's complete folder"
+        )
+    if model._can_set_experts_implementation():
+        # the grouped product wants rows of whole 16 bytes, and computes nothing else on a CPU
+        model.set_experts_implementation("eager")
+    return model.eval()
+
+
+def _make_runnable(model: Any, dtype: torch.dtype, ops: Operations) -> Model:
+    from engine_core.models.transformers.per_request import PerRequestModel
+    from engine_core.models.transformers.reference import largest_difference, run_reference
+
+    own_attention = model.config._attn_implementation
+    name = type(model).__name__
+    try:
+        reference = run_reference(model)
+    except UnsupportedArchitecture:
+        raise
+    except Exception as error:
+        raise UnsupportedArchitecture(
+            f"{name} does not run as a plain language model: {_first_line(error)}; {_SUPPORTED}"
+        ) from error
+    flattened = _flattened(model, reference, dtype, ops)
+    if flattened is not None:
+        return flattened
+    model.set_attn_implementation(own_attention)
+    runnable = PerRequestModel(
+        reference.body,
+        # the model masks by itself what has left a window, so all of it is kept
+        _spec(
+            model,
+            reference,
+            num_query_heads=_whole_groups(model, reference.num_kv_heads),
+            windows=(None,) * len(reference.sliding_windows),
+        ),
+    )
+    try:
+        off = largest_difference(runnable, reference, dtype=dtype, ops=ops)
+    except Exception as error:
+        raise UnsupportedArchitecture(
+            f"{name} does not run over a paged cache: {_first_line(error)}; {_SUPPORTED}"
+        ) from error
+    if off > 1:
+        raise UnsupportedArchitecture(
+            f"{name} gives other logits in pieces over a paged cache than at once ({off:.1f} times "
+            f"what rounding explains), so its answers would be wrong; {_SUPPORTED}"
+        )
+    logger.info("%s runs request by request, in transformers' own attention", name)
+    return runnable
+
+
+def _flattened(
+    model: Any, reference: Reference, dtype: torch.dtype, ops: Operations
+) -> Model | None:
+    """The model with our attention in it; None, with the reason logged, if that is not the same."""
+    from engine_core.models.transformers.attention import (
+        CannotHonour,
+        FlattenedModel,
+        record_attention,
+        switch_to_paged_attention,
+    )
+    from engine_core.models.transformers.reference import largest_difference
+
+    name = type(model).__name__
+    try:
+        switch_to_paged_attention(model)
+        calls = record_attention(reference.body, reference.token_ids[0])
+        windows = tuple(call.sliding_window for call in calls)
+        if windows != reference.sliding_windows:
+            raise CannotHonour(
+                f"its layers ask for windows {windows}, its cache has {reference.sliding_windows}"
+            )
+        if {call.num_kv_heads for call in calls} != {reference.num_kv_heads}:
+            raise CannotHonour("it does not cache the keys that it attends to")
+        spec = _spec(model, reference, num_query_heads=calls[0].num_query_heads, windows=windows)
+        runnable = FlattenedModel(reference.body, spec)
+        off = largest_difference(runnable, reference, dtype=dtype, ops=ops)
+    except Exception as error:
+        # whatever the model's code raises, the other way to run it is still open
+        logger.info("%s does not take our attention: %s", name, _first_line(error))
+        return None
+    if off > 1:
+        logger.info("%s gives other logits with our attention (%.1f)", name, off)
+        return None
+    return runnable
+
+
+def _whole_groups(model: Any, num_kv_heads: int) -> int:
+    """Query heads, for plans that nobody reads: they need as many for each key/value head."""
+    config = model.config.get_text_config(decoder=True)
+    num_heads = getattr(config, "num_attention_heads", num_kv_heads)
+    return num_heads if num_heads % num_kv_heads == 0 else num_kv_heads
+
+
+def _spec(
+    model: Any,
+    reference: Reference,
+    *,
+    num_query_heads: int,
+    windows: tuple[int | None, ...],
+) -> KVCacheSpec:
+    return KVCacheSpec(
+        num_layers=len(reference.sliding_windows),
+        num_query_heads=num_query_heads,
+        num_kv_heads=reference.num_kv_heads,
+        head_size=reference.head_size,
+        sliding_windows=windows,
+        vocab_size=reference.vocab_size,
+        max_model_len=_max_model_len(model.config.get_text_config(decoder=True)),
+    )
+
+
+def _max_model_len(config: Any) -> int:
+    """Tokens that the model was made for.
+
+    Phi-3's "longrope" turns all angles another way once a sequence has grown past the original
+    length, those of keys that are in the cache already included; so it ends there.
+    """
+    lengths = [getattr(config, name, None) for name in _LENGTH_NAMES]
+    length = next((each for each in lengths if isinstance(each, int) and each > 0), None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    original = rope.get("original_max_position_embeddings")
+    if rope.get("rope_type") == "longrope" and original:
+        length = min(int(original), length or int(original))
+    if length is not None:
+        return length
+    logger.warning(
+        "the config of %s names no length; %d tokens are assumed",
+        type(config).__name__,
+        _ASSUMED_LENGTH,
+    )
+    return _ASSUMED_LENGTH
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

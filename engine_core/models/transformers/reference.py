@@ -1,0 +1,200 @@
+"""What a transformers model computes when it is left alone, and whether ours computes the same.
+
+A model is run once, plainly, on a few tokens. That run tells what its KV cache looks like and gives
+logits to compare with: code written by others, for architectures that nobody here has seen, is
+trusted only after it has given the same logits in chunks, in a mixed batch, over shuffled blocks.
+Must not know any architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from engine_core.models.errors import UnsupportedArchitecture
+from engine_core.models.interface import KVCacheSpec, Model
+from engine_core.models.transformers.body import CausalBody, run_and_find_body
+from kernels.interface.operations import (
+    AttentionMetadata,
+    AttentionPlanner,
+    ForwardContext,
+    KVCache,
+    Operations,
+)
+
+_SEQUENCE_LENS = (8, 5)
+_STEPS = ({0: 5, 1: 3}, {1: 2, 0: 2}, {0: 1})
+"""Tokens of each sequence: two first chunks, a mixed step in another order, a decode alone."""
+_BLOCK_SIZE = 4
+_BLOCK_TABLES = ((5, 2), (1, 4))
+
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 0.1}
+"""Largest difference of a logit, as a share of the largest distance of a logit from their mean.
+Sums in another order differ by a hundredth of this; a wrong position or mask by a hundred times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A plain run of a model on `token_ids`.
+
+    Attributes:
+        logits: float32, [length of the sequence, V] for each sequence.
+        sliding_windows: for each layer, what transformers' own cache keeps; None for all.
+        head_size: of keys or values, whichever is larger.
+    """
+
+    body: CausalBody
+    token_ids: tuple[torch.Tensor, ...]
+    logits: tuple[torch.Tensor, ...]
+    num_kv_heads: int
+    head_size: int
+    sliding_windows: tuple[int | None, ...]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.logits[0].shape[1]
+
+
+def run_reference(model: Any) -> Reference:
+    """Run the model plainly on two short sequences.
+
+    Raises:
+        UnsupportedArchitecture: it has no ordinary KV cache in every layer.
+    """
+    generator = torch.Generator().manual_seed(0)
+    config = model.config.get_text_config(decoder=True)
+    ids = torch.arange(config.vocab_size)
+    # some models hide padding from themselves
+    ids = ids[ids != (getattr(config, "pad_token_id", None) or 0)]
+    token_ids = tuple(
+        ids[torch.randint(len(ids), (length,), generator=generator)] for length in _SEQUENCE_LENS
+    )
+    body, output = run_and_find_body(model, token_ids[0])
+    num_kv_heads, head_size, windows = _read_cache(model, getattr(output, "past_key_values", None))
+    logits = [output.logits, *(model(input_ids=ids_L[None]).logits for ids_L in token_ids[1:])]
+    return Reference(
+        body=body,
+        token_ids=token_ids,
+        logits=tuple(logits_1LV[0].float() for logits_1LV in logits),
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        sliding_windows=windows,
+    )
+
+
+def _read_cache(model: Any, cache: object) -> tuple[int, int, tuple[int | None, ...]]:
+    name = type(model).__name__
+    if not isinstance(cache, DynamicCache) or not cache.layers:
+        raise UnsupportedArchitecture(
+            f"{name} keeps no key/value cache; decoders that do are supported"
+        )
+    shapes: set[tuple[int, int]] = set()
+    windows: list[int | None] = []
+    for layer in cache.layers:
+        # exactly these: their subclasses hold states beside keys and values
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) or not layer.is_initialized:
+            raise UnsupportedArchitecture(
+                f"{name} has layers without keys and values of their own "
+                f"({type(layer).__name__}); models with attention in every layer are supported"
+            )
+        shapes.add((layer.keys.shape[1], max(layer.keys.shape[3], layer.values.shape[3])))
+        windows.append(int(layer.sliding_window) if layer.is_sliding else None)
+    if len(shapes) > 1:
+        raise UnsupportedArchitecture(
+            f"{name} has layers with different (key/value heads, head size): {sorted(shapes)}; "
+            "models whose layers are alike are supported"
+        )
+    num_kv_heads, head_size = shapes.pop()
+    return num_kv_heads, head_size, tuple(windows)
+
+
+def largest_difference(
+    model: Model, reference: Reference, *, dtype: torch.dtype, ops: Operations
+) -> float:
+    """Run the reference's sequences over a paged cache; how far the logits are off, where 1 is the
+    most that rounding explains."""
+    caches = _caches(model.kv_cache_spec, dtype, ops)
+    planners = _make_planners(model.kv_cache_spec, dtype, ops)
+    num_computed = [0] * len(reference.token_ids)
+    worst = 0.0
+    for counts in _STEPS:
+        spans = [(row, num_computed[row], num_computed[row] + n) for row, n in counts.items()]
+        context = ForwardContext(
+            kv_caches=caches,
+            metadata=_plan(model.kv_cache_spec, spans, planners),
+            ops=ops,
+        )
+        hidden_TE = model.forward(
+            torch.cat([reference.token_ids[row][start:stop] for row, start, stop in spans]),
+            torch.cat([torch.arange(start, stop) for _, start, stop in spans]),
+            context,
+        )
+        expected_TV = torch.cat([reference.logits[row][start:stop] for row, start, stop in spans])
+        distance = (model.compute_logits(hidden_TE) - expected_TV).abs().max()
+        spread = (expected_TV - expected_TV.mean(dim=1, keepdim=True)).abs().max()
+        # written so that NaN counts as infinitely far off
+        off = float(distance / spread / _TOLERANCE[dtype])
+        worst = max(worst, off if off == off else float("inf"))
+        for row, _, stop in spans:
+            num_computed[row] = stop
+    return worst
+
+
+def _caches(spec: KVCacheSpec, dtype: torch.dtype, ops: Operations) -> list[KVCache]:
+    num_blocks = 1 + max(max(table) for table in _BLOCK_TABLES)
+    return [
+        ops.allocate_kv_cache(num_blocks, _BLOCK_SIZE, spec.num_kv_heads, spec.head_size, dtype)
+        for _ in range(spec.num_layers)
+    ]
+
+
+def _make_planners(
+    spec: KVCacheSpec, dtype: torch.dtype, ops: Operations
+) -> dict[int | None, AttentionPlanner]:
+    return {
+        window: ops.make_attention_planner(
+            num_query_heads=spec.num_query_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_size=spec.head_size,
+            block_size=_BLOCK_SIZE,
+            sliding_window=window,
+            max_num_seqs=len(_SEQUENCE_LENS),
+            max_num_batched_tokens=sum(_SEQUENCE_LENS),
+            max_model_len=max(_SEQUENCE_LENS),
+            dtype=dtype,
+            kv_dtype=dtype,
+        )
+        for window in set(spec.sliding_windows)
+    }
+
+
+def _plan(
+    spec: KVCacheSpec,
+    spans: Sequence[tuple[int, int, int]],
+    planners: dict[int | None, AttentionPlanner],
+) -> list[AttentionMetadata]:
+    slots = [
+        _BLOCK_TABLES[row][position // _BLOCK_SIZE] * _BLOCK_SIZE + position % _BLOCK_SIZE
+        for row, start, stop in spans
+        for position in range(start, stop)
+    ]
+    lengths = [stop - start for _, start, stop in spans]
+    # none is called a decode: a backend takes any order then
+    by_window = {
+        window: planner.plan(
+            query_start_loc_R1=torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).int(),
+            seq_lens_R=torch.tensor([stop for _, _, stop in spans], dtype=torch.int32),
+            block_table_RM=torch.tensor(
+                [_BLOCK_TABLES[row] for row, _, _ in spans], dtype=torch.int32
+            ),
+            slot_mapping_T=torch.tensor(slots, dtype=torch.int64),
+            num_decodes=0,
+            num_decode_tokens=0,
+        )
+        for window, planner in planners.items()
+    }
+    return [by_window[window] for window in spec.sliding_windows]

@@ -1,0 +1,1 @@
+"""The daemon's options, as typed. Imports no torch: `--help` reads this."""

@@ -1,0 +1,1 @@
+"""Clients of the daemon: sockets, handshake, messages, checks of requests."""

@@ -1,0 +1,104 @@
+"""From frames to messages of known clients.
+
+Owns the handshake and the answer to what cannot be understood: garbage, another wire version, a
+client that did not introduce itself. One sender's nonsense never reaches the loop.
+"""
+
+import logging
+from collections.abc import Callable
+
+from engine_core.server.clients import Client, ClientRegistry
+from engine_core.server.outbox import Outbox
+from engine_core.server.transport import EngineSocket, Frame
+from protocol.base import Message
+from protocol.codec import check_wire_version, decode_client_message, request_id_of
+from protocol.errors import ErrorCode, MalformedMessage, WireVersionMismatch
+from protocol.outputs import ErrorMessage, Rejected
+from protocol.requests import Abort, Call, ClientMessage, EngineRequest, Goodbye, Hello
+
+logger = logging.getLogger(__name__)
+
+Incoming = tuple[Client, EngineRequest | Abort | Call]
+
+
+class Inbox:
+    """Reads the socket for the loop.
+
+    Args:
+        idle_wait_s: how long a blocking drain waits; short enough for heartbeats to be on time.
+        welcome: makes the answer to a HELLO: the message and its binary frames.
+    """
+
+    def __init__(
+        self,
+        socket: EngineSocket,
+        clients: ClientRegistry,
+        outbox: Outbox,
+        *,
+        idle_wait_s: float,
+        welcome: Callable[[Hello], tuple[Message, list[Frame]]],
+    ) -> None:
+        self._socket = socket
+        self._clients = clients
+        self._outbox = outbox
+        self._idle_wait_s = idle_wait_s
+        self._welcome = welcome
+
+    def drain(self, *, block: bool) -> list[Incoming]:
+        """Everything that has arrived, in order. With `block`, wait a while if there is nothing."""
+        if block:
+            self._socket.wait(self._idle_wait_s)
+        incoming: list[Incoming] = []
+        for identity, frames in self._socket.receive_all():
+            client = self._clients.find(identity)
+            message = self._understand(identity, client, frames)
+            match message:
+                case None:
+                    pass
+                case Hello():
+                    self._greet(identity, message)
+                case _ if client is None:
+                    self._complain(
+                        identity, ErrorCode.HELLO_REQUIRED, "say HELLO before anything else"
+                    )
+                case Goodbye():
+                    self._clients.remove(client)
+                case _:
+                    incoming.append((client, message))
+        return incoming
+
+    def _understand(
+        self, identity: bytes, client: Client | None, frames: list[Frame]
+    ) -> ClientMessage | None:
+        try:
+            if not frames:
+                raise MalformedMessage("not a client message: it has no frames")
+            message = decode_client_message(frames[0])
+            if isinstance(message, Hello):
+                check_wire_version(message.wire_version)
+            return message
+        except WireVersionMismatch as error:
+            self._complain(identity, ErrorCode.WIRE_VERSION, str(error))
+        except MalformedMessage as error:
+            request_id = request_id_of(frames[0]) if frames else None
+            if client is not None and request_id is not None:
+                # A request that says its id can be refused as that request.
+                reason = str(error).removeprefix("not a client message: ")
+                logger.warning("%s sent an invalid request %r: %s", client, request_id, reason)
+                self._outbox.post(
+                    client,
+                    Rejected(request_id=request_id, code=ErrorCode.INVALID_REQUEST, message=reason),
+                )
+            else:
+                self._complain(identity, ErrorCode.MALFORMED_MESSAGE, str(error))
+        return None
+
+    def _greet(self, identity: bytes, hello: Hello) -> None:
+        client = self._clients.add(identity, hello.client_name)
+        logger.info("%s connected", client)
+        message, frames = self._welcome(hello)
+        self._outbox.post(client, message, frames)
+
+    def _complain(self, identity: bytes, code: ErrorCode, text: str) -> None:
+        logger.warning("refused a message: %s", text)
+        self._outbox.send_unregistered(identity, ErrorMessage(code=code.value, message=text))

@@ -1,0 +1,1 @@
+"""From options to a running engine; nothing here runs after the start."""

@@ -1,0 +1,72 @@
+"""Where the time from launch to ready goes: one phase after the other, without gaps.
+
+Owns the phases' names and their clock. Must not know what is done in a phase.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+Phase = Literal["imports", "files", "weights", "cache", "warm_up", "serving"]
+"""What the start is busy with.
+
+imports: the interpreter, our modules, torch. files: finding the model, its headers and tokenizer.
+weights: tensors to the form that steps use. cache: sizes, and memory for keys and values.
+warm_up: first steps, captures, compilation. serving: scheduler, messages, sockets.
+"""
+
+
+class StartPhases:
+    """Seconds spent in each phase since the process was launched. What runs beside a phase, in
+    another thread, is not counted: only what the start waited for.
+
+    Args:
+        launched_s: when the process began, by `now`; default: what the system says.
+        now: a monotonic clock in seconds.
+    """
+
+    def __init__(
+        self, *, launched_s: float | None = None, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._now = now
+        self._launched_s = process_launched_s() if launched_s is None else launched_s
+        self._phase: Phase = "imports"
+        self._since_s = self._launched_s
+        self._spent_s: dict[Phase, float] = {}
+
+    def enter(self, phase: Phase) -> None:
+        """End the current phase and begin, or go on with, another."""
+        now_s = self._now()
+        self._spent_s[self._phase] = self._spent_s.get(self._phase, 0.0) + now_s - self._since_s
+        self._phase, self._since_s = phase, now_s
+
+    @property
+    def total_s(self) -> float:
+        """Seconds from launch to the last `enter`: the sum of all phases."""
+        return self._since_s - self._launched_s
+
+    def spent_s(self) -> dict[Phase, float]:
+        """Seconds in each phase up to the last `enter`, in the order in which they began."""
+        return dict(self._spent_s)
+
+
+def process_launched_s() -> float:
+    """When this process began, by `time.monotonic`.
+
+    Linux says it in clock ticks of 10 ms, rounded down; one tick is added, so that no more time is
+    told than a parent can have measured. Elsewhere it is now.
+
+    Source: proc_pid_stat(5), field 22.
+    """
+    now_s = time.monotonic()
+    try:
+        # the second field is the program's name in brackets, which may hold blanks and brackets
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started_ticks = int(fields[22 - 3])
+        ticks_per_s = os.sysconf("SC_CLK_TCK")
+        since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return now_s
+    return now_s - max(0.0, since_boot_s - (started_ticks + 1) / ticks_per_s)

@@ -1,0 +1,158 @@
+"""The model runner of a device, and what its largest step takes there.
+
+Owns how a runner is made. Must not know options, the scheduler's rules or sockets.
+"""
+
+import dataclasses
+import logging
+
+import torch
+
+from engine_core.errors import StartupError
+from engine_core.executor import InProcessExecutor, OneStepRunner, StepsInFlightRunner
+from engine_core.model_runner.cache_layout import CacheLayout
+from engine_core.model_runner.gpu import DeviceQueue, GPUModelRunner, SynchronousQueue
+from engine_core.model_runner.gpu.buckets import decode_buckets
+from engine_core.model_runner.gpu.cuda_queue import CudaQueue
+from engine_core.model_runner.runner import ModelRunner
+from engine_core.startup.device_memory import MemoryMeter, measure_extra_bytes
+from engine_core.startup.model_loading import LoadedModel
+from engine_core.startup.profile_run import StepLimits, profile_steps
+from kernels.backends import device_step_operations
+from kernels.interface.device_steps import SamplingMode
+
+logger = logging.getLogger(__name__)
+
+Runner = OneStepRunner | StepsInFlightRunner
+
+_MOST_LOGPROBS_ON_DEVICE = 128
+"""A row that asks for more is reported by the host, from a copy of its logits."""
+_BYTES_A_GRAPH = 12 * 1024**2
+"""Allowed for each CUDA graph: one of the largest is measured, the others share its memory for
+tensors, and the driver keeps some MiB of each."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerSpec:
+    """What every runner of this engine is made of; only the number of blocks is still open.
+
+    Attributes:
+        cache_dtype: of keys and values.
+        block_bytes: of one block over all cache tensors.
+        max_num_logprobs: the most that a request may ask for; -1: the whole vocabulary.
+        on_device: rows and sampling are the device's, and a step is in flight while the next is
+            planned; else one step at a time, with rows on the host.
+        capture_at_start: capture every CUDA graph in `warm_up`.
+        enforce_eager: capture none at all; without effect where nothing is captured anyway.
+    """
+
+    loaded: LoadedModel
+    layout: CacheLayout
+    cache_dtype: torch.dtype
+    block_size: int
+    block_bytes: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    max_num_logprobs: int
+    eos_token_ids: tuple[int, ...]
+    on_device: bool
+    capture_at_start: bool
+    enforce_eager: bool
+
+    def build(self, *, num_blocks: int, num_host_blocks: int, max_model_len: int) -> Runner:
+        """A runner with its cache; `max_model_len` may be less than was measured for.
+
+        Raises:
+            StartupError: the device's kernels cannot serve the model's shape or the cache's dtype.
+        """
+        loaded = self.loaded
+        if not self.on_device:
+            try:
+                return ModelRunner(
+                    model=loaded.model,
+                    ops=loaded.ops,
+                    layout=self.layout,
+                    num_blocks=num_blocks,
+                    num_host_blocks=num_host_blocks,
+                    block_size=self.block_size,
+                    max_num_seqs=self.max_num_seqs,
+                    max_num_batched_tokens=self.max_num_batched_tokens,
+                    max_model_len=max_model_len,
+                    dtype=loaded.dtype,
+                    kv_dtype=self.cache_dtype,
+                    eos_token_ids=self.eos_token_ids,
+                )
+            except ValueError as error:
+                raise StartupError(str(error)) from error
+        try:
+            return GPUModelRunner(
+                model=loaded.model,
+                ops=loaded.ops,
+                steps=device_step_operations(loaded.ops.device),
+                queue=_queue_of(loaded.ops.device),
+                layout=self.layout,
+                num_blocks=num_blocks,
+                num_host_blocks=num_host_blocks,
+                block_size=self.block_size,
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                max_model_len=max_model_len,
+                dtype=loaded.dtype,
+                kv_dtype=self.cache_dtype,
+                eos_token_ids=self.eos_token_ids,
+                use_graphs=not self.enforce_eager,
+            )
+        except ValueError as error:
+            raise StartupError(
+                f"{loaded.architecture} of this shape cannot be served on a GPU: {error}; run with "
+                "--device cpu"
+            ) from error
+
+    def warm_up(self, runner: Runner) -> None:
+        """Launch everything that a plan may ask for, so that nothing is compiled while serving."""
+        if isinstance(runner, GPUModelRunner):
+            if self.enforce_eager:
+                logger.info("no CUDA graphs: every step is launched kernel by kernel")
+            runner.warm_up(capture_at_start=self.capture_at_start)
+
+    def step_limits(self) -> StepLimits:
+        """The most that a step can be, at the full max_model_len."""
+        vocab_size = self.loaded.model.kv_cache_spec.vocab_size
+        asked = vocab_size if self.max_num_logprobs < 0 else self.max_num_logprobs
+        return StepLimits(
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=self.max_model_len,
+            block_size=self.block_size,
+            num_groups=len(self.layout.groups),
+            num_logprobs=min(asked, vocab_size, _MOST_LOGPROBS_ON_DEVICE),
+        )
+
+    def measure_step_bytes(self, meter: MemoryMeter) -> int:
+        """Everything that serving takes beside weights and cache: a runner's own tensors, its
+        largest steps, graphs, loaded kernels. Runs them on a runner that is thrown away.
+
+        Raises:
+            Exception: whatever the model raises, torch.OutOfMemoryError among others.
+        """
+
+        def run() -> None:
+            runner = self.build(num_blocks=1, num_host_blocks=0, max_model_len=self.max_model_len)
+            executor = InProcessExecutor(runner)
+            for plan in profile_steps(self.step_limits()):
+                executor.submit(plan)
+                executor.collect()
+
+        # the null block and the only one
+        extra = measure_extra_bytes(run, meter, expected_bytes=2 * self.block_bytes)
+        meter.release()
+        num_buckets = 0 if self.enforce_eager else len(decode_buckets(self.max_num_seqs))
+        num_graphs = num_buckets * len(SamplingMode)
+        total = extra + num_graphs * _BYTES_A_GRAPH
+        logger.info("steps take up to %.0f MiB beside weights and cache", total / 1024**2)
+        return total
+
+
+def _queue_of(device: torch.device) -> DeviceQueue:
+    return CudaQueue(device) if device.type == "cuda" else SynchronousQueue()

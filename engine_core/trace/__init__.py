@@ -1,0 +1,1 @@
+"""The trace that `--trace` writes: every arrival, step and time, and its reader."""

@@ -1,0 +1,1 @@
+"""What a backend offers; imports no backend."""

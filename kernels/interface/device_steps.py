@@ -1,0 +1,153 @@
+"""The entrance to what a step needs on the device beside the model: its inputs and its sampling.
+
+Owns the protocols `DeviceStepOperations` and `StepSampler`. Must not know the model, the scheduler
+or how a backend works. The torch implementation (`kernels.torch.device_steps`, CPU tensors
+only) is the specification.
+
+    packed words --> apply_row_updates --> rows (tokens, block tables, sampling state)
+         |                                  |                ^
+         +----------> prepare_step <--------+                | append_sampled
+                          |                                  |
+                     StepTensors --> model --> logits --> sample --> tokens, log-probabilities
+
+Everything reads how many sequences there are from the packed words, on the device: so a call whose
+tensors are those of a bucket can be recorded in a CUDA graph and replayed for any step that fits.
+Nothing here waits for the device. All calls of an engine go to one stream, in order: a step reads
+the tokens that the step before it appended.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol
+
+import torch
+
+from kernels.interface.sampling_rows import SamplingRows, StepResults
+from kernels.interface.step_packing import (
+    TOKEN_TABLE,
+    IntArray,
+    PackedLayout,
+    RowUpdate,
+    pack_step,
+)
+from kernels.interface.step_tensors import DeviceRows, StepTensors
+
+__all__ = [
+    "TOKEN_TABLE",
+    "DeviceRows",
+    "DeviceStepOperations",
+    "IntArray",
+    "PackedLayout",
+    "RowUpdate",
+    "SamplingMode",
+    "SamplingRows",
+    "StepResults",
+    "StepSampler",
+    "StepTensors",
+    "pack_step",
+]
+
+
+class SamplingMode(enum.Enum):
+    """What the due rows of a step need together. Few, because each is a CUDA graph a bucket."""
+
+    PLAIN = "plain"
+    """Greedy, or sampled from the whole distribution."""
+    TRUNCATED = "truncated"
+    """top_k, top_p or min_p somewhere."""
+    FULL = "full"
+    """Anything."""
+
+
+class StepSampler(Protocol):
+    """Chooses the tokens of steps, and has the memory for it."""
+
+    @property
+    def rows(self) -> SamplingRows: ...
+
+    @property
+    def results(self) -> StepResults:
+        """Of the last `sample`, on the device."""
+        ...
+
+    def sample(
+        self,
+        logits_NV: torch.Tensor,
+        packed: torch.Tensor,
+        layout: PackedLayout,
+        *,
+        num_sequences: int,
+        mode: SamplingMode,
+    ) -> None:
+        """One token for each due sequence of the packed step, into `results`.
+
+            raw logits -> allowed tokens -> min_tokens -> bias -> penalties -> greedy rows end here
+            -> temperature -> min_p, top_k, top_p -> the best of logits + noise
+
+        Noise is a function of (seed, position, token), position being the index in its sequence of
+        the token that is chosen. Log-probabilities and ranks are of the raw logits: the chosen
+        token's, then those of the likeliest tokens, as many as StateWord.NUM_LOGPROBS says. Tokens
+        are counted for those whose state says COUNTED. Entries behind the due ones are not written.
+
+        Args:
+            logits_NV: float32, row n belongs to the n-th due sequence; rows behind the due ones
+                hold anything. May be overwritten.
+            packed: int32, of this step.
+            num_sequences: of the step, may count padding.
+            mode: a promise about all due rows.
+        """
+        ...
+
+
+class DeviceStepOperations(Protocol):
+    """What a runner asks of the device beside `kernels.interface.operations.Operations`."""
+
+    def apply_row_updates(self, packed: torch.Tensor, rows: DeviceRows) -> None:
+        """`table[row, start : start + n] = ids` for each packed update; -1 is the table of tokens.
+
+        Args:
+            packed: int32, made by `pack_step`. Updates of one buffer write no cell twice.
+            rows: written in place. What is past a table's width is dropped.
+        """
+        ...
+
+    def prepare_step(
+        self,
+        packed: torch.Tensor,
+        layout: PackedLayout,
+        rows: DeviceRows,
+        out: StepTensors,
+        *,
+        block_size: int,
+    ) -> None:
+        """Gather the step's inputs from the rows.
+
+            position = computed + i     token = tokens[row, position]
+            slot = table[row, position // S] * S + position % S
+
+        Args:
+            out: overwritten. Its sizes, at least the step's, decide how much padding there is.
+        """
+        ...
+
+    def append_sampled(
+        self,
+        packed: torch.Tensor,
+        layout: PackedLayout,
+        token_ids_N: torch.Tensor,
+        rows: DeviceRows,
+        *,
+        num_sequences: int,
+    ) -> None:
+        """`tokens[row, seq_len] = token_ids_N[due]` for each due sequence of the packed step.
+
+        Args:
+            token_ids_N: int64. A token for which a row has no room is dropped.
+            num_sequences: of the step, may count padding.
+        """
+        ...
+
+    def make_sampler(self, *, num_rows: int, vocab_size: int, device: torch.device) -> StepSampler:
+        """With memory for `num_rows` rows of the persistent batch, all due in one step."""
+        ...

@@ -1,0 +1,114 @@
+"""Weights that a backend keeps in a layout of its own, made of a file's quantised values or floats.
+
+Owns what crosses between a model and such a backend. Must not know files, models, or layouts.
+
+    file -> QuantisedTensor or torch.Tensor, part by part -> WeightPacking.pack -> LinearWeight
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from kernels.interface.operations import LinearWeight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantisedTensor:
+    """A matrix [N, E] in the quantised values that a file holds.
+
+    Attributes:
+        type_name: what `arrays` mean: GGUF's name of a block type, such as "Q4_1", or
+            "gptq-int4", "gptq-int8", "gptq_v2-int4", "gptq_v2-int8", "awq-int4".
+        shape: (N, E).
+        arrays: by name. Of a GGUF type there is one: "blocks", uint8 [N, bytes a row], each row a
+            whole number of blocks. Of the other types there are "qweight", "qzeros" and "scales"
+            as their libraries lay them out. May be mapped from a file: they are read when asked
+            for.
+        decode: such arrays -> float32 [n, E], the values that the type defines.
+        row_order_N: int64; row i of the matrix is row `row_order_N[i]` of every array. None: as it
+            is; always so where rows of the arrays are not the matrix's.
+    """
+
+    type_name: str
+    shape: tuple[int, int]
+    arrays: Mapping[str, torch.Tensor]
+    decode: Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
+    row_order_N: torch.Tensor | None = None
+
+    def ordered(self) -> Mapping[str, torch.Tensor]:
+        """The arrays, with the rows of the matrix in order; shares memory where it can."""
+        if self.row_order_N is None:
+            return self.arrays
+        return {name: array[self.row_order_N] for name, array in self.arrays.items()}
+
+    def dequantise(self) -> torch.Tensor:
+        """float32 [N, E]."""
+        return self.decode(self.ordered())
+
+
+WeightPart = torch.Tensor | QuantisedTensor
+"""[n, E]: outputs of a layer that follow one another, as a checkpoint holds them."""
+
+
+class PackedFileError(Exception):
+    """A file of packed weights is not there, broken, or of another version; the text says which."""
+
+
+class WeightPacking(Protocol):
+    """The packed weights of one model. `open` first, if at all; then every `pack`; then `save`."""
+
+    def pack(
+        self,
+        name: str,
+        parts: Sequence[WeightPart],
+        bias_N: torch.Tensor | None = None,
+        *,
+        least_bits: int = 4,
+    ) -> LinearWeight:
+        """One weight for `Operations.linear`, of parts whose outputs stand side by side.
+
+        A weight that `open` has found under this name is taken from there, and the parts are not
+        read. The caller drops them. A weight of one part serves `Operations.embedding`, too.
+
+        Args:
+            name: of the layer, unlike any other's.
+            parts: floating, or quantised in any type, in host memory; all of equal inputs. Types
+                that the backend does not run are dequantised.
+            least_bits: floating parts are kept in no fewer bits than these: 32 for what must stay
+                as it is, 8 for what suffers from 4.
+
+        Raises:
+            ValueError: parts that do not fit each other, or values that the format cannot hold.
+        """
+        ...
+
+    def open(self, file: Path) -> None:
+        """Take weights from a file that `save` has written for the same model and format.
+
+        Raises:
+            PackedFileError: nothing was taken.
+        """
+        ...
+
+    def num_bytes_to_save(self) -> int:
+        """All that is quantised; 0 if none of it is new to the file that was opened."""
+        ...
+
+    def save(self, file: Path) -> None:
+        """Write all that is quantised. The last call for this model.
+
+        The file is complete or not there: it gets its name when all of it is written.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        ...
+
+    def bytes_by_format(self) -> Mapping[str, int]:
+        """What the weights packed so far take, by the name of their format."""
+        ...

@@ -1,0 +1,139 @@
+"""Paged attention over the groups of a plan: gather, batched products, scatter.
+
+Owns the arithmetic and the buffers that gathered keys and values land in. Must not know requests;
+those are in the plan. `reference_attention` is the specification.
+
+The query heads that share a key/value head are packed into the query dimension, so that keys and
+values are never repeated: q [G, K, Q * (H / K), D] against k [G, K, L, D].
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from kernels.torch.attention_plan import TileGroup
+
+_MOST_ROWS_FOR_BMM = 16
+"""Up to this many packed query rows two plain batched products beat the fused kernel (by 1.2-1.7
+times at 3 rows); above it the fused kernel keeps the scores out of memory."""
+
+
+class PagedAttention:
+    """Runs planned attention. Holds buffers that grow to the largest group seen: fresh memory of
+    that size would be returned to the system and faulted in again by every layer."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+
+    def run(
+        self,
+        q_THD: torch.Tensor,
+        k_cache_BSKD: torch.Tensor,
+        v_cache_BSKD: torch.Tensor,
+        groups: tuple[TileGroup, ...],
+        *,
+        scale: float,
+        softcap: float | None,
+        sinks_H: torch.Tensor | None = None,
+        alibi_slopes_H: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `Operations.paged_attention`."""
+        is_plain = softcap is None and sinks_H is None and alibi_slopes_H is None
+        num_kv_heads, head_size = k_cache_BSKD.shape[2:]
+        out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+        for group in groups:
+            shape = (group.num_tiles, num_kv_heads, group.num_keys, head_size)
+            k_GKLD = self._gather("keys", k_cache_BSKD, group.key_rows).view(shape)
+            v_GKLD = self._gather("values", v_cache_BSKD, group.key_rows).view(shape)
+            q_GKND = _pack_queries(q_THD, group, num_kv_heads)
+            if is_plain and q_GKND.shape[2] > _MOST_ROWS_FOR_BMM:
+                o_GKND = F.scaled_dot_product_attention(
+                    q_GKND, k_GKLD, v_GKLD, attn_mask=group.mask, scale=scale
+                )
+            else:
+                o_GKND = self._attend(
+                    q_GKND, k_GKLD, v_GKLD, group, scale, softcap, sinks_H, alibi_slopes_H
+                )
+            o_NHD = _unpack_queries(o_GKND, group, q_THD.shape[1])
+            if group.output_token is None:
+                return o_NHD
+            if group.output_index is not None:
+                o_NHD = o_NHD.index_select(0, group.output_index)
+            out_THD.index_copy_(0, group.output_token, o_NHD)
+        return out_THD
+
+    def _attend(
+        self,
+        q_GKND: torch.Tensor,
+        k_GKLD: torch.Tensor,
+        v_GKLD: torch.Tensor,
+        group: TileGroup,
+        scale: float,
+        softcap: float | None,
+        sinks_H: torch.Tensor | None,
+        alibi_slopes_H: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Two batched products with the softmax in float32 between them."""
+        num_tiles, num_kv_heads, num_rows, head_size = q_GKND.shape
+        num_keys = k_GKLD.shape[2]
+        scores = self._buffer("scores", (num_tiles * num_kv_heads, num_rows, num_keys), q_GKND)
+        torch.bmm((q_GKND * scale).flatten(0, 1), k_GKLD.flatten(0, 1).transpose(1, 2), out=scores)
+        scores_GKNL = scores.view(num_tiles, num_kv_heads, num_rows, num_keys).float()
+        if softcap is not None:
+            scores_GKNL.div_(softcap).tanh_().mul_(softcap)
+        if alibi_slopes_H is not None:
+            scores_GKNL += _alibi(group, alibi_slopes_H.view(num_kv_heads, -1))
+        if group.mask is not None:
+            scores_GKNL += group.mask
+        if sinks_H is not None:  # one more key, whose value is zero
+            sinks_K1H = sinks_H.view(num_kv_heads, 1, -1).expand(-1, group.num_queries, -1)
+            sinks_GKN1 = sinks_K1H.reshape(1, num_kv_heads, num_rows, 1).expand(
+                num_tiles, -1, -1, -1
+            )
+            scores_GKNL = torch.cat((scores_GKNL, sinks_GKN1), dim=-1)
+        weights_GKNL = torch.softmax(scores_GKNL, dim=-1)[..., :num_keys].to(q_GKND.dtype)
+        return torch.bmm(weights_GKNL.flatten(0, 1), v_GKLD.flatten(0, 1)).view(
+            num_tiles, num_kv_heads, num_rows, head_size
+        )
+
+    def _gather(self, name: str, cache_BSKD: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        head_size = cache_BSKD.shape[3]
+        out = self._buffer(name, (rows.shape[0], head_size), cache_BSKD)
+        torch.index_select(cache_BSKD.view(-1, head_size), 0, rows, out=out)
+        return out
+
+    def _buffer(self, name: str, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+        size = 1
+        for extent in shape:
+            size *= extent
+        buffer = self._buffers.get((name, like.dtype))
+        if buffer is None or buffer.numel() < size:
+            buffer = torch.empty(size, dtype=like.dtype, device=like.device)
+            self._buffers[name, like.dtype] = buffer
+        return buffer[:size].view(shape)
+
+
+def _alibi(group: TileGroup, slopes_KH: torch.Tensor) -> torch.Tensor:
+    """`slope * (key position - query position)`, [G, K, Q * (H / K), L]."""
+    first_G = torch.tensor(group.first_distances, dtype=torch.float32)
+    steps_QL = torch.arange(group.num_keys) - torch.arange(group.num_queries).unsqueeze(1)
+    distance_GQL = first_G[:, None, None] + steps_QL
+    bias_GKQHL = distance_GQL[:, None, :, None] * slopes_KH[None, :, None, :, None]
+    return bias_GKQHL.flatten(2, 3)
+
+
+def _pack_queries(q_THD: torch.Tensor, group: TileGroup, num_kv_heads: int) -> torch.Tensor:
+    q_NHD = q_THD if group.query_index is None else q_THD.index_select(0, group.query_index)
+    num_heads, head_size = q_THD.shape[1:]
+    heads_per_kv = num_heads // num_kv_heads
+    packed = q_NHD.reshape(
+        group.num_tiles, group.num_queries, num_kv_heads, heads_per_kv, head_size
+    ).transpose(1, 2)
+    return packed.reshape(group.num_tiles, num_kv_heads, -1, head_size)
+
+
+def _unpack_queries(o_GKND: torch.Tensor, group: TileGroup, num_heads: int) -> torch.Tensor:
+    num_tiles, num_kv_heads, _, head_size = o_GKND.shape
+    split = o_GKND.reshape(num_tiles, num_kv_heads, group.num_queries, -1, head_size)
+    return split.transpose(1, 2).reshape(-1, num_heads, head_size)

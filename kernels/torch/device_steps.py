@@ -1,0 +1,232 @@
+"""Step inputs and sampling on CPU tensors, read out of the packed words: the specification.
+
+Owns `TorchDeviceSteps`, which implements `kernels.interface.device_steps.DeviceStepOperations`. Says each
+rule plainly, a sequence at a time; speed is no aim. Must not know kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.interface.device_steps import (
+    TOKEN_TABLE,
+    DeviceRows,
+    PackedLayout,
+    SamplingMode,
+    SamplingRows,
+    StepResults,
+    StepTensors,
+)
+from kernels.interface.sampling_rows import WORD_BITS, StateFlag, StateWord, TokenList
+from kernels.torch.sampling import apply_penalties, sample_from_all, sample_truncated
+
+_RECORD_WORDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """One sequence of a packed step."""
+
+    row: int
+    computed: int
+    start: int
+    stop: int
+    due: int
+
+    @property
+    def seq_len(self) -> int:
+        return self.computed + self.stop - self.start
+
+
+def _sequences(packed: torch.Tensor, layout: PackedLayout) -> list[_Sequence]:
+    words = packed.tolist()
+    starts = words[layout.query_start_at :]
+    return [
+        _Sequence(
+            row=words[layout.rows_at + index],
+            computed=words[layout.computed_at + index],
+            start=starts[index],
+            stop=starts[index + 1],
+            due=words[layout.due_at + index],
+        )
+        for index in range(words[0])
+    ]
+
+
+class TorchDeviceSteps:
+    """See the module."""
+
+    def apply_row_updates(self, packed: torch.Tensor, rows: DeviceRows) -> None:
+        """See `DeviceStepOperations.apply_row_updates`."""
+        words = packed.tolist()
+        num_updates, records_at, ids_at = words[3:6]
+        for update in range(num_updates):
+            record = words[records_at + _RECORD_WORDS * update :]
+            table, row, start, first = record[:_RECORD_WORDS]
+            stop = record[2 * _RECORD_WORDS - 1]
+            into = rows.token_ids[row] if table == TOKEN_TABLE else rows.block_tables[table, row]
+            ids = packed[ids_at + first : ids_at + stop][: max(0, into.shape[0] - start)]
+            into[start : start + len(ids)] = ids
+
+    def prepare_step(
+        self,
+        packed: torch.Tensor,
+        layout: PackedLayout,
+        rows: DeviceRows,
+        out: StepTensors,
+        *,
+        block_size: int,
+    ) -> None:
+        """See `DeviceStepOperations.prepare_step`."""
+        sequences = _sequences(packed, layout)
+        out.token_ids_T.zero_()
+        out.positions_T.zero_()
+        out.slot_mappings_GT.fill_(-1)
+        out.query_start_loc_R1.fill_(int(packed[1]))
+        out.seq_lens_R.zero_()
+        out.logits_at_R.zero_()
+        for index, sequence in enumerate(sequences):
+            tokens = slice(sequence.start, sequence.stop)
+            positions = torch.arange(sequence.computed, sequence.seq_len)
+            tables_GM = rows.block_tables[:, sequence.row]
+            out.query_start_loc_R1[index] = sequence.start
+            out.seq_lens_R[index] = sequence.seq_len
+            out.positions_T[tokens] = positions
+            out.token_ids_T[tokens] = rows.token_ids[sequence.row, positions].long()
+            blocks_GT = tables_GM[:, positions // block_size].long()
+            out.slot_mappings_GT[:, tokens] = blocks_GT * block_size + positions % block_size
+            num_blocks = -(-sequence.seq_len // block_size)
+            out.block_tables_GRM[:, index, :num_blocks] = tables_GM[:, :num_blocks]
+            if sequence.due >= 0:
+                out.logits_at_R[sequence.due] = sequence.stop - 1
+
+    def append_sampled(
+        self,
+        packed: torch.Tensor,
+        layout: PackedLayout,
+        token_ids_N: torch.Tensor,
+        rows: DeviceRows,
+        *,
+        num_sequences: int,
+    ) -> None:
+        """See `DeviceStepOperations.append_sampled`."""
+        for sequence in _sequences(packed, layout):
+            if sequence.due >= 0 and sequence.seq_len < rows.token_ids.shape[1]:
+                rows.token_ids[sequence.row, sequence.seq_len] = token_ids_N[sequence.due]
+
+    def make_sampler(
+        self, *, num_rows: int, vocab_size: int, device: torch.device
+    ) -> TorchStepSampler:
+        """See `DeviceStepOperations.make_sampler`."""
+        words = torch.zeros(StepResults.num_words(num_rows, vocab_size), dtype=torch.int32)
+        return TorchStepSampler(
+            SamplingRows.allocate(num_rows=num_rows, vocab_size=vocab_size, device=device),
+            StepResults.over(words, capacity=num_rows, vocab_size=vocab_size),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TorchStepSampler:
+    """See `kernels.interface.device_steps.StepSampler`."""
+
+    rows: SamplingRows
+    results: StepResults
+
+    def sample(
+        self,
+        logits_NV: torch.Tensor,
+        packed: torch.Tensor,
+        layout: PackedLayout,
+        *,
+        num_sequences: int,
+        mode: SamplingMode,
+    ) -> None:
+        """See `StepSampler.sample`."""
+        for sequence in _sequences(packed, layout):
+            if sequence.due >= 0:
+                self._sample_row(logits_NV[sequence.due], sequence, mode)
+
+    def _sample_row(self, logits_V: torch.Tensor, sequence: _Sequence, mode: SamplingMode) -> None:
+        out, due = self.results, sequence.due
+        words = self.rows.state_NX[sequence.row, : len(StateWord)]
+        numbers, reals = words.tolist(), words.view(torch.float32).tolist()
+        raw_V = logits_V.clone()
+        if mode is SamplingMode.FULL:
+            out.raw_best_logits_C[due] = raw_V.amax()
+            self._change(logits_V, sequence, numbers, reals)
+        best = logits_V.amax()
+        # NaN, as +inf, tells of logits that are no numbers
+        out.best_logits_C[due] = torch.inf if best.isnan() else best
+        token_id = self._choose(logits_V, sequence, numbers, mode) if best.isfinite() else 0
+        out.token_ids_C[due] = token_id
+        if mode is SamplingMode.FULL:
+            if numbers[StateWord.FLAGS] & StateFlag.COUNTED:
+                self.rows.output_counts_NV[sequence.row, token_id] += 1
+            if numbers[StateWord.NUM_LOGPROBS] >= 0:
+                self._report(raw_V, token_id, due, numbers[StateWord.NUM_LOGPROBS])
+
+    def _change(
+        self,
+        logits_V: torch.Tensor,
+        sequence: _Sequence,
+        numbers: list[int],
+        reals: list[float],
+    ) -> None:
+        rows, row = self.rows, sequence.row
+        lists_3M = rows.lists_3NM[:, row]
+        if numbers[StateWord.FLAGS] & StateFlag.MASKED:
+            allowed_V = _bits(rows.state_NX[row, rows.mask_words])[: rows.vocab_size]
+            logits_V[~allowed_V] = -torch.inf
+        if sequence.seq_len < numbers[StateWord.HELD_BACK_UNTIL]:
+            held_back = lists_3M[TokenList.HELD_BACK, : numbers[StateWord.NUM_HELD_BACK]]
+            logits_V[held_back.long()] = -torch.inf
+        num_biases = numbers[StateWord.NUM_BIASES]
+        biases = lists_3M[TokenList.BIAS_VALUES, :num_biases].view(torch.float32)
+        logits_V[lists_3M[TokenList.BIAS_IDS, :num_biases].long()] += biases
+        if numbers[StateWord.FLAGS] & StateFlag.COUNTED:
+            apply_penalties(
+                logits_V,
+                _bits(rows.prompt_bits_NW[row])[: rows.vocab_size],
+                rows.output_counts_NV[row].float(),
+                repetition_penalty=reals[StateWord.REPETITION],
+                presence_penalty=reals[StateWord.PRESENCE],
+                frequency_penalty=reals[StateWord.FREQUENCY],
+            )
+
+    def _choose(
+        self, logits_V: torch.Tensor, sequence: _Sequence, numbers: list[int], mode: SamplingMode
+    ) -> int:
+        state = self.rows.state_NX[sequence.row]
+        if numbers[StateWord.FLAGS] & StateFlag.GREEDY:
+            return int(logits_V.argmax())
+        logits_1V = (logits_V / state.view(torch.float32)[StateWord.TEMPERATURE])[None]
+        seed_1 = state[StateWord.SEED_LOW : StateWord.SEED_HIGH + 1].clone().view(torch.int64)
+        position_1 = torch.tensor([sequence.seq_len])
+        top_k_1 = state[StateWord.TOP_K].long()[None]
+        top_p_1 = state.view(torch.float32)[StateWord.TOP_P][None]
+        min_p_1 = state.view(torch.float32)[StateWord.MIN_P][None]
+        if mode is SamplingMode.PLAIN or not (top_k_1 > 0 or top_p_1 < 1 or min_p_1 > 0):
+            return int(sample_from_all(logits_1V, seed_1, position_1))
+        return int(
+            sample_truncated(
+                logits_1V, seed_1, position_1, top_k_R=top_k_1, top_p_R=top_p_1, min_p_R=min_p_1
+            )
+        )
+
+    def _report(self, raw_V: torch.Tensor, token_id: int, due: int, number: int) -> None:
+        out = self.results
+        logprobs_V = raw_V.log_softmax(dim=0)
+        values, ids = logprobs_V.topk(number)
+        out.logprob_ids_CN[due, 0] = token_id
+        out.logprob_ids_CN[due, 1 : number + 1] = ids
+        out.logprobs_CN[due, 0] = logprobs_V[token_id]
+        out.logprobs_CN[due, 1 : number + 1] = values
+        out.ranks_C[due] = (logprobs_V > logprobs_V[token_id]).sum() + 1
+
+
+def _bits(words_W: torch.Tensor) -> torch.Tensor:
+    """The bits of int32 words, lowest first, as bool."""
+    shifts = torch.arange(WORD_BITS, dtype=torch.int32)
+    return ((words_W[:, None] >> shifts) & 1).flatten().bool()

@@ -1,0 +1,231 @@
+"""Choosing tokens on a CPU, in torch: Gumbel noise, truncation, penalties. Also the reference.
+
+Shapes: R rows, V vocabulary, C candidates. Logits are float32. No function keeps state.
+"""
+
+import numpy as np
+import torch
+
+from kernels.torch.philox import philox_4x32
+from kernels.torch.sampling_noise import (
+    LARGEST_NOISE,
+    STREAM,
+    noise_of_tokens,
+    noise_of_vocabulary,
+)
+
+_MASK = 0xFFFFFFFF
+_FIRST_CANDIDATES = 256
+"""Truncated distributions nearly always lie within so many of the likeliest tokens."""
+
+_WORTH_SINGLING_OUT = 6
+"""Noise of single tokens costs four times as much a token, and finding them a little more."""
+
+
+def gumbel_noise(
+    seeds_R: torch.Tensor, positions_R: torch.Tensor, token_ids_RC: torch.Tensor
+) -> torch.Tensor:
+    """Standard Gumbel noise of single tokens, float32 [R, C].
+
+    `-log(-log(u))`, u from 23 random bits, in (0, 1) and never so near an end that the result is
+    infinite. Token t of a request has word t % 4 of Philox at counter (t // 4, position, stream)
+    under the request's seed.
+
+    Args:
+        seeds_R: the 64 bits of each seed as int64.
+        positions_R: int64, index in the sequence of the token being chosen.
+        token_ids_RC: int64.
+    """
+    words = _words(seeds_R, positions_R, token_ids_RC >> 2)
+    lane_RC = token_ids_RC & 3
+    chosen_RC = torch.stack(words, dim=-1).gather(-1, lane_RC[..., None])[..., 0]
+    return _to_gumbel(chosen_RC)
+
+
+def gumbel_noise_of_vocabulary(
+    seeds_R: torch.Tensor, positions_R: torch.Tensor, vocab_size: int
+) -> torch.Tensor:
+    """`gumbel_noise` of every token, float32 [R, V], at a quarter of the cost a token."""
+    quads_RQ = torch.arange((vocab_size + 3) // 4, dtype=torch.int64)[None]
+    words = _words(seeds_R, positions_R, quads_RQ)
+    all_RV = torch.stack(words, dim=-1).flatten(1)[:, :vocab_size]
+    return _to_gumbel(all_RV)
+
+
+def _words(
+    seeds_R: torch.Tensor, positions_R: torch.Tensor, quads_RQ: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    key = (seeds_R[:, None] & _MASK, (seeds_R[:, None] >> 32) & _MASK)
+    low, high = positions_R[:, None] & _MASK, (positions_R[:, None] >> 32) & _MASK
+    stream = torch.tensor(STREAM, dtype=torch.int64)
+    return philox_4x32((quads_RQ, low, high, stream), key)
+
+
+def _to_gumbel(bits: torch.Tensor) -> torch.Tensor:
+    uniform = (bits >> 9).to(torch.float32).add_(0.5).mul_(2.0**-23)
+    return uniform.log_().neg_().log_().neg_()
+
+
+def sample_from_all(
+    logits_RV: torch.Tensor, seeds_R: torch.Tensor, positions_R: torch.Tensor
+) -> torch.Tensor:
+    """One token a row, int64 [R], each with its softmax probability: the Gumbel-max trick.
+
+    `argmax((logits - their maximum) + gumbel_noise)`; the maximum goes first so that the noise
+    keeps its digits beside large logits. Noise is bounded, so tokens that the largest noise could
+    not lift over the likeliest token's own sum need none.
+    """
+    vocab_size = logits_RV.shape[1]
+    best_R, best_id_R = logits_RV.max(dim=1)
+    best_noise_R = gumbel_noise(seeds_R, positions_R, best_id_R[:, None])[:, 0]
+    hopeless_R = best_noise_R - (LARGEST_NOISE + 0.01)
+    chosen = []
+    for row, (seed, position) in enumerate(
+        zip(seeds_R.tolist(), positions_R.tolist(), strict=True)
+    ):
+        logits_V = logits_RV[row] - best_R[row]
+        token_ids = np.flatnonzero(logits_V.numpy() >= float(hopeless_R[row]))
+        if len(token_ids) > vocab_size // _WORTH_SINGLING_OUT:
+            noise_V = noise_of_vocabulary(seed, position, vocab_size)
+            chosen.append(int(noise_V.add_(logits_V).argmax()))
+        else:
+            noise_C = noise_of_tokens(seed, position, token_ids)
+            noise_C += logits_V[torch.from_numpy(token_ids)]
+            chosen.append(int(token_ids[int(noise_C.argmax())]))
+    return torch.tensor(chosen, dtype=torch.int64)
+
+
+def sample_truncated(
+    logits_RV: torch.Tensor,
+    seeds_R: torch.Tensor,
+    positions_R: torch.Tensor,
+    *,
+    top_k_R: torch.Tensor,
+    top_p_R: torch.Tensor,
+    min_p_R: torch.Tensor,
+) -> torch.Tensor:
+    """One token a row, int64 [R], from what min_p, top_k and top_p leave, in that order.
+
+    Equal to masking the rest with -inf and `sample_from_all`.
+
+    Args:
+        top_k_R: int64, 0 for no limit. Tokens that tie with the k-th stay.
+        top_p_R: float32; the token that crosses p stays.
+        min_p_R: float32, 0 for no limit.
+    """
+    chosen_R = torch.empty(logits_RV.shape[0], dtype=torch.int64)
+    # The same width for every row, so that a row's arithmetic does not depend on its neighbours.
+    width = min(logits_RV.shape[1], _FIRST_CANDIDATES)
+    values_RC, token_ids_RC = logits_RV.topk(width, dim=1)
+    keep_RC, complete_R = _truncate(
+        values_RC,
+        logits_RV.logsumexp(dim=1),
+        top_k_R=top_k_R,
+        top_p_R=top_p_R,
+        min_p_R=min_p_R,
+    )
+    done = complete_R.nonzero()[:, 0]
+    if done.numel():
+        num_kept = int(keep_RC[done].sum(dim=1).max())
+        kept_values = values_RC[done, :num_kept] - values_RC[done, :1]
+        kept_values.masked_fill_(~keep_RC[done, :num_kept], -torch.inf)
+        kept_ids = token_ids_RC[done, :num_kept]
+        noise = gumbel_noise(seeds_R[done], positions_R[done], kept_ids)
+        best = (kept_values + noise).argmax(dim=1, keepdim=True)
+        chosen_R[done] = kept_ids.gather(1, best)[:, 0]
+    for row in (~complete_R).nonzero()[:, 0].tolist():
+        kept_V = truncate_by_sorting(
+            logits_RV[row],
+            top_k=int(top_k_R[row]),
+            top_p=float(top_p_R[row]),
+            min_p=float(min_p_R[row]),
+        )
+        chosen_R[row] = sample_from_all(
+            kept_V[None], seeds_R[row : row + 1], positions_R[row : row + 1]
+        )[0]
+    return chosen_R
+
+
+def truncate_by_sorting(
+    logits_V: torch.Tensor, *, top_k: int, top_p: float, min_p: float
+) -> torch.Tensor:
+    """A copy of one row with -inf where min_p, top_k and top_p, in that order, leave nothing.
+
+    Among tokens that tie where top_p ends, those with the lowest ids stay.
+    """
+    logits = logits_V.numpy()
+    falling = np.sort(logits)[::-1]
+    num_kept = len(falling) if not top_k else int(np.count_nonzero(falling >= falling[top_k - 1]))
+    if min_p > 0:
+        num_kept = min(num_kept, int(np.count_nonzero(falling >= falling[0] + np.log(min_p))))
+    if top_p < 1:
+        weights = np.exp(falling[:num_kept].astype(np.float64) - falling[0])
+        before = np.cumsum(weights) - weights
+        num_kept = max(1, int(np.count_nonzero(before < top_p * weights.sum())))
+    last = falling[num_kept - 1]
+    keep = logits > last
+    ties = np.flatnonzero(logits == last)
+    keep[ties[: num_kept - np.count_nonzero(keep)]] = True
+    return logits_V.masked_fill(torch.from_numpy(~keep), -torch.inf)
+
+
+def _truncate(
+    values_RC: torch.Tensor,
+    log_total_R: torch.Tensor,
+    *,
+    top_k_R: torch.Tensor,
+    top_p_R: torch.Tensor,
+    min_p_R: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which of the C largest logits, in falling order, survive; and whether nothing beyond them
+    could. `log_total_R` is the logarithm of the sum over the whole vocabulary."""
+    lowest_R = values_RC[:, 0] + min_p_R.log()
+    limited_by_k_R = top_k_R > 0
+    kth = (top_k_R - 1).clamp(0, values_RC.shape[1] - 1)
+    kth_value_R = values_RC.gather(1, kth[:, None])[:, 0]
+    lowest_R = torch.where(limited_by_k_R, torch.maximum(lowest_R, kth_value_R), lowest_R)
+    keep_RC = values_RC >= lowest_R[:, None]
+    complete_R = ~keep_RC[:, -1]
+    # top_p works on what is left, renormalised; as long as that reaches beyond the candidates,
+    # nothing was cut and the whole vocabulary is the total
+    kept_total_R = values_RC.masked_fill(~keep_RC, -torch.inf).logsumexp(dim=1)
+    total_R = torch.where(complete_R, kept_total_R, log_total_R)
+    exact_R = complete_R | (~limited_by_k_R & (min_p_R == 0))
+    probability_RC = (values_RC - total_R[:, None]).exp().mul_(keep_RC)
+    before_RC = probability_RC.cumsum(dim=1) - probability_RC
+    by_p_RC = (before_RC < top_p_R[:, None]) | (top_p_R[:, None] >= 1)
+    by_p_RC[:, 0] = True
+    complete_R = complete_R | (exact_R & ~by_p_RC[:, -1])
+    return keep_RC & by_p_RC, complete_R
+
+
+def apply_penalties(
+    logits_V: torch.Tensor,
+    prompt_mask_V: torch.Tensor,
+    output_counts_V: torch.Tensor,
+    *,
+    repetition_penalty: float,
+    presence_penalty: float,
+    frequency_penalty: float,
+) -> None:
+    """Penalise, in place, tokens of one row that were there before.
+
+    Repetition (Keskar et al., CTRL, 2019) over prompt and output: positive logits are divided,
+    negative ones multiplied. Frequency and presence over the output: subtracted once an
+    occurrence, and once at all.
+
+    Args:
+        prompt_mask_V: bool, tokens of the prompt.
+        output_counts_V: float32, occurrences in the output.
+    """
+    in_output_V = output_counts_V > 0
+    if repetition_penalty != 1.0:
+        seen = (prompt_mask_V | in_output_V).nonzero()[:, 0]
+        values = logits_V[seen]
+        logits_V[seen] = torch.where(
+            values > 0, values / repetition_penalty, values * repetition_penalty
+        )
+    if frequency_penalty != 0.0:
+        logits_V -= frequency_penalty * output_counts_V
+    if presence_penalty != 0.0:
+        logits_V -= presence_penalty * in_output_V

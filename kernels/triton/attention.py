@@ -1,0 +1,201 @@
+"""Paged attention of a step: checks, and the launches for its decodes and its prefills.
+
+Owns the public function. Must not know how kernels work; the specification is
+`attention_reference`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.interface.operations import AttentionMetadata
+from kernels.triton.attention_decode import decode_attention
+from kernels.triton.attention_prefill import prefill_attention
+from kernels.triton.attention_reduce import reduce_splits
+from kernels.triton.attention_work import AttentionWork
+
+_KV_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn)
+
+
+def paged_attention(
+    q_THD: torch.Tensor,
+    k_cache_BKSD: torch.Tensor,
+    v_cache_BKSD: torch.Tensor,
+    metadata: AttentionMetadata,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks_H: torch.Tensor | None = None,
+    alibi_slopes_H: torch.Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    out: torch.Tensor | None = None,
+    lse_TH: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Causal attention of this step's tokens over the cache, which already holds their k and v.
+
+    For the query at position i and each key at position j <= i (and j > i - sliding_window):
+
+        score_ij = softcap(scale * k_scale * q_i . k_j) + slope_h * (j - i)
+        lse_i    = log(sum_j exp(score_ij) + exp(sink_h))
+        out_i    = v_scale * sum_j exp(score_ij - lse_i) * v_j
+
+    with `softcap(x) = softcap * tanh(x / softcap)`. Query head h reads key/value head
+    h // (H / K). Decodes are launched over splits of their keys and joined in a fixed order,
+    prefills over tiles; a request's rows do not depend, bit for bit, on what else is in the step.
+    Sources: PagedAttention (Kwon et al. 2023), FlashAttention-2 (Dao 2023), Flash-Decoding (Dao,
+    Haziza, Massa, Sizov 2023).
+
+    Safe to capture in a CUDA graph: nothing waits, and grids depend on host numbers of
+    `metadata.plan` alone. With a new step's lists in the same workspace the graph replays.
+
+    Args:
+        q_THD: D contiguous. H must be a multiple of K.
+        k_cache_BKSD, v_cache_BKSD: `kv[:, 0]` and `kv[:, 1]` of [B, 2, K, S, D]; of q's dtype or
+            float8_e4m3fn. D contiguous.
+        metadata: its `plan` is the `AttentionWork` of `AttentionWorkspace.plan`, made with the same
+            window and head counts. Requests are ordered: decodes first, then prefills.
+        scale: above 0.
+        sinks_H: float32, a logit a head that takes part in the denominator only.
+        alibi_slopes_H: float32.
+        out: written in place and returned if given, [T, H, D] of q's dtype, D contiguous; must not
+            share memory with q. Rows of tokens that belong to no request stay as they are.
+        lse_TH: float32, written if given, heads contiguous.
+
+    Returns:
+        out_THD.
+
+    Raises:
+        ValueError: shapes, window or numbers that do not fit each other.
+        TypeError: an unexpected dtype or plan.
+    """
+    work = metadata.plan
+    if not isinstance(work, AttentionWork):
+        raise TypeError(
+            f"the plan is a {type(work).__name__}; make it with AttentionWorkspace.plan"
+        )
+    _check(q_THD, k_cache_BKSD, v_cache_BKSD, work, scale, sliding_window, softcap)
+    _check_heads(q_THD, sinks_H, "sinks_H")
+    _check_heads(q_THD, alibi_slopes_H, "alibi_slopes_H")
+    _check_tables(metadata, work)
+    if out is None:
+        out = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+    elif out.shape != q_THD.shape or out.dtype != q_THD.dtype or out.stride(2) != 1:
+        raise ValueError(
+            f"out is {out.dtype} {tuple(out.shape)} with strides {out.stride()}; give"
+            f" {q_THD.dtype} {tuple(q_THD.shape)} with contiguous heads"
+        )
+    if lse_TH is not None and (
+        lse_TH.shape != q_THD.shape[:2] or lse_TH.dtype != torch.float32 or lse_TH.stride(1) != 1
+    ):
+        raise ValueError(
+            f"lse_TH is {lse_TH.dtype} {tuple(lse_TH.shape)} with strides {lse_TH.stride()}; give"
+            f" float32 {tuple(q_THD.shape[:2])} with contiguous heads"
+        )
+    tables = (q_THD, k_cache_BKSD, v_cache_BKSD, metadata.block_table_RM, work)
+    if work.num_decodes:
+        decode_attention(
+            *tables, scale=scale, softcap=softcap, alibi_slopes_H=alibi_slopes_H, k_scale=k_scale
+        )
+        reduce_splits(
+            work,
+            metadata.query_start_loc_R1,
+            out,
+            v_scale=v_scale,
+            sinks_H=sinks_H,
+            lse_TH=lse_TH,
+        )
+    if work.max_tiles:
+        prefill_attention(
+            *tables,
+            out,
+            scale=scale,
+            softcap=softcap,
+            sinks_H=sinks_H,
+            alibi_slopes_H=alibi_slopes_H,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            lse_TH=lse_TH,
+        )
+    return out
+
+
+def _check(
+    q_THD: torch.Tensor,
+    k_cache_BKSD: torch.Tensor,
+    v_cache_BKSD: torch.Tensor,
+    work: AttentionWork,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> None:
+    if q_THD.dim() != 3 or k_cache_BKSD.dim() != 4 or k_cache_BKSD.shape != v_cache_BKSD.shape:
+        raise ValueError(
+            f"q is {tuple(q_THD.shape)}, caches {tuple(k_cache_BKSD.shape)} and"
+            f" {tuple(v_cache_BKSD.shape)}; give [T, H, D] and two [B, K, S, D]"
+        )
+    num_kv_heads, block_size, head_size = k_cache_BKSD.shape[1:]
+    if (work.num_query_heads, work.num_kv_heads) != (q_THD.shape[1], num_kv_heads):
+        raise ValueError(
+            f"{q_THD.shape[1]} query and {num_kv_heads} key/value heads, but the plan was made for"
+            f" {work.num_query_heads} and {work.num_kv_heads}; use the workspace of this layer"
+        )
+    if q_THD.shape[2] != head_size or head_size > 256:
+        raise ValueError(
+            f"head size {q_THD.shape[2]} of q, {head_size} of the cache; they must be equal and at"
+            " most 256"
+        )
+    if block_size & (block_size - 1):
+        raise ValueError(f"block size {block_size} is not a power of two; allocate 16 to 128 slots")
+    if q_THD.stride(2) != 1 or k_cache_BKSD.stride(3) != 1 or v_cache_BKSD.stride(3) != 1:
+        raise ValueError("the elements of a head are not contiguous; give q and caches so")
+    if k_cache_BKSD.dtype != v_cache_BKSD.dtype or k_cache_BKSD.dtype not in _KV_DTYPES:
+        raise TypeError(f"caches are {k_cache_BKSD.dtype} and {v_cache_BKSD.dtype}")
+    if q_THD.dtype not in _KV_DTYPES[:3] or k_cache_BKSD.dtype not in (q_THD.dtype, _KV_DTYPES[3]):
+        raise TypeError(
+            f"q is {q_THD.dtype}, the cache {k_cache_BKSD.dtype}; give one of float16, bfloat16,"
+            " float32, and a cache of that dtype or float8_e4m3fn"
+        )
+    if sliding_window != work.sliding_window:
+        raise ValueError(
+            f"sliding window {sliding_window}, but the plan was made for {work.sliding_window};"
+            " use the workspace of this layer"
+        )
+    if not scale > 0 or (softcap is not None and not softcap > 0):
+        raise ValueError(f"scale {scale} and softcap {softcap} must be above 0")
+    if q_THD.device != k_cache_BKSD.device or work.splits_W8.device != q_THD.device:
+        raise ValueError(
+            f"q is on {q_THD.device}, the cache on {k_cache_BKSD.device}, the plan on"
+            f" {work.splits_W8.device}; give one device"
+        )
+    rows = work.splits_W8.shape[0] * work.max_decode_queries * work.num_query_heads
+    if work.partial_out.numel() < rows * head_size:
+        raise ValueError(
+            f"scratch of {work.partial_out.numel()} numbers, {rows * head_size} are needed; make"
+            f" the workspace for head size {head_size}"
+        )
+
+
+def _check_heads(q_THD: torch.Tensor, tensor: torch.Tensor | None, name: str) -> None:
+    if tensor is None:
+        return
+    if tensor.shape != (q_THD.shape[1],) or tensor.stride(0) != 1:
+        raise ValueError(f"{name} is {tuple(tensor.shape)}; give a contiguous [{q_THD.shape[1]}]")
+    if tensor.dtype != torch.float32:
+        raise TypeError(f"{name} is {tensor.dtype}; give float32")
+
+
+def _check_tables(metadata: AttentionMetadata, work: AttentionWork) -> None:
+    table_RM = metadata.block_table_RM
+    num_requests = work.num_decodes + work.num_prefills
+    if table_RM.dtype != torch.int32 or metadata.query_start_loc_R1.dtype != torch.int32:
+        raise TypeError(
+            f"block table is {table_RM.dtype}, query_start_loc"
+            f" {metadata.query_start_loc_R1.dtype}; give int32"
+        )
+    if table_RM.dim() != 2 or table_RM.shape[0] < num_requests or table_RM.stride(1) != 1:
+        raise ValueError(
+            f"block table {tuple(table_RM.shape)} with strides {table_RM.stride()} for"
+            f" {num_requests} requests; give a contiguous row a request"
+        )

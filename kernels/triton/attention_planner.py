@@ -1,0 +1,199 @@
+"""`AttentionPlanner` of the Triton backend: one workspace a KV-cache group, with shared scratch.
+
+Owns the workspaces' sizes, and whether decodes are split. Must not know how requests are cut
+(`attention_work`), nor keys and values.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.interface.attention import AttentionMetadata
+from kernels.triton.attention_work import (
+    MOST_DECODE_ROWS,
+    TILE_ROWS,
+    AttentionWorkspace,
+    split_bound,
+)
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_PROGRAMS_A_MULTIPROCESSOR = 4
+_INTERPRETED_PROGRAMS = 3
+_LARGEST_HEAD = 256
+_LARGEST_FLOAT32_HEAD = 128
+"""Tiles of more would not fit in a multiprocessor's shared memory."""
+
+
+class SplitScratch:
+    """Float32 memory for the results of splits: one for all groups of a backend, because layers run
+    one after another. Groups should be made before any graph is captured."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._out: torch.Tensor | None = None
+        self._lse: torch.Tensor | None = None
+
+    def of(self, num_rows: int, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(out, lse), flat, for at least `num_rows` rows of `head_size` numbers. What was given out
+        before stays valid if a larger one must be made."""
+        self._out = self._at_least(num_rows * head_size, self._out)
+        self._lse = self._at_least(num_rows, self._lse)
+        return self._out, self._lse
+
+    def _at_least(self, number: int, present: torch.Tensor | None) -> torch.Tensor:
+        if present is not None and present.numel() >= number:
+            return present
+        return torch.empty(number, dtype=torch.float32, device=self._device)
+
+
+class TritonAttentionPlanner:
+    """See `kernels.interface.operations.AttentionPlanner`.
+
+    Decodes are cut into splits of their keys, all else into tiles of queries. Both kernels give a
+    request the same bits whatever else is in the step, but a token not the same bits as a decode
+    and as part of a prefill. So with `only_tiles` every request is cut into tiles: then a token's
+    bits do not depend on how its sequence was chunked either. Groups of more query heads than a
+    split has room for are always cut so.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: torch.device,
+        scratch: SplitScratch,
+        only_tiles: bool,
+        num_query_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        block_size: int,
+        sliding_window: int | None,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+    ) -> None:
+        """
+        Args: see `Operations.make_attention_planner`.
+
+        Raises:
+            ValueError: heads, a block size or a dtype that the kernels cannot take.
+        """
+        _check(num_query_heads, num_kv_heads, head_size, block_size, dtype, kv_dtype)
+        if device.type == "cuda":
+            _check_float32(head_size, dtype, kv_dtype)
+        self._block_size = block_size
+        self._sliding_window = sliding_window
+        self._only_tiles = only_tiles or num_query_heads // num_kv_heads > MOST_DECODE_ROWS
+        max_decodes = 0 if self._only_tiles else max_num_seqs
+        num_splits = max_decodes * split_bound(max_model_len, sliding_window, max_queries=1)
+        partial_out, partial_lse = scratch.of(num_splits * num_query_heads, head_size)
+        self._workspace = AttentionWorkspace(
+            device=device,
+            max_decodes=max_decodes,
+            max_prefill_tokens=max_num_batched_tokens,
+            max_prefills=max_num_seqs,
+            max_seq_len=max_model_len,
+            num_query_heads=num_query_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            num_programs=_num_programs(device),
+            sliding_window=sliding_window,
+            partial_out=partial_out,
+            partial_lse=partial_lse,
+        )
+
+    def plan(
+        self,
+        *,
+        query_start_loc_R1: torch.Tensor,
+        seq_lens_R: torch.Tensor,
+        block_table_RM: torch.Tensor,
+        slot_mapping_T: torch.Tensor,
+        num_decodes: int,
+        num_decode_tokens: int,
+    ) -> AttentionMetadata:
+        """See `AttentionPlanner.plan`.
+
+        Raises:
+            ValueError: more requests or tokens than the planner was made for, or decodes of more
+                than one token.
+            TypeError: `query_start_loc_R1` or `seq_lens_R` is not int32.
+        """
+        if num_decode_tokens > num_decodes:
+            raise ValueError(
+                f"{num_decodes} decodes of {num_decode_tokens} tokens: one token each is the limit;"
+                " plan requests with more as prefills, after the decodes"
+            )
+        if self._only_tiles:
+            num_decodes = num_decode_tokens = 0
+        work = self._workspace.plan(
+            query_start_loc_R1=query_start_loc_R1,
+            seq_lens_R=seq_lens_R,
+            num_decodes=num_decodes,
+            num_prefills=seq_lens_R.shape[0] - num_decodes,
+            num_prefill_tokens=slot_mapping_T.shape[0] - num_decode_tokens,
+        )
+        return AttentionMetadata(
+            query_start_loc_R1=query_start_loc_R1,
+            seq_lens_R=seq_lens_R,
+            block_table_RM=block_table_RM,
+            slot_mapping_T=slot_mapping_T,
+            block_size=self._block_size,
+            sliding_window=self._sliding_window,
+            plan=work,
+        )
+
+
+def _num_programs(device: torch.device) -> int:
+    """Persistent programs of the decode kernel."""
+    if device.type != "cuda":
+        return _INTERPRETED_PROGRAMS
+    properties = torch.cuda.get_device_properties(device)
+    return _PROGRAMS_A_MULTIPROCESSOR * int(properties.multi_processor_count)
+
+
+def _check(
+    num_query_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    block_size: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+) -> None:
+    if num_query_heads > TILE_ROWS * num_kv_heads:
+        raise ValueError(
+            f"{num_query_heads} query heads over {num_kv_heads} key/value heads: the limit is "
+            f"{TILE_ROWS} query heads a key/value head; run this model with --device cpu"
+        )
+    if head_size > _LARGEST_HEAD:
+        raise ValueError(
+            f"heads of {head_size} elements, the limit is {_LARGEST_HEAD}; run this model with "
+            "--device cpu"
+        )
+    if block_size & (block_size - 1) or block_size < 1:
+        raise ValueError(
+            f"block size {block_size} is not a power of two; choose --block-size 16, 32, 64 or 128"
+        )
+    if dtype not in _DTYPES or kv_dtype not in (dtype, torch.float8_e4m3fn):
+        raise ValueError(
+            f"a model of {dtype} with a KV cache of {kv_dtype}: the model must be bfloat16, "
+            "float16 or float32, and the cache of that dtype or float8_e4m3fn; choose --dtype and "
+            "--kv-cache-dtype so"
+        )
+
+
+def _check_float32(head_size: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    """What a GPU has no room for, and the interpreter has."""
+    if dtype != torch.float32:
+        return
+    if head_size > _LARGEST_FLOAT32_HEAD:
+        raise ValueError(
+            f"heads of {head_size} elements in float32, the limit on a GPU is "
+            f"{_LARGEST_FLOAT32_HEAD}; choose --dtype bfloat16 or float16"
+        )
+    if kv_dtype != dtype:
+        raise ValueError(
+            f"a float32 model with a KV cache of {kv_dtype} does not run on a GPU; choose --dtype "
+            "bfloat16 or float16, or leave --kv-cache-dtype at auto"
+        )

@@ -1,0 +1,262 @@
+"""Joins partial attention results by their log-sum-exp, in a fixed order.
+
+Owns the reduce of a request's splits and the merge of two attention states (shared prefixes). Must
+not know keys, scores or how the parts were made.
+
+With parts (out_p, lse_p) over disjoint sets of keys:
+
+    lse = log(sum_p exp(lse_p))        out = sum_p exp(lse_p - lse) * out_p
+
+A part that saw nothing has lse = -inf and counts for nothing. Source: "Flash-Decoding" (Dao,
+Haziza, Massa, Sizov 2023); merging by states: FlashInfer (Ye et al. 2025), section 3.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.triton.attention_work import AttentionWork
+
+
+def reference_merge_states(
+    out_a_THD: torch.Tensor,
+    lse_a_TH: torch.Tensor,
+    out_b_THD: torch.Tensor,
+    lse_b_TH: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The specification of `merge_states`, in float32."""
+    lse_TH = torch.logaddexp(lse_a_TH.float(), lse_b_TH.float())
+    weight_a = (lse_a_TH - lse_TH).exp().nan_to_num(nan=0.0).unsqueeze(-1)
+    weight_b = (lse_b_TH - lse_TH).exp().nan_to_num(nan=0.0).unsqueeze(-1)
+    return weight_a * out_a_THD.float() + weight_b * out_b_THD.float(), lse_TH
+
+
+@triton.jit(do_not_specialize=["capacity", "v_scale"])
+def reduce_splits_kernel(
+    partial_out,  # float32 [W, K, QUERIES * G, D]
+    partial_lse,  # float32 [W, K, QUERIES * G], in units of log2
+    query_start_loc_R1,  # int32 [R + 1]
+    first_split_R1,  # int32 [num_decodes + 1]
+    sinks_H,  # float32 [H], read if HAS_SINKS
+    out_THD,  # [T, H, D], written
+    lse_TH,  # float32 [T, H], written if HAS_LSE
+    capacity,
+    out_token_stride,
+    out_head_stride,
+    lse_token_stride,
+    v_scale,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    QUERIES: tl.constexpr,
+    SPLITS_PAD: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    HAS_LSE: tl.constexpr,
+):
+    """One program a (request, query token) and query head."""
+    request = tl.program_id(0) // QUERIES
+    query = tl.program_id(0) % QUERIES
+    head = tl.program_id(1)
+    token_start = tl.load(query_start_loc_R1 + request)
+    token_stop = tl.load(query_start_loc_R1 + request + 1)
+    if query < token_stop - token_start:
+        first = tl.load(first_split_R1 + request)
+        count = tl.load(first_split_R1 + request + 1) - first
+        row = (first.to(tl.int64) * K + head // G) * (QUERIES * G) + query * G + head % G
+        step = K * QUERIES * G  # rows from one split to the next
+
+        overflow = first + count > capacity
+        stored = tl.where(overflow, 0, count)
+        split_P = tl.arange(0, SPLITS_PAD)
+        lse_P = tl.load(
+            partial_lse + row + split_P.to(tl.int64) * step,
+            mask=split_P < stored,
+            other=float("-inf"),
+        )
+        peak = tl.max(lse_P, axis=0)
+        if HAS_SINKS:
+            sink = tl.load(sinks_H + head).to(tl.float32) * 1.4426950408889634
+            peak = tl.maximum(peak, sink)
+        peak = tl.where(peak == float("-inf"), 0.0, peak)
+        total = tl.sum(tl.exp2(lse_P - peak), axis=0)
+        if HAS_SINKS:
+            total += tl.exp2(sink - peak)
+
+        d_D = tl.arange(0, D_PAD)
+        acc_D = tl.zeros([D_PAD], dtype=tl.float32)
+        for chunk in range(0, stored, BLOCK_P):
+            part_P = chunk + tl.arange(0, BLOCK_P)
+            row_P = row + part_P.to(tl.int64) * step
+            weight_P = tl.exp2(
+                tl.load(partial_lse + row_P, mask=part_P < stored, other=float("-inf")) - peak
+            )
+            part_PD = tl.load(
+                partial_out + (row_P * D)[:, None] + d_D[None, :],
+                mask=(part_P < stored)[:, None] & (d_D < D)[None, :],
+                other=0.0,
+            )
+            acc_D += tl.sum(part_PD * weight_P[:, None], axis=0)
+        seen = total > 0.0
+        total = tl.where(seen, total, 1.0)
+        lse = tl.where(seen, (peak + tl.log2(total)) * 0.6931471805599453, float("-inf"))
+        acc_D = acc_D * (v_scale / total)
+        acc_D = tl.where(overflow, float("nan"), acc_D)
+        token = (token_start + query).to(tl.int64)
+        tl.store(
+            out_THD + token * out_token_stride + head * out_head_stride + d_D,
+            acc_D.to(out_THD.dtype.element_ty),
+            mask=d_D < D,
+        )
+        if HAS_LSE:
+            tl.store(
+                lse_TH + token * lse_token_stride + head, tl.where(overflow, float("nan"), lse)
+            )
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def merge_states_kernel(
+    out_a,  # [T * H, D]
+    lse_a,  # float32 [T * H]
+    out_b,
+    lse_b,
+    out,  # [T * H, D], written
+    lse,  # float32 [T * H], written
+    num_rows,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    row_R = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    inside_R = row_R < num_rows
+    d_D = tl.arange(0, D_PAD)
+    lse_a_R = tl.load(lse_a + row_R, mask=inside_R, other=float("-inf"))
+    lse_b_R = tl.load(lse_b + row_R, mask=inside_R, other=float("-inf"))
+    peak_R = tl.maximum(lse_a_R, lse_b_R)
+    peak_R = tl.where(peak_R == float("-inf"), 0.0, peak_R)
+    weight_a_R = tl.exp2((lse_a_R - peak_R) * 1.4426950408889634)
+    weight_b_R = tl.exp2((lse_b_R - peak_R) * 1.4426950408889634)
+    total_R = weight_a_R + weight_b_R
+    seen_R = total_R > 0.0
+    total_R = tl.where(seen_R, total_R, 1.0)
+    at_RD = (row_R * D)[:, None] + d_D[None, :]
+    mask_RD = inside_R[:, None] & (d_D < D)[None, :]
+    a_RD = tl.load(out_a + at_RD, mask=mask_RD, other=0.0).to(tl.float32)
+    b_RD = tl.load(out_b + at_RD, mask=mask_RD, other=0.0).to(tl.float32)
+    # what saw nothing may hold anything, even NaN
+    a_RD = tl.where((weight_a_R > 0.0)[:, None], a_RD, 0.0)
+    b_RD = tl.where((weight_b_R > 0.0)[:, None], b_RD, 0.0)
+    sum_RD = a_RD * (weight_a_R / total_R)[:, None] + b_RD * (weight_b_R / total_R)[:, None]
+    tl.store(out + at_RD, sum_RD.to(out.dtype.element_ty), mask=mask_RD)
+    lse_R = peak_R + tl.log2(total_R) * 0.6931471805599453
+    tl.store(lse + row_R, tl.where(seen_R, lse_R, float("-inf")), mask=inside_R)
+
+
+def reduce_splits(
+    work: AttentionWork,
+    query_start_loc_R1: torch.Tensor,
+    out_THD: torch.Tensor,
+    *,
+    v_scale: float,
+    sinks_H: torch.Tensor | None,
+    lse_TH: torch.Tensor | None,
+) -> None:
+    """Join the splits of every decode of `work` into `out_THD` (and `lse_TH`, natural logarithm).
+
+    `out = v_scale * sum_p exp(lse_p - lse) out_p`, with `lse = log(sum_p exp(lse_p) + exp(sink))`.
+    Writes the rows of the decodes' tokens only; zeros for a request without keys. Arguments are
+    those of `attention.paged_attention`, which has checked them.
+    """
+    head_size = out_THD.shape[2]
+    reduce_splits_kernel[(work.num_decodes * work.max_decode_queries, work.num_query_heads)](
+        work.partial_out,
+        work.partial_lse,
+        query_start_loc_R1,
+        work.first_split_R1,
+        work.partial_lse if sinks_H is None else sinks_H,
+        out_THD,
+        work.partial_lse if lse_TH is None else lse_TH,
+        work.splits_W8.shape[0],
+        out_THD.stride(0),
+        out_THD.stride(1),
+        0 if lse_TH is None else lse_TH.stride(0),
+        v_scale,
+        K=work.num_kv_heads,
+        G=work.num_query_heads // work.num_kv_heads,
+        QUERIES=work.max_decode_queries,
+        HAS_SINKS=sinks_H is not None,
+        HAS_LSE=lse_TH is not None,
+        num_warps=_REDUCE_WARPS,
+        **_reduce_constants(head_size, work.split_bound),
+    )
+
+
+def merge_states(
+    out_a_THD: torch.Tensor,
+    lse_a_TH: torch.Tensor,
+    out_b_THD: torch.Tensor,
+    lse_b_TH: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over two disjoint sets of keys, from the attention over each: (out_THD, lse_TH).
+
+    `lse = log(exp(lse_a) + exp(lse_b))`, `out = exp(lse_a - lse) out_a + exp(lse_b - lse) out_b`.
+    A sink or v_scale must have been applied to one part, or to each, respectively. Rows whose lse
+    is -inf count for nothing; both such give zero.
+
+    Args:
+        out_a_THD, out_b_THD: contiguous, of one floating dtype, which the result has.
+        lse_a_TH, lse_b_TH: float32, contiguous, natural logarithm.
+
+    Raises:
+        ValueError: shapes differ or a tensor is not contiguous.
+        TypeError: a log-sum-exp is not float32, or the outputs' dtypes differ.
+    """
+    for tensor, name, shape in (
+        (out_b_THD, "out_b", out_a_THD.shape),
+        (lse_a_TH, "lse_a", out_a_THD.shape[:2]),
+        (lse_b_TH, "lse_b", out_a_THD.shape[:2]),
+    ):
+        if tensor.shape != shape or not tensor.is_contiguous():
+            raise ValueError(
+                f"{name} is {tuple(tensor.shape)}, contiguous: {tensor.is_contiguous()}; give a"
+                f" contiguous {tuple(shape)}"
+            )
+    if not out_a_THD.is_contiguous():
+        raise ValueError("out_a is not contiguous; give a contiguous tensor")
+    if lse_a_TH.dtype != torch.float32 or lse_b_TH.dtype != torch.float32:
+        raise TypeError(f"lse is {lse_a_TH.dtype} and {lse_b_TH.dtype}; give float32")
+    if out_a_THD.dtype != out_b_THD.dtype:
+        raise TypeError(f"out is {out_a_THD.dtype} and {out_b_THD.dtype}; give one dtype")
+    out_THD, lse_TH = torch.empty_like(out_a_THD), torch.empty_like(lse_a_TH)
+    num_rows, head_size = lse_a_TH.numel(), out_a_THD.shape[2]
+    if num_rows:
+        merge_states_kernel[(triton.cdiv(num_rows, _MERGE_ROWS),)](
+            out_a_THD,
+            lse_a_TH,
+            out_b_THD,
+            lse_b_TH,
+            out_THD,
+            lse_TH,
+            num_rows,
+            D=head_size,
+            D_PAD=triton.next_power_of_2(head_size),
+            BLOCK_R=_MERGE_ROWS,
+            num_warps=4,
+        )
+    return out_THD, lse_TH
+
+
+_MERGE_ROWS = 16
+_REDUCE_WARPS = 2
+
+
+def _reduce_constants(head_size: int, split_bound: int) -> dict[str, int]:
+    return {
+        "D": head_size,
+        "D_PAD": triton.next_power_of_2(head_size),
+        "SPLITS_PAD": triton.next_power_of_2(max(split_bound, 2)),
+        "BLOCK_P": 8,
+    }

@@ -1,0 +1,182 @@
+"""Step inputs and sampling on the GPU: the order in which the kernels of a step are launched.
+
+Owns `TritonDeviceSteps`, which implements `kernels.interface.device_steps.DeviceStepOperations`. Must not
+know what a kernel does inside, nor why a step is as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.interface.device_steps import (
+    DeviceRows,
+    PackedLayout,
+    SamplingMode,
+    SamplingRows,
+    StepResults,
+    StepTensors,
+)
+from kernels.interface.sampling_rows import MAX_DEVICE_LOGPROBS, TokenList
+from kernels.triton.logprobs import LogprobsMemory, report_logprobs
+from kernels.triton.penalties import adjust_tokens, apply_penalties, count_tokens
+from kernels.triton.sampling import SamplingMemory, sample
+from kernels.triton.sampling_columns import SamplingColumns, gather_sampling_columns
+from kernels.triton.step_inputs import append_sampled, apply_row_updates, prepare_step
+from kernels.triton.token_masks import apply_token_masks
+
+
+class TritonDeviceSteps:
+    """See the module.
+
+    Args:
+        device: where all tensors live.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._no_previous = torch.zeros(16, dtype=torch.int64, device=device)
+
+    def apply_row_updates(self, packed: torch.Tensor, rows: DeviceRows) -> None:
+        """See `DeviceStepOperations.apply_row_updates`."""
+        apply_row_updates(packed, rows)
+
+    def prepare_step(
+        self,
+        packed: torch.Tensor,
+        layout: PackedLayout,
+        rows: DeviceRows,
+        out: StepTensors,
+        *,
+        block_size: int,
+    ) -> None:
+        """See `DeviceStepOperations.prepare_step`."""
+        prepare_step(packed, layout, rows, self._no_previous, out, block_size=block_size)
+
+    def append_sampled(
+        self,
+        packed: torch.Tensor,
+        layout: PackedLayout,
+        token_ids_N: torch.Tensor,
+        rows: DeviceRows,
+        *,
+        num_sequences: int,
+    ) -> None:
+        """See `DeviceStepOperations.append_sampled`."""
+        append_sampled(packed, layout, token_ids_N, rows, num_sequences=num_sequences)
+
+    def make_sampler(
+        self, *, num_rows: int, vocab_size: int, device: torch.device
+    ) -> TritonStepSampler:
+        """See `DeviceStepOperations.make_sampler`."""
+        words = torch.zeros(
+            StepResults.num_words(num_rows, vocab_size), dtype=torch.int32, device=device
+        )
+        return TritonStepSampler(
+            rows=SamplingRows.allocate(num_rows=num_rows, vocab_size=vocab_size, device=device),
+            results=StepResults.over(words, capacity=num_rows, vocab_size=vocab_size),
+            columns=SamplingColumns.allocate(num_rows, device),
+            memory=SamplingMemory.allocate(num_rows, vocab_size, device),
+            logprobs=LogprobsMemory.allocate(
+                num_rows, vocab_size, min(MAX_DEVICE_LOGPROBS, vocab_size), device
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonStepSampler:
+    """See `kernels.interface.device_steps.StepSampler`."""
+
+    rows: SamplingRows
+    results: StepResults
+    columns: SamplingColumns
+    memory: SamplingMemory
+    logprobs: LogprobsMemory
+
+    def sample(
+        self,
+        logits_NV: torch.Tensor,
+        packed: torch.Tensor,
+        layout: PackedLayout,
+        *,
+        num_sequences: int,
+        mode: SamplingMode,
+    ) -> None:
+        """See `StepSampler.sample`."""
+        num_rows, is_full = logits_NV.shape[0], mode is SamplingMode.FULL
+        columns, results = self.columns.first(num_rows), self.results
+        gather_sampling_columns(packed, layout, self.rows, columns, num_sequences=num_sequences)
+        raw_NV = logits_NV
+        if is_full:
+            raw_NV = logits_NV.clone()
+            torch.amax(raw_NV, dim=1, out=results.raw_best_logits_C[:num_rows])
+            self._change(logits_NV, columns)
+        sample(
+            logits_NV,
+            columns.seeds_N,
+            columns.positions_N,
+            num_rows_1=columns.num_rows_1,
+            is_greedy_R=columns.is_greedy_N,
+            temperature_R=columns.temperature_N,
+            top_k_R=columns.top_k_N,
+            top_p_R=columns.top_p_N,
+            min_p_R=columns.min_p_N,
+            memory=self.memory,
+            out_R=results.token_ids_C[:num_rows],
+            best_logit_R=results.best_logits_C[:num_rows],
+            any_truncated=mode is not SamplingMode.PLAIN,
+        )
+        if is_full:
+            self._count_and_report(raw_NV, columns)
+
+    def _change(self, logits_NV: torch.Tensor, columns: SamplingColumns) -> None:
+        rows = self.rows
+        state_NX = rows.state_NX.index_select(0, columns.state_row_N)
+        apply_token_masks(
+            logits_NV,
+            state_NX[:, rows.mask_words],
+            columns.is_masked_N,
+            num_rows_1=columns.num_rows_1,
+        )
+        lists = rows.lists_3NM
+        adjust_tokens(
+            logits_NV,
+            num_rows_1=columns.num_rows_1,
+            state_row_R=columns.state_row_N,
+            num_held_back_R=columns.num_held_back_N,
+            held_back_ids_NL=lists[TokenList.HELD_BACK],
+            num_biases_R=columns.num_biases_N,
+            bias_ids_NM=lists[TokenList.BIAS_IDS],
+            bias_NM=lists[TokenList.BIAS_VALUES].view(torch.float32),
+        )
+        apply_penalties(
+            logits_NV,
+            num_rows_1=columns.num_rows_1,
+            state_row_R=columns.state_row_N,
+            prompt_bits_NW=rows.prompt_bits_NW,
+            output_counts_NV=rows.output_counts_NV,
+            repetition_R=columns.repetition_N,
+            presence_R=columns.presence_N,
+            frequency_R=columns.frequency_N,
+        )
+
+    def _count_and_report(self, raw_NV: torch.Tensor, columns: SamplingColumns) -> None:
+        results, num_rows = self.results, raw_NV.shape[0]
+        token_ids_N = results.token_ids_C[:num_rows]
+        count_tokens(
+            token_ids_N,
+            num_rows_1=columns.num_rows_1,
+            state_row_R=columns.state_row_N,
+            is_counted_R=columns.is_counted_N,
+            output_counts_NV=self.rows.output_counts_NV,
+        )
+        report_logprobs(
+            raw_NV,
+            token_ids_N,
+            columns.num_logprobs_N,
+            num_rows_1=columns.num_rows_1,
+            memory=self.logprobs,
+            out_ids_RN=results.logprob_ids_CN[:num_rows],
+            out_logprobs_RN=results.logprobs_CN[:num_rows],
+            out_ranks_R=results.ranks_C[:num_rows],
+        )

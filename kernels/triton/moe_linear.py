@@ -1,0 +1,380 @@
+"""Mixture of experts: the products of sorted pairs with their experts' weights, and their sum.
+
+Owns the products' tiles and the combination. How experts are chosen is `moe_routing`'s; layers and
+models must stay unknown.
+
+    x_TE --gather--> [gate | up] product, activation --> h_PF --> down product --> y_PE --sum--> out
+
+h and y lie in the order of pairs (token * top_k + rank), so only reads of x and writes of tiles are
+scattered, and the sum reads a token's rows side by side, always in the order of rank.
+
+What is invariant: a pair's numbers are computed by one program, along E in steps whose size
+follows from the dtype and the rows of a tile alone. So a token's result depends on the tokens
+beside it only through `tile_rows`; who needs the same bits at every batch size gives that as a
+constant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from kernels.triton.moe_routing import ExpertTiles, build_expert_tiles, route
+
+_ACTIVATIONS = ("silu", "gelu_tanh")
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_COMBINED_AT_ONCE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    block_n: int
+    block_k: int
+    group_tiles: int
+    num_warps: int
+    num_stages: int
+
+
+def choose_tile_rows(num_tokens: int, top_k: int, num_experts: int, dtype: torch.dtype) -> int:
+    """Rows of a tile for a step of this shape: 16, 64 or 128.
+
+    64 is where wgmma begins. float32 has no tensor-core path and always takes 16.
+    """
+    rows_an_expert = num_tokens * top_k / num_experts
+    if dtype == torch.float32 or rows_an_expert <= 16:
+        return 16
+    return 64 if rows_an_expert <= 96 else 128
+
+
+def reference_fused_moe(
+    x_TE: torch.Tensor,
+    expert_ids_TA: torch.Tensor,
+    expert_weights_TA: torch.Tensor,
+    w_gate_up_XNE: torch.Tensor,
+    w_down_XEF: torch.Tensor,
+    activation: str = "silu",
+    gate_up_scale_XN: torch.Tensor | None = None,
+    down_scale_XE: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The specification, in float32: out_TE."""
+    w_gate_up, w_down = w_gate_up_XNE.float(), w_down_XEF.float()
+    if gate_up_scale_XN is not None:
+        w_gate_up = w_gate_up * gate_up_scale_XN[..., None]
+    if down_scale_XE is not None:
+        w_down = w_down * down_scale_XE[..., None]
+    out_TE = torch.zeros(x_TE.shape)
+    for token, ids in enumerate(expert_ids_TA.tolist()):
+        for rank, expert in enumerate(ids):
+            gate, up = (w_gate_up[expert] @ x_TE[token].float()).chunk(2)
+            gate = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+            y = w_down[expert] @ (gate * up)
+            out_TE[token] += expert_weights_TA[token, rank].float() * y
+    return out_TE
+
+
+@triton.jit(do_not_specialize=["max_tiles"])
+def _grouped_product_kernel(
+    a_ptr,  # [rows, K], rows `a_stride` apart; pair p reads row p // PAIRS_A_ROW
+    w_ptr,  # [X, N, K], or [X, 2N, K] if GATED: gate's outputs, then up's
+    w_scale_ptr,  # float32 [X, N] or [X, 2N]; unused without HAS_SCALE
+    out_ptr,  # [P, N]
+    sorted_ptr,  # int32 [P]
+    tile_expert_ptr,  # int32 [L]
+    tile_start_ptr,  # int32 [L]
+    tile_stop_ptr,  # int32 [L]
+    max_tiles,
+    a_stride,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    PAIRS_A_ROW: tl.constexpr,
+    GATED: tl.constexpr,
+    GELU: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_TILES: tl.constexpr,
+):
+    # neighbours share weights, then rows: GROUP_TILES tiles go through all of N together
+    NUM_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    program = tl.program_id(0)
+    group = program // (GROUP_TILES * NUM_N)
+    inside = program % (GROUP_TILES * NUM_N)
+    tiles_here = tl.minimum(max_tiles - group * GROUP_TILES, GROUP_TILES)
+    tile = (group * GROUP_TILES + inside % tiles_here).to(tl.int64)
+    block_n = inside // tiles_here
+
+    expert = tl.load(tile_expert_ptr + tile).to(tl.int64)
+    if expert >= 0:
+        start = tl.load(tile_start_ptr + tile)
+        stop = tl.load(tile_stop_ptr + tile)
+        row_M = start + tl.arange(0, BLOCK_M)
+        live_M = row_M < stop
+        pair_M = tl.load(sorted_ptr + row_M, mask=live_M, other=0).to(tl.int64)
+        n_N = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        k_K = tl.arange(0, BLOCK_K)
+        W_ROWS: tl.constexpr = 2 * N if GATED else N
+        a_MK = a_ptr + (pair_M // PAIRS_A_ROW)[:, None] * a_stride + k_K[None, :]
+        w_KN = w_ptr + expert * (W_ROWS * K) + n_N.to(tl.int64)[None, :] * K + k_K[:, None]
+        acc_MN = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        up_MN = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for k in range(0, K, BLOCK_K):
+            if K % BLOCK_K == 0:
+                a = tl.load(a_MK + k, mask=live_M[:, None], other=0.0)
+            else:
+                a = tl.load(a_MK + k, mask=live_M[:, None] & (k_K < K - k)[None, :], other=0.0)
+            if K % BLOCK_K == 0 and N % BLOCK_N == 0:
+                w = tl.load(w_KN + k)
+            else:
+                w_mask = (n_N < N)[None, :] & (k_K < K - k)[:, None]
+                w = tl.load(w_KN + k, mask=w_mask, other=0.0)
+            acc_MN = tl.dot(a, w.to(a.dtype), acc_MN, input_precision="ieee")
+            if GATED:
+                if K % BLOCK_K == 0 and N % BLOCK_N == 0:
+                    w_up = tl.load(w_KN + (N * K + k))
+                else:
+                    w_mask = (n_N < N)[None, :] & (k_K < K - k)[:, None]
+                    w_up = tl.load(w_KN + (N * K + k), mask=w_mask, other=0.0)
+                up_MN = tl.dot(a, w_up.to(a.dtype), up_MN, input_precision="ieee")
+        if HAS_SCALE:
+            scale_N = w_scale_ptr + expert * W_ROWS + n_N
+            acc_MN = acc_MN * tl.load(scale_N, mask=n_N < N, other=0.0)[None, :]
+            if GATED:
+                up_MN = up_MN * tl.load(scale_N + N, mask=n_N < N, other=0.0)[None, :]
+        if GATED:
+            if GELU:
+                # tanh(z) = 2 * sigmoid(2z) - 1
+                inner_MN = acc_MN * 1.5957691216057308 * (1.0 + 0.044715 * acc_MN * acc_MN)
+            else:
+                inner_MN = acc_MN
+            acc_MN = acc_MN / (1.0 + tl.exp(-inner_MN)) * up_MN
+        out_MN = out_ptr + pair_M[:, None] * N + n_N[None, :]
+        keep_MN = live_M[:, None] & (n_N < N)[None, :]
+        tl.store(out_MN, acc_MN.to(out_ptr.dtype.element_ty), mask=keep_MN)
+
+
+@triton.jit
+def _combine_kernel(
+    y_ptr,  # [T, A, E]
+    weights_ptr,  # [T, A]
+    out_ptr,  # [T, E]
+    E: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    e_E = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
+    sum_E = tl.zeros((BLOCK_E,), dtype=tl.float32)
+    for rank in tl.static_range(TOP_K):
+        pair = token * TOP_K + rank
+        weight = tl.load(weights_ptr + pair).to(tl.float32)
+        sum_E += weight * tl.load(y_ptr + pair * E + e_E, mask=e_E < E, other=0.0).to(tl.float32)
+    tl.store(out_ptr + token * E + e_E, sum_E.to(out_ptr.dtype.element_ty), mask=e_E < E)
+
+
+def fused_moe(
+    x_TE: torch.Tensor,
+    router_logits_TX: torch.Tensor,
+    w_gate_up_XNE: torch.Tensor,
+    w_down_XEF: torch.Tensor,
+    top_k: int,
+    renormalise: bool,
+    activation: str = "silu",
+    *,
+    gate_up_scale_XN: torch.Tensor | None = None,
+    down_scale_XE: torch.Tensor | None = None,
+    weights_dtype: torch.dtype = torch.float32,
+    tile_rows: int | None = None,
+) -> torch.Tensor:
+    """A sparse feed-forward layer: each token through its `top_k` experts.
+
+        out[t] = sum over ranks a, in order, of weights[t, a] * W_down[x] (act(g) * u),
+        [g | u] = W_gate_up[x] x[t],   x = ids[t, a]         (Shazeer et al., 2017)
+
+    Sums run in float32; `act(g) * u`, each expert's output and the result are rounded to the dtype
+    of x. Six launches on grids that follow from shapes: safe in a CUDA graph. See the module's
+    docstring for what does not depend on the batch.
+
+    Args:
+        x_TE: float32, float16 or bfloat16; the last dimension contiguous.
+        router_logits_TX, top_k, renormalise, weights_dtype: see `moe_routing.route`.
+        w_gate_up_XNE: [X, 2F, E] contiguous, F outputs of gate, then F of up; x's dtype, or
+            float8_e4m3fn with `gate_up_scale_XN`.
+        w_down_XEF: [X, E, F] likewise, with `down_scale_XE`.
+        activation: "silu" or "gelu_tanh".
+        gate_up_scale_XN, down_scale_XE: float32 contiguous, what each output is multiplied by.
+        tile_rows: 16, 64 or 128; None chooses by `choose_tile_rows`.
+
+    Returns:
+        out_TE, new.
+
+    Raises:
+        ValueError: shapes that do not fit, layouts, unknown activation or `tile_rows`.
+        TypeError: dtypes.
+    """
+    if activation not in _ACTIVATIONS:
+        raise ValueError(f"activation is {activation!r}; choose one of {_ACTIVATIONS}")
+    num_experts = w_down_XEF.shape[0]
+    _check_product(x_TE, w_gate_up_XNE, gate_up_scale_XN, "gate_up")
+    num_tokens, width = x_TE.shape
+    features = w_gate_up_XNE.shape[1] // 2
+    if w_gate_up_XNE.shape[1] % 2 or tuple(w_down_XEF.shape) != (num_experts, width, features):
+        raise ValueError(
+            f"gate_up weights are {tuple(w_gate_up_XNE.shape)} and down weights "
+            f"{tuple(w_down_XEF.shape)}; give [X, 2F, E] and [X, E, F]"
+        )
+    if tuple(router_logits_TX.shape) != (num_tokens, w_gate_up_XNE.shape[0]):
+        raise ValueError(
+            f"router logits are {tuple(router_logits_TX.shape)}; "
+            f"give {(num_tokens, w_gate_up_XNE.shape[0])}, tokens by experts"
+        )
+    if tile_rows is None:
+        tile_rows = choose_tile_rows(num_tokens, top_k, num_experts, x_TE.dtype)
+    ids_TA, weights_TA = route(router_logits_TX, top_k, renormalise, weights_dtype)
+    tiles = build_expert_tiles(ids_TA, num_experts, tile_rows)
+    h_PF = grouped_linear(
+        x_TE, w_gate_up_XNE, tiles, gate_up_scale_XN, pairs_a_row=top_k, activation=activation
+    )
+    y_PE = grouped_linear(h_PF, w_down_XEF, tiles, down_scale_XE)
+    return combine_experts(y_PE, weights_TA)
+
+
+def grouped_linear(
+    a_RK: torch.Tensor,
+    w_XNK: torch.Tensor,
+    tiles: ExpertTiles,
+    w_scale_XN: torch.Tensor | None = None,
+    *,
+    pairs_a_row: int = 1,
+    activation: str | None = None,
+) -> torch.Tensor:
+    """Each pair's row times its expert's weights: `out[p] = W[expert of p] a[p // pairs_a_row]`.
+
+    With an activation, W holds gate's and up's outputs and `out = act(gate) * up`, half as wide.
+
+    Args:
+        a_RK: [R, K], the last dimension contiguous; R * pairs_a_row is the number of pairs.
+        w_XNK, w_scale_XN: as in `fused_moe`.
+        tiles: of all pairs; `tile_rows` 16, 64 or 128.
+
+    Returns:
+        out_PN in the dtype of a, in the order of pairs.
+
+    Raises:
+        ValueError, TypeError: as `fused_moe`.
+    """
+    _check_product(a_RK, w_XNK, w_scale_XN, "expert")
+    if tiles.tile_rows not in (16, 64, 128):
+        raise ValueError(f"tile_rows is {tiles.tile_rows}; give 16, 64 or 128")
+    if activation is not None and (activation not in _ACTIVATIONS or w_XNK.shape[1] % 2):
+        raise ValueError(f"activation {activation!r} with {w_XNK.shape[1]} outputs; see fused_moe")
+    num_pairs = tiles.sorted_pairs_P.numel()
+    if a_RK.shape[0] * pairs_a_row != num_pairs:
+        raise ValueError(
+            f"{a_RK.shape[0]} rows of {pairs_a_row} pairs, but {num_pairs} were sorted"
+        )
+    gated = activation is not None
+    num_outputs = w_XNK.shape[1] // 2 if gated else w_XNK.shape[1]
+    out_PN = torch.empty(num_pairs, num_outputs, dtype=a_RK.dtype, device=a_RK.device)
+    max_tiles = tiles.tile_expert_L.numel()
+    if max_tiles:
+        tile = _choose_tile(tiles.tile_rows, a_RK.dtype, gated)
+        _grouped_product_kernel[(max_tiles * triton.cdiv(num_outputs, tile.block_n),)](
+            a_RK,
+            w_XNK,
+            w_scale_XN,
+            out_PN,
+            tiles.sorted_pairs_P,
+            tiles.tile_expert_L,
+            tiles.tile_start_L,
+            tiles.tile_stop_L,
+            max_tiles,
+            a_RK.stride(0),
+            N=num_outputs,
+            K=a_RK.shape[1],
+            PAIRS_A_ROW=pairs_a_row,
+            GATED=gated,
+            GELU=activation == "gelu_tanh",
+            HAS_SCALE=w_scale_XN is not None,
+            **_tile_constants(tiles.tile_rows, tile),
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
+    return out_PN
+
+
+def combine_experts(y_PE: torch.Tensor, weights_TA: torch.Tensor) -> torch.Tensor:
+    """`out[t] = sum over a, in order, of weights[t, a] * y[t * A + a]`, in float32, rounded once.
+
+    Raises:
+        ValueError: shapes or layouts that do not fit.
+    """
+    num_tokens, top_k = weights_TA.shape
+    if y_PE.ndim != 2 or y_PE.shape[0] != num_tokens * top_k:
+        raise ValueError(f"{tuple(y_PE.shape)} outputs for {num_tokens} tokens of {top_k} experts")
+    if not (y_PE.is_contiguous() and weights_TA.is_contiguous()):
+        raise ValueError("outputs and weights must be contiguous; call .contiguous()")
+    width = y_PE.shape[1]
+    out_TE = torch.empty(num_tokens, width, dtype=y_PE.dtype, device=y_PE.device)
+    if num_tokens:
+        _combine_kernel[(num_tokens, triton.cdiv(width, _COMBINED_AT_ONCE))](
+            y_PE, weights_TA, out_TE, E=width, TOP_K=top_k, BLOCK_E=_COMBINED_AT_ONCE, num_warps=4
+        )
+    return out_TE
+
+
+def _check_product(
+    a_RK: torch.Tensor, w_XNK: torch.Tensor, w_scale_XN: torch.Tensor | None, name: str
+) -> None:
+    if a_RK.dtype not in _DTYPES:
+        raise TypeError(f"activations are {a_RK.dtype}; give one of {_DTYPES}")
+    scaled = w_XNK.dtype == torch.float8_e4m3fn
+    if not scaled and w_XNK.dtype != a_RK.dtype:
+        raise TypeError(
+            f"{name} weights are {w_XNK.dtype}, activations {a_RK.dtype}; "
+            "give the same dtype, or float8_e4m3fn weights with scales"
+        )
+    if scaled != (w_scale_XN is not None):
+        raise TypeError(
+            f"{name} weights are {w_XNK.dtype}; scales go with float8_e4m3fn and only it"
+        )
+    if a_RK.ndim != 2 or w_XNK.ndim != 3 or a_RK.shape[1] != w_XNK.shape[2]:
+        raise ValueError(
+            f"activations {tuple(a_RK.shape)} do not fit {name} weights {tuple(w_XNK.shape)}; "
+            "give [rows, K] and [X, N, K]"
+        )
+    if a_RK.stride(1) != 1 or not w_XNK.is_contiguous():
+        raise ValueError(f"rows and {name} weights must be contiguous; call .contiguous()")
+    if w_scale_XN is not None and (
+        w_scale_XN.shape != w_XNK.shape[:2]
+        or w_scale_XN.dtype != torch.float32
+        or not w_scale_XN.is_contiguous()
+    ):
+        raise ValueError(
+            f"{name} scales are {w_scale_XN.dtype} {tuple(w_scale_XN.shape)}; "
+            f"give contiguous float32 {tuple(w_XNK.shape[:2])}"
+        )
+
+
+def _choose_tile(tile_rows: int, dtype: torch.dtype, gated: bool) -> _Tile:
+    """A function of the rows of a tile and the dtype: see what is invariant, above."""
+    if dtype == torch.float32:
+        return _Tile(16 if tile_rows == 128 else 32, 32, 8, 4 if tile_rows == 16 else 8, 2)
+    if tile_rows == 16:
+        return _Tile(32 if gated else 64, 128, 1, 4, 4)
+    if tile_rows == 64:
+        return _Tile(64 if gated else 128, 64, 4, 4, 4)
+    return _Tile(64 if gated else 128, 64, 8, 8, 3)
+
+
+def _tile_constants(tile_rows: int, tile: _Tile) -> dict[str, int]:
+    return {
+        "BLOCK_M": tile_rows,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": tile.block_k,
+        "GROUP_TILES": tile.group_tiles,
+    }

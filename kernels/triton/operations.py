@@ -1,0 +1,294 @@
+"""`Operations` on an NVIDIA GPU through Triton, dense products through cuBLAS.
+
+Owns the joining of this folder's functions into one backend. Must not contain arithmetic. Under
+Triton's interpreter the same code runs on CPU tensors, which is how it is proven without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+
+import torch
+
+from kernels.interface.operations import (
+    AttentionMetadata,
+    AttentionPlanner,
+    ExpertWeights,
+    Forward,
+    KVCache,
+    LinearWeight,
+)
+from kernels.interface.weights import WeightPacking
+from kernels.triton import activation, linear_weights, norm, rotary_cache
+from kernels.triton import kv_cache as cache_of_layer
+from kernels.triton.attention import paged_attention
+from kernels.triton.attention_planner import SplitScratch, TritonAttentionPlanner
+from kernels.triton.experts import TritonExpertWeights, mixture_of_experts, prepare_experts
+from kernels.triton.linear_weights import TritonLinearWeight
+from kernels.triton.packing import QUANTISED_TYPES, TritonPacking
+from kernels.triton.sampling_calls import SamplingCalls
+
+
+class TritonOperations:
+    """See `kernels.interface.operations.Operations` for every method.
+
+    Holds scratch of attention and sampling, so one thread uses an instance at a time, on one
+    stream. Operations queue their work and wait for nothing; those of a model's forward pass can be
+    captured in a CUDA graph (`sample_*`, `apply_penalties` and `copy_blocks` are not meant to be:
+    they make tensors from host numbers, and ids are checked on the host).
+
+    Args:
+        device: a CUDA device, or the CPU under Triton's interpreter.
+        batch_invariant: a request has the same bits whatever else runs, and however its tokens were
+            spread over steps. Dense products then go through one kernel of ours, and every request
+            through the kernel that prefills use; both cost speed.
+        quantised_types: of the model's weights that are to stay what they are; the others, and
+            those of no type that runs here, are computed in the model's dtype.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        batch_invariant: bool = False,
+        quantised_types: AbstractSet[str] = frozenset(),
+    ) -> None:
+        self._device = device
+        self._packs = bool(quantised_types & QUANTISED_TYPES)
+        self._packing: TritonPacking | None = None
+        self._batch_invariant = batch_invariant
+        self._scratch = SplitScratch(device)
+        self._sampling = SamplingCalls()
+
+    @property
+    def name(self) -> str:
+        return f"triton-{self._device.type}" + "-batch-invariant" * self._batch_invariant
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def num_threads(self) -> int:
+        return torch.get_num_threads()
+
+    @property
+    def needs_decodes_first(self) -> bool:
+        return True
+
+    def prepare_linear(
+        self, weight_NE: torch.Tensor, bias_N: torch.Tensor | None = None
+    ) -> LinearWeight:
+        return TritonLinearWeight(weight_NE, bias_N)
+
+    def weight_packing(self, dtype: torch.dtype) -> WeightPacking | None:
+        if self._packs and self._packing is None:
+            self._packing = TritonPacking(self._device, dtype)
+        return self._packing
+
+    def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
+        return linear_weights.linear(x_TE, weight, batch_invariant=self._batch_invariant)
+
+    def prepare_experts(self, gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> ExpertWeights:
+        return prepare_experts(gate_up_XFE, down_XEF)
+
+    def mixture_of_experts(
+        self,
+        x_TE: torch.Tensor,
+        router_logits_TX: torch.Tensor,
+        experts: ExpertWeights,
+        *,
+        top_k: int,
+        renormalise: bool,
+        weights_dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
+        assert isinstance(experts, TritonExpertWeights), "prepared by another backend"
+        return mixture_of_experts(
+            x_TE,
+            router_logits_TX,
+            experts,
+            top_k=top_k,
+            renormalise=renormalise,
+            weights_dtype=weights_dtype,
+            batch_invariant=self._batch_invariant,
+        )
+
+    def embedding(
+        self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeight
+    ) -> torch.Tensor:
+        return linear_weights.gather_rows(token_ids_T, weight_VE)
+
+    def rms_norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
+        return norm.rms_norm(x_TE, weight_E, eps)
+
+    def add_rms_norm(
+        self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return norm.add_rms_norm(x_TE, residual_TE, weight_E, eps)
+
+    def rotary_and_cache(
+        self,
+        qkv_TN: torch.Tensor,
+        *,
+        num_query_heads: int,
+        head_size: int,
+        cos_sin_PD: torch.Tensor,
+        positions_T: torch.Tensor,
+        kv_cache: KVCache,
+        slot_mapping_T: torch.Tensor,
+        q_norm_weight_D: torch.Tensor | None = None,
+        k_norm_weight_D: torch.Tensor | None = None,
+        norm_eps: float = 0.0,
+    ) -> torch.Tensor:
+        return rotary_cache.rotary_and_cache(
+            qkv_TN,
+            num_query_heads=num_query_heads,
+            num_kv_heads=kv_cache[0].shape[1],
+            head_size=head_size,
+            slot_mapping_T=slot_mapping_T,
+            kv_cache=kv_cache,
+            cos_sin_PD=cos_sin_PD,
+            positions_T=positions_T,
+            q_norm_weight_D=q_norm_weight_D,
+            k_norm_weight_D=k_norm_weight_D,
+            norm_eps=norm_eps,
+        )
+
+    def write_kv_cache(
+        self,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        *,
+        kv_cache: KVCache,
+        slot_mapping_T: torch.Tensor,
+    ) -> None:
+        rotary_cache.write_kv_cache(k_TKD, v_TKD, kv_cache=kv_cache, slot_mapping_T=slot_mapping_T)
+
+    def read_kv_cache(self, kv_cache: KVCache, slots_L: torch.Tensor) -> KVCache:
+        return cache_of_layer.read_kv_cache(kv_cache, slots_L)
+
+    def paged_attention(
+        self,
+        q_THD: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        sinks_H: torch.Tensor | None = None,
+        alibi_slopes_H: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return paged_attention(
+            q_THD,
+            k_cache,
+            v_cache,
+            metadata,
+            scale=scale,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            sinks_H=sinks_H,
+            alibi_slopes_H=alibi_slopes_H,
+        )
+
+    def silu_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
+        return activation.silu_and_mul(gate_up_TF2)
+
+    def gelu_tanh_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
+        return activation.gelu_tanh_and_mul(gate_up_TF2)
+
+    def best_of_rows(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        best_R, token_ids_R = logits_RV.max(dim=1)
+        return token_ids_R, best_R
+
+    def recorded(self, forward: Forward) -> Forward:
+        return forward
+
+    def sample_from_all(
+        self, logits_RV: torch.Tensor, seeds_R: torch.Tensor, positions_R: torch.Tensor
+    ) -> torch.Tensor:
+        return self._sampling.sample(logits_RV, seeds_R, positions_R)
+
+    def sample_truncated(
+        self,
+        logits_RV: torch.Tensor,
+        seeds_R: torch.Tensor,
+        positions_R: torch.Tensor,
+        *,
+        top_k_R: torch.Tensor,
+        top_p_R: torch.Tensor,
+        min_p_R: torch.Tensor,
+    ) -> torch.Tensor:
+        return self._sampling.sample(
+            logits_RV, seeds_R, positions_R, top_k_R=top_k_R, top_p_R=top_p_R, min_p_R=min_p_R
+        )
+
+    def apply_penalties(
+        self,
+        logits_V: torch.Tensor,
+        prompt_mask_V: torch.Tensor,
+        output_counts_V: torch.Tensor,
+        *,
+        repetition_penalty: float,
+        presence_penalty: float,
+        frequency_penalty: float,
+    ) -> None:
+        self._sampling.apply_penalties(
+            logits_V,
+            prompt_mask_V,
+            output_counts_V,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+        )
+
+    def make_attention_planner(
+        self,
+        *,
+        num_query_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        block_size: int,
+        sliding_window: int | None,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+    ) -> AttentionPlanner:
+        return TritonAttentionPlanner(
+            device=self._device,
+            scratch=self._scratch,
+            only_tiles=self._batch_invariant,
+            num_query_heads=num_query_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            block_size=block_size,
+            sliding_window=sliding_window,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+        )
+
+    def allocate_kv_cache(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+    ) -> KVCache:
+        return cache_of_layer.allocate_kv_cache(
+            num_blocks, block_size, num_kv_heads, head_size, dtype, self._device
+        )
+
+    def allocate_host_kv_cache(self, like: KVCache, num_blocks: int) -> KVCache:
+        return cache_of_layer.allocate_host_kv_cache(like, num_blocks)
+
+    def copy_blocks(
+        self, src: KVCache, dst: KVCache, src_ids_N: torch.Tensor, dst_ids_N: torch.Tensor
+    ) -> None:
+        cache_of_layer.copy_blocks(src, dst, src_ids_N, dst_ids_N)

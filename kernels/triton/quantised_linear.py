@@ -1,0 +1,247 @@
+"""Products with weight-only int8 and int4: y = x W^T + bias.
+
+Owns the two ways to compute them and the choice. The layout and where it comes from are
+`quantised_weights`', the widening is `quantised_widening`'s.
+
+Few rows (up to 64): the weight is read once, packed, and widened in registers; the product is
+turned round (W x^T), so that the weight's outputs, not the few rows, fill the tensor cores' long
+side. E is cut into splits, each summed by a program of its own, and a second kernel adds the parts
+in order. More rows: the weight is widened to memory and given to cuBLAS.
+
+What is invariant: up to 64 rows, the steps along E and the splits follow from the weight's shape
+alone, so a row's sums run in the same order whatever stands beside it. Above 64 rows, and between
+the two, cuBLAS decides: who needs the same bits asks for them (`batch_invariant`), and the kernel
+takes every number of rows, in tiles of one size.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from kernels.triton.quantised_weights import QuantisedWeight, dequantise
+from kernels.triton.quantised_widening import (
+    BLOCK_J,
+    BLOCK_N,
+    DTYPES,
+    dequantise_to,
+    load_scaled,
+    weight_constants,
+)
+
+MOST_FEW_ROWS = 64
+
+_PROGRAMS_WANTED = 264
+"""Two for each of the 132 multiprocessors of an H200; a constant, because results depend on it."""
+_LEAST_STEPS_A_SPLIT = 4
+_REDUCED_AT_ONCE = 512
+_ROWS_A_LAUNCH = 1024
+"""Bounds the memory of the parts that are still to be added."""
+
+
+def reference_quantised_linear(
+    x_TE: torch.Tensor, weight: QuantisedWeight, bias_N: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The specification: the weight is rounded to the dtype of x, all else is float32."""
+    w_NE = dequantise(weight).to(x_TE.dtype).float()
+    return F.linear(x_TE.float(), w_NE, None if bias_N is None else bias_N.float())
+
+
+def choose_splits(num_outputs: int, num_bytes_a_row: int) -> int:
+    """Parts that E is cut into: a power of two that fills the device, at most 16."""
+    steps = triton.cdiv(num_bytes_a_row, BLOCK_J)
+    programs = triton.cdiv(num_outputs, BLOCK_N)
+    splits = 1
+    while (
+        splits < 16
+        and programs * splits * 2 <= _PROGRAMS_WANTED
+        and steps >= splits * 2 * _LEAST_STEPS_A_SPLIT
+    ):
+        splits *= 2
+    return splits
+
+
+def choose_tile_rows(num_rows: int, dtype: torch.dtype, *, batch_invariant: bool) -> int | None:
+    """Rows of the kernel's tile; None: the weight is widened for so many rows."""
+    if num_rows > MOST_FEW_ROWS and not batch_invariant:
+        return None
+    if dtype == torch.float32:  # it has no tensor cores: more would only fill the registers
+        return 16
+    return MOST_FEW_ROWS if batch_invariant else max(16, triton.next_power_of_2(num_rows))
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _few_rows_kernel(
+    x_ptr,  # [T, K], rows `x_stride` apart
+    packed_ptr,  # uint8 or int8 [N, J]
+    scales_ptr,  # [N, G]
+    offsets_ptr,  # [N, G]; unused without HAS_OFFSETS
+    bias_ptr,  # [N]; unused without HAS_BIAS
+    out_ptr,  # [T, N] in the dtype of x; with SPLITS > 1, float32 [SPLITS, T, N]
+    num_rows,
+    x_stride,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+):
+    J: tl.constexpr = K * BITS // 8
+    STEPS: tl.constexpr = (J + BLOCK_J - 1) // BLOCK_J
+    SPLIT_STEPS: tl.constexpr = (STEPS + SPLITS - 1) // SPLITS
+    split = tl.program_id(1)
+    m_M = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    live_M = m_M < num_rows
+    n_N = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    x_M = x_ptr + m_M.to(tl.int64) * x_stride
+    acc_NM = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    for step in range(SPLIT_STEPS):
+        # a split's steps past the end have masks that are empty, and add zeros
+        j_start = (split * SPLIT_STEPS + step) * BLOCK_J
+        low_NJ, high_NJ = load_scaled(
+            packed_ptr,
+            scales_ptr,
+            offsets_ptr,
+            n_N,
+            j_start,
+            N,
+            J,
+            BITS,
+            GROUP * BITS // 8,
+            HAS_OFFSETS,
+            N % BLOCK_N == 0 and J % BLOCK_J == 0 and STEPS % SPLITS == 0,
+            BLOCK_N,
+            BLOCK_J,
+        )
+        j_J = j_start + tl.arange(0, BLOCK_J)
+        live_JM = (j_J < J)[:, None] & live_M[None, :]
+        k_J = j_J if BITS == 8 else j_J // 16 * 32 + j_J % 16
+        x_low_JM = tl.load(x_M[None, :] + k_J[:, None], mask=live_JM, other=0.0)
+        acc_NM = tl.dot(low_NJ.to(x_low_JM.dtype), x_low_JM, acc_NM, input_precision="ieee")
+        if BITS == 4:
+            x_high_JM = tl.load(x_M[None, :] + k_J[:, None] + 16, mask=live_JM, other=0.0)
+            acc_NM = tl.dot(high_NJ.to(x_low_JM.dtype), x_high_JM, acc_NM, input_precision="ieee")
+    if HAS_BIAS and SPLITS == 1:
+        acc_NM += tl.load(bias_ptr + n_N, mask=n_N < N, other=0.0).to(tl.float32)[:, None]
+    row_M = split.to(tl.int64) * num_rows + m_M
+    out_NM = out_ptr + row_M[None, :] * N + n_N[:, None]
+    keep_NM = (n_N < N)[:, None] & live_M[None, :]
+    tl.store(out_NM, acc_NM.to(out_ptr.dtype.element_ty), mask=keep_NM)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _add_parts_kernel(
+    parts_ptr,  # float32 [SPLITS, T, N]
+    bias_ptr,  # [N]; unused without HAS_BIAS
+    out_ptr,  # [T, N]
+    num_rows,
+    N: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    n_N = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    sum_N = tl.zeros((BLOCK_N,), dtype=tl.float32)
+    for split in tl.static_range(SPLITS):
+        sum_N += tl.load(parts_ptr + (split * num_rows + row) * N + n_N, mask=n_N < N, other=0.0)
+    if HAS_BIAS:
+        sum_N += tl.load(bias_ptr + n_N, mask=n_N < N, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * N + n_N, sum_N.to(out_ptr.dtype.element_ty), mask=n_N < N)
+
+
+def quantised_linear(
+    x_TE: torch.Tensor,
+    weight: QuantisedWeight,
+    bias_N: torch.Tensor | None = None,
+    *,
+    batch_invariant: bool = False,
+) -> torch.Tensor:
+    """`x @ W.T + bias` -> [T, N] in the dtype of x, W rounded to that dtype, sums in float32.
+
+    One or two launches up to 64 rows; above, the whole weight is widened first. Both are safe in a
+    CUDA graph. See the module's docstring for what does not depend on the batch.
+
+    Args:
+        x_TE: float32, float16 or bfloat16; the last dimension contiguous.
+        bias_N: contiguous; the dtype of x.
+        batch_invariant: one kernel in one tile for every number of rows, slower for few and many.
+
+    Raises:
+        ValueError: shapes or layouts that do not fit.
+        TypeError: dtypes.
+    """
+    if x_TE.dtype not in DTYPES:
+        raise TypeError(f"x is {x_TE.dtype}; give one of {DTYPES}")
+    if x_TE.ndim != 2 or x_TE.shape[1] != weight.num_inputs or x_TE.stride(1) != 1:
+        raise ValueError(
+            f"x is {tuple(x_TE.shape)} with strides {x_TE.stride()}; "
+            f"give [T, {weight.num_inputs}] with contiguous rows"
+        )
+    num_outputs = weight.num_outputs
+    if bias_N is not None and (tuple(bias_N.shape) != (num_outputs,) or bias_N.stride(0) != 1):
+        raise ValueError(f"bias is {tuple(bias_N.shape)}; give contiguous [{num_outputs}]")
+    if bias_N is not None and bias_N.dtype != x_TE.dtype:
+        raise TypeError(f"bias is {bias_N.dtype} and x {x_TE.dtype}; give one dtype")
+    num_rows = x_TE.shape[0]
+    block_m = choose_tile_rows(num_rows, x_TE.dtype, batch_invariant=batch_invariant)
+    if block_m is None:
+        return F.linear(x_TE, dequantise_to(weight, x_TE.dtype), bias_N)
+    out_TN = torch.empty(num_rows, num_outputs, dtype=x_TE.dtype, device=x_TE.device)
+    if weight.input_order_E is not None and num_rows:
+        x_TE = x_TE.index_select(1, weight.input_order_E)
+    for start in range(0, num_rows, _ROWS_A_LAUNCH):
+        rows = slice(start, start + _ROWS_A_LAUNCH)
+        _multiply(x_TE[rows], weight, bias_N, out_TN[rows], block_m)
+    return out_TN
+
+
+def _multiply(
+    x_TE: torch.Tensor,
+    weight: QuantisedWeight,
+    bias_N: torch.Tensor | None,
+    out_TN: torch.Tensor,
+    block_m: int,
+) -> None:
+    """The product by the kernel, in tiles of `block_m` rows; writes `out_TN`."""
+    num_rows, num_outputs = out_TN.shape
+    splits = choose_splits(num_outputs, weight.packed_NJ.shape[1])
+    parts = out_TN
+    if splits > 1:
+        parts = torch.empty(splits, num_rows, num_outputs, dtype=torch.float32, device=x_TE.device)
+    _few_rows_kernel[(triton.cdiv(num_outputs, BLOCK_N), splits, triton.cdiv(num_rows, block_m))](
+        x_TE,
+        weight.packed_NJ,
+        weight.scales_NG,
+        weight.offsets_NG,
+        bias_N,
+        parts,
+        num_rows,
+        x_TE.stride(0),
+        **weight_constants(weight),
+        HAS_BIAS=bias_N is not None,
+        SPLITS=splits,
+        BLOCK_M=block_m,
+        num_warps=4,
+        num_stages=4,
+    )
+    if splits == 1:
+        return
+    _add_parts_kernel[(num_rows, triton.cdiv(num_outputs, _REDUCED_AT_ONCE))](
+        parts,
+        bias_N,
+        out_TN,
+        num_rows,
+        N=num_outputs,
+        SPLITS=splits,
+        HAS_BIAS=bias_N is not None,
+        BLOCK_N=_REDUCED_AT_ONCE,
+        num_warps=4,
+    )

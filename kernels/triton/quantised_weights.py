@@ -1,0 +1,349 @@
+"""Weight-only int8 and int4: one packed layout, and the way into it from each file format.
+
+Owns the layout and the conversions, in torch, at load time. Must not know how products are done.
+
+    W[n, k] = scales[n, k // G] * q[n, k] + offsets[n, k // G]
+
+int8: q is stored as it is, [N, E]. int4: q lies in [0, 16), two in a byte, so that both halves of a
+byte share a group and a kernel reads runs of 16 inputs without shuffling:
+
+    inputs   32 j ... 32 j + 15 | 32 j + 16 ... 32 j + 31
+    bytes       low nibbles of  |    high nibbles of          bytes 16 j ... 16 j + 15
+
+Without offsets W = scales * q for int8 and scales * (q - 8) for int4. Offsets are sums in scaled
+units, not zero points, because some formats have no zero point; float32 by default, in which every
+format here is represented exactly or to the last digit.
+
+Shape suffixes here: G groups a row, J bytes a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+INPUTS_A_SPAN = 32
+"""Inputs whose int4 values share a run of bytes."""
+
+_AWQ_PLACE = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Nibble of an int32 that holds column c of 8."""
+
+_GGUF_BLOCKS = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_1": (32, 20)}
+_GGUF_BLOCKS |= {"Q4_K": (256, 144), "Q6_K": (256, 210)}
+"""Elements and bytes of a block."""
+
+GGUF_TYPES = tuple(_GGUF_BLOCKS)
+"""GGUF's block types that `from_gguf` takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantisedWeight:
+    """A weight in the layout above. Satisfies `kernels.interface.operations.LinearWeight`.
+
+    Attributes:
+        num_bits: 4 or 8.
+        group_size: inputs that share a scale: a power of two of at least 32 (16 for int8), or all.
+        packed_NJ: uint8 [N, E / 2] for int4, int8 [N, E] for int8.
+        scales_NG, offsets_NG: floating [N, G], of one dtype; offsets None if symmetric.
+        input_order_E: int64; if given, column k of the packed weight belongs to input
+            `input_order_E[k]` (GPTQ's act-order).
+    """
+
+    num_bits: int
+    group_size: int
+    num_inputs: int
+    num_outputs: int
+    packed_NJ: torch.Tensor
+    scales_NG: torch.Tensor
+    offsets_NG: torch.Tensor | None = None
+    input_order_E: torch.Tensor | None = None
+
+
+def dequantise(weight: QuantisedWeight) -> torch.Tensor:
+    """The reference: float32 [N, E], inputs in the model's order."""
+    q_NE = unpack_nibbles(weight.packed_NJ) if weight.num_bits == 4 else weight.packed_NJ
+    if weight.num_bits == 4 and weight.offsets_NG is None:
+        q_NE = q_NE.to(torch.int8) - 8
+    q_NGI = q_NE.float().view(weight.num_outputs, -1, weight.group_size)
+    w_NGI = q_NGI * weight.scales_NG.float()[..., None]
+    if weight.offsets_NG is not None:
+        w_NGI = w_NGI + weight.offsets_NG.float()[..., None]
+    w_NE = w_NGI.reshape(weight.num_outputs, weight.num_inputs)
+    if weight.input_order_E is None:
+        return w_NE
+    in_order_NE = torch.empty_like(w_NE)
+    in_order_NE[:, weight.input_order_E] = w_NE
+    return in_order_NE
+
+
+def join_outputs(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
+    """Weights of equal inputs, bits and groups, the outputs of one after those of another.
+
+    Raises:
+        ValueError: unequal ones, or inputs in another order than they stand.
+    """
+    first = weights[0]
+    if len(weights) == 1:
+        return first
+    if len({(each.num_inputs, each.num_bits, each.group_size) for each in weights}) != 1:
+        raise ValueError("weights of unequal inputs, bits or groups cannot be joined")
+    if any(each.input_order_E is not None for each in weights):
+        raise ValueError("weights whose inputs are in an order of their own cannot be joined")
+    offsets_NG = None
+    if any(each.offsets_NG is not None for each in weights):
+        offsets_NG = torch.cat([_offsets(each) for each in weights])
+    return replace(
+        first,
+        num_outputs=sum(each.num_outputs for each in weights),
+        packed_NJ=torch.cat([each.packed_NJ for each in weights]),
+        scales_NG=torch.cat([each.scales_NG for each in weights]),
+        offsets_NG=offsets_NG,
+    )
+
+
+def narrowed(weight: QuantisedWeight) -> QuantisedWeight:
+    """The same numbers, with scales and offsets in float16 if that holds all of them exactly."""
+    floats = [each for each in (weight.scales_NG, weight.offsets_NG) if each is not None]
+    if not all(torch.equal(each.half().float(), each.float()) for each in floats):
+        return weight
+    offsets_NG = weight.offsets_NG
+    return replace(
+        weight,
+        scales_NG=weight.scales_NG.half(),
+        offsets_NG=None if offsets_NG is None else offsets_NG.half(),
+    )
+
+
+def _offsets(weight: QuantisedWeight) -> torch.Tensor:
+    """Those of a weight that has none are what the layout says."""
+    if weight.offsets_NG is not None:
+        return weight.offsets_NG
+    return weight.scales_NG * (-8.0 if weight.num_bits == 4 else 0.0)
+
+
+def pack_nibbles(q_NE: torch.Tensor) -> torch.Tensor:
+    """uint8 [N, E] of numbers below 16 -> uint8 [N, E / 2]."""
+    num_outputs, num_inputs = q_NE.shape
+    halves = q_NE.view(num_outputs, num_inputs // INPUTS_A_SPAN, 2, INPUTS_A_SPAN // 2)
+    return (halves[:, :, 0] | (halves[:, :, 1] << 4)).reshape(num_outputs, -1)
+
+
+def unpack_nibbles(packed_NJ: torch.Tensor) -> torch.Tensor:
+    """The inverse of `pack_nibbles`."""
+    spans = packed_NJ.view(packed_NJ.shape[0], -1, INPUTS_A_SPAN // 2)
+    return torch.stack((spans & 15, spans >> 4), dim=2).reshape(packed_NJ.shape[0], -1)
+
+
+def quantise(
+    weight_NE: torch.Tensor, *, num_bits: int, group_size: int, symmetric: bool = True
+) -> QuantisedWeight:
+    """Round to nearest: symmetric to +-127 or +-7 steps, else from a group's least to its largest.
+
+    Raises:
+        ValueError: number of bits, or a group size that does not fit.
+    """
+    num_outputs, num_inputs = weight_NE.shape
+    _check_groups(num_bits, num_inputs, group_size)
+    w_NGI = weight_NE.float().view(num_outputs, -1, group_size)
+    if symmetric:
+        largest = 7 if num_bits == 4 else 127
+        scales_NG = w_NGI.abs().amax(dim=2) / largest
+        low, offsets_NG = -largest, None
+    else:
+        offsets_NG = w_NGI.amin(dim=2)
+        scales_NG = (w_NGI.amax(dim=2) - offsets_NG) / (2**num_bits - 1)
+        w_NGI = w_NGI - offsets_NG[..., None]
+        low, largest = 0, 2**num_bits - 1
+    steps_NGI = w_NGI / torch.where(scales_NG == 0, 1.0, scales_NG)[..., None]
+    q_NE = steps_NGI.round().clamp(low, largest).reshape(num_outputs, num_inputs)
+    if num_bits == 4:
+        q_NE = q_NE + 8 if symmetric else q_NE
+    elif offsets_NG is not None:
+        q_NE, offsets_NG = q_NE - 128, offsets_NG + 128 * scales_NG
+    return _build(q_NE, num_bits, group_size, scales_NG, offsets_NG)
+
+
+def from_gptq(
+    qweight: torch.Tensor,
+    qzeros: torch.Tensor,
+    scales_GN: torch.Tensor,
+    g_idx_E: torch.Tensor | None = None,
+    *,
+    num_bits: int,
+    zeros_are_less_one: bool = True,
+) -> QuantisedWeight:
+    """GPTQ (Frantar et al., 2022), as its libraries store it: W[n, k] = s * (q - z).
+
+    Args:
+        qweight: int32 [E * bits / 32, N], consecutive inputs from the low bits up.
+        qzeros: int32 [G, N * bits / 32], consecutive outputs from the low bits up.
+        g_idx_E: group of each input; groups of equal size, in any order.
+        zeros_are_less_one: True for checkpoint format "gptq", False for "gptq_v2".
+
+    Raises:
+        ValueError: number of bits, or groups that are unequal or do not fit.
+    """
+    if num_bits not in (4, 8):
+        raise ValueError(f"GPTQ with {num_bits} bits; 4 and 8 are supported")
+    q_NE = _unpack_int32(qweight.T, num_bits)
+    zeros_GN = _unpack_int32(qzeros, num_bits) + int(zeros_are_less_one)
+    num_inputs, num_groups = q_NE.shape[1], scales_GN.shape[0]
+    if num_inputs % num_groups:
+        raise ValueError(f"{num_inputs} inputs in {num_groups} groups; groups must be equal")
+    order_E = None
+    group_size = num_inputs // num_groups
+    if g_idx_E is not None and not torch.equal(
+        g_idx_E.long(), torch.arange(num_inputs, device=g_idx_E.device) // group_size
+    ):
+        counts = torch.bincount(g_idx_E.long(), minlength=num_groups)
+        if not bool((counts == group_size).all()):
+            raise ValueError(f"g_idx has groups of {counts.tolist()} inputs; they must be equal")
+        order_E = torch.sort(g_idx_E.long(), stable=True).indices
+        q_NE = q_NE[:, order_E]
+    return _from_zero_points(q_NE, zeros_GN.T, scales_GN.T, num_bits, group_size, order_E)
+
+
+def from_awq(
+    qweight: torch.Tensor, qzeros: torch.Tensor, scales_GN: torch.Tensor
+) -> QuantisedWeight:
+    """AWQ (Lin et al., 2023) "gemm" checkpoints, 4 bits: W[n, k] = s * (q - z).
+
+    Args:
+        qweight: int32 [E, N / 8]; column c of 8 lies in nibble (0, 4, 1, 5, 2, 6, 3, 7)[c].
+        qzeros: int32 [G, N / 8], likewise.
+
+    Raises:
+        ValueError: groups that do not fit.
+    """
+    place = torch.tensor(_AWQ_PLACE, device=qweight.device)
+
+    def in_order(packed: torch.Tensor) -> torch.Tensor:
+        nibbles = _unpack_int32(packed, 4).view(packed.shape[0], -1, 8)
+        return nibbles[:, :, place].reshape(packed.shape[0], -1)
+
+    num_inputs, num_groups = qweight.shape[0], scales_GN.shape[0]
+    if num_inputs % num_groups:
+        raise ValueError(f"{num_inputs} inputs in {num_groups} groups; groups must be equal")
+    zeros_NG, group_size = in_order(qzeros).T, num_inputs // num_groups
+    return _from_zero_points(in_order(qweight).T, zeros_NG, scales_GN.T, 4, group_size, None)
+
+
+def from_gguf(
+    blocks: torch.Tensor, num_outputs: int, num_inputs: int, format_name: str
+) -> QuantisedWeight:
+    """Blocks of a GGUF tensor, without passing through floats: Q8_0, Q4_0, Q4_1, Q4_K, Q6_K.
+
+    Args:
+        blocks: uint8, N * E / elements of a block, times the bytes of a block.
+
+    Raises:
+        ValueError: another format, or a number of bytes that does not fit the shape.
+    """
+    if format_name not in _GGUF_BLOCKS:
+        raise ValueError(f"GGUF format {format_name}; supported are {', '.join(_GGUF_BLOCKS)}")
+    elements, num_bytes = _GGUF_BLOCKS[format_name]
+    num_blocks = num_outputs * num_inputs // elements
+    if num_inputs % elements or blocks.numel() != num_blocks * num_bytes:
+        raise ValueError(
+            f"{blocks.numel()} bytes of {format_name} for [{num_outputs}, {num_inputs}]; "
+            f"rows are blocks of {elements} elements in {num_bytes} bytes"
+        )
+    data = blocks.reshape(num_blocks, num_bytes)
+    rows = (num_outputs, -1)
+    if format_name == "Q8_0":
+        q = data[:, 2:].contiguous().view(torch.int8)
+        return _build(q.view(rows), 8, 32, _halves(data, 0).view(rows), None)
+    if format_name in ("Q4_0", "Q4_1"):  # its nibbles lie as ours do
+        first = 2 if format_name == "Q4_0" else 4
+        q = unpack_nibbles(data[:, first:].contiguous())
+        minima = None if first == 2 else _halves(data, 2).view(rows)
+        return _build(q.view(rows), 4, 32, _halves(data, 0).view(rows), minima)
+    if format_name == "Q4_K":
+        # 12 bytes hold 8 scales and 8 minima of 6 bits: the first four of each plainly, of the
+        # others 4 bits in the last 4 bytes and the 2 high bits above the plain ones
+        plain_scale, plain_min, low = data[:, 4:8], data[:, 8:12], data[:, 12:16]
+        scale_8 = torch.cat([plain_scale & 63, (low & 15) | ((plain_scale >> 2) & 48)], dim=1)
+        min_8 = torch.cat([plain_min & 63, (low >> 4) | ((plain_min >> 2) & 48)], dim=1)
+        runs = data[:, 16:].reshape(num_blocks, 4, 1, 32)
+        q = torch.cat([runs & 15, runs >> 4], dim=2)
+        offsets = -(_halves(data, 2) * min_8.float()).view(rows)
+        return _build(q.view(rows), 4, 32, (_halves(data, 0) * scale_8).view(rows), offsets)
+    low_nibbles = data[:, :128].reshape(num_blocks, 2, 1, 64)
+    low_bits = torch.cat([low_nibbles & 15, low_nibbles >> 4], dim=2).view(num_blocks, 2, 4, 32)
+    high = data[:, 128:192].reshape(num_blocks, 2, 1, 32)
+    high_bits = torch.cat([(high >> shift) & 3 for shift in (0, 2, 4, 6)], dim=2)
+    q = (low_bits | (high_bits << 4)).to(torch.int8) - 32
+    scale_16 = data[:, 192:208].contiguous().view(torch.int8).float()
+    return _build(q.view(rows), 8, 16, (_halves(data, 208) * scale_16).view(rows), None)
+
+
+def _halves(data: torch.Tensor, start: int) -> torch.Tensor:
+    """float32 [blocks, 1] of the float16 at byte `start` of each block."""
+    return data[:, start : start + 2].contiguous().view(torch.float16).float()
+
+
+def _unpack_int32(packed: torch.Tensor, num_bits: int) -> torch.Tensor:
+    """int32 [A, C] -> int32 [A, C * 32 / bits], from the low bits up."""
+    shifts = torch.arange(0, 32, num_bits, dtype=torch.int32, device=packed.device)
+    values: torch.Tensor = (packed.contiguous()[:, :, None] >> shifts) & (2**num_bits - 1)
+    return values.reshape(packed.shape[0], -1)
+
+
+def _from_zero_points(
+    q_NE: torch.Tensor,
+    zeros_NG: torch.Tensor,
+    scales_NG: torch.Tensor,
+    num_bits: int,
+    group_size: int,
+    order_E: torch.Tensor | None,
+) -> QuantisedWeight:
+    middle = 2 ** (num_bits - 1)
+    scales_NG = scales_NG.float()
+    stored_zero = 0 if num_bits == 4 else middle  # int8 is stored less 128
+    symmetric = bool((zeros_NG == middle).all())
+    offsets_NG = None if symmetric else -scales_NG * (zeros_NG - stored_zero)
+    return _build(q_NE - stored_zero, num_bits, group_size, scales_NG, offsets_NG, order_E)
+
+
+def _build(
+    q_NE: torch.Tensor,
+    num_bits: int,
+    group_size: int,
+    scales_NG: torch.Tensor,
+    offsets_NG: torch.Tensor | None,
+    order_E: torch.Tensor | None = None,
+) -> QuantisedWeight:
+    num_outputs, num_inputs = q_NE.shape
+    _check_groups(num_bits, num_inputs, group_size)
+    if num_bits == 4:
+        packed_NJ = pack_nibbles(q_NE.to(torch.uint8).contiguous())
+    else:
+        packed_NJ = q_NE.to(torch.int8).contiguous()
+    return QuantisedWeight(
+        num_bits=num_bits,
+        group_size=group_size,
+        num_inputs=num_inputs,
+        num_outputs=num_outputs,
+        packed_NJ=packed_NJ,
+        scales_NG=scales_NG.float().contiguous(),
+        offsets_NG=None if offsets_NG is None else offsets_NG.float().contiguous(),
+        input_order_E=order_E,
+    )
+
+
+def _check_groups(num_bits: int, num_inputs: int, group_size: int) -> None:
+    if num_bits not in (4, 8):
+        raise ValueError(f"{num_bits} bits; 4 and 8 are supported")
+    least = INPUTS_A_SPAN if num_bits == 4 else 16
+    power_of_two = group_size > 0 and group_size & (group_size - 1) == 0
+    if num_inputs % INPUTS_A_SPAN or num_inputs % group_size:
+        raise ValueError(
+            f"{num_inputs} inputs in groups of {group_size}; inputs must be a multiple of the "
+            f"group and of {INPUTS_A_SPAN}"
+        )
+    if group_size != num_inputs and not (power_of_two and group_size >= least):
+        raise ValueError(
+            f"groups of {group_size} inputs; give a power of two of at least {least}, or one group"
+        )

@@ -1,0 +1,397 @@
+"""Norm and rotation of queries and keys, and the write to the KV cache, in one launch.
+
+Owns that launch, with every part optional. Must not know how the table of angles was made, what a
+slot stands for, or which layer calls. Sources: rotary positions, arXiv:2104.09864 (halves paired
+as in GPT-NeoX); norm of queries and keys, arXiv:2302.05442 with RMSNorm, arXiv:1910.07467.
+The reference is in `kernels.triton.rotary_reference`.
+
+One program takes `BLOCK_H` heads of one kind of one token. A head is read as three tiles, so that
+the two elements of a pair lie in one thread, and a thread overwrites only what it read itself:
+
+    |<-- HALF -->|<-- HALF -->|<- the rest ->|   D elements
+       left          right       never turns
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.triton.quantised import quantise
+from kernels.triton.tensor_checks import check_tensor
+
+_BLOCK_H = 8
+"""Heads a program. Constant, so that a row's bits never depend on the size of the batch."""
+
+
+@triton.jit
+def _normed_part(x_HD, inverse_H, weight_ptr, offsets_D, is_inside_HD):
+    """Round after each factor, as `rms_norm` does: x's dtype in and out, weight's in between."""
+    dtype: tl.constexpr = x_HD.dtype
+    middle: tl.constexpr = weight_ptr.dtype.element_ty
+    # a tile of equal rows: it comes in the layout of x, 16 bytes a thread
+    weight_HD = tl.broadcast_to(weight_ptr + offsets_D[None, :], x_HD.shape)
+    weight_HD = tl.load(weight_HD, mask=is_inside_HD, other=0.0).to(tl.float32)
+    normed_HD = (x_HD.to(tl.float32) * inverse_H[:, None]).to(middle).to(tl.float32)
+    return (normed_HD * weight_HD).to(middle).to(tl.float32).to(dtype)
+
+
+@triton.jit
+def _turn_heads(
+    src_H,  # pointers [BLOCK_H] to the heads of one token
+    dst_H,  # pointers [BLOCK_H]; may be src_H
+    is_head_H,
+    weight_ptr,  # [D], if HAS_NORM
+    norm_eps,
+    angles_ptr,  # [2 * HALF] of the token, if HAS_ROPE: cosines, sines
+    inverse_scale,
+    D: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    REST_PAD: tl.constexpr,  # 0: all of a head turns
+    HAS_NORM: tl.constexpr,
+    HAS_ROPE: tl.constexpr,
+):
+    stored: tl.constexpr = dst_H.dtype.element_ty
+    half_D = tl.arange(0, HALF_PAD)
+    in_half_HD = is_head_H[:, None] & (half_D < HALF)[None, :]
+    left_HD = tl.load(src_H[:, None] + half_D[None, :], mask=in_half_HD, other=0.0)
+    right_HD = tl.load(src_H[:, None] + (HALF + half_D)[None, :], mask=in_half_HD, other=0.0)
+    if REST_PAD > 0:
+        rest_D = 2 * HALF + tl.arange(0, REST_PAD)
+        in_rest_HD = is_head_H[:, None] & (rest_D < D)[None, :]
+        rest_HD = tl.load(src_H[:, None] + rest_D[None, :], mask=in_rest_HD, other=0.0)
+    if HAS_NORM:
+        left = left_HD.to(tl.float32)
+        right = right_HD.to(tl.float32)
+        square_H = tl.sum(left * left + right * right, axis=1)
+        if REST_PAD > 0:
+            rest = rest_HD.to(tl.float32)
+            square_H += tl.sum(rest * rest, axis=1)
+        inverse_H = tl.rsqrt(square_H / D + norm_eps)
+        left_HD = _normed_part(left_HD, inverse_H, weight_ptr, half_D, in_half_HD)
+        right_HD = _normed_part(right_HD, inverse_H, weight_ptr, HALF + half_D, in_half_HD)
+        if REST_PAD > 0:
+            rest_HD = _normed_part(rest_HD, inverse_H, weight_ptr, rest_D, in_rest_HD)
+    if HAS_ROPE:
+        # torch rounds each product to the tensor's dtype, but not the one it subtracts
+        dtype: tl.constexpr = left_HD.dtype
+        table: tl.constexpr = angles_ptr.dtype.element_ty
+        # a tile of equal rows, as for the weight
+        cos_HD = tl.broadcast_to(angles_ptr + half_D[None, :], left_HD.shape)
+        cos = tl.load(cos_HD, mask=in_half_HD, other=0.0).to(tl.float32)
+        sin = tl.load(cos_HD + HALF, mask=in_half_HD, other=0.0).to(tl.float32)
+        left = left_HD.to(tl.float32)
+        right = right_HD.to(tl.float32)
+        left_sin = left * sin
+        if table == dtype:
+            left_sin = left_sin.to(dtype).to(tl.float32)
+        left_HD = ((left * cos).to(dtype).to(tl.float32) - right * sin).to(dtype)
+        right_HD = ((right * cos).to(dtype).to(tl.float32) + left_sin).to(dtype)
+    if HAS_NORM and REST_PAD > 0:
+        # a small rest is read by several warps, and dst may be src: none may write before all read
+        tl.debug_barrier()
+    left_HD = quantise(left_HD, inverse_scale, stored)
+    right_HD = quantise(right_HD, inverse_scale, stored)
+    tl.store(dst_H[:, None] + half_D[None, :], left_HD, mask=in_half_HD)
+    tl.store(dst_H[:, None] + (HALF + half_D)[None, :], right_HD, mask=in_half_HD)
+    if REST_PAD > 0:
+        rest_HD = quantise(rest_HD, inverse_scale, stored)
+        tl.store(dst_H[:, None] + rest_D[None, :], rest_HD, mask=in_rest_HD)
+
+
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr", "positions_ptr"])
+def rotary_cache_kernel(
+    q_ptr,  # [T, H, D]
+    k_ptr,  # [T, K, D]; written only without a cache
+    v_ptr,  # [T, K, D]
+    q_out_ptr,  # [T, H, D], may be q_ptr
+    k_cache_ptr,  # [B, K, S, D]
+    v_cache_ptr,  # [B, K, S, D]
+    slots_ptr,  # int64 [T]
+    positions_ptr,  # int64 [T]
+    angles_ptr,  # [P, 2 * HALF]
+    q_weight_ptr,  # [D]
+    k_weight_ptr,  # [D]
+    norm_eps,
+    k_inverse_scale,
+    v_inverse_scale,
+    q_stride_t,
+    k_stride_t,
+    v_stride_t,
+    q_out_stride_t,
+    k_stride_b,
+    k_stride_h,
+    k_stride_s,
+    v_stride_b,
+    v_stride_h,
+    v_stride_s,
+    H: tl.constexpr,  # 0: queries stay as they are
+    K: tl.constexpr,
+    D: tl.constexpr,
+    S: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    REST_PAD: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    HAS_ROPE: tl.constexpr,
+    HAS_Q_NORM: tl.constexpr,
+    HAS_K_NORM: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+):
+    #  |<- ceil(H / BLOCK_H) ->|<- ceil(K / BLOCK_H) ->|<- ceil(K / BLOCK_H) ->|  programs a token
+    #             q                       k                       v
+    Q_PROGRAMS: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
+    K_PROGRAMS: tl.constexpr = (K + BLOCK_H - 1) // BLOCK_H
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    slot = tl.load(slots_ptr + token).to(tl.int64)
+    if slot >= 0:
+        angles_at = angles_ptr
+        if HAS_ROPE:
+            angles_at = angles_ptr + tl.load(positions_ptr + token).to(tl.int64) * (2 * HALF)
+        block = slot // S
+        offset = slot % S
+        lane_H = tl.arange(0, BLOCK_H)
+        if part < Q_PROGRAMS:
+            head_H = part * BLOCK_H + lane_H
+            _turn_heads(
+                q_ptr + token * q_stride_t + head_H * D,
+                q_out_ptr + token * q_out_stride_t + head_H * D,
+                head_H < H, q_weight_ptr, norm_eps, angles_at, 1.0,
+                D, HALF, HALF_PAD, REST_PAD, HAS_Q_NORM, HAS_ROPE,
+            )  # fmt: skip
+        elif part < Q_PROGRAMS + K_PROGRAMS:
+            head_H = (part - Q_PROGRAMS) * BLOCK_H + lane_H
+            k_H = k_ptr + token * k_stride_t + head_H * D
+            if HAS_CACHE:
+                k_at = k_cache_ptr + block * k_stride_b + offset * k_stride_s
+                _turn_heads(
+                    k_H, k_at + head_H.to(tl.int64) * k_stride_h,
+                    head_H < K, k_weight_ptr, norm_eps, angles_at, k_inverse_scale,
+                    D, HALF, HALF_PAD, REST_PAD, HAS_K_NORM, HAS_ROPE,
+                )  # fmt: skip
+            else:
+                _turn_heads(
+                    k_H, k_H,
+                    head_H < K, k_weight_ptr, norm_eps, angles_at, 1.0,
+                    D, HALF, HALF_PAD, REST_PAD, HAS_K_NORM, HAS_ROPE,
+                )  # fmt: skip
+        elif HAS_CACHE:
+            head_H = (part - Q_PROGRAMS - K_PROGRAMS) * BLOCK_H + lane_H
+            v_at = v_cache_ptr + block * v_stride_b + offset * v_stride_s
+            _turn_heads(
+                v_ptr + token * v_stride_t + head_H * D,
+                v_at + head_H.to(tl.int64) * v_stride_h,
+                head_H < K, k_weight_ptr, norm_eps, angles_at, v_inverse_scale,
+                D, HALF, HALF_PAD, REST_PAD, False, False,
+            )  # fmt: skip
+
+
+def rotary_and_cache(
+    qkv_TN: torch.Tensor,
+    *,
+    num_query_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    slot_mapping_T: torch.Tensor,
+    kv_cache: tuple[torch.Tensor, torch.Tensor] | None,
+    cos_sin_PD: torch.Tensor | None = None,
+    positions_T: torch.Tensor | None = None,
+    q_norm_weight_D: torch.Tensor | None = None,
+    k_norm_weight_D: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    q_out_THD: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Norm and rotate q and k, write k and v to the cache; one launch.
+
+        x' = x / sqrt(mean(x^2) + eps) * weight                     if a weight is given
+        left, right = left * cos - right * sin, right * cos + left * sin      if a table is given
+        cache[slot // S, head, slot % S] = x', or fp8(clamp(x' / scale, -448, 448))
+
+    Rounds where `kernels.torch.rotary` rounds. A token whose slot is negative is padding:
+    nothing of it is read or written, in `q_out_THD` neither.
+
+    Args:
+        qkv_TN: [T, (H + 2K) * D], heads of q, then k, then v, rows contiguous. Its queries are
+            overwritten unless `q_out_THD` is given; its keys only if there is no cache.
+        slot_mapping_T: int64.
+        kv_cache: two views [B, K, S, D] of the model's dtype or float8_e4m3fn, last dimension
+            contiguous; or None: keys are then rotated where they stand.
+        cos_sin_PD: [P, rotary_size] in the model's dtype or float32, cosines then sines;
+            rotary_size <= D. None: no rotation.
+        positions_T: int64, each below P; with a table only.
+        q_norm_weight_D, k_norm_weight_D: in the model's dtype or float32, each optional.
+        k_scale, v_scale: what a stored fp8 value is multiplied by when read.
+        q_out_THD: [T, H, D], heads contiguous; None: in place.
+
+    Returns:
+        q_THD: `q_out_THD`, or a view of `qkv_TN`.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit each other.
+    """
+    width = (num_query_heads + 2 * num_kv_heads) * head_size
+    _check("qkv_TN", qkv_TN, (qkv_TN.shape[0], width), qkv_TN, contiguous_dims=1)
+    heads_THD = qkv_TN.view(qkv_TN.shape[0], -1, head_size)
+    q_THD, k_v_THD = heads_THD[:, :num_query_heads], heads_THD[:, num_query_heads:]
+    k_TKD, v_TKD = k_v_THD[:, :num_kv_heads], k_v_THD[:, num_kv_heads:]
+    if q_out_THD is None:
+        q_out_THD = q_THD
+    _check("q_out_THD", q_out_THD, q_THD.shape, qkv_TN, contiguous_dims=2)
+    _launch(
+        (q_THD, k_TKD, v_TKD, q_out_THD),
+        kv_cache,
+        slot_mapping_T,
+        cos_sin_PD=cos_sin_PD,
+        positions_T=positions_T,
+        q_norm_weight_D=q_norm_weight_D,
+        k_norm_weight_D=k_norm_weight_D,
+        norm_eps=norm_eps,
+        k_scale=k_scale,
+        v_scale=v_scale,
+    )
+    return q_out_THD
+
+
+def write_kv_cache(
+    k_TKD: torch.Tensor,
+    v_TKD: torch.Tensor,
+    *,
+    kv_cache: tuple[torch.Tensor, torch.Tensor],
+    slot_mapping_T: torch.Tensor,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
+    """Write keys and values as they are: `cache[slot // S, head, slot % S] = x`.
+
+    Args: see `rotary_and_cache`. k_TKD, v_TKD: [T, K, D], the heads of a token contiguous.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit each other.
+    """
+    _check("k_TKD", k_TKD, k_TKD.shape, k_TKD, contiguous_dims=2)
+    _check("v_TKD", v_TKD, k_TKD.shape, k_TKD, contiguous_dims=2)
+    no_q_THD = k_TKD[:, :0]
+    heads = (no_q_THD, k_TKD, v_TKD, no_q_THD)
+    _launch(heads, kv_cache, slot_mapping_T, k_scale=k_scale, v_scale=v_scale)
+
+
+def _launch(
+    heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    kv_cache: tuple[torch.Tensor, torch.Tensor] | None,
+    slot_mapping_T: torch.Tensor,
+    *,
+    cos_sin_PD: torch.Tensor | None = None,
+    positions_T: torch.Tensor | None = None,
+    q_norm_weight_D: torch.Tensor | None = None,
+    k_norm_weight_D: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
+    q_THD, k_TKD, v_TKD, q_out_THD = heads
+    num_tokens, K, D = k_TKD.shape
+    _check("slot_mapping_T", slot_mapping_T, (num_tokens,), k_TKD, (torch.int64,))
+    rotary_size = D // 2 * 2  # an odd head ends with an element of no pair
+    if cos_sin_PD is not None:
+        rotary_size = min(cos_sin_PD.shape[-1] // 2 * 2, D)
+        shape = (cos_sin_PD.shape[0], rotary_size)
+        _check("cos_sin_PD", cos_sin_PD, shape, k_TKD, (k_TKD.dtype, torch.float32))
+        if positions_T is None:
+            raise ValueError("cos_sin_PD is given without positions_T; pass both or neither")
+        _check("positions_T", positions_T, (num_tokens,), k_TKD, (torch.int64,))
+    for name, weight_D in (("q", q_norm_weight_D), ("k", k_norm_weight_D)):
+        if weight_D is not None:
+            dtypes = (k_TKD.dtype, torch.float32)
+            _check(f"{name}_norm_weight_D", weight_D, (D,), k_TKD, dtypes)
+    if not (k_scale > 0 and v_scale > 0):
+        raise ValueError(f"scales are {k_scale} (k) and {v_scale} (v); they must be positive")
+    k_cache, v_cache = kv_cache if kv_cache is not None else (k_TKD, v_TKD)
+    if kv_cache is not None:
+        B, S = k_cache.shape[0], k_cache.shape[2]
+        dtypes = (k_TKD.dtype, torch.float8_e4m3fn)
+        _check("k_cache_BKSD", k_cache, (B, K, S, D), k_TKD, dtypes, contiguous_dims=1)
+        _check("v_cache_BKSD", v_cache, (B, K, S, D), k_TKD, (k_cache.dtype,), contiguous_dims=1)
+    has_rope = cos_sin_PD is not None
+    # in place, with nothing to compute, queries need no programs
+    has_query_work = has_rope or q_norm_weight_D is not None or q_out_THD is not q_THD
+    H = q_THD.shape[1] if has_query_work else 0
+    if not num_tokens or not K:
+        return
+    constants = _constants(H, K, D, rotary_size)
+    programs = -(-H // _BLOCK_H) + -(-K // _BLOCK_H) * (2 if kv_cache is not None else 1)
+    unused = slot_mapping_T
+    k_strides = k_cache.stride() if kv_cache is not None else (0, 0, 0, 1)
+    v_strides = v_cache.stride() if kv_cache is not None else (0, 0, 0, 1)
+    rotary_cache_kernel[(num_tokens, programs)](
+        q_THD,
+        k_TKD,
+        v_TKD,
+        q_out_THD,
+        k_cache,
+        v_cache,
+        slot_mapping_T,
+        unused if positions_T is None else positions_T,
+        unused if cos_sin_PD is None else cos_sin_PD,
+        unused if q_norm_weight_D is None else q_norm_weight_D,
+        unused if k_norm_weight_D is None else k_norm_weight_D,
+        norm_eps,
+        1.0 / k_scale,
+        1.0 / v_scale,
+        q_THD.stride(0),
+        k_TKD.stride(0),
+        v_TKD.stride(0),
+        q_out_THD.stride(0),
+        *k_strides[:3],
+        *v_strides[:3],
+        S=k_cache.shape[2] if kv_cache is not None else 1,
+        HAS_ROPE=has_rope,
+        HAS_Q_NORM=q_norm_weight_D is not None,
+        HAS_K_NORM=k_norm_weight_D is not None,
+        HAS_CACHE=kv_cache is not None,
+        **constants,
+        num_warps=_num_warps(rotary_size),
+    )
+
+
+def _check(
+    name: str,
+    tensor: torch.Tensor,
+    shape: Sequence[int],
+    like: torch.Tensor,
+    dtypes: tuple[torch.dtype, ...] = (),
+    contiguous_dims: int | None = None,
+) -> None:
+    dtypes = dtypes or (like.dtype,)
+    check_tensor(
+        name,
+        tensor,
+        shape=shape,
+        dtypes=dtypes,
+        device=like.device,
+        contiguous_dims=contiguous_dims,
+    )
+
+
+def _constants(H: int, K: int, D: int, rotary_size: int) -> dict[str, int]:
+    rest = D - rotary_size
+    return {
+        "H": H,
+        "K": K,
+        "D": D,
+        "HALF": rotary_size // 2,
+        "HALF_PAD": triton.next_power_of_2(rotary_size // 2),
+        "REST_PAD": triton.next_power_of_2(rest) if rest else 0,
+        "BLOCK_H": _BLOCK_H,
+    }
+
+
+def _num_warps(rotary_size: int) -> int:
+    """As many as read 16 bytes a thread of each half."""
+    return max(1, _BLOCK_H * int(triton.next_power_of_2(rotary_size // 2)) // 256)

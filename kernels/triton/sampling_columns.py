@@ -1,0 +1,262 @@
+"""Sampling state of a step's due sequences, gathered from the rows that last, in one launch.
+
+Owns the kernel and the columns it writes: what the kernels of sampling, penalties and reports ask
+of each row of logits. Where a number stands in a state is said in `kernels.interface.sampling_rows`. Must not
+know how a token is chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.interface.sampling_rows import SamplingRows, StateFlag, StateWord
+from kernels.interface.step_packing import PackedLayout
+from kernels.triton.tensor_checks import check_tensor
+
+_BLOCK = 128
+_NUM_WARPS = 4
+
+_TEMPERATURE = tl.constexpr(int(StateWord.TEMPERATURE))
+_TOP_P = tl.constexpr(int(StateWord.TOP_P))
+_MIN_P = tl.constexpr(int(StateWord.MIN_P))
+_REPETITION = tl.constexpr(int(StateWord.REPETITION))
+_PRESENCE = tl.constexpr(int(StateWord.PRESENCE))
+_FREQUENCY = tl.constexpr(int(StateWord.FREQUENCY))
+_TOP_K = tl.constexpr(int(StateWord.TOP_K))
+_SEED_LOW = tl.constexpr(int(StateWord.SEED_LOW))
+_SEED_HIGH = tl.constexpr(int(StateWord.SEED_HIGH))
+_NUM_LOGPROBS = tl.constexpr(int(StateWord.NUM_LOGPROBS))
+_HELD_BACK_UNTIL = tl.constexpr(int(StateWord.HELD_BACK_UNTIL))
+_NUM_HELD_BACK = tl.constexpr(int(StateWord.NUM_HELD_BACK))
+_NUM_BIASES = tl.constexpr(int(StateWord.NUM_BIASES))
+_FLAGS = tl.constexpr(int(StateWord.FLAGS))
+_GREEDY = tl.constexpr(int(StateFlag.GREEDY))
+_COUNTED = tl.constexpr(int(StateFlag.COUNTED))
+_MASKED = tl.constexpr(int(StateFlag.MASKED))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingColumns:
+    """What `gather_sampling_columns` writes: an entry a due sequence, N of them at most.
+
+    Attributes:
+        num_rows_1: int32, how many are due.
+        state_row_N: int64, the sequence's row.
+        positions_N: int64, index in its sequence of the token that is chosen.
+        num_held_back_N: int32, 0 once min_tokens are there.
+        The others are a state's numbers, flags as bool, the seed as the 64 bits of an int64.
+    """
+
+    num_rows_1: torch.Tensor
+    state_row_N: torch.Tensor
+    positions_N: torch.Tensor
+    seeds_N: torch.Tensor
+    top_k_N: torch.Tensor
+    temperature_N: torch.Tensor
+    top_p_N: torch.Tensor
+    min_p_N: torch.Tensor
+    repetition_N: torch.Tensor
+    presence_N: torch.Tensor
+    frequency_N: torch.Tensor
+    is_greedy_N: torch.Tensor
+    is_counted_N: torch.Tensor
+    is_masked_N: torch.Tensor
+    num_logprobs_N: torch.Tensor
+    num_held_back_N: torch.Tensor
+    num_biases_N: torch.Tensor
+
+    @staticmethod
+    def allocate(num_rows: int, device: torch.device) -> SamplingColumns:
+        """For up to so many due sequences."""
+
+        def zeros(name: str) -> torch.Tensor:
+            size = 1 if name == "num_rows_1" else num_rows
+            return torch.zeros(size, dtype=_DTYPES[name], device=device)
+
+        return SamplingColumns(**{name: zeros(name) for name in _DTYPES})
+
+    def first(self, num_rows: int) -> SamplingColumns:
+        """Views of the first so many: a bucket in the same memory."""
+        return SamplingColumns(**{f.name: getattr(self, f.name)[:num_rows] for f in fields(self)})
+
+
+_DTYPES: dict[str, torch.dtype] = {
+    "num_rows_1": torch.int32,
+    "state_row_N": torch.int64,
+    "positions_N": torch.int64,
+    "seeds_N": torch.int64,
+    "top_k_N": torch.int64,
+    "temperature_N": torch.float32,
+    "top_p_N": torch.float32,
+    "min_p_N": torch.float32,
+    "repetition_N": torch.float32,
+    "presence_N": torch.float32,
+    "frequency_N": torch.float32,
+    "is_greedy_N": torch.bool,
+    "is_counted_N": torch.bool,
+    "is_masked_N": torch.bool,
+    "num_logprobs_N": torch.int32,
+    "num_held_back_N": torch.int32,
+    "num_biases_N": torch.int32,
+}
+
+
+def gather_sampling_columns_reference(
+    packed: torch.Tensor, layout: PackedLayout, rows: SamplingRows
+) -> dict[str, torch.Tensor]:
+    """The specification: every column, as long as sequences are due."""
+    words, num_real = packed.long(), int(packed[0])
+    due_R = words[layout.due_at :][:num_real]
+    is_due_R = due_R >= 0
+    starts = words[layout.query_start_at :]
+    computed_R = words[layout.computed_at :][:num_real]
+    row_N = words[layout.rows_at :][:num_real][is_due_R]
+    seq_len_N = (computed_R + starts[1 : num_real + 1] - starts[:num_real])[is_due_R]
+    state_NX = rows.state_NX[row_N]
+    numbers, reals = state_NX.T.contiguous(), state_NX.T.contiguous().view(torch.float32)
+    flags_N = numbers[StateWord.FLAGS]
+    holds_back_N = seq_len_N < numbers[StateWord.HELD_BACK_UNTIL]
+    low_N = numbers[StateWord.SEED_LOW].long() & 0xFFFFFFFF
+    return {
+        "num_rows_1": is_due_R.sum(dim=0, keepdim=True),
+        "state_row_N": row_N,
+        "positions_N": seq_len_N,
+        "seeds_N": (numbers[StateWord.SEED_HIGH].long() << 32) | low_N,
+        "top_k_N": numbers[StateWord.TOP_K],
+        "temperature_N": reals[StateWord.TEMPERATURE],
+        "top_p_N": reals[StateWord.TOP_P],
+        "min_p_N": reals[StateWord.MIN_P],
+        "repetition_N": reals[StateWord.REPETITION],
+        "presence_N": reals[StateWord.PRESENCE],
+        "frequency_N": reals[StateWord.FREQUENCY],
+        "is_greedy_N": (flags_N & StateFlag.GREEDY) != 0,
+        "is_counted_N": (flags_N & StateFlag.COUNTED) != 0,
+        "is_masked_N": (flags_N & StateFlag.MASKED) != 0,
+        "num_logprobs_N": numbers[StateWord.NUM_LOGPROBS],
+        "num_held_back_N": numbers[StateWord.NUM_HELD_BACK] * holds_back_N,
+        "num_biases_N": numbers[StateWord.NUM_BIASES],
+    }
+
+
+@triton.jit(do_not_specialize=["num_given"])
+def gather_sampling_columns_kernel(
+    packed_ptr,  # int32 words
+    numbers_ptr,  # int32 [rows, X]
+    reals_ptr,  # the same memory as float32
+    num_rows_ptr,  # int32 [1]
+    state_row_ptr,  # int64 [N]
+    positions_ptr,  # int64 [N]
+    seeds_ptr,  # int64 [N]
+    top_k_ptr,  # int64 [N]
+    temperature_ptr,  # float32 [N]
+    top_p_ptr,  # float32 [N]
+    min_p_ptr,  # float32 [N]
+    repetition_ptr,  # float32 [N]
+    presence_ptr,  # float32 [N]
+    frequency_ptr,  # float32 [N]
+    is_greedy_ptr,  # bool [N]
+    is_counted_ptr,  # bool [N]
+    is_masked_ptr,  # bool [N]
+    num_logprobs_ptr,  # int32 [N]
+    num_held_back_ptr,  # int32 [N]
+    num_biases_ptr,  # int32 [N]
+    num_given,  # N
+    X,
+    ROWS_AT: tl.constexpr,
+    COMPUTED_AT: tl.constexpr,
+    QUERY_START_AT: tl.constexpr,
+    DUE_AT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    if tl.program_id(0) == 0:
+        tl.store(num_rows_ptr, tl.load(packed_ptr + 2))
+    sequence_R = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_real_R = sequence_R < tl.load(packed_ptr)
+    due_R = tl.load(packed_ptr + DUE_AT + sequence_R, mask=is_real_R, other=-1)
+    is_due_R = (due_R >= 0) & (due_R < num_given)
+    row_R = tl.load(packed_ptr + ROWS_AT + sequence_R, mask=is_due_R, other=0).to(tl.int64)
+    start_ptr = packed_ptr + QUERY_START_AT + sequence_R
+    start_R = tl.load(start_ptr, mask=is_due_R, other=0)
+    stop_R = tl.load(start_ptr + 1, mask=is_due_R, other=0)
+    computed_R = tl.load(packed_ptr + COMPUTED_AT + sequence_R, mask=is_due_R, other=0)
+    position_R = computed_R + stop_R - start_R
+    number_ptr = numbers_ptr + row_R * X
+    real_ptr = reals_ptr + row_R * X
+    tl.store(state_row_ptr + due_R, row_R, mask=is_due_R)
+    tl.store(positions_ptr + due_R, position_R.to(tl.int64), mask=is_due_R)
+    low_R = tl.load(number_ptr + _SEED_LOW, mask=is_due_R, other=0).to(tl.int64) & 0xFFFFFFFF
+    high_R = tl.load(number_ptr + _SEED_HIGH, mask=is_due_R, other=0).to(tl.int64)
+    tl.store(seeds_ptr + due_R, (high_R << 32) | low_R, mask=is_due_R)
+    top_k_R = tl.load(number_ptr + _TOP_K, mask=is_due_R, other=0)
+    tl.store(top_k_ptr + due_R, top_k_R.to(tl.int64), mask=is_due_R)
+    real_R = tl.load(real_ptr + _TEMPERATURE, mask=is_due_R, other=0.0)
+    tl.store(temperature_ptr + due_R, real_R, mask=is_due_R)
+    real_R = tl.load(real_ptr + _TOP_P, mask=is_due_R, other=0.0)
+    tl.store(top_p_ptr + due_R, real_R, mask=is_due_R)
+    real_R = tl.load(real_ptr + _MIN_P, mask=is_due_R, other=0.0)
+    tl.store(min_p_ptr + due_R, real_R, mask=is_due_R)
+    real_R = tl.load(real_ptr + _REPETITION, mask=is_due_R, other=0.0)
+    tl.store(repetition_ptr + due_R, real_R, mask=is_due_R)
+    real_R = tl.load(real_ptr + _PRESENCE, mask=is_due_R, other=0.0)
+    tl.store(presence_ptr + due_R, real_R, mask=is_due_R)
+    real_R = tl.load(real_ptr + _FREQUENCY, mask=is_due_R, other=0.0)
+    tl.store(frequency_ptr + due_R, real_R, mask=is_due_R)
+    flags_R = tl.load(number_ptr + _FLAGS, mask=is_due_R, other=0)
+    tl.store(is_greedy_ptr + due_R, (flags_R & _GREEDY) != 0, mask=is_due_R)
+    tl.store(is_counted_ptr + due_R, (flags_R & _COUNTED) != 0, mask=is_due_R)
+    tl.store(is_masked_ptr + due_R, (flags_R & _MASKED) != 0, mask=is_due_R)
+    number_R = tl.load(number_ptr + _NUM_LOGPROBS, mask=is_due_R, other=0)
+    tl.store(num_logprobs_ptr + due_R, number_R, mask=is_due_R)
+    until_R = tl.load(number_ptr + _HELD_BACK_UNTIL, mask=is_due_R, other=0)
+    number_R = tl.load(number_ptr + _NUM_HELD_BACK, mask=is_due_R, other=0)
+    tl.store(num_held_back_ptr + due_R, tl.where(position_R < until_R, number_R, 0), mask=is_due_R)
+    number_R = tl.load(number_ptr + _NUM_BIASES, mask=is_due_R, other=0)
+    tl.store(num_biases_ptr + due_R, number_R, mask=is_due_R)
+
+
+def gather_sampling_columns(
+    packed: torch.Tensor,
+    layout: PackedLayout,
+    rows: SamplingRows,
+    out: SamplingColumns,
+    *,
+    num_sequences: int,
+) -> None:
+    """`out[due] = state[row]` for each due sequence of the packed step; see SamplingColumns.
+
+    Args:
+        packed: int32, made by `pack_step` with `layout`.
+        out: written, as far as sequences are due.
+        num_sequences: of the step, may count padding.
+
+    Raises:
+        ValueError: dtypes, shapes or devices that do not fit each other.
+    """
+    num_rows = out.state_row_N.shape[0]
+    device, state = rows.state_NX.device, rows.state_NX
+    check_tensor("packed", packed, shape=packed.shape, dtypes=(torch.int32,), device=device)
+    check_tensor("state_NX", state, shape=state.shape, dtypes=(torch.int32,), device=device)
+    if num_sequences > layout.capacity:
+        raise ValueError(f"{num_sequences} sequences, the layout has room for {layout.capacity}")
+    columns = [getattr(out, name) for name in _DTYPES]
+    for (name, dtype), column in zip(_DTYPES.items(), columns, strict=True):
+        shape = (1,) if name == "num_rows_1" else (num_rows,)
+        check_tensor(name, column, shape=shape, dtypes=(dtype,), device=device)
+    gather_sampling_columns_kernel[(max(1, triton.cdiv(num_sequences, _BLOCK)),)](
+        packed,
+        state,
+        state.view(torch.float32),
+        *columns,
+        num_rows,
+        state.shape[1],
+        ROWS_AT=layout.rows_at,
+        COMPUTED_AT=layout.computed_at,
+        QUERY_START_AT=layout.query_start_at,
+        DUE_AT=layout.due_at,
+        BLOCK=_BLOCK,
+        num_warps=_NUM_WARPS,
+    )

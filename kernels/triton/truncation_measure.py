@@ -1,0 +1,105 @@
+"""How much of a row lies at or above a value, and where that reaches a target: device functions.
+
+A measure is a count of tokens or a sum of weights exp(x - best), the latter in float64 rounded to
+2**-43: int64 either way, hence exact and the same in any order. Owns the arithmetic that all
+kernels of `truncation` must do alike, bit for bit; must not know which kernel calls.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.triton.truncation_memory import NUM_PIVOTS
+
+_PIVOTS = tl.constexpr(NUM_PIVOTS)
+
+
+@triton.jit
+def ordered(value):
+    """float32 as an integer of the same order, int64, one for both zeros; NaN aside."""
+    bits = tl.where(value == 0, 0.0, value).to(tl.int32, bitcast=True)
+    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.int64)
+
+
+@triton.jit
+def unordered(order):
+    """The float32 of such an integer."""
+    bits = order.to(tl.int32)
+    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def lowest_by_min_p(best, min_p):
+    """The smallest float32 at or above `best + log(min_p)` in float64; -inf without a limit."""
+    exact = best.to(tl.float64) + tl.log(tl.where(min_p > 0, min_p, 1.0).to(tl.float64))
+    rounded = exact.to(tl.float32)
+    above = unordered(ordered(rounded) + 1)
+    lowest = tl.where(rounded.to(tl.float64) < exact, above, rounded)
+    return tl.where(min_p > 0, lowest, -float("inf"))
+
+
+@triton.jit
+def weights(x, best):
+    """exp(x - best) in units of 2**-43, int64."""
+    weight = tl.exp(x.to(tl.float64) - best.to(tl.float64))
+    return (weight * 8796093022208.0 + 0.5).to(tl.int64)
+
+
+@triton.jit
+def worth(x, best, by_mass):
+    """What each token adds to the measure, int64 like x."""
+    if by_mass:  # noqa: SIM108 - a branch, so that counting rows skip the exponential
+        added = weights(x, best)
+    else:
+        added = (x == x).to(tl.int64)
+    return added
+
+
+@triton.jit
+def share(total, top_p):
+    """The least whole measure at or above top_p of a total, at least 1."""
+    return tl.maximum(tl.ceil(total.to(tl.float64) * top_p.to(tl.float64)).to(tl.int64), 1)
+
+
+@triton.jit
+def narrow(pivots_ptr, sums_ptr, target, high, above):
+    """Between which pivots the threshold lies -> (low, high, measure at and above high)."""
+    index = tl.arange(0, _PIVOTS)
+    pivots = tl.load(pivots_ptr + index)  # [PIVOTS]
+    measures = tl.load(sums_ptr + index)  # [PIVOTS]
+    enough = measures >= target
+    low = tl.max(tl.where(enough, pivots, -float("inf")), axis=0)
+    high = tl.minimum(high, tl.min(tl.where(enough, float("inf"), pivots), axis=0))
+    above = tl.maximum(above, tl.max(tl.where(enough, 0, measures), axis=0))
+    return low, high, above
+
+
+@triton.jit
+def measure(source_ptr, length, divisor, best, bound, high, by_mass, TILE: tl.constexpr):
+    """Measure of the source's elements in [bound, high), int64."""
+    total = tl.cast(0, tl.int64)
+    for start in range(0, length, TILE):
+        index = start + tl.arange(0, TILE)  # [TILE]
+        x = tl.load(source_ptr + index, index < length, -float("inf"))
+        x = tl.div_rn(x, divisor)
+        wanted = (index < length) & (x >= bound) & (x < high)
+        total += tl.sum(tl.where(wanted, worth(x, best, by_mass), 0), axis=0)
+    return total
+
+
+@triton.jit
+def bisect(
+    source_ptr, length, divisor, best, low, high, above, target, by_mass, TILE: tl.constexpr
+):
+    """The largest t with `above + measure([t, high)) >= target`; low has enough, high has not."""
+    enough = ordered(low)
+    short = ordered(high)
+    while short - enough > 1:
+        middle = (enough + short) >> 1
+        value = unordered(middle)
+        reached = above + measure(source_ptr, length, divisor, best, value, high, by_mass, TILE)
+        is_enough = reached >= target
+        enough = tl.where(is_enough, middle, enough)
+        short = tl.where(is_enough, short, middle)
+    return unordered(enough)

@@ -1,0 +1,73 @@
+"""A model with experts on the device runner: chunks, graphs with padding, and both at once."""
+
+import pytest
+import torch
+import transformers
+from fake_device import LateQueue
+from plans import Plans
+from test_steps_in_flight import KINDS, PROMPTS, in_flight, one_at_a_time
+
+from kernels.triton.device_steps import TritonDeviceSteps
+from kernels.triton.operations import TritonOperations
+
+CONFIG = transformers.Qwen3MoeConfig(
+    vocab_size=131,
+    hidden_size=36,
+    intermediate_size=50,
+    num_hidden_layers=2,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    max_position_embeddings=128,
+    initializer_range=0.3,
+    head_dim=8,
+    num_experts=6,
+    num_experts_per_tok=3,
+    moe_intermediate_size=20,
+    norm_topk_prob=True,
+    decoder_sparse_step=2,
+)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIG, attn_implementation="eager")
+    for name, parameter in model.named_parameters():
+        if name.endswith("mlp.gate.weight"):  # they begin as 0
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+def test_steps_in_flight_give_the_tokens_of_the_host(make_device_runner, make_host_runner):
+    names = list(KINDS)
+    tokens, _ = in_flight(make_device_runner(), names, 5)
+    assert tokens == one_at_a_time(make_host_runner(), names, 5).tokens
+
+
+def test_graphs_with_padding_and_chunks_give_the_tokens_of_the_host_on_triton(
+    make_device_runner, make_host_runner
+):
+    cpu = torch.device("cpu")
+    runner = make_device_runner(
+        ops=TritonOperations(cpu), steps=TritonDeviceSteps(cpu), queue=LateQueue()
+    )
+    names = ["greedy", "truncated", "held back"]
+    expected = one_at_a_time(make_host_runner(), names, 4)
+    plans = Plans(num_groups=runner.batch.num_groups)
+    tokens = {name: list(PROMPTS[name]) for name in names}
+    for name in names:
+        plans.add(name, PROMPTS[name], KINDS[name])
+    for counts in (
+        {"truncated": 3, "greedy": 4, "held back": 9},
+        {"truncated": 7, "greedy": 1, "held back": 7},
+        *[dict.fromkeys(names, 1)] * 2,
+    ):
+        runner.submit(plans.plan(counts))
+        answer = runner.collect()
+        for name, token_id in zip(answer.req_ids, answer.sampled_token_ids, strict=True):
+            if plans.lines[name].num_computed == len(tokens[name]):
+                tokens[name].append(int(token_id))
+    assert runner._queue.num_replayed == 2
+    for name in names:
+        assert len(tokens[name]) > len(PROMPTS[name]) + 1
+        assert tokens[name] == expected.tokens[name][: len(tokens[name])]

@@ -1,0 +1,215 @@
+"""The daemon's options: read from the command line or a file, and refused by name where they could
+have no effect."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import cyclopts
+import pytest
+
+from engine_core.cli import app
+from engine_core.errors import ConfigurationError
+from engine_core.options.engine import EngineOptions
+from engine_core.options.values import parse_bytes, parse_weight
+
+
+def parsed(*arguments) -> EngineOptions:
+    _, bound, _ = app.parse_args(
+        ["--model", "m", *map(str, arguments)], exit_on_error=False, print_error=False
+    )
+    return bound.arguments["options"]
+
+
+GIVEN = {
+    "scheduling_policy": "fair", "tenant_weight": ("a=2", "b=0.5"), "batching":
+    "prefill-first", "prefill_delay_factor": 0.5, "preemption_mode": "swap",
+    "host_cache_memory": 2**30, "slo_tpot_ms": 50.0, "slo_ttft_ms": 900.0,
+    "max_queued_requests": 7, "max_queued_tokens": 7000, "max_num_partial_prefills": 4,
+    "max_long_partial_prefills": 2, "long_prefill_token_threshold": 100,
+}  # fmt: skip
+
+
+def test_every_scheduling_option_is_read_from_the_command_line():
+    arguments = [
+        f"--{name.replace('_', '-')}={text}"
+        for name, value in GIVEN.items()
+        for text in (value if isinstance(value, tuple) else (value,))
+    ]
+    options = parsed(*arguments)
+    assert {name: getattr(options, name) for name in GIVEN} == GIVEN
+    assert options.tenant_weights() == {"a": 2.0, "b": 0.5}
+    options.check()
+
+
+def test_sizes_and_switches_are_read():
+    options = parsed(
+        "--host-cache-memory", "2GiB", "--no-force-preemption", "--scheduling-policy", "priority"
+    )
+    assert (options.host_cache_memory, options.force_preemption) == (2**31, False)
+    options.check()
+
+
+def test_they_may_stand_in_a_toml_file(tmp_path, monkeypatch):
+    file = tmp_path / "engine.toml"
+    file.write_text(
+        'scheduling-policy = "fair"\ntenant_weight = ["a=2", "b=3"]\nmax_queued_requests = 5\n'
+        'host_cache_memory = "1MiB"\n'
+    )
+    monkeypatch.setattr(app, "config", [cyclopts.config.Toml(file, must_exist=True)])
+    options = parsed()
+    assert options.tenant_weights() == {"a": 2.0, "b": 3.0}
+    assert (options.max_queued_requests, options.host_cache_memory) == (5, 2**20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--priority-ageing-s", 5], "--priority-ageing-s has no effect with --scheduling-policy fcfs"),
+        (["--priority-min-gain", 2], "use --scheduling-policy priority"),
+        (["--no-force-preemption"], "--force-preemption has no effect"),
+        (["--force-preemption", "--scheduling-policy", "fair"], "--force-preemption has no effect"),
+        (["--tenant-weight", "a=2"], "use --scheduling-policy fair"),
+        (
+            ["--scheduling-policy", "priority", "--no-force-preemption", "--priority-min-gain", 2],
+            "no effect with --no-force-preemption",
+        ),
+        (["--scheduling-policy", "fair", "--tenant-weight", "a"], "'a' is not NAME=WEIGHT"),
+        (["--scheduling-policy", "fair", "--tenant-weight", "a=0"], "a weight above 0"),
+        (["--scheduling-policy", "fair", "--tenant-weight", "a=nan"], "a weight above 0"),
+        (
+            ["--scheduling-policy", "fair", "--tenant-weight", "a=1", "--tenant-weight", "a=2"],
+            "names 'a' twice",
+        ),
+        (["--prefill-delay-factor", 0.5], "--batching mixed; omit it or use prefill-first"),
+        (["--max-long-partial-prefills", 1], "give both or neither"),
+        (["--long-prefill-token-threshold", 100], "give both or neither"),
+        (
+            [
+                "--max-num-partial-prefills", 1,
+                "--max-long-partial-prefills", 2,
+                "--long-prefill-token-threshold", 9,
+            ],
+            "is 2, above --max-num-partial-prefills 1",
+        ),
+        (["--preemption-mode", "swap"], "give --host-cache-memory"),
+        (["--preemption-mode", "auto"], "give --host-cache-memory"),
+        (
+            [
+                "--host-cache-memory", "1GiB", "--preemption-mode", "recompute",
+                "--no-enable-prefix-caching",
+            ],
+            "--host-cache-memory has no effect",
+        ),
+        (["--trace", "/no/such/folder/file"], "there is no folder /no/such/folder"),
+        (
+            ["--device", "cpu", "--kv-cache-dtype", "fp8"],
+            "--kv-cache-dtype fp8 needs a GPU: .* use auto, or run with --device cuda",
+        ),
+        (
+            ["--device", "cuda", "--kv-cache-dtype", "int8"],
+            "--kv-cache-dtype int8 is for float32 models on a CPU; use auto or fp8",
+        ),
+        (
+            ["--device", "cuda", "--kv-cache-dtype", "bfloat16"],
+            "--kv-cache-dtype bfloat16 is for float32 models on a CPU",
+        ),
+        (["--device", "cpu", "--capture-at-start"], "--capture-at-start has no effect on a CPU"),
+        (["--load-format", "dummy"], "--load-format dummy needs a shape"),
+        (
+            ["--load-format", "dummy", "--model-config", "c.json"],
+            "--model m has no effect with --load-format dummy",
+        ),
+        (["--model-config", "c.json"], "--model-config has no effect without --load-format dummy"),
+        (["--slo-tpot-ms", "inf"], "--slo-tpot-ms is inf, it must be finite"),
+        (["--drain-timeout", "inf"], "--drain-timeout is inf"),
+    ],
+)  # fmt: skip
+def test_what_could_have_no_effect_is_refused_by_name(arguments, words):
+    with pytest.raises(ConfigurationError, match=words):
+        parsed(*arguments).check()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("scheduling-policy", "lottery"),
+        ("step-composition", "decode-first"),
+        ("preemption-mode", "kill"),
+        ("host-cache-memory", "-1"),
+        ("max-queued-requests", 0),
+        ("max-queued-tokens", 0),
+        ("max-partial-prefills", 0),
+        ("priority-min-gain", 0),
+        ("priority-ageing", 0),
+        ("target-tpot-ms", 0),
+        ("target-ttft-ms", -1),
+        ("prefill-delay-factor", -0.1),
+        ("target-tpot-ms", "nan"),
+        ("memory-fraction", "nan"),
+    ],
+)
+def test_values_outside_their_limits_are_refused(name, value):
+    with pytest.raises(cyclopts.CycloptsError, match=name):
+        parsed(f"--{name}={value}")
+
+
+def test_a_model_or_the_shape_of_one_must_be_named():
+    with pytest.raises(ConfigurationError, match="--model is missing; name a folder"):
+        EngineOptions().check()
+    shape = {"load_format": "dummy", "model_config": Path("c.json")}
+    EngineOptions(**shape).check()
+    with pytest.raises(ConfigurationError, match="--tokenizer has no effect"):
+        EngineOptions(**shape, tokenizer="folder").check()
+
+
+def test_a_gpus_options_are_read_and_wait_for_the_device_to_be_known():
+    options = parsed("--kv-cache-dtype=fp8", "--capture-at-start", "--batch-invariant")
+    options.check()  # device is auto: nobody has looked yet
+    options.check_device("cuda")
+    with pytest.raises(ConfigurationError, match="run with --device cuda"):
+        options.check_device("cpu")
+    assert (options.batch_invariant, options.capture_at_start) == (True, True)
+
+
+def test_eager_steps_may_be_asked_for_anywhere_but_not_with_graphs_from_the_start():
+    options = parsed("--enforce-eager")
+    assert options.enforce_eager
+    options.check()
+    options.check_device("cuda")
+    options.check_device("cpu")  # where every step is eager anyway
+    with pytest.raises(ConfigurationError, match="has no effect with --enforce-eager"):
+        parsed("--enforce-eager", "--capture-at-start").check_device("cuda")
+
+
+def test_nothing_given_is_first_come_first_served_without_limits():
+    options = parsed()
+    options.check()
+    assert options == EngineOptions(model="m")
+    assert (options.scheduling_policy, options.batching) == ("fcfs", "mixed")
+    assert (options.preemption_mode, options.host_cache_memory) == ("default", 0)
+
+
+def test_every_option_has_a_help_text_and_a_group():
+    for field in dataclasses.fields(EngineOptions):
+        [parameter] = EngineOptions.__annotations__.get(field.name, field.type).__metadata__
+        assert parameter.help, field.name
+        assert parameter.group, field.name
+
+
+def test_reading_options_needs_no_torch():
+    code = "import sys, engine_core.cli; sys.exit('torch' in sys.modules or 'zmq' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=dict(os.environ)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("2GiB", 2**31), ("512MB", 512 * 10**6), ("1.5k", 1500), ("7", 7)]
+)
+def test_sizes(text, size):
+    assert parse_bytes(text) == size
+
+
+def test_a_tenants_name_may_hold_an_equals_sign():
+    assert parse_weight("a=b=2.5") == ("a=b", 2.5)

@@ -1,0 +1,180 @@
+"""Requests that this engine cannot serve are refused with value, limit and next action."""
+
+import dataclasses
+
+import msgspec
+import pytest
+
+from engine_core.errors import RequestRefused
+from engine_core.server.validation import RequestValidator
+from protocol.errors import ErrorCode
+from protocol.requests import EngineRequest, MultiModalInput, TensorRef
+from protocol.sampling import BeamSearchParams, SamplingParams
+
+LIMITS = RequestValidator(
+    max_model_len=16, vocab_size=100, max_logprobs=5, max_num_seqs=8, scheduling_policy="fcfs"
+)
+GOOD = EngineRequest(
+    request_id="r", prompt_token_ids=[0, 99], sampling_params=SamplingParams(max_tokens=4)
+)
+
+
+def replaced(**changes):
+    return msgspec.structs.replace(GOOD, **changes)
+
+
+def with_params(**changes):
+    return replaced(sampling_params=SamplingParams(max_tokens=4, **changes))
+
+
+def test_a_good_request_passes():
+    LIMITS.check(GOOD)
+    LIMITS.check(replaced(prompt_token_ids=[1] * 15))
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "words"),
+    [
+        (replaced(prompt_token_ids=[]), ErrorCode.INVALID_REQUEST, "prompt is empty"),
+        (
+            replaced(prompt_token_ids=[1] * 16),
+            ErrorCode.PROMPT_TOO_LONG,
+            "prompt has 16 tokens, the limit is 15",
+        ),
+        (replaced(prompt_token_ids=[1] * 17), ErrorCode.PROMPT_TOO_LONG, "shorten it or raise"),
+        (
+            replaced(prompt_token_ids=[1] * 10, output_token_ids=[1] * 6),
+            ErrorCode.PROMPT_TOO_LONG,
+            "nothing is left",
+        ),
+        (
+            replaced(prompt_token_ids=[100]),
+            ErrorCode.INVALID_REQUEST,
+            "token id 100, the vocabulary ends at 99",
+        ),
+        (replaced(prompt_token_ids=[5, -1]), ErrorCode.INVALID_REQUEST, "token id -1"),
+        (replaced(output_token_ids=[100]), ErrorCode.INVALID_REQUEST, "output_token_ids"),
+        (replaced(request_id=""), ErrorCode.INVALID_REQUEST, "request_id has 0 characters"),
+        (replaced(request_id="x" * 257), ErrorCode.INVALID_REQUEST, "257 characters"),
+        (with_params(stop_token_ids=(100,)), ErrorCode.INVALID_REQUEST, "stop_token_ids"),
+        (with_params(allowed_token_ids=(100,)), ErrorCode.INVALID_REQUEST, "allowed_token_ids"),
+        (with_params(logit_bias={100: 1.0}), ErrorCode.INVALID_REQUEST, "logit_bias"),
+        (with_params(logprobs=6), ErrorCode.INVALID_REQUEST, "logprobs is 6, the limit is 5"),
+        (with_params(logprobs=-1), ErrorCode.INVALID_REQUEST, "logprobs is -1"),
+        (
+            replaced(num_sequences=9),
+            ErrorCode.INVALID_REQUEST,
+            "num_sequences is 9, it must be from 1 to max_num_seqs 8",
+        ),
+        (replaced(num_sequences=0), ErrorCode.INVALID_REQUEST, "num_sequences is 0"),
+        (
+            replaced(num_sequences=2, output_token_ids=[5]),
+            ErrorCode.INVALID_REQUEST,
+            "resume each sequence as a request of its own",
+        ),
+        (replaced(request_id="a#1"), ErrorCode.INVALID_REQUEST, "not end with # and a number"),
+        (replaced(adapter="lora"), ErrorCode.NOT_SUPPORTED, "adapter"),
+        (
+            replaced(priority=1),
+            ErrorCode.NOT_SUPPORTED,
+            "priority is 1, and the scheduling policy is fcfs.*--scheduling-policy priority",
+        ),
+        (
+            replaced(tenant="a"),
+            ErrorCode.NOT_SUPPORTED,
+            "tenant is 'a', and the scheduling policy is fcfs.*--scheduling-policy fair",
+        ),
+        (
+            replaced(prompt_embeds=TensorRef(frame=0, dtype="float32", shape=(1, 1))),
+            ErrorCode.NOT_SUPPORTED,
+            "prompt_embeds",
+        ),
+        (
+            replaced(
+                multimodal_inputs=(
+                    MultiModalInput(
+                        modality="image",
+                        start=0,
+                        stop=1,
+                        content_hash=b"",
+                        data=TensorRef(frame=0, dtype="uint8", shape=(1,)),
+                    ),
+                )
+            ),
+            ErrorCode.NOT_SUPPORTED,
+            "multimodal_inputs",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_refused(request_, code, words):
+    with pytest.raises(RequestRefused, match=words) as caught:
+        LIMITS.check(request_)
+    assert caught.value.code is code
+
+
+def test_without_a_limit_logprobs_go_up_to_the_vocabulary():
+    limits = dataclasses.replace(LIMITS, max_logprobs=-1)
+    limits.check(with_params(logprobs=-1))
+    limits.check(with_params(logprobs=100))
+    with pytest.raises(RequestRefused, match="logprobs is 101, the limit is 100"):
+        limits.check(with_params(logprobs=101))
+
+
+def test_each_policy_takes_what_it_looks_at():
+    by_priority = dataclasses.replace(LIMITS, scheduling_policy="priority")
+    fair = dataclasses.replace(LIMITS, scheduling_policy="fair")
+    by_priority.check(replaced(priority=-5))
+    fair.check(replaced(tenant="a"))
+    for limits, request in ((fair, replaced(priority=1)), (by_priority, replaced(tenant="a"))):
+        with pytest.raises(RequestRefused) as caught:
+            limits.check(request)
+        assert caught.value.code is ErrorCode.NOT_SUPPORTED
+    with pytest.raises(RequestRefused, match="tenant has 257 characters"):
+        fair.check(replaced(tenant="x" * 257))
+
+
+def beams(width=4, *, num_sequences=None, output_token_ids=(), **params):
+    return EngineRequest(
+        request_id="r",
+        prompt_token_ids=[1, 2],
+        sampling_params=SamplingParams(**{"max_tokens": 4, "temperature": 0.0} | params),
+        num_sequences=width if num_sequences is None else num_sequences,
+        output_token_ids=list(output_token_ids),
+        beam_search=BeamSearchParams(beam_width=width),
+    )
+
+
+def test_several_sequences_and_beams_pass():
+    LIMITS.check(replaced(num_sequences=8))
+    LIMITS.check(beams(stop_token_ids=(5,), ignore_eos=True))
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (beams(num_sequences=3), "num_sequences is 3, beam_width is 4; they must be equal"),
+        (beams(9), "num_sequences is 9, it must be from 1 to max_num_seqs 8"),
+        (beams(temperature=0.5), "temperature is 0.5 in a beam search"),
+        (beams(logprobs=1), "does not support logprobs"),
+        (beams(min_tokens=1), "does not support min_tokens"),
+        (beams(repetition_penalty=1.1), "does not support repetition_penalty"),
+        (beams(presence_penalty=0.1), "does not support presence_penalty"),
+        (beams(frequency_penalty=0.1), "does not support frequency_penalty"),
+        (beams(logit_bias={1: 1.0}), "does not support logit_bias"),
+        (beams(allowed_token_ids=(1,)), "does not support allowed_token_ids"),
+        (beams(top_k=3), "does not support top_k"),
+        (beams(top_p=0.5), "does not support top_p"),
+        (beams(min_p=0.5), "does not support min_p"),
+        (beams(output_token_ids=[3]), "does not support output_token_ids"),
+    ],
+)
+def test_what_a_beam_search_could_not_honour_is_refused_by_name(request_, words):
+    with pytest.raises(RequestRefused, match=words):
+        LIMITS.check(request_)
+
+
+def test_beams_need_twice_as_many_tokens_to_choose_from():
+    small = dataclasses.replace(LIMITS, vocab_size=7)
+    small.check(beams(3))
+    with pytest.raises(RequestRefused, match="beam_width is 4, the limit is half the vocabulary"):
+        small.check(beams(4))

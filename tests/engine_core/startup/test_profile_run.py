@@ -1,0 +1,139 @@
+"""The largest step, planned and run on a real runner."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine_core.model_runner.cache_layout import plan_cache_layout
+from engine_core.model_runner.gpu.buckets import decode_buckets
+from engine_core.models import load_dummy_model
+from engine_core.startup.model_loading import LoadedModel
+from engine_core.startup.profile_run import StepLimits, profile_steps
+from engine_core.startup.runner_spec import RunnerSpec
+from kernels.interface.device_steps import SamplingMode
+
+sys.path.insert(0, str(Path(__file__).parent / "model_runner" / "device"))
+from fake_device import PaddedOperations
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 24,
+    "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3,
+    "num_key_value_heads": 1, "vocab_size": 61, "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+}  # fmt: skip
+
+
+def limits(**changes):
+    values = {
+        "max_num_batched_tokens": 100, "max_num_seqs": 8, "max_model_len": 64, "block_size": 4,
+        "num_groups": 1, "num_logprobs": 5,
+    }  # fmt: skip
+    return StepLimits(**values | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "lengths"),
+    [
+        ({}, [63, 31, 1, 1, 1, 1, 1, 1]),
+        ({"max_num_batched_tokens": 5}, [1, 1, 1, 1, 1]),
+        ({"max_num_batched_tokens": 8}, [1] * 8),
+        ({"max_num_seqs": 1}, [63]),
+        ({"max_model_len": 2}, [1] * 8),
+    ],
+)
+def test_the_step_has_all_rows_and_as_many_tokens_as_they_can_hold(changes, lengths):
+    assert limits(**changes).prompt_lengths() == lengths
+
+
+def test_every_row_samples_and_tables_hold_one_token_more():
+    first, second, last = profile_steps(limits(num_groups=3))
+    assert first.total_num_scheduled_tokens == 100
+    assert second.total_num_scheduled_tokens == 8
+    assert (last.total_num_scheduled_tokens, len(last.finished_req_ids)) == (0, 8)
+    for new in first.scheduled_new_reqs:
+        assert new.sampling_params.logprobs == 5
+        assert new.sampling_params.has_penalties
+        assert [len(table) * 4 > len(new.prompt_token_ids) for table in new.block_ids] == [True] * 3
+
+
+class Meter:
+    """Counts; the memory that it shows is constant."""
+
+    def __init__(self):
+        self.num_releases = 0
+
+    def release(self):
+        self.num_releases += 1
+
+    def total_bytes(self):
+        return 1000
+
+    def free_bytes(self):
+        return 400
+
+    def held_bytes(self):
+        return 500
+
+    def peak_held_bytes(self):
+        return 500
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("max_num_batched_tokens", [3, 40])
+def test_a_runner_of_one_block_carries_the_plans_out(ops, max_num_batched_tokens, on_device):
+    """Proves S194."""
+    ops = PaddedOperations() if on_device else ops
+    assembly = make_assembly(
+        ops, max_num_batched_tokens=max_num_batched_tokens, on_device=on_device
+    )
+    plans = profile_steps(assembly.step_limits())
+    runner = assembly.build(num_blocks=1, num_host_blocks=0, max_model_len=64)
+    assembly.warm_up(runner)
+    num_rows = min(7, max_num_batched_tokens)
+    for plan in plans[:2]:
+        answer = runner.execute(plan)
+        assert len(answer.sampled_token_ids) == num_rows
+        assert not answer.failures
+        assert len(answer.logprobs) == num_rows
+    assert not runner.execute(plans[2]).req_ids
+    assert not runner.batch.row_of
+    meter = Meter()
+    graph_bytes = len(decode_buckets(7)) * len(SamplingMode) * 12 * 1024**2
+    assert assembly.measure_step_bytes(meter) == graph_bytes  # nothing else grew
+    assert meter.num_releases == 2
+
+
+def test_eager_steps_use_no_graph_and_no_memory_for_any(caplog):
+    caplog.set_level("INFO")
+    for enforce_eager in (False, True):
+        assembly = make_assembly(PaddedOperations(), on_device=True, enforce_eager=enforce_eager)
+        runner = assembly.build(num_blocks=8, num_host_blocks=0, max_model_len=64)
+        assembly.warm_up(runner)
+        for plan in profile_steps(assembly.step_limits()):  # the second one only decodes
+            assert not runner.execute(plan).failures
+        assert (len(runner.graphs) == 0) is enforce_eager
+        assert ("no CUDA graphs" in caplog.text) is enforce_eager
+    assert assembly.measure_step_bytes(Meter()) == 0
+
+
+def make_assembly(ops, **changes):
+    model = load_dummy_model(CONFIG, dtype=torch.float32, ops=ops)
+    values = dict(  # noqa: C408
+        loaded=LoadedModel(
+            model, ops, torch.float32, "LlamaForCausalLM", "native", "float32", is_packed=False
+        ),
+        layout=plan_cache_layout(model.kv_cache_spec.sliding_windows),
+        cache_dtype=torch.float32,
+        block_size=4,
+        block_bytes=256,
+        max_num_seqs=7,
+        max_num_batched_tokens=40,
+        max_model_len=64,
+        max_num_logprobs=-1,
+        eos_token_ids=(),
+        capture_at_start=False,
+        enforce_eager=False,
+    )
+    return RunnerSpec(**values | changes)

@@ -1,0 +1,93 @@
+"""In which numbers a model's weights are, as options and its architecture decide; CPU only."""
+
+import json
+
+import pytest
+import torch
+
+from engine_core.errors import ConfigurationError
+from engine_core.model_files import ConfigOnly
+from engine_core.startup.device import float_weights_of, keeps_blocks
+from engine_core.startup.model_loading import LoadRequest, load_any_model
+from kernels.cpu.library import NativeLibraryUnavailable, load_library
+
+DENSE = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 61, "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True, "eos_token_id": 1,
+}  # fmt: skip
+SPARSE = DENSE | {
+    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def native_kernels():
+    try:
+        load_library()
+    except NativeLibraryUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def load(tmp_path):
+    """(config, options of LoadRequest) -> the model with random weights."""
+
+    def load(config=DENSE, *, dtype=torch.float32, **options):
+        file = tmp_path / "shape.json"
+        file.write_text(json.dumps(config))
+        return load_any_model(
+            ConfigOnly(file),
+            LoadRequest(device=torch.device("cpu"), dtype=dtype, load_format="dummy", **options),
+        )
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("floats", "weights"),
+    [("float32", "float32"), ("int8", "int8"), ("int4", "int4+int8")],
+)
+def test_dense_models_are_packed_in_the_format_asked_for(load, floats, weights):
+    loaded = load(float_weights=floats, batch_invariant=True)
+    assert loaded.ops.name.startswith("native-cpu-")
+    assert (loaded.weights, loaded.is_packed) == (weights, True)
+
+
+def test_experts_stay_floating_and_so_does_their_router(load):
+    loaded = load(SPARSE, float_weights="int8")
+    assert (loaded.weights, loaded.is_packed) == ("int8+float32", False)
+
+
+def test_other_types_than_float32_are_not_packed(load):
+    loaded = load(dtype=torch.bfloat16)
+    assert (loaded.weights, loaded.is_packed) == ("bfloat16", False)
+
+
+@pytest.mark.parametrize(("config", "options"), [(SPARSE, {}), (DENSE, {"dtype": torch.bfloat16})])
+def test_batch_invariance_is_refused_where_torch_has_a_part_in_products(load, config, options):
+    with pytest.raises(ConfigurationError, match=r"--batch-invariant on a CPU: .* torch computes"):
+        load(config, batch_invariant=True, **options)
+
+
+def test_quantisation_is_refused_for_transformers_model_code(tmp_path):
+    file = tmp_path / "shape.json"
+    file.write_text(json.dumps(DENSE))
+    wanted = LoadRequest(
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        model_impl="transformers",
+        float_weights="int8",
+    )
+    with pytest.raises(ConfigurationError, match=r"int8 has no effect on transformers.*leave it"):
+        load_any_model(ConfigOnly(file), wanted)
+
+
+def test_blocks_are_kept_unless_another_form_is_asked_for():
+    assert keeps_blocks("auto", "auto")
+    assert not keeps_blocks("auto", "float32")
+    assert not any(keeps_blocks(name, "auto") for name in ("none", "int8", "int4"))
+    formats = [float_weights_of(name) for name in ("auto", "none", "int8", "int4")]
+    assert formats == ["float32", "float32", "int8", "int4"]

@@ -1,0 +1,196 @@
+"""Grouped products against transformers' own blocks and the reference, in the interpreter."""
+
+import pytest
+import torch
+from transformers import MixtralConfig, Qwen3MoeConfig
+from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
+from kernels.triton import moe_linear
+from kernels.triton.moe_linear import (
+    choose_tile_rows,
+    combine_experts,
+    fused_moe,
+    grouped_linear,
+    reference_fused_moe,
+)
+from kernels.triton.moe_routing import build_expert_tiles, reference_route
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Fresh memory holds NaN."""
+    empty = torch.empty
+
+    def poisoned_empty(*args, **kwargs):
+        tensor = empty(*args, **kwargs)
+        return tensor.fill_(float("nan") if tensor.is_floating_point() else -99)
+
+    monkeypatch.setattr(moe_linear.torch, "empty", poisoned_empty)
+
+
+def make_layer(num_tokens, num_experts, width, features, dtype=torch.float32):
+    torch.manual_seed(num_tokens + width)
+    x = torch.randn(num_tokens, width).to(dtype)
+    logits = torch.randn(num_tokens, num_experts)
+    w_gate_up = (torch.randn(num_experts, 2 * features, width) / width**0.5).to(dtype)
+    w_down = (torch.randn(num_experts, width, features) / features**0.5).to(dtype)
+    return x, logits, w_gate_up, w_down
+
+
+def assert_near(result, expected, tolerance):
+    assert result.isfinite().all()
+    scale = expected.abs().max()
+    assert (result.float() - expected.float()).abs().max() <= tolerance * scale
+
+
+def run_block(block, x):
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    with torch.no_grad():
+        return block(x[None])[0]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 19])
+def test_mixtral_block_of_transformers(num_tokens):
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        hidden_size=48, intermediate_size=40, num_local_experts=5, num_experts_per_tok=2
+    )
+    block = MixtralSparseMoeBlock(config).eval()
+    x = torch.randn(num_tokens, 48)
+    expected = run_block(block, x)
+    with torch.no_grad():
+        result = fused_moe(
+            x,
+            x @ block.gate.weight.T,
+            block.experts.gate_up_proj,
+            block.experts.down_proj,
+            top_k=2,
+            renormalise=True,
+        )
+    assert_near(result, expected, 1e-5)
+
+
+@pytest.mark.parametrize("renormalise", [False, True])
+def test_qwen3_block_of_transformers(renormalise):
+    torch.manual_seed(1)
+    config = Qwen3MoeConfig(
+        hidden_size=64,
+        moe_intermediate_size=33,
+        num_experts=12,
+        num_experts_per_tok=4,
+        norm_topk_prob=renormalise,
+    )
+    block = Qwen3MoeSparseMoeBlock(config).eval()
+    x = torch.randn(11, 64)
+    expected = run_block(block, x)
+    with torch.no_grad():
+        result = fused_moe(
+            x,
+            x @ block.gate.weight.T,
+            block.experts.gate_up_proj,
+            block.experts.down_proj,
+            top_k=4,
+            renormalise=renormalise,
+        )
+    assert_near(result, expected, 1e-5)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("tile_rows", [16, 64, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_every_tile_gives_the_reference(dtype, tile_rows, activation):
+    x, logits, w_gate_up, w_down = make_layer(37, 3, 72, 65, dtype)
+    result = fused_moe(x, logits, w_gate_up, w_down, 2, True, activation, tile_rows=tile_rows)
+    ids, weights = reference_route(logits, 2, True)
+    expected = reference_fused_moe(x, ids, weights, w_gate_up, w_down, activation)
+    assert result.dtype == dtype
+    assert_near(result, expected, 1e-5 if dtype == torch.float32 else 2e-3)
+
+
+@pytest.mark.parametrize("tile_rows", [16, 64])
+def test_float8_weights_are_scaled_by_output(tile_rows):
+    x, logits, w_gate_up, w_down = make_layer(18, 4, 128, 64, torch.float16)
+    gate_up_scale, down_scale = torch.rand(4, 128) + 0.5, torch.rand(4, 128) + 0.5
+    w_gate_up, w_down = w_gate_up.to(torch.float8_e4m3fn), w_down.to(torch.float8_e4m3fn)
+    result = fused_moe(
+        x,
+        logits,
+        w_gate_up,
+        w_down,
+        2,
+        False,
+        gate_up_scale_XN=gate_up_scale,
+        down_scale_XE=down_scale,
+        tile_rows=tile_rows,
+    )
+    ids, weights = reference_route(logits, 2, False)
+    expected = reference_fused_moe(
+        x, ids, weights, w_gate_up, w_down, "silu", gate_up_scale, down_scale
+    )
+    assert_near(result, expected, 2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_token_gets_the_same_bits_alone_and_in_a_crowd_at_fixed_tile_rows(dtype):
+    x, logits, w_gate_up, w_down = make_layer(50, 3, 64, 64, dtype)
+    crowd = fused_moe(x, logits, w_gate_up, w_down, 2, True, tile_rows=16)
+    for token in (0, 17, 49):
+        one = slice(token, token + 1)
+        alone = fused_moe(x[one], logits[one], w_gate_up, w_down, 2, True, tile_rows=16)
+        assert torch.equal(alone[0], crowd[token])
+
+
+def test_pairs_of_one_expert_fill_many_tiles():
+    x, _, _, w_down = make_layer(35, 4, 40, 24)
+    tiles = build_expert_tiles(torch.full((35, 1), 2, dtype=torch.int32), 4, 16)
+    w = w_down.transpose(1, 2).contiguous()
+    assert_near(grouped_linear(x, w, tiles), x @ w[2].T, 1e-5)
+
+
+def test_rows_of_a_wider_tensor_are_read_in_place():
+    x, logits, w_gate_up, w_down = make_layer(5, 4, 32, 16)
+    wide = torch.full((5, 50), float("nan"))
+    wide[:, :32] = x
+    result = fused_moe(wide[:, :32], logits, w_gate_up, w_down, 2, True)
+    assert torch.equal(result, fused_moe(x, logits, w_gate_up, w_down, 2, True))
+
+
+def test_the_sum_runs_in_the_order_of_rank():
+    y = torch.tensor([[1e8], [1.0], [-1e8]])
+    assert combine_experts(y, torch.ones(1, 3)).item() == 0.0
+
+
+def test_no_tokens_give_no_rows():
+    x, logits, w_gate_up, w_down = make_layer(0, 4, 32, 16)
+    assert fused_moe(x, logits, w_gate_up, w_down, 2, True).shape == (0, 32)
+
+
+def test_arguments_are_left_as_they_were():
+    layer = make_layer(9, 4, 32, 16)
+    before = [tensor.clone() for tensor in layer]
+    fused_moe(*layer, 2, True)
+    assert all(map(torch.equal, before, layer))
+
+
+def test_tiles_grow_with_the_rows_of_an_expert():
+    assert choose_tile_rows(1, 8, 128, torch.bfloat16) == 16
+    assert choose_tile_rows(1024, 8, 128, torch.bfloat16) == 64
+    assert choose_tile_rows(8192, 8, 128, torch.bfloat16) == 128
+
+
+def test_wrong_arguments_are_refused_by_name():
+    x, logits, w_gate_up, w_down = make_layer(4, 4, 32, 16)
+    with pytest.raises(ValueError, match="'relu'"):
+        fused_moe(x, logits, w_gate_up, w_down, 2, True, "relu")
+    with pytest.raises(ValueError, match=r"\[X, E, F\]"):
+        fused_moe(x, logits, w_gate_up, w_down[:, :, :8].contiguous(), 2, True)
+    with pytest.raises(ValueError, match="router logits are"):
+        fused_moe(x, logits[:3], w_gate_up, w_down, 2, True)
+    with pytest.raises(TypeError, match="same dtype"):
+        fused_moe(x.half(), logits, w_gate_up, w_down, 2, True)
+    with pytest.raises(TypeError, match="scales"):
+        fused_moe(x, logits, w_gate_up.to(torch.float8_e4m3fn), w_down, 2, True)
+    with pytest.raises(ValueError, match="tile_rows is 32"):
+        fused_moe(x, logits, w_gate_up, w_down, 2, True, tile_rows=32)

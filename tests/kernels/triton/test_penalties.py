@@ -1,0 +1,170 @@
+"""Penalties, biases and counts on the device are those of the CPU sampler, bit for bit."""
+
+import pytest
+import torch
+
+from kernels.triton.penalties import (
+    adjust_tokens,
+    adjust_tokens_reference,
+    apply_penalties,
+    apply_penalties_reference,
+    count_tokens,
+)
+from kernels.triton.row_maxima import TILE
+from kernels.triton.token_masks import num_mask_words
+
+PENALTIES = [
+    (1.3, 0.0, 0.0),
+    (1.0, 0.7, 0.0),
+    (1.0, 0.0, 0.3),
+    (0.8, -1.1, 0.37),
+    (1.0, 0.0, 0.0),
+    (1.17, 2.0, -0.13),
+]
+
+
+def number(rows):
+    return torch.tensor([rows], dtype=torch.int32)
+
+
+def to_bits(mask_NV):
+    rows, vocab_size = mask_NV.shape
+    padded = torch.zeros(rows, num_mask_words(vocab_size) * 32, dtype=torch.int64)
+    padded[:, :vocab_size] = mask_NV
+    return (padded.view(rows, -1, 32) << torch.arange(32)).sum(dim=2).to(torch.int32)
+
+
+def history(states, vocab_size):
+    generator = torch.Generator().manual_seed(vocab_size)
+    prompt = torch.rand(states, vocab_size, generator=generator) < 0.2
+    counts = torch.randint(-3, 9, (states, vocab_size), generator=generator).clamp(min=0).int()
+    return prompt, counts
+
+
+def penalise(logits, prompt, counts, state_rows, penalties, num_rows):
+    repetition, presence, frequency = (torch.tensor(c) for c in zip(*penalties, strict=True))
+    apply_penalties(
+        logits,
+        num_rows_1=number(num_rows),
+        state_row_R=torch.tensor(state_rows),
+        prompt_bits_NW=to_bits(prompt),
+        output_counts_NV=counts,
+        repetition_R=repetition,
+        presence_R=presence,
+        frequency_R=frequency,
+    )
+
+
+@pytest.mark.parametrize("vocab_size", [1, 63, 257, 1000, TILE - 1, TILE, TILE + 1, 49152])
+def test_penalties_are_those_of_the_cpu(vocab_size):
+    rows = len(PENALTIES)
+    prompt, counts = history(rows + 2, vocab_size)
+    logits = torch.randn(rows, vocab_size) * 5
+    logits[:, ::7] = -torch.inf
+    state_rows = [7, 0, 3, 5, 1, 2]
+    expected = torch.stack(
+        [
+            apply_penalties_reference(
+                logits[row],
+                prompt[state],
+                counts[state],
+                repetition_penalty=PENALTIES[row][0],
+                presence_penalty=PENALTIES[row][1],
+                frequency_penalty=PENALTIES[row][2],
+            )
+            for row, state in enumerate(state_rows)
+        ]
+    )
+    penalise(logits, prompt, counts, state_rows, PENALTIES, rows)
+    assert torch.equal(logits, expected)
+
+
+def test_rows_beyond_the_count_and_rows_without_penalties_stay():
+    prompt, counts = history(3, 100)
+    counts += 1
+    logits = torch.randn(3, 100)
+    before = logits.clone()
+    penalise(logits, prompt, counts, [0, 1, 2], [(1.0, 0.0, 0.0), *PENALTIES[:2]], 2)
+    assert torch.equal(logits[0], before[0])
+    assert not torch.equal(logits[1], before[1])
+    assert torch.equal(logits[2], before[2])
+
+
+@pytest.mark.parametrize("num_biases", [0, 1, 127, 128, 129])
+def test_biases_and_held_back_tokens_are_those_of_the_cpu(num_biases):
+    vocab_size, slots = 500, 200
+    generator = torch.Generator().manual_seed(num_biases)
+    logits = torch.randn(3, vocab_size)
+    held_back = torch.tensor([[5, 9, 499], [1, 2, 3], [7, 8, 0]], dtype=torch.int32)
+    num_held_back = torch.tensor([2, 0, 3], dtype=torch.int32)
+    bias_ids = torch.stack([torch.randperm(vocab_size, generator=generator) for _ in range(3)])
+    bias_ids = bias_ids[:, :slots].int().contiguous()
+    bias = torch.randn(3, slots, generator=generator) * 50
+    biases = torch.tensor([num_biases, 200, num_biases], dtype=torch.int32)
+    state_rows = [2, 1, 0]
+    expected = torch.stack(
+        [
+            adjust_tokens_reference(
+                logits[row],
+                held_back[state, : int(num_held_back[row])].long(),
+                bias_ids[state, : int(biases[row])].long(),
+                bias[state, : int(biases[row])],
+            )
+            for row, state in enumerate(state_rows)
+        ]
+    )
+    last = logits[2].clone()
+    adjust_tokens(
+        logits,
+        num_rows_1=number(2),
+        state_row_R=torch.tensor(state_rows),
+        num_held_back_R=num_held_back,
+        held_back_ids_NL=held_back,
+        num_biases_R=biases,
+        bias_ids_NM=bias_ids,
+        bias_NM=bias,
+    )
+    assert torch.equal(logits[:2], expected[:2])
+    assert torch.equal(logits[2], last)
+
+
+def test_a_token_both_biased_and_held_back_is_impossible():
+    logits = torch.zeros(1, 8)
+    adjust_tokens(
+        logits,
+        num_rows_1=number(1),
+        state_row_R=torch.tensor([0]),
+        num_held_back_R=torch.tensor([1], dtype=torch.int32),
+        held_back_ids_NL=torch.tensor([[3]], dtype=torch.int32),
+        num_biases_R=torch.tensor([2], dtype=torch.int32),
+        bias_ids_NM=torch.tensor([[3, 8]], dtype=torch.int32),
+        bias_NM=torch.tensor([[100.0, 5.0]]),
+    )
+    assert logits.tolist() == [[0.0, 0.0, 0.0, -torch.inf, 0.0, 0.0, 0.0, 0.0]]
+
+
+def test_sampled_tokens_are_counted_once_each():
+    rows = 130  # across a block's edge
+    tokens = torch.arange(rows) % 5
+    tokens[1] = 99  # no such token
+    counts = torch.zeros(2, 6, dtype=torch.int32)
+    counted = torch.ones(rows, dtype=torch.bool)
+    counted[2] = False
+    count_tokens(
+        tokens,
+        num_rows_1=number(129),
+        state_row_R=torch.ones(rows, dtype=torch.int64),
+        is_counted_R=counted,
+        output_counts_NV=counts,
+    )
+    expected = torch.bincount(torch.arange(129) % 5, minlength=6).int()
+    expected[1] -= 1
+    expected[2] -= 1
+    assert counts[0].tolist() == [0] * 6
+    assert torch.equal(counts[1], expected)
+
+
+def test_counts_of_another_type_are_refused():
+    prompt, counts = history(1, 40)
+    with pytest.raises(TypeError, match="output_counts is torch"):
+        penalise(torch.zeros(1, 40), prompt, counts.float(), [0], PENALTIES[:1], 1)

@@ -1,0 +1,192 @@
+"""The device's tokens are those of the torch backend, row for row, in any mix and any batch."""
+
+import pytest
+import torch
+
+from kernels.torch import sampling as torch_sampling
+from kernels.triton.row_maxima import TILE
+from kernels.triton.sampling import SamplingMemory, sample, sample_reference
+
+LIMITS = [
+    (0, 1.0, 0.0),
+    (1, 1.0, 0.0),
+    (20, 0.95, 0.0),
+    (0, 0.8, 0.0),
+    (0, 1.0, 0.1),
+    (40, 1.0, 0.02),
+]
+
+
+class Batch:
+    """Parameters of some rows, mixed; every third is greedy."""
+
+    def __init__(self, rows, *, limits=True, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        chosen = [LIMITS[row % len(LIMITS)] if limits else LIMITS[0] for row in range(rows)]
+        top_k, top_p, min_p = zip(*chosen, strict=True)
+        self.rows = {
+            "seeds_R": torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator),
+            "positions_R": torch.randint(0, 2**34, (rows,), generator=generator),
+            "is_greedy_R": torch.arange(rows) % 3 == 2,
+            "temperature_R": torch.rand(rows, generator=generator) * 2 + 0.1,
+            "top_k_R": torch.tensor(top_k),
+            "top_p_R": torch.tensor(top_p, dtype=torch.float32),
+            "min_p_R": torch.tensor(min_p, dtype=torch.float32),
+        }
+        self.rows["temperature_R"][self.rows["is_greedy_R"]] = 0.0
+
+    def part(self, indices):
+        part = Batch.__new__(Batch)
+        part.rows = {name: tensor[indices] for name, tensor in self.rows.items()}
+        return part
+
+
+def draw(logits, batch, *, num_rows=None, any_truncated=True):
+    rows, vocab_size = logits.shape
+    memory = SamplingMemory.allocate(rows + 1, vocab_size, logits.device)
+    for tensor in (memory.best_RS, memory.noisy_RS, memory.truncation.threshold_R):
+        tensor.fill_(torch.nan)
+    out = torch.full((rows,), -7)
+    best = torch.full((rows,), torch.nan)
+    before = logits.clone()
+    sample(
+        logits,
+        num_rows_1=torch.tensor([rows if num_rows is None else num_rows], dtype=torch.int32),
+        memory=memory,
+        out_R=out,
+        best_logit_R=best,
+        any_truncated=any_truncated,
+        **batch.rows,
+    )
+    assert torch.equal(logits.nan_to_num(), before.nan_to_num())
+    return out, best
+
+
+def expected(logits, batch):
+    rows = dict(batch.rows)
+    rows["top_k_R"] = torch.where(rows["top_k_R"] < logits.shape[1], rows["top_k_R"], 0)
+    return sample_reference(logits, **rows)
+
+
+def random_logits(rows, vocab_size, spread=3.0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, vocab_size, generator=generator) * spread
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 63, 257, 1000, TILE - 1, TILE, TILE + 1])
+def test_mixed_rows_give_the_tokens_of_the_torch_backend(vocab_size):
+    logits, batch = random_logits(9, vocab_size, seed=vocab_size), Batch(9)
+    out, best = draw(logits, batch)
+    assert torch.equal(out, expected(logits, batch))
+    assert torch.equal(best, logits.amax(dim=1))
+
+
+@pytest.mark.parametrize("vocab_size", [49152, 151936])
+def test_real_vocabularies_give_the_tokens_of_the_torch_backend(vocab_size):
+    logits, batch = random_logits(2, vocab_size, 1.0), Batch(2, limits=False)
+    out, _ = draw(logits, batch, any_truncated=False)
+    assert torch.equal(out, expected(logits, batch))
+
+
+def test_many_draws_give_the_tokens_of_sample_from_all():
+    rows = 80
+    logits = random_logits(1, 300, 1.0).expand(rows, -1)
+    batch = Batch(rows, limits=False)
+    batch.rows["is_greedy_R"][:] = False
+    batch.rows["temperature_R"][:] = 1.0
+    out, _ = draw(logits, batch, any_truncated=False)
+    seeds, positions = batch.rows["seeds_R"], batch.rows["positions_R"]
+    assert torch.equal(out, torch_sampling.sample_from_all(logits, seeds, positions))
+    assert len(set(out.tolist())) > 30
+
+
+def test_truncated_rows_give_the_tokens_of_sample_truncated():
+    rows = 24
+    logits = random_logits(rows, 500, 2.0)
+    batch = Batch(rows)
+    batch.rows["is_greedy_R"][:] = False
+    batch.rows["temperature_R"][:] = 1.0
+    out, _ = draw(logits, batch)
+    assert torch.equal(
+        out,
+        torch_sampling.sample_truncated(
+            logits,
+            **{
+                name: tensor
+                for name, tensor in batch.rows.items()
+                if name not in ("is_greedy_R", "temperature_R")
+            },
+        ),
+    )
+
+
+@pytest.mark.parametrize("kind", ["ties", "flat", "impossible", "huge", "one hot"])
+def test_adversarial_rows(kind):
+    logits, batch = random_logits(9, 300, 2.0), Batch(9)
+    if kind == "ties":
+        logits = logits.round()
+    elif kind == "flat":
+        logits = torch.zeros(9, TILE + 300)
+    elif kind == "impossible":
+        logits[:, ::2] = -torch.inf
+        logits[5:, 2:] = -torch.inf
+    elif kind == "huge":
+        logits *= 1e37
+        batch.rows["temperature_R"].clamp_(min=0.9)
+    else:
+        logits = torch.full((9, 300), -1e4)
+        logits[:, 123] = 1e4
+    out, _ = draw(logits, batch)
+    assert torch.equal(out, expected(logits, batch))
+
+
+def test_greedy_rows_take_the_lowest_id_of_a_tie_across_splits():
+    logits = torch.full((3, 2 * TILE + 9), -1.0)
+    logits[:, [70, TILE + 1, 2 * TILE + 8]] = 5.0
+    batch = Batch(3)
+    batch.rows["is_greedy_R"][:] = True
+    assert draw(logits, batch)[0].tolist() == [70] * 3
+
+
+def test_a_row_gives_the_same_token_alone_and_in_a_crowd():
+    logits, batch = random_logits(8, 700), Batch(8)
+    together, _ = draw(logits, batch)
+    for row in range(8):
+        alone, _ = draw(logits[row : row + 1], batch.part([row]))
+        assert alone[0] == together[row]
+    shuffled = torch.randperm(8, generator=torch.Generator().manual_seed(1))
+    again, _ = draw(logits[shuffled], batch.part(shuffled))
+    assert torch.equal(again, together[shuffled])
+
+
+def test_rows_beyond_the_real_count_stay_as_they_were():
+    logits, batch = random_logits(5, 90), Batch(5)
+    out, best = draw(logits, batch, num_rows=3)
+    assert torch.equal(out[:3], expected(logits, batch)[:3])
+    assert out[3:].tolist() == [-7, -7]
+    assert best[3:].isnan().all()
+    assert draw(logits, batch, num_rows=0)[0].tolist() == [-7] * 5
+
+
+def test_failed_rows_say_why_and_harm_nobody():
+    logits, batch = random_logits(6, 90), Batch(6)
+    logits[0, 5], logits[1, 6], logits[2, 7] = torch.nan, torch.inf, torch.nan
+    logits[3] = -torch.inf
+    out, best = draw(logits, batch)
+    assert out[:4].tolist() == [0, 0, 0, 0]
+    assert best[:4].tolist() == [torch.inf] * 3 + [-torch.inf]
+    assert torch.equal(out[4:], expected(logits[4:], batch.part([4, 5])))
+
+
+def test_logits_may_be_a_part_of_wider_rows():
+    wide, batch = random_logits(4, 333), Batch(4)
+    assert torch.equal(draw(wide[:, :300], batch)[0], expected(wide[:, :300].contiguous(), batch))
+
+
+def test_wrong_arguments_are_named():
+    logits, batch = random_logits(2, 9), Batch(2)
+    with pytest.raises(TypeError, match="logits is torch"):
+        draw(logits.half(), batch)
+    batch.rows["seeds_R"] = torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(ValueError, match="seeds has shape"):
+        draw(logits, batch)

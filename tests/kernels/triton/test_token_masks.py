@@ -1,0 +1,61 @@
+"""Bit masks on the device against the plain definition."""
+
+import pytest
+import torch
+
+from kernels.triton.row_maxima import TILE
+from kernels.triton.token_masks import (
+    apply_token_masks,
+    apply_token_masks_reference,
+    num_mask_words,
+)
+
+
+def number(rows):
+    return torch.tensor([rows], dtype=torch.int32)
+
+
+def random_masks(rows, vocab_size):
+    shape = (rows, num_mask_words(vocab_size))
+    generator = torch.Generator().manual_seed(vocab_size)
+    return torch.randint(-(2**31), 2**31, shape, generator=generator).int()
+
+
+@pytest.mark.parametrize(
+    "vocab_size", [1, 31, 32, 33, 63, 257, 1000, TILE - 1, TILE, TILE + 1, 151936]
+)
+def test_masked_tokens_become_impossible_and_the_others_stay(vocab_size):
+    logits = torch.randn(3, vocab_size)
+    masks, is_masked = random_masks(3, vocab_size), torch.tensor([True, False, True])
+    expected = apply_token_masks_reference(logits, masks, is_masked)
+    apply_token_masks(logits, masks, is_masked, num_rows_1=number(3))
+    assert torch.equal(logits, expected)
+
+
+def test_all_allowed_and_none_allowed():
+    logits = torch.randn(2, 70)
+    masks = torch.tensor([[-1, -1, -1], [0, 0, 0]], dtype=torch.int32)
+    before = logits.clone()
+    apply_token_masks(logits, masks, torch.tensor([True, True]), num_rows_1=number(2))
+    assert torch.equal(logits[0], before[0])
+    assert (logits[1] == -torch.inf).all()
+
+
+def test_rows_beyond_the_count_and_the_rest_of_wider_rows_stay():
+    wide = torch.randn(3, 100)
+    before = wide.clone()
+    masks = torch.zeros(3, 2, dtype=torch.int32)
+    apply_token_masks(wide[:, :40], masks, torch.ones(3, dtype=torch.bool), num_rows_1=number(2))
+    assert (wide[:2, :40] == -torch.inf).all()
+    assert torch.equal(wide[:, 40:], before[:, 40:])
+    assert torch.equal(wide[2], before[2])
+
+
+def test_a_mask_of_the_wrong_width_is_refused():
+    with pytest.raises(ValueError, match="masks has shape"):
+        apply_token_masks(
+            torch.zeros(1, 33),
+            torch.zeros(1, 1, dtype=torch.int32),
+            torch.ones(1, dtype=torch.bool),
+            num_rows_1=number(1),
+        )
