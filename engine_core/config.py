@@ -36,7 +36,7 @@ class EngineConfig:
     max_logprobs: int
     address: str
     drain_timeout_s: float
-    record: str | None
+    trace: str | None
     batching: Literal["mixed", "prefill-first"]
     prefill_delay_factor: float
     preemption_mode: Literal["default", "recompute", "swap", "auto"]

@@ -31,7 +31,7 @@ _FLAGS = {
     "num_threads": "--num-threads",
     "log_level": "--log-level",
     "host_cache_memory": "--host-cache-memory",
-    "record": "--trace",
+    "trace": "--trace",
     "max_num_partial_prefills": "--max-num-partial-prefills",
     "max_long_partial_prefills": "--max-long-partial-prefills",
     "long_prefill_token_threshold": "--long-prefill-token-threshold",

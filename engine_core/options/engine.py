@@ -117,7 +117,7 @@ class EngineOptions(SchedulingOptions, DeviceOptions):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], option("Detail of the log.", "Serving")
     ] = "info"
-    record: Annotated[
+    trace: Annotated[
         Path | None,
         option(
             "Write every arrival, step and time to this file, for scripts/simulate.py; .gz packs "
@@ -166,7 +166,7 @@ class EngineOptions(SchedulingOptions, DeviceOptions):
                 "--host-cache-memory has no effect with --preemption-mode recompute and "
                 "--no-enable-prefix-caching; omit it, or one of those"
             )
-        if self.record is not None and not self.record.absolute().parent.is_dir():
+        if self.trace is not None and not self.trace.absolute().parent.is_dir():
             raise ConfigurationError(
-                f"--trace: there is no folder {self.record.absolute().parent}; make it first"
+                f"--trace: there is no folder {self.trace.absolute().parent}; make it first"
             )

@@ -102,7 +102,7 @@ class Scheduler(SchedulerInterface):
         )
         self._kv_cache = kv_cache
         self._policy = policy = policy or FirstComeFirstServed()
-        self._composition = composition or MixedBatching()
+        self._composition = batching or MixedBatching()
         preemption = preemption or RecomputeSingleSwapGroups()
         self._max_model_len = max_model_len
         self._num_lookahead_slots = num_lookahead_slots

@@ -118,7 +118,7 @@ def resolve_config(
         max_logprobs=options.max_logprobs,
         address=address,
         drain_timeout_s=options.drain_timeout,
-        record=None if options.record is None else str(options.record.absolute()),
+        trace=None if options.trace is None else str(options.trace.absolute()),
         batching=options.batching,
         prefill_delay_factor=options.prefill_delay_factor or 0.0,
         preemption_mode=options.preemption_mode,

@@ -69,7 +69,7 @@ def recorder_of(
     Raises:
         ConfigurationError: the file cannot be written.
     """
-    if config.record is None:
+    if config.trace is None:
         return None
     settings = dataclasses.asdict(config) | {
         "scheduler": dataclasses.asdict(scheduler_config),
@@ -77,8 +77,8 @@ def recorder_of(
         "eos_token_ids": list(eos_token_ids),
     }
     try:
-        return TraceWriter(Path(config.record), model=config.model, config=settings)
+        return TraceWriter(Path(config.trace), model=config.model, config=settings)
     except OSError as error:
         raise ConfigurationError(
-            f"--trace: cannot write {config.record}: {error.strerror}; choose another file"
+            f"--trace: cannot write {config.trace}: {error.strerror}; choose another file"
         ) from error

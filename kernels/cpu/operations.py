@@ -25,7 +25,8 @@ _FLOAT32 = torch.float32
 
 
 class CpuOperations(CpuAttentionOperations):
-    """See `kernels.interface.operations.Operations` for every method. One thread uses an instance at a time.
+    """See `kernels.interface.operations.Operations` for every method. One thread uses an instance
+    at a time.
 
     Args:
         library: from `kernels.cpu.library.load_library`.

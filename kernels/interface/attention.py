@@ -1,7 +1,8 @@
 """What attention of a step needs to know, and who makes it: data and protocol of every backend.
 
 Owns `KVCache`, `AttentionMetadata`, `AttentionPlanner`, and the part of `Operations` that they
-belong to; `kernels.interface.operations` gives them out too, and explains shape suffixes and a step's layout.
+belong to; `kernels.interface.operations` gives them out too, and explains shape suffixes and a
+step's layout.
 Must not know how a backend cuts a step's work.
 """
 

@@ -1,7 +1,8 @@
 """What each running sequence asked for, on the device: its layout, and the results of sampling.
 
 Owns the tensors and where each number stands in them. Must not know kernels, requests or steps: who
-writes and reads them is said in `kernels.interface.device_steps`. N rows of the persistent batch, V tokens of
+writes and reads them is said in `kernels.interface.device_steps`. N rows of the persistent batch,
+V tokens of
 the vocabulary, W = ceil(V / 32) mask words.
 
     state of a row   | 16 words: see StateWord | W mask words, if flag MASKED | padding |

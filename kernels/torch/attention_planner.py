@@ -16,7 +16,8 @@ from kernels.torch.attention_plan import TilePlanner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchAttentionPlanner:
-    """See `kernels.interface.operations.AttentionPlanner`. The order of requests does not matter to it.
+    """See `kernels.interface.operations.AttentionPlanner`. The order of requests does not matter
+    to it.
 
     Attributes:
         tiles: shared by the groups of a backend, because masks depend on no group.

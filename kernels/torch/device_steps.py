@@ -1,6 +1,7 @@
 """Step inputs and sampling on CPU tensors, read out of the packed words: the specification.
 
-Owns `TorchDeviceSteps`, which implements `kernels.interface.device_steps.DeviceStepOperations`. Says each
+Owns `TorchDeviceSteps`, which implements `kernels.interface.device_steps.DeviceStepOperations`.
+Says each
 rule plainly, a sequence at a time; speed is no aim. Must not know kernels.
 """
 

@@ -1,6 +1,7 @@
 """Step inputs and sampling on the GPU: the order in which the kernels of a step are launched.
 
-Owns `TritonDeviceSteps`, which implements `kernels.interface.device_steps.DeviceStepOperations`. Must not
+Owns `TritonDeviceSteps`, which implements `kernels.interface.device_steps.DeviceStepOperations`.
+Must not
 know what a kernel does inside, nor why a step is as it is.
 """
 

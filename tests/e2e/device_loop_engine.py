@@ -6,20 +6,18 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from engine_core import model_loading, runner_spec, startup
 from engine_core.cli import main
+from engine_core.startup import model_loading, runner_spec, start
 
-FAKE_DEVICE = Path(__file__).parents[1] / "engine_core" / "model_runner" / "device"
+FAKE_DEVICE = Path(__file__).parents[1] / "engine_core" / "model_runner" / "gpu"
 
 
 def pretend_a_gpu():
     sys.path.insert(0, str(FAKE_DEVICE))
     from fake_device import LateQueue, PaddedOperations
 
-    plan_runner = startup.plan_runner
-    startup.plan_runner = lambda *options: dataclasses.replace(
-        plan_runner(*options), on_device=True
-    )
+    plan_runner = start.plan_runner
+    start.plan_runner = lambda *options: dataclasses.replace(plan_runner(*options), on_device=True)
     model_loading.select_operations = lambda device, **options: PaddedOperations()
     runner_spec._queue_of = lambda device: LateQueue()
 

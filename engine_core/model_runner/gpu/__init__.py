@@ -7,4 +7,4 @@ plan --> rows.py (what changed) --> step.py (order, bucket, mode) --> words.py (
 from engine_core.model_runner.gpu.queue import DeviceQueue, SynchronousQueue
 from engine_core.model_runner.gpu.runner import GPUModelRunner
 
-__all__ = ["GPUModelRunner", "DeviceQueue", "SynchronousQueue"]
+__all__ = ["DeviceQueue", "GPUModelRunner", "SynchronousQueue"]

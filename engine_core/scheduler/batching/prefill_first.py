@@ -15,7 +15,8 @@ from protocol.explanations import WaitReason
 class PrefillFirstBatching:
     """
     Args:
-        prefill_delay_factor: prompts wait until the first of them has waited for more than this many times
+        prefill_delay_factor: prompts wait until the first of them has waited for more than this
+            many times
             the duration of the last step of prompts, so that more of them share a step; 0: they do
             not wait. Without running requests they never wait.
     """

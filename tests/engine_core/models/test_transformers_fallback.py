@@ -11,9 +11,8 @@ from engine_core.models import (
     ModelError,
     ModelWeightsError,
     UnsupportedArchitecture,
-    transformers_attention,
-    transformers_per_request,
 )
+from engine_core.models.transformers import attention, per_request
 from engine_core.models.transformers.attention import FlattenedModel
 from engine_core.models.transformers.model import load_transformers_model
 from engine_core.models.transformers.per_request import PerRequestModel
@@ -202,23 +201,21 @@ def test_a_folder_without_weights_is_an_error_that_names_it(tmp_path, ops):
 def test_attention_that_gives_other_logits_is_not_used(tmp_path, ops, monkeypatch):
     """The check at load time: an attention that we misread falls back, and is never served."""
     _, config = save(FLATTENED["gpt2"](), tmp_path)
-    honest = transformers_attention._read_call
+    honest = attention._read_call
 
     def doubled(*arguments):
         call = honest(*arguments)
         return dataclasses.replace(call, scale=2 * call.scale)
 
-    monkeypatch.setattr(transformers_attention, "_read_call", doubled)
+    monkeypatch.setattr(attention, "_read_call", doubled)
     model = load_transformers_model(tmp_path, config, dtype=torch.float32, ops=ops)
     assert isinstance(model, PerRequestModel)
 
 
 def test_a_model_that_is_wrong_over_a_paged_cache_either_way_is_refused(tmp_path, ops, monkeypatch):
     _, config = save(PER_REQUEST["bloom"](), tmp_path)
-    honest = transformers_per_request._slots_of_sequence
-    monkeypatch.setattr(
-        transformers_per_request, "_slots_of_sequence", lambda *args: honest(*args).flip(0)
-    )
+    honest = per_request._slots_of_sequence
+    monkeypatch.setattr(per_request, "_slots_of_sequence", lambda *args: honest(*args).flip(0))
     with pytest.raises(UnsupportedArchitecture, match="BloomForCausalLM gives other logits"):
         load_transformers_model(tmp_path, config, dtype=torch.float32, ops=ops)
 

@@ -67,7 +67,7 @@ def test_they_may_stand_in_a_toml_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--priority-ageing-s", 5], "--priority-ageing-s has no effect with --scheduling-policy fcfs"),
+        (["--priority-ageing-s", 5], "no effect with --scheduling-policy fcfs"),
         (["--priority-min-gain", 2], "use --scheduling-policy priority"),
         (["--no-force-preemption"], "--force-preemption has no effect"),
         (["--force-preemption", "--scheduling-policy", "fair"], "--force-preemption has no effect"),

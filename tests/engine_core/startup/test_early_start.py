@@ -7,7 +7,7 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
-from engine_core import early_start
+from engine_core.startup import early_start
 from engine_core.startup.early_start import load_torch_library_beside, no_garbage_collection
 
 

@@ -14,7 +14,7 @@ from engine_core.startup.profile_run import StepLimits, profile_steps
 from engine_core.startup.runner_spec import RunnerSpec
 from kernels.interface.device_steps import SamplingMode
 
-sys.path.insert(0, str(Path(__file__).parent / "model_runner" / "device"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "model_runner" / "gpu"))
 from fake_device import PaddedOperations
 
 CONFIG = {

@@ -7,11 +7,12 @@ import pytest
 import torch
 from fake_gpu import GIB, MIB, FakeGpu
 
-from engine_core import config_resolution, startup
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.model_files import ConfigOnly
 from engine_core.models import load_dummy_model
 from engine_core.options.engine import EngineOptions
+from engine_core.startup import resolve as resolve_module
+from engine_core.startup import start
 from engine_core.startup.model_loading import LoadedModel
 from engine_core.startup.model_opening import open_model
 from engine_core.startup.phases import StartPhases
@@ -47,7 +48,7 @@ def loaded(ops):
 @pytest.fixture
 def resolve(files, loaded, monkeypatch):
     """(options) -> the configuration on a GPU with 10 GiB, 5.5 of them free."""
-    monkeypatch.setattr(config_resolution, "CudaMeter", lambda device: FakeGpu())
+    monkeypatch.setattr(resolve_module, "CudaMeter", lambda device: FakeGpu())
     monkeypatch.setattr(RunnerSpec, "measure_step_bytes", lambda self, meter: STEP_BYTES)
 
     def resolve(**options):
@@ -106,10 +107,10 @@ def test_a_gpu_without_room_for_the_weights_is_one_line_for_the_operator(monkeyp
     def load(files, wanted):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 has ...")
 
-    monkeypatch.setattr(startup, "load_any_model", load)
+    monkeypatch.setattr(start, "load_any_model", load)
     (tmp_path / "shape.json").write_text(json.dumps(CONFIG))
     options = EngineOptions(load_format="dummy", model_config=tmp_path / "shape.json")
     with pytest.raises(StartupError, match=r"not enough memory .*\(CUDA out of memory\); lower"):
-        startup.start_engine(
+        start.start_engine(
             options, open_model(options), SimpleNamespace(address="ipc://a"), None, StartPhases()
         )
