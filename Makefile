@@ -47,7 +47,6 @@ types: install-dev
 
 imports: install-dev
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python scripts/file_index.py --check
 	$(BIN)/python scripts/requirements_list.py --check
 
 unit: install-dev

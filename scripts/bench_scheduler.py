@@ -19,9 +19,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from benchmark_report import describe_run
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import (
@@ -33,6 +31,7 @@ from engine_core.scheduler import (
 )
 from protocol.codec import decode_engine_message, encode
 from protocol.sampling import SamplingParams
+from scripts.load.report import describe_run
 
 BLOCK_SIZE = 16
 PROMPT_LEN = 512

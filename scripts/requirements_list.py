@@ -1,12 +1,4 @@
-"""Writes docs/requirements.md: every required behaviour, and the tests that prove it.
-
-python scripts/requirements_list.py           # rewrite the page
-python scripts/requirements_list.py --check   # fail if it is out of date or names what is not there
-
-The rows are in docs/requirements.csv (id, section, name, state, why). A test proves rows by saying
-so in its docstring: `Proves S001, S004-S006.`; a module's or class's docstring speaks for all its
-tests. `state` and `why` there are for rows that no test proves: "planned" or "not applicable".
-"""
+"""Writes docs/requirements.md: every required behaviour, and the tests that prove it."""
 
 import ast
 import csv
@@ -15,12 +7,21 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
 
 ROOT = Path(__file__).parents[1]
-STATES = ("done", "planned", "not applicable", "open")
+STATES = ("done", "scheduler only", "planned", "not applicable", "open")
 _ID = r"S\d{3}(?:-S\d{3})?"
 _PROVES = re.compile(rf"\b[Pp]roves ({_ID}(?:(?:, and|,| and) {_ID})*)")
-_NAMED = re.compile(r"\bS\d{3}\b")
+_HELP = """Writes docs/requirements.md from docs/requirements.csv (id, section, name, state, why)
+and from the tests. A test proves rows by a sentence in its docstring: `Proves S001, S004-S006.`;
+the docstring of a module or class speaks for all its tests. A proven row is done, unless the table
+says "scheduler only": nothing but the tests of the scheduler reaches it yet. "planned" and
+"not applicable" are for rows that no test proves."""
+
+app = App(name="requirements_list", help=_HELP, result_action="return_value")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Row:
     section: str
     name: str
     state: str
-    """For a row that no test proves: planned, not applicable, or empty."""
+    """Empty, or one of STATES but "done" and "open"."""
     why: str
 
 
@@ -57,10 +58,10 @@ def read_rows(path: Path) -> list[Row]:
     for row in rows:
         if row.id in seen or not re.fullmatch(r"S\d{3}", row.id):
             raise ValueError(f"{path.name}: id {row.id!r} is there twice or is not S and 3 digits")
-        if row.state not in ("", "planned", "not applicable") or bool(row.state) != bool(row.why):
+        if row.state not in ("", *STATES[1:4]) or bool(row.state) != bool(row.why):
             raise ValueError(
-                f'{path.name}: {row.id} has state {row.state!r} and why {row.why!r}; give "planned"'
-                ' or "not applicable" with a reason, or leave both empty'
+                f"{path.name}: {row.id} has state {row.state!r} and why {row.why!r}; give one of "
+                f"{', '.join(STATES[1:4])} with a reason, or leave both empty"
             )
         seen.add(row.id)
     return rows
@@ -125,8 +126,10 @@ def collect(root: Path) -> tuple[list[Row], dict[str, list[Proof]], list[str]]:
 
 
 def state_of(row: Row, proofs: list[Proof]) -> str:
-    """A proof outweighs what the table says of an unproven row."""
-    return "done" if proofs else row.state or "open"
+    """A proof outweighs "planned" and "not applicable"; without one nothing is reached at all."""
+    if proofs:
+        return row.state if row.state == "scheduler only" else "done"
+    return "open" if row.state in ("", "scheduler only") else row.state
 
 
 def page(rows: list[Row], proofs: dict[str, list[Proof]]) -> str:
@@ -137,7 +140,8 @@ def page(rows: list[Row], proofs: dict[str, list[Proof]]) -> str:
         "",
         "Written by `scripts/requirements_list.py` from `requirements.csv` and from what the tests",
         "say that they prove; not to be edited. The names are those of the scheduler designs that",
-        "the rows come from; what counts is the behaviour. A row is done if tests prove it.",
+        "the rows come from; what counts is the behaviour. A row is done if tests prove it, and",
+        "scheduler only if tests prove it and nothing but the scheduler's tests reaches it yet.",
         "",
         "| state | rows |",
         "|---|---|",
@@ -149,21 +153,22 @@ def page(rows: list[Row], proofs: dict[str, list[Proof]]) -> str:
         if row.section != section:
             section = row.section
             lines += ["", f"## {section}", "", "| id | what | state | |", "|---|---|---|---|"]
-        where = _places(proofs[row.id]) if proofs[row.id] else _cell(row.why)
+        why = [] if state == "done" or not row.why else [_cell(row.why)]
+        where = "; ".join(why + _places(proofs[row.id]))
         lines.append(f"| {row.id} | {_cell(row.name)} | {state} | {where} |")
     return "\n".join(lines) + "\n"
 
 
-def _places(proofs: list[Proof]) -> str:
+def _places(proofs: list[Proof]) -> list[str]:
     by_file: dict[str, list[str]] = {}
     for proof in proofs:
         tests = by_file.setdefault(proof.file.removeprefix("tests/"), [])
         if proof.test and proof.test not in tests:
             tests.append(proof.test)
-    return "; ".join(
+    return [
         f"{file}: {', '.join(tests)}" if tests else f"{file} (all of it)"
         for file, tests in by_file.items()
-    )
+    ]
 
 
 def _cell(text: str) -> str:
@@ -171,13 +176,20 @@ def _cell(text: str) -> str:
 
 
 def lost_rows(old_page: str, proofs: dict[str, list[Proof]]) -> list[str]:
-    """Rows that the page calls done and that no test proves any more."""
-    done = [line.split()[1] for line in old_page.splitlines() if "| done |" in line]
-    return [row_id for row_id in done if _NAMED.fullmatch(row_id) and not proofs.get(row_id)]
+    """Rows that the page calls proven and that no test proves any more."""
+    proven = re.findall(r"^\| (S\d{3}) .* \| (?:done|scheduler only) \|", old_page, re.MULTILINE)
+    return [row_id for row_id in proven if not proofs.get(row_id)]
 
 
-def main(root: Path = ROOT, arguments: list[str] | None = None) -> int:
-    check = "--check" in (sys.argv[1:] if arguments is None else arguments)
+@app.default
+def main(
+    *,
+    check: Annotated[
+        bool, Parameter(help="Write nothing; fail if the page is out of date.", negative="")
+    ] = False,
+    root: Annotated[Path, Parameter(show=False)] = ROOT,
+) -> int:
+    """Returns the exit status: 1 if something is wrong with the page, the table or a docstring."""
     path = root / "docs" / "requirements.md"
     rows, proofs, problems = collect(root)
     old_page, wanted = path.read_text() if path.exists() else "", page(rows, proofs)
@@ -196,4 +208,4 @@ def main(root: Path = ROOT, arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(app())
