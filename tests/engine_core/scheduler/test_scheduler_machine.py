@@ -195,7 +195,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _check_order(self, plan):
         """Under first come, first served nobody is admitted before who came earlier."""
-        if self.config.policy != "fcfs" or self.config.max_num_adapters is not None:
+        if self.config.scheduling_policy != "fcfs" or self.config.max_num_adapters is not None:
             return
         if self.config.max_long_partial_prefills is not None:
             return
