@@ -16,7 +16,7 @@ from kernels.interface.operations import AttentionMetadata
 from kernels.triton.attention import paged_attention
 from kernels.triton.attention_reference import reference_paged_attention
 from kernels.triton.attention_work import AttentionWorkspace
-from scripts.gpu.comparison import poison
+from tests.gpu.checks.errors import poison
 
 Request = tuple[int, int]
 """(sequence length, query tokens)"""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
 
 from kernels.triton.rotary_cache import rotary_and_cache
 from kernels.triton.rotary_reference import rotary_and_cache_reference
-from scripts.gpu.comparison import row_error, worst
-from scripts.gpu.frame import Check, Group, Timing, Work
+from tests.gpu.checks.errors import row_error, worst
 
 EPS = 1e-6
 ROUNDING = 1.5e-2
@@ -38,6 +36,16 @@ QWEN25 = Shape(num_query_heads=14, num_kv_heads=2, head_size=64, rotary_size=64,
 PHI4 = Shape(num_query_heads=24, num_kv_heads=8, head_size=128, rotary_size=96)
 PHI2 = Shape(num_query_heads=32, num_kv_heads=32, head_size=80, rotary_size=32)
 GEMMA = Shape(num_query_heads=8, num_kv_heads=4, head_size=256, rotary_size=256, with_norm=True)
+
+
+SHAPES = {
+    "Llama-3.1-8B": LLAMA,
+    "Qwen3-0.6B": QWEN3,
+    "Qwen2.5 S=64": QWEN25,
+    "Phi-4-mini": PHI4,
+    "Phi-2": PHI2,
+    "Gemma-3": GEMMA,
+}
 
 
 class Inputs:
@@ -82,7 +90,7 @@ class Inputs:
         )
 
 
-def check(shape: Shape, num_tokens: int, kv_dtype: torch.dtype, *, device: str = "cuda") -> float:
+def check(shape: Shape, num_tokens: int, kv_dtype: torch.dtype, *, device: str) -> float:
     """Queries and both caches, what stays as it was included, against float32 arithmetic."""
     inputs = Inputs(shape, num_tokens, kv_dtype, device)
     expected_B2KSD = inputs.kv_B2KSD.float()
@@ -102,45 +110,3 @@ def check(shape: Shape, num_tokens: int, kv_dtype: torch.dtype, *, device: str =
     )
     q_THD = inputs.call()
     return worst(row_error(q_THD, expected_q), row_error(inputs.kv_B2KSD.float(), expected_B2KSD))
-
-
-def prepare(shape: Shape, num_tokens: int, *, device: str = "cuda") -> Work:
-    """One layer's; the tokens are read and written once."""
-    inputs = Inputs(shape, num_tokens, torch.bfloat16, device)
-    inputs.slots_T.copy_(torch.arange(num_tokens))
-    return Work(
-        call=inputs.call,
-        num_bytes=2.0 * inputs.qkv_TN.numel() * 2 + num_tokens * (16 + 2 * shape.rotary_size),
-    )
-
-
-def group() -> Group:
-    shapes = {
-        "Llama-3.1-8B": LLAMA,
-        "Qwen3-0.6B": QWEN3,
-        "Qwen2.5 S=64": QWEN25,
-        "Phi-4-mini": PHI4,
-        "Phi-2": PHI2,
-        "Gemma-3": GEMMA,
-    }
-    checks = [
-        Check(f"rotary {name}", functools.partial(check, shape, 333, torch.bfloat16), ROUNDING)
-        for name, shape in shapes.items()
-    ]
-    for name in ("Llama-3.1-8B", "Qwen3-0.6B"):
-        run = functools.partial(check, shapes[name], 333, torch.float8_e4m3fn)
-        checks.append(Check(f"rotary {name} fp8 cache", run, FP8_ROUNDING))
-    timings = tuple(
-        Timing(
-            f"rotary + cache {name} {rows} tokens",
-            f"rotary {name}",
-            functools.partial(prepare, shapes[name], rows),
-        )
-        for name, rows in (
-            ("Llama-3.1-8B", 1),
-            ("Llama-3.1-8B", 256),
-            ("Llama-3.1-8B", 8192),
-            ("Qwen3-0.6B", 256),
-        )
-    )
-    return Group("rotary", tuple(checks), timings)

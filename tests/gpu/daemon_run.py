@@ -23,7 +23,7 @@ from typing import Any
 
 from frontend import AsyncLLM, RequestOutputKind, SamplingParams
 from frontend.event_loop import run
-from scripts.gpu.model_shapes import Shape
+from tests.gpu.model_shapes import Shape
 
 _ROOT = Path(__file__).resolve().parents[2]
 _STOP_S = 20.0

@@ -7,13 +7,11 @@ token of the vocabulary was at each place.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 
-from scripts.gpu.comparison import worst
-from scripts.gpu.frame import Check, Group
+from tests.gpu.checks.errors import worst
 
 MODELS = ("llama", "qwen3", "gemma3", "mixtral", "qwen3-moe")
 FLOAT32_ERROR = 1e-3
@@ -38,10 +36,10 @@ def check(
     budget: int = BUDGET,
     num_layers: int | None = None,
     is_quantised: bool = False,
-    device: str = "cuda",
+    device: str,
 ) -> float:
     """See `compare`, on a tiny model."""
-    from scripts.gpu.tiny_models import tiny_config
+    from tests.gpu.tiny_models import tiny_config
 
     return compare(
         tiny_config(name, num_layers=num_layers),
@@ -76,13 +74,13 @@ def compare(
         config: of transformers, with a vocabulary that is reported as a whole.
         is_quantised: both have weights of 8 and 4 bits, ours as blocks.
     """
-    from scripts.gpu.engine_run import Asked, EngineRun, Sizes, triton_operations
-    from scripts.gpu.tiny_models import VOCAB_SIZE, ours_of, random_reference
+    from tests.gpu.engine_run import Asked, EngineRun, Sizes, triton_operations
+    from tests.gpu.tiny_models import VOCAB_SIZE, ours_of, random_reference
 
     assert config.vocab_size == VOCAB_SIZE
     reference = random_reference(config, dtype=dtype, device=device)
     if is_quantised:
-        from scripts.gpu.quantised_parts import TYPES, quantise_reference
+        from tests.gpu.quantised_parts import TYPES, quantise_reference
 
         ops = triton_operations(device, quantised_types=TYPES)
         model = ours_of(reference, ops, dtype=dtype, parts=quantise_reference(reference))
@@ -133,7 +131,7 @@ def compare(
 def _references(
     reference: Any, requests: list[Any], answers: dict[str, Any], device: str
 ) -> dict[str, torch.Tensor]:
-    from scripts.gpu.tiny_models import reference_logprobs
+    from tests.gpu.tiny_models import reference_logprobs
 
     return {
         request.name: reference_logprobs(
@@ -145,22 +143,3 @@ def _references(
 
 def _mean_distance(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
     return float(torch.cat([(some[name] - others[name]).abs().mean(1) for name in some]).mean())
-
-
-def group() -> Group:
-    float32, bfloat16 = torch.float32, torch.bfloat16
-    checks = []
-    for name in MODELS:
-        for how in ("graphs", "eager"):
-            run = functools.partial(check, name, float32, use_graphs=how == "graphs")
-            checks.append(Check(f"{name} float32 {how}", run, FLOAT32_ERROR))
-        ratio = EXPERTS_RATIO if name in ("mixtral", "qwen3-moe") else HALF_RATIO
-        run = functools.partial(check, name, bfloat16, use_graphs=True)
-        checks.append(Check(f"{name} bfloat16 graphs", run, ratio))
-    for dtype, limit in ((float32, FLOAT32_ERROR), (bfloat16, HALF_RATIO)):
-        run = functools.partial(check, "llama", dtype, use_graphs=True, is_quantised=True)
-        name = f"quantised llama {str(dtype).removeprefix('torch.')} graphs"
-        checks.append(Check(name, run, limit))
-    half = functools.partial(check, "llama", torch.float16, use_graphs=True)
-    checks.append(Check("llama float16 graphs", half, HALF_RATIO))
-    return Group("whole_models", tuple(checks), needs_engine=True)

@@ -3,24 +3,19 @@ what that costs beside cuBLAS."""
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from kernels.triton.attention_planner import SplitScratch, TritonAttentionPlanner
 from kernels.triton.dense_linear import dense_linear
 from kernels.triton.kv_cache import allocate_kv_cache
 from kernels.triton.operations import TritonOperations
-from scripts.gpu.comparison import num_different, row_error
-from scripts.gpu.frame import Check, Group, Timing, Work
+from tests.gpu.checks.errors import num_different, row_error
 
 ROUNDING = 1e-2
 ROWS = (1, 2, 17, 64, 65, 127, 128, 129, 300, 1024)
 
 
-def check(
-    rows: int, inputs: int, outputs: int, dtype: torch.dtype, *, device: str = "cuda"
-) -> float:
+def check(rows: int, inputs: int, outputs: int, dtype: torch.dtype, *, device: str) -> float:
     x_TE, weight_NE, bias_N = _inputs(rows, inputs, outputs, dtype, device)
     expected_TN = x_TE.double() @ weight_NE.double().T + bias_N.double()
     return row_error(dense_linear(x_TE, weight_NE, bias_N), expected_TN)
@@ -32,7 +27,7 @@ def check_same_bits(
     dtype: torch.dtype,
     *,
     rows: tuple[int, ...] = ROWS,
-    device: str = "cuda",
+    device: str,
 ) -> float:
     """Elements of the first and last rows of a batch that are not what the largest batch has."""
     x_TE, weight_NE, bias_N = _inputs(max(rows), inputs, outputs, dtype, device)
@@ -47,7 +42,7 @@ def check_same_bits(
 
 
 def check_attention_in_chunks(
-    length: int, *, dtype: torch.dtype = torch.bfloat16, device: str = "cuda"
+    length: int, *, dtype: torch.dtype = torch.bfloat16, device: str
 ) -> float:
     """Elements of a sequence's attention that differ between one prefill and token by token, as
     batch-invariant operations plan them."""
@@ -90,61 +85,9 @@ def check_attention_in_chunks(
     return num_different(one_by_one, attend(0, length))
 
 
-def prepare(rows: int, inputs: int, outputs: int, *, device: str = "cuda") -> Work:
-    x_TE, weight_NE, _ = _inputs(rows, inputs, outputs, torch.bfloat16, device)
-    return Work(
-        call=lambda: dense_linear(x_TE, weight_NE),
-        num_bytes=2.0 * (weight_NE.numel() + rows * (inputs + outputs)),
-        num_flops=2.0 * rows * inputs * outputs,
-    )
-
-
 def _inputs(
     rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     x_TE = torch.randn(rows, inputs, device=device).to(dtype)
     weight_NE = torch.randn(outputs, inputs, device=device).mul_(inputs**-0.5).to(dtype)
     return x_TE, weight_NE, torch.randn(outputs, device=device).to(dtype)
-
-
-def group() -> Group:
-    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
-    linear = "own linear bf16 63 x 4096 -> 6144"
-    checks = [
-        Check(linear, functools.partial(check, 63, 4096, 6144, bf16), ROUNDING),
-        Check(
-            "own linear bf16 130 x 2570 -> 8195",
-            functools.partial(check, 130, 2570, 8195, bf16),
-            ROUNDING,
-        ),
-        Check(
-            "own linear fp32 130 x 576 -> 1537",
-            functools.partial(check, 130, 576, 1537, fp32),
-            1e-5,
-        ),
-        *(
-            Check(
-                f"own linear {name} {inputs} -> {outputs}: the same bits in every batch",
-                functools.partial(check_same_bits, inputs, outputs, dtype),
-                0,
-            )
-            for name, dtype in (("bf16", bf16), ("fp16", fp16), ("fp32", fp32))
-            for inputs, outputs in ((4096, 6144), (2570, 8195))
-        ),
-        Check(
-            "attention of tiles 300: the same bits in chunks",
-            functools.partial(check_attention_in_chunks, 300),
-            0,
-        ),
-    ]
-    timings = [
-        Timing(
-            f"own linear bf16 {rows} x {inputs} -> {outputs}",
-            linear,
-            functools.partial(prepare, rows, inputs, outputs),
-        )
-        for inputs, outputs in ((4096, 6144), (4096, 28672), (14336, 4096), (4096, 128256))
-        for rows in (1, 64, 256, 8192)
-        if rows < 8192 or outputs < 128256
-    ]
-    return Group("dense_linear", tuple(checks), tuple(timings))

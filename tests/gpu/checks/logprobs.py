@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from kernels.triton.logprobs import LogprobsMemory, report_logprobs
-from scripts.gpu.comparison import num_different, poison, scaled_error, worst
-from scripts.gpu.frame import Check, Group, Timing, Work
+from tests.gpu.checks.errors import num_different, poison, scaled_error, worst
 
 MOST = 20
 
@@ -44,7 +41,7 @@ class Inputs:
         )
 
 
-def check(num_rows: int, vocab_size: int, *, device: str = "cuda") -> float:
+def check(num_rows: int, vocab_size: int, *, device: str) -> float:
     """Ids and ranks exactly, log-probabilities within 1e-5; nothing else is written."""
     inputs = Inputs(num_rows, vocab_size, device)
     inputs.call()
@@ -61,24 +58,3 @@ def check(num_rows: int, vocab_size: int, *, device: str = "cuda") -> float:
         scaled_error(inputs.logprobs_RN[asked_RN], expected_RN[asked_RN]),
         float((~inputs.logprobs_RN[~asked_RN].isnan()).sum()),
     )
-
-
-def prepare(num_rows: int, vocab_size: int, *, device: str = "cuda") -> Work:
-    inputs = Inputs(num_rows, vocab_size, device)
-    return Work(call=inputs.call, num_bytes=4.0 * inputs.logits_RV.numel())
-
-
-def group() -> Group:
-    checks = tuple(
-        Check(f"logprobs V={vocab_size}", functools.partial(check, 63, vocab_size), 1e-5)
-        for vocab_size in (151936, 50257)
-    )
-    timings = tuple(
-        Timing(
-            f"logprobs {rows} x 151936, up to {MOST}",
-            "logprobs V=151936",
-            functools.partial(prepare, rows, 151936),
-        )
-        for rows in (1, 64, 256)
-    )
-    return Group("logprobs", checks, timings)

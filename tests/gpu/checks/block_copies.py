@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from kernels.triton.block_copies import copy_blocks, copy_blocks_reference, swap_blocks
-from scripts.gpu.comparison import num_different
-from scripts.gpu.frame import Check, Group, Timing, Work
+from tests.gpu.checks.errors import num_different
 
 NUM_BLOCKS = 512
 BLOCK = (2, 8, 16, 128)
@@ -23,7 +20,7 @@ def make_caches(num_layers: int, block: tuple[int, ...], device: str) -> list[to
 
 
 def check_copies(
-    num_pairs: int, *, overlapping: bool, block: tuple[int, ...] = BLOCK, device: str = "cuda"
+    num_pairs: int, *, overlapping: bool, block: tuple[int, ...] = BLOCK, device: str
 ) -> float:
     """Two layers; `overlapping`: destinations are other pairs' sources."""
     caches = make_caches(2, block, device)
@@ -38,7 +35,7 @@ def check_copies(
     return sum(num_different(*pair) for pair in zip(caches, expected, strict=True))
 
 
-def check_swaps(num_pairs: int, *, block: tuple[int, ...] = BLOCK, device: str = "cuda") -> float:
+def check_swaps(num_pairs: int, *, block: tuple[int, ...] = BLOCK, device: str) -> float:
     """Out to the host and back in to other blocks."""
     caches = make_caches(2, block, device)
     hosts = [torch.zeros(cache.shape, dtype=cache.dtype) for cache in caches]
@@ -55,27 +52,3 @@ def check_swaps(num_pairs: int, *, block: tuple[int, ...] = BLOCK, device: str =
         expected[in_ids.to(device)] = old[out_ids.to(device)]
         different += num_different(cache, expected)
     return different
-
-
-def prepare(num_pairs: int, num_layers: int, *, device: str = "cuda") -> Work:
-    """One copy-on-write of some blocks in all layers of a model."""
-    caches = make_caches(num_layers, BLOCK, device)
-    ids = torch.randperm(NUM_BLOCKS)
-    src_ids, dst_ids = ids[:num_pairs], ids[num_pairs : 2 * num_pairs]
-    return Work(
-        call=lambda: copy_blocks(caches, src_ids, dst_ids),
-        num_bytes=2.0 * num_layers * num_pairs * caches[0][0].numel() * 2,
-    )
-
-
-def group() -> Group:
-    checks = (
-        Check("block copies 100", functools.partial(check_copies, 100, overlapping=False), 0),
-        Check("block copies in a ring", functools.partial(check_copies, 100, overlapping=True), 0),
-        Check("block swaps 100", functools.partial(check_swaps, 100), 0),
-    )
-    timings = tuple(
-        Timing(f"copy {n} blocks in 32 layers", checks[0].name, functools.partial(prepare, n, 32))
-        for n in (1, 64)
-    )
-    return Group("block_copies", checks, timings)

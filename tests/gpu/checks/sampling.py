@@ -6,8 +6,6 @@ Two exact computations may differ where two sums lie nearer than the device's lo
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from kernels.torch.sampling import gumbel_noise_of_vocabulary as torch_noise
@@ -17,8 +15,7 @@ from kernels.triton.philox import (
     random_words_reference,
 )
 from kernels.triton.sampling import SamplingMemory, sample, sample_reference
-from scripts.gpu.comparison import num_different, poison, scaled_error
-from scripts.gpu.frame import Check, Group, Timing, Work
+from tests.gpu.checks.errors import num_different, poison, scaled_error
 
 VOCABULARIES = (151936, 128256, 50257)
 
@@ -67,21 +64,21 @@ class Inputs:
         return self.out_R
 
 
-def check_words(num_counters: int, *, device: str = "cuda") -> float:
+def check_words(num_counters: int, *, device: str) -> float:
     counter_N4 = torch.randint(1 << 32, (num_counters, 4), device=device)
     key_N2 = torch.randint(1 << 32, (num_counters, 2), device=device)
     expected = random_words_reference(counter_N4.cpu(), key_N2.cpu())
     return num_different(random_words(counter_N4, key_N2).cpu(), expected)
 
 
-def check_noise(num_rows: int, vocab_size: int, *, device: str = "cuda") -> float:
+def check_noise(num_rows: int, vocab_size: int, *, device: str) -> float:
     seeds_R = torch.randint(-(2**62), 2**62, (num_rows,), device=device)
     positions_R = torch.randint(1 << 40, (num_rows,), device=device)
     ours = gumbel_noise_of_vocabulary(seeds_R, positions_R, vocab_size)
     return scaled_error(ours.cpu(), torch_noise(seeds_R.cpu(), positions_R.cpu(), vocab_size))
 
 
-def check(num_rows: int, vocab_size: int, *, limits: bool, device: str = "cuda") -> float:
+def check(num_rows: int, vocab_size: int, *, limits: bool, device: str) -> float:
     """How many rows get another token than on the CPU."""
     inputs = Inputs(num_rows, vocab_size, limits=limits, device=device)
     expected = sample_reference(
@@ -91,31 +88,3 @@ def check(num_rows: int, vocab_size: int, *, limits: bool, device: str = "cuda")
         **{name: tensor.cpu() for name, tensor in inputs.options.items()},
     )
     return num_different(inputs.call().cpu(), expected)
-
-
-def prepare(num_rows: int, vocab_size: int, *, limits: bool, device: str = "cuda") -> Work:
-    """Reading the logits twice is what free rows need: once for the best, once with noise."""
-    inputs = Inputs(num_rows, vocab_size, limits=limits, device=device)
-    return Work(call=inputs.call, num_bytes=4.0 * inputs.logits_RV.numel())
-
-
-def group() -> Group:
-    checks = [
-        Check("sampling random words", functools.partial(check_words, 100_000), 0),
-        Check("sampling noise", functools.partial(check_noise, 16, 151936), 1e-6),
-    ]
-    for vocab_size in VOCABULARIES:
-        for limits in (False, True):
-            name = f"sampling {'limits' if limits else 'free'} V={vocab_size}"
-            run = functools.partial(check, 96, vocab_size, limits=limits)
-            checks.append(Check(name, run, 1))
-    timings = tuple(
-        Timing(
-            f"sample {'limits' if limits else 'free'} {rows} x 151936",
-            f"sampling {'limits' if limits else 'free'} V=151936",
-            functools.partial(prepare, rows, 151936, limits=limits),
-        )
-        for limits in (False, True)
-        for rows in (1, 64, 256)
-    )
-    return Group("sampling", tuple(checks), timings)

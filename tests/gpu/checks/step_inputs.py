@@ -6,7 +6,6 @@ The reference is the backend of CPU tensors, which says each rule a sequence at 
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import numpy as np
 import torch
@@ -15,8 +14,7 @@ from kernels.interface.step_packing import TOKEN_TABLE, PackedLayout, RowUpdate,
 from kernels.interface.step_tensors import DeviceRows, StepTensors
 from kernels.torch.device_steps import TorchDeviceSteps
 from kernels.triton.step_inputs import append_sampled, apply_row_updates, prepare_step
-from scripts.gpu.comparison import num_different, poison
-from scripts.gpu.frame import Check, Group, Timing, Work
+from tests.gpu.checks.errors import num_different, poison
 
 BLOCK_SIZE = 16
 NUM_GROUPS = 2
@@ -131,7 +129,7 @@ class RandomStep:
         return updates
 
 
-def check(shape: Shape, *, num_updates: int, device: str = "cuda") -> float:
+def check(shape: Shape, *, num_updates: int, device: str) -> float:
     """How many numbers of the step's tensors and of the rows differ."""
     step = RandomStep(shape, num_updates=num_updates, device=device)
     # copies also where the device is the CPU
@@ -156,44 +154,3 @@ def check(shape: Shape, *, num_updates: int, device: str = "cuda") -> float:
     pairs += [(step.rows.token_ids.cpu(), rows.token_ids)]
     pairs += [(step.rows.block_tables.cpu(), rows.block_tables)]
     return sum(num_different(*pair) for pair in pairs)
-
-
-def prepare(shape: Shape, *, device: str = "cuda") -> Work:
-    """A step of decodes in which no row changes."""
-    step = RandomStep(shape, num_updates=0, device=device)
-    out = step.tensors((0, 0), device=device)
-    num_blocks = -(-(step.num_computed + 1) // BLOCK_SIZE)
-    a_sequence = 5 * 4 + 2 * 4 + 8 + 4  # words of the step, start and length, logits_at, its token
-    a_token = 4 + 2 * 8 + NUM_GROUPS * (4 + 8)  # read; id and position; block and slot
-    return Work(
-        call=lambda: step.run(out),
-        num_bytes=float(
-            shape.num_sequences * a_sequence
-            + shape.num_tokens * a_token
-            + NUM_GROUPS * 2 * 4 * num_blocks.sum()
-        ),
-    )
-
-
-def group() -> Group:
-    cases = {
-        "1 decode": (Shape(1, 0), 1),
-        "64 decodes": (Shape(64, 0), 20),
-        "256 decodes": (Shape(256, 0), 200),
-        "1024 decodes": (Shape(1024, 0), 600),
-        "3 chunks of 2051": (Shape(0, 3, 2051), 3),
-        "100 decodes, 9 chunks of 300": (Shape(100, 9, 300), 50),
-    }
-    checks = tuple(
-        Check(f"step inputs {name}", functools.partial(check, shape, num_updates=num_updates), 0)
-        for name, (shape, num_updates) in cases.items()
-    )
-    timings = tuple(
-        Timing(
-            f"step inputs {number} rows",
-            f"step inputs {number} decode{'s' if number > 1 else ''}",
-            functools.partial(prepare, Shape(number, 0)),
-        )
-        for number in (1, 64, 256, 1024)
-    )
-    return Group("step_inputs", checks, timings)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import torch.nn.functional as F
 
@@ -14,8 +12,7 @@ from kernels.triton.moe_routing import (
     reference_route,
     route,
 )
-from scripts.gpu.comparison import num_different, row_error, worst
-from scripts.gpu.frame import Check, Group, Timing, Work
+from tests.gpu.checks.errors import num_different, row_error, worst
 
 ROUNDING = 1.5e-2
 """Three roundings to bf16: activation, each expert's output, the sum."""
@@ -27,7 +24,7 @@ MIXTRAL: Shape = (8, 2, 4096, 14336)
 SMALL: Shape = (8, 2, 256, 192)
 
 
-def check_routing(num_tokens: int, shape: Shape, *, device: str = "cuda") -> float:
+def check_routing(num_tokens: int, shape: Shape, *, device: str) -> float:
     """Ids, pairs and tiles exactly; weights within rounding."""
     num_experts, top_k = shape[:2]
     # on a grid: near ties would depend on the exponential's last bit, true ones do not
@@ -53,7 +50,7 @@ def check(
     *,
     tile_rows: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
-    device: str = "cuda",
+    device: str,
 ) -> float:
     """The layer against float32 products on the same device, for the kernel's own choice of
     experts (which `check_routing` judges)."""
@@ -70,19 +67,6 @@ def check(
     return row_error(out, reference)
 
 
-def prepare(num_tokens: int, shape: Shape, *, device: str = "cuda") -> Work:
-    """The layer; at least the weights of all experts that random tokens choose are read."""
-    x_TE, logits_TX, w_gate_up, w_down = _inputs(num_tokens, shape, torch.bfloat16, device)
-    _, top_k, width, features = shape
-    ids_TA, _ = route(logits_TX, top_k, renormalise=True)
-    num_used = int((torch.bincount(ids_TA.reshape(-1)) > 0).sum())
-    return Work(
-        call=lambda: fused_moe(x_TE, logits_TX, w_gate_up, w_down, top_k, True),
-        num_bytes=2.0 * (num_used * 3 * width * features + 2 * num_tokens * width),
-        num_flops=6.0 * num_tokens * top_k * width * features,
-    )
-
-
 def _inputs(
     num_tokens: int, shape: Shape, dtype: torch.dtype, device: str
 ) -> tuple[torch.Tensor, ...]:
@@ -97,32 +81,3 @@ def _inputs(
         randn(num_experts, 2 * features, width).mul_(width**-0.5),
         randn(num_experts, width, features).mul_(features**-0.5),
     )
-
-
-def group() -> Group:
-    checks = [
-        Check(f"moe routing {name} {rows}", functools.partial(check_routing, rows, shape), 1e-5)
-        for name, shape in (("Qwen3-MoE", QWEN3_MOE), ("Mixtral", MIXTRAL))
-        for rows in (1, 63, 1000)
-    ]
-    checks += [
-        Check(f"moe layer Qwen3-MoE {rows}", functools.partial(check, rows, QWEN3_MOE), ROUNDING)
-        for rows in (1, 63, 1000)
-    ]
-    checks += [
-        Check(
-            f"moe layer small tiles of {tile_rows}",
-            functools.partial(check, 300, SMALL, tile_rows=tile_rows),
-            ROUNDING,
-        )
-        for tile_rows in (16, 64, 128)
-    ]
-    timings = tuple(
-        Timing(
-            f"moe Qwen3-MoE {rows} tokens",
-            "moe layer Qwen3-MoE 1000",
-            functools.partial(prepare, rows, QWEN3_MOE),
-        )
-        for rows in (1, 64, 256, 8192)
-    )
-    return Group("moe", tuple(checks), timings)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from kernels.triton.penalties import apply_penalties, apply_penalties_reference
@@ -12,8 +10,7 @@ from kernels.triton.token_masks import (
     apply_token_masks_reference,
     num_mask_words,
 )
-from scripts.gpu.comparison import num_different
-from scripts.gpu.frame import Check, Group, Timing, Work
+from tests.gpu.checks.errors import num_different
 
 MOST_WORD = 2**31
 SPARE_ROWS = 2
@@ -62,7 +59,7 @@ class Inputs:
         return logits_RV
 
 
-def check_masks(num_rows: int, vocab_size: int, *, device: str = "cuda") -> float:
+def check_masks(num_rows: int, vocab_size: int, *, device: str) -> float:
     inputs = Inputs(num_rows, vocab_size, device)
     expected = apply_token_masks_reference(
         inputs.logits_RV.cpu(), inputs.masks_RW.cpu(), inputs.is_masked_R.cpu()
@@ -71,7 +68,7 @@ def check_masks(num_rows: int, vocab_size: int, *, device: str = "cuda") -> floa
     return num_different(inputs.mask(inputs.logits_RV).cpu(), expected)
 
 
-def check_penalties(num_rows: int, vocab_size: int, *, device: str = "cuda") -> float:
+def check_penalties(num_rows: int, vocab_size: int, *, device: str) -> float:
     inputs = Inputs(num_rows, vocab_size, device)
     expected_RV = inputs.logits_RV.cpu().clone()  # a copy also where the device is the CPU
     words_NW, token_V = inputs.masks_RW.cpu(), torch.arange(vocab_size)
@@ -86,34 +83,3 @@ def check_penalties(num_rows: int, vocab_size: int, *, device: str = "cuda") -> 
             frequency_penalty=float(inputs.frequency_R[row]),
         )
     return num_different(inputs.penalise(inputs.logits_RV).cpu(), expected_RV)
-
-
-def prepare_masks(num_rows: int, vocab_size: int, *, device: str = "cuda") -> Work:
-    """Logits are written where they become impossible; at the least the masks are read."""
-    inputs = Inputs(num_rows, vocab_size, device)
-    return Work(
-        call=lambda: inputs.mask(inputs.logits_RV),
-        num_bytes=num_rows * (2 / 3) * vocab_size * (1 / 8 + 4 / 2),
-    )
-
-
-def prepare_penalties(num_rows: int, vocab_size: int, *, device: str = "cuda") -> Work:
-    """Three of four rows: prompt bits and counts are read, logits read and written."""
-    inputs = Inputs(num_rows, vocab_size, device)
-    return Work(
-        call=lambda: inputs.penalise(inputs.logits_RV),
-        num_bytes=num_rows * 0.75 * vocab_size * (1 / 8 + 4 + 8),
-    )
-
-
-def group() -> Group:
-    checks, timings = [], []
-    for vocab_size in (151936, 50257):
-        for name, run in (("masks", check_masks), ("penalties", check_penalties)):
-            partial = functools.partial(run, 33, vocab_size)
-            checks.append(Check(f"logits {name} V={vocab_size}", partial, 0))
-    for name, prepare in (("masks", prepare_masks), ("penalties", prepare_penalties)):
-        for rows in (1, 64, 256):
-            work = functools.partial(prepare, rows, 151936)
-            timings.append(Timing(f"{name} {rows} x 151936", f"logits {name} V=151936", work))
-    return Group("logits", tuple(checks), tuple(timings))

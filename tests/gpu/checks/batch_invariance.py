@@ -8,13 +8,9 @@ step. All exact.
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
-
-from scripts.gpu.frame import Check, Group
 
 CROWDS = (2, 3, 16, 63, 128, 256)
 """Sequences that run at once, the watched one included."""
@@ -56,12 +52,12 @@ def check(
     lengths: Lengths = Lengths(),
     max_num_seqs: int = MOST_SEQS,
     num_layers: int | None = None,
-    device: str = "cuda",
+    device: str,
 ) -> float:
     """How many tokens and log-probabilities of the watched request differ. Infinite if what the way
     is about did not happen."""
-    from scripts.gpu.engine_run import EngineRun, Sizes, triton_operations
-    from scripts.gpu.tiny_models import VOCAB_SIZE, ours_of, random_reference, tiny_config
+    from tests.gpu.engine_run import EngineRun, Sizes, triton_operations
+    from tests.gpu.tiny_models import VOCAB_SIZE, ours_of, random_reference, tiny_config
 
     config = tiny_config(name, num_layers=num_layers)
     ops = triton_operations(device, batch_invariant=True)
@@ -120,8 +116,8 @@ def _crowd(watched: Any, way: Way, lengths: Lengths) -> list[Any]:
 
 
 def _ask(name: str, num_prompt: int, num_output: int, num_logprobs: int | None) -> Any:
-    from scripts.gpu.engine_run import Asked
-    from scripts.gpu.tiny_models import VOCAB_SIZE
+    from tests.gpu.engine_run import Asked
+    from tests.gpu.tiny_models import VOCAB_SIZE
 
     return Asked(
         name,
@@ -146,25 +142,3 @@ def ways() -> dict[str, Way]:
         "in a crowd of 64, cached": Way(crowd=64, is_cached=True),
         "behind another, preempted": Way(crowd=2, is_preempted=True),
     }
-
-
-def group() -> Group:
-    bfloat16 = torch.bfloat16
-    cases: dict[str, Callable[[], float]] = {
-        f"llama bfloat16 {name}": functools.partial(check, "llama", bfloat16, way)
-        for name, way in ways().items()
-    }
-    everything = Way(crowd=64, budget=70, is_cached=True)
-    for model in ("gemma3", "mixtral"):
-        cases[f"{model} bfloat16 in a crowd of 64, chunked"] = functools.partial(
-            check, model, bfloat16, Way(crowd=64, budget=70)
-        )
-    for model in ("qwen3", "qwen3-moe"):
-        cases[f"{model} bfloat16 in a crowd of 64, chunked and cached"] = functools.partial(
-            check, model, bfloat16, everything
-        )
-    cases["llama float32 in a crowd of 64, chunked and cached"] = functools.partial(
-        check, "llama", torch.float32, everything
-    )
-    checks = tuple(Check(name, run, 0) for name, run in cases.items())
-    return Group("batch_invariance", checks, needs_engine=True)
