@@ -1,8 +1,4 @@
-"""A daemon with random weights as a process of its own, and clients of it in this one.
-
-Owns the process, its ready line and its end; what each client saw of its request. Needs msgspec and
-pyzmq (see `scripts.gpu.wheels`). Must not know which checks or figures there are.
-"""
+"""A daemon with random weights as a process of its own, and clients of it in this one."""
 
 from __future__ import annotations
 
@@ -56,6 +52,16 @@ class Seen:
     first_token_s: float | None = None
 
 
+def is_wrong(wanted: Wanted, seen: Seen, vocab_size: int) -> bool:
+    """Whether the request did not end once, with as many tokens as it asked for."""
+    if seen.is_late or any(not 0 <= token < vocab_size for token in seen.tokens):
+        return True
+    if wanted.leave_after is not None and seen.num_ends == 0:
+        return not wanted.leave_after <= len(seen.tokens) <= wanted.num_output
+    has_all = len(seen.tokens) == wanted.num_output
+    return not (seen.num_ends == 1 and seen.finish_reason == "length" and has_all)
+
+
 class DaemonRun:
     """`with DaemonRun(shape, device="cuda") as daemon:` serves inside, and has ended afterwards.
 
@@ -73,7 +79,7 @@ class DaemonRun:
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="daemon-")
         folder = Path(self._folder.name)
-        (folder / "config.json").write_text(json.dumps(dict(shape)))
+        (folder / "config.json").write_text(json.dumps(shape))
         command = [sys.executable, "-m", "engine_core.cli", "--load-format", "dummy"]
         command += ["--model-config", str(folder / "config.json"), "--device", device]
         command += ["--bind", f"ipc://{folder}/socket", "--exit-on-stdin-eof", *options]

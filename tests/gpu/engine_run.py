@@ -1,9 +1,6 @@
 """The engine without its sockets: the real scheduler over the device's runner, a step in flight.
 
-Owns the loop that plans, launches and takes in, and what each request was given. On CPU tensors the
-model's kernels are interpreted, and rows and sampling are torch's. Needs msgspec (see
-`scripts.gpu.wheels`), so that a group imports it only when it runs. Must not know which checks or
-timings there are.
+On CPU tensors the model's kernels are interpreted, and rows and sampling are torch's.
 """
 
 from __future__ import annotations

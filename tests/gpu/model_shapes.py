@@ -1,14 +1,10 @@
-"""Shapes of published models, as their config.json gives them, and what a step of them must do.
-
-Owns these numbers and the arithmetic of bytes and operations. Must not know tensors.
-"""
+"""Shapes of published models, as their config.json gives them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-Shape = Mapping[str, Any]
+Shape = dict[str, Any]
 
 LLAMA_8B: Shape = {
     "architectures": ["LlamaForCausalLM"],
@@ -54,40 +50,4 @@ QWEN3_SMALL: Shape = {
 }
 """Qwen3-0.6B."""
 
-_BYTES = 2
-"""Of a number in 16 bits."""
-
-
-def layer_numbers(shape: Shape) -> int:
-    """Weights of all layers' products."""
-    hidden, head_size = shape["hidden_size"], shape["head_dim"]
-    q_heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
-    attention = hidden * head_size * (2 * q_heads + 2 * kv_heads)
-    return int(shape["num_hidden_layers"] * (attention + 3 * hidden * shape["intermediate_size"]))
-
-
-def logit_numbers(shape: Shape) -> int:
-    """Weights of the product that gives logits."""
-    return int(shape["hidden_size"] * shape["vocab_size"])
-
-
-def decode_bytes(shape: Shape, *, batch: int, context: int) -> float:
-    """That a decode step must read: weights once, every sequence's keys and values."""
-    a_token = shape["num_hidden_layers"] * 2 * shape["num_key_value_heads"] * shape["head_dim"]
-    numbers = layer_numbers(shape) + logit_numbers(shape) + batch * context * a_token
-    return float(_BYTES * numbers)
-
-
-def decode_flops(shape: Shape, *, batch: int, context: int) -> float:
-    """Of a decode step's products."""
-    attended = shape["num_hidden_layers"] * shape["num_attention_heads"] * shape["head_dim"]
-    a_sequence = layer_numbers(shape) + logit_numbers(shape) + 2 * context * attended
-    return float(2 * batch * a_sequence)
-
-
-def prefill_flops(shape: Shape, num_tokens: int) -> float:
-    """Of a prompt's products in one step; logits of its last token only."""
-    pairs = num_tokens * (num_tokens + 1) / 2
-    attended = shape["num_hidden_layers"] * shape["num_attention_heads"] * shape["head_dim"]
-    products = num_tokens * layer_numbers(shape) + logit_numbers(shape)
-    return float(2 * products + 4 * pairs * attended)
+PUBLISHED = {"Llama-3.1-8B": LLAMA_8B, "Qwen3-8B": QWEN3_8B, "Qwen3-0.6B": QWEN3_SMALL}

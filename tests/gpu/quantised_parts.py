@@ -1,7 +1,6 @@
 """Weights of a random model in GGUF blocks, and the model itself with what the blocks mean.
 
-Owns the rounding, in torch alone: a machine with a GPU need not have the gguf package. Must not
-know checks.
+In torch alone, without the gguf package.
 
     Q8_0   float16 scale, 32 signed bytes                          w = scale * q
     Q4_0   float16 scale, 16 bytes: inputs 0-15 low, 16-31 high    w = scale * (q - 8)

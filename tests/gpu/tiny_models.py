@@ -1,8 +1,5 @@
 """Small random models of transformers, and ours with the same weights.
 
-Owns their shapes and their seed. Needs transformers and msgspec, so that a group imports it only
-when it runs. Must not know checks.
-
 All have heads of one size and as many tokens in their vocabulary as the device reports
 log-probabilities of: a check sees whole distributions, and few kernels are compiled.
 """

@@ -33,11 +33,12 @@ SPECULATIVE = [(5, 5), (63, 2), (300, 5), (1025, 1), (4000, 5)]
 PREFILLS = [(1, 1), (63, 63), (129, 129), (700, 700), (1500, 333), (65, 64)]
 
 
-def num_programs() -> int:
+def num_programs(a_multiprocessor: int | None = None) -> int:
     """Persistent programs of the decode kernel on this device."""
     if not torch.cuda.is_available():
         return 5
-    return PROGRAMS_A_MULTIPROCESSOR * torch.cuda.get_device_properties(0).multi_processor_count
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    return (a_multiprocessor or PROGRAMS_A_MULTIPROCESSOR) * multiprocessors
 
 
 def with_cache(heads: Heads, dtype: torch.dtype) -> Heads:
@@ -46,10 +47,16 @@ def with_cache(heads: Heads, dtype: torch.dtype) -> Heads:
 
 
 def make_step(
-    heads: Heads, decodes: Sequence[Request], prefills: Sequence[Request], *, device: str
+    heads: Heads,
+    decodes: Sequence[Request],
+    prefills: Sequence[Request],
+    *,
+    device: str,
+    a_multiprocessor: int | None = None,
 ) -> PagedStep:
-    """With as many programs as fill the device."""
-    return PagedStep(heads, decodes, prefills, device=device, num_programs=num_programs())
+    """With as many programs as fill the device, or so many for each of its multiprocessors."""
+    programs = num_programs(a_multiprocessor)
+    return PagedStep(heads, decodes, prefills, device=device, num_programs=programs)
 
 
 def check(

@@ -17,8 +17,8 @@ def check_linear(num_rows: int, inputs: int, outputs: int, *, device: str) -> fl
 
 
 def check_attention(length: int, *, device: str) -> float:
-    q, k, v = _attention_inputs(length, device)
-    return row_error(_attend(q, k, v), _attend(q.float(), k.float(), v.float()))
+    q, k, v = attention_inputs(length, device)
+    return row_error(attend(q, k, v), attend(q.float(), k.float(), v.float()))
 
 
 def _linear_inputs(
@@ -29,12 +29,12 @@ def _linear_inputs(
     return x_TE, weight_NE.mul_(inputs**-0.5)
 
 
-def _attention_inputs(length: int, device: str) -> list[torch.Tensor]:
+def attention_inputs(length: int, device: str) -> list[torch.Tensor]:
     return [
         torch.randn(1, heads, length, 128, dtype=torch.bfloat16, device=device)
         for heads in (32, 8, 8)
     ]
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

@@ -1,7 +1,4 @@
-"""How far a kernel's result is from its reference, as one number.
-
-Owns the measure. Must not know kernels.
-"""
+"""How far a kernel's result is from its reference, as one number."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def check(
 ) -> float:
     """The layer against float32 products on the same device, for the kernel's own choice of
     experts (which `check_routing` judges)."""
-    x_TE, logits_TX, w_gate_up, w_down = _inputs(num_tokens, shape, dtype, device)
+    x_TE, logits_TX, w_gate_up, w_down = make_inputs(num_tokens, shape, dtype, device)
     top_k = shape[1]
     out = fused_moe(x_TE, logits_TX, w_gate_up, w_down, top_k, True, tile_rows=tile_rows)
     ids_TA, weights_TA = route(logits_TX, top_k, renormalise=True)
@@ -67,7 +67,7 @@ def check(
     return row_error(out, reference)
 
 
-def _inputs(
+def make_inputs(
     num_tokens: int, shape: Shape, dtype: torch.dtype, device: str
 ) -> tuple[torch.Tensor, ...]:
     num_experts, _, width, features = shape

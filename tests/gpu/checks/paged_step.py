@@ -1,7 +1,4 @@
-"""A random step of paged attention: the tensors that checks and timings run on.
-
-Owns making them. What no query may see holds NaN, so that reading it shows. Must not know limits.
-"""
+"""A random step of paged attention. What no query may see holds NaN, so that reading it shows."""
 
 from __future__ import annotations
 

@@ -7,13 +7,25 @@ token of the vocabulary was at each place.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+import transformers
 
 from tests.gpu.checks.errors import worst
+from tests.gpu.engine_run import Answer, Asked, EngineRun, Sizes, triton_operations
+from tests.gpu.quantised_parts import TYPES, quantise_reference
+from tests.gpu.tiny_models import (
+    VOCAB_SIZE,
+    ours_of,
+    random_reference,
+    reference_logprobs,
+    tiny_config,
+)
 
 MODELS = ("llama", "qwen3", "gemma3", "mixtral", "qwen3-moe")
+SPARSE = ("mixtral", "qwen3-moe")
 FLOAT32_ERROR = 1e-3
 """Of a natural logarithm; sums of float32 in another order."""
 HALF_RATIO = 1.5
@@ -39,8 +51,6 @@ def check(
     device: str,
 ) -> float:
     """See `compare`, on a tiny model."""
-    from tests.gpu.tiny_models import tiny_config
-
     return compare(
         tiny_config(name, num_layers=num_layers),
         dtype,
@@ -74,14 +84,9 @@ def compare(
         config: of transformers, with a vocabulary that is reported as a whole.
         is_quantised: both have weights of 8 and 4 bits, ours as blocks.
     """
-    from tests.gpu.engine_run import Asked, EngineRun, Sizes, triton_operations
-    from tests.gpu.tiny_models import VOCAB_SIZE, ours_of, random_reference
-
     assert config.vocab_size == VOCAB_SIZE
     reference = random_reference(config, dtype=dtype, device=device)
     if is_quantised:
-        from tests.gpu.quantised_parts import TYPES, quantise_reference
-
         ops = triton_operations(device, quantised_types=TYPES)
         model = ours_of(reference, ops, dtype=dtype, parts=quantise_reference(reference))
     else:
@@ -128,11 +133,30 @@ def compare(
     return _mean_distance(ours, exact) / _mean_distance(theirs, exact)
 
 
-def _references(
-    reference: Any, requests: list[Any], answers: dict[str, Any], device: str
-) -> dict[str, torch.Tensor]:
-    from tests.gpu.tiny_models import reference_logprobs
+def check_published(
+    shape: Mapping[str, Any],
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    prompt_lengths: tuple[int, ...] = (1, 16, 100, 129, 300, 513),
+    num_output: int = 6,
+    device: str,
+) -> float:
+    """See `compare`, on two layers of a published model's width, with a small vocabulary."""
+    few = dict(shape) | {"num_hidden_layers": 2, "vocab_size": VOCAB_SIZE, "layer_types": None}
+    return compare(
+        transformers.AutoConfig.for_model(**few),
+        dtype,
+        use_graphs=True,
+        prompt_lengths=prompt_lengths,
+        num_output=num_output,
+        budget=max(prompt_lengths) * 3 // 5,
+        device=device,
+    )
 
+
+def _references(
+    reference: Any, requests: list[Asked], answers: dict[str, Answer], device: str
+) -> dict[str, torch.Tensor]:
     return {
         request.name: reference_logprobs(
             reference, request.prompt, answers[request.name].tokens, device=device

@@ -1,40 +1,11 @@
-"""The GPU suite's processes and its measure of errors; needs no GPU."""
+"""The measures of errors see NaN, and what a row with small results hides."""
 
-import json
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
 
-from scripts.gpu.comparison import num_different, poison, row_error, scaled_error, worst
-from scripts.gpu.suite import run_process
-from scripts.gpu.worker import Instruction
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_real_process_that_fails_leaves_its_last_line():
-    rows, why = run_process(Instruction(phase="ceilings", seconds=60))
-    assert rows == []
-    assert why is not None
-    assert "its process ended with 1" in why
-
-
-def test_a_process_that_hangs_is_killed(monkeypatch):
-    start = subprocess.Popen
-    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
-    monkeypatch.setattr(
-        "scripts.gpu.suite.subprocess.Popen", lambda _, **options: start(sleeper, **options)
-    )
-    rows, why = run_process(Instruction(phase="checks", group="g", seconds=-9.5))
-    assert (rows, why) == ([], "its process was killed after 0 s")
-
-
-def test_instructions_survive_their_way_to_the_worker():
-    instruction = Instruction(phase="timings", states={"a": "passed"}, ceilings={"copy": 1.0})
-    fields = {name: getattr(instruction, name) for name in instruction.__dataclass_fields__}
-    assert Instruction(**json.loads(json.dumps(fields))) == instruction
+from tests.gpu.checks.errors import num_different, poison, row_error, scaled_error, worst
 
 
 def test_errors_are_scaled_by_the_reference_and_see_nan_everywhere():

@@ -8,9 +8,13 @@ step. All exact.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
+import pytest
 import torch
+
+from tests.gpu.device import on_gpu
+from tests.gpu.engine_run import Asked, EngineRun, Sizes, triton_operations
+from tests.gpu.tiny_models import VOCAB_SIZE, ours_of, random_reference, tiny_config
 
 CROWDS = (2, 3, 16, 63, 128, 256)
 """Sequences that run at once, the watched one included."""
@@ -44,7 +48,7 @@ class Lengths:
     output: int = NUM_OUTPUT
 
 
-def check(
+def num_different_from_alone(
     name: str,
     dtype: torch.dtype,
     way: Way,
@@ -56,14 +60,11 @@ def check(
 ) -> float:
     """How many tokens and log-probabilities of the watched request differ. Infinite if what the way
     is about did not happen."""
-    from tests.gpu.engine_run import EngineRun, Sizes, triton_operations
-    from tests.gpu.tiny_models import VOCAB_SIZE, ours_of, random_reference, tiny_config
-
     config = tiny_config(name, num_layers=num_layers)
     ops = triton_operations(device, batch_invariant=True)
     model = ours_of(random_reference(config, dtype=dtype, device=device), ops, dtype=dtype)
 
-    def engine(way: Way) -> Any:
+    def engine(way: Way) -> EngineRun:
         a_sequence = -(-(lengths.prompt + lengths.output) // 16)
         # a table of its own for every kind of layer
         num_blocks = 3 * a_sequence * max_num_seqs
@@ -95,7 +96,7 @@ def check(
     return float(different + int((tables[0] != tables[1]).sum()))
 
 
-def _crowd(watched: Any, way: Way, lengths: Lengths) -> list[Any]:
+def _crowd(watched: Asked, way: Way, lengths: Lengths) -> list[Asked]:
     """In order of arrival, the watched request among them."""
     if way.is_preempted:
         others = [
@@ -115,10 +116,7 @@ def _crowd(watched: Any, way: Way, lengths: Lengths) -> list[Any]:
     return [*others[: way.crowd // 2], watched, *others[way.crowd // 2 :]]
 
 
-def _ask(name: str, num_prompt: int, num_output: int, num_logprobs: int | None) -> Any:
-    from tests.gpu.engine_run import Asked
-    from tests.gpu.tiny_models import VOCAB_SIZE
-
+def _ask(name: str, num_prompt: int, num_output: int, num_logprobs: int | None) -> Asked:
     return Asked(
         name,
         torch.randint(VOCAB_SIZE, (num_prompt,)).tolist(),
@@ -129,16 +127,46 @@ def _ask(name: str, num_prompt: int, num_output: int, num_logprobs: int | None) 
     )
 
 
-def ways() -> dict[str, Way]:
-    """By what is different from being alone."""
-    crowds = {f"in a crowd of {number}": Way(crowd=number) for number in CROWDS}
-    return {
-        "alone with graphs": Way(),
-        "alone in chunks of 13": Way(budget=13),
-        "alone and cached": Way(is_cached=True),
-        **crowds,
-        "in a crowd of 64, chunked": Way(crowd=64, budget=70),
-        "in a crowd of 64, without graphs": Way(crowd=64, use_graphs=False),
-        "in a crowd of 64, cached": Way(crowd=64, is_cached=True),
-        "behind another, preempted": Way(crowd=2, is_preempted=True),
-    }
+CHUNKED = Way(crowd=64, budget=70)
+CHUNKED_AND_CACHED = dataclasses.replace(CHUNKED, is_cached=True)
+WAYS = {
+    "alone with graphs": Way(),
+    "alone in chunks of 13": Way(budget=13),
+    "alone and cached": Way(is_cached=True),
+    **{f"in a crowd of {number}": Way(crowd=number) for number in CROWDS},
+    "in a crowd of 64, chunked": CHUNKED,
+    "in a crowd of 64, without graphs": Way(crowd=64, use_graphs=False),
+    "in a crowd of 64, cached": Way(crowd=64, is_cached=True),
+    "behind another, preempted": Way(crowd=2, is_preempted=True),
+}
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "way"),
+    [
+        *(on_gpu("llama", BF16, way, id=f"llama {name}") for name, way in WAYS.items()),
+        on_gpu("gemma3", BF16, CHUNKED, id="gemma3, chunked"),
+        on_gpu("mixtral", BF16, CHUNKED, id="mixtral, chunked"),
+        on_gpu("qwen3", BF16, CHUNKED_AND_CACHED, id="qwen3, chunked and cached"),
+        on_gpu("qwen3-moe", BF16, CHUNKED_AND_CACHED, id="qwen3-moe, chunked and cached"),
+        on_gpu("llama", FP32, CHUNKED_AND_CACHED, id="llama float32, chunked and cached"),
+    ],
+)
+def test_a_request_has_the_same_bits_whatever_runs_beside_it(model, dtype, way, device):
+    assert num_different_from_alone(model, dtype, way, device=device) == 0
+
+
+@pytest.mark.parametrize(
+    ("way", "lengths"),
+    [
+        (Way(crowd=3, budget=12, is_cached=True), Lengths(prompt=18, output=3)),
+        (Way(crowd=2, is_preempted=True), Lengths(prompt=30, output=6)),
+    ],
+    ids=["in a crowd, chunked and cached", "preempted"],
+)
+def test_a_small_model_has_the_same_bits(way, lengths, device):
+    differing = num_different_from_alone(
+        "llama", FP32, way, lengths=lengths, max_num_seqs=3, num_layers=1, device=device
+    )
+    assert differing == 0

@@ -1,7 +1,7 @@
-"""An engine with random weights of a published shape, and plans by hand for exactly one step.
+"""Whole steps of published shapes: replayed decode graphs, a long prompt, and the real loop.
 
-Owns which engine is on the device: one at a time. Needs msgspec (see `scripts.gpu.wheels`). Must
-not know how steps are timed.
+Weights are random. The check compares two layers of the same width with transformers: nothing here
+says that the full depth is right.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +20,22 @@ from engine_core.models import load_dummy_model
 from engine_core.scheduler import NewRequestData, ScheduledBatch, SchedulerOutput
 from kernels.interface.device_steps import SamplingMode
 from protocol.sampling import SamplingParams
-from scripts.gpu.engine_run import BLOCK_SIZE, Asked, EngineRun, Sizes, triton_operations
-from scripts.gpu.model_shapes import Shape
+from scripts.gpu.timing import TimingGroup, Work
+from tests.gpu.checks.whole_models import HALF_RATIO, check_published
+from tests.gpu.engine_run import BLOCK_SIZE, Asked, EngineRun, Sizes, triton_operations
+from tests.gpu.model_shapes import PUBLISHED, Shape
+
+CONTEXT = 1024
+PREFILL = 8192
+NUM_LOOP_STEPS = 60
+MOST_SEQS = 256
+_BYTES = 2
+"""Of a number in 16 bits."""
 
 
 class ReadyEngine:
-    """
+    """An engine with random weights, and plans by hand for exactly one step.
+
     Args:
         shape: of the model.
         sizes: one that the scheduler is made for too.
@@ -139,3 +151,123 @@ def engine_of(name: str, make: Callable[[], ReadyEngine]) -> ReadyEngine:
             torch.cuda.empty_cache()
         _ON_DEVICE[name] = make()
     return _ON_DEVICE[name]
+
+
+def _engine(
+    name: str,
+    *,
+    shape: Shape | None = None,
+    most_seqs: int = MOST_SEQS,
+    most_context: int = CONTEXT,
+    most_prefill: int = PREFILL,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str = "cuda",
+) -> ReadyEngine:
+    """Of that published model, with room for every step that is timed on it."""
+    length = most_context + most_output(most_seqs)
+    longest = max(most_prefill, length)
+    sizes = Sizes(
+        max_num_seqs=most_seqs,
+        max_model_len=longest,
+        max_num_batched_tokens=max(most_prefill, most_seqs),
+        num_blocks=max(most_seqs * -(-length // BLOCK_SIZE), -(-longest // BLOCK_SIZE)) + 1,
+    )
+    wanted = shape or PUBLISHED[name]
+    return engine_of(name, lambda: ReadyEngine(wanted, sizes, dtype=dtype, device=device))
+
+
+def most_output(num_seqs: int) -> int:
+    """Tokens that a sequence of the loop may be given: the first one waits for all prompts."""
+    return NUM_LOOP_STEPS + num_seqs
+
+
+def time_decode(name: str, batch: int, context: int = CONTEXT, **options: Any) -> Work:
+    """A decode step: its graph, replayed. `options`: see `_engine`."""
+    shape = options.get("shape") or PUBLISHED[name]
+    return Work(
+        call=_engine(name, **options).decode(batch, context),
+        num_bytes=decode_bytes(shape, batch=batch, context=context),
+        num_flops=decode_flops(shape, batch=batch, context=context),
+        fits_graph=False,
+    )
+
+
+def time_prefill(name: str, num_tokens: int = PREFILL, **options: Any) -> Work:
+    """One prompt in one step, from its plan to its token on the host."""
+    shape = options.get("shape") or PUBLISHED[name]
+    return Work(
+        call=_engine(name, **options).prefill(num_tokens),
+        num_bytes=decode_bytes(shape, batch=1, context=num_tokens),
+        num_flops=prefill_flops(shape, num_tokens),
+        fits_graph=False,
+    )
+
+
+def measure_loop(
+    name: str,
+    batch: int,
+    context: int = CONTEXT,
+    num_steps: int = NUM_LOOP_STEPS,
+    **options: Any,
+) -> dict[str, float]:
+    """See `ReadyEngine.time_decodes`."""
+    return _engine(name, **options).time_decodes(batch, context, num_steps)
+
+
+def layer_numbers(shape: Shape) -> int:
+    """Weights of all layers' products."""
+    hidden, head_size = shape["hidden_size"], shape["head_dim"]
+    q_heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
+    attention = hidden * head_size * (2 * q_heads + 2 * kv_heads)
+    return int(shape["num_hidden_layers"] * (attention + 3 * hidden * shape["intermediate_size"]))
+
+
+def logit_numbers(shape: Shape) -> int:
+    """Weights of the product that gives logits."""
+    return int(shape["hidden_size"] * shape["vocab_size"])
+
+
+def decode_bytes(shape: Shape, *, batch: int, context: int) -> float:
+    """That a decode step must read: weights once, every sequence's keys and values."""
+    a_token = shape["num_hidden_layers"] * 2 * shape["num_key_value_heads"] * shape["head_dim"]
+    numbers = layer_numbers(shape) + logit_numbers(shape) + batch * context * a_token
+    return float(_BYTES * numbers)
+
+
+def decode_flops(shape: Shape, *, batch: int, context: int) -> float:
+    """Of a decode step's products."""
+    attended = shape["num_hidden_layers"] * shape["num_attention_heads"] * shape["head_dim"]
+    a_sequence = layer_numbers(shape) + logit_numbers(shape) + 2 * context * attended
+    return float(2 * batch * a_sequence)
+
+
+def prefill_flops(shape: Shape, num_tokens: int) -> float:
+    """Of a prompt's products in one step; logits of its last token only."""
+    pairs = num_tokens * (num_tokens + 1) / 2
+    attended = shape["num_hidden_layers"] * shape["num_attention_heads"] * shape["head_dim"]
+    products = num_tokens * layer_numbers(shape) + logit_numbers(shape)
+    return float(2 * products + 4 * pairs * attended)
+
+
+def step_timings() -> list[TimingGroup]:
+    def group(
+        name: str, batches: tuple[int, ...], prefill: bool = False, loops: tuple[int, ...] = ()
+    ) -> TimingGroup:
+        timings: dict[str, Callable[[], Work]] = {
+            f"decode step {name} {batch} x {CONTEXT}": partial(time_decode, name, batch)
+            for batch in batches
+        }
+        if prefill:
+            timings[f"prefill step {name} {PREFILL}"] = partial(time_prefill, name)
+        figures = {
+            f"loop {name} {batch} x {CONTEXT}": partial(measure_loop, name, batch)
+            for batch in loops
+        }
+        check = partial(check_published, PUBLISHED[name], device="cuda")
+        return TimingGroup(f"{name}, 2 layers", check, HALF_RATIO, timings, figures)
+
+    return [
+        group("Llama-3.1-8B", (1, 64, 256), prefill=True, loops=(64,)),
+        group("Qwen3-8B", (1,)),
+        group("Qwen3-0.6B", (1, 256), loops=(1, 256)),
+    ]
