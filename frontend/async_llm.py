@@ -2,7 +2,7 @@
 
 import contextlib
 import random
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -10,7 +10,7 @@ from frontend.daemon import ChildDaemon
 from frontend.engine_options import daemon_arguments
 from frontend.errors import EngineUnavailable
 from frontend.event_loop import Clock
-from frontend.input_processor import ChatMessage, InputProcessor, PromptInput
+from frontend.input_processor import ChatMessage, InputProcessor, PromptInput, TokensPrompt
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from frontend.request_state import RequestState
 from frontend.sampling_params import BeamSearchParams, SamplingParams
@@ -221,7 +221,7 @@ class AsyncLLM:
 
     # requests
 
-    async def generate(
+    def generate(
         self,
         prompt: PromptInput,
         sampling_params: SamplingParams | None = None,
@@ -248,20 +248,11 @@ class AsyncLLM:
             RequestRejected: the engine refused it for another reason.
             EngineDied: the engine was lost and did not come back.
         """
-        await self.ready()
-        request = self.input_processor.make_request(
-            prompt,
-            sampling_params,
-            self.new_request_id(request_id),
-            priority=priority,
-            tenant=tenant,
-            cache_salt=cache_salt,
+        return self._stream(
+            lambda: prompt, sampling_params, request_id, priority, tenant, cache_salt
         )
-        async with contextlib.aclosing(self._stream(request)) as outputs:
-            async for output in outputs:
-                yield output
 
-    async def chat(
+    def chat(
         self,
         messages: Sequence[ChatMessage],
         sampling_params: SamplingParams | None = None,
@@ -277,26 +268,18 @@ class AsyncLLM:
         cache_salt: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation: `generate` behind the model's chat template."""
-        await self.ready()
-        prompt = self.input_processor.chat_prompt(
-            messages,
-            chat_template=chat_template,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            template_variables=chat_template_kwargs,
-        )
-        outputs = self.generate(
-            prompt,
-            sampling_params,
-            request_id,
-            priority=priority,
-            tenant=tenant,
-            cache_salt=cache_salt,
-        )
-        async with contextlib.aclosing(outputs):
-            async for output in outputs:
-                yield output
+
+        def prompt() -> TokensPrompt:
+            return self.input_processor.chat_prompt(
+                messages,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                **(chat_template_kwargs or {}),
+            )
+
+        return self._stream(prompt, sampling_params, request_id, priority, tenant, cache_salt)
 
     async def beam_search(
         self,
@@ -314,20 +297,30 @@ class AsyncLLM:
         Raises:
             InvalidInput, QueueFull, RequestRejected, EngineDied: see `generate`.
         """
+        stream = self._stream(lambda: prompt, params, request_id, priority, tenant, cache_salt)
+        async with contextlib.aclosing(stream) as outputs:
+            final = [output async for output in outputs][-1]
+        return beam_search_output(final, self.input_processor.optional_tokenizer)
+
+    async def _stream(
+        self,
+        make_prompt: Callable[[], object],
+        params: SamplingParams | BeamSearchParams | None,
+        request_id: str | None,
+        priority: int,
+        tenant: str | None,
+        cache_salt: str | None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The prompt is made when the model is known."""
         await self.ready()
         request = self.input_processor.make_request(
-            prompt,
+            make_prompt(),
             params,
             self.new_request_id(request_id),
             priority=priority,
             tenant=tenant,
             cache_salt=cache_salt,
         )
-        async with contextlib.aclosing(self._stream(request)) as outputs:
-            final = [output async for output in outputs][-1]
-        return beam_search_output(final, self.input_processor.optional_tokenizer)
-
-    async def _stream(self, request: RequestState) -> AsyncGenerator[RequestOutput, None]:
         try:
             self.submit(request)
             finished = False

@@ -8,7 +8,7 @@ from typing import Any, NotRequired, TypedDict
 from frontend.errors import InvalidInput
 from frontend.event_loop import Clock
 from frontend.request_state import RequestState
-from frontend.sampling_params import BeamSearchParams, SamplingParams
+from frontend.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from frontend.tokenizer import Tokenizer
 from protocol.outputs import ModelInfo
 from protocol.requests import EngineRequest
@@ -85,12 +85,14 @@ class InputProcessor:
         priority: int = 0,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        output_kind: RequestOutputKind | None = None,
         name: str = "prompt",
         on_finished: Callable[[], None] | None = None,
     ) -> RequestState:
         """
         Args:
             cache_salt: for a prompt that has none of its own.
+            output_kind: default: that of `params`.
             name: what to call the prompt in an error.
 
         Raises:
@@ -130,6 +132,7 @@ class InputProcessor:
             request,
             params,
             prompt_text=text,
+            output_kind=output_kind or params.output_kind,
             tokenizer=self.optional_tokenizer,
             clock=self._clock,
             on_finished=on_finished,
@@ -138,22 +141,10 @@ class InputProcessor:
     def chat_prompt(
         self,
         messages: Sequence[ChatMessage],
-        *,
-        chat_template: str | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: list[dict[str, Any]] | None = None,
-        template_variables: Mapping[str, Any] | None = None,
+        **template_options: Any,
     ) -> TokensPrompt:
-        """A conversation as text and tokens, by the model's own chat template or another."""
-        text = self.tokenizer.apply_chat_template(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template=chat_template,
-            tools=tools,
-            **(template_variables or {}),
-        )
+        """A conversation as text and tokens. Options: see `Tokenizer.apply_chat_template`."""
+        text = self.tokenizer.apply_chat_template(messages, **template_options)
         # The template writes the special tokens itself.
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
         return {"prompt": text, "prompt_token_ids": token_ids}

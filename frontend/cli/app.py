@@ -15,6 +15,7 @@ from frontend.cli.options import (
     EXIT_FAULT,
     EXIT_INTERRUPTED,
     EXIT_USAGE,
+    CompletionOptions,
     ConnectionOptions,
     SamplingOptions,
     SchedulingOptions,
@@ -58,50 +59,32 @@ def complete(
     ] = None,
     /,
     *,
-    chat: Annotated[
-        bool,
-        Parameter(
-            help="Send PROMPT as a user's message, with the model's chat template.",
-            negative="--raw",
-        ),
-    ] = False,
-    system: Annotated[str | None, Parameter(help="The system message, with --chat.")] = None,
-    n: Annotated[int, Parameter(help="How many completions.")] = 1,
-    logprobs: Annotated[
-        int | None,
-        Parameter(help="Log-probabilities of so many likeliest tokens a position; with --json."),
-    ] = None,
-    json: Annotated[
-        bool, Parameter(help="Print one JSON document at the end.", negative="")
-    ] = False,
-    stream: Annotated[bool, Parameter(help="Print text as it comes.")] = True,
+    options: CompletionOptions | None = None,
     sampling: SamplingOptions | None = None,
     scheduling: SchedulingOptions | None = None,
     connection: ConnectionOptions | None = None,
 ) -> int:
     """Complete a prompt, once."""
-    from frontend.cli.complete import Completion, run_complete
+    from frontend.cli.complete import run_complete
 
-    if logprobs is not None and not json:
+    options = options or CompletionOptions()
+    if options.logprobs is not None and not options.json:
         raise UsageError("--logprobs is shown in JSON only; add --json")
-    if system is not None and not chat:
+    if options.system is not None and not options.chat:
         raise UsageError("--system is a message of a conversation; add --chat")
     if prompt is None:
         if sys.stdin.isatty():
             raise UsageError("there is no PROMPT; give a text, or pipe one in")
         prompt = sys.stdin.read()
-    completion = Completion(
-        prompt=prompt,
-        is_message=chat,
-        system=system,
-        n=n,
-        logprobs=logprobs,
-        prints_json=json,
-        streams=stream and n == 1 and not json,
-        sampling=sampling or SamplingOptions(),
-        scheduling=scheduling or SchedulingOptions(),
+    return _run(
+        run_complete(
+            _address(connection),
+            prompt,
+            options=options,
+            sampling=sampling or SamplingOptions(),
+            scheduling=scheduling or SchedulingOptions(),
+        )
     )
-    return _run(run_complete(_address(connection), completion))
 
 
 @app.command

@@ -121,6 +121,7 @@ def submitted(session, clock):
         ),
         params,
         prompt_text=None,
+        output_kind=params.output_kind,
         tokenizer=None,
         clock=clock,
     )
@@ -160,7 +161,7 @@ async def test_a_request_ends_when_the_engine_is_not_back_within_the_deadline(pa
     await clock.advance(9.8)
     assert not request.finished
     await clock.advance(0.2)
-    with pytest.raises(EngineDied, match="the cable was cut.*did not come back within 10 s"):
+    with pytest.raises(EngineDied, match=r"the cable was cut.*did not come back within 10 s"):
         await request.next_output()
 
 
