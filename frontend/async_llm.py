@@ -3,9 +3,9 @@
 import contextlib
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from frontend.connection import ConnectionOptions
 from frontend.daemon import ChildDaemon
 from frontend.engine_options import daemon_arguments
 from frontend.errors import EngineUnavailable
@@ -14,7 +14,7 @@ from frontend.input_processor import ChatMessage, InputProcessor, PromptInput, T
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from frontend.request_state import RequestState
 from frontend.sampling_params import BeamSearchParams, SamplingParams
-from frontend.session import EngineSession, SessionOptions
+from frontend.session import EngineSession
 from frontend.tokenizer import Tokenizer
 from frontend.transport import ZmqTransport
 from protocol.addresses import default_address
@@ -73,7 +73,7 @@ class AsyncLLM:
         seed: int | None = None,
     ) -> None:
         self.address = address or default_address()
-        self._options = SessionOptions(
+        self._options = ConnectionOptions(
             client_name=client_name,
             connect_timeout_s=connect_timeout_s,
             reconnect_timeout_s=reconnect_timeout_s,
@@ -180,12 +180,7 @@ class AsyncLLM:
         await self.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
     @property

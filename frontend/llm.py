@@ -4,7 +4,6 @@ event loop in a thread of its own."""
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from frontend.async_llm import AsyncLLM
@@ -89,12 +88,7 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     @property

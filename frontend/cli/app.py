@@ -16,12 +16,17 @@ from frontend.cli.options import (
     EXIT_INTERRUPTED,
     EXIT_USAGE,
     CompletionOptions,
-    ConnectionOptions,
+    DaemonAddress,
     SamplingOptions,
     SchedulingOptions,
     UsageError,
     print_fault,
 )
+
+_COMPLETION = CompletionOptions()
+_DAEMON = DaemonAddress()
+_SAMPLING = SamplingOptions()
+_SCHEDULING = SchedulingOptions()
 
 app = App(
     name="engine-client",
@@ -37,18 +42,18 @@ app = App(
 def chat(
     *,
     system: Annotated[str | None, Parameter(help="The system message.")] = None,
-    sampling: SamplingOptions | None = None,
-    scheduling: SchedulingOptions | None = None,
-    connection: ConnectionOptions | None = None,
+    sampling: SamplingOptions = _SAMPLING,
+    scheduling: SchedulingOptions = _SCHEDULING,
+    daemon: DaemonAddress = _DAEMON,
 ) -> int:
     """Talk with the model. /reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer."""
     from frontend.cli.chat import run_chat
 
     return run_chat(
-        _address(connection),
+        daemon.address,
         system=system,
-        sampling=sampling or SamplingOptions(),
-        scheduling=scheduling or SchedulingOptions(),
+        sampling=sampling,
+        scheduling=scheduling,
     )
 
 
@@ -59,15 +64,14 @@ def complete(
     ] = None,
     /,
     *,
-    options: CompletionOptions | None = None,
-    sampling: SamplingOptions | None = None,
-    scheduling: SchedulingOptions | None = None,
-    connection: ConnectionOptions | None = None,
+    options: CompletionOptions = _COMPLETION,
+    sampling: SamplingOptions = _SAMPLING,
+    scheduling: SchedulingOptions = _SCHEDULING,
+    daemon: DaemonAddress = _DAEMON,
 ) -> int:
     """Complete a prompt, once."""
     from frontend.cli.complete import run_complete
 
-    options = options or CompletionOptions()
     if options.logprobs is not None and not options.json:
         raise UsageError("--logprobs is shown in JSON only; add --json")
     if options.system is not None and not options.chat:
@@ -78,11 +82,11 @@ def complete(
         prompt = sys.stdin.read()
     return _run(
         run_complete(
-            _address(connection),
+            daemon.address,
             prompt,
             options=options,
-            sampling=sampling or SamplingOptions(),
-            scheduling=scheduling or SchedulingOptions(),
+            sampling=sampling,
+            scheduling=scheduling,
         )
     )
 
@@ -101,18 +105,16 @@ def info(
         bool, Parameter(help="Show instead the ids of all live requests.", negative="")
     ] = False,
     json: Annotated[bool, Parameter(help="Print one JSON document.", negative="")] = False,
-    connection: ConnectionOptions | None = None,
+    daemon: DaemonAddress = _DAEMON,
 ) -> int:
     """Show the daemon's model, limits and statistics, or one request's state."""
-    from frontend.cli.info import run_info, run_request_info, run_request_list
+    from frontend.cli.info import run_info
 
     if request is not None and requests:
         raise UsageError("--request shows one and --requests lists all; give one of them")
-    if requests:
-        return _run(run_request_list(_address(connection), prints_json=json))
-    if request is not None:
-        return _run(run_request_info(_address(connection), request, prints_json=json))
-    return _run(run_info(_address(connection), prints_json=json))
+    return _run(
+        run_info(daemon.address, request_id=request, lists_requests=requests, prints_json=json)
+    )
 
 
 def run_command_line(arguments: Sequence[str]) -> int:
@@ -142,10 +144,6 @@ def _user_errors() -> tuple[type[Exception], ...]:
     from frontend.errors import EngineClientError
 
     return EngineClientError, ValueError, OSError
-
-
-def _address(connection: ConnectionOptions | None) -> str | None:
-    return None if connection is None else connection.address
 
 
 def _run(command: Coroutine[Any, Any, int]) -> int:

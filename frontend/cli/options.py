@@ -32,7 +32,7 @@ def print_fault(error: BaseException | str) -> None:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class ConnectionOptions:
+class DaemonAddress:
     """Where the daemon listens."""
 
     address: Annotated[

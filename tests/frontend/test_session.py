@@ -7,12 +7,12 @@ import itertools
 import pytest
 from fake_model import ids_of, welcome
 
-from frontend.connection import Connection
+from frontend.connection import Connection, ConnectionOptions
 from frontend.errors import EngineDied, EngineUnavailable
 from frontend.event_loop import Clock
 from frontend.request_state import RequestState
 from frontend.sampling_params import SamplingParams
-from frontend.session import EngineSession, SessionOptions
+from frontend.session import EngineSession
 from protocol.codec import decode_client_message, encode
 from protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from protocol.requests import EngineRequest, Hello
@@ -99,7 +99,7 @@ class MemoryTransport:
         self._on_frames([encode(EngineCoreOutputs(other_outputs=list(outputs)))])
 
 
-OPTIONS = SessionOptions(reconnect_timeout_s=10.0, silence_timeout_s=300.0)
+OPTIONS = ConnectionOptions(reconnect_timeout_s=10.0, silence_timeout_s=300.0)
 
 
 @pytest.fixture
@@ -181,13 +181,9 @@ async def test_an_engine_that_does_not_answer_hello_is_given_up_after_the_time_l
     clock, transport = VirtualClock(), MemoryTransport()
     transport.send_frames = lambda frames: None
     connection = Connection(
-        transport, "memory", clock=clock, on_message=lambda _: None, on_lost=lambda _: None
+        transport, "memory", OPTIONS, clock=clock, on_message=lambda _: None, on_lost=lambda _: None
     )
-    opening = asyncio.create_task(
-        connection.open(
-            client_name="", wants_tokenizer=False, timeout_s=60.0, silence_timeout_s=300.0
-        )
-    )
+    opening = asyncio.create_task(connection.open(timeout_s=60.0))
     await clock.advance(59.0)
     assert not opening.done()
     await clock.advance(1.0)
