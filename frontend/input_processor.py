@@ -8,12 +8,15 @@ from typing import Any, NotRequired, TypedDict
 from frontend.errors import InvalidInput
 from frontend.event_loop import Clock
 from frontend.request_state import RequestState
-from frontend.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from frontend.sampling_params import (
+    BeamSearchParams,
+    RequestOutputKind,
+    SamplingParams,
+    check_scheduling,
+)
 from frontend.tokenizer import Tokenizer
 from protocol.outputs import ModelInfo
 from protocol.requests import EngineRequest
-
-_MAX_PRIORITY = 2**31 - 1
 
 
 class TextPrompt(TypedDict):
@@ -107,7 +110,7 @@ class InputProcessor:
             raise InvalidInput(
                 f"sampling_params is of type {type(params).__name__}, it must be SamplingParams"
             )
-        _check_scheduling(priority, tenant)
+        check_scheduling(priority, tenant)
         self._check_model_limits(params)
         text, token_ids, own_salt = _parse(prompt, name)
         if token_ids is None:
@@ -190,17 +193,6 @@ class InputProcessor:
             )
 
 
-def _check_scheduling(priority: object, tenant: object) -> None:
-    if not isinstance(priority, int) or isinstance(priority, bool):
-        raise InvalidInput(f"priority is {priority!r}, it must be a whole number")
-    if not -_MAX_PRIORITY <= priority <= _MAX_PRIORITY:
-        raise InvalidInput(
-            f"priority is {priority}, it must be from {-_MAX_PRIORITY} to {_MAX_PRIORITY}"
-        )
-    if tenant is not None and not (isinstance(tenant, str) and tenant):
-        raise InvalidInput(f"tenant is {tenant!r}, it must be a non-empty string")
-
-
 def split_prompts(prompts: object) -> list[object]:
     """A list of single prompts from one prompt or several; their contents are not looked at.
 
@@ -267,13 +259,6 @@ def _parse_mapping(
 def _text(text: object, name: str) -> str:
     if not isinstance(text, str):
         raise InvalidInput(f"the text of {name} is of type {type(text).__name__}, it must be str")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidInput(
-            f"{name} holds half of a surrogate pair, which is not text; decode it again from its "
-            "bytes"
-        ) from None
     return text
 
 
