@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
 import subprocess
@@ -24,7 +25,8 @@ CHECKS_AT_ONCE = 8
 
 @contextlib.contextmanager
 def unpacked_wheels(folder: Path) -> Iterator[None]:
-    """What is in the wheels of a folder can be imported inside, here and by child processes.
+    """What is in the wheels of a folder can be imported inside, here and by child processes; nothing
+    that is installed is replaced.
 
     Raises:
         FileNotFoundError: there are none.
@@ -33,8 +35,10 @@ def unpacked_wheels(folder: Path) -> Iterator[None]:
     if not wheels:
         raise FileNotFoundError(f"{folder} has no wheels; docs/gpu.md says how to get them")
     with tempfile.TemporaryDirectory(prefix="wheels-") as target:
-        for wheel in wheels:
-            zipfile.ZipFile(wheel).extractall(target)
+        for wheel in map(zipfile.ZipFile, wheels):
+            modules = {name.partition("/")[0].removesuffix(".py") for name in wheel.namelist()}
+            if not all(importlib.util.find_spec(name) for name in modules if name.isidentifier()):
+                wheel.extractall(target)
         before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = f"{target}{os.pathsep}{before}" if before else target
         sys.path.insert(0, target)
@@ -57,12 +61,13 @@ def check_file(path: str, seconds: float, seed: int, *, uses_gpu: bool) -> list[
     environment = {"OMP_NUM_THREADS": str(threads), "TEST_SEED": str(seed)}
     environment |= {"TEST_DEVICE": "cuda"} if uses_gpu else {}
     rows, why = _run(command, environment, seconds)
+    if not rows and why is not None:
+        return [{"file": path, "name": path, "state": "error", "why": why}]
     found = {row["name"]: row for row in rows}  # a later row says more
-    lost = why or "its process gave no result"
+    lost = {"state": "error", "why": why or "it has no result"}
     return [
-        {"file": path} | (row | {"state": "error", "why": lost} if row["state"] == "found" else row)
-        for row in found.values()
-    ] or [{"file": path, "name": path, "state": "error", "why": lost}]
+        {"file": path} | (row | lost if row["state"] == "found" else row) for row in found.values()
+    ]
 
 
 def run_worker(instruction: Instruction) -> tuple[list[Row], str | None]:
@@ -95,7 +100,8 @@ def _run(
             )
             try:
                 # pytest ends with 1 after failed tests, with 5 if there are none
-                if process.wait(timeout=seconds) not in (0, 1, 5) or not rows_path.stat().st_size:
+                code = process.wait(timeout=seconds)
+                if code not in (0, 1, 5) or (code == 1 and not rows_path.stat().st_size):
                     lines = log_path.read_text().strip().splitlines() or ["no output"]
                     why = f"its process ended with {process.returncode}: {lines[-1][:400]}"
             except subprocess.TimeoutExpired:

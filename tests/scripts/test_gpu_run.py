@@ -175,8 +175,10 @@ def test_a_file_that_hangs_is_killed(tmp_path):
 def test_wheels_can_be_imported_here_and_by_children_and_are_gone_afterwards(tmp_path):
     with zipfile.ZipFile(tmp_path / "carried-1.2-py3-none-any.whl", "w") as wheel:
         wheel.writestr("carried_module.py", "ANSWER = 41\n")
+    with zipfile.ZipFile(tmp_path / "msgspec-1.2-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("msgspec/__init__.py", "raise ImportError('replaced')\n")
     before = list(sys.path)
-    child = [sys.executable, "-c", "import carried_module; print(carried_module.ANSWER)"]
+    child = [sys.executable, "-c", "import carried_module, msgspec; print(carried_module.ANSWER)"]
     with processes.unpacked_wheels(tmp_path):
         done = subprocess.run(child, capture_output=True, text=True, check=True)
     assert done.stdout == "41\n"
