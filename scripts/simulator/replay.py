@@ -1,9 +1,5 @@
-"""A recorded production run, decided again: the same arrivals between the same steps, the same
-sampled tokens; each step's plan is compared with the recorded one.
-
-Steps in which nothing ran and nobody was told anything are not recorded; their numbers are missing.
-They are planned here too: before what arrived next if the scheduler had no work then, else after.
-Where steps were in flight, a line of its own says when each was planned.
+"""Replay of a step trace: the same arrivals between the same steps, the same sampled tokens; each
+step's plan is compared with the recorded one.
 """
 
 import dataclasses
@@ -30,8 +26,8 @@ from engine_core.trace.reader import (
 )
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
-from scripts.simulator.errors import SimulationError
-from scripts.simulator.records import RunRecord
+from scripts.simulator import SimulationError
+from scripts.simulator.step_trace import StepTrace
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,20 +53,20 @@ class Verification:
     difference: Difference | None
 
 
-def verify(record: RunRecord) -> Verification:
+def verify(trace: StepTrace) -> Verification:
     """Up to the first difference.
 
     Raises:
-        SimulationError: a record that cannot be replayed.
+        SimulationError: a trace that cannot be replayed.
     """
-    replay = _Replay(record)
+    replay = _Replay(trace)
     num_steps = num_requests = 0
     between: list[Event] = []
-    for event in record.events():
+    for event in trace.events():
         if not isinstance(event, Planned | Step):
             between.append(event)
             continue
-        difference = replay.go_on(between, event)
+        difference = replay.advance(between, event)
         num_requests += sum(isinstance(one, Arrived) for one in between)
         if difference is not None:
             return Verification(num_steps, num_requests, difference)
@@ -80,15 +76,20 @@ def verify(record: RunRecord) -> Verification:
 
 
 class _Replay:
-    def __init__(self, record: RunRecord) -> None:
-        self._record = record
-        self._scheduler = build_scheduler(record.scheduler_config(), record.cache())
+    """Steps without sequences and outputs are not in a trace; their ids are missing. They are
+    planned here too: before the next arrivals if the scheduler had no work then, else after them.
+    Where steps were in flight, a Planned event says when each was planned."""
+
+    def __init__(self, trace: StepTrace) -> None:
+        self._trace = trace
+        self._eos_token_ids: list[int] | None = trace.settings.get("eos_token_ids")
+        self._scheduler = build_scheduler(trace.scheduler_config(), trace.make_cache())
         self._next_step_id: int | None = None
         self._now_s = 0.0
         self._plans: dict[int, SchedulerOutput] = {}
-        """Of the steps in flight, by the recorded number."""
+        """Of the steps in flight, by the recorded id."""
 
-    def go_on(self, between: list[Event], event: Planned | Step) -> Difference | None:
+    def advance(self, between: list[Event], event: Planned | Step) -> Difference | None:
         """What came before an event of a step, then that event."""
         if event.id in self._plans:
             difference = self._apply_all(between, event.id)
@@ -97,11 +98,11 @@ class _Replay:
             difference = self._plan(between, event.id, start_s)
         if difference is not None or isinstance(event, Planned):
             return difference
-        return self._take_in(event)
+        return self._update(event)
 
     def _plan(self, between: list[Event], step_id: int, start_s: float) -> Difference | None:
         if self._next_step_id is None:
-            self._next_step_id = step_id  # recording may begin late, deciding begins at 0
+            self._next_step_id = step_id  # a trace may begin late
         num_missing = step_id - self._next_step_id
         if num_missing and not self._scheduler.has_work():
             self._empty_steps(num_missing)
@@ -113,7 +114,7 @@ class _Replay:
             self._next_step_id = step_id + 1
         return difference
 
-    def _take_in(self, step: Step) -> Difference | None:
+    def _update(self, step: Step) -> Difference | None:
         plan = self._plans.pop(step.id)
         difference = _compare(step, plan)
         if difference is not None:
@@ -154,11 +155,10 @@ class _Replay:
         return None
 
     def _request(self, arrived: Arrived) -> Request:
-        eos_token_ids = self._record.eos_token_ids
-        if eos_token_ids is None and not arrived.ignore_eos:
+        if self._eos_token_ids is None and not arrived.ignore_eos:
             raise SimulationError(
-                f"{self._record.path}: request {arrived.id!r} may stop at an end-of-sequence "
-                "token, and the first line names none (eos_token_ids); record the run again"
+                f"{self._trace.path}: request {arrived.id!r} may stop at an end-of-sequence "
+                "token, and the first line names none (eos_token_ids); trace the run again"
             )
         params = SamplingParams(
             max_tokens=arrived.max_tokens,
@@ -169,7 +169,7 @@ class _Replay:
         )
         message = EngineRequest(
             request_id=arrived.id,
-            prompt_token_ids=prompt_tokens(arrived, self._record.block_size, 2**31 - 1),
+            prompt_token_ids=prompt_tokens(arrived, self._trace.block_size, 2**31 - 1),
             sampling_params=params,
             output_token_ids=arrived.output_token_ids,
             num_sequences=arrived.num_sequences,
@@ -183,7 +183,7 @@ class _Replay:
             message,
             client_index=arrived.client_index,
             arrival_time=arrived.at_s,
-            eos_token_ids=eos_token_ids or (),
+            eos_token_ids=self._eos_token_ids or (),
         )
 
 
@@ -204,12 +204,14 @@ def _compare(step: Step, plan: SchedulerOutput) -> Difference | None:
     }
     for what, (recorded, decided) in pairs.items():
         if recorded != decided:
-            return Difference(step.id, what, *_where_they_part(recorded, decided))
+            return Difference(step.id, what, *_from_first_difference(recorded, decided))
     return None
 
 
-def _where_they_part(recorded: list[Any], decided: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Both from a little before their first difference on."""
+def _from_first_difference(
+    recorded: list[Any], decided: list[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Both from two entries before their first difference on."""
     same = 0
     while same < min(len(recorded), len(decided)) and recorded[same] == decided[same]:
         same += 1
