@@ -12,17 +12,17 @@ import argparse
 import json
 import math
 import random
+import resource
 import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from benchmark_report import describe_run, peak_memory_bytes
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from frontend import LLM, SamplingParams
+from scripts.load.report import describe_run
 
 BATCH_SIZE, BATCH_OUTPUT = 64, 64
 SINGLE_PROMPT, SINGLE_OUTPUT = 64, 128
@@ -47,6 +47,12 @@ def main() -> None:
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
+
+
+def peak_memory_bytes() -> int:
+    """Largest resident memory of this process or of the largest child that it waited for."""
+    usage = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return max(each.ru_maxrss for each in usage) * 1024
 
 
 def measure(llm: LLM, seed: int) -> dict[str, float]:

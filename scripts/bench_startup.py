@@ -27,12 +27,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from frontend import AsyncLLM, SamplingParams
 from frontend.event_loop import run
-from scripts.benchmark_report import describe_run
 from scripts.comparison.descriptions import DescriptionError
 from scripts.comparison.figures import figures_of
 from scripts.comparison.launching import Conditions, SystemFailed
 from scripts.comparison.systems import ServerCommand
 from scripts.comparison.workloads import PlannedRequest, Workload
+from scripts.load.report import describe_run
 
 Figures = dict[str, float]
 

@@ -29,7 +29,6 @@ from cyclopts import App, CycloptsError, Parameter
 # `python scripts/compare_engines.py` puts only this folder on the path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.benchmark_report import describe_run
 from scripts.comparison.descriptions import DescriptionError
 from scripts.comparison.launching import Conditions, System
 from scripts.comparison.offline import parse_peer
@@ -46,6 +45,7 @@ from scripts.comparison.workloads import (
     read_turns,
     write_turns,
 )
+from scripts.load.report import describe_run
 
 app = App(name="compare_engines", help=__doc__, result_action="return_value")
 _Several = Parameter(consume_multiple=False, negative="", allow_leading_hyphen=True)

@@ -9,6 +9,7 @@ A table goes to stderr, one JSON document to the file or to stdout. Exit code 0,
 failed, 2 for wrong options, 130 after Ctrl-C. Talks to the given address and to nothing else.
 """
 
+import json
 import multiprocessing
 import sys
 import time
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 from cyclopts import App, CycloptsError
 
 # `python scripts/load_test.py` puts only this folder on the path
@@ -28,10 +30,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from frontend import AsyncLLM, EngineClientError, run
 from protocol.statistics import EngineStatistics
-from scripts.load.arrivals import poisson_arrivals
+from scripts.load.arrivals import first_arrivals, poisson
 from scripts.load.options import LoadOptions, LoadTestError
 from scripts.load.records import RequestRecord, summarise
-from scripts.load.report import as_json, as_table, environment
+from scripts.load.report import as_table, describe_run
 from scripts.load.worker import LoadClient, WorkerPlan, work
 from scripts.load.workload import LengthRange, Workload
 
@@ -183,13 +185,10 @@ def load_test(options: LoadOptions | None = None) -> int:
     arrivals: tuple[float, ...] | None = None
     num_planned = options.num_requests
     if options.rate is not None:
-        arrivals = tuple(
-            poisson_arrivals(
-                options.rate,
-                seed=options.seed,
-                num_requests=options.num_requests,
-                duration_s=options.duration,
-            )
+        arrivals = first_arrivals(
+            poisson(options.rate, np.random.default_rng(options.seed)),
+            num_requests=options.num_requests,
+            duration_s=options.duration,
         )
         num_planned = len(arrivals)
     plans = [
@@ -200,7 +199,7 @@ def load_test(options: LoadOptions | None = None) -> int:
     document = {
         "configuration": asdict(options) | {"text": str(options.text) if options.text else None},
         "model": model,
-        "environment": environment(),
+        "environment": describe_run(),
         "results": summary,
         "statistics_before": msgspec.structs.asdict(before),
         "statistics_after": msgspec.structs.asdict(run(_statistics(options.address))),
@@ -208,9 +207,9 @@ def load_test(options: LoadOptions | None = None) -> int:
     document["configuration"].pop("json")
     print(as_table(summary), file=sys.stderr, flush=True)
     if options.json is None:
-        print(as_json(document))
+        print(json.dumps(document, ensure_ascii=False))
     else:
-        options.json.write_text(as_json(document) + "\n")
+        options.json.write_text(json.dumps(document, ensure_ascii=False) + "\n")
     return 1 if summary["errors"] else 0
 
 

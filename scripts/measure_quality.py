@@ -30,8 +30,8 @@ import torch
 from engine_core.errors import StartupError
 from engine_core.model_files import ModelFilesError
 from engine_core.options.engine import EngineOptions
-from scripts.benchmark_report import describe_run
 from scripts.comparison.text import NoText, english_text, prefix_of, tokens_of
+from scripts.load.report import describe_run
 from scripts.quality.loaded_format import FormatError, LoadedFormat, parse_options
 from scripts.quality.perplexity import (
     Quality,

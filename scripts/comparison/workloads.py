@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.load.arrivals import poisson_arrivals
+import numpy as np
+
+from scripts.load.arrivals import first_arrivals, poisson
 
 _FORMAT = 1
 _BATCH, _BATCH_PROMPT, _BATCH_OUTPUT = 64, (32, 512), 64
@@ -142,7 +144,8 @@ def _batch(cut: Cut, seed: int, arrivals_s: Sequence[float]) -> tuple[PlannedReq
 
 def _arrivals(name: str, rate: str, seed: int) -> list[float]:
     try:
-        return poisson_arrivals(float(rate), seed=seed, num_requests=_STREAMED)
+        arrivals = poisson(float(rate), np.random.default_rng(seed))
+        return list(first_arrivals(arrivals, num_requests=_STREAMED))
     except ValueError:
         raise WorkloadError(
             f"{name!r} has no rate above 0 after its @; write W3@1 for one a second"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import triton
 
-from scripts.benchmark_report import describe_run
+from scripts.load.report import describe_run
 
 
 def describe_machine() -> dict[str, Any]:

@@ -1,12 +1,14 @@
-"""What came of the requests, and its summary. Pure numbers in, numbers out.
-
-All times are in seconds since the start of the measurement.
+"""What a client saw of each request, and the summary of many. Times are seconds since the start
+of the measurement.
 """
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+PERCENTILES = (50, 90, 95, 99)
 
 
 @dataclass
@@ -56,25 +58,35 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
-def distribution(values: Sequence[float]) -> dict[str, float] | None:
-    """Count, mean, p50, p90, p99 and max; None if there are no values."""
-    if not values:
-        return None
+def distribution(values: Iterable[float]) -> dict[str, float] | None:
+    """Count, mean, percentiles and max; None if there are no values."""
     ordered = sorted(values)
+    if not ordered:
+        return None
     return {
         "count": len(ordered),
         "mean": math.fsum(ordered) / len(ordered),
-        "p50": percentile(ordered, 50),
-        "p90": percentile(ordered, 90),
-        "p99": percentile(ordered, 99),
+        **{f"p{percent}": percentile(ordered, percent) for percent in PERCENTILES},
         "max": ordered[-1],
     }
 
 
-def summarise(records: Sequence[RequestRecord]) -> dict[str, object]:
+def throughput(
+    num_requests: int, num_prompt_tokens: int, num_output_tokens: int, duration_s: float
+) -> dict[str, float]:
+    """Finished requests and their tokens a second; 0 of a run that took no time."""
+    per_s = 1 / duration_s if duration_s > 0 else 0.0
+    return {
+        "requests_per_s": num_requests * per_s,
+        "prompt_tokens_per_s": num_prompt_tokens * per_s,
+        "output_tokens_per_s": num_output_tokens * per_s,
+    }
+
+
+def summarise(records: Sequence[RequestRecord]) -> dict[str, Any]:
     """Latencies in seconds of the requests that finished, throughput, and failures by kind.
 
-    The duration is from the first due time to the last end, whichever request it was.
+    The duration is from the first due time to the last end, of whichever requests.
     """
     done = [record for record in records if record.error is None]
     ends = [record.finished_s for record in records if record.finished_s is not None]
@@ -90,20 +102,16 @@ def summarise(records: Sequence[RequestRecord]) -> dict[str, object]:
         "num_prompt_tokens": num_prompt_tokens,
         "num_cached_tokens": sum(record.num_cached_tokens for record in done),
         "num_output_tokens": num_output_tokens,
-        "throughput": {
-            "requests_per_s": _per_s(len(done), duration_s),
-            "prompt_tokens_per_s": _per_s(num_prompt_tokens, duration_s),
-            "output_tokens_per_s": _per_s(num_output_tokens, duration_s),
-        },
+        "throughput": throughput(len(done), num_prompt_tokens, num_output_tokens, duration_s),
         "ttft_s": distribution(
-            [r.first_token_s - r.due_s for r in done if r.first_token_s is not None]
+            r.first_token_s - r.due_s for r in done if r.first_token_s is not None
         ),
-        "tpot_s": distribution([tpot for r in done if (tpot := _tpot_s(r)) is not None]),
-        "inter_token_s": distribution([gap for r in done for gap in r.gaps_s]),
+        "tpot_s": distribution(tpot for r in done if (tpot := _tpot_s(r)) is not None),
+        "inter_token_s": distribution(gap for r in done for gap in r.gaps_s),
         "end_to_end_s": distribution(
-            [r.finished_s - r.due_s for r in done if r.finished_s is not None]
+            r.finished_s - r.due_s for r in done if r.finished_s is not None
         ),
-        "client_lateness_s": distribution([r.sent_s - r.due_s for r in records]),
+        "client_lateness_s": distribution(r.sent_s - r.due_s for r in records),
     }
 
 
@@ -112,7 +120,3 @@ def _tpot_s(record: RequestRecord) -> float | None:
     if record.num_output_tokens < 2 or record.first_token_s is None or record.last_token_s is None:
         return None
     return (record.last_token_s - record.first_token_s) / (record.num_output_tokens - 1)
-
-
-def _per_s(count: int, duration_s: float) -> float:
-    return count / duration_s if duration_s > 0 else 0.0

@@ -1,6 +1,5 @@
-"""What a run is reported as: one JSON document for programs, a table for people.
-
-Must not know how requests are sent.
+"""Reports of measurements: machine and commit, a table of latencies for people, one JSON document
+for programs.
 """
 
 import datetime
@@ -8,34 +7,46 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_LATENCIES = {
-    "ttft_s": "time to first token",
-    "tpot_s": "time per output token",
-    "inter_token_s": "inter-token latency",
-    "end_to_end_s": "end-to-end latency",
-    "client_lateness_s": "client's own lateness",
-}
-_COLUMNS = ("mean", "p50", "p90", "p99", "max")
+_COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
-def environment() -> dict[str, Any]:
-    """Versions, commit and machine, so that a figure can be traced."""
+def describe_run() -> dict[str, Any]:
+    """Date, commit, machine and versions of a measurement."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "num_cpus": os.cpu_count(),
-        "packages": {name: _version(name) for name in ("engine-core", "pyzmq", "msgspec")},
-        **_commit(),
+        "commit": _commit(),
+        "machine": {
+            "processor": _processor(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        },
+        "versions": {
+            "python": platform.python_version(),
+            **{name: _version(name) for name in ("engine-core", "torch", "pyzmq", "msgspec")},
+        },
     }
 
 
-def as_table(summary: dict[str, Any]) -> str:
-    """The summary for a terminal; latencies in milliseconds."""
+def latency_lines(figures: Mapping[str, Mapping[str, float] | None]) -> list[str]:
+    """A table in milliseconds with a row for each title.
+
+    Args:
+        figures: distributions in seconds, as `records.distribution` gives them; None shows dashes.
+    """
+    lines = [f"{'milliseconds':<26}" + "".join(f"{column:>12}" for column in _COLUMNS)]
+    for title, values in figures.items():
+        cells = ["-" if values is None else f"{values[key] * 1000:.2f}" for key in _COLUMNS]
+        lines.append(f"{title:<26}" + "".join(f"{cell:>12}" for cell in cells))
+    return lines
+
+
+def as_table(summary: Mapping[str, Any]) -> str:
+    """A load test's summary (`records.summarise`) for a terminal."""
     throughput = summary["throughput"]
     lines = [
         f"{summary['num_finished']} of {summary['num_requests']} requests finished in "
@@ -44,43 +55,45 @@ def as_table(summary: dict[str, Any]) -> str:
         f"{throughput['prompt_tokens_per_s']:.1f} prompt tok/s "
         f"({summary['num_cached_tokens']} of {summary['num_prompt_tokens']} tokens cached), "
         f"{throughput['output_tokens_per_s']:.1f} output tok/s",
-        f"{'milliseconds':<24}" + "".join(f"{column:>11}" for column in _COLUMNS),
+        *latency_lines(
+            {
+                "time to first token": summary["ttft_s"],
+                "time per output token": summary["tpot_s"],
+                "inter-token latency": summary["inter_token_s"],
+                "end-to-end latency": summary["end_to_end_s"],
+                "client's own lateness": summary["client_lateness_s"],
+            }
+        ),
     ]
-    for name, title in _LATENCIES.items():
-        figures = summary[name]
-        cells = (
-            ["-"] * len(_COLUMNS)
-            if figures is None
-            else [f"{figures[column] * 1000:.2f}" for column in _COLUMNS]
-        )
-        lines.append(f"{title:<24}" + "".join(f"{cell:>11}" for cell in cells))
-    lines += [f"failed, {kind}: {count}" for kind, count in summary["errors"].items()]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"failed, {kind}: {n}" for kind, n in summary["errors"].items())])
 
 
-def as_json(document: dict[str, Any]) -> str:
-    """One line."""
-    return json.dumps(document, ensure_ascii=False)
+def print_document(document: Mapping[str, Any], path: Path | None) -> None:
+    """One line of JSON on stdout, and in the file too if there is a path."""
+    line = json.dumps(document, ensure_ascii=False)
+    if path is not None:
+        path.write_text(line + "\n")
+    print(line)
 
 
-def _version(package: str) -> str | None:
+def _commit() -> str | None:
+    """None outside a git repository, or without git."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:
-        return version(package)
-    except PackageNotFoundError:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
         return None
 
 
-def _commit() -> dict[str, Any]:
-    """None outside a git repository, or without git."""
-    folder = Path(__file__).parent
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def _version(distribution: str) -> str | None:
     try:
-        commit = _git(folder, "rev-parse", "HEAD")
-        return {"commit": commit, "has_local_changes": bool(_git(folder, "status", "--porcelain"))}
-    except (OSError, subprocess.CalledProcessError):
-        return {"commit": None, "has_local_changes": None}
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    command = ["git", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+        return version(distribution)
+    except PackageNotFoundError:
+        return None

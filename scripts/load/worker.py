@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from frontend import AsyncLLM, RequestOutputKind, RequestRejected, SamplingParams, run
-from scripts.load.arrivals import share_of
 from scripts.load.records import RequestRecord
 from scripts.load.workload import PlannedRequest, Workload
 
@@ -160,3 +159,8 @@ class LoadClient:
 
     def _now_s(self) -> float:
         return time.monotonic() - self._start
+
+
+def share_of(total: int, *, part: int, num_parts: int) -> int:
+    """How many of `total` fall to one part, the first parts taking what does not divide."""
+    return total // num_parts + (part < total % num_parts)

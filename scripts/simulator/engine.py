@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler import Request, SchedulerConfig, SchedulerStatistics, build_scheduler
+from engine_core.scheduler import Request, Scheduler, SchedulerConfig, SchedulerStatistics
 from engine_core.scheduler.errors import QueueFull
 from engine_core.scheduler.plan import Int32Array, ModelRunnerOutput, SchedulerOutput
 from protocol.outputs import EngineCoreOutput
@@ -77,7 +77,7 @@ class SimulatedEngine:
         timeline: Timeline | None = None,
     ) -> None:
         self._cache = cache
-        self._scheduler = build_scheduler(config, self._cache)
+        self._scheduler = Scheduler(config, self._cache)
         self._max_model_len = config.max_model_len
         self._model = model
         self._metrics = metrics

@@ -11,9 +11,9 @@ from engine_core.scheduler import (
     ModelRunnerOutput,
     Request,
     RequestStatus,
+    Scheduler,
     SchedulerError,
     SchedulerOutput,
-    build_scheduler,
 )
 from engine_core.trace.reader import (
     Aborted,
@@ -83,7 +83,7 @@ class _Replay:
     def __init__(self, trace: StepTrace) -> None:
         self._trace = trace
         self._eos_token_ids: list[int] | None = trace.settings.get("eos_token_ids")
-        self._scheduler = build_scheduler(trace.scheduler_config(), trace.make_cache())
+        self._scheduler = Scheduler(trace.scheduler_config(), trace.make_cache())
         self._next_step_id: int | None = None
         self._now_s = 0.0
         self._plans: dict[int, SchedulerOutput] = {}

@@ -4,13 +4,15 @@ import itertools
 import math
 import statistics
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts.load.arrivals import poisson_arrivals, share_of
+from scripts.load.arrivals import first_arrivals, poisson
 from scripts.load.records import RequestRecord, distribution, percentile, summarise
 from scripts.load.report import as_table
+from scripts.load.worker import share_of
 from scripts.load.workload import LengthRange, Workload
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=50)
@@ -36,34 +38,34 @@ def test_percentile_of_one_value_is_the_value_and_of_none_an_error():
     assert distribution([]) is None
 
 
+def arrivals(rate, *, seed=3, **end):
+    return first_arrivals(poisson(rate, np.random.default_rng(seed)), **end)
+
+
 def test_poisson_arrivals_have_the_rate_and_the_spread_of_a_poisson_process():
-    arrivals = poisson_arrivals(5.0, seed=1, num_requests=20_000)
-    gaps = [later - earlier for earlier, later in zip([0.0, *arrivals], arrivals, strict=False)]
-    assert arrivals == sorted(arrivals)
+    times = arrivals(5.0, num_requests=20_000)
+    gaps = np.diff([0.0, *times])
+    assert list(times) == sorted(times)
     # gaps of a Poisson process are exponential: mean and deviation are both 1 / rate
-    assert statistics.fmean(gaps) == pytest.approx(0.2, rel=0.03)
-    assert statistics.stdev(gaps) == pytest.approx(0.2, rel=0.05)
+    assert gaps.mean() == pytest.approx(0.2, rel=0.03)
+    assert gaps.std() == pytest.approx(0.2, rel=0.05)
 
 
 def test_schedule_is_a_function_of_the_seed_and_ends_as_asked():
-    assert poisson_arrivals(2, seed=3, num_requests=9) == poisson_arrivals(
-        2, seed=3, num_requests=9
-    )
-    assert poisson_arrivals(2, seed=3, num_requests=9) != poisson_arrivals(
-        2, seed=4, num_requests=9
-    )
-    within = poisson_arrivals(50, seed=3, duration_s=2.0)
+    assert arrivals(2, num_requests=9) == arrivals(2, num_requests=9)
+    assert arrivals(2, num_requests=9) != arrivals(2, seed=4, num_requests=9)
+    within = arrivals(50, duration_s=2.0)
     assert within[-1] < 2.0
-    assert poisson_arrivals(50, seed=3, num_requests=len(within)) == within
-    assert len(poisson_arrivals(50, seed=3, num_requests=5, duration_s=2.0)) == 5
+    assert arrivals(50, num_requests=len(within)) == within
+    assert len(arrivals(50, num_requests=5, duration_s=2.0)) == 5
 
 
 def test_schedule_without_end_or_rate_is_refused():
     with pytest.raises(ValueError, match="no end"):
-        poisson_arrivals(1.0, seed=0)
+        arrivals(1.0)
     for rate in (0, -1, math.inf, math.nan):
         with pytest.raises(ValueError, match="above 0"):
-            poisson_arrivals(rate, seed=0, num_requests=1)
+            arrivals(rate, num_requests=1)
 
 
 @given(total=st.integers(0, 100), num_parts=st.integers(1, 9))
