@@ -1,5 +1,5 @@
-"""Runs the production scheduler and cache in virtual time: a trace and step times instead of clients
-and a model.
+"""Runs the production scheduler and cache in virtual time: a trace instead of clients, step
+times instead of a model.
 
     python scripts/simulate.py run --rate 20 --turns 4 --engines 8 --router cache-aware
     python scripts/simulate.py plan --rate 20 --slo-ttft-ms 500 --slo-tpot-ms 30
@@ -19,10 +19,11 @@ from cyclopts import Parameter
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.command_line import make_app, run_app
-from scripts.simulator import SimulationError, pictures, replay, validation
+from scripts.simulator import SimulationError, replay, validation
 from scripts.simulator import simulation as simulator
 from scripts.simulator.metrics import as_json, as_plan_table, as_table
 from scripts.simulator.options import EngineOptions, FleetOptions, StepTimeOptions, TraceOptions
+from scripts.simulator.picture import draw
 from scripts.simulator.step_trace import StepTrace, fit_step_trace
 
 app = make_app("simulate", __doc__)
@@ -47,7 +48,7 @@ def run(
     outcome = simulator.simulate(scenario, with_timeline=picture is not None)
     print(as_table(outcome.document), file=sys.stderr)
     if picture is not None and outcome.timeline is not None:
-        pictures.draw(picture, outcome.metrics, outcome.timeline)
+        draw(picture, outcome.metrics, outcome.timeline)
     _write(as_json(outcome.document), json)
     return 0
 

@@ -18,7 +18,7 @@ from protocol.outputs import EngineCoreOutput
 from protocol.sampling import SamplingParams
 from scripts.simulator import SimulationError
 from scripts.simulator.metrics import RequestMetrics
-from scripts.simulator.pictures import Timeline
+from scripts.simulator.picture import Timeline
 from scripts.simulator.step_times import StepTimeModel, StepWork, work_of
 from scripts.simulator.trace import TraceRequest
 
@@ -52,20 +52,11 @@ class _Live:
     first_token_s: float | None = None
 
 
-@dataclasses.dataclass(slots=True)
-class _RunningStep:
-    plan: SchedulerOutput
-    end_s: float
-
-
 class SimulatedEngine:
     """
     Args:
         cache: this engine's own.
         metrics, timeline: may be shared by engines.
-
-    Raises:
-        SimulationError, ValueError: a limit of scheduler or cache.
     """
 
     def __init__(
@@ -85,7 +76,8 @@ class SimulatedEngine:
         self._inbox: list[TraceRequest] = []
         self._live: dict[str, _Live] = {}
         self._times = TokenTimes(config.max_num_seqs)
-        self._step: _RunningStep | None = None
+        self._step: tuple[SchedulerOutput, float] | None = None
+        """The one that runs, and its end."""
         self._num_idle_steps = 0
         self.counters = EngineCounters()
 
@@ -119,25 +111,22 @@ class SimulatedEngine:
             duration_s = self._idle(duration_s)
         self._count(work, now_s, duration_s)
         end_s = now_s + duration_s
-        self._step = _RunningStep(plan, end_s)
+        self._step = plan, end_s
         return end_s, refused
 
     def end_step(self) -> tuple[list[TraceRequest], list[TraceRequest]]:
         """The step's tokens are there. Returns what finished, and what will never run."""
-        step = self._step
-        assert step is not None
-        self._step = None
-        token_ids = self._times.sampled(step.end_s)
-        outputs = self._scheduler.update_from_output(
-            step.plan,
-            ModelRunnerOutput(req_ids=step.plan.batch.req_ids, sampled_token_ids=token_ids),
-            now=step.end_s,
+        assert self._step is not None
+        (plan, end_s), self._step = self._step, None
+        sampled = ModelRunnerOutput(
+            req_ids=plan.batch.req_ids, sampled_token_ids=self._times.sampled(end_s)
         )
+        outputs = self._scheduler.update_from_output(plan, sampled, now=end_s)
         finished: list[TraceRequest] = []
         refused: list[TraceRequest] = []
         for of_client in outputs.values():
             for output in of_client.other_outputs:
-                self._process(output, step.end_s, finished, refused)
+                self._process(output, end_s, finished, refused)
         return finished, refused
 
     # ------------------------------------------------------------------ inside

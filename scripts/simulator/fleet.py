@@ -3,135 +3,17 @@
 import collections
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import numpy as np
 
 from scripts.simulator import SimulationError
 from scripts.simulator.engine import SimulatedEngine
-from scripts.simulator.trace import Trace, TraceRequest
+from scripts.simulator.trace import TraceRequest
 
 _ARRIVAL, _STEP_END, _STEP_START = range(3)
 _MASK = 2**64 - 1
-
-
-class Fleet:
-    """A heap of events. At one moment arrivals come first, then steps that end, then steps that
-    begin; so requests that arrive at once are planned at once. Only live requests are held, and the
-    trace's next one.
-
-    Args:
-        engines: at least one.
-        max_duration_s: virtual time at which the run is broken off, with an error.
-        view_s: the router looks at the engines' loads at 0, view_s, 2 view_s ..., before anything
-            else that happens at that moment; between two looks it knows what it has sent since,
-            but not what has finished. 0: it always knows them.
-    """
-
-    def __init__(
-        self,
-        engines: list[SimulatedEngine],
-        router: Router,
-        max_duration_s: float | None = None,
-        *,
-        view_s: float = 0.0,
-    ) -> None:
-        self._engines = engines
-        self._router = router
-        self._max_duration_s = math.inf if max_duration_s is None else max_duration_s
-        self._events: list[tuple[float, int, int, TraceRequest | None]] = []
-        """(time, kind, number, the request that arrives). The number is the engine's; of an arrival
-        it is 1 + index for the trace's next request, -index for a chat's later turn."""
-        self._view_s = view_s
-        self._loads = [0] * len(engines)
-        """Prompt tokens of the requests that were sent to each engine and are not over."""
-        self._seen_loads = [0] * len(engines) if view_s else self._loads
-        self._next_look_s = view_s or math.inf
-        self._engine_of: dict[int, int] = {}
-        self._will_start = [False] * len(engines)
-        """There is an event to start a step at this moment."""
-        self.num_requests = 0
-        self.num_turns_dropped = 0
-        """Of chats, one of whose requests was refused."""
-        self.finished_s = 0.0
-        """When the last step ended."""
-
-    def run(self, trace: Trace) -> None:
-        """Until the trace is served.
-
-        Raises:
-            SimulationError: broken off, or a bad row in the trace.
-        """
-        requests = iter(trace)
-        self._push_next(requests)
-        while self._events:
-            now_s, kind, number, request = heapq.heappop(self._events)
-            if now_s > self._max_duration_s:
-                raise SimulationError(
-                    f"the run is not over after {self._max_duration_s} s of virtual time, with "
-                    f"{len(self._engine_of)} requests live; lower the rate or raise --max-duration"
-                )
-            if now_s >= self._next_look_s:
-                self._seen_loads[:] = self._loads
-                # the next multiple of the period above now, though the quotient is rounded
-                self._next_look_s = (math.floor(now_s / self._view_s) + 1) * self._view_s
-                if self._next_look_s <= now_s:
-                    self._next_look_s += self._view_s
-            if kind == _ARRIVAL:
-                assert request is not None
-                if number > 0:  # of the trace, not a later turn
-                    self._push_next(requests)
-                self._arrive(request, now_s)
-            elif kind == _STEP_END:
-                finished, refused = self._engines[number].end_step()
-                self.finished_s = now_s
-                self._remove(finished, refused, now_s)
-                self._start_soon(number, now_s)
-            else:
-                self._will_start[number] = False
-                end_s, refused = self._engines[number].start_step(now_s)
-                self._remove([], refused, now_s)
-                if end_s is not None:
-                    heapq.heappush(self._events, (end_s, _STEP_END, number, None))
-
-    def _push_next(self, requests: Iterator[TraceRequest]) -> None:
-        request = next(requests, None)
-        if request is not None:
-            # above 0, and in the trace's order at one moment
-            heapq.heappush(self._events, (request.arrival_s, _ARRIVAL, 1 + request.index, request))
-
-    def _arrive(self, request: TraceRequest, now_s: float) -> None:
-        number = self._router.choose(request, self._seen_loads)
-        self._loads[number] += request.num_prompt_tokens
-        if self._view_s:
-            self._seen_loads[number] += request.num_prompt_tokens
-        self._engine_of[request.index] = number
-        self.num_requests += 1
-        engine = self._engines[number]
-        engine.receive(request)
-        if not engine.is_stepping:
-            self._start_soon(number, now_s)
-
-    def _start_soon(self, number: int, now_s: float) -> None:
-        """After all that happens at this moment."""
-        if not self._will_start[number]:
-            self._will_start[number] = True
-            heapq.heappush(self._events, (now_s, _STEP_START, number, None))
-
-    def _remove(
-        self, finished: list[TraceRequest], refused: list[TraceRequest], now_s: float
-    ) -> None:
-        for request in (*finished, *refused):
-            self._loads[self._engine_of.pop(request.index)] -= request.num_prompt_tokens
-        for request in finished:
-            turn = request.next_turn(now_s)
-            if turn is not None:
-                heapq.heappush(self._events, (turn.arrival_s, _ARRIVAL, -turn.index, turn))
-        self.num_turns_dropped += sum(len(request.later_turns) for request in refused)
-
-
-# ---------------------------------------------------------------------- routers
 
 
 class Router(Protocol):
@@ -283,10 +165,6 @@ def scramble(value: int) -> int:
 
 
 def make_router(name: str, seed: int) -> Router:
-    """
-    Raises:
-        SimulationError: an unknown name.
-    """
     routers: dict[str, Callable[[], Router]] = {
         "round-robin": RoundRobin,
         "random": lambda: Random(seed),
@@ -297,3 +175,117 @@ def make_router(name: str, seed: int) -> Router:
     if name not in routers:
         raise SimulationError(f"the router is {name!r}, it must be one of {', '.join(routers)}")
     return routers[name]()
+
+
+# ---------------------------------------------------------------------- fleet
+
+
+class Fleet:
+    """A heap of events. At one moment arrivals come first, then steps that end, then steps that
+    begin; so requests that arrive at once are planned at once. Only live requests are held, and the
+    trace's next one.
+
+    Args:
+        engines: at least one.
+        max_duration_s: virtual time at which the run is broken off, with an error.
+        view_s: the router looks at the engines' loads at 0, view_s, 2 view_s ..., before anything
+            else that happens at that moment; between two looks it knows what it has sent since,
+            but not what has finished. 0: it always knows them.
+    """
+
+    def __init__(
+        self,
+        engines: list[SimulatedEngine],
+        router: Router,
+        max_duration_s: float | None = None,
+        *,
+        view_s: float = 0.0,
+    ) -> None:
+        self._engines = engines
+        self._router = router
+        self._max_duration_s = math.inf if max_duration_s is None else max_duration_s
+        self._events: list[tuple[float, int, int, TraceRequest | None]] = []
+        """(time, kind, number, the request that arrives). The number is the engine's; of an arrival
+        it is 1 + index for the trace's next request, -index for a chat's later turn."""
+        self._view_s = view_s
+        self._loads = [0] * len(engines)
+        """Prompt tokens of the requests that were sent to each engine and are not over."""
+        self._seen_loads = [0] * len(engines) if view_s else self._loads
+        self._next_look_s = view_s or math.inf
+        self._engine_of: dict[int, int] = {}
+        self._will_start = [False] * len(engines)
+        """There is an event to start a step at this moment."""
+        self.num_requests = 0
+        self.num_turns_dropped = 0
+        """Of chats, one of whose requests was refused."""
+        self.finished_s = 0.0
+        """When the last step ended."""
+
+    def run(self, trace: Iterable[TraceRequest]) -> None:
+        """Until the trace is served."""
+        requests = iter(trace)
+        self._push_next(requests)
+        while self._events:
+            now_s, kind, number, request = heapq.heappop(self._events)
+            if now_s > self._max_duration_s:
+                raise SimulationError(
+                    f"the run is not over after {self._max_duration_s} s of virtual time, with "
+                    f"{len(self._engine_of)} requests live; lower the rate or raise --max-duration"
+                )
+            if now_s >= self._next_look_s:
+                self._seen_loads[:] = self._loads
+                # the next multiple of the period above now, though the quotient is rounded
+                self._next_look_s = (math.floor(now_s / self._view_s) + 1) * self._view_s
+                if self._next_look_s <= now_s:
+                    self._next_look_s += self._view_s
+            if kind == _ARRIVAL:
+                assert request is not None
+                if number > 0:  # of the trace, not a later turn
+                    self._push_next(requests)
+                self._arrive(request, now_s)
+            elif kind == _STEP_END:
+                finished, refused = self._engines[number].end_step()
+                self.finished_s = now_s
+                self._remove(finished, refused, now_s)
+                self._start_soon(number, now_s)
+            else:
+                self._will_start[number] = False
+                end_s, refused = self._engines[number].start_step(now_s)
+                self._remove([], refused, now_s)
+                if end_s is not None:
+                    heapq.heappush(self._events, (end_s, _STEP_END, number, None))
+
+    def _push_next(self, requests: Iterator[TraceRequest]) -> None:
+        request = next(requests, None)
+        if request is not None:
+            # above 0, and in the trace's order at one moment
+            heapq.heappush(self._events, (request.arrival_s, _ARRIVAL, 1 + request.index, request))
+
+    def _arrive(self, request: TraceRequest, now_s: float) -> None:
+        number = self._router.choose(request, self._seen_loads)
+        self._loads[number] += request.num_prompt_tokens
+        if self._view_s:
+            self._seen_loads[number] += request.num_prompt_tokens
+        self._engine_of[request.index] = number
+        self.num_requests += 1
+        engine = self._engines[number]
+        engine.receive(request)
+        if not engine.is_stepping:
+            self._start_soon(number, now_s)
+
+    def _start_soon(self, number: int, now_s: float) -> None:
+        """After all that happens at this moment."""
+        if not self._will_start[number]:
+            self._will_start[number] = True
+            heapq.heappush(self._events, (now_s, _STEP_START, number, None))
+
+    def _remove(
+        self, finished: list[TraceRequest], refused: list[TraceRequest], now_s: float
+    ) -> None:
+        for request in (*finished, *refused):
+            self._loads[self._engine_of.pop(request.index)] -= request.num_prompt_tokens
+        for request in finished:
+            turn = request.next_turn(now_s)
+            if turn is not None:
+                heapq.heappush(self._events, (turn.arrival_s, _ARRIVAL, -turn.index, turn))
+        self.num_turns_dropped += sum(len(request.later_turns) for request in refused)

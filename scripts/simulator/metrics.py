@@ -1,4 +1,4 @@
-"""What became of the requests: columns with an entry a finished request, and the report of a run."""
+"""What became of the requests: columns with an entry a request, and the report of a run."""
 
 import array
 import dataclasses

@@ -5,7 +5,7 @@ planner's processes make the same parts again.
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,7 +26,7 @@ from scripts.simulator.synthetic import (
     parse_lengths,
     read_pairs,
 )
-from scripts.simulator.trace import ShapedTrace, Trace, TraceFile
+from scripts.simulator.trace import TraceFile, TraceRequest, take_part
 
 
 @Parameter(name="*", group="Trace")
@@ -71,11 +71,8 @@ class TraceOptions:
     delay: Annotated[float, Parameter(help="Shift all arrivals by seconds.")] = 0.0
     seed: Annotated[int, Parameter(help="Of all that is random.")] = 0
 
-    def make(self, max_model_len: int) -> Trace:
-        """
-        Raises:
-            SimulationError: a value outside its limits.
-        """
+    def make(self, max_model_len: int) -> TraceFile | SyntheticTrace:
+        """The whole trace, of which `requests` takes a part."""
         if self.seed < 0:
             raise SimulationError(f"--seed is {self.seed}, it must be at least 0")
         if (self.trace is None) != (self.trace_format is None):
@@ -83,16 +80,17 @@ class TraceOptions:
             raise SimulationError(f"{given} is given without {missing}; give both or neither")
         self._refuse_options_without_effect()
         if self.trace is not None and self.trace_format is not None:
-            trace: Trace = TraceFile(self.trace, self.trace_format)
-            max_requests = self.num_requests
-        else:
-            trace, max_requests = self._synthetic(max_model_len), None
-        return ShapedTrace(
+            return TraceFile(self.trace, self.trace_format)
+        return self._synthetic(max_model_len)
+
+    def requests(self, trace: TraceFile | SyntheticTrace) -> Iterator[TraceRequest]:
+        return take_part(
             trace,
             rate_scale=self.rate_scale,
             skip_s=self.skip,
             duration_s=self.duration,
-            max_requests=max_requests,
+            # a synthetic trace counts the later turns of chats too
+            max_requests=None if self.trace is None else self.num_requests,
             delay_s=self.delay,
         )
 
@@ -167,13 +165,13 @@ class EngineOptions(SchedulerConfig):
     max_steps_in_flight: Annotated[int, _Unset] = 1
 
     def scheduler_config(self, slo: "FleetOptions") -> SchedulerConfig:
-        """
-        Raises:
-            ValueError: a value outside its limits.
-        """
         names = [field.name for field in dataclasses.fields(SchedulerConfig)]
         settings = {name: getattr(self, name) for name in names}
         if self.slo_budget:
+            if slo.slo_tpot_ms is None:
+                raise SimulationError(
+                    "--slo-budget does nothing without --slo-tpot-ms; give it too"
+                )
             settings |= {"slo_tpot_ms": slo.slo_tpot_ms, "slo_ttft_ms": slo.slo_ttft_ms}
         return SchedulerConfig(**settings)
 
@@ -244,10 +242,6 @@ class FleetOptions:
     ] = None
 
     def view_s(self, router: Router) -> float:
-        """
-        Raises:
-            SimulationError: out of its limits, or of no effect.
-        """
         if not (self.router_view_ms >= 0 and math.isfinite(self.router_view_ms)):
             raise SimulationError(
                 f"--router-view-ms is {self.router_view_ms}, it must be at least 0"

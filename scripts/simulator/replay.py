@@ -54,11 +54,7 @@ class Verification:
 
 
 def verify(trace: StepTrace) -> Verification:
-    """Up to the first difference.
-
-    Raises:
-        SimulationError: a trace that cannot be replayed.
-    """
+    """Up to the first difference."""
     replay = _Replay(trace)
     num_steps = num_requests = 0
     between: list[Event] = []
@@ -208,9 +204,7 @@ def _compare(step: Step, plan: SchedulerOutput) -> Difference | None:
     return None
 
 
-def _from_first_difference(
-    recorded: list[Any], decided: list[Any]
-) -> tuple[list[Any], list[Any]]:
+def _from_first_difference(recorded: list[Any], decided: list[Any]) -> tuple[list[Any], list[Any]]:
     """Both from two entries before their first difference on."""
     same = 0
     while same < min(len(recorded), len(decided)) and recorded[same] == decided[same]:

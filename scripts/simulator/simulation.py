@@ -14,7 +14,7 @@ from scripts.simulator.engine import SimulatedEngine
 from scripts.simulator.fleet import CacheAware, Fleet, make_router
 from scripts.simulator.metrics import RequestMetrics
 from scripts.simulator.options import EngineOptions, FleetOptions, StepTimeOptions, TraceOptions
-from scripts.simulator.pictures import Timeline
+from scripts.simulator.picture import Timeline
 
 MAX_ENGINES = 100_000
 _COUNTERS = (
@@ -52,11 +52,6 @@ class Outcome:
 
 
 def simulate(scenario: Scenario, *, with_timeline: bool = False) -> Outcome:
-    """
-    Raises:
-        SimulationError, ValueError: an option outside its limits, a bad row in the trace, or a run
-            that does not end.
-    """
     options = scenario.fleet
     if not 1 <= options.engines <= MAX_ENGINES:
         raise SimulationError(f"--engines is {options.engines}, it must be from 1 to {MAX_ENGINES}")
@@ -74,7 +69,7 @@ def simulate(scenario: Scenario, *, with_timeline: bool = False) -> Outcome:
         for _ in range(options.engines)
     ]
     fleet = Fleet(engines, router, options.max_duration, view_s=options.view_s(router))
-    fleet.run(trace)
+    fleet.run(scenario.trace.requests(trace))
     document = {
         "scenario": scenario.describe(),
         "step_model": model.describe(),
@@ -150,9 +145,6 @@ def plan(
 ) -> dict[str, Any]:
     """The document: every trial in order, and the best: the fewest replicas whose p99 latencies are
     within the SLO, then the least p99 TTFT. A process for each budget.
-
-    Raises:
-        SimulationError: no SLO, no budget, or a simulation that cannot be done.
     """
     slo = scenario.fleet.slo()
     if slo.ttft_s is None and slo.tpot_s is None:

@@ -177,11 +177,7 @@ class Roofline:
         return copies_s + max(self._read_s, dense_s) + max(cache_s, attention_s)
 
     def num_blocks(self, memory_share: float = 0.9) -> int:
-        """Blocks that fit beside the weights (embeddings included) into this share of the memory.
-
-        Raises:
-            SimulationError: not even one block fits.
-        """
+        """Blocks that fit beside weights and embeddings into this share of the memory."""
         shape = self._shape
         num_weights = shape.num_layer_weights + 2 * shape.num_output_weights
         free = self._hardware.memory_bytes * memory_share - num_weights * shape.bytes_per_weight
@@ -222,9 +218,6 @@ class FittedModel:
         Args:
             features: [N, len(FEATURES)].
             durations_s: [N].
-
-        Raises:
-            SimulationError: too few steps, or durations that are not above 0.
         """
         if len(durations_s) < _MIN_STEPS:
             raise SimulationError(

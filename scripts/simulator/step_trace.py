@@ -1,4 +1,4 @@
-"""Step traces of the daemon (`engine-core --trace FILE`): settings, events, and fits of step times."""
+"""Step traces of the daemon (`engine-core --trace FILE`): settings, events, fits of step times."""
 
 import contextlib
 import dataclasses
@@ -18,12 +18,6 @@ _REQUIRED = {"num_blocks": int, "block_size": int, "scheduler": dict}
 
 
 class StepTrace:
-    """
-    Raises:
-        SimulationError: a file that cannot be read, is no step trace, or lacks a setting; also
-            while events are read.
-    """
-
     def __init__(self, path: Path) -> None:
         self.path = path
         with _reading(path):
@@ -45,10 +39,6 @@ class StepTrace:
             yield from read_record(self.path)
 
     def scheduler_config(self) -> SchedulerConfig:
-        """
-        Raises:
-            SimulationError: a setting that this scheduler does not have.
-        """
         settings = self.settings["scheduler"]
         known = {field.name for field in dataclasses.fields(SchedulerConfig)}
         if unknown := sorted(set(settings) - known):
@@ -83,10 +73,6 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def fit_step_trace(path: Path) -> FittedModel:
-    """
-    Raises:
-        SimulationError: no step trace, or too few steps in it.
-    """
     rows, durations_s = [], []
     for step, cycle_s in step_cycles(StepTrace(path).events()):
         if step.nums and cycle_s > 0:

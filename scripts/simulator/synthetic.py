@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,18 +22,15 @@ _CHUNK = 1024
 
 def parse_lengths(option: str, text: str) -> Lengths:
     """
-        512                        always 512
-        uniform:32:512             each length of the range as likely
-        log-uniform:32:512         each factor of 2 as likely
-        lognormal:300:1.2:8192     median, sigma of the logarithm, largest
-
-    Raises:
-        SimulationError: names the option, its value and what it takes.
+    512                        always 512
+    uniform:32:512             each length of the range as likely
+    log-uniform:32:512         each factor of 2 as likely
+    lognormal:300:1.2:8192     median, sigma of the logarithm, largest
     """
     name, *numbers = text.split(":")
     try:
         match name, numbers:
-            case ("uniform" | "log-uniform"), [smallest, largest]:
+            case (("uniform" | "log-uniform"), [smallest, largest]):
                 low, high = int(smallest), int(largest)
                 if not 1 <= low <= high:
                     raise SimulationError(
@@ -67,28 +65,20 @@ def parse_lengths(option: str, text: str) -> Lengths:
 
 
 def read_pairs(path: Path) -> Int64Array:
-    """Lines of `prompt tokens,output tokens`, to be drawn from with replacement; [N, 2].
-
-    Raises:
-        SimulationError: a file that cannot be read, or names the line.
-    """
+    """Lines of `prompt tokens,output tokens`, to be drawn from with replacement; [N, 2]."""
     pairs = []
     try:
-        lines = path.read_text().splitlines()
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            prompt, _, output = line.partition(",")
+            if not (prompt.strip().isdecimal() and output.strip().isdecimal()):
+                raise SimulationError(
+                    f"{path}, line {number}: {line!r} is no pair of lengths, write 512,128"
+                )
+            pairs.append((int(prompt), int(output)))
     except OSError as error:
         raise SimulationError(f"cannot read {path}: {error.strerror}") from None
-    for number, line in enumerate(lines, start=1):
-        try:
-            prompt, output = map(int, line.split(","))
-        except ValueError:
-            prompt = output = 0
-        if prompt < 1 or output < 1:
-            raise SimulationError(
-                f"{path}, line {number}: {line!r} is no pair of lengths above 0, as 512,128"
-            )
-        pairs.append((prompt, output))
-    if not pairs:
-        raise SimulationError(f"{path} holds no pair of lengths; write lines as 512,128")
+    if not pairs or min(map(min, pairs)) < 1:
+        raise SimulationError(f"{path} must hold pairs of lengths above 0, write lines as 512,128")
     return np.array(pairs, np.int64)
 
 
@@ -124,9 +114,6 @@ class SyntheticTrace:
         num_requests: in all, later turns of chats included.
         length_pairs: [N, 2], drawn together; if given, the two distributions are not used.
         num_tenants: each request belongs to one of them, drawn at random; 0 for none.
-
-    Raises:
-        SimulationError: a value outside its limits.
     """
 
     arrivals: Callable[[np.random.Generator], Iterator[float]]
@@ -143,9 +130,7 @@ class SyntheticTrace:
     def name(self) -> str:
         return f"synthetic, seed {self.seed}"
 
-    @property
-    def num_skipped(self) -> int:
-        return 0
+    num_skipped: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_requests <= MAX_REQUESTS:

@@ -3,11 +3,12 @@
 import csv
 import dataclasses
 import datetime
+import itertools
 import math
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO
 
 import msgspec
 
@@ -100,20 +101,15 @@ class TraceRequest:
         )
 
 
-class Trace(Protocol):
-    """Requests in order of arrival, made while they are asked for, the same each time."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def num_skipped(self) -> int:
-        """Rows of the source that are no requests; complete after the last request."""
-        ...
-
-    def __iter__(self) -> Iterator[TraceRequest]: ...
-
-
-class ShapedTrace:
+def take_part(
+    requests: Iterable[TraceRequest],
+    *,
+    rate_scale: float = 1.0,
+    skip_s: float = 0.0,
+    duration_s: float | None = None,
+    max_requests: int | None = None,
+    delay_s: float = 0.0,
+) -> Iterator[TraceRequest]:
     """A part of a trace, at another rate.
 
     Args:
@@ -123,54 +119,23 @@ class ShapedTrace:
         duration_s: of the trace's own clock, from `skip_s` on; None for all.
         max_requests: without the later turns of chats.
         delay_s: added to every arrival, after scaling.
-
-    Raises:
-        SimulationError: a value outside its limits.
     """
-
-    def __init__(
-        self,
-        trace: Trace,
-        *,
-        rate_scale: float = 1.0,
-        skip_s: float = 0.0,
-        duration_s: float | None = None,
-        max_requests: int | None = None,
-        delay_s: float = 0.0,
-    ) -> None:
-        for name, value in (("rate_scale", rate_scale), ("duration_s", duration_s)):
-            if value is not None and not value > 0:
-                raise SimulationError(f"{name} is {value}, it must be above 0")
-        for name, value in (("skip_s", skip_s), ("delay_s", delay_s)):
-            if not value >= 0:
-                raise SimulationError(f"{name} is {value}, it must be at least 0")
-        if max_requests is not None and max_requests < 1:
-            raise SimulationError(f"num_requests is {max_requests}, it must be at least 1")
-        self._trace = trace
-        self._rate_scale = rate_scale
-        self._skip_s = skip_s
-        self._stop_s = float("inf") if duration_s is None else skip_s + duration_s
-        self._max_requests = max_requests
-        self._delay_s = delay_s
-
-    @property
-    def name(self) -> str:
-        return self._trace.name
-
-    @property
-    def num_skipped(self) -> int:
-        return self._trace.num_skipped
-
-    def __iter__(self) -> Iterator[TraceRequest]:
-        num_requests = 0
-        for request in self._trace:
-            if request.arrival_s < self._skip_s:
-                continue
-            if request.arrival_s >= self._stop_s or num_requests == self._max_requests:
-                return
-            num_requests += 1
-            arrival_s = (request.arrival_s - self._skip_s) / self._rate_scale + self._delay_s
-            yield dataclasses.replace(request, arrival_s=arrival_s)
+    for name, value in (("rate_scale", rate_scale), ("duration_s", duration_s)):
+        if value is not None and not value > 0:
+            raise SimulationError(f"{name} is {value}, it must be above 0")
+    for name, value in (("skip_s", skip_s), ("delay_s", delay_s)):
+        if not value >= 0:
+            raise SimulationError(f"{name} is {value}, it must be at least 0")
+    if max_requests is not None and max_requests < 1:
+        raise SimulationError(f"num_requests is {max_requests}, it must be at least 1")
+    stop_s = math.inf if duration_s is None else skip_s + duration_s
+    part = itertools.takewhile(
+        lambda request: request.arrival_s < stop_s,
+        itertools.dropwhile(lambda request: request.arrival_s < skip_s, requests),
+    )
+    for request in itertools.islice(part, max_requests):
+        arrival_s = (request.arrival_s - skip_s) / rate_scale + delay_s
+        yield dataclasses.replace(request, arrival_s=arrival_s)
 
 
 # ---------------------------------------------------------------------- files
@@ -215,9 +180,6 @@ class TraceFile:
     Args:
         path: read anew for each iteration.
         file_format: one of FORMATS.
-
-    Raises:
-        SimulationError: an unknown format; while reading: file, line and what is wrong there.
     """
 
     def __init__(self, path: Path, file_format: str) -> None:
@@ -228,6 +190,7 @@ class TraceFile:
         self._path = path
         self._format = file_format
         self.num_skipped = 0
+        """Rows that are no requests; complete after the last request."""
 
     @property
     def name(self) -> str:

@@ -1,10 +1,9 @@
-"""How well a simulation predicts a traced run: its own arrivals and settings, with step times fitted
-on it or on another run; throughput and TTFT of both.
+"""How well a simulation predicts a traced run: the same arrivals and settings, with step times
+fitted on it or on another run; throughput and TTFT of both.
 """
 
 import dataclasses
 from array import array
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -33,18 +32,6 @@ class TracedRequest(TraceRequest):
         return array("I", self.token_ids)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TracedRun:
-    """A Trace of the requests that got a token."""
-
-    name: str
-    requests: tuple[TracedRequest, ...]
-    num_skipped: int
-
-    def __iter__(self) -> Iterator[TraceRequest]:
-        yield from self.requests
-
-
 @dataclasses.dataclass(slots=True)
 class _Served:
     arrived: Arrived
@@ -54,23 +41,19 @@ class _Served:
 
 
 def validate(trace: StepTrace, model: FittedModel) -> dict[str, Any]:
-    """The document.
-
-    Raises:
-        SimulationError: a trace without a finished request, or with parallel samples.
-    """
+    """The document."""
     served, end_s = _served(trace)
     done = [one for one in served if one.first_token_s is not None]
     if not done:
         raise SimulationError(f"{trace.path} holds no request that got a token; trace more")
     start_s = min(one.arrival_s for one in done)
-    run = _traced_run(trace, done, start_s, len(served) - len(done))
+    requests = _requests(trace, done, start_s)
     metrics = RequestMetrics()
     engine = SimulatedEngine(trace.scheduler_config(), trace.make_cache(), model, metrics)
     fleet = Fleet([engine], RoundRobin())
-    fleet.run(run)
+    fleet.run(requests)
     ttfts_s = [one.first_token_s - one.arrival_s for one in done if one.first_token_s is not None]
-    num_output = sum(request.num_output_tokens for request in run.requests)
+    num_output = sum(request.num_output_tokens for request in requests)
     recorded = _figures(np.array(ttfts_s), num_output, end_s - start_s)
     simulated = _figures(metrics.latencies("ttft"), metrics.num_output_tokens, fleet.finished_s)
     return {
@@ -149,10 +132,8 @@ def _spread(together: list[_Served], last: Step | None) -> None:
         one.arrival_s = last.start_s + last.duration_s * place / (len(together) + 1)
 
 
-def _traced_run(
-    trace: StepTrace, done: list[_Served], start_s: float, num_left_out: int
-) -> TracedRun:
-    requests = [
+def _requests(trace: StepTrace, done: list[_Served], start_s: float) -> list[TracedRequest]:
+    return [
         TracedRequest(
             index=index,
             arrival_s=one.arrival_s - start_s,
@@ -165,4 +146,3 @@ def _traced_run(
         )
         for index, one in enumerate(done)
     ]
-    return TracedRun(trace.path.name, tuple(requests), num_left_out)

@@ -1,11 +1,10 @@
 """Routers: where requests go, and what that does to the hit rate."""
 
 import pytest
-from simulation_parts import request, serve
+from simulation_parts import LinearStepModel, request, serve
 
-from scripts.simulator.errors import SimulationError
-from scripts.simulator.routing import CacheAware, LeastLoaded, RoundRobin, Sticky, make_router
-from scripts.simulator.step_work import LinearStepModel
+from scripts.simulator import SimulationError
+from scripts.simulator.fleet import CacheAware, LeastLoaded, RoundRobin, Sticky, make_router
 from scripts.simulator.trace import Turn, shared_segment
 
 

@@ -1,7 +1,6 @@
-"""Pictures of a run, by matplotlib: tokens of steps, blocks in use, queues, latencies."""
+"""A picture of a run, by matplotlib: tokens of steps, blocks in use, queues, latencies."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,53 +44,37 @@ class Timeline:
         return times, dict(zip(FIELDS, self._values[:, :stop] / self._width_s, strict=True))
 
 
-def draw(folder: Path, metrics: RequestMetrics, timeline: Timeline) -> list[Path]:
-    """Four PNG files; the same run, the same bytes.
-
-    Raises:
-        SimulationError: no matplotlib, or a folder that cannot be written.
-    """
+def draw(path: Path, metrics: RequestMetrics, timeline: Timeline) -> None:
+    """A PNG file; the same run, the same bytes."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise SimulationError(
-            "--pictures needs matplotlib, which is not installed; pip install "
-            "'engine-core[simulate]' or leave --pictures out"
+            "--picture needs matplotlib, which is not installed; pip install "
+            "'engine-core[simulate]' or leave --picture out"
         ) from None
     times, means = timeline.series()
+    figure = Figure(figsize=(10, 12), layout="constrained")
+    steps, blocks, queues, latencies = figure.subplots(4)
     busy = np.maximum(means["engines busy"], 1e-12)
-    series: dict[str, tuple[str, dict[str, Any]]] = {
-        "batch-composition": (
-            "tokens in a step",
-            {name: means[name] / busy for name in ("decode tokens", "prefill tokens")},
-        ),
-        "blocks-in-use": ("blocks, all engines", {"in use": means["blocks in use"]}),
-        "queues": ("requests", {name: means[name] for name in ("running", "waiting")}),
-    }
-    figures = {name: Figure(figsize=(9, 4), layout="constrained") for name in series}
-    for name, (label, lines) in series.items():
-        axes = figures[name].subplots()
-        if name == "batch-composition":
-            axes.stackplot(times, *lines.values(), labels=list(lines))
-        else:
-            for title, values in lines.items():
-                axes.plot(times, values, label=title, linewidth=1)
-        axes.set(xlabel="virtual time, s", ylabel=label, ylim=(0, None))
-        axes.legend(loc="upper right")
-    figures["latency-cdfs"] = figure = Figure(figsize=(9, 4), layout="constrained")
-    axes = figure.subplots()
+    tokens = {name: means[name] / busy for name in ("decode tokens", "prefill tokens")}
+    steps.stackplot(times, *tokens.values(), labels=list(tokens))
+    blocks.plot(times, means["blocks in use"], label="in use")
+    for name in ("running", "waiting"):
+        queues.plot(times, means[name], label=name)
+    titles = ("tokens in a step", "blocks, all engines", "requests")
+    for axes, title in zip((steps, blocks, queues), titles, strict=True):
+        axes.set(xlabel="virtual time, s", ylabel=title, ylim=(0, None))
     for name, title in LATENCIES.items():
         values = metrics.latencies(name)
         if len(values):
             picked = np.linspace(0, len(values) - 1, min(len(values), _MAX_POINTS)).astype(int)
             shares = (picked + 1) / len(values)
-            axes.plot(np.maximum(values[picked], 1e-6), shares, label=title, linewidth=1)
-    axes.set(xlabel="seconds", ylabel="share of requests", xscale="log", ylim=(0, 1))
-    axes.legend(loc="lower right")
+            latencies.plot(np.maximum(values[picked], 1e-6), shares, label=title)
+    latencies.set(xlabel="seconds", ylabel="share of requests", xscale="log", ylim=(0, 1))
+    for axes in (steps, blocks, queues, latencies):
+        axes.legend(loc="upper right")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, figure in figures.items():
-            figure.savefig(folder / f"{name}.png", metadata={"Software": None})
+        figure.savefig(path, format="png", metadata={"Software": None})
     except OSError as error:
-        raise SimulationError(f"cannot write pictures to {folder}: {error.strerror}") from None
-    return [folder / f"{name}.png" for name in figures]
+        raise SimulationError(f"cannot write {path}: {error.strerror}") from None
