@@ -19,33 +19,27 @@ from cyclopts import Parameter
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.command_line import make_app, run_app
-from scripts.simulator import SimulationError, replay, validation
-from scripts.simulator import simulation as simulator
+from scripts.simulator import SimulationError, replay, simulation, validation
 from scripts.simulator.metrics import as_json, as_plan_table, as_table
-from scripts.simulator.options import EngineOptions, FleetOptions, StepTimeOptions, TraceOptions
 from scripts.simulator.picture import draw
+from scripts.simulator.simulation import Scenario
 from scripts.simulator.step_trace import StepTrace, fit_step_trace
 
 app = make_app("simulate", __doc__)
 
 JsonFile = Annotated[Path | None, Parameter(help="Write the document here, not to stdout.")]
-_TRACE, _ENGINE = TraceOptions(), EngineOptions()
-_STEP_TIMES, _FLEET = StepTimeOptions(), FleetOptions()
+_DEFAULT = Scenario()
 
 
 @app.command
 def run(
     *,
-    trace: TraceOptions = _TRACE,
-    engine: EngineOptions = _ENGINE,
-    step_times: StepTimeOptions = _STEP_TIMES,
-    fleet: FleetOptions = _FLEET,
+    scenario: Scenario = _DEFAULT,
     json: JsonFile = None,
     picture: Annotated[Path | None, Parameter(help="Where a PNG of the run goes.")] = None,
 ) -> int:
     """Serve a trace and report latencies, throughput, cache hits and preemptions."""
-    scenario = simulator.Scenario(trace=trace, engine=engine, step_times=step_times, fleet=fleet)
-    outcome = simulator.simulate(scenario, with_timeline=picture is not None)
+    outcome = simulation.simulate(scenario, with_timeline=picture is not None)
     print(as_table(outcome.document), file=sys.stderr)
     if picture is not None and outcome.timeline is not None:
         draw(picture, outcome.metrics, outcome.timeline)
@@ -61,16 +55,12 @@ def plan(
     ] = (512, 2048, 8192),
     max_replicas: Annotated[int, Parameter(help="Most replicas to try.")] = 64,
     processes: Annotated[int | None, Parameter(help="Default: one a core.")] = None,
-    trace: TraceOptions = _TRACE,
-    engine: EngineOptions = _ENGINE,
-    step_times: StepTimeOptions = _STEP_TIMES,
-    fleet: FleetOptions = _FLEET,
+    scenario: Scenario = _DEFAULT,
     json: JsonFile = None,
 ) -> int:
     """The fewest replicas, and the token budget, with p99 TTFT below --slo-ttft-ms and p99 TPOT
     below --slo-tpot-ms."""
-    scenario = simulator.Scenario(trace=trace, engine=engine, step_times=step_times, fleet=fleet)
-    document = simulator.plan(scenario, budget, max_replicas, processes)
+    document = simulation.plan(scenario, budget, max_replicas, processes)
     print(as_plan_table(document), file=sys.stderr)
     _write(as_json(document), json)
     return 0 if document["best"] is not None else 1

@@ -14,6 +14,8 @@ from scripts.simulator.trace import TraceRequest
 
 _ARRIVAL, _STEP_END, _STEP_START = range(3)
 _MASK = 2**64 - 1
+_MIN_MATCH = 0.5
+"""Least share of the prompt that an engine must have been sent."""
 
 
 class Router(Protocol):
@@ -78,7 +80,6 @@ class CacheAware:
     a 512-token block of a Mooncake trace).
 
     Args:
-        min_match: least share of the prompt that must be known.
         balance_tokens, balance_ratio: loads are out of balance if the chosen engine's is above the
             least by more than the first, and above it by more than the second times.
     """
@@ -88,12 +89,10 @@ class CacheAware:
     def __init__(
         self,
         *,
-        min_match: float = 0.5,
         balance_tokens: int = 32_768,
         balance_ratio: float = 1.5,
         max_prefixes: int = 1_000_000,
     ) -> None:
-        self._min_match = min_match
         self._balance_tokens = balance_tokens
         self._balance_ratio = balance_ratio
         self._max_prefixes = max_prefixes
@@ -110,15 +109,17 @@ class CacheAware:
 
     def choose(self, request: TraceRequest, loads: list[int]) -> int:
         prefixes, ends = _prefixes(request)
-        num_matched, holders = self._match(prefixes, ends)
-        self._num_prompt_tokens += ends[-1]
+        num_matched, holders = 0, dict[int, None]()
+        for prefix, end in zip(prefixes, ends, strict=True):
+            if prefix not in self._engines_by_prefix:
+                break
+            num_matched, holders = end, self._engines_by_prefix[prefix]
         chosen = None
-        if num_matched >= self._min_match * ends[-1] and holders:
+        if num_matched >= _MIN_MATCH * ends[-1] and holders:
             chosen = min(holders, key=lambda engine: (loads[engine], engine))
-            if self._is_overloaded(loads[chosen], loads):
-                chosen = None
-        if chosen is None:
+        if chosen is None or self._is_overloaded(loads[chosen], loads):
             chosen = loads.index(min(loads))
+        self._num_prompt_tokens += ends[-1]
         if chosen in holders:
             self._num_matched_tokens += num_matched
         for prefix in prefixes:
@@ -127,15 +128,6 @@ class CacheAware:
         while len(self._engines_by_prefix) > self._max_prefixes:
             self._engines_by_prefix.popitem(last=False)
         return chosen
-
-    def _match(self, prefixes: list[int], ends: list[int]) -> tuple[int, dict[int, None]]:
-        num_matched, holders = 0, dict[int, None]()
-        for prefix, end in zip(prefixes, ends, strict=True):
-            engines = self._engines_by_prefix.get(prefix)
-            if engines is None:
-                break
-            num_matched, holders = end, engines
-        return num_matched, holders
 
     def _is_overloaded(self, load: int, loads: list[int]) -> bool:
         if load <= self._balance_tokens:
@@ -165,15 +157,14 @@ def scramble(value: int) -> int:
 
 
 def make_router(name: str, seed: int) -> Router:
+    if name == "random":
+        return Random(seed)
     routers: dict[str, Callable[[], Router]] = {
         "round-robin": RoundRobin,
-        "random": lambda: Random(seed),
         "least-loaded": LeastLoaded,
         "cache-aware": CacheAware,
         "sticky": Sticky,
     }
-    if name not in routers:
-        raise SimulationError(f"the router is {name!r}, it must be one of {', '.join(routers)}")
     return routers[name]()
 
 

@@ -30,16 +30,18 @@ from scripts.simulator import SimulationError
 from scripts.simulator.step_trace import StepTrace
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Difference:
-    step_id: int
-    what: str
-    recorded: Any
-    decided: Any
+class Difference(Exception):
+    """The first decision that is not the recorded one."""
 
-    def __str__(self) -> str:
-        return (
-            f"step {self.step_id}: {self.what} differ\n"
+    def __init__(self, step_id: int, what: str, recorded: list[Any], decided: list[Any]) -> None:
+        self.step_id, self.what = step_id, what
+        same = 0
+        while recorded[same : same + 1] == decided[same : same + 1]:
+            same += 1
+        start = max(0, same - 2)
+        self.recorded, self.decided = recorded[start:], decided[start:]
+        super().__init__(
+            f"step {step_id}: {what} differ\n"
             f"  recorded  {_shortened(self.recorded)}\n"
             f"  decided   {_shortened(self.decided)}"
         )
@@ -55,20 +57,12 @@ class Verification:
 
 def verify(trace: StepTrace) -> Verification:
     """Up to the first difference."""
-    replay = _Replay(trace)
-    num_steps = num_requests = 0
-    between: list[Event] = []
-    for event in trace.events():
-        if not isinstance(event, Planned | Step):
-            between.append(event)
-            continue
-        difference = replay.advance(between, event)
-        num_requests += sum(isinstance(one, Arrived) for one in between)
-        if difference is not None:
-            return Verification(num_steps, num_requests, difference)
-        num_steps += isinstance(event, Step)
-        between = []
-    return Verification(num_steps, num_requests, None)
+    replay, difference = _Replay(trace), None
+    try:
+        replay.run()
+    except Difference as found:
+        difference = found
+    return Verification(replay.num_steps, replay.num_requests, difference)
 
 
 class _Replay:
@@ -84,42 +78,47 @@ class _Replay:
         self._now_s = 0.0
         self._plans: dict[int, SchedulerOutput] = {}
         """Of the steps in flight, by the recorded id."""
+        self.num_steps = self.num_requests = 0
 
-    def advance(self, between: list[Event], event: Planned | Step) -> Difference | None:
-        """What came before an event of a step, then that event."""
-        if event.id in self._plans:
-            difference = self._apply_all(between, event.id)
-        else:
-            start_s = event.at_s if isinstance(event, Planned) else event.start_s
-            difference = self._plan(between, event.id, start_s)
-        if difference is not None or isinstance(event, Planned):
-            return difference
-        return self._update(event)
+    def run(self) -> None:
+        """
+        Raises:
+            Difference: with the scheduler's decisions.
+        """
+        between: list[Event] = []
+        for event in self._trace.events():
+            if not isinstance(event, Planned | Step):
+                between.append(event)
+                continue
+            if event.id in self._plans:
+                self._apply(between, event.id)
+            else:
+                start_s = event.at_s if isinstance(event, Planned) else event.start_s
+                self._plan(between, event.id, start_s)
+            if isinstance(event, Step):
+                self._update(event)
+            between = []
 
-    def _plan(self, between: list[Event], step_id: int, start_s: float) -> Difference | None:
+    def _plan(self, between: list[Event], step_id: int, start_s: float) -> None:
         if self._next_step_id is None:
             self._next_step_id = step_id  # a trace may begin late
         num_missing = step_id - self._next_step_id
-        if num_missing and not self._scheduler.has_work():
+        if not self._scheduler.has_work():
             self._empty_steps(num_missing)
             num_missing = 0
-        difference = self._apply_all(between, step_id)
-        if difference is None:
-            self._empty_steps(num_missing)
-            self._plans[step_id] = self._scheduler.schedule(now=start_s)
-            self._next_step_id = step_id + 1
-        return difference
+        self._apply(between, step_id)
+        self._empty_steps(num_missing)
+        self._plans[step_id] = self._scheduler.schedule(now=start_s)
+        self._next_step_id = step_id + 1
 
-    def _update(self, step: Step) -> Difference | None:
+    def _update(self, step: Step) -> None:
         plan = self._plans.pop(step.id)
-        difference = _compare(step, plan)
-        if difference is not None:
-            return difference
+        _compare(step, plan)
+        self.num_steps += 1
         self._now_s = step.start_s + step.duration_s
         if step.was_discarded:
             self._scheduler.discard_step(plan, "the step failed")
         self._scheduler.update_from_output(plan, step.model_output(), now=self._now_s)
-        return None
 
     def _empty_steps(self, count: int) -> None:
         for _ in range(count):
@@ -128,27 +127,20 @@ class _Replay:
             nothing = ModelRunnerOutput(req_ids=ids, sampled_token_ids=np.zeros(len(ids), np.int32))
             self._scheduler.update_from_output(plan, nothing, now=self._now_s)
 
-    def _apply_all(self, events: list[Event], step_id: int) -> Difference | None:
+    def _apply(self, events: list[Event], step_id: int) -> None:
         for event in events:
-            difference = self._apply(event, step_id)
-            if difference is not None:
-                return difference
-        return None
-
-    def _apply(self, event: Event, step_id: int) -> Difference | None:
-        match event:
-            case Arrived():
-                try:
-                    self._scheduler.add_request(self._request(event))
-                except (SchedulerError, ValueError) as error:
-                    return Difference(step_id, f"arrivals ({event.id})", "taken", str(error))
-            case Aborted():
-                self._scheduler.finish_requests(event.ids, RequestStatus.FINISHED_ABORTED)
-            case CacheReset():
-                self._scheduler.reset_prefix_cache()
-            case Planned() | Step():
-                raise AssertionError("steps are not applied")
-        return None
+            match event:
+                case Arrived():
+                    self.num_requests += 1
+                    try:
+                        self._scheduler.add_request(self._request(event))
+                    except (SchedulerError, ValueError) as error:
+                        what = f"arrivals ({event.id})"
+                        raise Difference(step_id, what, ["accepted"], [str(error)]) from None
+                case Aborted():
+                    self._scheduler.finish_requests(event.ids, RequestStatus.FINISHED_ABORTED)
+                case CacheReset():
+                    self._scheduler.reset_prefix_cache()
 
     def _request(self, arrived: Arrived) -> Request:
         if self._eos_token_ids is None and not arrived.ignore_eos:
@@ -183,34 +175,21 @@ class _Replay:
         )
 
 
-def _compare(step: Step, plan: SchedulerOutput) -> Difference | None:
+def _compare(step: Step, plan: SchedulerOutput) -> None:
     batch, copies = plan.batch, plan.copies
-    pairs: dict[str, tuple[Any, Any]] = {
-        "preempted requests": (step.preempted, plan.preempted_req_ids),
-        "sequences": (step.sequences, batch.req_ids),
-        "scheduled tokens": (step.nums, batch.num_scheduled_tokens.tolist()),
-        "computed tokens": (step.context, batch.num_computed_tokens.tolist()),
-        "new sequences": (step.new, [new.req_id for new in plan.scheduled_new_reqs]),
-        "resumed sequences": (step.resumed, [again.req_id for again in plan.resumed_reqs]),
-        "finished sequences": (step.finished, plan.finished_req_ids),
-        "numbers of copies": (
-            list(step.copies),
-            [len(copies.swap_in), len(copies.swap_out), len(copies.copy)],
-        ),
-    }
-    for what, (recorded, decided) in pairs.items():
+    num_copies = [len(copies.swap_in), len(copies.swap_out), len(copies.copy)]
+    for what, recorded, decided in (
+        ("preempted requests", step.preempted, plan.preempted_req_ids),
+        ("sequences", step.sequences, batch.req_ids),
+        ("scheduled tokens", step.nums, batch.num_scheduled_tokens.tolist()),
+        ("computed tokens", step.context, batch.num_computed_tokens.tolist()),
+        ("new sequences", step.new, [new.req_id for new in plan.scheduled_new_reqs]),
+        ("resumed sequences", step.resumed, [resumed.req_id for resumed in plan.resumed_reqs]),
+        ("finished sequences", step.finished, plan.finished_req_ids),
+        ("numbers of copies", list(step.copies), num_copies),
+    ):
         if recorded != decided:
-            return Difference(step.id, what, *_from_first_difference(recorded, decided))
-    return None
-
-
-def _from_first_difference(recorded: list[Any], decided: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Both from two entries before their first difference on."""
-    same = 0
-    while same < min(len(recorded), len(decided)) and recorded[same] == decided[same]:
-        same += 1
-    start = max(0, same - 2)
-    return recorded[start:], decided[start:]
+            raise Difference(step.id, what, recorded, decided)
 
 
 def _shortened(values: list[Any]) -> str:

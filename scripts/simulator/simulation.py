@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from cyclopts import Parameter
+
 from scripts.simulator import SimulationError
 from scripts.simulator.engine import SimulatedEngine
 from scripts.simulator.fleet import CacheAware, Fleet, make_router
@@ -27,6 +29,7 @@ _COUNTERS = (
 )
 
 
+@Parameter(name="*")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scenario:
     trace: TraceOptions = dataclasses.field(default_factory=TraceOptions)

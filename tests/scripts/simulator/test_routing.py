@@ -3,7 +3,6 @@
 import pytest
 from simulation_parts import LinearStepModel, request, serve
 
-from scripts.simulator import SimulationError
 from scripts.simulator.fleet import CacheAware, LeastLoaded, RoundRobin, Sticky, make_router
 from scripts.simulator.trace import Turn, shared_segment
 
@@ -78,11 +77,6 @@ def test_cache_aware_forgets_the_oldest_prefixes():
         router.choose(prompt(index, (index + 10, 500)), [9, 0])
 
     assert router.choose(prompt(9, (1, 500)), [9, 0]) == 1
-
-
-def test_an_unknown_router_is_named():
-    with pytest.raises(SimulationError, match="'best', it must be one of round-robin, random"):
-        make_router("best", 0)
 
 
 def test_routers_that_know_chats_find_their_turns_cached_and_others_do_not():
