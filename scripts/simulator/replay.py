@@ -16,13 +16,12 @@ from engine_core.scheduler import (
     SchedulerOutput,
 )
 from engine_core.trace.reader import (
-    Aborted,
-    Arrived,
-    CacheReset,
-    Event,
-    Planned,
-    Step,
-    prompt_tokens,
+    TraceAbort,
+    TraceArrival,
+    TraceCacheReset,
+    TraceEvent,
+    TracePlan,
+    TraceStep,
 )
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
@@ -68,7 +67,7 @@ def verify(trace: StepTrace) -> Verification:
 class _Replay:
     """Steps without sequences and outputs are not in a trace; their ids are missing. They are
     planned here too: before the next arrivals if the scheduler had no work then, else after them.
-    Where steps were in flight, a Planned event says when each was planned."""
+    Where steps were in flight, a TracePlan event says when each was planned."""
 
     def __init__(self, trace: StepTrace) -> None:
         self._trace = trace
@@ -85,21 +84,21 @@ class _Replay:
         Raises:
             Difference: with the scheduler's decisions.
         """
-        between: list[Event] = []
+        between: list[TraceEvent] = []
         for event in self._trace.events():
-            if not isinstance(event, Planned | Step):
+            if not isinstance(event, TracePlan | TraceStep):
                 between.append(event)
                 continue
             if event.id in self._plans:
                 self._apply(between, event.id)
             else:
-                start_s = event.at_s if isinstance(event, Planned) else event.start_s
+                start_s = event.at_s if isinstance(event, TracePlan) else event.start_s
                 self._plan(between, event.id, start_s)
-            if isinstance(event, Step):
+            if isinstance(event, TraceStep):
                 self._update(event)
             between = []
 
-    def _plan(self, between: list[Event], step_id: int, start_s: float) -> None:
+    def _plan(self, between: list[TraceEvent], step_id: int, start_s: float) -> None:
         if self._next_step_id is None:
             self._next_step_id = step_id  # a trace may begin late
         num_missing = step_id - self._next_step_id
@@ -111,7 +110,7 @@ class _Replay:
         self._plans[step_id] = self._scheduler.schedule(now=start_s)
         self._next_step_id = step_id + 1
 
-    def _update(self, step: Step) -> None:
+    def _update(self, step: TraceStep) -> None:
         plan = self._plans.pop(step.id)
         _compare(step, plan)
         self.num_steps += 1
@@ -127,22 +126,22 @@ class _Replay:
             nothing = ModelRunnerOutput(req_ids=ids, sampled_token_ids=np.zeros(len(ids), np.int32))
             self._scheduler.update_from_output(plan, nothing, now=self._now_s)
 
-    def _apply(self, events: list[Event], step_id: int) -> None:
+    def _apply(self, events: list[TraceEvent], step_id: int) -> None:
         for event in events:
             match event:
-                case Arrived():
+                case TraceArrival():
                     self.num_requests += 1
                     try:
                         self._scheduler.add_request(self._request(event))
                     except (SchedulerError, ValueError) as error:
                         what = f"arrivals ({event.id})"
                         raise Difference(step_id, what, ["accepted"], [str(error)]) from None
-                case Aborted():
+                case TraceAbort():
                     self._scheduler.finish_requests(event.ids, RequestStatus.FINISHED_ABORTED)
-                case CacheReset():
+                case TraceCacheReset():
                     self._scheduler.reset_prefix_cache()
 
-    def _request(self, arrived: Arrived) -> Request:
+    def _request(self, arrived: TraceArrival) -> Request:
         if self._eos_token_ids is None and not arrived.ignore_eos:
             raise SimulationError(
                 f"{self._trace.path}: request {arrived.id!r} may stop at an end-of-sequence "
@@ -157,7 +156,7 @@ class _Replay:
         )
         message = EngineRequest(
             request_id=arrived.id,
-            prompt_token_ids=prompt_tokens(arrived, self._trace.block_size, 2**31 - 1),
+            prompt_token_ids=arrived.prompt,
             sampling_params=params,
             output_token_ids=arrived.output_token_ids,
             num_sequences=arrived.num_sequences,
@@ -175,7 +174,7 @@ class _Replay:
         )
 
 
-def _compare(step: Step, plan: SchedulerOutput) -> None:
+def _compare(step: TraceStep, plan: SchedulerOutput) -> None:
     batch, copies = plan.batch, plan.copies
     num_copies = [len(copies.swap_in), len(copies.swap_out), len(copies.copy)]
     for what, recorded, decided in (

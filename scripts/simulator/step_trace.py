@@ -10,7 +10,13 @@ import numpy as np
 
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.scheduler import SchedulerConfig
-from engine_core.trace.reader import Event, Step, TraceFormatError, read_header, read_record
+from engine_core.trace.reader import (
+    TraceEvent,
+    TraceFormatError,
+    TraceStep,
+    read_header,
+    read_trace,
+)
 from scripts.simulator import SimulationError
 from scripts.simulator.step_times import FEATURES, FittedModel, attention_pairs
 
@@ -33,10 +39,10 @@ class StepTrace:
             )
         self.block_size: int = self.settings["block_size"]
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[TraceEvent]:
         """Read anew each time."""
         with _reading(self.path):
-            yield from read_record(self.path)
+            yield from read_trace(self.path)
 
     def scheduler_config(self) -> SchedulerConfig:
         settings = self.settings["scheduler"]
@@ -82,15 +88,15 @@ def fit_step_trace(path: Path) -> FittedModel:
     return FittedModel.from_rows(features, np.array(durations_s))
 
 
-def step_cycles(events: Iterator[Event]) -> Iterator[tuple[Step, float]]:
+def step_cycles(events: Iterator[TraceEvent]) -> Iterator[tuple[TraceStep, float]]:
     """Each step, and the seconds from its planning to that of the next, the engine's own work
     between two steps included. Where the engine was idle in between, that work is what it was at
     the last step where it was not. A step that was planned while another ran began when that one
     ended."""
-    last: Step | None = None
+    last: TraceStep | None = None
     duration_s = between_s = end_s = 0.0
     for event in events:
-        if not isinstance(event, Step):
+        if not isinstance(event, TraceStep):
             continue
         if last is not None:
             if event.id == last.id + 1 and not set(last.sequences).isdisjoint(event.sequences):
@@ -103,7 +109,7 @@ def step_cycles(events: Iterator[Event]) -> Iterator[tuple[Step, float]]:
         yield last, duration_s + between_s
 
 
-def _features(step: Step) -> tuple[float, ...]:
+def _features(step: TraceStep) -> tuple[float, ...]:
     """In the order of FEATURES."""
     num_tokens = sum(step.nums)
     return (

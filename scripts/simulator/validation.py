@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.trace.reader import Arrived, Step, prompt_tokens
+from engine_core.trace.reader import TraceArrival, TraceStep
 from scripts.simulator import SimulationError
 from scripts.simulator.engine import SimulatedEngine
 from scripts.simulator.fleet import Fleet, RoundRobin
@@ -34,7 +34,7 @@ class TracedRequest(TraceRequest):
 
 @dataclasses.dataclass(slots=True)
 class _Served:
-    arrived: Arrived
+    arrived: TraceArrival
     arrival_s: float
     first_token_s: float | None = None
     num_computed: int = 0
@@ -96,9 +96,9 @@ def _served(trace: StepTrace) -> tuple[list[_Served], float]:
     """All requests in order of arrival with what became of them, and the end of the last step."""
     served: dict[str, _Served] = {}
     together: list[_Served] = []
-    last: Step | None = None
+    last: TraceStep | None = None
     for event in trace.events():
-        if isinstance(event, Arrived):
+        if isinstance(event, TraceArrival):
             if event.num_sequences != 1 or event.output_token_ids:
                 raise SimulationError(
                     f"{trace.path}: request {event.id!r} has {event.num_sequences} sequences and "
@@ -107,7 +107,7 @@ def _served(trace: StepTrace) -> tuple[list[_Served], float]:
                 )
             served[event.id] = _Served(event, event.at_s)
             together.append(served[event.id])
-        elif isinstance(event, Step):
+        elif isinstance(event, TraceStep):
             _spread(together, last)
             together = []
             for request_id, num, context in zip(
@@ -121,7 +121,7 @@ def _served(trace: StepTrace) -> tuple[list[_Served], float]:
     return list(served.values()), last.start_s + last.duration_s if last else 0.0
 
 
-def _spread(together: list[_Served], last: Step | None) -> None:
+def _spread(together: list[_Served], last: TraceStep | None) -> None:
     """A trace has the time at which the engine took a request from its inbox, between two steps.
     Requests that were taken together arrived evenly over the step before, on both sides alike."""
     if last is None or not together:
@@ -142,7 +142,7 @@ def _requests(trace: StepTrace, done: list[_Served], start_s: float) -> list[Tra
             num_output_tokens=one.num_computed - one.arrived.num_prompt_tokens + 1,
             tenant=one.arrived.tenant,
             priority=one.arrived.priority,
-            token_ids=tuple(prompt_tokens(one.arrived, trace.block_size, 2**31 - 1)),
+            token_ids=tuple(one.arrived.prompt),
         )
         for index, one in enumerate(done)
     ]
