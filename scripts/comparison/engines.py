@@ -26,7 +26,7 @@ _SET_BY_US = ("--bind", "--num-threads")
 _Kind = TypeVar("_Kind", bound="Engine")
 
 
-class DescriptionError(Exception):
+class DescriptionError(ValueError):
     """An --engine, --peer or --server that cannot be understood."""
 
 
