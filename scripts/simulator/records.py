@@ -11,7 +11,14 @@ import numpy as np
 
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.scheduler import SchedulerConfig
-from engine_core.trace.reader import Event, Header, Step, TraceFormatError, read_header, read_record
+from engine_core.trace.reader import (
+    TraceEvent,
+    TraceFormatError,
+    TraceHeader,
+    TraceStep,
+    read_header,
+    read_trace,
+)
 from scripts.simulator.errors import SimulationError
 from scripts.simulator.fitted import FittedModel
 from scripts.simulator.step_work import FEATURES
@@ -30,7 +37,7 @@ class RunRecord:
     def __init__(self, path: Path) -> None:
         self.path = path
         with _Told(path):
-            self._header: Header = read_header(path)
+            self._header: TraceHeader = read_header(path)
         missing = [
             name
             for name, kind in _REQUIRED.items()
@@ -55,9 +62,9 @@ class RunRecord:
         token_ids = self.settings.get("eos_token_ids")
         return None if token_ids is None else tuple(token_ids)
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[TraceEvent]:
         with _Told(self.path):
-            yield from read_record(self.path)
+            yield from read_trace(self.path)
 
     def scheduler_config(self) -> SchedulerConfig:
         """
@@ -102,15 +109,15 @@ def fit_record(path: Path) -> FittedModel:
     return FittedModel.from_rows(features, np.array(durations_s))
 
 
-def step_cycles(events: Iterator[Event]) -> Iterator[tuple[Step, float]]:
+def step_cycles(events: Iterator[TraceEvent]) -> Iterator[tuple[TraceStep, float]]:
     """Each step, and the seconds from its planning to that of the next: what a client sees of it
     includes the engine's own work between two steps. Where the engine had nothing to do in between,
     that work is what it was at the last step where it had. A step that was planned while another
     ran began when that one ended, and nothing lies between them."""
-    last: Step | None = None
+    last: TraceStep | None = None
     duration_s = between_s = end_s = 0.0
     for event in events:
-        if not isinstance(event, Step):
+        if not isinstance(event, TraceStep):
             continue
         if last is not None:
             if event.id == last.id + 1 and not set(last.sequences).isdisjoint(event.sequences):
@@ -123,7 +130,7 @@ def step_cycles(events: Iterator[Event]) -> Iterator[tuple[Step, float]]:
         yield last, duration_s + between_s
 
 
-def features_of(step: Step) -> tuple[float, ...]:
+def features_of(step: TraceStep) -> tuple[float, ...]:
     """In the order of FEATURES."""
     scheduled = np.array(step.nums, np.int64)
     computed = np.array(step.context, np.int64)

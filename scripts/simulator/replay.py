@@ -20,13 +20,12 @@ from engine_core.scheduler import (
     SchedulerOutput,
 )
 from engine_core.trace.reader import (
-    Aborted,
-    Arrived,
-    CacheReset,
-    Event,
-    Planned,
-    Step,
-    prompt_tokens,
+    TraceAbort,
+    TraceArrival,
+    TraceCacheReset,
+    TraceEvent,
+    TracePlan,
+    TraceStep,
 )
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
@@ -65,16 +64,16 @@ def verify(record: RunRecord) -> Verification:
     """
     replay = _Replay(record)
     num_steps = num_requests = 0
-    between: list[Event] = []
+    between: list[TraceEvent] = []
     for event in record.events():
-        if not isinstance(event, Planned | Step):
+        if not isinstance(event, TracePlan | TraceStep):
             between.append(event)
             continue
         difference = replay.go_on(between, event)
-        num_requests += sum(isinstance(one, Arrived) for one in between)
+        num_requests += sum(isinstance(one, TraceArrival) for one in between)
         if difference is not None:
             return Verification(num_steps, num_requests, difference)
-        num_steps += isinstance(event, Step)
+        num_steps += isinstance(event, TraceStep)
         between = []
     return Verification(num_steps, num_requests, None)
 
@@ -88,18 +87,18 @@ class _Replay:
         self._plans: dict[int, SchedulerOutput] = {}
         """Of the steps in flight, by the recorded number."""
 
-    def go_on(self, between: list[Event], event: Planned | Step) -> Difference | None:
+    def go_on(self, between: list[TraceEvent], event: TracePlan | TraceStep) -> Difference | None:
         """What came before an event of a step, then that event."""
         if event.id in self._plans:
             difference = self._apply_all(between, event.id)
         else:
-            start_s = event.at_s if isinstance(event, Planned) else event.start_s
+            start_s = event.at_s if isinstance(event, TracePlan) else event.start_s
             difference = self._plan(between, event.id, start_s)
-        if difference is not None or isinstance(event, Planned):
+        if difference is not None or isinstance(event, TracePlan):
             return difference
         return self._take_in(event)
 
-    def _plan(self, between: list[Event], step_id: int, start_s: float) -> Difference | None:
+    def _plan(self, between: list[TraceEvent], step_id: int, start_s: float) -> Difference | None:
         if self._next_step_id is None:
             self._next_step_id = step_id  # recording may begin late, deciding begins at 0
         num_missing = step_id - self._next_step_id
@@ -113,7 +112,7 @@ class _Replay:
             self._next_step_id = step_id + 1
         return difference
 
-    def _take_in(self, step: Step) -> Difference | None:
+    def _take_in(self, step: TraceStep) -> Difference | None:
         plan = self._plans.pop(step.id)
         difference = _compare(step, plan)
         if difference is not None:
@@ -131,29 +130,29 @@ class _Replay:
             nothing = ModelRunnerOutput(req_ids=ids, sampled_token_ids=np.zeros(len(ids), np.int32))
             self._scheduler.update_from_output(plan, nothing, now=self._now_s)
 
-    def _apply_all(self, events: list[Event], step_id: int) -> Difference | None:
+    def _apply_all(self, events: list[TraceEvent], step_id: int) -> Difference | None:
         for event in events:
             difference = self._apply(event, step_id)
             if difference is not None:
                 return difference
         return None
 
-    def _apply(self, event: Event, step_id: int) -> Difference | None:
+    def _apply(self, event: TraceEvent, step_id: int) -> Difference | None:
         match event:
-            case Arrived():
+            case TraceArrival():
                 try:
                     self._scheduler.add_request(self._request(event))
                 except (SchedulerError, ValueError) as error:
                     return Difference(step_id, f"arrivals ({event.id})", "taken", str(error))
-            case Aborted():
+            case TraceAbort():
                 self._scheduler.finish_requests(event.ids, RequestStatus.FINISHED_ABORTED)
-            case CacheReset():
+            case TraceCacheReset():
                 self._scheduler.reset_prefix_cache()
-            case Planned() | Step():
+            case TracePlan() | TraceStep():
                 raise AssertionError("steps are not applied")
         return None
 
-    def _request(self, arrived: Arrived) -> Request:
+    def _request(self, arrived: TraceArrival) -> Request:
         eos_token_ids = self._record.eos_token_ids
         if eos_token_ids is None and not arrived.ignore_eos:
             raise SimulationError(
@@ -169,7 +168,7 @@ class _Replay:
         )
         message = EngineRequest(
             request_id=arrived.id,
-            prompt_token_ids=prompt_tokens(arrived, self._record.block_size, 2**31 - 1),
+            prompt_token_ids=arrived.prompt,
             sampling_params=params,
             output_token_ids=arrived.output_token_ids,
             num_sequences=arrived.num_sequences,
@@ -187,7 +186,7 @@ class _Replay:
         )
 
 
-def _compare(step: Step, plan: SchedulerOutput) -> Difference | None:
+def _compare(step: TraceStep, plan: SchedulerOutput) -> Difference | None:
     batch, copies = plan.batch, plan.copies
     pairs: dict[str, tuple[Any, Any]] = {
         "preempted requests": (step.preempted, plan.preempted_req_ids),

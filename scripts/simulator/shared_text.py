@@ -7,7 +7,7 @@ is found, registered and evicted stays the cache's decision. Knows no engine.
 import functools
 from array import array
 
-from engine_core.kv_cache.block_hashes import extend_block_hashes, root_hash
+from engine_core.kv_cache.prefix_cache import extend_block_hashes, root_hash
 from scripts.simulator.trace import TraceRequest, is_shared
 
 _MAX_TEXTS = 16_384

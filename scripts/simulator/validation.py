@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.trace.reader import Arrived, Step, prompt_tokens
+from engine_core.trace.reader import TraceArrival, TraceStep
 from scripts.simulator.engine import SimulatedEngine
 from scripts.simulator.errors import SimulationError
 from scripts.simulator.fitted import FittedModel
@@ -40,7 +40,7 @@ class RecordedRequest(TraceRequest):
 
 @dataclasses.dataclass(slots=True)
 class _Served:
-    arrived: Arrived
+    arrived: TraceArrival
     arrival_s: float
     first_token_s: float | None = None
     num_computed: int = 0
@@ -68,7 +68,7 @@ def validate(record: RunRecord, model: FittedModel) -> dict[str, Any]:
         raise SimulationError(f"{record.path} holds no request that got a token; record more")
     first_s = min(one.arrival_s for one in done)
     last_s = max(
-        step.start_s + step.duration_s for step in record.events() if isinstance(step, Step)
+        step.start_s + step.duration_s for step in record.events() if isinstance(step, TraceStep)
     )
     trace = _trace(record, done, first_s, len(served) - len(done))
     metrics = RequestMetrics()
@@ -127,9 +127,9 @@ def _served(record: RunRecord) -> list[_Served]:
     served: dict[str, _Served] = {}
     done: list[_Served] = []
     together: list[_Served] = []
-    last: Step | None = None
+    last: TraceStep | None = None
     for event in record.events():
-        if isinstance(event, Arrived):
+        if isinstance(event, TraceArrival):
             if event.num_sequences != 1 or event.output_token_ids:
                 raise SimulationError(
                     f"{record.path}: request {event.id!r} has {event.num_sequences} sequences and "
@@ -140,7 +140,7 @@ def _served(record: RunRecord) -> list[_Served]:
             served[event.id] = one
             done.append(one)
             together.append(one)
-        elif isinstance(event, Step):
+        elif isinstance(event, TraceStep):
             _spread(together, last)
             together = []
             for request_id, num, context in zip(
@@ -154,7 +154,7 @@ def _served(record: RunRecord) -> list[_Served]:
     return done
 
 
-def _spread(together: list[_Served], last: Step | None) -> None:
+def _spread(together: list[_Served], last: TraceStep | None) -> None:
     """Requests that came while a step ran, evenly over it."""
     if last is None or not together:
         return
@@ -177,7 +177,7 @@ def _trace(
             num_output_tokens=one.num_computed - one.arrived.num_prompt_tokens + 1,
             tenant=one.arrived.tenant,
             priority=one.arrived.priority,
-            token_ids=tuple(prompt_tokens(one.arrived, record.block_size, 2**31 - 1)),
+            token_ids=tuple(one.arrived.prompt),
         )
         for index, one in enumerate(done)
     ]

@@ -123,9 +123,9 @@ def test_what_is_no_record_or_lacks_settings_is_refused(tmp_path):
     with pytest.raises(SimulationError, match="cannot read"):
         RunRecord(path)
     path.write_text("hello\n")
-    with pytest.raises(SimulationError, match="does not begin like a record"):
+    with pytest.raises(SimulationError, match="does not begin like a trace"):
         RunRecord(path)
-    path.write_text('{"engine-core record": 1, "model": "m", "config": {"num_blocks": 3}}\n')
+    path.write_text('{"engine-core trace": 1, "model": "m", "config": {"num_blocks": 3}}\n')
     with pytest.raises(SimulationError, match="does not say block_size, scheduler"):
         RunRecord(path)
 

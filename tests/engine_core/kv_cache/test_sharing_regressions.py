@@ -1,5 +1,4 @@
-"""The decided rules of shared blocks: who adopts whose, what is copied before a write, what is
-evicted first, and what is computed in any case."""
+"""Rules of shared blocks: deduplication, copy before a write, order of eviction."""
 
 import pytest
 from paged_memory import Stream, compute, hit_of, make_cache
@@ -55,13 +54,13 @@ def test_no_table_names_the_private_block_any_more_when_it_is_given_back(monkeyp
     cache, first, second = twins()
     compute(cache, first, 1)
     (known, _), (private,) = cache.block_ids(first)[0], cache.block_ids(second)[0]
-    release, tables = cache._tiers.release, []
+    release, tables = cache._offload.release, []
 
     def watched(block_ids):
         tables.append((list(block_ids), cache.block_ids(second)[0], cache._pool.ref_count(known)))
         release(block_ids)
 
-    monkeypatch.setattr(cache._tiers, "release", watched)
+    monkeypatch.setattr(cache._offload, "release", watched)
     compute(cache, second, 1)
     assert tables == [([private], [known], 2)]
 
@@ -136,7 +135,7 @@ def test_between_requests_only_full_blocks_are_shared():
     second = Stream("b", [1, 2, 3, 4, 5, 6, 8])
     hit = cache.find_cached_prefix(second)
     assert (hit.num_tokens, hit.block_ids) == (4, (cache.block_ids(first)[0][:1],))
-    cache.adopt(second, hit)
+    cache.allocate_cached(second, hit)
     second.num_computed_tokens = 4
     compute(cache, second)
     assert cache.block_ids(first)[0][1] != cache.block_ids(second)[0][1]
@@ -145,7 +144,7 @@ def test_between_requests_only_full_blocks_are_shared():
 # ---------------------------------------------------------------------- who is evicted first
 
 
-def findable(cache, streams):
+def cached_prefixes(cache, streams):
     """Which of the streams' first blocks can be found."""
     return [hit_of(cache, [*stream.tokens[:4], 0]).num_tokens == 4 for stream in streams]
 
@@ -159,12 +158,12 @@ def test_the_longest_unused_block_goes_first_and_use_makes_it_young_again():
     for stream in streams:
         cache.free(stream)
     again = Stream("again", [*streams[0].tokens, 9])
-    cache.adopt(again, cache.find_cached_prefix(again))
+    cache.allocate_cached(again, cache.find_cached_prefix(again))
     cache.free(again)
     for expected in ([True, False, True], [True, False, False], [False, False, False]):
         taker = Stream(f"t{expected}", [70])
         assert cache.allocate_slots(taker, 1) is not None
-        assert findable(cache, streams) == expected
+        assert cached_prefixes(cache, streams) == expected
 
 
 def test_of_blocks_given_back_at_once_the_one_with_more_hashed_tokens_goes_first():
@@ -221,7 +220,7 @@ def test_the_last_token_of_a_cached_prompt_is_computed_into_a_block_of_its_own()
     first = Stream("a", list(range(8)))
     compute(cache, first)
     second = Stream("b", list(range(8)))
-    cache.adopt(second, cache.find_cached_prefix(second))
+    cache.allocate_cached(second, cache.find_cached_prefix(second))
     second.num_computed_tokens = 4
     status = cache.can_admit(
         Stream("c", list(range(8))),

@@ -1,11 +1,8 @@
-"""What was once in the cache, in bounded memory: answers why a look-up found no more.
-
-Knows hashes only. Never decides anything; losing all of it changes no result.
-"""
+"""Hashes evicted lately, in bounded memory: explains misses of look-ups, decides nothing."""
 
 from array import array
 from bisect import bisect_left
-from collections import OrderedDict, deque
+from collections import deque
 
 
 class EvictedHashes:
@@ -39,34 +36,3 @@ class EvictedHashes:
 def _holds(sorted_keys: "array[int]", key: int) -> bool:
     place = bisect_left(sorted_keys, key)
     return place < len(sorted_keys) and sorted_keys[place] == key
-
-
-class FirstBlocks:
-    """Under which salts and adapters the tokens of a first block are known.
-
-    Only requests with a salt or an adapter are kept: those without are in the prefix index.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._roots: OrderedDict[bytes, bytes | None] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._roots)
-
-    def add(self, plain_hash: bytes, root: bytes) -> None:
-        """
-        Args:
-            plain_hash: of the block's tokens without salt and adapter.
-            root: of the salt and adapter that it has.
-        """
-        roots = self._roots
-        known = roots.setdefault(plain_hash, root)
-        if known != root:
-            roots[plain_hash] = None
-        if len(roots) > self._capacity:
-            roots.popitem(last=False)
-
-    def is_known_elsewhere(self, plain_hash: bytes, root: bytes) -> bool:
-        """Whether these tokens were seen under another root than this one."""
-        return plain_hash in self._roots and self._roots[plain_hash] != root

@@ -2,8 +2,14 @@
 
 import types
 
-from engine_core.timings import RequestClock
+from engine_core.observers import RequestTimes
 from protocol.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs, FinishReason
+from protocol.requests import EngineRequest
+from protocol.sampling import SamplingParams
+
+REQUEST = EngineRequest(
+    request_id="r", prompt_token_ids=[1], sampling_params=SamplingParams(max_tokens=4)
+)
 
 
 def plan(new=(), preempted=()):
@@ -24,13 +30,13 @@ def end(request_id, index=0):
 
 
 def test_stages_are_seconds_since_arrival():
-    clock = RequestClock()
-    clock.arrived("r", 10.0)
-    clock.planned(plan(new=["r"]), 12.0)
-    clock.stamp([EngineCoreOutputs(other_outputs=[token("r")])], 13.0)
-    clock.planned(plan(new=["r"], preempted=["r"]), 14.0)
+    times = RequestTimes()
+    times.on_arrival(REQUEST, 0, 10.0)
+    times.on_plan(plan(new=["r"]), 12.0)
+    times.on_outputs({0: EngineCoreOutputs(other_outputs=[token("r")])}, 13.0)
+    times.on_plan(plan(new=["r"], preempted=["r"]), 14.0)
     last = EngineCoreOutputs(other_outputs=[end("r")], finished_req_ids=["r"])
-    clock.stamp([last], 20.0)
+    times.on_outputs({0: last}, 20.0)
     [output] = last.other_outputs
     timings = output.timings
     assert (timings.first_scheduled_s, timings.first_token_s, timings.finished_s) == (
@@ -42,24 +48,24 @@ def test_stages_are_seconds_since_arrival():
 
 
 def test_only_the_last_output_of_the_last_sequence_carries_them():
-    clock = RequestClock()
-    clock.arrived("r", 0.0)
+    times = RequestTimes()
+    times.on_arrival(REQUEST, 0, 0.0)
     first = EngineCoreOutputs(other_outputs=[end("r", 1)])
-    clock.stamp([first], 1.0)
+    times.on_outputs({0: first}, 1.0)
     last = EngineCoreOutputs(other_outputs=[end("r", 0), end("r", 2)], finished_req_ids=["r"])
-    clock.stamp([last], 2.0)
+    times.on_outputs({0: last}, 2.0)
     assert [output.timings is None for output in first.outputs + last.outputs] == [
         True, True, False,
     ]  # fmt: skip
 
 
 def test_a_request_preempted_with_all_its_sequences_counts_once():
-    clock = RequestClock()
-    clock.arrived("r", 0.0)
-    clock.planned(plan(preempted=["r", "r#1", "r#2", "stranger"]), 1.0)
-    clock.planned(plan(preempted=["r#1", "r#2"]), 2.0)  # the first one has ended
+    times = RequestTimes()
+    times.on_arrival(REQUEST, 0, 0.0)
+    times.on_plan(plan(preempted=["r", "r#1", "r#2", "stranger"]), 1.0)
+    times.on_plan(plan(preempted=["r#1", "r#2"]), 2.0)  # the first one has ended
     last = EngineCoreOutputs(other_outputs=[end("r", 2)], finished_req_ids=["r"])
-    clock.stamp([last], 3.0)
+    times.on_outputs({0: last}, 3.0)
     assert last.other_outputs[0].timings.num_preemptions == 2
 
 
@@ -68,17 +74,17 @@ def test_columns_are_not_looked_at_and_unknown_requests_are_left_alone():
     outputs = EngineCoreOutputs(
         other_outputs=[end("stranger")], finished_req_ids=["stranger"], decoded=columns
     )
-    RequestClock().stamp([outputs], 1.0)
+    RequestTimes().on_outputs({0: outputs}, 1.0)
     assert outputs.other_outputs == [end("stranger")]
 
 
 def test_an_end_without_a_token_has_no_first_token():
-    clock = RequestClock()
-    clock.arrived("r", 0.0)
+    times = RequestTimes()
+    times.on_arrival(REQUEST, 0, 0.0)
     output = EngineCoreOutput(
         request_id="r", new_token_ids=[], finish_reason=FinishReason.ABORT, detail="stopping"
     )
     outputs = EngineCoreOutputs(other_outputs=[output], finished_req_ids=["r"])
-    clock.stamp([outputs], 5.0)
+    times.on_outputs({0: outputs}, 5.0)
     assert outputs.other_outputs[0].timings.first_token_s is None
     assert outputs.other_outputs[0].detail == "stopping"

@@ -1,6 +1,6 @@
 """Copies of one step that meet in a block."""
 
-from engine_core.kv_cache.pending_copies import PendingCopies
+from engine_core.kv_cache.copies import PendingCopies
 
 
 def test_copies_are_handed_over_once():
@@ -18,7 +18,7 @@ def test_a_block_with_a_new_holder_gets_nothing_of_the_old_one():
     pending = PendingCopies()
     pending.add_swap_in(11, 1)
     pending.add_copy(3, 4)
-    pending.give([1, 4, 5])
+    pending.on_reallocated([1, 4, 5])
     assert pending.take().is_empty
 
 
@@ -26,7 +26,7 @@ def test_a_block_that_is_copied_on_keeps_what_it_gets():
     pending = PendingCopies()
     pending.add_copy(1, 2)
     pending.add_copy(2, 3)
-    pending.give([2])
+    pending.on_reallocated([2])
     assert pending.take().copy == [(1, 2), (2, 3)]
 
 
