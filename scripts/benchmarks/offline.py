@@ -7,7 +7,7 @@ import statistics
 import time
 from typing import Any
 
-from frontend import LLM, SamplingParams
+from frontend import LLM, SamplingParams, TokensPrompt
 
 BATCH_SIZE, BATCH_PROMPT, BATCH_OUTPUT = 64, (32, 512), 64
 SINGLE_PROMPT, SINGLE_OUTPUT = 64, 128
@@ -47,11 +47,11 @@ def measure_once(llm: LLM, seed: int) -> dict[str, float]:
     }
 
 
-def random_prompt(llm: LLM, rng: random.Random, length: int) -> dict[str, list[int]]:
+def random_prompt(llm: LLM, rng: random.Random, length: int) -> TokensPrompt:
     return {"prompt_token_ids": [rng.randrange(llm.model.vocab_size) for _ in range(length)]}
 
 
-def time_generate(llm: LLM, prompts: list[dict[str, list[int]]], max_tokens: int) -> float:
+def time_generate(llm: LLM, prompts: list[TokensPrompt], max_tokens: int) -> float:
     """Seconds to finish them all."""
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     started_s = time.perf_counter()

@@ -80,13 +80,15 @@ class EngineProcess:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        self._signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        try:
+            self._signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+        finally:  # also when a signal ends this process meanwhile
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+            if self._process.stdout is not None:
+                self._process.stdout.close()
 
     @property
     def since_launch_s(self) -> float:
