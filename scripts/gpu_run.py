@@ -104,7 +104,8 @@ class GpuRun:
         except Exception as error:
             return [{"name": family, "state": "error", "why": f"cannot be imported: {error!r}"}]
         names = {name: group.name for group in groups for name in group.names() if only in name}
-        seconds, rows = self._seconds_left(self._limit_s), []
+        seconds = self._seconds_left(self._limit_s)
+        rows: list[Row] = []
         lost = {"state": "not run", "why": "time limit"}
         if self.document["ceilings"] is None:
             why = f"no ceilings: {self.document['why_no_ceilings']}"
