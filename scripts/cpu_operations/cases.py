@@ -8,6 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from kernels.interface.operations import (
+    AttentionParams,
+    AttentionSpec,
+    RotaryParams,
+    SamplingLimits,
+)
 from kernels.torch.operations import TorchOperations
 
 HEADS, KV_HEADS, HEAD_SIZE, WIDTH, FEED_FORWARD, VOCAB = 9, 3, 64, 576, 1536, 49_152
@@ -23,16 +29,18 @@ def attention_case(ops: TorchOperations, requests: list[tuple[int, int]]) -> Cas
     starts = torch.tensor([0, *(queries for queries, _ in requests)]).cumsum(0).int()
     num_tokens = int(starts[-1])
     planner = ops.make_attention_planner(
-        num_query_heads=HEADS,
-        num_kv_heads=KV_HEADS,
-        head_size=HEAD_SIZE,
-        block_size=BLOCK_SIZE,
-        sliding_window=None,
-        max_num_seqs=256,
-        max_num_batched_tokens=8192,
-        max_model_len=8192,
-        dtype=torch.float32,
-        kv_dtype=torch.float32,
+        AttentionSpec(
+            num_query_heads=HEADS,
+            num_kv_heads=KV_HEADS,
+            head_size=HEAD_SIZE,
+            block_size=BLOCK_SIZE,
+            sliding_window=None,
+            max_num_seqs=256,
+            max_num_batched_tokens=8192,
+            max_model_len=8192,
+            dtype=torch.float32,
+            kv_dtype=torch.float32,
+        )
     )
     metadata = planner.plan(
         query_start_loc_R1=starts,
@@ -53,7 +61,7 @@ def attention_case(ops: TorchOperations, requests: list[tuple[int, int]]) -> Cas
 
     def attend() -> torch.Tensor:
         k_cache, v_cache = caches[next(turn)]
-        return ops.paged_attention(q, k_cache, v_cache, metadata, scale=0.125)
+        return ops.paged_attention(q, k_cache, v_cache, metadata, AttentionParams(scale=0.125))
 
     return attend
 
@@ -66,12 +74,10 @@ def rotary_case(ops: TorchOperations, num_tokens: int) -> Case:
     positions, slots = torch.arange(num_tokens), torch.randperm(1024)[:num_tokens]
     return lambda: ops.rotary_and_cache(
         qkv,
-        num_query_heads=HEADS,
-        head_size=HEAD_SIZE,
-        cos_sin_PD=table,
-        positions_T=positions,
-        kv_cache=cache,
-        slot_mapping_T=slots,
+        positions,
+        slots,
+        cache,
+        RotaryParams(num_query_heads=HEADS, head_size=HEAD_SIZE, cos_sin_PD=table),
     )
 
 
@@ -93,13 +99,13 @@ def sampling_case(ops: TorchOperations, num_rows: int, spread: float, truncated:
     logits = torch.randn(num_rows, VOCAB) * spread
     seeds, positions = torch.arange(num_rows), torch.arange(num_rows)
     if not truncated:
-        return lambda: ops.sample_from_all(logits, seeds, positions)
+        return lambda: ops.sample(logits, seeds, positions)
     limits = {
         "top_k_R": torch.full((num_rows,), 50),
         "top_p_R": torch.full((num_rows,), 0.9),
         "min_p_R": torch.zeros(num_rows),
     }
-    return lambda: ops.sample_truncated(logits, seeds, positions, **limits)
+    return lambda: ops.sample(logits, seeds, positions, SamplingLimits(**limits))
 
 
 CASES: dict[str, Callable[[TorchOperations], Case]] = {

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from kernels.interface.operations import AttentionMetadata
+from kernels.interface.operations import AttentionMetadata, AttentionParams
 from kernels.triton.attention import paged_attention
 from kernels.triton.attention_reference import reference_paged_attention
 from kernels.triton.attention_work import AttentionWorkspace
@@ -120,10 +120,8 @@ class PagedStep:
             self.kv_B2KSD[:, 0],
             self.kv_B2KSD[:, 1],
             self.metadata,
-            scale=self.scale,
-            sliding_window=self.heads.sliding_window,
+            AttentionParams(scale=self.scale, sliding_window=self.heads.sliding_window, **options),
             out=out,
-            **options,
         )
 
     def reference(self, **options: Any) -> torch.Tensor:

@@ -24,5 +24,5 @@ CASES: tuple[Case, ...] = (
     rows.threads_and_instructions,
     steps.attention,
     steps.rotary,
-    steps.recorded_step,
+    steps.captured_step,
 )
