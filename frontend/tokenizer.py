@@ -1,48 +1,38 @@
-"""Text to tokens and back, from the tokenizer that the engine sends in WELCOME.
-
-Owns the one `tokenizers.Tokenizer` of a client. Must not know requests, sockets or streams: text
-that arrives token by token is `detokenizer`, templates are `chat_template`, and what one token
-adds to a text is `token_pieces`.
-"""
+"""Text to tokens and back, with the tokenizer that the engine sends in WELCOME."""
 
 from __future__ import annotations
 
+import enum
+import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from frontend.errors import ChatTemplateError, InvalidInput
 from protocol.outputs import TokenizerInfo
 
 if TYPE_CHECKING:
     import tokenizers
 
-    from frontend.token_pieces import TokenPieces
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
-    """A tokenizer as a client sees it.
-
+    """
     Attributes:
         special_tokens: names such as "bos_token" and their texts, as templates see them.
         chat_template: Jinja2 source, or None.
-        fingerprint: same tokenizer, same fingerprint.
     """
 
-    def __init__(
-        self,
-        backend: tokenizers.Tokenizer,
-        *,
-        chat_template: str | None = None,
-        special_tokens: Mapping[str, str] | None = None,
-        fingerprint: str = "",
-    ) -> None:
-        # a saved tokenizer may carry its training's truncation; here it would eat prompts silently
+    def __init__(self, backend: tokenizers.Tokenizer, info: TokenizerInfo) -> None:
+        # a saved tokenizer may carry its training's truncation, which would cut prompts silently
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
-        self.chat_template = chat_template
-        self.special_tokens = dict(special_tokens or {})
-        self.fingerprint = fingerprint
+        self.chat_template = info.chat_template
+        self.special_tokens = info.special_tokens
 
     @classmethod
     def from_welcome(cls, info: TokenizerInfo, tokenizer_json: bytes | memoryview) -> Tokenizer:
@@ -54,19 +44,12 @@ class Tokenizer:
         import tokenizers
 
         try:
-            backend = tokenizers.Tokenizer.from_buffer(bytes(tokenizer_json))
-        # the Rust side raises bare Exception for a bad document
-        except Exception as error:
+            return cls(tokenizers.Tokenizer.from_buffer(bytes(tokenizer_json)), info)
+        except Exception as error:  # the Rust side raises bare Exception for a bad document
             raise ValueError(
                 f"the engine sent a tokenizer that tokenizers {tokenizers.__version__} cannot read "
                 f"({error}); install the version of tokenizers that the engine has"
             ) from error
-        return cls(
-            backend,
-            chat_template=info.chat_template,
-            special_tokens=info.special_tokens,
-            fingerprint=info.fingerprint,
-        )
 
     @cached_property
     def vocab_size(self) -> int:
@@ -98,8 +81,6 @@ class Tokenizer:
     @cached_property
     def pieces(self) -> TokenPieces:
         """What single tokens add to a text; shared by all streams of this client."""
-        from frontend.token_pieces import TokenPieces
-
         return TokenPieces(self.backend, self.special_token_ids)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -108,14 +89,14 @@ class Tokenizer:
 
         Raises:
             TypeError: `text` is not a string.
-            ValueError: `text` has a lone surrogate, which no encoding can express.
+            InvalidInput: `text` has a lone surrogate, which no encoding can express.
         """
         if not isinstance(text, str):
             raise TypeError(f"text is {type(text).__name__}, it must be a str")
         try:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError):
-            raise ValueError(
+            raise InvalidInput(
                 "the text has a lone surrogate (half of a UTF-16 pair), which is no character; "
                 "decode the input as UTF-8 with errors='replace'"
             ) from None
@@ -143,43 +124,172 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
         chat_template: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        **template_variables: Any,
+        **options: Any,
     ) -> str:
         """The prompt text of a conversation. Encode it with `add_special_tokens=False`.
 
         Args:
-            messages: `{"role": ..., "content": ...}` mappings, oldest first.
-            add_generation_prompt: end with the header that makes the model answer.
-            continue_final_message: leave the last message open so that the model goes on with it.
             chat_template: Jinja2 source to use in place of the model's own.
-            tools: JSON schemas of functions that the template may offer to the model.
-            template_variables: whatever else the template reads.
+            options: see `chat_template.render_chat`; others are variables of the template.
 
         Raises:
-            ChatTemplateError: no template, messages that the template does not take, or a
+            ChatTemplateError: no template, messages that the template does not accept, or a
                 template that fails.
         """
-        from frontend.chat_template import ChatTemplateError, render_chat
-
         template = self.chat_template if chat_template is None else chat_template
         if template is None:
             raise ChatTemplateError(
                 "this model has no chat template; pass chat_template=<Jinja2 source>, or write the "
                 "prompt yourself and use generate"
             )
-        return render_chat(
-            template,
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            variables={**self.special_tokens, **template_variables},
-        )
+        from frontend.chat_template import render_chat
+
+        return render_chat(template, messages, **{**self.special_tokens, **options})
 
     def _id_of(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
         return None if text is None else self.backend.token_to_id(text)
+
+
+class Joining(enum.Enum):
+    """How a decoder makes one text of tokens.
+
+    BYTE_LEVEL  a token is bytes; the text is their UTF-8           GPT-2, Llama 3, Qwen, SmolLM
+    PIECES      a token is text, the same after any other token;    Llama 2, Gemma, Mistral, T5
+                tokens like <0xE6> are single bytes (ByteFallback)
+    WINDOW      anything else: only decoding neighbours together tells
+    """
+
+    BYTE_LEVEL = enum.auto()
+    PIECES = enum.auto()
+    WINDOW = enum.auto()
+
+
+class TokenPieces:
+    """Texts and bytes of single tokens, found once each and kept.
+
+    Attributes:
+        joining: the family of this tokenizer's decoder.
+        has_byte_tokens: tokens like <0xE6> stand for single bytes.
+        special_token_ids: what `skip_special_tokens` leaves out.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, special_token_ids: frozenset[int] = frozenset()
+    ) -> None:
+        self._backend = backend
+        self.special_token_ids = special_token_ids
+        decoder = backend.decoder
+        # the decoder's own state: the document of the whole tokenizer takes a second to write
+        steps = [] if decoder is None else _decoder_steps(json.loads(decoder.__getstate__()))
+        self.has_byte_tokens = any(step["type"] == "ByteFallback" for step in steps)
+        self.joining = _joining_of(steps)
+        self._bytes: dict[int, bytes | None] = {}
+        self._texts: dict[int, str] = {}
+        self._neighbour_id, self._neighbour_text = self._find_neighbour()
+
+    def is_known(self, token_id: int) -> bool:
+        """Unknown ids (a model's padding rows) add nothing to a text."""
+        return token_id >= 0 and self._backend.id_to_token(token_id) is not None
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of `token_ids` at the start of a text, special tokens kept."""
+        return self._backend.decode(token_ids, skip_special_tokens=False)
+
+    def decode_after_text(self, token_ids: list[int]) -> str:
+        """The text of `token_ids` in the middle of a text. PIECES and WINDOW only."""
+        joined = self.decode([self._neighbour_id, *token_ids])
+        return joined[len(self._neighbour_text) :]
+
+    def text(self, token_id: int) -> str:
+        """The text of one token in the middle of a text."""
+        text = self._texts.get(token_id)
+        if text is None:
+            if not self.is_known(token_id):
+                text = ""
+            elif self.joining is Joining.BYTE_LEVEL:
+                text = self.level_bytes(token_id).decode("utf-8", errors="replace")
+            else:
+                text = self.decode_after_text([token_id])
+            self._texts[token_id] = text
+        return text
+
+    def level_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token of a BYTE_LEVEL tokenizer; empty for an unknown id.
+
+        Characters stand for bytes by GPT-2's table. A token with any character outside the table
+        (an added one) stands for its own UTF-8, as in the decoder of `tokenizers`.
+        """
+        data = self._bytes.get(token_id)
+        if data is None:
+            token = self._backend.id_to_token(token_id) if token_id >= 0 else None
+            data = b"" if token is None else _bytes_of_level_token(token)
+            self._bytes[token_id] = data
+        return data
+
+    def fallback_byte(self, token_id: int) -> bytes | None:
+        """The single byte that a token like <0xE6> stands for; None for every other token."""
+        if token_id not in self._bytes:
+            token = self._backend.id_to_token(token_id) if self.has_byte_tokens else None
+            match = None if token is None else _BYTE_TOKEN.fullmatch(token)
+            self._bytes[token_id] = None if match is None else bytes([int(match[1], 16)])
+        return self._bytes[token_id]
+
+    def _find_neighbour(self) -> tuple[int, str]:
+        """A token that can stand before any other to show what that one adds in mid-text."""
+        for token_id in range(self._backend.get_vocab_size(with_added_tokens=True)):
+            token = self._backend.id_to_token(token_id)
+            if token is None or _BYTE_TOKEN.fullmatch(token):
+                continue
+            alone = self.decode([token_id])
+            if alone and self.decode([token_id, token_id]).startswith(alone):
+                return token_id, alone
+        return 0, ""
+
+
+def _decoder_steps(description: dict[str, Any]) -> list[dict[str, Any]]:
+    if description["type"] != "Sequence":
+        return [description]
+    return [step for inner in description["decoders"] for step in _decoder_steps(inner)]
+
+
+def _joining_of(steps: list[dict[str, Any]]) -> Joining:
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        return Joining.BYTE_LEVEL
+    fused = False
+    for step in steps:
+        match step["type"]:
+            case "Fuse":
+                fused = True
+            case "Strip":
+                # before Fuse it trims every token by itself; behind it, the ends of the whole text
+                if fused and step["stop"] != 0:
+                    return Joining.WINDOW
+            case "Replace" | "WordPiece" | "Metaspace" | "ByteFallback":
+                if fused:
+                    return Joining.WINDOW
+            case _:
+                return Joining.WINDOW
+    return Joining.PIECES
+
+
+def _level_table() -> dict[str, int]:
+    """GPT-2's bytes_to_unicode, inverted: printable bytes stand for themselves, the others for
+    the code points from 256 up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    table.update({chr(256 + rank): byte for rank, byte in enumerate(others)})
+    return table
+
+
+_LEVEL_TABLE = _level_table()
+
+
+def _bytes_of_level_token(token: str) -> bytes:
+    try:
+        return bytes([_LEVEL_TABLE[character] for character in token])
+    except KeyError:
+        return token.encode()

@@ -3,13 +3,14 @@
 Owns requests, queues, budgets and stop rules. Must not know tensors, sockets, clocks or text.
 """
 
-from engine_core.scheduler.config import SchedulerConfig, build_scheduler
+from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.errors import (
     DuplicateRequestId,
     QueueFull,
     SchedulerError,
     StepOrderError,
 )
+from engine_core.scheduler.in_flight import InFlightStep
 from engine_core.scheduler.interface import SchedulerInterface
 from engine_core.scheduler.plan import (
     BlockUpdate,
@@ -36,6 +37,7 @@ __all__ = [
     "EngineCoreOutput",
     "EngineCoreOutputs",
     "FinishReason",
+    "InFlightStep",
     "ModelRunnerOutput",
     "NewRequestData",
     "QueueFull",
@@ -51,5 +53,4 @@ __all__ = [
     "SchedulerStatistics",
     "Sequence",
     "StepOrderError",
-    "build_scheduler",
 ]

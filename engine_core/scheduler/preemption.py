@@ -5,9 +5,10 @@ Who the victim is, is the policy's to say.
 """
 
 import enum
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from engine_core.kv_cache import KVCacheManager
+from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_pool import RequestPool
@@ -94,6 +95,21 @@ class MeasuredPreemption:
         return value if mean is None else mean + self._WEIGHT * (value - mean)
 
 
+def make_preemption_rule(config: SchedulerConfig, block_size: int) -> PreemptionRule:
+    """The rule that `config.preemption_mode` names."""
+    match config.preemption_mode:
+        case "default":
+            return RecomputeSingleSwapGroups()
+        case "recompute":
+            return FixedRule(PreemptionMode.RECOMPUTE)
+        case "swap":
+            return FixedRule(PreemptionMode.SWAP)
+        case "auto":
+            return MeasuredPreemption(block_size)
+        case unknown:
+            assert_never(unknown)
+
+
 class Preemptor:
     """Moves a running request, all its sequences, back to the waiting queue."""
 
@@ -156,7 +172,7 @@ class Preemptor:
             self._live.waiting.remove_request(request)
             self._live.num_swapped -= 1
             for sequence in request.unfinished:
-                self._kv_cache.forget(sequence)
+                self._kv_cache.invalidate(sequence)
                 self._kv_cache.free(sequence)
                 sequence.num_computed_tokens = 0
             request.status = RequestStatus.PREEMPTED

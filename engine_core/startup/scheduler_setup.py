@@ -4,6 +4,7 @@ Must not know tensors or sockets.
 """
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,10 +26,10 @@ def scheduler_config_of(config: EngineConfig, *, max_steps_in_flight: int = 1) -
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
         max_chunk_size=config.max_chunk_size,
-        policy=config.scheduling_policy,
+        scheduling_policy=config.scheduling_policy,
         batching=config.batching,
         prefill_delay_factor=config.prefill_delay_factor,
-        preemption=config.preemption_mode,
+        preemption_mode=config.preemption_mode,
         priority_min_gain=config.priority_min_gain,
         force_preemption=config.force_preemption,
         priority_ageing_s=config.priority_ageing_s,
@@ -56,13 +57,13 @@ def kv_cache_of(config: EngineConfig, groups: Sequence[KVCacheGroupSpec]) -> KVC
     )
 
 
-def recorder_of(
+def trace_of(
     config: EngineConfig,
     scheduler_config: SchedulerConfig,
     groups: Sequence[KVCacheGroupSpec],
     eos_token_ids: Sequence[int],
-) -> TraceWriter | None:
-    """None unless a record was asked for. Its header has all that a replay must build again: the
+) -> list[TraceWriter]:
+    """Empty unless a trace was asked for. Its header has all that a replay must build again: the
     configuration, "scheduler" in the scheduler's own names, "sliding_windows" of the cache's groups
     and "eos_token_ids".
 
@@ -70,14 +71,22 @@ def recorder_of(
         ConfigurationError: the file cannot be written.
     """
     if config.trace is None:
-        return None
+        return []
     settings = dataclasses.asdict(config) | {
         "scheduler": dataclasses.asdict(scheduler_config),
         "sliding_windows": [group.sliding_window for group in groups],
         "eos_token_ids": list(eos_token_ids),
     }
     try:
-        return TraceWriter(Path(config.trace), model=config.model, config=settings)
+        return [
+            TraceWriter(
+                Path(config.trace),
+                started_s=time.monotonic(),
+                model=config.model,
+                config=settings,
+                max_steps_in_flight=scheduler_config.max_steps_in_flight,
+            )
+        ]
     except OSError as error:
         raise ConfigurationError(
             f"--trace: cannot write {config.trace}: {error.strerror}; choose another file"

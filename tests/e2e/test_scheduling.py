@@ -6,7 +6,7 @@ import pytest
 from daemons import running_daemon
 from raw_client import RawClient
 
-from engine_core.trace.reader import read_header, read_record
+from engine_core.trace.reader import read_header, read_trace
 from protocol.calls import GetRequestInfo
 from protocol.errors import ErrorCode
 from protocol.explanations import LookupEnd, WaitReason
@@ -213,9 +213,9 @@ def test_a_run_is_recorded_from_its_first_request_to_its_last_step(tiny_llama, t
     config = read_header(path).config
     assert config["scheduler"]["max_num_batched_tokens"] == 128
     assert (config["num_blocks"], config["sliding_windows"]) == (64, [None])
-    events = list(read_record(path))
+    events = list(read_trace(path))
     kinds = [type(event).__name__ for event in events]
-    assert kinds.count("Arrived") == len(PROMPTS)
-    assert kinds[-1] == "Step"
-    tokens = sum(sum(event.nums) for event in events if type(event).__name__ == "Step")
+    assert kinds.count("TraceArrival") == len(PROMPTS)
+    assert kinds[-1] == "TraceStep"
+    tokens = sum(sum(event.nums) for event in events if type(event).__name__ == "TraceStep")
     assert tokens == sum(len(prompt) + 7 for prompt in PROMPTS.values())

@@ -1,0 +1,129 @@
+"""One sequence's text, tokens and logprobs, however the engine cuts its outputs."""
+
+import itertools
+import struct
+
+from fake_model import TOKENIZER, ids_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frontend.sampling_params import SamplingParams
+from frontend.sequence_state import SequenceState, logprobs_of
+from frontend.tokenizer import Tokenizer
+from protocol.outputs import EngineCoreOutput, FinishReason, Logprobs, TokenizerInfo
+
+_TOKENIZER = Tokenizer.from_welcome(
+    TokenizerInfo(fingerprint="bytes", tokenizer_json=None), TOKENIZER.to_str().encode()
+)
+
+
+def output(token_ids, reason=None, **fields):
+    return EngineCoreOutput(
+        request_id="r", new_token_ids=list(token_ids), finish_reason=reason, **fields
+    )
+
+
+def processor(**params):
+    return SequenceState(0, ids_of("p"), SamplingParams(**params), _TOKENIZER)
+
+
+def pieces(token_ids, cuts):
+    edges = [0, *sorted({cut % (len(token_ids) + 1) for cut in cuts}), len(token_ids)]
+    return [token_ids[start:stop] for start, stop in itertools.pairwise(edges) if stop > start]
+
+
+def drive(sequence, parts):
+    """Feed all parts, the last one as the end. Returns the deltas and whether to abort."""
+    deltas = []
+    for number, part in enumerate(parts):
+        reason = FinishReason.LENGTH if number == len(parts) - 1 else None
+        must_abort = sequence.append_output(output(part, reason))
+        deltas.append(sequence.take_output(delta=True))
+        if sequence.finished:
+            return deltas, must_abort
+    return deltas, False
+
+
+@given(text=st.text(min_size=1, max_size=40), cuts=st.lists(st.integers(0, 200)))
+def test_deltas_add_up_to_the_text_at_any_cut(text, cuts):
+    """Proves S201."""
+    deltas, _ = drive(processor(), pieces(ids_of(text), cuts))
+    assert "".join(delta.text for delta in deltas) == text
+    assert [token for delta in deltas for token in delta.token_ids] == ids_of(text)
+
+
+@given(
+    text=st.text("abc", min_size=1, max_size=40),
+    cuts=st.lists(st.integers(0, 200)),
+    stop=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_a_stop_string_cuts_at_the_same_place_at_any_cut(text, cuts, stop):
+    """Proves S201."""
+    # The first token at which some stop string is complete, and the earliest match up to there.
+    ends = [n for n in range(1, len(text) + 1) if any(s in text[:n] for s in stop)]
+    sequence = processor(stop=stop)
+    parts = pieces(ids_of(text), cuts)
+    deltas, must_abort = drive(sequence, parts)
+    got = "".join(delta.text for delta in deltas)
+    if not ends:
+        assert got == text
+        assert deltas[-1].finish_reason == "length"
+        return
+    seen = text[: ends[0]]
+    assert got == seen[: min(seen.find(s) for s in stop if s in seen)]
+    assert sequence.token_ids == ids_of(seen)
+    assert deltas[-1].finish_reason == "stop"
+    assert deltas[-1].stop_reason in stop
+    assert must_abort == (len(deltas) < len(parts))
+
+
+def test_logprobs_are_cut_with_the_tokens():
+    sequence = processor(stop="b", logprobs=0)
+    columns = Logprobs(
+        num_positions=3,
+        width=1,
+        token_ids=struct.pack("<3i", *ids_of("abc")),
+        logprobs=struct.pack("<3f", -1.0, -2.0, -4.0),
+        ranks=[1, 2, 3],
+    )
+    assert sequence.append_output(output(ids_of("abc"), logprobs=columns))
+    completion = sequence.take_output(delta=False)
+    assert len(completion.logprobs) == len(completion.token_ids) == 2
+    assert completion.cumulative_logprob == -3.0
+
+
+def test_a_sampled_token_outside_the_likeliest_keeps_its_rank():
+    columns = Logprobs(
+        num_positions=1,
+        width=3,
+        token_ids=struct.pack("<3i", 9, 4, 5),
+        logprobs=struct.pack("<3f", -7.0, -1.0, -2.0),
+        ranks=[31],
+    )
+    [entry] = logprobs_of(columns, None)
+    assert [(token, item.rank, item.logprob) for token, item in entry.items()] == [
+        (9, 31, -7.0), (4, 1, -1.0), (5, 2, -2.0),
+    ]  # fmt: skip
+
+
+def test_a_stop_string_in_the_last_token_wins_over_length():
+    sequence = processor(stop="c")
+    assert not sequence.append_output(output(ids_of("abc"), FinishReason.LENGTH))
+    completion = sequence.take_output(delta=False)
+    assert (completion.text, completion.finish_reason) == ("ab", "stop")
+
+
+def test_ending_it_from_this_side_lets_out_what_was_held_back():
+    sequence = processor(stop="bx")
+    sequence.append_output(output(ids_of("ab")))
+    assert sequence.take_output(delta=False).text == "a"
+    sequence.finish("abort")
+    completion = sequence.take_output(delta=False)
+    assert (completion.text, completion.finish_reason) == ("ab", "abort")
+    assert not sequence.has_new_output
+
+
+def test_half_a_character_at_the_end_is_replaced_not_lost():
+    sequence = processor()
+    sequence.append_output(output(ids_of("é")[:1], FinishReason.LENGTH))
+    assert sequence.take_output(delta=False).text == "�"
