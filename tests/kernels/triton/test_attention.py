@@ -122,9 +122,10 @@ def run(step: Step, metadata: AttentionMetadata, **options: object) -> tuple[tor
     out = torch.full_like(step.q_THD, NAN)
     lse = torch.full(step.q_THD.shape[:2], NAN)
     k_cache, v_cache = step.kv_B2KSD[:, 0], step.kv_B2KSD[:, 1]
-    settings = {"scale": 0.2, "sliding_window": metadata.sliding_window} | options
+    scales = {name: options.pop(name) for name in ("k_scale", "v_scale") if name in options}
+    params = AttentionParams(**{"scale": 0.2, "sliding_window": metadata.sliding_window, **options})
     result = paged_attention(
-        step.q_THD, k_cache, v_cache, metadata, AttentionParams(**settings), out=out, lse_TH=lse
+        step.q_THD, k_cache, v_cache, metadata, params, **scales, out=out, lse_TH=lse
     )
     assert result is out
     return out, lse
