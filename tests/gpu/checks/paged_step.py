@@ -112,12 +112,14 @@ class PagedStep:
 
     def attend(self, out: torch.Tensor, **options: Any) -> torch.Tensor:
         """The kernels."""
+        scales = {name: options.pop(name) for name in ("k_scale", "v_scale") if name in options}
         return paged_attention(
             self.q_THD,
             self.kv_B2KSD[:, 0],
             self.kv_B2KSD[:, 1],
             self.metadata,
             AttentionParams(scale=self.scale, sliding_window=self.heads.sliding_window, **options),
+            **scales,
             out=out,
         )
 
