@@ -1,6 +1,5 @@
 """From launch to ready and to the first token, and the daemon's memory, in a process of its own."""
 
-import json
 import os
 import shlex
 import signal
@@ -11,9 +10,13 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
 
 from frontend import AsyncLLM, SamplingParams, run
+from scripts.benchmarks import DEFAULT_MODEL, Json, Model, Repeat, check_repeat, report
 from scripts.comparison.engines import Conditions, ServerCommand, parse_server
 from scripts.comparison.processes import EngineFailed
 from scripts.comparison.rounds import warm_up_figures
@@ -36,19 +39,28 @@ with LLM(sys.argv[1]) as llm:
 """
 
 
-def measure(model: str, options: str, repeat: int, server_texts: Sequence[str]) -> dict[str, Any]:
-    """The daemon and the servers in alternation. All options are checked before the first launch.
+def startup(
+    *,
+    model: Model = DEFAULT_MODEL,
+    options: Annotated[str, Parameter(allow_leading_hyphen=True, help="Of the daemon.")] = "",
+    repeat: Repeat = 3,
+    server: Annotated[
+        tuple[str, ...],
+        Parameter(help="NAME=COMMAND ... {port}: an OpenAI-compatible server. May be repeated."),
+    ] = (),
+    json: Json = None,
+) -> int:
+    """From launch to ready and to the first token, and the daemon's memory.
 
-    Raises:
-        ValueError: two engines have one name.
-        DescriptionError: a server that cannot be understood.
-        RuntimeError: the daemon did not start.
+    Servers are launched in alternation with the daemon. The first launch is not counted: it warms
+    the file cache, and what is compiled or packed once is there from then on.
     """
-    servers = [parse_server(text) for text in server_texts]
+    check_repeat(repeat)
+    servers = [parse_server(text) for text in server]
     words = shlex.split(options)
-    runs: dict[str, list[Figures]] = {OURS: [], **{server.name: [] for server in servers}}
+    runs: dict[str, list[Figures]] = {OURS: [], **{one.name: [] for one in servers}}
     if len(runs) <= len(servers):
-        names = ", ".join([OURS, *(server.name for server in servers)])
+        names = ", ".join([OURS, *(one.name for one in servers)])
         raise ValueError(f"two engines have one name: {names}; give them other names")
     failed: dict[str, str] = {}
     measure_daemon(model, words)
@@ -56,22 +68,19 @@ def measure(model: str, options: str, repeat: int, server_texts: Sequence[str]) 
         runs[OURS].append(measure_daemon(model, words))
         if not words:
             runs[OURS][-1] |= measure_clients(model)
-        for server in servers:
+        for one in servers:
             try:
-                runs[server.name].append(measure_server(server, model))
+                runs[one.name].append(measure_server(one, model))
             except EngineFailed as error:
-                failed[server.name] = str(error)
+                failed[one.name] = str(error)
     medians = {name: median_of(each) for name, each in runs.items() if each}
-    return {"model": model, "options": options, "runs": runs, "median": medians, "failed": failed}
-
-
-def as_table(figures: dict[str, Any]) -> str:
     lines = []
-    for name, medians in figures["median"].items():
-        lines += [name, *(f"  {figure:32}{value:>16,}" for figure, value in medians.items())]
-    return "\n".join(
-        [*lines, *(f"{name} failed: {why}" for name, why in figures["failed"].items())]
-    )
+    for name, figures in medians.items():
+        lines += [name, *(f"  {figure:32}{value:>16,}" for figure, value in figures.items())]
+    lines += [f"{name} failed: {reason}" for name, reason in failed.items()]
+    described = {"model": model, "options": options}
+    report(described | {"runs": runs, "median": medians, "failed": failed}, json, "\n".join(lines))
+    return 1 if failed else 0
 
 
 def median_of(runs: Sequence[Mapping[str, float]]) -> Figures:
@@ -100,7 +109,7 @@ def measure_daemon(model: str, options: Sequence[str]) -> Figures:
                 raise RuntimeError(f"{shlex.join(command)} ended with code {daemon.wait()}")
             ready_s = time.perf_counter() - started_s
             cpu_s = cpu_seconds(daemon.pid)
-            ready = json.loads(line)
+            ready = msgspec.json.decode(line)
             run(first_token(ready["address"]))
             first_token_s = time.perf_counter() - started_s
             peak_bytes = peak_memory_bytes(daemon.pid)
