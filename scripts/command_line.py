@@ -32,7 +32,7 @@ def run_app(
         return int(app(arguments, exit_on_error=False, print_error=False) or 0)
     except (CycloptsError, *refused) as error:
         code, text = 2, str(error)
-    except failed as error:
+    except (*failed,) as error:
         code, text = 1, str(error)
     except KeyboardInterrupt:
         return 130

@@ -1,14 +1,17 @@
-"""Single operations at SmolLM2-135M's shapes, on any CPU backend.
+"""Native CPU operations beside torch's at SmolLM2-135M's shapes, as single calls."""
 
-Owns the tensors of each case. Must not know how time is taken.
-"""
-
+import itertools
+import sys
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 
+from kernels.cpu.library import load_library
+from kernels.cpu.operations import CpuOperations
 from kernels.torch.operations import TorchOperations
+from scripts.benchmarks.best_times import best_times
 
 HEADS, KV_HEADS, HEAD_SIZE, WIDTH, FEED_FORWARD, VOCAB = 9, 3, 64, 576, 1536, 49_152
 BLOCK_SIZE = 16
@@ -44,15 +47,15 @@ def attention_case(ops: TorchOperations, requests: list[tuple[int, int]]) -> Cas
         num_decodes=0,
         num_decode_tokens=0,
     )
-    # as many caches as layers, taken in turn: one alone would stay in the processor's cache
+    # as many caches as layers: one alone would stay in the processor's cache
     shape = (num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_SIZE)
     num_layers = max(1, min(30, 400_000_000 // (2 * 4 * int(np.prod(shape)))))
     caches = [(torch.randn(shape), torch.randn(shape)) for _ in range(num_layers)]
     q = torch.randn(num_tokens, HEADS, HEAD_SIZE, generator=generator)
-    turn = iter(int(i) for i in np.resize(np.arange(num_layers), 10**6))
+    layers = itertools.cycle(caches)
 
     def attend() -> torch.Tensor:
-        k_cache, v_cache = caches[next(turn)]
+        k_cache, v_cache = next(layers)
         return ops.paged_attention(q, k_cache, v_cache, metadata, scale=0.125)
 
     return attend
@@ -77,7 +80,7 @@ def rotary_case(ops: TorchOperations, num_tokens: int) -> Case:
 
 def norm_case(ops: TorchOperations, num_tokens: int) -> Case:
     """Sum and norm; the sum is kept from growing by a weight of zeros."""
-    x, residual, weight = torch.zeros(num_tokens, WIDTH), torch.randn(num_tokens, WIDTH), None
+    x, residual = torch.zeros(num_tokens, WIDTH), torch.randn(num_tokens, WIDTH)
     weight = torch.zeros(WIDTH)
     return lambda: ops.add_rms_norm(x, residual, weight, 1e-5)
 
@@ -88,7 +91,9 @@ def silu_case(ops: TorchOperations, num_tokens: int) -> Case:
     return lambda: ops.silu_and_mul(both)
 
 
-def sampling_case(ops: TorchOperations, num_rows: int, spread: float, truncated: bool) -> Case:
+def sampling_case(
+    ops: TorchOperations, num_rows: int, spread: float, truncated: bool = False
+) -> Case:
     """Choosing tokens from a vocabulary of 49,152."""
     logits = torch.randn(num_rows, VOCAB) * spread
     seeds, positions = torch.arange(num_rows), torch.arange(num_rows)
@@ -103,29 +108,47 @@ def sampling_case(ops: TorchOperations, num_rows: int, spread: float, truncated:
 
 
 CASES: dict[str, Callable[[TorchOperations], Case]] = {
-    "attention, 1 decode at 192": lambda ops: attention_case(ops, [(1, 192)]),
-    "attention, 1 decode at 2000": lambda ops: attention_case(ops, [(1, 2000)]),
-    "attention, 32 decodes at 96-480": lambda ops: attention_case(
-        ops, [(1, 96 + 12 * n) for n in range(32)]
+    **{
+        f"attention, {name}": partial(attention_case, requests=requests)
+        for name, requests in {
+            "1 decode at 192": [(1, 192)],
+            "1 decode at 2000": [(1, 2000)],
+            "32 decodes at 96-480": [(1, 96 + 12 * n) for n in range(32)],
+            "64 decodes at 300": [(1, 300)] * 64,
+            "prompt of 64": [(64, 64)],
+            "prompt of 512": [(512, 512)],
+            "512 at 2048": [(512, 2048)],
+            "16 decodes and 200": [(1, 300)] * 16 + [(200, 200)],
+        }.items()
+    },
+    **{
+        f"{name}, {num_tokens}": partial(make, num_tokens=num_tokens)
+        for name, make in {
+            "rotary and cache": rotary_case,
+            "add and norm": norm_case,
+            "silu and mul": silu_case,
+        }.items()
+        for num_tokens in (1, 64, 512)
+    },
+    "sample from all, 1 flat row": partial(sampling_case, num_rows=1, spread=1.0),
+    "sample from all, 32 flat rows": partial(sampling_case, num_rows=32, spread=1.0),
+    "sample from all, 32 steep rows": partial(sampling_case, num_rows=32, spread=5.0),
+    "sample top_k 50 top_p 0.9, 32 rows": partial(
+        sampling_case, num_rows=32, spread=3.0, truncated=True
     ),
-    "attention, 64 decodes at 300": lambda ops: attention_case(ops, [(1, 300)] * 64),
-    "attention, prompt of 64": lambda ops: attention_case(ops, [(64, 64)]),
-    "attention, prompt of 512": lambda ops: attention_case(ops, [(512, 512)]),
-    "attention, 512 at 2048": lambda ops: attention_case(ops, [(512, 2048)]),
-    "attention, 16 decodes and 200": lambda ops: attention_case(
-        ops, [(1, 300)] * 16 + [(200, 200)]
-    ),
-    "rotary and cache, 1": lambda ops: rotary_case(ops, 1),
-    "rotary and cache, 64": lambda ops: rotary_case(ops, 64),
-    "rotary and cache, 512": lambda ops: rotary_case(ops, 512),
-    "add and norm, 1": lambda ops: norm_case(ops, 1),
-    "add and norm, 64": lambda ops: norm_case(ops, 64),
-    "add and norm, 512": lambda ops: norm_case(ops, 512),
-    "silu and mul, 1": lambda ops: silu_case(ops, 1),
-    "silu and mul, 64": lambda ops: silu_case(ops, 64),
-    "silu and mul, 512": lambda ops: silu_case(ops, 512),
-    "sample from all, 1 flat row": lambda ops: sampling_case(ops, 1, 1.0, False),
-    "sample from all, 32 flat rows": lambda ops: sampling_case(ops, 32, 1.0, False),
-    "sample from all, 32 steep rows": lambda ops: sampling_case(ops, 32, 5.0, False),
-    "sample top_k 50 top_p 0.9, 32 rows": lambda ops: sampling_case(ops, 32, 3.0, True),
 }
+
+
+def measure(only: str) -> dict[str, dict[str, float]]:
+    """Microseconds of both backends, of the operations whose name contains `only`."""
+    native, reference = CpuOperations(load_library()), TorchOperations()
+    results = {}
+    print(f"{'':38}{'torch us':>10}{'native us':>11}{'times':>7}   {native.name}", file=sys.stderr)
+    for name, make in CASES.items():
+        if only in name:
+            times = best_times([make(reference), make(native)], 4, 0.08)
+            torch_us, native_us = (seconds * 1e6 for seconds in times)
+            results[name] = {"torch_us": torch_us, "native_us": native_us}
+            line = f"{name:38}{torch_us:10.1f}{native_us:11.1f}{torch_us / native_us:7.1f}"
+            print(line, file=sys.stderr)
+    return results

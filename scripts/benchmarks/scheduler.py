@@ -1,25 +1,14 @@
-"""Microseconds that the scheduler takes: a step, an arrival, a long queue, a step's messages.
+"""Microseconds that the scheduler takes: a step, an arrival, a long queue, a step's messages."""
 
-python scripts/bench_scheduler.py [--quick] [--json FILE]
-
-No model and no torch: the sampled tokens are made up. Prints a table on stderr, and last one JSON
-line. All times are microseconds of one thread; the garbage collector runs as it does in the engine.
-"""
-
-import argparse
 import gc
-import json
 import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import (
@@ -31,7 +20,6 @@ from engine_core.scheduler import (
 )
 from protocol.codec import decode_engine_message, encode
 from protocol.sampling import SamplingParams
-from scripts.load.report import describe_run
 
 BLOCK_SIZE = 16
 PROMPT_LEN = 512
@@ -281,21 +269,3 @@ def _step_line(name: str, row: dict[str, Any]) -> str:
     return f"{name:34}" + "".join(
         f"{number:>10,.0f}" for number in (*numbers, row["step"]["cycle"])
     )
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run at all?")
-    parser.add_argument("--json", type=Path, help="also write the result there")
-    options = parser.parse_args(arguments)
-    result = describe_run() | measure(quick=options.quick)
-    if "torch" in sys.modules:
-        raise SystemExit("torch was imported: the scheduler must not need it")
-    print(as_table(result), file=sys.stderr)
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main()

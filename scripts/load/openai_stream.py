@@ -1,7 +1,4 @@
-"""Streams of an OpenAI-compatible server over plain HTTP/1.1: as little work as a client can do.
-
-Owns the request, the framing and the events. Must not know what is measured.
-"""
+"""Streams of an OpenAI-compatible server over plain HTTP/1.1: as little work as a client can do."""
 
 from __future__ import annotations
 

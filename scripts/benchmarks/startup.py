@@ -1,14 +1,5 @@
-"""From launch to ready and to the first token, and the daemon's memory, in a process of its own.
+"""From launch to ready and to the first token, and the daemon's memory, in a process of its own."""
 
-    python scripts/bench_startup.py [--model NAME] [--options "--dtype float32"] [--repeat 3]
-        [--server "llama.cpp=llama-server -m FILE --port {port}"] [--json FILE]
-
-Servers are OpenAI-compatible ones, launched in turn with the daemon (A B A B). The first launch is
-not counted: it warms the file cache, and what is compiled or packed once is there from then on.
-A table goes to stderr, one JSON document to stdout as the last line.
-"""
-
-import argparse
 import json
 import os
 import shlex
@@ -22,17 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# `python scripts/bench_startup.py` puts only this folder on the path
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from frontend import AsyncLLM, SamplingParams
-from frontend.event_loop import run
-from scripts.comparison.descriptions import DescriptionError
-from scripts.comparison.figures import figures_of
-from scripts.comparison.launching import Conditions, SystemFailed
-from scripts.comparison.systems import ServerCommand
-from scripts.comparison.workloads import PlannedRequest, Workload
-from scripts.load.report import describe_run
+from frontend import AsyncLLM, SamplingParams, run
+from scripts.comparison.engines import Conditions, ServerCommand, parse_server
+from scripts.comparison.processes import EngineFailed
+from scripts.comparison.rounds import warm_up_figures
+from scripts.comparison.workloads import Workload
+from scripts.load.workload import PlannedRequest
 
 Figures = dict[str, float]
 
@@ -50,58 +36,42 @@ with LLM(sys.argv[1]) as llm:
 """
 
 
-def main() -> int:
-    arguments = parse(sys.argv[1:])
-    servers = [ServerCommand.parse(text) for text in arguments.server]
-    measure(arguments.model, arguments.options)
+def measure(model: str, options: str, repeat: int, server_texts: Sequence[str]) -> dict[str, Any]:
+    """The daemon and the servers in alternation. All options are checked before the first launch.
+
+    Raises:
+        ValueError: two engines have one name.
+        DescriptionError: a server that cannot be understood.
+        RuntimeError: the daemon did not start.
+    """
+    servers = [parse_server(text) for text in server_texts]
+    words = shlex.split(options)
     runs: dict[str, list[Figures]] = {OURS: [], **{server.name: [] for server in servers}}
+    if len(runs) <= len(servers):
+        names = ", ".join([OURS, *(server.name for server in servers)])
+        raise ValueError(f"two engines have one name: {names}; give them other names")
     failed: dict[str, str] = {}
-    for _ in range(arguments.repeat):
-        runs[OURS].append(measure(arguments.model, arguments.options))
-        if not arguments.options:
-            runs[OURS][-1] |= measure_clients(arguments.model)
+    measure_daemon(model, words)
+    for _ in range(repeat):
+        runs[OURS].append(measure_daemon(model, words))
+        if not words:
+            runs[OURS][-1] |= measure_clients(model)
         for server in servers:
             try:
-                runs[server.name].append(measure_server(server, arguments.model))
-            except SystemFailed as error:
+                runs[server.name].append(measure_server(server, model))
+            except EngineFailed as error:
                 failed[server.name] = str(error)
     medians = {name: median_of(each) for name, each in runs.items() if each}
-    result: dict[str, Any] = describe_run() | {
-        "model": arguments.model,
-        "options": shlex.join(arguments.options),
-        "runs": runs,
-        "median": medians,
-        "failed": failed,
-    }
-    for name, figures in medians.items():
-        print(name, file=sys.stderr)
-        for figure, value in figures.items():
-            print(f"  {figure:32}{value:>16,}", file=sys.stderr)
-    for name, reason in failed.items():
-        print(f"{name} failed: {reason}", file=sys.stderr)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
-    return 1 if failed else 0
+    return {"model": model, "options": options, "runs": runs, "median": medians, "failed": failed}
 
 
-def parse(words: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--options", type=shlex.split, default=[], help="of the daemon")
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--server", action="append", default=[], help="NAME=COMMAND ... {port}")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args(words)
-    if arguments.repeat < 1:
-        parser.error(f"--repeat is {arguments.repeat}, it must be 1 or more")
-    try:
-        names = [ServerCommand.parse(text).name for text in arguments.server]
-    except DescriptionError as error:
-        parser.error(str(error))
-    if len({OURS, *names}) <= len(names):
-        parser.error(f"two are called alike: {', '.join([OURS, *names])}; give them other names")
-    return arguments
+def as_table(figures: dict[str, Any]) -> str:
+    lines = []
+    for name, medians in figures["median"].items():
+        lines += [name, *(f"  {figure:32}{value:>16,}" for figure, value in medians.items())]
+    return "\n".join(
+        [*lines, *(f"{name} failed: {why}" for name, why in figures["failed"].items())]
+    )
 
 
 def median_of(runs: Sequence[Mapping[str, float]]) -> Figures:
@@ -110,11 +80,11 @@ def median_of(runs: Sequence[Mapping[str, float]]) -> Figures:
     return {name: round(statistics.median(run[name] for run in runs), 3) for name in names}
 
 
-def measure(model: str, options: Sequence[str] = ()) -> Figures:
+def measure_daemon(model: str, options: Sequence[str]) -> Figures:
     """One launch of the daemon.
 
     Raises:
-        RuntimeError: it did not start; its own words are on stderr.
+        RuntimeError: it did not start; stderr has its error.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "engine_core.cli", "--model", model, *options]
@@ -167,9 +137,8 @@ def measure_server(server: ServerCommand, model: str) -> Figures:
     """One launch of another engine's server.
 
     Raises:
-        SystemFailed: it did not get ready, or not serve the request.
+        EngineFailed: it did not get ready, or did not serve the request.
     """
-    request = PlannedRequest(0.0, PROMPT, 1)
     with tempfile.TemporaryDirectory() as logs:
         conditions = Conditions(
             model=model,
@@ -180,14 +149,8 @@ def measure_server(server: ServerCommand, model: str) -> Figures:
             logs=Path(logs),
         )
         with server.launch(conditions) as running:
-            assert running.ready_s is not None
-            workload = Workload("first token", (request,))
-            answer = figures_of(workload, running.run(workload))
-            return {
-                "launch_to_ready_s": running.ready_s,
-                # the client's own start is not counted, only what the request took
-                "launch_to_first_token_s": running.ready_s + answer["duration_s"],
-            }
+            request = PlannedRequest(0, PROMPT, 1)
+            return warm_up_figures(running, [Workload("first token", (request,))])
 
 
 def seconds_to_end(*arguments: str) -> float:
@@ -226,7 +189,3 @@ def cpu_seconds(pid: int) -> float:
 def peak_memory_bytes(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
-
-
-if __name__ == "__main__":
-    sys.exit(main())
