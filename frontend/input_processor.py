@@ -194,7 +194,7 @@ class InputProcessor:
 
 
 def split_prompts(prompts: object) -> list[object]:
-    """A list of single prompts from one prompt or several; their contents are not looked at.
+    """A list of single prompts from one prompt or several, unchecked.
 
     Raises:
         InvalidInput: neither.
@@ -230,15 +230,9 @@ def _checked_salt(salt: object, name: str) -> str | None:
 def _parse(prompt: object, name: str) -> tuple[str | None, list[int] | None, str | None]:
     """Text, token ids and cache salt of a prompt in any of its forms."""
     if isinstance(prompt, str):
-        return _text(prompt, name), None, None
-    if isinstance(prompt, Mapping):
-        return _parse_mapping(prompt, name)
-    return None, _token_ids(prompt, name), None
-
-
-def _parse_mapping(
-    prompt: Mapping[object, object], name: str
-) -> tuple[str | None, list[int] | None, str | None]:
+        return prompt, None, None
+    if not isinstance(prompt, Mapping):
+        return None, _token_ids(prompt, name), None
     unknown = [key for key in prompt if key not in _KNOWN_KEYS and prompt[key] is not None]
     if unknown:
         raise InvalidInput(
@@ -246,20 +240,13 @@ def _parse_mapping(
             f"{sorted(_KNOWN_KEYS)}"
         )
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-    salt = _checked_salt(prompt.get("cache_salt"), name)
     if text is None and token_ids is None:
         raise InvalidInput(f"{name} has neither 'prompt' nor 'prompt_token_ids'; give one")
-    return (
-        None if text is None else _text(text, name),
-        None if token_ids is None else _token_ids(token_ids, name),
-        salt,
-    )
-
-
-def _text(text: object, name: str) -> str:
-    if not isinstance(text, str):
+    if text is not None and not isinstance(text, str):
         raise InvalidInput(f"the text of {name} is of type {type(text).__name__}, it must be str")
-    return text
+    if token_ids is not None:
+        token_ids = _token_ids(token_ids, name)
+    return text, token_ids, _checked_salt(prompt.get("cache_salt"), name)
 
 
 def _token_ids(token_ids: object, name: str) -> list[int]:

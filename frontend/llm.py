@@ -3,7 +3,7 @@ event loop in a thread of its own."""
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from frontend.async_llm import AsyncLLM
@@ -260,7 +260,7 @@ class LLM:
                 client.input_processor.make_request(
                     prompt,
                     params,
-                    client.new_request_id(),
+                    client.session.requests.new_request_id(),
                     priority=priority,
                     tenant=tenant,
                     cache_salt=cache_salt,
@@ -274,13 +274,14 @@ class LLM:
             ]
             try:
                 for request in requests:
-                    client.submit(request)
+                    client.session.submit(request)
                 return [await _final_output(request) for request in requests]
             finally:
                 for request in requests:
-                    client.release(request)
+                    client.session.release(request)
 
-        with _progress_bar(len(prompts), use_tqdm) as progress:
+        progress = _progress_bar(len(prompts), use_tqdm) if use_tqdm else None
+        with contextlib.nullcontext() if progress is None else contextlib.closing(progress):
             return self._thread.run_and_wait(run(progress))
 
     def _open_client(self) -> AsyncLLM:
@@ -299,18 +300,11 @@ def _refuse_adapter(lora_request: object) -> None:
         raise InvalidInput("this engine does not support lora_request; omit it")
 
 
-@contextlib.contextmanager
-def _progress_bar(num_prompts: int, use_tqdm: bool | Callable[..., Any]) -> Iterator[Any]:
-    """A bar over the prompts of a batch, or none."""
-    if not use_tqdm:
-        yield None
-        return
+def _progress_bar(num_prompts: int, use_tqdm: bool | Callable[..., Any]) -> Any:
     from tqdm.auto import tqdm
 
     make = use_tqdm if callable(use_tqdm) else tqdm
-    bar = make(total=num_prompts, desc="Processed prompts", dynamic_ncols=True)
-    with contextlib.closing(bar):
-        yield bar
+    return make(total=num_prompts, desc="Processed prompts", dynamic_ncols=True)
 
 
 async def _final_output(request: RequestState) -> RequestOutput:
