@@ -119,7 +119,7 @@ class SamplingParams:
             InvalidInput: see the class.
         """
         self._refuse_unsupported()
-        with _invalid_input():
+        with as_invalid_input():
             check_whole("n", self.n, minimum=1, maximum=MAX_N)
             if self.truncate_prompt_tokens not in (None, -1):
                 check_whole("truncate_prompt_tokens", self.truncate_prompt_tokens, minimum=1)
@@ -172,7 +172,7 @@ class SamplingParams:
     def _engine_params(
         self, *, max_tokens: int, min_tokens: int, seed: int | None = None
     ) -> protocol.sampling.SamplingParams:
-        with _invalid_input():
+        with as_invalid_input():
             return protocol.sampling.SamplingParams(
                 max_tokens=max_tokens,
                 min_tokens=min_tokens,
@@ -242,7 +242,7 @@ class BeamSearchParams:
         self.sampling_params()
 
     def to_wire(self) -> protocol.sampling.BeamSearchParams:
-        with _invalid_input():
+        with as_invalid_input():
             return protocol.sampling.BeamSearchParams(
                 beam_width=self.beam_width,
                 length_penalty=self.length_penalty,
@@ -276,15 +276,15 @@ def check_scheduling(priority: object, tenant: object) -> None:
     Raises:
         InvalidInput: not a 32-bit whole number, or not a name.
     """
-    with _invalid_input():
+    with as_invalid_input():
         check_whole("priority", priority, minimum=-_MAX_PRIORITY, maximum=_MAX_PRIORITY)
     if tenant is not None and not (isinstance(tenant, str) and tenant):
         raise InvalidInput(f"tenant is {tenant!r}, it must be a non-empty string")
 
 
 @contextlib.contextmanager
-def _invalid_input() -> Iterator[None]:
-    """The protocol's refusals as the client's."""
+def as_invalid_input() -> Iterator[None]:
+    """Raise the protocol's refusals as InvalidInput."""
     try:
         yield
     except InvalidParameter as error:
