@@ -374,7 +374,7 @@ class AsyncLLM:
 
     async def reset_prefix_cache(self) -> int:
         """Evict all cached blocks that no request uses. Returns how many."""
-        return (await self._call(ResetPrefixCache(), PrefixCacheReset)).num_blocks_forgotten
+        return (await self._call(ResetPrefixCache(), PrefixCacheReset)).num_blocks_evicted
 
     async def ping(self) -> float:
         """A round trip through the engine's loop. Returns its uptime in seconds."""

@@ -221,11 +221,12 @@ class _WindowJoiner:
 
     def __init__(self, pieces: TokenPieces, tail: list[int]) -> None:
         self._pieces = pieces
-        self._context = tail
+        self._context = list(filter(pieces.is_known, tail))
         self._withheld: list[int] = []
 
     def append(self, token_ids: list[int]) -> str:
-        return "".join(map(self._append_one, token_ids))
+        # unknown ids add no text, and would push known ones out of the context
+        return "".join(map(self._append_one, filter(self._pieces.is_known, token_ids)))
 
     def flush(self) -> str:
         return self._take() if self._withheld else ""

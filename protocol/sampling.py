@@ -1,7 +1,5 @@
-"""How the next token is chosen: the parameters that the engine itself honours.
-
-Text-level options (stop strings, detokenizing) belong to the client and never travel.
-"""
+"""How the next token is chosen: the parameters of the engine. Options about text, such as stop
+strings, are the client's and are not sent."""
 
 import math
 

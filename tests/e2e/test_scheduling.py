@@ -107,15 +107,15 @@ def test_requests_are_explained_while_they_wait_while_they_run_and_when_they_are
         client.request("third", PROMPTS["r1"][:5], max_tokens=4)
         while (running := ask(client, "first")).status != "running":
             pass
-        assert (running.waits_for, running.num_ahead) == (None, None)
+        assert (running.waits_for, running.num_requests_ahead) == (None, None)
         assert running.num_prompt_tokens == 40
         assert running.cache_lookup.ended is LookupEnd.NEVER_SEEN
-        while (waiting := ask(client, "second")).waits_for is WaitReason.NOT_LOOKED_AT:
+        while (waiting := ask(client, "second")).waits_for is WaitReason.NOT_CONSIDERED:
             pass
         assert (waiting.status, waiting.waits_for) == ("waiting", WaitReason.SEQUENCES)
-        assert waiting.num_ahead == 0
+        assert waiting.num_requests_ahead == 0
         assert "1" in waiting.why
-        assert ask(client, "third").num_ahead == 1
+        assert ask(client, "third").num_requests_ahead == 1
         client.collect("first", "second", "third")
         over = ask(client, "second")
         assert (over.status, over.finish_reason) == ("finished", "length")

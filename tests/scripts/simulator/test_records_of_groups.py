@@ -8,8 +8,8 @@ from engine_core.scheduler import Request, Scheduler, SchedulerConfig
 from engine_core.trace.writer import TraceWriter
 from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
-from scripts.simulator.records import RunRecord
 from scripts.simulator.replay import verify
+from scripts.simulator.step_trace import StepTrace
 
 
 def asked(index: int) -> EngineRequest:
@@ -62,6 +62,6 @@ def test_samples_and_beams_replay_to_the_same_decisions(tmp_path):
     statistics = record_groups(tmp_path / "run.jsonl")
     assert statistics.num_preemptions_by_swap > 0
     assert statistics.num_blocks_in_use == 0
-    verification = verify(RunRecord(tmp_path / "run.jsonl"))
+    verification = verify(StepTrace(tmp_path / "run.jsonl"))
     assert verification.difference is None, str(verification.difference)
     assert verification.num_requests == 12
