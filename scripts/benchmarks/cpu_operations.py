@@ -4,9 +4,11 @@ import itertools
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Annotated
 
 import numpy as np
 import torch
+from cyclopts import Parameter
 
 from kernels.cpu.library import load_library
 from kernels.cpu.operations import CpuOperations
@@ -17,7 +19,8 @@ from kernels.interface.operations import (
     SamplingLimits,
 )
 from kernels.torch.operations import TorchOperations
-from scripts.benchmarks.best_times import best_times
+from scripts.benchmarks import Json, report
+from scripts.benchmarks.best_times import Threads, best_times, set_threads
 
 HEADS, KV_HEADS, HEAD_SIZE, WIDTH, FEED_FORWARD, VOCAB = 9, 3, 64, 576, 1536, 49_152
 BLOCK_SIZE = 16
@@ -145,8 +148,18 @@ CASES: dict[str, Callable[[TorchOperations], Case]] = {
 }
 
 
-def measure(only: str) -> dict[str, dict[str, float]]:
-    """Microseconds of both backends, of the operations whose name contains `only`."""
+def cpu_operations(
+    *,
+    only: Annotated[str, Parameter(help="Those whose name contains this.")] = "",
+    threads: Threads = None,
+    json: Json = None,
+) -> None:
+    """Native CPU operations beside torch's, each alone, at SmolLM2-135M's shapes.
+
+    Backends alternate in one process; the best of several rounds is given. With --threads 1 the
+    time is that of the one core's work, which other programs disturb little.
+    """
+    set_threads(threads)
     native, reference = CpuOperations(load_library()), TorchOperations()
     results = {}
     print(f"{'':38}{'torch us':>10}{'native us':>11}{'times':>7}   {native.name}", file=sys.stderr)
@@ -157,4 +170,4 @@ def measure(only: str) -> dict[str, dict[str, float]]:
             results[name] = {"torch_us": torch_us, "native_us": native_us}
             line = f"{name:38}{torch_us:10.1f}{native_us:11.1f}{torch_us / native_us:7.1f}"
             print(line, file=sys.stderr)
-    return results
+    report(results, json)

@@ -55,7 +55,7 @@ class PagedStep:
         widths = [-(-length // size) for length, _ in requests]
         num_tokens = sum(queries for _, queries in requests)
         order = torch.randperm(sum(widths)) + 1
-        # block 0 belongs to nobody; the rows of the table end in it
+        # block 0 is in no sequence; the rows of the table end in it
         table_RM = torch.zeros(len(requests), max(widths) + 1, dtype=torch.int32)
         shape = (1 + sum(widths), 2, heads.num_kv_heads, size, heads.head_size)
         kv_B2KSD = torch.randn(shape, device=device, dtype=heads.dtype)
