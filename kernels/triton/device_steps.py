@@ -19,12 +19,16 @@ from kernels.interface.sampling_rows import (
     TokenList,
 )
 from kernels.interface.step_inputs import DeviceRows, PackedLayout, StepTensors
+from kernels.triton.logits_processors import (
+    adjust_tokens,
+    apply_penalties,
+    apply_token_masks,
+    count_tokens,
+)
 from kernels.triton.logprobs import LogprobsMemory, report_logprobs
-from kernels.triton.penalties import adjust_tokens, apply_penalties, count_tokens
 from kernels.triton.sampling import SamplingMemory, sample
 from kernels.triton.sampling_columns import SamplingColumns, gather_sampling_columns
 from kernels.triton.step_inputs import append_sampled, apply_row_updates, prepare_step
-from kernels.triton.token_masks import apply_token_masks
 
 
 class TritonDeviceSteps:

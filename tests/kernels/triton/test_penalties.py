@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from kernels.interface.operations import Penalties
-from kernels.triton.penalties import (
+from kernels.triton.logits_processors import (
     adjust_tokens,
     adjust_tokens_reference,
     apply_penalties,
     apply_penalties_reference,
     count_tokens,
+    num_mask_words,
 )
 from kernels.triton.row_maxima import TILE
-from kernels.triton.token_masks import num_mask_words
 
 PENALTIES = [
     (1.3, 0.0, 0.0),
