@@ -6,8 +6,8 @@ side. E is cut into splits, each summed by a program of its own, and a second ke
 in order. More rows: the weight is widened to memory and given to cuBLAS.
 
 Up to 64 rows, the steps along E and the splits follow from the weight's shape alone, so a row's
-sums run in the same order whatever stands beside it. Above 64 rows, and between the two, cuBLAS decides;
-with `batch_invariant` the kernel takes every number of rows, in tiles of one size.
+sums run in the same order whatever stands beside it. Above 64 rows cuBLAS decides; with
+`batch_invariant` the kernel takes every number of rows, in tiles of one size.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Sources: rotary positions, arXiv:2104.09864 (halves paired as in GPT-NeoX); norm of queries and
 keys, arXiv:2302.05442 with RMSNorm, arXiv:1910.07467. One program takes `BLOCK_H` heads of one kind
-of one token. A head is read as three tiles, so that the two elements of a pair lie in one thread, and a
-thread overwrites only what it read itself:
+of one token. A head is read as three tiles, so that the two elements of a pair lie in one thread,
+and a thread overwrites only what it read itself:
 
     |<-- HALF -->|<-- HALF -->|<- the rest ->|   D elements
        left          right       never turns

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.interface.operations import AttentionParams
+from kernels.interface.operations import AttentionParams, AttentionSpec
 from kernels.triton.attention_planner import SplitScratch, TritonAttentionPlanner
 from kernels.triton.dense_linear import dense_linear
 from kernels.triton.kv_cache import allocate_kv_cache
@@ -54,10 +54,7 @@ def check_attention_in_chunks(
     cache = allocate_kv_cache(num_blocks, block_size, kv_heads, head_size, dtype, place)
     for view in cache:
         view.normal_()
-    planner = TritonAttentionPlanner(
-        device=place,
-        scratch=SplitScratch(place),
-        only_tiles=True,
+    spec = AttentionSpec(
         num_query_heads=heads,
         num_kv_heads=kv_heads,
         head_size=head_size,
@@ -68,6 +65,9 @@ def check_attention_in_chunks(
         max_model_len=length,
         dtype=dtype,
         kv_dtype=dtype,
+    )
+    planner = TritonAttentionPlanner(
+        spec, device=place, scratch=SplitScratch(place), only_tiles=True
     )
     q_THD = torch.randn(length, heads, head_size, device=device).to(dtype)
 
