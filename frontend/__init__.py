@@ -1,7 +1,7 @@
 """The client of engine-core: `LLM`, `AsyncLLM`, `SamplingParams` and what they return.
 
-Owns the public names. Must not import anything heavy: each name loads its module when it is
-first used, so that `import frontend` stays quick.
+Must not know torch or the engine: it imports only `protocol`. Each public name loads its module
+when it is first used, so that `import frontend` stays quick.
 """
 
 from importlib import import_module
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from frontend.async_llm import AsyncLLM
-    from frontend.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from frontend.errors import (
         EngineClientError,
         EngineDied,
@@ -20,10 +19,17 @@ if TYPE_CHECKING:
         RequestRejected,
     )
     from frontend.event_loop import run
+    from frontend.input_processor import TextPrompt, TokensPrompt
     from frontend.llm import LLM
-    from frontend.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-    from frontend.prompts import TextPrompt, TokensPrompt
-    from frontend.sampling_params import RequestOutputKind, SamplingParams
+    from frontend.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
+        CompletionOutput,
+        Logprob,
+        RequestMetrics,
+        RequestOutput,
+    )
+    from frontend.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 __all__ = [
     "LLM",
@@ -49,36 +55,28 @@ __all__ = [
     "run",
 ]
 
-_MODULES = {
-    "LLM": "llm",
-    "AsyncLLM": "async_llm",
-    "BeamSearchOutput": "beam_search",
-    "BeamSearchParams": "beam_search",
-    "BeamSearchSequence": "beam_search",
-    "CompletionOutput": "outputs",
-    "EngineClientError": "errors",
-    "EngineDied": "errors",
-    "EngineStartError": "errors",
-    "EngineUnavailable": "errors",
-    "InvalidInput": "errors",
-    "Logprob": "outputs",
-    "QueueFull": "errors",
-    "RequestMetrics": "outputs",
-    "RequestOutput": "outputs",
-    "RequestOutputKind": "sampling_params",
-    "RequestRejected": "errors",
-    "SamplingParams": "sampling_params",
-    "TextPrompt": "prompts",
-    "TokensPrompt": "prompts",
-    "run": "event_loop",
-}
+_NAMES_OF_MODULES = {
+    "async_llm": ("AsyncLLM",),
+    "errors": (
+        "EngineClientError", "EngineDied", "EngineStartError", "EngineUnavailable", "InvalidInput",
+        "QueueFull", "RequestRejected",
+    ),
+    "event_loop": ("run",),
+    "input_processor": ("TextPrompt", "TokensPrompt"),
+    "llm": ("LLM",),
+    "outputs": (
+        "BeamSearchOutput", "BeamSearchSequence", "CompletionOutput", "Logprob", "RequestMetrics",
+        "RequestOutput",
+    ),
+    "sampling_params": ("BeamSearchParams", "RequestOutputKind", "SamplingParams"),
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module 'frontend' has no attribute {name!r}")
-    return getattr(import_module(f"frontend.{module}"), name)
+    for module, names in _NAMES_OF_MODULES.items():
+        if name in names:
+            return getattr(import_module(f"frontend.{module}"), name)
+    raise AttributeError(f"module 'frontend' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

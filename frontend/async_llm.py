@@ -1,22 +1,45 @@
-"""`AsyncLLM`: prompts in, streams of outputs out, on an engine in another process.
-
-Owns the public asynchronous API. Text and tokens meet here; the wire is the session's business.
-"""
+"""`AsyncLLM`: prompts in, streams of outputs out, on an engine in another process."""
 
 import contextlib
+import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
-from frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
-from frontend.engine_client import EngineClient
-from frontend.live_request import LiveRequest, Turn
-from frontend.outputs import RequestOutput
-from frontend.prompts import PromptInput
-from frontend.request_factory import ChatMessage
-from frontend.sampling_params import SamplingParams
+from frontend.daemon import ChildDaemon
+from frontend.engine_options import daemon_arguments
+from frontend.errors import EngineUnavailable
+from frontend.event_loop import Clock
+from frontend.input_processor import ChatMessage, InputProcessor, PromptInput
+from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
+from frontend.request_state import RequestState
+from frontend.sampling_params import BeamSearchParams, SamplingParams
+from frontend.session import EngineSession, SessionOptions
+from frontend.tokenizer import Tokenizer
+from frontend.transport import ZmqTransport
+from protocol.addresses import default_address
+from protocol.calls import (
+    AnyCall,
+    Drain,
+    Draining,
+    GetRequestInfo,
+    GetStatistics,
+    ListRequests,
+    Ping,
+    Pong,
+    PrefixCacheReset,
+    RequestList,
+    ResetPrefixCache,
+)
+from protocol.codec import binary_frame
+from protocol.explanations import RequestInfo
+from protocol.outputs import ModelInfo
+from protocol.statistics import EngineStatistics
+
+T = TypeVar("T")
 
 
-class AsyncLLM(EngineClient):
+class AsyncLLM:
     """A client of one engine.
 
     ```python
@@ -30,15 +53,173 @@ class AsyncLLM(EngineClient):
     early aborts its request.
 
     Args:
-        address: `ipc://PATH` or `tcp://HOST:PORT`; default: where `engine-core` listens unless
-            told otherwise.
+        address: `ipc://PATH` or `tcp://HOST:PORT`; default: the default address of `engine-core`.
         client_name: for the engine's log.
-        connect_timeout_s: for the engine to answer the greeting, which it does between two steps.
+        connect_timeout_s: for the engine to answer HELLO, which it does between two steps.
         reconnect_timeout_s: for a lost engine to come back.
-        silence_timeout_s: an engine that says nothing for longer is taken for lost. It says
-            nothing during a step; that its process or its machine died shows much sooner.
+        silence_timeout_s: an engine that sends nothing for longer is considered lost. It sends
+            nothing during a step; the end of its process or machine is noticed much sooner.
         seed: of the seeds drawn for requests that have none; default: unpredictable.
     """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        client_name: str = "",
+        connect_timeout_s: float = 60.0,
+        reconnect_timeout_s: float = 10.0,
+        silence_timeout_s: float = 300.0,
+        seed: int | None = None,
+    ) -> None:
+        self.address = address or default_address()
+        self._options = SessionOptions(
+            client_name=client_name,
+            connect_timeout_s=connect_timeout_s,
+            reconnect_timeout_s=reconnect_timeout_s,
+            silence_timeout_s=silence_timeout_s,
+        )
+        self._random = random.SystemRandom() if seed is None else random.Random(seed)
+        self._clock = Clock()
+        self._child: ChildDaemon | None = None
+        self._opened_session: EngineSession | None = None
+        self._input_processor: InputProcessor | None = None
+
+    # opening and closing
+
+    @classmethod
+    async def connect(cls, address: str | None = None, **options: Any) -> Self:
+        """A connected client. Options are the constructor's. Close it in the end.
+
+        Raises:
+            EngineUnavailable: no engine answers there.
+            EngineRefused: the engine speaks another wire version.
+        """
+        client = cls(address, **options)
+        await client.open()
+        return client
+
+    @classmethod
+    async def launch(
+        cls,
+        model: str,
+        *,
+        client_name: str = "",
+        seed: int | None = None,
+        startup_timeout_s: float = 600.0,
+        **engine_options: Any,
+    ) -> Self:
+        """Start an engine for this client alone, and connect. It ends with the client.
+
+        Args:
+            engine_options: those of `LLM`.
+
+        Raises:
+            InvalidInput: an option that this engine does not support.
+            EngineStartError: the engine did not get ready; the text holds its last lines.
+        """
+        child = ChildDaemon(daemon_arguments(model, engine_options))
+        try:
+            await child.ready(startup_timeout_s)
+            client = cls(child.address, client_name=client_name, seed=seed)
+            client._child = child
+            await client.open()
+        except BaseException:
+            await child.close()
+            raise
+        return client
+
+    async def open(self) -> None:
+        """Connect. Done by `async with`, `connect` and `launch`.
+
+        Raises:
+            EngineUnavailable, EngineRefused: see `connect`.
+        """
+        if self._opened_session is None:
+            self._opened_session = EngineSession(
+                ZmqTransport(self.address),
+                self.address,
+                self._options,
+                clock=self._clock,
+                child=self._child,
+            )
+        try:
+            await self.ready()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def ready(self) -> None:
+        """Return once the engine accepts requests: at once, or when it is back.
+
+        Raises:
+            EngineUnavailable, EngineRefused, EngineDied, ClientClosed.
+        """
+        session = self._session
+        await session.ready()
+        welcome = session.welcome
+        assert welcome is not None
+        if self._input_processor is None or welcome.model != self._input_processor.model:
+            tokenizer = None
+            info = welcome.model.tokenizer
+            if info is not None and info.tokenizer_json is not None:
+                document = binary_frame(info.tokenizer_json, session.welcome_frames)
+                tokenizer = Tokenizer.from_welcome(info, document)
+            self._input_processor = InputProcessor(
+                welcome.model, tokenizer, seeds=self._random, clock=self._clock
+            )
+
+    async def close(self) -> None:
+        """Abort what runs, disconnect, and stop an engine that `launch` started."""
+        if self._opened_session is not None:
+            await self._opened_session.close()
+        if self._child is not None:
+            await self._child.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def _session(self) -> EngineSession:
+        if self._opened_session is None:
+            raise EngineUnavailable("not connected yet; use `async with AsyncLLM() as llm:`")
+        return self._opened_session
+
+    # the model
+
+    @property
+    def input_processor(self) -> InputProcessor:
+        """Makes requests without sending them, for callers that handle many at once."""
+        if self._input_processor is None:
+            raise EngineUnavailable("not connected yet; use `async with AsyncLLM() as llm:`")
+        return self._input_processor
+
+    @property
+    def model(self) -> ModelInfo:
+        """What the engine serves."""
+        return self.input_processor.model
+
+    def get_tokenizer(self) -> Tokenizer:
+        """
+        Raises:
+            InvalidInput: the model came without one.
+        """
+        return self.input_processor.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's authors recommend, as a new object."""
+        return self.input_processor.default_sampling_params()
+
+    # requests
 
     async def generate(
         self,
@@ -56,23 +237,24 @@ class AsyncLLM(EngineClient):
 
         Args:
             sampling_params: default: the model's own.
-            request_id: to know it by; default: a number. Free again when the request ends.
+            request_id: default: a number. Free again when the request ends.
             priority: smaller is more urgent; 0 unless the engine's policy is priority.
             tenant: whose share of the engine it uses, under policy fair; default: this client's.
             cache_salt: only requests with the same salt share cached prompts.
 
         Raises:
             InvalidInput: the prompt or the parameters cannot be served, or `request_id` is live.
-            QueueFull: as much waits as the engine allows; try again later.
+            QueueFull: the engine's queue is full; try again later.
             RequestRejected: the engine refused it for another reason.
             EngineDied: the engine was lost and did not come back.
         """
         await self.ready()
-        request = self.factory.make(
+        request = self.input_processor.make_request(
             prompt,
             sampling_params,
-            self.requests.free_id(request_id),
-            turn=Turn(priority, tenant),
+            self.new_request_id(request_id),
+            priority=priority,
+            tenant=tenant,
             cache_salt=cache_salt,
         )
         async with contextlib.aclosing(self._stream(request)) as outputs:
@@ -96,7 +278,7 @@ class AsyncLLM(EngineClient):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation: `generate` behind the model's chat template."""
         await self.ready()
-        prompt = self.factory.chat_prompt(
+        prompt = self.input_processor.chat_prompt(
             messages,
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
@@ -133,20 +315,21 @@ class AsyncLLM(EngineClient):
             InvalidInput, QueueFull, RequestRejected, EngineDied: see `generate`.
         """
         await self.ready()
-        request = self.factory.make(
+        request = self.input_processor.make_request(
             prompt,
             params,
-            self.requests.free_id(request_id),
-            turn=Turn(priority, tenant),
+            self.new_request_id(request_id),
+            priority=priority,
+            tenant=tenant,
             cache_salt=cache_salt,
         )
         async with contextlib.aclosing(self._stream(request)) as outputs:
             final = [output async for output in outputs][-1]
-        return beam_search_output(final, self.factory.optional_tokenizer)
+        return beam_search_output(final, self.input_processor.optional_tokenizer)
 
-    async def _stream(self, request: LiveRequest) -> AsyncGenerator[RequestOutput, None]:
+    async def _stream(self, request: RequestState) -> AsyncGenerator[RequestOutput, None]:
         try:
-            self.send(request)
+            self.submit(request)
             finished = False
             while not finished:
                 output = await request.next_output()
@@ -154,3 +337,61 @@ class AsyncLLM(EngineClient):
                 yield output
         finally:
             self.release(request)
+
+    def new_request_id(self, request_id: str | None = None) -> str:
+        """The id itself if no live request has it; None gives a new number."""
+        return self._session.requests.new_request_id(request_id)
+
+    def submit(self, request: RequestState) -> None:
+        """Send what `input_processor` made. It must be given to `release` in the end."""
+        self._session.submit(request)
+
+    def release(self, request: RequestState) -> None:
+        """Forget a request, and stop what still runs of it."""
+        self._session.release(request)
+
+    async def abort(self, request_id: str | Sequence[str]) -> None:
+        """End live requests: their streams get a last output with finish reason "abort". Unknown
+        ids are ignored, as their requests may just have ended."""
+        for each in (request_id,) if isinstance(request_id, str) else tuple(request_id):
+            request = self._session.requests.get(each)
+            if request is not None:
+                request.finish("abort")
+                self.release(request)
+
+    # calls: CallRefused if the engine refuses, EngineDied if it was lost before it answered,
+    # EngineUnavailable if it is not there
+
+    async def _call(self, call: AnyCall, result_type: type[T]) -> T:
+        result = await self._session.call(call)
+        assert isinstance(result, result_type)
+        return result
+
+    async def statistics(self) -> EngineStatistics:
+        """The engine's numbers, over all its clients."""
+        return await self._call(GetStatistics(), EngineStatistics)
+
+    async def request_info(self, request_id: str) -> RequestInfo:
+        """A request's state and its reasons: a live one of this client by the id that `generate`
+        was given, any live or lately finished one of any client by the engine's id
+        (`RequestMetrics.engine_request_id`). CallRefused if there is none."""
+        request = self._session.requests.get(request_id)
+        if request is not None and request.wire_ids:
+            request_id = request.wire_ids[0]
+        return await self._call(GetRequestInfo(request_id=request_id), RequestInfo)
+
+    async def request_ids(self) -> list[str]:
+        """The engine's ids of all live requests of all clients."""
+        return (await self._call(ListRequests(), RequestList)).request_ids
+
+    async def reset_prefix_cache(self) -> int:
+        """Evict all cached blocks that no request uses. Returns how many."""
+        return (await self._call(ResetPrefixCache(), PrefixCacheReset)).num_blocks_forgotten
+
+    async def ping(self) -> float:
+        """A round trip through the engine's loop. Returns its uptime in seconds."""
+        return (await self._call(Ping(), Pong)).uptime_s
+
+    async def drain(self) -> int:
+        """Make the engine finish what it has and exit. Returns how many requests are left."""
+        return (await self._call(Drain(), Draining)).num_requests_left

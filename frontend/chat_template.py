@@ -1,31 +1,41 @@
 """Conversations to prompt texts, by the Jinja2 template that came with the model.
 
-A template is code from strangers: it runs in Jinja2's immutable sandbox and sees plain data only.
-The results are those of `apply_chat_template` of transformers 5, with one addition: a template
-that takes texts only gets a list of text parts joined with newlines, not the list's `repr`.
-
-Must not know tokenizers, requests, or the engine.
+A template is foreign code: it runs in Jinja2's immutable sandbox and sees plain data only. Imported
+only where a template is rendered, because it loads jinja2.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from frontend.chat_environment import CALLER_ERRORS, compile_template
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
-if TYPE_CHECKING:
-    import jinja2
+from frontend.errors import ChatTemplateError
 
+_CALLER_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a template's expressions may raise besides Jinja2's own errors."""
 # not text that a conversation holds, and with the trailing space that shows whether the template
 # trims the end of a message
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-
-
-class ChatTemplateError(ValueError):
-    """A conversation cannot be made into a prompt; the text says what to change."""
 
 
 def render_chat(
@@ -38,6 +48,9 @@ def render_chat(
     variables: Mapping[str, Any] | None = None,
 ) -> str:
     """The prompt text of a conversation. See `Tokenizer.apply_chat_template` for the arguments.
+
+    The result is that of `apply_chat_template` of transformers 5, with one addition: a template
+    that takes texts only gets a list of text parts joined with newlines, not the list's `repr`.
 
     Raises:
         ChatTemplateError: wrong messages or tools, or a template that fails or breaks out.
@@ -137,14 +150,12 @@ def _plain(value: Any) -> Any:
 
 @lru_cache(maxsize=32)
 def _compile(template: str) -> jinja2.Template:
-    import jinja2
-
     if not isinstance(template, str):
         raise ChatTemplateError(
             f"chat_template is {type(template).__name__}, it must be Jinja2 source"
         )
     try:
-        return compile_template(template)
+        return _sandboxed(template)
     except jinja2.TemplateSyntaxError as error:
         raise ChatTemplateError(
             f"the chat template does not parse, line {error.lineno}: {error.message}; "
@@ -153,9 +164,6 @@ def _compile(template: str) -> jinja2.Template:
 
 
 def _render(compiled: jinja2.Template, **variables: Any) -> str:
-    import jinja2
-    from jinja2.exceptions import SecurityError
-
     try:
         return compiled.render(**variables)
     except SecurityError as error:
@@ -166,7 +174,7 @@ def _render(compiled: jinja2.Template, **variables: Any) -> str:
     except jinja2.TemplateError as error:
         raise ChatTemplateError(f"the chat template refuses this conversation: {error}") from error
     # whatever a stranger's code raises on messages that it did not expect
-    except CALLER_ERRORS as error:
+    except _CALLER_ERRORS as error:
         raise ChatTemplateError(
             f"the chat template failed ({type(error).__name__}: {error}); check the messages' "
             "fields, or pass another template as chat_template"
@@ -232,3 +240,95 @@ def _cut_at_mark(rendered: str, final_text: str) -> str:
     kept = rendered[:start]
     # a template that trims messages trimmed the mark's space, and would have trimmed the text's
     return kept if rendered.startswith(_CONTINUE_MARK, start) else kept.rstrip()
+
+
+def _sandboxed(source: str) -> jinja2.Template:
+    """The template in a sandbox with the names that transformers 5 gives it: `raise_exception`,
+    `strftime_now`, `tojson` without HTML escapes, loop controls, `{% generation %}` blocks, and
+    safe replacements of `dict` and `namespace`.
+
+    Raises:
+        jinja2.TemplateSyntaxError: `source` is not Jinja2.
+    """
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationBlock, jinja2.ext.loopcontrols],
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["dict"] = _TemplateDict()
+    environment.globals["namespace"] = _TemplateNamespace
+    return environment.from_string(source)
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}` marks the assistant's words for training; here it
+    renders what is inside."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("_rendered")
+        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def _rendered(self, caller: Any) -> str:
+        return str(caller())
+
+
+class _TemplateDict:
+    """`dict` for templates, without the class and its attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args, **kwargs)
+
+
+class _TemplateNamespace(Namespace):
+    """`namespace` for templates; underscored names, the way to CPython's inside, are refused."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # self is taken from args so that `namespace(self=...)` works, as in Jinja2's own
+        self, *rest = args
+        attributes = dict(*rest, **kwargs)
+        for name in attributes:
+            _refuse_underscore(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_underscore(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_underscore(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"the namespace attribute {name!r} begins with an underscore")
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )

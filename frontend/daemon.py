@@ -1,8 +1,4 @@
-"""An engine of this client's own: a child process that lives no longer than its parent.
-
-Owns the process, its private socket folder and its last words. Must not know messages: what is
-spoken over the socket is the session's business.
-"""
+"""An engine started by this client: a child process that ends with its parent."""
 
 import asyncio
 import contextlib
@@ -31,8 +27,8 @@ _POLL_S = 0.01
 
 
 class ChildDaemon:
-    """`engine-core` started by this process. A closed standard input is its signal to leave, so
-    it also goes when this process dies without a word.
+    """`engine-core` started by this process. It ends when its standard input closes, so
+    it also ends when this process is killed.
 
     Args:
         arguments: of the command line, without `--bind`.
@@ -82,7 +78,7 @@ class ChildDaemon:
             thread.start()
 
     async def ready(self, timeout_s: float) -> None:
-        """Return once the engine says that it takes requests.
+        """Return once the engine reports that it accepts requests.
 
         Raises:
             EngineStartError: it ended first, or took longer than `timeout_s`.
@@ -93,10 +89,10 @@ class ChildDaemon:
         except TimeoutError:
             raise EngineStartError(
                 f"the engine was not ready within {timeout_s:g} s; raise startup_timeout_s. "
-                f"{self._last_words()}"
+                f"{self._last_lines()}"
             ) from None
         if not line:
-            raise EngineStartError(await self.obituary())
+            raise EngineStartError(await self.exit_report())
         with contextlib.suppress(ValueError, TypeError, KeyError):
             self._is_ready = json.loads(line)["event"] == "ready"
         if not self._is_ready:
@@ -105,25 +101,25 @@ class ChildDaemon:
                 "frontend and engine_core are of the same release"
             )
 
-    async def obituary(self) -> str:
-        """How the process ended, with the last lines of its standard error. Waits a moment for
-        an end that is under way."""
+    async def exit_report(self) -> str:
+        """How the process ended, with the last lines of its standard error. Waits a moment
+        for a process that is just ending."""
         try:
             async with asyncio.timeout(_EXIT_WAIT_S):
                 code = await asyncio.shield(asyncio.wrap_future(self._exited))
         except TimeoutError:
-            return f"the engine at {self.address} is lost but still runs. {self._last_words()}"
+            return f"the engine at {self.address} is lost but still runs. {self._last_lines()}"
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return f"the engine at {self.address} {how}. {self._last_words()}"
+        return f"the engine at {self.address} {how}. {self._last_lines()}"
 
     async def close(self) -> None:
-        """Let it go: end of input, then SIGTERM, then SIGKILL. Calling it again does nothing."""
+        """End it: end of input, then SIGTERM, then SIGKILL. Calling it again does nothing."""
         process = self._process
         if process.stdin is not None and not process.stdin.closed:
             with contextlib.suppress(OSError):  # it is dead already
                 process.stdin.close()
         if not self._is_ready:
-            process.terminate()  # it looks at its input only when it serves, and has nothing yet
+            process.terminate()  # it reads its input only when it serves
         for end in (process.terminate, process.kill):
             if not await self._has_ended():
                 end()
@@ -151,7 +147,7 @@ class ChildDaemon:
                 self._tail.append(line.rstrip())
         self._exited.set_result(self._process.wait())
 
-    def _last_words(self) -> str:
+    def _last_lines(self) -> str:
         lines = list(self._tail)[-_NUM_SHOWN_LINES:]
         if not lines:
             return "It wrote nothing to standard error."

@@ -1,16 +1,17 @@
-"""Every exception that the client library raises on purpose.
+"""All exceptions of the client library.
 
 EngineClientError
-├── EngineUnavailable             nobody answers at the address
-├── EngineRefused                 an engine answered and does not want this client
+├── EngineUnavailable             no engine answers at the address
+├── EngineRefused                 an engine answered and refuses this client
 ├── EngineDied                    the engine was there, is gone, and did not come back in time
 ├── EngineStartError              an engine started by this process did not get ready
 ├── RequestRejected               the engine refused one request; the others go on
-│   └── QueueFull                 because as much waits as may; the text has the queue's state
+│   └── QueueFull                 because its queue is full; the text has the queue's state
 ├── CallRefused                   the engine refused a call such as `statistics`
 ├── ClientClosed                  this client was closed while, or before, it was used
 └── InvalidInput (ValueError)     a prompt, parameter or option that cannot be served; nothing
-                                  was sent
+    │                             was sent
+    └── ChatTemplateError         a conversation cannot be made into a prompt
 """
 
 from protocol.errors import ErrorCode
@@ -21,7 +22,7 @@ class EngineClientError(Exception):
 
 
 class EngineUnavailable(EngineClientError):
-    """Nobody answers at the address."""
+    """No engine answers at the address."""
 
 
 class EngineRefused(EngineClientError):
@@ -50,12 +51,12 @@ class RequestRejected(EngineClientError):
 
 
 class QueueFull(RequestRejected):
-    """As many requests or tokens wait as the engine allows. The same request may be sent again
-    later; the text has the queue's state."""
+    """As many requests or tokens wait as the engine allows. Send the request again later; the text
+    has the queue's state."""
 
 
 def rejection(message: str, *, request_id: str, code: ErrorCode) -> RequestRejected:
-    """The exception for a refusal of the engine's."""
+    """The exception for a refusal by the engine."""
     kind = QueueFull if code is ErrorCode.QUEUE_FULL else RequestRejected
     return kind(message, request_id=request_id, code=code)
 
@@ -74,3 +75,7 @@ class ClientClosed(EngineClientError):
 
 class InvalidInput(EngineClientError, ValueError):
     """Refused before anything was sent; the text names the value, the limit and what to do."""
+
+
+class ChatTemplateError(InvalidInput):
+    """A conversation cannot be made into a prompt; the text says what to change."""

@@ -1,11 +1,12 @@
-"""The one way that clients run asyncio: on uvloop where it exists, in a thread for the
-synchronous API. Must not know engines or requests."""
+"""The client's event loop (uvloop where it exists), its thread for the synchronous API, and its
+clock."""
 
 import asyncio
 import sys
 import threading
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -26,6 +27,30 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Clock:
+    """Real time. A subclass with virtual time overrides `now` and `call_later`."""
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return time.monotonic()
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+        """Call `callback` on the running event loop after the delay."""
+        return asyncio.get_running_loop().call_later(delay_s, callback)
+
+    async def sleep(self, delay_s: float) -> None:
+        woken = asyncio.Event()
+        timer = self.call_later(delay_s, woken.set)
+        try:
+            await woken.wait()
+        finally:
+            timer.cancel()
+
+
 class LoopThread:
     """An event loop in a thread of its own, for callers that block."""
 
@@ -33,8 +58,8 @@ class LoopThread:
         self._started = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
-        # A daemon thread: the interpreter joins others before it runs exit handlers, and it is
-        # such a handler that stops this one.
+        # A daemon thread: an exit handler stops it, and the interpreter joins other threads
+        # before it runs exit handlers.
         self._thread = threading.Thread(target=lambda: run(self._main()), name=name, daemon=True)
         self._thread.start()
         self._started.wait()
@@ -45,8 +70,9 @@ class LoopThread:
         self._started.set()
         await self._stop.wait()
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it there, wait here. An interrupt cancels it, waits for its clean-up, and rises.
+    def run_and_wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it on the loop and return its result. An interrupt cancels it, waits for its
+        clean-up, and is raised.
 
         Raises:
             RuntimeError: the thread was closed.

@@ -1,26 +1,32 @@
-"""`LLM`: the synchronous face of `AsyncLLM`, for batches. vLLM's names and calls.
+"""`LLM`: the synchronous API for batches, with vLLM's names and calls. It runs `AsyncLLM` on an
+event loop in a thread of its own."""
 
-Owns the thread that the client's event loop runs in. Whatever it does, AsyncLLM does.
-"""
-
+import contextlib
+import copy
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from frontend.async_llm import AsyncLLM
-from frontend.batch import Batch, ProgressBar, progress_bar
-from frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
-from frontend.errors import ClientClosed, InvalidInput
+from frontend.errors import ClientClosed, InvalidInput, RequestRejected
 from frontend.event_loop import LoopThread
-from frontend.outputs import RequestOutput
-from frontend.prompts import PromptsInput, split_prompts
-from frontend.request_factory import ChatMessage
-from frontend.sampling_params import SamplingParams
+from frontend.input_processor import ChatMessage, PromptsInput, split_prompts
+from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
+from frontend.request_state import RequestState
+from frontend.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from frontend.tokenizer import Tokenizer
 from protocol.explanations import RequestInfo
 from protocol.outputs import ModelInfo
 from protocol.statistics import EngineStatistics
+
+Params = SamplingParams | BeamSearchParams
+
+
+class ProgressBar(Protocol):
+    def update(self, n: int) -> Any: ...
+
+    def close(self) -> Any: ...
 
 
 class LLM:
@@ -46,7 +52,7 @@ class LLM:
     Raises:
         InvalidInput: an option that this engine does not support.
         EngineStartError: the engine did not get ready; the text holds its last lines.
-        EngineUnavailable: nobody answers at `address`.
+        EngineUnavailable: no engine answers at `address`.
     """
 
     def __init__(
@@ -71,7 +77,7 @@ class LLM:
             )
         self._thread = LoopThread("engine-client")
         try:
-            self._client = self._thread.run(
+            self._client = self._thread.run_and_wait(
                 AsyncLLM.connect(address, seed=seed, reconnect_timeout_s=reconnect_timeout_s)
                 if model is None
                 else AsyncLLM.launch(
@@ -84,7 +90,7 @@ class LLM:
         self._close = weakref.finalize(self, _close, self._thread, self._client)
 
     def close(self) -> None:
-        """Leave the engine; one that was started here ends. Also done at exit."""
+        """Disconnect; an engine that was started here ends. Also done at exit."""
         self._close()
 
     def __enter__(self) -> Self:
@@ -149,12 +155,10 @@ class LLM:
             InvalidInput: a prompt or parameter that cannot be served; nothing was sent.
             EngineDied: the engine was lost and did not come back.
         """
-        if lora_request is not None:
-            raise InvalidInput("this engine does not support lora_request; omit it")
-        batch = Batch(
-            split_prompts(prompts), sampling_params, priority, tenant=tenant, cache_salt=cache_salt
+        _refuse_adapter(lora_request)
+        return self._run_batch(
+            split_prompts(prompts), sampling_params, priority, tenant, cache_salt, use_tqdm
         )
-        return self._run(batch, use_tqdm)
 
     def chat(
         self,
@@ -178,8 +182,7 @@ class LLM:
         Raises:
             InvalidInput, EngineDied: see `generate`; also a template that fails.
         """
-        if lora_request is not None:
-            raise InvalidInput("this engine does not support lora_request; omit it")
+        _refuse_adapter(lora_request)
         if chat_template_content_format != "auto":
             raise InvalidInput(
                 "this engine does not support chat_template_content_format="
@@ -188,7 +191,7 @@ class LLM:
         is_one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if is_one else messages
         prompts = [
-            self._client.factory.chat_prompt(
+            self._client.input_processor.chat_prompt(
                 conversation,
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
@@ -198,8 +201,7 @@ class LLM:
             )
             for conversation in conversations
         ]
-        batch = Batch(prompts, sampling_params, priority, tenant=tenant, cache_salt=cache_salt)
-        return self._run(batch, use_tqdm)
+        return self._run_batch(prompts, sampling_params, priority, tenant, cache_salt, use_tqdm)
 
     def beam_search(
         self,
@@ -221,37 +223,78 @@ class LLM:
         Raises:
             InvalidInput, EngineDied: see `generate`.
         """
-        if lora_request is not None:
-            raise InvalidInput("this engine does not support lora_request; omit it")
+        _refuse_adapter(lora_request)
         if not isinstance(params, BeamSearchParams):
             raise InvalidInput(
                 f"params is of type {type(params).__name__}, it must be BeamSearchParams"
             )
-        batch = Batch(
-            split_prompts(prompts), params, priority, tenant=tenant, cache_salt=cache_salt
+        outputs = self._run_batch(
+            split_prompts(prompts), params, priority, tenant, cache_salt, use_tqdm
         )
-        tokenizer = self._open_client().factory.optional_tokenizer
-        return [beam_search_output(output, tokenizer) for output in self._run(batch, use_tqdm)]
+        tokenizer = self._client.input_processor.optional_tokenizer
+        return [beam_search_output(output, tokenizer) for output in outputs]
 
     def request_info(self, request_id: str) -> RequestInfo:
-        """Where a request is and why, by the id that the engine knows it by."""
-        return self._thread.run(self._open_client().request_info(request_id))
+        """A request's state and its reasons, by the engine's id (`metrics.engine_request_id`)."""
+        return self._thread.run_and_wait(self._open_client().request_info(request_id))
 
     def statistics(self) -> EngineStatistics:
         """The engine's numbers, over all its clients."""
-        return self._thread.run(self._open_client().statistics())
+        return self._thread.run_and_wait(self._open_client().statistics())
 
     def reset_prefix_cache(self) -> bool:
-        """Make the engine forget cached prompts that nobody uses. True, as vLLM's."""
-        self._thread.run(self._open_client().reset_prefix_cache())
+        """Evict all cached blocks that no request uses. Returns True, as vLLM's."""
+        self._thread.run_and_wait(self._open_client().reset_prefix_cache())
         return True
 
-    def _run(
-        self, batch: Batch, use_tqdm: bool | Callable[..., ProgressBar]
+    def _run_batch(
+        self,
+        prompts: Sequence[object],
+        params: Params | Sequence[Params] | None,
+        priorities: Sequence[int] | None,
+        tenant: str | None,
+        cache_salt: str | None,
+        use_tqdm: bool | Callable[..., ProgressBar],
     ) -> list[RequestOutput]:
+        """All prompts are checked before any is sent; outputs are in the prompts' order."""
         client = self._open_client()
-        with progress_bar(len(batch), use_tqdm) as progress:
-            return self._thread.run(batch.run(client, progress))
+        each_params: Sequence[Params | None]
+        if params is None or isinstance(params, SamplingParams | BeamSearchParams):
+            each_params = [params] * len(prompts)
+        else:
+            each_params = _one_per_prompt("sampling_params", params, len(prompts))
+        if priorities is None:
+            priorities = [0] * len(prompts)
+        priorities = _one_per_prompt("priority", priorities, len(prompts))
+
+        async def run(progress: ProgressBar | None) -> list[RequestOutput]:
+            await client.ready()
+            default = client.get_default_sampling_params()
+            requests = [
+                client.input_processor.make_request(
+                    prompt,
+                    _final_only(default if params is None else params),
+                    client.new_request_id(),
+                    priority=priority,
+                    tenant=tenant,
+                    cache_salt=cache_salt,
+                    name=f"prompt {index}" if len(prompts) > 1 else "prompt",
+                    on_finished=None if progress is None else lambda: progress.update(1),
+                )
+                for index, (prompt, params, priority) in enumerate(
+                    zip(prompts, each_params, priorities, strict=True)
+                )
+            ]
+            try:
+                for request in requests:
+                    client.submit(request)
+                return [await _final_output(request) for request in requests]
+            finally:
+                for request in requests:
+                    client.release(request)
+
+        with _progress_bar(len(prompts), use_tqdm) as progress:
+            return self._thread.run_and_wait(run(progress))
 
     def _open_client(self) -> AsyncLLM:
         if not self._close.alive:
@@ -260,5 +303,58 @@ class LLM:
 
 
 def _close(thread: LoopThread, client: AsyncLLM) -> None:
-    thread.run(client.close())
+    thread.run_and_wait(client.close())
     thread.close()
+
+
+def _refuse_adapter(lora_request: object) -> None:
+    if lora_request is not None:
+        raise InvalidInput("this engine does not support lora_request; omit it")
+
+
+@contextlib.contextmanager
+def _progress_bar(
+    num_prompts: int, use_tqdm: bool | Callable[..., ProgressBar]
+) -> Iterator[ProgressBar | None]:
+    """A bar over the prompts of a batch, or none."""
+    if not use_tqdm:
+        yield None
+        return
+    make: Callable[..., ProgressBar]
+    if callable(use_tqdm):
+        make = use_tqdm
+    else:
+        from tqdm.auto import tqdm
+
+        make = tqdm
+    bar = make(total=num_prompts, desc="Processed prompts", dynamic_ncols=True)
+    with contextlib.closing(bar):
+        yield bar
+
+
+async def _final_output(request: RequestState) -> RequestOutput:
+    """A refusal ends this request only, not the others of the batch."""
+    try:
+        return await request.next_output()
+    except RequestRejected as rejection:
+        return request.failed_output(str(rejection))
+
+
+def _final_only(params: Params) -> Params:
+    if not isinstance(params, SamplingParams) or (
+        params.output_kind is RequestOutputKind.FINAL_ONLY
+    ):
+        return params
+    params = copy.copy(params)
+    params.output_kind = RequestOutputKind.FINAL_ONLY
+    return params
+
+
+def _one_per_prompt(name: str, values: Sequence[Any], num_prompts: int) -> Sequence[Any]:
+    if not isinstance(values, Sequence):
+        raise InvalidInput(f"{name} is of type {type(values).__name__}; give one per prompt")
+    if len(values) != num_prompts:
+        raise InvalidInput(
+            f"there are {num_prompts} prompts and {len(values)} {name}; give one per prompt"
+        )
+    return values

@@ -1,208 +1,179 @@
-"""One sequence's way from engine outputs to text: detokenising, stop strings, logprobs.
+"""All requests of a client, and the way of the engine's outputs to their sequences.
 
-Owns what the sequence has so far and what of it was not yet taken. Must not know requests,
-streams or sockets.
+The engine knows a request by a wire id that is never used twice:
+
+    generate(n=3)     "7-a1"    sequences [0, 3): one request, outputs told apart by their index
+    after a loss      "7-0-b2"  sequence  [0, 1)
+                      "7-2-c3"  sequence  [2, 3)   (the second had ended)
 """
 
-import struct
-from collections.abc import Sequence
-from itertools import chain
-from typing import Protocol
+import dataclasses
+import itertools
+import logging
+import secrets
 
-from frontend.detokenizer import IncrementalDetokenizer
-from frontend.outputs import CompletionOutput, FinishReasonName, Logprob
-from frontend.sampling_params import SamplingParams
-from frontend.stop_strings import StopStringMatcher
-from frontend.tokenizer import Tokenizer
-from protocol.outputs import EngineCoreOutput, FinishReason, Logprobs
+from frontend.errors import InvalidInput
+from frontend.event_loop import Clock
+from frontend.request_state import RequestState
+from protocol.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs
+from protocol.requests import EngineRequest
+
+logger = logging.getLogger(__name__)
+
+_MAX_REQUEST_ID_CHARS = 200
 
 
-class TokenTexts(Protocol):
-    def token_text(self, token_id: int) -> str: ...
+@dataclasses.dataclass(frozen=True, slots=True)
+class _SequenceRange:
+    """Sequences `[start, stop)` of a request; the engine counts them from 0."""
 
-
-class SequenceProcessor:
-    """Everything received for one sequence. `token_ids` is also the journal from which an
-    interrupted request is resumed, so it holds exactly what the engine sent, up to a stop string.
-    """
-
-    def __init__(
-        self,
-        index: int,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        tokenizer: Tokenizer | None,
-    ) -> None:
-        self.index = index
-        self.token_ids: list[int] = []
-        self.finish_reason: FinishReasonName | None = None
-        self._stop_reason: int | str | None = None
-        self._detail: str | None = None
-        self._tokenizer = tokenizer
-        self._min_tokens = params.min_tokens
-        self._shows_stop_token = params.include_stop_str_in_output
-        self._detokenizer = (
-            IncrementalDetokenizer(
-                tokenizer, prompt_token_ids, skip_special_tokens=params.skip_special_tokens
-            )
-            if params.detokenize and tokenizer is not None
-            else None
-        )
-        self._matcher = (
-            StopStringMatcher(
-                params.stop_strings, include_in_output=params.include_stop_str_in_output
-            )
-            if params.stop_strings
-            else None
-        )
-        self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
-        self._cumulative_logprob = None if params.logprobs is None else 0.0
-        # text = [0, taken) given out before, then the parts
-        self._taken_text = ""
-        self._parts: list[str] = []
-        self._num_taken_tokens = 0
-        self._end_taken = False
+    request: RequestState
+    start: int
+    stop: int
 
     @property
     def finished(self) -> bool:
-        return self.finish_reason is not None
+        return all(sequence.finished for sequence in self.request.sequences[self.start : self.stop])
+
+
+class OutputProcessor:
+    """The requests by their user's ids, and what is in flight of them by the engine's ids."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._requests: dict[str, RequestState] = {}
+        self._in_flight: dict[str, _SequenceRange] = {}
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._requests)
 
     @property
-    def has_news(self) -> bool:
-        return (
-            len(self.token_ids) > self._num_taken_tokens
-            or bool(self._parts)
-            or (self.finished and not self._end_taken)
-        )
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
 
-    def append(self, output: EngineCoreOutput) -> bool:
-        """Take in one engine output.
+    def get(self, request_id: str) -> RequestState | None:
+        return self._requests.get(request_id)
 
-        Returns:
-            True if a stop string ended the sequence while the engine goes on with it: then the
-            engine must be told.
+    def new_request_id(self, request_id: str | None = None) -> str:
+        """The id itself if no other request has it; None gives a number not given before.
+
+        Raises:
+            InvalidInput: it is in use, or not an id.
         """
-        assert not self.finished, f"output for finished sequence {self.index}"
-        before = len(self.token_ids)
-        hides_last = output.finish_reason is FinishReason.STOP and not self._shows_stop_token
-        stop_string = self._append_tokens(output.new_token_ids, hides_last=hides_last)
-        if output.logprobs is not None and self._logprobs is not None:
-            self._append_logprobs(output.logprobs, len(self.token_ids) - before)
-        if output.cumulative_logprob is not None:
-            self._cumulative_logprob = output.cumulative_logprob
-        if stop_string is None and output.finished:
-            stop_string = self._flush()
-        if stop_string is not None:
-            self.finish_reason, self._stop_reason = "stop", stop_string
-            return not output.finished
-        if output.finish_reason is not None:
-            self.finish_reason = output.finish_reason.value
-            self._stop_reason = output.stop_reason
-            self._detail = output.detail
-        return False
+        if request_id is None:
+            return next(
+                number for number in map(str, self._numbers) if number not in self._requests
+            )
+        if not isinstance(request_id, str) or not 0 < len(request_id) <= _MAX_REQUEST_ID_CHARS:
+            raise InvalidInput(
+                f"request_id is {request_id!r}, it must be a string of 1 to "
+                f"{_MAX_REQUEST_ID_CHARS} characters"
+            )
+        if request_id in self._requests:
+            raise InvalidInput(
+                f"request_id {request_id!r} is that of a live request; wait for its end, abort "
+                "it, or use another one"
+            )
+        return request_id
 
-    def append_token(self, token_id: int) -> bool:
-        """Take in one token that the engine goes on behind.
+    def add_request(self, request: RequestState) -> None:
+        assert request.request_id not in self._requests, f"{request.request_id} was added twice"
+        self._requests[request.request_id] = request
 
-        Returns:
-            True if a stop string ended the sequence: then the engine must be told.
-        """
-        assert not self.finished, f"token for finished sequence {self.index}"
-        stop_string = self._append_tokens((token_id,), hides_last=False)
-        if stop_string is None:
-            return False
-        self.finish_reason, self._stop_reason = "stop", stop_string
-        return True
+    def remove_request(self, request: RequestState) -> list[str]:
+        """Forget a request. Returns the wire ids under which the engine still runs some of it."""
+        if self._requests.get(request.request_id) is request:
+            del self._requests[request.request_id]
+        return [wire_id for wire_id in request.wire_ids if self._in_flight.pop(wire_id, None)]
 
-    def end(self, reason: FinishReasonName, detail: str | None = None) -> None:
-        """End it from this side. Text that was held back comes out."""
-        if not self.finished:
-            self._flush()
-            self.finish_reason, self._detail = reason, detail
-
-    def take(self, *, delta: bool) -> CompletionOutput:
-        """What there is: all of it, or with `delta` what was not taken before."""
-        new_text = "".join(self._parts)
-        self._parts.clear()
-        start = self._num_taken_tokens if delta else 0
-        self._num_taken_tokens = len(self.token_ids)
-        self._end_taken = self.finished
-        if not delta:
-            new_text = self._taken_text = self._taken_text + new_text
-        return CompletionOutput(
-            index=self.index,
-            text=new_text,
-            token_ids=self.token_ids[start:],
-            cumulative_logprob=self._cumulative_logprob,
-            logprobs=None if self._logprobs is None else self._logprobs[start:],
-            finish_reason=self.finish_reason,
-            stop_reason=self._stop_reason,
-            detail=self._detail,
-        )
-
-    def _append_tokens(self, token_ids: Sequence[int], *, hides_last: bool) -> str | None:
-        num_shown = len(token_ids) - 1 if hides_last and token_ids else len(token_ids)
-        if self._detokenizer is None:
-            self.token_ids += token_ids
-        elif self._matcher is None:
-            self.token_ids += token_ids
-            if num_shown:
-                self._emit(self._detokenizer.append(token_ids[:num_shown]))
+    def wire_requests(self, request: RequestState) -> list[EngineRequest]:
+        """What to send for a request, now: all of it while nothing of it has come, afterwards
+        each unfinished sequence by itself. Beams depend on each other: they start again."""
+        request.wire_ids.clear()
+        if request.is_beam_search or not request.has_started:
+            messages = [self._wire_request(request, 0, len(request.sequences))]
         else:
-            # One by one, to cut the tokens behind the one that completes a stop string.
-            for position, token_id in enumerate(token_ids):
-                self.token_ids.append(token_id)
-                if position < num_shown:
-                    stop_string = self._look_for_stop(self._detokenizer.append([token_id]))
-                    if stop_string is not None:
-                        return stop_string
-        return None
+            messages = [
+                self._wire_request(request, index, index + 1)
+                for index, sequence in enumerate(request.sequences)
+                if not sequence.finished
+            ]
+        request.metrics.engine_request_id = request.wire_ids[0] if request.wire_ids else None
+        return messages
 
-    def _look_for_stop(self, text: str) -> str | None:
-        if self._matcher is None or len(self.token_ids) <= self._min_tokens:
-            self._emit(text)
-            return None
-        result = self._matcher.append(text)
-        self._emit(result.text)
-        return result.matched
+    def _wire_request(self, request: RequestState, start: int, stop: int) -> EngineRequest:
+        # Random, so that it differs from ids of other clients and of earlier runs of this request.
+        part = "" if stop - start == len(request.sequences) else f"-{start}"
+        wire_id = f"{request.request_id}{part}-{secrets.token_hex(8)}"
+        request.wire_ids.append(wire_id)
+        self._in_flight[wire_id] = _SequenceRange(request, start, stop)
+        return request.wire_request(start, stop, wire_id)
 
-    def _flush(self) -> str | None:
-        """Let out what was held back. Returns the stop string that this completed, if any."""
-        if self._detokenizer is None:
-            return None
-        stop_string = self._look_for_stop(self._detokenizer.flush())
-        if stop_string is None and self._matcher is not None:
-            self._emit(self._matcher.flush())
-        return stop_string
+    def drop_wire_ids(self) -> list[RequestState]:
+        """Nothing is in flight any more. Returns each request that was, once."""
+        requests = {id(part.request): part.request for part in self._in_flight.values()}
+        self._in_flight.clear()
+        return list(requests.values())
 
-    def _emit(self, text: str) -> None:
-        if text:
-            self._parts.append(text)
+    def pop_rejected(self, wire_id: str) -> RequestState | None:
+        """The request that the engine refused under this id; None if it was removed."""
+        part = self._in_flight.pop(wire_id, None)
+        return None if part is None else part.request
 
-    def _append_logprobs(self, columns: Logprobs, num_kept: int) -> None:
-        assert self._logprobs is not None
-        for entry in logprobs_of(columns, self._tokenizer)[:num_kept]:
-            self._logprobs.append(entry)
-            sampled = next(iter(entry.values()))
-            self._cumulative_logprob = (self._cumulative_logprob or 0.0) + sampled.logprob
+    def process_outputs(self, outputs: EngineCoreOutputs) -> list[str]:
+        """Give each output to its sequence. Returns the wire ids to abort: those whose sequences
+        have all found a stop string while the engine goes on. Outputs of forgotten wire ids are
+        dropped: they were on their way when a request was aborted."""
+        now_s = self._clock.now()
+        stopped: dict[str, None] = {}
+        ends: dict[str, EngineCoreOutput] = {}
+        if outputs.decoded is not None:
+            self._process_columns(outputs.decoded, now_s, stopped)
+        for output in outputs.other_outputs:
+            part = self._in_flight.get(output.request_id)
+            if part is None:
+                continue
+            if output.finished:
+                ends[output.request_id] = output
+            try:
+                must_abort = part.request.append_output(part.start + output.index, output, now_s)
+                if (must_abort or output.finished) and part.finished:
+                    stopped[output.request_id] = None
+            except Exception as error:
+                self._fail(output.request_id, part, error, stopped)
+        for wire_id in outputs.finished_req_ids:
+            stopped.pop(wire_id, None)  # the engine has ended it, too
+            part = self._in_flight.pop(wire_id, None)
+            if part is not None:
+                part.request.end_sequences(part.start, part.stop, ends.get(wire_id))
+        for wire_id in stopped:
+            self._in_flight.pop(wire_id, None)
+        return list(stopped)
 
+    def _process_columns(
+        self, columns: DecodedTokens, now_s: float, stopped: dict[str, None]
+    ) -> None:
+        """One token for each of many sequences, without an object for each."""
+        in_flight = self._in_flight
+        token_ids = memoryview(columns.token_ids).cast("i")
+        indexes = columns.indexes
+        for position, wire_id in enumerate(columns.request_ids):
+            part = in_flight.get(wire_id)
+            if part is None:
+                continue
+            index = part.start if indexes is None else part.start + indexes[position]
+            try:
+                if part.request.append_token(index, token_ids[position], now_s) and part.finished:
+                    stopped[wire_id] = None
+            except Exception as error:
+                self._fail(wire_id, part, error, stopped)
 
-def logprobs_of(columns: Logprobs, tokenizer: TokenTexts | None) -> list[dict[int, Logprob]]:
-    """One dictionary a position from the wire's columns: the sampled token first, then the
-    likeliest in falling order."""
-    size = columns.num_positions * columns.width
-    token_ids = struct.unpack(f"<{size}i", columns.token_ids)
-    values = struct.unpack(f"<{size}f", columns.logprobs)
-    entries: list[dict[int, Logprob]] = []
-    for position in range(columns.num_positions):
-        start, stop = position * columns.width, (position + 1) * columns.width
-        ranks = chain((columns.ranks[position],), range(1, columns.width))
-        entry: dict[int, Logprob] = {}
-        for token_id, value, rank in zip(
-            token_ids[start:stop], values[start:stop], ranks, strict=True
-        ):
-            if token_id not in entry:  # the sampled token may be among the likeliest as well
-                text = None if tokenizer is None else tokenizer.token_text(token_id)
-                entry[token_id] = Logprob(value, rank, text)
-        entries.append(entry)
-    return entries
+    def _fail(
+        self, wire_id: str, part: _SequenceRange, error: Exception, stopped: dict[str, None]
+    ) -> None:
+        """An error on this side ends one stream; the others go on."""
+        if not part.request.finished:
+            logger.exception("request %s cannot go on", part.request.request_id)
+            part.request.fail(error)
+        stopped[wire_id] = None

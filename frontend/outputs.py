@@ -1,9 +1,12 @@
-"""What a generation returns. Plain records with vLLM's names; they know nothing of their making."""
+"""What a generation returns: plain records with vLLM's names."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from protocol.outputs import RequestTimings
+
+if TYPE_CHECKING:
+    from frontend.tokenizer import Tokenizer
 
 FinishReasonName = Literal["stop", "length", "abort", "error"]
 
@@ -74,3 +77,50 @@ class RequestOutput:
     """Prompt tokens that the engine found in its prefix cache."""
     prompt_logprobs: None = field(default=None)
     """Always None: asking for them is refused."""
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """One beam. As with vLLM, `tokens` and `text` begin with the prompt's."""
+
+    tokens: list[int]
+    text: str
+    cum_logprob: float
+    num_prompt_tokens: int
+    finish_reason: FinishReasonName | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.tokens[self.num_prompt_tokens :]
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """The beams, best first; none if the request failed, and `detail` says why."""
+
+    sequences: list[BeamSearchSequence]
+    request_id: str
+    detail: str | None = None
+
+
+def beam_search_output(output: RequestOutput, tokenizer: "Tokenizer | None") -> BeamSearchOutput:
+    """From a finished request. Text needs a tokenizer; without one it is empty."""
+    sequences = []
+    detail = None
+    for beam in output.outputs:
+        if beam.finish_reason in ("error", "abort") or beam.cumulative_logprob is None:
+            detail = detail or beam.detail
+            continue
+        tokens = [*output.prompt_token_ids, *beam.token_ids]
+        sequences.append(
+            BeamSearchSequence(
+                tokens=tokens,
+                text="" if tokenizer is None else tokenizer.decode(tokens),
+                cum_logprob=beam.cumulative_logprob,
+                num_prompt_tokens=len(output.prompt_token_ids),
+                finish_reason=beam.finish_reason,
+                stop_reason=beam.stop_reason,
+            )
+        )
+    return BeamSearchOutput(sequences, output.request_id, None if sequences else detail)

@@ -1,7 +1,6 @@
-"""vLLM's `SamplingParams`: the same names, order and defaults, checked when it is built and
-again when it is used. What this engine does not do is refused by name.
+"""vLLM's `SamplingParams` and `BeamSearchParams`, and their translation for the engine.
 
-Knows the translation into engine terms; must not know requests, text or sockets.
+Names, order and defaults are vLLM's. What this engine does not do is refused by name.
 """
 
 import copy
@@ -9,7 +8,7 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import protocol.sampling
 from frontend.errors import InvalidInput
@@ -219,6 +218,56 @@ class SamplingParams:
         for name, is_asked in unsupported.items():
             if is_asked:
                 raise InvalidInput(f"this engine does not support {name}; omit it")
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchParams:
+    """Results are those of transformers' `generate(num_beams=beam_width, do_sample=False)`.
+
+    A finished beam's score is its cumulative log-probability / length ** length_penalty, where
+    length counts generated tokens. `early_stopping` True stops at beam_width finished beams; False
+    when no running beam can still become better, judged by its present length; "never" judged by
+    its best possible length. `max_tokens` None means as many as the model's length allows.
+
+    Raises:
+        InvalidInput: a value outside its limits, or something that this engine does not support.
+    """
+
+    beam_width: int = 4
+    max_tokens: int | None = 64
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    """0: beams are compared by the model's own log-probabilities."""
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+    def __post_init__(self) -> None:
+        if self.temperature != 0.0:
+            raise InvalidInput(
+                f"temperature is {self.temperature} in a beam search, which draws nothing; omit it"
+            )
+        self.to_wire()
+        self.sampling_params()
+
+    def to_wire(self) -> protocol.sampling.BeamSearchParams:
+        try:
+            return protocol.sampling.BeamSearchParams(
+                beam_width=self.beam_width,
+                length_penalty=self.length_penalty,
+                early_stopping=self.early_stopping,
+            )
+        except InvalidParameter as error:
+            raise InvalidInput(str(error)) from None
+
+    def sampling_params(self) -> SamplingParams:
+        """What of a beam search is as in other requests."""
+        return SamplingParams(
+            temperature=0.0,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
 
 
 def _with_whole_keys(logit_bias: Mapping[Any, float] | None) -> dict[int, float]:

@@ -1,20 +1,17 @@
-"""What this client has running on one engine, across the loss and return of that engine.
+"""What this client has in flight on one engine, across the loss and return of that engine.
 
-Owns the live requests, the pending calls and the recovery. Must not know text or prompts.
-
-    connected --lost, requests live--> recovering --back, same model--> connected
-                                           |---------not in time------> disconnected
-    connected --lost, nothing live--> disconnected --next use--> connected
+connected --lost, requests in flight--> recovering --back, same model--> connected
+                                            |---------not in time------> disconnected
+connected --lost, nothing in flight--> disconnected --next use--> connected
 """
 
 import asyncio
 import dataclasses
 import logging
-from typing import assert_never
+from collections.abc import Coroutine
+from typing import Any, assert_never
 
-import zmq
-
-from frontend.connection import Connection, Frames
+from frontend.connection import Connection
 from frontend.daemon import ChildDaemon
 from frontend.errors import (
     CallRefused,
@@ -24,8 +21,10 @@ from frontend.errors import (
     EngineUnavailable,
     rejection,
 )
-from frontend.live_request import LiveRequest
-from frontend.routes import RouteTable
+from frontend.event_loop import Clock
+from frontend.output_processor import OutputProcessor
+from frontend.request_state import RequestState
+from frontend.transport import Frames, Transport
 from protocol.calls import AnyCall, AnyResult
 from protocol.outputs import (
     CallFailed,
@@ -48,34 +47,42 @@ _RETRY_S = 0.1
 class SessionOptions:
     """Durations in seconds."""
 
-    client_name: str
-    wants_tokenizer: bool
-    connect_timeout_s: float
-    reconnect_timeout_s: float
-    silence_timeout_s: float
+    client_name: str = ""
+    wants_tokenizer: bool = True
+    connect_timeout_s: float = 60.0
+    reconnect_timeout_s: float = 10.0
+    silence_timeout_s: float = 300.0
 
 
 class EngineSession:
-    """Requests and calls on the engine at `address`.
+    """Requests and calls on the engine at the other end of `transport`.
 
     Args:
+        address: of the engine, for error texts.
         child: the engine's process, if this client started it: its end is final, and reported
-            with its last words.
+            with its exit code and last lines.
     """
 
     def __init__(
-        self, address: str, options: SessionOptions, *, child: ChildDaemon | None = None
+        self,
+        transport: Transport,
+        address: str,
+        options: SessionOptions,
+        *,
+        clock: Clock,
+        child: ChildDaemon | None = None,
     ) -> None:
-        self.address = address
         self.welcome: Welcome | None = None
         self.welcome_frames: Frames = ()
+        self.requests = OutputProcessor(clock)
+        self._transport = transport
+        self._address = address
         self._options = options
+        self._clock = clock
         self._child = child
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._connection: Connection | None = None
         self._recovery: asyncio.Task[None] | None = None
         self._is_closed = False
-        self._routes = RouteTable()
         self._calls: dict[int, asyncio.Future[AnyResult]] = {}
         self._num_calls = 0
 
@@ -89,25 +96,24 @@ class EngineSession:
             raise ClientClosed("this client is closed; make a new one")
         while self._connection is None:
             if self._recovery is None:
-                self._recovery = asyncio.create_task(self._connect())
-                self._recovery.add_done_callback(self._recovery_ended)
+                self._start_recovery(self._connect(self._options.connect_timeout_s))
+            assert self._recovery is not None
             await asyncio.shield(self._recovery)
 
-    def submit(self, request: LiveRequest) -> None:
-        """Send a request. It must be released in the end."""
-        assert self._connection is not None
-        for message in self._routes.open(request):
-            self._connection.send(message)
+    def submit(self, request: RequestState) -> None:
+        """Send a request. It must be given to `release` in the end."""
+        self.requests.add_request(request)
+        self._send_request(request)
 
-    def release(self, request: LiveRequest) -> None:
-        """Forget a request; the engine is told to stop what still runs of it."""
-        self._tell_abort(self._routes.drop(request))
+    def release(self, request: RequestState) -> None:
+        """Forget a request; the engine stops what still runs of it."""
+        self._send_abort(self.requests.remove_request(request))
 
     async def call(self, call: AnyCall) -> AnyResult:
         """
         Raises:
-            CallRefused: the engine does not want to.
-            EngineDied: it was lost before it answered.
+            CallRefused: the engine refuses it.
+            EngineDied: the engine was lost before it answered.
         """
         await self.ready()
         assert self._connection is not None
@@ -122,7 +128,7 @@ class EngineSession:
             self._calls.pop(call_id, None)
 
     async def close(self) -> None:
-        """End every request with ClientClosed, say GOODBYE, free the socket."""
+        """End every request with ClientClosed, say GOODBYE, close the transport."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -133,39 +139,44 @@ class EngineSession:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        self._context.term()
+        self._transport.close()
 
-    def _tell_abort(self, wire_ids: list[str]) -> None:
+    def _send_request(self, request: RequestState) -> None:
+        assert self._connection is not None
+        for message in self.requests.wire_requests(request):
+            self._connection.send(message)
+
+    def _send_abort(self, wire_ids: list[str]) -> None:
         if wire_ids and self._connection is not None:
             self._connection.send(Abort(request_ids=tuple(wire_ids)))
 
-    def _on_message(self, message: EngineMessage, _frames: Frames) -> None:
+    def _on_message(self, message: EngineMessage) -> None:
         match message:
             case EngineCoreOutputs():
-                self._tell_abort(self._routes.deliver(message))
+                self._send_abort(self.requests.process_outputs(message))
             case Rejected():
-                request = self._routes.rejected(message.request_id)
+                request = self.requests.pop_rejected(message.request_id)
                 if request is not None:
                     request.fail(
                         rejection(message.message, request_id=request.request_id, code=message.code)
                     )
                     self.release(request)
             case CallResult():
-                self._answer(message.call_id, message.result)
+                self._answer_call(message.call_id, message.result)
             case CallFailed():
-                self._answer(message.call_id, CallRefused(message.message, code=message.code))
+                self._answer_call(message.call_id, CallRefused(message.message, code=message.code))
             case ErrorMessage():
-                # The engine did not understand us or no longer knows us: start afresh.
-                logger.warning("the engine at %s complains: %s", self.address, message.message)
+                # The engine did not understand a message or no longer knows this client.
+                logger.warning("the engine at %s reports: %s", self._address, message.message)
                 if self._connection is not None:
                     self._connection.close()
-                self._on_lost(f"it complained: {message.message}")
+                self._on_lost(f"it reported: {message.message}")
             case Heartbeat() | Welcome():
                 pass
             case _:
                 assert_never(message)
 
-    def _answer(self, call_id: int, answer: AnyResult | Exception) -> None:
+    def _answer_call(self, call_id: int, answer: AnyResult | Exception) -> None:
         future = self._calls.get(call_id)
         if future is None or future.done():
             return
@@ -178,35 +189,41 @@ class EngineSession:
         if self._is_closed or self._connection is None:
             return
         self._connection = None
-        logger.warning("lost the engine at %s: %s", self.address, reason)
-        died = EngineDied(f"the engine at {self.address} is gone: {reason}", address=self.address)
+        logger.warning("lost the engine at %s: %s", self._address, reason)
+        died = self._died(f"is gone: {reason}")
         for call_id in list(self._calls):
-            self._answer(call_id, died)
-        if len(self._routes) or self._child is not None:
-            self._recovery = asyncio.create_task(self._recover(reason))
-            self._recovery.add_done_callback(self._recovery_ended)
+            self._answer_call(call_id, died)
+        if self.requests.num_in_flight or self._child is not None:
+            self._start_recovery(self._recover(reason))
+
+    def _start_recovery(self, attempt: Coroutine[Any, Any, None]) -> None:
+        self._recovery = asyncio.create_task(attempt)
+        self._recovery.add_done_callback(self._recovery_ended)
 
     def _recovery_ended(self, task: asyncio.Task[None]) -> None:
         if self._recovery is task:
             self._recovery = None
         if not task.cancelled():
-            task.exception()  # whoever waited has seen it; nobody else needs to
+            task.exception()  # `ready` and the requests have reported it
 
-    async def _connect(self) -> None:
+    async def _connect(self, timeout_s: float) -> None:
         if self._child is not None and self.welcome is not None:
-            raise EngineDied(await self._child.obituary(), address=self.address)
-        options = self._options
+            raise EngineDied(await self._child.exit_report(), address=self._address)
         connection = Connection(
-            self._context, self.address, on_message=self._on_message, on_lost=self._on_lost
+            self._transport,
+            self._address,
+            clock=self._clock,
+            on_message=self._on_message,
+            on_lost=self._on_lost,
         )
         self.welcome, self.welcome_frames = await connection.open(
-            client_name=options.client_name,
-            wants_tokenizer=options.wants_tokenizer,
-            timeout_s=options.connect_timeout_s,
-            silence_timeout_s=options.silence_timeout_s,
+            client_name=self._options.client_name,
+            wants_tokenizer=self._options.wants_tokenizer,
+            timeout_s=timeout_s,
+            silence_timeout_s=self._options.silence_timeout_s,
         )
         if connection.is_closed:
-            raise EngineUnavailable(f"the engine at {self.address} went away; try again")
+            raise EngineUnavailable(f"the engine at {self._address} went away; try again")
         self._connection = connection
 
     async def _recover(self, reason: str) -> None:
@@ -220,37 +237,37 @@ class EngineSession:
             raise
         if self.welcome.model.fingerprint != fingerprint:
             self._fail_all(
-                EngineDied(
-                    f"the engine at {self.address} came back with another model "
-                    f"({self.welcome.model.name}); send the request again",
-                    address=self.address,
+                self._died(
+                    f"came back with another model ({self.welcome.model.name}); "
+                    "send the request again"
                 )
             )
             return
-        for request in self._routes.drop_all():
+        for request in self.requests.drop_wire_ids():
             request.metrics.num_resumptions += 1
-            self.submit(request)
+            self._send_request(request)
 
     async def _reconnect(self, reason: str) -> None:
-        loop = asyncio.get_running_loop()
         limit_s = self._options.reconnect_timeout_s
-        deadline_s = loop.time() + limit_s
+        deadline_s = self._clock.now() + limit_s
         while True:
+            left_s = max(deadline_s - self._clock.now(), _RETRY_S)
             try:
-                async with asyncio.timeout_at(max(deadline_s, loop.time() + _RETRY_S)):
-                    await self._connect()
+                await self._connect(min(left_s, self._options.connect_timeout_s))
                 return
-            except (EngineUnavailable, TimeoutError):
-                if loop.time() + _RETRY_S >= deadline_s:
-                    raise EngineDied(
-                        f"the engine at {self.address} is gone ({reason}) and did not come back "
-                        f"within {limit_s:g} s; start it again with `engine-core --model MODEL`",
-                        address=self.address,
+            except EngineUnavailable:
+                if self._clock.now() + _RETRY_S >= deadline_s:
+                    raise self._died(
+                        f"is gone ({reason}) and did not come back within {limit_s:g} s; "
+                        "start it again with `engine-core --model MODEL`"
                     ) from None
-            await asyncio.sleep(_RETRY_S)
+            await self._clock.sleep(_RETRY_S)
+
+    def _died(self, how: str) -> EngineDied:
+        return EngineDied(f"the engine at {self._address} {how}", address=self._address)
 
     def _fail_all(self, error: Exception) -> None:
-        for request in self._routes.drop_all():
+        for request in self.requests.drop_wire_ids():
             request.fail(error)
         for call_id in list(self._calls):
-            self._answer(call_id, error)
+            self._answer_call(call_id, error)

@@ -1,22 +1,22 @@
-"""Text to tokens and back, from the tokenizer that the engine sends in WELCOME.
-
-Owns the one `tokenizers.Tokenizer` of a client. Must not know requests, sockets or streams: text
-that arrives token by token is `detokenizer`, templates are `chat_template`, and what one token
-adds to a text is `token_pieces`.
-"""
+"""Text to tokens and back, with the tokenizer that the engine sends in WELCOME."""
 
 from __future__ import annotations
 
+import enum
+import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from frontend.errors import ChatTemplateError
 from protocol.outputs import TokenizerInfo
 
 if TYPE_CHECKING:
     import tokenizers
 
-    from frontend.token_pieces import TokenPieces
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
@@ -98,8 +98,6 @@ class Tokenizer:
     @cached_property
     def pieces(self) -> TokenPieces:
         """What single tokens add to a text; shared by all streams of this client."""
-        from frontend.token_pieces import TokenPieces
-
         return TokenPieces(self.backend, self.special_token_ids)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -163,14 +161,14 @@ class Tokenizer:
             ChatTemplateError: no template, messages that the template does not take, or a
                 template that fails.
         """
-        from frontend.chat_template import ChatTemplateError, render_chat
-
         template = self.chat_template if chat_template is None else chat_template
         if template is None:
             raise ChatTemplateError(
                 "this model has no chat template; pass chat_template=<Jinja2 source>, or write the "
                 "prompt yourself and use generate"
             )
+        from frontend.chat_template import render_chat
+
         return render_chat(
             template,
             messages,
@@ -183,3 +181,146 @@ class Tokenizer:
     def _id_of(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
         return None if text is None else self.backend.token_to_id(text)
+
+
+class Joining(enum.Enum):
+    """How a decoder makes one text of tokens.
+
+    BYTE_LEVEL  a token is bytes; the text is their UTF-8           GPT-2, Llama 3, Qwen, SmolLM
+    PIECES      a token is text, the same after any other token;    Llama 2, Gemma, Mistral, T5
+                tokens like <0xE6> are single bytes (ByteFallback)
+    WINDOW      anything else: only decoding neighbours together tells
+    """
+
+    BYTE_LEVEL = enum.auto()
+    PIECES = enum.auto()
+    WINDOW = enum.auto()
+
+
+class TokenPieces:
+    """Texts and bytes of single tokens, found once each and kept.
+
+    Attributes:
+        joining: the family of this tokenizer's decoder.
+        has_byte_tokens: tokens like <0xE6> stand for single bytes.
+        special_token_ids: what `skip_special_tokens` leaves out.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, special_token_ids: frozenset[int] = frozenset()
+    ) -> None:
+        self._backend = backend
+        self.special_token_ids = special_token_ids
+        decoder = backend.decoder
+        # the decoder's own state: the document of the whole tokenizer takes a second to write
+        steps = [] if decoder is None else _decoder_steps(json.loads(decoder.__getstate__()))
+        self.has_byte_tokens = any(step["type"] == "ByteFallback" for step in steps)
+        self.joining = _joining_of(steps)
+        self._bytes: dict[int, bytes | None] = {}
+        self._texts: dict[int, str] = {}
+        self._neighbour_id, self._neighbour_text = self._find_neighbour()
+
+    def is_known(self, token_id: int) -> bool:
+        """Unknown ids (a model's padding rows) add nothing to a text."""
+        return token_id >= 0 and self._backend.id_to_token(token_id) is not None
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of `token_ids` at the start of a text, special tokens kept."""
+        return self._backend.decode(token_ids, skip_special_tokens=False)
+
+    def decode_after_text(self, token_ids: list[int]) -> str:
+        """The text of `token_ids` in the middle of a text. PIECES and WINDOW only."""
+        joined = self.decode([self._neighbour_id, *token_ids])
+        return joined[len(self._neighbour_text) :]
+
+    def text(self, token_id: int) -> str:
+        """The text of one token in the middle of a text."""
+        text = self._texts.get(token_id)
+        if text is None:
+            if not self.is_known(token_id):
+                text = ""
+            elif self.joining is Joining.BYTE_LEVEL:
+                text = self.level_bytes(token_id).decode("utf-8", errors="replace")
+            else:
+                text = self.decode_after_text([token_id])
+            self._texts[token_id] = text
+        return text
+
+    def level_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token of a BYTE_LEVEL tokenizer; empty for an unknown id.
+
+        Characters stand for bytes by GPT-2's table. A token with any character outside the table
+        (an added one) stands for its own UTF-8, as in the decoder of `tokenizers`.
+        """
+        data = self._bytes.get(token_id)
+        if data is None:
+            token = self._backend.id_to_token(token_id) if token_id >= 0 else None
+            data = b"" if token is None else _bytes_of_level_token(token)
+            self._bytes[token_id] = data
+        return data
+
+    def fallback_byte(self, token_id: int) -> bytes | None:
+        """The single byte that a token like <0xE6> stands for; None for every other token."""
+        if token_id not in self._bytes:
+            token = self._backend.id_to_token(token_id) if self.has_byte_tokens else None
+            match = None if token is None else _BYTE_TOKEN.fullmatch(token)
+            self._bytes[token_id] = None if match is None else bytes([int(match[1], 16)])
+        return self._bytes[token_id]
+
+    def _find_neighbour(self) -> tuple[int, str]:
+        """A token that can stand before any other to show what that one adds in mid-text."""
+        for token_id in range(self._backend.get_vocab_size(with_added_tokens=True)):
+            token = self._backend.id_to_token(token_id)
+            if token is None or _BYTE_TOKEN.fullmatch(token):
+                continue
+            alone = self.decode([token_id])
+            if alone and self.decode([token_id, token_id]).startswith(alone):
+                return token_id, alone
+        return 0, ""
+
+
+def _decoder_steps(description: dict[str, Any]) -> list[dict[str, Any]]:
+    if description["type"] != "Sequence":
+        return [description]
+    return [step for inner in description["decoders"] for step in _decoder_steps(inner)]
+
+
+def _joining_of(steps: list[dict[str, Any]]) -> Joining:
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        return Joining.BYTE_LEVEL
+    fused = False
+    for step in steps:
+        match step["type"]:
+            case "Fuse":
+                fused = True
+            case "Strip":
+                # before Fuse it trims every token by itself; behind it, the ends of the whole text
+                if fused and step["stop"] != 0:
+                    return Joining.WINDOW
+            case "Replace" | "WordPiece" | "Metaspace" | "ByteFallback":
+                if fused:
+                    return Joining.WINDOW
+            case _:
+                return Joining.WINDOW
+    return Joining.PIECES
+
+
+def _level_table() -> dict[str, int]:
+    """GPT-2's bytes_to_unicode, inverted: printable bytes stand for themselves, the others for
+    the code points from 256 up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    table.update({chr(256 + rank): byte for rank, byte in enumerate(others)})
+    return table
+
+
+_LEVEL_TABLE = _level_table()
+
+
+def _bytes_of_level_token(token: str) -> bytes:
+    try:
+        return bytes([_LEVEL_TABLE[character] for character in token])
+    except KeyError:
+        return token.encode()

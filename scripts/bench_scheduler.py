@@ -22,7 +22,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler import ModelRunnerOutput, Request, Scheduler, SchedulerOutput
+from engine_core.scheduler import (
+    ModelRunnerOutput,
+    Request,
+    Scheduler,
+    SchedulerConfig,
+    SchedulerOutput,
+)
 from protocol.codec import decode_engine_message, encode
 from protocol.sampling import SamplingParams
 from scripts.load.report import describe_run
@@ -59,12 +65,10 @@ def make_requests(prompts: Sequence[list[int]]) -> list[Request]:
 def make_scheduler(num_running: int, budget: int) -> Scheduler:
     """With room for that many prompts and 1,280 tokens behind each."""
     num_blocks = num_running * (-(-(PROMPT_LEN + BLOCK_SIZE + 1280) // BLOCK_SIZE)) + 1
-    return Scheduler(
-        kv_cache=KVCacheManager(num_blocks=num_blocks, block_size=BLOCK_SIZE),
-        max_num_batched_tokens=budget,
-        max_num_seqs=num_running,
-        max_model_len=MAX_MODEL_LEN,
+    config = SchedulerConfig(
+        max_num_batched_tokens=budget, max_num_seqs=num_running, max_model_len=MAX_MODEL_LEN
     )
+    return Scheduler(config, KVCacheManager(num_blocks=num_blocks, block_size=BLOCK_SIZE))
 
 
 def sampled(plan: SchedulerOutput) -> ModelRunnerOutput:

@@ -2,6 +2,11 @@
 
 import os
 import signal
+import sys
+from pathlib import Path
+
+# tests import parts of other tests as tests.X, and scripts.X, by whatever command they are started
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "2")

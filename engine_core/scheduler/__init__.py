@@ -3,7 +3,7 @@
 Owns requests, queues, budgets and stop rules. Must not know tensors, sockets, clocks or text.
 """
 
-from engine_core.scheduler.config import SchedulerConfig, build_scheduler
+from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.errors import (
     DuplicateRequestId,
     QueueFull,
@@ -51,5 +51,4 @@ __all__ = [
     "SchedulerStatistics",
     "Sequence",
     "StepOrderError",
-    "build_scheduler",
 ]

@@ -1,43 +1,24 @@
 """How many blocks requests will still take, and who can never have enough. Takes none itself."""
 
-import dataclasses
-
 import numpy as np
 
 from engine_core.kv_cache import KVCacheManager
+from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.request_status import RequestStatus
 from engine_core.scheduler.sequence import Sequence
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AdmissionLimits:
-    """
-    Args:
-        max_num_seqs: most sequences running at once.
-        max_num_batched_tokens: most tokens of a step.
-        max_chunk: most tokens of one sequence in a step.
-        num_lookahead_slots: slots that each sequence gets behind its tokens.
-        max_num_adapters: most adapters in use at once; None for no limit.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_chunk: int
-    num_lookahead_slots: int
-    max_num_adapters: int | None
-
-
 class BlockNeeds:
     """Blocks not taken yet."""
 
     def __init__(
-        self, live: RequestPool, kv_cache: KVCacheManager, limits: AdmissionLimits
+        self, live: RequestPool, kv_cache: KVCacheManager, config: SchedulerConfig
     ) -> None:
         self._live = live
         self._kv_cache = kv_cache
-        self._limits = limits
+        self._config = config
 
     def of_running(self) -> int:
         """Blocks that running requests will still take for the tokens that they have."""
@@ -57,7 +38,7 @@ class BlockNeeds:
 
     def of_sequence(self, sequence: Sequence) -> int:
         return self._kv_cache.num_reserved_blocks(
-            sequence, self._limits.max_chunk, self._limits.num_lookahead_slots
+            sequence, self._config.max_chunk, self._config.num_lookahead_slots
         )
 
     def of_branches(self, request: Request) -> int:
@@ -71,14 +52,14 @@ class BlockNeeds:
             branches = branches[1:]  # the first is the trunk
         num_missing = request.get_max_num_running_seqs() - len(existing)
         branches += [request.num_prompt_tokens] * num_missing
-        num_slots = self._limits.num_lookahead_slots + 1
+        num_slots = self._config.num_lookahead_slots + 1
         num_shared = request.num_prompt_tokens // self._kv_cache.block_size
         num_shared *= len(self._kv_cache.groups) if self._shares_prompt(request) else 0
         return sum(
             max(
                 1,
                 self._kv_cache.num_peak_blocks(
-                    num_tokens + num_slots, self._limits.max_chunk + num_slots
+                    num_tokens + num_slots, self._config.max_chunk + num_slots
                 )
                 - num_shared,
             )
@@ -92,20 +73,20 @@ class BlockNeeds:
         return not has_windows or len(request.sequences) == 1
 
 
-def why_never(request: Request, kv_cache: KVCacheManager, limits: AdmissionLimits) -> str | None:
+def why_never(request: Request, kv_cache: KVCacheManager, config: SchedulerConfig) -> str | None:
     """Why the request cannot run even alone, or None if it can."""
     for limit, option in (
-        (limits.max_num_seqs, "--max-num-seqs"),
-        (limits.max_num_batched_tokens, "--max-num-batched-tokens"),
+        (config.max_num_seqs, "--max-num-seqs"),
+        (config.max_num_batched_tokens, "--max-num-batched-tokens"),
     ):
         if request.num_sequences > limit:
             return (
                 f"num_sequences is {request.num_sequences}, the limit is {limit} ({option}); ask "
                 "for fewer or raise it"
             )
-    num_slots = limits.num_lookahead_slots
+    num_slots = config.num_lookahead_slots
     num_needed = kv_cache.num_peak_blocks(
-        request.num_tokens + num_slots, limits.max_chunk + num_slots
+        request.num_tokens + num_slots, config.max_chunk + num_slots
     )
     num_needed += (request.num_sequences - 1) * len(kv_cache.groups)
     num_usable = kv_cache.num_blocks

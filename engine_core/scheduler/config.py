@@ -1,157 +1,181 @@
-"""A scheduler's settings, by name, and the scheduler built from them. Resolved: no "auto" here."""
+"""A scheduler's settings, under their options' names: declared, documented and checked here."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
-from typing import Literal
-
-from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler.batching import BatchingPolicy, MixedBatching, PrefillFirstBatching
-from engine_core.scheduler.policies import Fair, FirstComeFirstServed, Priority
-from engine_core.scheduler.policies.base import SchedulingPolicy
-from engine_core.scheduler.preemption import (
-    FixedRule,
-    MeasuredPreemption,
-    PreemptionMode,
-    PreemptionRule,
-    RecomputeSingleSwapGroups,
-)
-from engine_core.scheduler.scheduler import Scheduler
-from engine_core.scheduler.token_budget.base import FixedTokenBudget, TokenBudget
-from engine_core.scheduler.token_budget.slo import SLOTokenBudget
+from typing import Literal, get_args
 
 PolicyName = Literal["fcfs", "priority", "fair"]
 BatchingName = Literal["mixed", "prefill-first"]
-PreemptionName = Literal["default", "recompute", "swap", "auto"]
+PreemptionModeName = Literal["default", "recompute", "swap", "auto"]
+
+_MINIMUM = {
+    "max_num_batched_tokens": 1,
+    "max_num_seqs": 1,
+    "max_model_len": 2,
+    "max_chunk_size": 1,
+    "max_num_partial_prefills": 1,
+    "max_long_partial_prefills": 1,
+    "long_prefill_token_threshold": 0,
+    "num_lookahead_slots": 0,
+    "max_queued_requests": 1,
+    "max_queued_tokens": 1,
+    "max_num_adapters": 1,
+    "max_steps_in_flight": 1,
+    "priority_min_gain": 1,
+}
+_ABOVE_ZERO = ("priority_ageing_s", "slo_tpot_ms", "slo_ttft_ms")
+_CHOICES = {
+    "scheduling_policy": get_args(PolicyName),
+    "batching": get_args(BatchingName),
+    "preemption_mode": get_args(PreemptionModeName),
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """
-    Args:
-        max_num_batched_tokens: most tokens of a step.
-        max_num_seqs: most sequences running at once.
-        max_model_len: most tokens of a sequence, prompt and output.
-        max_chunk_size: most tokens of one sequence's prompt in a step; None for no such limit.
-        policy: who is next and who gives way.
-        batching: what a step is made of.
-        prefill_delay_factor: of composition prefill-first.
-        preemption: how a preempted request comes back; "default" computes one sequence again and
-            swaps several, "auto" takes what is measured to be cheaper.
-        force_preemption, priority_min_gain, priority_ageing_s: of policy priority.
-        tenant_weights: of policy fair, by tenant; 1 where none is given.
-        slo_tpot_ms: milliseconds per output token to keep; the step's budget follows from it.
-        slo_ttft_ms: milliseconds to the first token to keep, together with `slo_tpot_ms`.
-        max_num_partial_prefills: most prompts partly computed at once.
-        max_long_partial_prefills: of those, most long ones.
-        long_prefill_token_threshold: a prompt of more tokens is long.
-        num_lookahead_slots: slots that each sequence gets behind its tokens.
-        max_queued_requests: beyond them a new request is refused.
-        max_queued_tokens: likewise, prompt and output tokens of the waiting requests.
-        max_num_adapters: most adapters in use at once.
-        log_events: keep each request's events.
-        max_steps_in_flight: most steps planned and not updated; as many as the executor runs.
+    """Resolved values: None is "no limit" or "off", never "auto".
+
+    Raises:
+        ValueError: a value outside its limits, or one that has no effect beside the others.
     """
 
     max_num_batched_tokens: int
+    """Most tokens of a step."""
     max_num_seqs: int
+    """Most sequences running at once."""
     max_model_len: int
+    """Most tokens of a sequence, prompt and output."""
     max_chunk_size: int | None = None
-    policy: PolicyName = "fcfs"
+    """Most tokens of one sequence in a step."""
+    scheduling_policy: PolicyName = "fcfs"
+    """Which request is admitted next and which is preempted."""
     batching: BatchingName = "mixed"
+    """Whether prefill and decode share a step."""
     prefill_delay_factor: float = 0.0
-    preemption: PreemptionName = "default"
+    """Batching prefill-first: prompts wait this many times the last prefill step's duration."""
+    preemption_mode: PreemptionModeName = "default"
+    """What happens to the blocks of a preempted request: "default" recomputes one sequence and
+    swaps several, "auto" takes what is measured to be cheaper."""
     force_preemption: bool = True
+    """Policy priority: a more urgent request preempts a running one though memory is free."""
     priority_min_gain: int = 1
+    """Policy priority: by how much it must be more urgent."""
     priority_ageing_s: float | None = None
+    """Policy priority: seconds of waiting that lower the effective priority by one."""
     tenant_weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Policy fair: shares by tenant; 1 for all others."""
     slo_tpot_ms: float | None = None
+    """Milliseconds per output token to keep; the step's token budget follows from it."""
     slo_ttft_ms: float | None = None
+    """Milliseconds to the first token to keep, weighed against `slo_tpot_ms`."""
     max_num_partial_prefills: int | None = None
+    """Most prompts partly computed at once."""
     max_long_partial_prefills: int | None = None
+    """Of those, most long ones."""
     long_prefill_token_threshold: int | None = None
-    num_lookahead_slots: int = 0
+    """A prompt of more tokens is long."""
     max_queued_requests: int | None = None
+    """A new request is refused while this many wait."""
     max_queued_tokens: int | None = None
+    """Likewise, prompt and output tokens of the waiting requests."""
+    num_lookahead_slots: int = 0
+    """Slots allocated behind each sequence's tokens."""
     max_num_adapters: int | None = None
-    log_events: bool = False
+    """Most adapters in use at once."""
     max_steps_in_flight: int = 1
+    """Most steps planned and not updated; as many as the executor runs."""
 
+    def __post_init__(self) -> None:
+        self._check_values()
+        self._check_combinations()
 
-def build_scheduler(config: SchedulerConfig, kv_cache: KVCacheManager) -> Scheduler:
-    """
-    Raises:
-        ValueError: a setting outside its limits, or a name that is none.
-    """
-    return Scheduler(
-        kv_cache=kv_cache,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=config.max_model_len,
-        max_chunk_size=config.max_chunk_size,
-        policy=_policy(config),
-        batching=_composition(config),
-        preemption=_preemption(config, kv_cache.block_size),
-        step_budget=_step_budget(config),
-        max_num_partial_prefills=config.max_num_partial_prefills,
-        max_long_partial_prefills=config.max_long_partial_prefills,
-        long_prefill_token_threshold=config.long_prefill_token_threshold,
-        num_lookahead_slots=config.num_lookahead_slots,
-        max_queued_requests=config.max_queued_requests,
-        max_queued_tokens=config.max_queued_tokens,
-        max_num_adapters=config.max_num_adapters,
-        log_events=config.log_events,
-        max_steps_in_flight=config.max_steps_in_flight,
-    )
+    @property
+    def max_chunk(self) -> int:
+        """Most tokens of one sequence in a step, drafts aside."""
+        budget = self.max_num_batched_tokens
+        return budget if self.max_chunk_size is None else min(self.max_chunk_size, budget)
 
-
-def _policy(config: SchedulerConfig) -> SchedulingPolicy:
-    match config.policy:
-        case "fcfs":
-            return FirstComeFirstServed()
-        case "priority":
-            return Priority(
-                min_gain=config.priority_min_gain,
-                force_preemption=config.force_preemption,
-                ageing_s=config.priority_ageing_s,
+    def _check_values(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise ValueError(
+                    f"{name} is {value!r}, it must be one of {', '.join(choices)}; "
+                    f"change {_option(name)}"
+                )
+        for name, minimum in _MINIMUM.items():
+            value = getattr(self, name)
+            if value is not None and value < minimum:
+                raise ValueError(
+                    f"{name} is {value}, it must be at least {minimum}; raise {_option(name)}"
+                )
+        for name in _ABOVE_ZERO:
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name} is {value}, it must be above 0; raise {_option(name)}")
+        if not (self.prefill_delay_factor >= 0 and math.isfinite(self.prefill_delay_factor)):
+            raise ValueError(
+                f"prefill_delay_factor is {self.prefill_delay_factor}, it must be at least 0; "
+                "raise --prefill-delay-factor"
             )
-        case "fair":
-            return Fair(config.tenant_weights)
-    raise ValueError(f"policy is {config.policy!r}, it must be fcfs, priority or fair")
+        for tenant, weight in self.tenant_weights.items():
+            if not (weight > 0 and math.isfinite(weight)):
+                raise ValueError(
+                    f"the weight of tenant {tenant!r} is {weight}, it must be above 0; 1 is a full "
+                    "share; change --tenant-weight"
+                )
+
+    def _check_combinations(self) -> None:
+        policy = self.scheduling_policy
+        for needed, names in (
+            ("priority", ("force_preemption", "priority_min_gain", "priority_ageing_s")),
+            ("fair", ("tenant_weights",)),
+        ):
+            for name in names:
+                if policy != needed and self._is_changed(name):
+                    raise ValueError(
+                        f"{_option(name)} has no effect with --scheduling-policy {policy}; omit it "
+                        f"or use --scheduling-policy {needed}"
+                    )
+        if not self.force_preemption and self._is_changed("priority_min_gain"):
+            raise ValueError(
+                "--priority-min-gain has no effect with --no-force-preemption; omit one of them"
+            )
+        if self.prefill_delay_factor and self.batching != "prefill-first":
+            raise ValueError(
+                f"--prefill-delay-factor has no effect with --batching {self.batching}; omit it "
+                "or use prefill-first"
+            )
+        if self.slo_ttft_ms is not None and self.slo_tpot_ms is None:
+            raise ValueError(
+                "--slo-ttft-ms has no effect without --slo-tpot-ms; give both or omit it"
+            )
+        most, most_long = self.max_num_partial_prefills, self.max_long_partial_prefills
+        if (most_long is None) != (self.long_prefill_token_threshold is None):
+            raise ValueError(
+                "--max-long-partial-prefills and --long-prefill-token-threshold have no effect one "
+                "without the other; give both or neither"
+            )
+        if most is not None and most_long is not None and most_long > most:
+            raise ValueError(
+                f"--max-long-partial-prefills is {most_long}, above --max-num-partial-prefills "
+                f"{most}; lower it"
+            )
+
+    def _is_changed(self, name: str) -> bool:
+        return bool(getattr(self, name) != _DEFAULTS[name])
 
 
-def _composition(config: SchedulerConfig) -> BatchingPolicy:
-    match config.batching:
-        case "mixed":
-            return MixedBatching()
-        case "prefill-first":
-            return PrefillFirstBatching(config.prefill_delay_factor)
-    raise ValueError(f"composition is {config.batching!r}, it must be mixed or prefill-first")
+_DEFAULTS = {
+    field.name: field.default_factory()
+    if field.default_factory is not dataclasses.MISSING
+    else field.default
+    for field in dataclasses.fields(SchedulerConfig)
+}
 
 
-def _preemption(config: SchedulerConfig, block_size: int) -> PreemptionRule:
-    match config.preemption:
-        case "default":
-            return RecomputeSingleSwapGroups()
-        case "recompute":
-            return FixedRule(PreemptionMode.RECOMPUTE)
-        case "swap":
-            return FixedRule(PreemptionMode.SWAP)
-        case "auto":
-            return MeasuredPreemption(block_size)
-    raise ValueError(
-        f"preemption is {config.preemption!r}, it must be default, recompute, swap or auto"
-    )
-
-
-def _step_budget(config: SchedulerConfig) -> TokenBudget:
-    if config.slo_tpot_ms is None and config.slo_ttft_ms is None:
-        return FixedTokenBudget(config.max_num_batched_tokens)
-    return SLOTokenBudget(
-        config.max_num_batched_tokens,
-        target_tpot_s=_seconds(config.slo_tpot_ms),
-        target_ttft_s=_seconds(config.slo_ttft_ms),
-    )
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
+def _option(name: str) -> str:
+    if name == "tenant_weights":
+        return "--tenant-weight"
+    return f"--{'no-' if name == 'force_preemption' else ''}{name.replace('_', '-')}"

@@ -3,31 +3,20 @@
 So that a few very long prompts do not take every step's budget from the short ones behind them.
 """
 
+from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_pool import RequestPool
 
 
 class PartialPrefills:
-    """
-    Args:
-        max_num: most prompts partly computed at once; None for no limit.
-        max_num_long: of those, most long ones; None for no limit.
-        long_threshold: tokens beyond which a prompt is long; None: no prompt is.
-    """
+    """Counts the prompts that are partly computed."""
 
-    def __init__(
-        self,
-        live: RequestPool,
-        *,
-        max_num: int | None = None,
-        max_num_long: int | None = None,
-        long_threshold: int | None = None,
-    ) -> None:
+    def __init__(self, live: RequestPool, config: SchedulerConfig) -> None:
         self._live = live
-        self._max_num = max_num
-        self._max_num_long = max_num_long
-        self._long_threshold = long_threshold
+        self._max_num = config.max_num_partial_prefills
+        self._max_num_long = config.max_long_partial_prefills
+        self._long_threshold = config.long_prefill_token_threshold
         self._num = 0
         self._num_long = 0
 

@@ -5,9 +5,10 @@ Who the victim is, is the policy's to say.
 """
 
 import enum
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from engine_core.kv_cache import KVCacheManager
+from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_pool import RequestPool
@@ -92,6 +93,21 @@ class MeasuredPreemption:
 
     def _mean(self, mean: float | None, value: float) -> float:
         return value if mean is None else mean + self._WEIGHT * (value - mean)
+
+
+def make_preemption_rule(config: SchedulerConfig, block_size: int) -> PreemptionRule:
+    """The rule that `config.preemption_mode` names."""
+    match config.preemption_mode:
+        case "default":
+            return RecomputeSingleSwapGroups()
+        case "recompute":
+            return FixedRule(PreemptionMode.RECOMPUTE)
+        case "swap":
+            return FixedRule(PreemptionMode.SWAP)
+        case "auto":
+            return MeasuredPreemption(block_size)
+        case unknown:
+            assert_never(unknown)
 
 
 class Preemptor:

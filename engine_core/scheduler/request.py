@@ -51,7 +51,6 @@ class Request:
         "cache_salt",
         "client_index",
         "eos_token_ids",
-        "events",
         "first_output_sent",
         "first_step_id",
         "num_cached_tokens",
@@ -122,8 +121,6 @@ class Request:
         self.tenant_number = 0
         self.first_step_id = 0
         """The first step that was planned with this request waiting."""
-        self.events: list[tuple[str, float]] = []
-        """What happened to it when, if the scheduler logs events."""
 
     def _new_beam_search(self, max_model_len: int | None) -> BeamSearch:
         assert self.beam_params is not None

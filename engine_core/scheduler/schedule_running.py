@@ -11,6 +11,7 @@ import numpy as np
 
 from engine_core.kv_cache import KVCacheManager, TableUpdate
 from engine_core.scheduler.batch_state import Int32Array
+from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.preemption import Preemptor
@@ -30,11 +31,7 @@ class Select(enum.Enum):
 
 
 class RunningScheduler:
-    """
-    Args:
-        max_chunk: most tokens of one sequence in a step, drafts aside.
-        num_lookahead_slots: slots that each sequence gets behind its tokens.
-    """
+    """Schedules the running sequences."""
 
     def __init__(
         self,
@@ -42,16 +39,14 @@ class RunningScheduler:
         kv_cache: KVCacheManager,
         policy: SchedulingPolicy,
         preemptor: Preemptor,
-        *,
-        max_chunk: int,
-        num_lookahead_slots: int,
+        config: SchedulerConfig,
     ) -> None:
         self._live = live
         self._kv_cache = kv_cache
         self._policy = policy
         self._preemptor = preemptor
-        self._max_chunk = max_chunk
-        self._num_lookahead_slots = num_lookahead_slots
+        self._max_chunk = config.max_chunk
+        self._num_lookahead_slots = config.num_lookahead_slots
 
     def fill(self, plan: PlanBuilder, select: Select = Select.ALL) -> None:
         """Spend the plan's budget on running sequences. Never fails for lack of memory: requests

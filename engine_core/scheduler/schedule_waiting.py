@@ -5,7 +5,8 @@ the queue's order, or who runs already.
 """
 
 from engine_core.kv_cache import AllocStatus, CacheHit, KVCacheManager
-from engine_core.scheduler.block_needs import AdmissionLimits, BlockNeeds, why_never
+from engine_core.scheduler.block_needs import BlockNeeds, why_never
+from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.explanations import Explanations
 from engine_core.scheduler.partial_prefills import PartialPrefills
 from engine_core.scheduler.plan_builder import PlanBuilder
@@ -29,17 +30,16 @@ class WaitingScheduler:
         live: RequestPool,
         kv_cache: KVCacheManager,
         policy: SchedulingPolicy,
-        partial_prefills: PartialPrefills,
         explanations: Explanations,
-        limits: AdmissionLimits,
+        config: SchedulerConfig,
     ) -> None:
         self._live = live
         self._kv_cache = kv_cache
         self._policy = policy
-        self._partial = partial_prefills
+        self._partial = PartialPrefills(live, config)
         self._explanations = explanations
-        self._limits = limits
-        self._needs = BlockNeeds(live, kv_cache, limits)
+        self._config = config
+        self._needs = BlockNeeds(live, kv_cache, config)
         self._num_promised = 0
         """Blocks that running requests will still take, in the step at hand."""
 
@@ -84,7 +84,7 @@ class WaitingScheduler:
     # ------------------------------------------------------------------ may it?
 
     def _why_skip(self, request: Request) -> tuple[WaitReason, str] | None:
-        limit = self._limits.max_num_adapters
+        limit = self._config.max_num_adapters
         if limit is not None and request.adapter is not None:
             in_use = {other.adapter for other in self._live.running.values()} - {None}
             if request.adapter not in in_use and len(in_use) >= limit:
@@ -99,8 +99,8 @@ class WaitingScheduler:
     def _admit(self, request: Request, plan: PlanBuilder, whole_prompts: bool) -> bool:
         """Whether the turn goes on: the request was admitted, or is over."""
         num_seqs = self._live.num_reserved_rows + request.get_max_num_running_seqs()
-        if num_seqs > self._limits.max_num_seqs:
-            why = f"{num_seqs} sequences would run, the limit is {self._limits.max_num_seqs}"
+        if num_seqs > self._config.max_num_seqs:
+            why = f"{num_seqs} sequences would run, the limit is {self._config.max_num_seqs}"
             self._note(request, WaitReason.SEQUENCES, why)
             return False
         if request.status is RequestStatus.SWAPPED:
@@ -108,8 +108,8 @@ class WaitingScheduler:
         first = request.unfinished[0]
         hit = self._kv_cache.find_cached_prefix(first)
         num_left = first.num_tokens - hit.num_tokens
-        num_tokens = min(num_left, self._limits.max_chunk, plan.budget)
-        is_cut = num_tokens < min(num_left, self._limits.max_chunk)
+        num_tokens = min(num_left, self._config.max_chunk, plan.budget)
+        is_cut = num_tokens < min(num_left, self._config.max_chunk)
         if is_cut and whole_prompts and not plan.is_empty:
             why = f"{num_left} tokens are to be computed, {plan.budget} are left in this step"
             self._note(request, WaitReason.TOKEN_BUDGET, why)
@@ -120,11 +120,11 @@ class WaitingScheduler:
         status = self._kv_cache.can_admit(
             first,
             hit,
-            max_chunk=self._limits.max_chunk,
+            max_chunk=self._config.max_chunk,
             num_reserved_blocks=self._num_promised,
             is_alone=not self._live.running,
             is_resumed=request.status is RequestStatus.PREEMPTED,
-            num_lookahead_slots=self._limits.num_lookahead_slots,
+            num_lookahead_slots=self._config.num_lookahead_slots,
             num_extra_blocks=self._needs.of_branches(request),
         )
         if self._has_room(request, status):
@@ -134,7 +134,7 @@ class WaitingScheduler:
     def _has_room(self, request: Request, status: AllocStatus) -> bool:
         """Ends a request that can never run."""
         if status is AllocStatus.NEVER:
-            why = why_never(request, self._kv_cache, self._limits) or (
+            why = why_never(request, self._kv_cache, self._config) or (
                 f"its {request.get_max_num_running_seqs()} sequences have "
                 f"{request.num_queued_tokens} tokens and do not fit in the cache's "
                 f"{self._kv_cache.num_blocks} KV blocks together; ask for fewer or raise "
@@ -164,7 +164,7 @@ class WaitingScheduler:
         live.admit_head()
         live.place(first)
         first.num_computed_tokens = hit.num_tokens
-        update = kv_cache.allocate_slots(first, num_tokens, self._limits.num_lookahead_slots)
+        update = kv_cache.allocate_slots(first, num_tokens, self._config.num_lookahead_slots)
         assert update is not None, "can_admit promised room"
         live.rows.num_allocated_slots[first.row] = update.num_blocks * kv_cache.block_size
         plan.add_new_sequence(first, kv_cache.block_ids(first))
@@ -198,7 +198,7 @@ class WaitingScheduler:
             sequences,
             num_reserved_blocks=self._num_promised,
             is_alone=not self._live.running,
-            num_lookahead_slots=self._limits.num_lookahead_slots + 1,
+            num_lookahead_slots=self._config.num_lookahead_slots + 1,
         )
         if not self._has_room(request, status):
             return status is AllocStatus.NEVER
@@ -209,9 +209,9 @@ class WaitingScheduler:
             num_behind -= 1
             self._live.place(sequence)
             num_left = sequence.num_tokens - sequence.num_computed_tokens
-            num_tokens = min(num_left, self._limits.max_chunk, plan.budget - num_behind)
+            num_tokens = min(num_left, self._config.max_chunk, plan.budget - num_behind)
             update = self._kv_cache.allocate_slots(
-                sequence, num_tokens, self._limits.num_lookahead_slots
+                sequence, num_tokens, self._config.num_lookahead_slots
             )
             self._live.rows.num_allocated_slots[sequence.row] = self._kv_cache.writable_tokens(
                 sequence

@@ -14,24 +14,23 @@ from collections.abc import Iterable
 
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler.batch_state import BatchState
-from engine_core.scheduler.batching import BatchingPolicy, MixedBatching
+from engine_core.scheduler.batching import make_batching
 from engine_core.scheduler.batching.turns import assemble_turns
-from engine_core.scheduler.block_needs import AdmissionLimits, why_never
+from engine_core.scheduler.block_needs import why_never
+from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.errors import DuplicateRequestId
-from engine_core.scheduler.events import note_arrival, note_plan
 from engine_core.scheduler.explanations import Explanations
 from engine_core.scheduler.faults import Faults
 from engine_core.scheduler.forking import SequenceForks
 from engine_core.scheduler.in_flight import InFlightSteps
 from engine_core.scheduler.interface import SchedulerInterface
 from engine_core.scheduler.invariants import check_live
-from engine_core.scheduler.limits import QueueLimits, check_limits
-from engine_core.scheduler.partial_prefills import PartialPrefills
+from engine_core.scheduler.limits import QueueLimits
 from engine_core.scheduler.plan import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.plan_builder import PlanBuilder
-from engine_core.scheduler.policies import FirstComeFirstServed
+from engine_core.scheduler.policies import make_policy
 from engine_core.scheduler.policies.base import SchedulingPolicy
-from engine_core.scheduler.preemption import PreemptionRule, RecomputeSingleSwapGroups
+from engine_core.scheduler.preemption import PreemptionRule, make_preemption_rule
 from engine_core.scheduler.process_outputs import ModelOutputProcessor
 from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_checks import prompt_too_long
@@ -40,8 +39,9 @@ from engine_core.scheduler.request_status import RequestStatus
 from engine_core.scheduler.sequence_names import SequenceNames
 from engine_core.scheduler.statistics import SchedulerStatistics, collect_statistics
 from engine_core.scheduler.stop import check_stop
-from engine_core.scheduler.token_budget.base import FixedTokenBudget, TokenBudget
+from engine_core.scheduler.token_budget.base import TokenBudget
 from engine_core.scheduler.token_budget.feedback import StepFeedback
+from engine_core.scheduler.token_budget.slo import make_token_budget
 from protocol.explanations import RequestInfo
 from protocol.outputs import EngineCoreOutputs
 
@@ -49,103 +49,47 @@ from protocol.outputs import EngineCoreOutputs
 class Scheduler(SchedulerInterface):
     """
     Args:
-        kv_cache: the blocks; nobody else may change it.
-        policy: default: first come, first served.
-        batching: default: prefill and decode mixed.
-        preemption: default: one sequence is computed again, several are swapped (or computed
-            again where the host has no blocks).
-        step_budget: default: `max_num_batched_tokens` in every step.
-        max_steps_in_flight: most steps that are planned and not updated; with 2 a step is planned
-            while the one before it runs (`steps_ahead` draws it).
-
-    The numbers are those of `SchedulerConfig`.
-
-    Raises:
-        ValueError: a limit below 1 (below 2 for `max_model_len`).
+        config: its settings, checked.
+        kv_cache: the blocks; this scheduler alone may change it.
+        policy, preemption_rule, token_budget: instead of those that the config names.
     """
 
     def __init__(
         self,
-        *,
+        config: SchedulerConfig,
         kv_cache: KVCacheManager,
-        max_num_batched_tokens: int,
-        max_num_seqs: int,
-        max_model_len: int,
-        max_chunk_size: int | None = None,
+        *,
         policy: SchedulingPolicy | None = None,
-        batching: BatchingPolicy | None = None,
-        preemption: PreemptionRule | None = None,
-        step_budget: TokenBudget | None = None,
-        max_num_partial_prefills: int | None = None,
-        max_long_partial_prefills: int | None = None,
-        long_prefill_token_threshold: int | None = None,
-        num_lookahead_slots: int = 0,
-        max_queued_requests: int | None = None,
-        max_queued_tokens: int | None = None,
-        max_num_adapters: int | None = None,
-        log_events: bool = False,
-        max_steps_in_flight: int = 1,
+        preemption_rule: PreemptionRule | None = None,
+        token_budget: TokenBudget | None = None,
     ) -> None:
-        check_limits(
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
-            max_chunk_size=max_chunk_size,
-            max_num_partial_prefills=max_num_partial_prefills,
-            max_long_partial_prefills=max_long_partial_prefills,
-            long_prefill_token_threshold=long_prefill_token_threshold,
-            max_queued_requests=max_queued_requests,
-            max_queued_tokens=max_queued_tokens,
-            max_num_adapters=max_num_adapters,
-            num_lookahead_slots=num_lookahead_slots,
-            max_steps_in_flight=max_steps_in_flight,
-        )
+        self._config = config
         self._kv_cache = kv_cache
-        self._policy = policy = policy or FirstComeFirstServed()
-        self._composition = batching or MixedBatching()
-        preemption = preemption or RecomputeSingleSwapGroups()
-        self._max_model_len = max_model_len
-        self._num_lookahead_slots = num_lookahead_slots
-        self._log_events = log_events
-        self._limits = AdmissionLimits(
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_chunk=min(max_chunk_size or max_num_batched_tokens, max_num_batched_tokens),
-            num_lookahead_slots=num_lookahead_slots,
-            max_num_adapters=max_num_adapters,
-        )
-        self._queue_limits = QueueLimits(max_queued_requests, max_queued_tokens)
-        rows = BatchState(max_num_seqs, max_model_len)
+        self._policy = policy = policy or make_policy(config)
+        preemption_rule = preemption_rule or make_preemption_rule(config, kv_cache.block_size)
+        self._batching = make_batching(config)
+        self._max_model_len = config.max_model_len
+        self._queue_limits = QueueLimits(config.max_queued_requests, config.max_queued_tokens)
+        rows = BatchState(config.max_num_seqs, config.max_model_len)
         self._explanations = Explanations()
         self._live = live = RequestPool(
             kv_cache,
             policy,
             rows,
-            max_model_len=max_model_len,
+            max_model_len=config.max_model_len,
             on_leave=self._explanations.finished,
         )
         self._turns = assemble_turns(
-            live,
-            kv_cache,
-            policy,
-            preemption,
-            self._explanations,
-            self._limits,
-            PartialPrefills(
-                live,
-                max_num=max_num_partial_prefills,
-                max_num_long=max_long_partial_prefills,
-                long_threshold=long_prefill_token_threshold,
-            ),
+            live, kv_cache, policy, preemption_rule, self._explanations, config
         )
-        self._steps = InFlightSteps(rows, max_steps_in_flight)
+        self._steps = InFlightSteps(rows, config.max_steps_in_flight)
         self._faults = Faults(live, kv_cache, self._steps, self._turns.preemptor)
         self._names = SequenceNames(rows)
         self._intake = ModelOutputProcessor(
-            live, SequenceForks(live, kv_cache), max_model_len=max_model_len
+            live, SequenceForks(live, kv_cache), max_model_len=config.max_model_len
         )
         self._learning = StepFeedback(
-            live, policy, preemption, step_budget or FixedTokenBudget(max_num_batched_tokens)
+            live, policy, preemption_rule, token_budget or make_token_budget(config)
         )
 
     # ------------------------------------------------------------------ requests come and go
@@ -163,8 +107,6 @@ class Scheduler(SchedulerInterface):
             live.counters.num_refused += 1
             raise
         request.first_step_id = self._steps.next_step_id
-        if self._log_events:
-            note_arrival(request)
         live.add(request)
         if request.num_prompt_tokens >= self._max_model_len:
             why = prompt_too_long(request.num_prompt_tokens, self._max_model_len)
@@ -174,7 +116,7 @@ class Scheduler(SchedulerInterface):
         first = request.sequences[0]
         if request.num_output_tokens and check_stop(first, self._max_model_len):
             live.tell(first, [])
-        elif (reason := why_never(request, self._kv_cache, self._limits)) is not None:
+        elif (reason := why_never(request, self._kv_cache, self._config)) is not None:
             live.end(request, RequestStatus.FINISHED_IGNORED, reason)
 
     def finish_requests(
@@ -206,18 +148,16 @@ class Scheduler(SchedulerInterface):
         plan = PlanBuilder(
             live.rows, token_budget=self._learning.choose_budget(now), step_id=step_id, now=now
         )
-        self._composition.fill(plan, self._turns)
+        self._batching.fill(plan, self._turns)
         scheduler_output = plan.build(
             self._names,
             copies=self._kv_cache.take_copies(),
             num_common_prefix_blocks=self._num_common_prefix_blocks(),
             finished_req_ids=live.take_finished_req_ids(),
-            num_lookahead_slots=self._num_lookahead_slots,
+            num_lookahead_slots=self._config.num_lookahead_slots,
         )
         self._steps.planned(scheduler_output, now)
         live.counters.num_steps += scheduler_output.total_num_scheduled_tokens > 0
-        if self._log_events:
-            note_plan(live.by_id, scheduler_output, now)
         return scheduler_output
 
     def _num_common_prefix_blocks(self) -> list[int]:
@@ -292,4 +232,4 @@ class Scheduler(SchedulerInterface):
     def check(self) -> None:
         """Assert that steps, queues, rows, counters and the cache agree with each other."""
         self._steps.check()
-        check_live(self._live, self._kv_cache, self._limits.max_num_seqs)
+        check_live(self._live, self._kv_cache, self._config.max_num_seqs)

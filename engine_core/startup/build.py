@@ -11,7 +11,7 @@ from engine_core.config import EngineConfig
 from engine_core.core import EngineCore
 from engine_core.executor import InProcessExecutor
 from engine_core.lifecycle import Lifecycle
-from engine_core.scheduler import build_scheduler
+from engine_core.scheduler import Scheduler
 from engine_core.server.clients import ClientRegistry
 from engine_core.server.handshake import Handshake, fingerprint_of
 from engine_core.server.inbox import Inbox
@@ -74,7 +74,7 @@ def assemble(
         inbox=inbox,
         outbox=outbox,
         clients=clients,
-        scheduler=build_scheduler(scheduler_config, kv_cache_of(config, groups)),
+        scheduler=Scheduler(scheduler_config, kv_cache_of(config, groups)),
         executor=executor,
         lifecycle=lifecycle,
         limits=RequestValidator(

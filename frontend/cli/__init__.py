@@ -1,7 +1,4 @@
-"""The terminal program `engine-client`: a few commands over `AsyncLLM`.
-
-Owns the entry point only, so that importing it costs nothing; `app` has the commands.
-"""
+"""The terminal program `engine-client`: a few commands over `AsyncLLM`."""
 
 
 def main() -> None:

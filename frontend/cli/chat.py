@@ -1,7 +1,7 @@
 """`engine-client chat`: a conversation at the terminal, or line by line from a pipe.
 
-The main thread reads lines; the client lives on an event loop in a thread of its own, so that it
-goes on answering the daemon while nobody types, and Ctrl-C reaches the reader at once.
+The main thread reads lines; the client runs on an event loop in another thread, so that it serves
+its connection while the user types, and Ctrl-C reaches the reader at once.
 """
 
 from __future__ import annotations
@@ -9,61 +9,47 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from frontend.async_llm import AsyncLLM
-from frontend.chat_template import ChatTemplateError
-from frontend.cli.app import EXIT_FAULT, TurnOptions, UsageError, print_fault
-from frontend.cli.sampling_options import SamplingOptions
+from frontend.cli.options import EXIT_FAULT, SamplingOptions, SchedulingOptions, print_fault
 from frontend.errors import EngineClientError, InvalidInput
 from frontend.event_loop import LoopThread
 from frontend.outputs import CompletionOutput
-from frontend.sampling_params import SamplingParams
 
 _COMMANDS = "/reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 _COMMAND = re.compile(r"/\w+")
 
 
 @dataclass
-class Conversation:
-    """What was said so far."""
-
-    system: str | None
-    turns: list[dict[str, str]] = field(default_factory=list)
-
-    def messages(self) -> list[dict[str, str]]:
-        head = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*head, *self.turns]
-
-    def reset(self) -> None:
-        self.turns.clear()
-
-
-@dataclass
 class Answer:
-    """An answer as far as it has come."""
+    """An answer so far."""
 
     text: str = ""
     last: CompletionOutput | None = None
 
 
 def run_chat(
-    address: str | None, *, system: str | None, sampling: SamplingOptions, turn: TurnOptions
+    address: str | None,
+    *,
+    system: str | None,
+    sampling: SamplingOptions,
+    scheduling: SchedulingOptions,
 ) -> int:
     """Returns the exit code.
 
     Raises:
-        UsageError: sampling options that cannot be.
+        UsageError: sampling options outside their limits.
         EngineClientError: no engine answers.
     """
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     loop = LoopThread("engine-client chat")
     try:
-        llm = loop.run(AsyncLLM.connect(address, client_name="engine-client chat"))
+        llm = loop.run_and_wait(AsyncLLM.connect(address, client_name="engine-client chat"))
         try:
-            return _Chat(loop, llm, Conversation(system), sampling, turn, is_terminal).run()
+            return _Chat(loop, llm, system, sampling, scheduling, is_terminal).read_and_answer()
         finally:
-            loop.run(llm.close())
+            loop.run_and_wait(llm.close())
     finally:
         loop.close()
 
@@ -73,22 +59,20 @@ class _Chat:
         self,
         loop: LoopThread,
         llm: AsyncLLM,
-        conversation: Conversation,
+        system: str | None,
         sampling: SamplingOptions,
-        turn: TurnOptions,
+        scheduling: SchedulingOptions,
         is_terminal: bool,
     ) -> None:
         self._loop = loop
         self._llm = llm
-        self._conversation = conversation
-        self._turn = turn
+        self._system = [] if system is None else [{"role": "system", "content": system}]
+        self._turns: list[dict[str, str]] = []
+        self._params = sampling.to_params(llm.model.default_sampling)
+        self._scheduling = scheduling
         self._is_terminal = is_terminal
-        try:
-            self._params = sampling.to_params(llm.model.default_sampling)
-        except InvalidInput as error:
-            raise UsageError(str(error)) from None
 
-    def run(self) -> int:
+    def read_and_answer(self) -> int:
         self._say(f"{self._llm.model.name} at {self._llm.address}. {_COMMANDS}.")
         if self._is_terminal:
             with contextlib.suppress(ImportError):
@@ -121,7 +105,7 @@ class _Chat:
         if not line:
             return True
         if line == "/reset":
-            self._conversation.reset()
+            self._turns.clear()
             self._say("the conversation starts over")
             return True
         if _COMMAND.fullmatch(line):
@@ -130,39 +114,42 @@ class _Chat:
         return self._answer(line)
 
     def _answer(self, line: str) -> bool:
-        turns = self._conversation.turns
+        turns = self._turns
         turns.append({"role": "user", "content": line})
         answer = Answer()
         try:
-            prompt_token_ids = self._prompt()
-            self._loop.run(_stream(self._llm, prompt_token_ids, self._params, self._turn, answer))
+            self._loop.run_and_wait(self._stream(answer))
         except KeyboardInterrupt:
             if not self._is_terminal:
                 raise
             sys.stdout.write(" [stopped]")
-        except (EngineClientError, ChatTemplateError) as error:
-            # the question is taken back: it may be asked again, shorter or later
+        except EngineClientError as error:
+            # the question is dropped: it may be asked again, shorter or later
             turns.pop()
             if answer.text:
                 sys.stdout.write("\n")
-            print_fault(error)
+            hint = "; /reset starts over" if isinstance(error, InvalidInput) else ""
+            print_fault(f"{error}{hint}")
             return False
         sys.stdout.write("\n")
         sys.stdout.flush()
         turns.append({"role": "assistant", "content": answer.text})
         return self._report_end(answer.last)
 
-    def _prompt(self) -> list[int]:
-        tokenizer = self._llm.get_tokenizer()
-        text = tokenizer.apply_chat_template(self._conversation.messages())
-        token_ids = tokenizer.encode(text, add_special_tokens=False)
-        limit = self._llm.model.max_model_len
-        if len(token_ids) >= limit:
-            raise InvalidInput(
-                f"the conversation has {len(token_ids)} tokens, the limit is max_model_len - 1 = "
-                f"{limit - 1}; /reset to start over, or ask something shorter"
-            )
-        return token_ids
+    async def _stream(self, answer: Answer) -> None:
+        stream = self._llm.chat(
+            [*self._system, *self._turns],
+            self._params,
+            priority=self._scheduling.priority,
+            tenant=self._scheduling.tenant,
+        )
+        async with contextlib.aclosing(stream) as outputs:
+            async for output in outputs:
+                for part in output.outputs:
+                    answer.text += part.text
+                    answer.last = part
+                    sys.stdout.write(part.text)
+                    sys.stdout.flush()
 
     def _report_end(self, last: CompletionOutput | None) -> bool:
         if last is None or last.finish_reason in (None, "stop"):
@@ -174,26 +161,7 @@ class _Chat:
         return False
 
     def _say(self, text: str) -> None:
-        """What is not the model's goes to stderr, and only where somebody reads along."""
+        """A message of the program, on stderr; at a terminal only."""
         if self._is_terminal:
             sys.stderr.write(text + "\n")
             sys.stderr.flush()
-
-
-async def _stream(
-    llm: AsyncLLM,
-    prompt_token_ids: list[int],
-    params: SamplingParams,
-    turn: TurnOptions,
-    answer: Answer,
-) -> None:
-    stream = llm.generate(
-        {"prompt_token_ids": prompt_token_ids}, params, priority=turn.priority, tenant=turn.tenant
-    )
-    async with contextlib.aclosing(stream) as outputs:
-        async for output in outputs:
-            for part in output.outputs:
-                answer.text += part.text
-                answer.last = part
-                sys.stdout.write(part.text)
-                sys.stdout.flush()

@@ -1,21 +1,20 @@
-"""`engine-client complete`: one prompt, its text or one JSON document on stdout.
-
-Must not know how options are typed.
-"""
+"""`engine-client complete`: one prompt, its text or one JSON document on stdout."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import sys
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from frontend.async_llm import AsyncLLM
-from frontend.cli.app import EXIT_FAULT, TurnOptions, UsageError, print_fault
-from frontend.cli.sampling_options import SamplingOptions
-from frontend.errors import EngineClientError, InvalidInput
+from frontend.cli.options import EXIT_FAULT, SamplingOptions, SchedulingOptions, print_fault
+from frontend.errors import EngineClientError
 from frontend.outputs import CompletionOutput, RequestOutput
 from frontend.sampling_params import SamplingParams
 
@@ -33,7 +32,7 @@ class Completion:
     prints_json: bool
     streams: bool
     sampling: SamplingOptions
-    turn: TurnOptions
+    scheduling: SchedulingOptions
 
 
 @dataclass
@@ -45,7 +44,7 @@ class _Sequence:
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     last: CompletionOutput | None = None
 
-    def add(self, part: CompletionOutput) -> None:
+    def append_part(self, part: CompletionOutput) -> None:
         self.texts.append(part.text)
         self.token_ids += part.token_ids
         for token_id, entry in zip(part.token_ids, part.logprobs or [], strict=False):
@@ -82,18 +81,20 @@ async def run_complete(address: str | None, completion: Completion) -> int:
     """Returns the exit code: 1 if the engine could not finish a completion.
 
     Raises:
-        UsageError: sampling options that cannot be.
-        EngineClientError, ChatTemplateError: no engine, or a prompt that it does not take.
+        UsageError: sampling options outside their limits.
+        EngineClientError: no engine, or a prompt that cannot be served.
     """
     async with AsyncLLM(address, client_name="engine-client complete") as llm:
-        params = _params(completion, llm)
+        params = completion.sampling.to_params(
+            llm.model.default_sampling, n=completion.n, logprobs=completion.logprobs
+        )
         sequences = [_Sequence() for _ in range(completion.n)]
         final: RequestOutput | None = None
         try:
             async with contextlib.aclosing(_stream(completion, llm, params)) as outputs:
                 async for output in outputs:
                     for part in output.outputs:
-                        sequences[part.index].add(part)
+                        sequences[part.index].append_part(part)
                         if completion.streams:
                             _write(part.text)
                     final = output
@@ -107,28 +108,16 @@ async def run_complete(address: str | None, completion: Completion) -> int:
     return _exit_code(sequences)
 
 
-def _params(completion: Completion, llm: AsyncLLM) -> SamplingParams:
-    try:
-        return completion.sampling.to_params(
-            llm.model.default_sampling, n=completion.n, logprobs=completion.logprobs
-        )
-    except InvalidInput as error:
-        raise UsageError(str(error)) from None
-
-
 def _stream(
     completion: Completion, llm: AsyncLLM, params: SamplingParams
 ) -> AsyncGenerator[RequestOutput, None]:
-    turn = completion.turn
+    scheduling = dataclasses.asdict(completion.scheduling)
     if not completion.is_message:
-        return llm.generate(completion.prompt, params, priority=turn.priority, tenant=turn.tenant)
+        return llm.generate(completion.prompt, params, **scheduling)
     system = [] if completion.system is None else [("system", completion.system)]
     messages = [*system, ("user", completion.prompt)]
     return llm.chat(
-        [{"role": role, "content": text} for role, text in messages],
-        params,
-        priority=turn.priority,
-        tenant=turn.tenant,
+        [{"role": role, "content": text} for role, text in messages], params, **scheduling
     )
 
 
@@ -173,14 +162,7 @@ def _document(
         "first_token_s": final.metrics.first_token_s,
         "last_token_s": final.metrics.last_token_s,
         "finished_s": final.metrics.finished_s,
-        "engine": None
-        if engine is None
-        else {
-            "first_scheduled_s": engine.first_scheduled_s,
-            "first_token_s": engine.first_token_s,
-            "finished_s": engine.finished_s,
-            "num_preemptions": engine.num_preemptions,
-        },
+        "engine": None if engine is None else msgspec.structs.asdict(engine),
     }
     return document
 

@@ -1,4 +1,4 @@
-"""`engine-client info`: what the daemon serves and how busy it is, or where one request is."""
+"""`engine-client info`: the daemon's model and statistics, or one request's state."""
 
 from __future__ import annotations
 

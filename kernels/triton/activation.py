@@ -26,7 +26,6 @@ from kernels.triton.quantised import (
     row_scale,
 )
 from kernels.triton.tensor_checks import check_tensor
-from kernels.triton.variants import KernelVariant
 
 _BLOCK_F = 1024
 _BLOCK_F_QUANTISED = 4096
@@ -232,43 +231,3 @@ def _constants(F: int, most: int, is_gelu: bool) -> dict[str, Any]:
 
 def _num_warps(block: int) -> int:
     return min(16, max(1, block // 256))
-
-
-def variants() -> list[KernelVariant]:
-    """Feed-forward widths of models in use, both activations, plain and quantised."""
-    bf16, fp8, int8 = torch.bfloat16, torch.float8_e4m3fn, torch.int8
-    cases = [  # F, gelu, out dtype
-        (3072, False, bf16),
-        (4864, False, bf16),
-        (14336, False, bf16),
-        (10240, True, bf16),
-        (3072, False, fp8),
-        (14336, False, fp8),
-        (14336, False, int8),
-        (10240, True, fp8),
-        (14336, False, torch.float16),
-        (14336, False, torch.float32),
-        (10240, True, torch.float32),
-    ]
-    return [_variant(*case) for case in cases]
-
-
-def _variant(F: int, is_gelu: bool, out_dtype: torch.dtype) -> KernelVariant:
-    is_quantised = out_dtype in QUANTISED_MAX
-    in_dtype = torch.bfloat16 if is_quantised else out_dtype
-    constants = _constants(F, _BLOCK_F_QUANTISED if is_quantised else _BLOCK_F, is_gelu)
-    arguments: dict[str, Any] = {
-        "gate_up_ptr": torch.empty((16, 2 * F), dtype=in_dtype, device="meta"),
-        "out_ptr": torch.empty((16, F), dtype=out_dtype, device="meta"),
-        "gate_up_stride_t": 2 * F,
-        "out_stride_t": F,
-    }
-    if is_quantised:
-        arguments["scales_ptr"] = torch.empty(16, dtype=torch.float32, device="meta")
-    return KernelVariant(
-        name=f"{'gelu' if is_gelu else 'silu'} F={F} out {out_dtype}",
-        kernel=activation_quantised_kernel if is_quantised else activation_kernel,
-        arguments=arguments,
-        constants=constants,
-        num_warps=_num_warps(constants["BLOCK_F"]) if is_quantised else 4,
-    )

@@ -8,16 +8,12 @@ The specification is `attention_reference`; a split's result is attention over i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 from kernels.triton.attention_tile import attend_tile
-from kernels.triton.attention_work import ENTRY, AttentionWork
-from kernels.triton.variants import KernelVariant
+from kernels.triton.attention_work import AttentionWork
 
 LOG2_E = 1.4426950408889634
 
@@ -221,110 +217,3 @@ def configuration(
         "BLOCK_N": block_n,
     }
     return constants, {"num_warps": 4, "num_stages": 5}
-
-
-def variants() -> list[KernelVariant]:
-    """Models served most, the options, and both kinds of cache."""
-    fp8 = torch.float8_e4m3fn
-    return [
-        _variant("decode bf16 G=4 D=128 S=16"),
-        _variant("decode bf16 G=3 D=64 S=16", num_kv_heads=3, group_size=3, head_size=64),
-        _variant("decode bf16 G=7 D=64 S=64", group_size=7, head_size=64, block_size=64),
-        _variant("decode bf16 G=1 D=80 S=16", num_kv_heads=32, group_size=1, head_size=80),
-        _variant("decode bf16 G=2 D=256 S=16", group_size=2, head_size=256),
-        _variant("decode fp8 G=4 D=128 S=16", kv_dtype=fp8),
-        _variant("decode fp8 G=3 D=64 S=16", group_size=3, head_size=64, kv_dtype=fp8),
-        _variant("decode fp8 G=2 D=256 S=16", group_size=2, head_size=256, kv_dtype=fp8),
-        _variant("decode bf16 G=4 D=128 S=16 window", window=True),
-        _variant(
-            "decode bf16 G=2 D=256 S=16 window softcap",
-            group_size=2,
-            head_size=256,
-            window=True,
-            softcap=True,
-        ),
-        _variant("decode bf16 G=1 D=128 S=16 alibi", group_size=1, alibi=True),
-        _variant("decode bf16 G=4 D=128 S=16 5 queries", max_queries=5),
-        _variant("decode fp8 G=8 D=128 S=16 8 queries", group_size=8, max_queries=8, kv_dtype=fp8),
-        _variant("decode fp16 G=4 D=128 S=128", dtype=torch.float16, block_size=128),
-        _variant("decode fp32 G=3 D=64 S=16", group_size=3, head_size=64, dtype=torch.float32),
-        _variant("decode fp32 G=4 D=128 S=16", dtype=torch.float32),
-        _variant("decode bf16 G=8 D=128 S=32", group_size=8, block_size=32),
-        _variant("decode fp16 G=4 D=128 S=16 of fp8", dtype=torch.float16, kv_dtype=fp8),
-        _variant("decode fp32 G=4 D=128 S=16 window", dtype=torch.float32, window=True),
-    ]
-
-
-def _variant(
-    name: str,
-    *,
-    num_kv_heads: int = 8,
-    group_size: int = 4,
-    head_size: int = 128,
-    block_size: int = 16,
-    dtype: torch.dtype = torch.bfloat16,
-    kv_dtype: torch.dtype | None = None,
-    max_queries: int = 1,
-    window: bool = False,
-    softcap: bool = False,
-    alibi: bool = False,
-) -> KernelVariant:
-    kv_dtype = kv_dtype or dtype
-    constants, launch = configuration(
-        group_size=group_size,
-        head_size=head_size,
-        max_queries=max_queries,
-        kv_bytes=kv_dtype.itemsize,
-    )
-    arguments = attention_arguments(
-        num_kv_heads, group_size, head_size, block_size, dtype, kv_dtype
-    )
-    scratch = torch.empty(1024, dtype=torch.float32, device="meta")
-    return KernelVariant(
-        name=name,
-        kernel=decode_kernel,
-        arguments=dict(arguments)
-        | {"splits_W8": torch.empty(999, ENTRY, dtype=torch.int32, device="meta")}
-        | {"first_split_R1": torch.empty(65, dtype=torch.int32, device="meta")}
-        | {"partial_out": scratch, "partial_lse": scratch, "num_decodes": 64, "capacity": 999},
-        constants=constants
-        | {"K": num_kv_heads, "S": block_size}
-        | {"HAS_WINDOW": window, "HAS_SOFTCAP": softcap, "HAS_ALIBI": alibi},
-        num_warps=launch["num_warps"],
-        num_stages=launch["num_stages"],
-        needs_wgmma=False,
-    )
-
-
-def attention_arguments(
-    num_kv_heads: int,
-    group_size: int,
-    head_size: int,
-    block_size: int,
-    dtype: torch.dtype,
-    kv_dtype: torch.dtype,
-) -> Mapping[str, Any]:
-    """What the kernels of prefill and decode both take, as `variants` needs it."""
-    num_heads = num_kv_heads * group_size
-    q = torch.empty(64, num_heads, head_size, dtype=dtype, device="meta")
-    kv = torch.empty(99, 2, num_kv_heads, block_size, head_size, dtype=kv_dtype, device="meta")
-    names = ("block", "head", "slot")
-    strides = {
-        f"{letter}_{name}_stride": stride
-        for letter in "kv"
-        for name, stride in zip(names, kv[:, 0].stride()[:3], strict=True)
-    }
-    return {
-        "q_THD": q,
-        "k_cache_BKSD": kv[:, 0],
-        "v_cache_BKSD": kv[:, 1],
-        "block_table_RM": torch.empty(64, 99, dtype=torch.int32, device="meta"),
-        "alibi_slopes_H": torch.empty(num_heads, dtype=torch.float32, device="meta"),
-        "table_stride": 99,
-        "q_token_stride": q.stride(0),
-        "q_head_stride": q.stride(1),
-        **strides,
-        "score_scale": 0.1,
-        "multiplier": 0.1,
-        "window": 512,
-    }

@@ -16,14 +16,12 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.attention_decode import attention_arguments, score_numbers
+from kernels.triton.attention_decode import score_numbers
 from kernels.triton.attention_tile import attend_tile
 from kernels.triton.attention_work import (
-    ENTRY,
     TILE_ROWS,
     AttentionWork,
 )
-from kernels.triton.variants import KernelVariant
 
 
 @triton.jit(do_not_specialize=["window", "table_stride"])
@@ -220,13 +218,6 @@ def prefill_attention(
     )
 
 
-_WIDE_SPILL_BYTES = 400
-_WIDE_SPILL = (
-    "float32 as three products holds a tile's queries twice; of tiles of 64 and 128 rows, 16 and "
-    "32 keys, 1 and 2 stages, 4 to 16 warps this spills least, and float32 is for checking answers"
-)
-
-
 def _configuration(
     *, group_size: int, head_size: int, kv_bytes: int
 ) -> tuple[dict[str, int], dict[str, int]]:
@@ -245,89 +236,3 @@ def _configuration(
         "BLOCK_N": block_n,
     }
     return constants, {"num_warps": 8, "num_stages": num_stages}
-
-
-def variants() -> list[KernelVariant]:
-    """Models served most, the options, and both kinds of cache."""
-    fp8 = torch.float8_e4m3fn
-    return [
-        _variant("prefill bf16 G=4 D=128 S=16"),
-        _variant("prefill bf16 G=3 D=64 S=16", num_kv_heads=3, group_size=3, head_size=64),
-        _variant("prefill bf16 G=7 D=64 S=64", group_size=7, head_size=64, block_size=64),
-        _variant("prefill bf16 G=1 D=80 S=16", num_kv_heads=32, group_size=1, head_size=80),
-        _variant("prefill bf16 G=2 D=256 S=16", group_size=2, head_size=256),
-        _variant("prefill fp8 G=4 D=128 S=16", kv_dtype=fp8),
-        _variant("prefill fp8 G=3 D=64 S=16", group_size=3, head_size=64, kv_dtype=fp8),
-        _variant("prefill fp8 G=2 D=256 S=16", group_size=2, head_size=256, kv_dtype=fp8),
-        _variant("prefill bf16 G=4 D=128 S=16 window", options=("WINDOW",)),
-        _variant(
-            "prefill bf16 G=2 D=256 S=16 window softcap",
-            group_size=2,
-            head_size=256,
-            options=("WINDOW", "SOFTCAP"),
-        ),
-        _variant("prefill bf16 G=1 D=128 S=16 alibi", group_size=1, options=("ALIBI",)),
-        _variant(
-            "prefill bf16 G=8 D=64 S=16 window sinks lse",
-            group_size=8,
-            head_size=64,
-            options=("WINDOW", "SINKS", "LSE"),
-        ),
-        _variant("prefill fp16 G=4 D=128 S=128", dtype=torch.float16, block_size=128),
-        _variant("prefill fp32 G=3 D=64 S=16", group_size=3, head_size=64, dtype=torch.float32),
-        _variant(
-            "prefill fp32 G=3 D=64 S=16 window",
-            group_size=3,
-            head_size=64,
-            dtype=torch.float32,
-            options=("WINDOW",),
-        ),
-        _variant("prefill fp16 G=4 D=128 S=16 of fp8", dtype=torch.float16, kv_dtype=fp8),
-        _variant("prefill fp32 G=4 D=128 S=16", dtype=torch.float32),
-        _variant("prefill fp32 G=4 D=128 S=16 window", dtype=torch.float32, options=("WINDOW",)),
-    ]
-
-
-def _variant(
-    name: str,
-    *,
-    num_kv_heads: int = 8,
-    group_size: int = 4,
-    head_size: int = 128,
-    block_size: int = 16,
-    dtype: torch.dtype = torch.bfloat16,
-    kv_dtype: torch.dtype | None = None,
-    options: tuple[str, ...] = (),
-) -> KernelVariant:
-    kv_dtype = kv_dtype or dtype
-    is_wide = dtype == torch.float32 and head_size > 64
-    constants, launch = _configuration(
-        group_size=group_size, head_size=head_size, kv_bytes=kv_dtype.itemsize
-    )
-    arguments = attention_arguments(
-        num_kv_heads, group_size, head_size, block_size, dtype, kv_dtype
-    )
-    heads = num_kv_heads * group_size
-    return KernelVariant(
-        name=name,
-        kernel=prefill_kernel,
-        arguments=dict(arguments)
-        | {"tiles_W8": torch.empty(999, ENTRY, dtype=torch.int32, device="meta")}
-        | {"num_tiles_1": torch.empty(1, dtype=torch.int32, device="meta")}
-        | {"sinks_H": torch.empty(heads, dtype=torch.float32, device="meta")}
-        | {"out_THD": torch.empty(64, heads, head_size, dtype=dtype, device="meta")}
-        | {"lse_TH": torch.empty(64, heads, dtype=torch.float32, device="meta")}
-        | {"out_token_stride": heads * head_size, "out_head_stride": head_size}
-        | {"lse_token_stride": heads, "v_scale": 1.0},
-        constants=constants
-        | {"S": block_size}
-        | {
-            f"HAS_{option}": option in options
-            for option in ("WINDOW", "SOFTCAP", "ALIBI", "SINKS", "LSE")
-        },
-        num_warps=launch["num_warps"],
-        num_stages=launch["num_stages"],
-        needs_wgmma=True,
-        max_spill_bytes=_WIDE_SPILL_BYTES if is_wide else 0,
-        spill_reason=_WIDE_SPILL if is_wide else "",
-    )

@@ -13,14 +13,11 @@ Haziza, Massa, Sizov 2023); merging by states: FlashInfer (Ye et al. 2025), sect
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 from kernels.triton.attention_work import AttentionWork
-from kernels.triton.variants import KernelVariant
 
 
 def reference_merge_states(
@@ -263,60 +260,3 @@ def _reduce_constants(head_size: int, split_bound: int) -> dict[str, int]:
         "SPLITS_PAD": triton.next_power_of_2(max(split_bound, 2)),
         "BLOCK_P": 8,
     }
-
-
-def variants() -> list[KernelVariant]:
-    """Reduce for the head sizes and options served, and the merge."""
-
-    def meta(*shape: int, dtype: torch.dtype = torch.float32) -> Any:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    def reduce(
-        name: str,
-        heads: tuple[int, int],
-        head_size: int,
-        queries: int,
-        options: bool,
-        dtype: torch.dtype = torch.bfloat16,
-    ) -> KernelVariant:
-        num_kv_heads, group_size = heads
-        return KernelVariant(
-            name=name,
-            kernel=reduce_splits_kernel,
-            arguments={
-                "partial_out": meta(1024),
-                "partial_lse": meta(1024),
-                "query_start_loc_R1": meta(65, dtype=torch.int32),
-                "first_split_R1": meta(65, dtype=torch.int32),
-                "sinks_H": meta(num_kv_heads * group_size),
-                "out_THD": meta(64, num_kv_heads * group_size, head_size, dtype=dtype),
-                "lse_TH": meta(64, num_kv_heads * group_size),
-                "capacity": 999,
-                "out_token_stride": num_kv_heads * group_size * head_size,
-                "out_head_stride": head_size,
-                "lse_token_stride": num_kv_heads * group_size,
-                "v_scale": 0.5,
-            },
-            constants={"K": num_kv_heads, "G": group_size, "QUERIES": queries}
-            | {"HAS_SINKS": options, "HAS_LSE": options}
-            | _reduce_constants(head_size, 64),
-            num_warps=_REDUCE_WARPS,
-        )
-
-    merge = KernelVariant(
-        name="merge states bf16 D=128",
-        kernel=merge_states_kernel,
-        arguments={name: meta(64, 128, dtype=torch.bfloat16) for name in ("out_a", "out_b", "out")}
-        | {name: meta(64) for name in ("lse_a", "lse_b", "lse")}
-        | {"num_rows": 64},
-        constants={"D": 128, "D_PAD": 128, "BLOCK_R": _MERGE_ROWS},
-    )
-    return [
-        reduce("reduce bf16 G=4 D=128", (8, 4), 128, 1, False),
-        reduce("reduce bf16 G=3 D=64", (3, 3), 64, 1, False),
-        reduce("reduce bf16 G=1 D=80", (32, 1), 80, 1, False),
-        reduce("reduce bf16 G=2 D=256 5 queries sinks lse", (8, 2), 256, 5, True),
-        reduce("reduce fp16 G=4 D=128", (8, 4), 128, 1, False, torch.float16),
-        reduce("reduce fp32 G=4 D=128", (8, 4), 128, 1, False, torch.float32),
-        merge,
-    ]

@@ -20,13 +20,10 @@ Keys are positions of the sequence; tokens are rows of q.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-
-from kernels.triton.variants import KernelVariant
 
 SHORTEST_SPLIT = 256
 MOST_SPLITS = 64
@@ -407,36 +404,3 @@ _SPLITS_CONSTANTS: dict[str, int] = {
 def _window_or_everything(sliding_window: int | None) -> int:
     """Without a window every key is inside it; half of int32 leaves room for sums."""
     return 1 << 30 if sliding_window is None else sliding_window
-
-
-def variants() -> list[KernelVariant]:
-    """Both lists; a tile's queries for groups of 3 and 4 heads."""
-
-    def integers(*shape: int) -> Any:
-        return torch.empty(shape, dtype=torch.int32, device="meta")
-
-    common = {"query_start_loc_R1": integers(65), "seq_lens_R": integers(64)}
-    splits = KernelVariant(
-        name="list splits",
-        kernel=list_splits_kernel,
-        arguments=common
-        | {"splits_W8": integers(999, ENTRY), "first_split_R1": integers(65)}
-        | {"num_decodes": 64, "capacity": 999, "window": 1 << 30},
-        constants=_SPLITS_CONSTANTS,
-    )
-    tiles = [
-        KernelVariant(
-            name=f"list tiles of {queries_per_tile(group_size)} queries",
-            kernel=list_tiles_kernel,
-            arguments=common
-            | {"tiles_W8": integers(999, ENTRY), "num_tiles_1": integers(1)}
-            | {"num_decodes": 30, "num_prefills": 30, "capacity": 999},
-            constants={
-                "TILE_QUERIES": queries_per_tile(group_size),
-                "BLOCK_R": 256,
-                "BLOCK_W": 64,
-            },
-        )
-        for group_size in (3, 4)
-    ]
-    return [splits, *tiles]

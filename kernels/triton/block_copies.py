@@ -13,8 +13,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.variants import KernelVariant
-
 _BLOCK_W = 2048
 """Words of 8 bytes a program."""
 _NUM_WARPS = 8
@@ -178,24 +176,3 @@ def _check_ids(
         raise ValueError(f"{src_ids_N.numel()} sources, {dst_ids_N.numel()} destinations")
     if len(set(dst_ids_N.tolist())) != dst_ids_N.numel():
         raise ValueError("a block stands twice in dst_ids_N; keep the last of its pairs")
-
-
-def variants() -> list[KernelVariant]:
-    """Blocks of models in use, by their bytes."""
-    cases = [  # K, S, D, bytes an element
-        (8, 16, 128, 2),
-        (8, 64, 128, 1),
-        (2, 16, 64, 2),
-        (32, 16, 80, 2),
-    ]
-    longs = torch.empty(4096, dtype=torch.int64, device="meta")
-    return [
-        KernelVariant(
-            name=f"copy_blocks K={K} S={S} D={D} {8 * size} bit",
-            kernel=copy_blocks_kernel,
-            arguments=dict.fromkeys(("cache_ptr", "src_ids_ptr", "dst_ids_ptr"), longs),
-            constants={"W": 2 * K * S * D * size // 8, "BLOCK_W": _BLOCK_W},
-            num_warps=_NUM_WARPS,
-        )
-        for K, S, D, size in cases
-    ]

@@ -11,14 +11,11 @@ explained in "Defeating Nondeterminism in LLM Inference" (He et al. 2025).
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 from kernels.triton.tensor_checks import check_tensor
-from kernels.triton.variants import KernelVariant
 
 _ROW_TILES = 8
 """Row tiles that run side by side: so many read a weight's tile out of the L2 cache."""
@@ -152,47 +149,3 @@ def _configuration(N: int, E: int, dtype: torch.dtype) -> tuple[dict[str, int], 
         blocks, launch = (128, 64, 64), {"num_warps": 8, "num_stages": 4}
     constants = {"N": N, "E": E, "ROW_TILES": _ROW_TILES}
     return constants | dict(zip(("BLOCK_T", "BLOCK_N", "BLOCK_E"), blocks, strict=True)), launch
-
-
-def variants() -> list[KernelVariant]:
-    """Projections of models in use: wide and narrow, odd vocabularies, biases, all dtypes."""
-    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
-    cases = [  # N, E, dtype, bias
-        (6144, 4096, bf16, False),
-        (28672, 4096, bf16, False),
-        (4096, 14336, bf16, False),
-        (128256, 4096, bf16, False),
-        (1152, 896, bf16, True),
-        (50257, 768, bf16, False),
-        (576, 1536, bf16, False),
-        (2560, 2570, bf16, True),
-        (28672, 4096, fp16, False),
-        (6144, 4096, fp32, False),
-    ]
-    return [_variant(*case) for case in cases]
-
-
-def _variant(N: int, E: int, dtype: torch.dtype, has_bias: bool) -> KernelVariant:
-    constants, launch = _configuration(N, E, dtype)
-
-    def meta(*shape: int) -> Any:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    return KernelVariant(
-        name=f"dense N={N} E={E} {dtype}{' bias' * has_bias}",
-        kernel=dense_linear_kernel,
-        arguments={
-            "x_ptr": meta(16, E),
-            "weight_ptr": meta(N, E),
-            "bias_ptr": meta(N),
-            "out_ptr": meta(16, N),
-            "num_rows": 16,
-            "x_stride_t": E,
-            "weight_stride_n": E,
-            "out_stride_t": N,
-        },
-        constants=constants | {"HAS_BIAS": has_bias},
-        num_warps=launch["num_warps"],
-        num_stages=launch["num_stages"],
-        needs_wgmma=dtype != torch.float32,
-    )

@@ -15,8 +15,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.variants import KernelVariant
-
 LARGEST = 448.0
 """The largest e4m3 number."""
 
@@ -220,22 +218,3 @@ def _constants(width: int) -> dict[str, int | float]:
         "LARGEST": LARGEST,
         "BLOCK_E": min(triton.next_power_of_2(width), _MOST_AT_ONCE),
     }
-
-
-def variants() -> list[KernelVariant]:
-    """Rounding of rows that fit one block, and of longer ones."""
-    return [
-        KernelVariant(
-            name=f"quantise {str(dtype).removeprefix('torch.')} rows of {width}",
-            kernel=_quantise_rows_kernel,
-            arguments={
-                "x_ptr": torch.empty(1, dtype=dtype, device="meta"),
-                "q_ptr": torch.empty(1, dtype=torch.float8_e4m3fn, device="meta"),
-                "scale_ptr": torch.empty(1, dtype=torch.float32, device="meta"),
-                "x_stride": width,
-            },
-            constants=_constants(width),
-        )
-        for dtype in (torch.bfloat16, torch.float16)
-        for width in (4096, 14336)
-    ]

@@ -18,7 +18,6 @@ import triton.language as tl
 
 from kernels.triton.row_maxima import TILE, num_splits
 from kernels.triton.sampling_arguments import check_logits, check_num_rows, check_tensor
-from kernels.triton.variants import KernelVariant
 
 MAX_LOGPROBS = 128
 """Each is a pass over a split's registers; a request for more is served on the host."""
@@ -238,41 +237,3 @@ def report_logprobs(
         TILE=TILE,
         num_warps=1,
     )
-
-
-def variants() -> list[KernelVariant]:
-    """Both launches for vocabularies aligned and not."""
-    kinds = {
-        "logits_ptr": torch.float32,
-        "num_rows_ptr": torch.int32,
-        "tokens_ptr": torch.int64,
-        "num_logprobs_ptr": torch.int32,
-        "best_ptr": torch.float32,
-        "sum_ptr": torch.float32,
-        "above_ptr": torch.int32,
-        "top_ptr": torch.float32,
-        "top_id_ptr": torch.int32,
-        "out_ids_ptr": torch.int32,
-        "out_ptr": torch.float32,
-        "rank_ptr": torch.int32,
-    }
-    pointers = {name: torch.empty(4, dtype=kind, device="meta") for name, kind in kinds.items()}
-    result = []
-    for vocab_size in (151936, 50257):
-        splits = num_splits(vocab_size)
-        values = pointers | {"stride_r": vocab_size, "V": vocab_size, "S": splits, "K": 20}
-        padded = {"SPLITS": triton.next_power_of_2(splits)}
-        for name, kernel, more, warps in (
-            ("splits", _split_kernel, {}, _WARPS),
-            ("merge", _merge_kernel, padded, 1),
-        ):
-            result.append(
-                KernelVariant(
-                    name=f"{name} V={vocab_size}",
-                    kernel=kernel,
-                    arguments={key: values[key] for key in kernel.arg_names if key in values},
-                    constants={"TILE": TILE} | more,
-                    num_warps=warps,
-                )
-            )
-    return result

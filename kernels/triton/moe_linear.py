@@ -17,7 +17,6 @@ constant.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +24,6 @@ import triton
 import triton.language as tl
 
 from kernels.triton.moe_routing import ExpertTiles, build_expert_tiles, route
-from kernels.triton.variants import KernelVariant
 
 _ACTIVATIONS = ("silu", "gelu_tanh")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -380,69 +378,3 @@ def _tile_constants(tile_rows: int, tile: _Tile) -> dict[str, int]:
         "BLOCK_K": tile.block_k,
         "GROUP_TILES": tile.group_tiles,
     }
-
-
-def variants() -> list[KernelVariant]:
-    """Products of Qwen3-30B-A3B (E 2048, F 768): bfloat16, float16, float8 weights, float32;
-    combination, with weights as they are and rounded."""
-    bfloat16, float8, float32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32
-    float16 = torch.float16
-    pairs = ((bfloat16, bfloat16), (bfloat16, float8), (float16, float16))
-    dtypes = [(dtype, w_dtype, rows) for dtype, w_dtype in pairs for rows in (16, 64, 128)]
-    result = [
-        _product_variant(dtype, w_dtype, tile_rows, gated)
-        for dtype, w_dtype, tile_rows in [*dtypes, (float32, float32, 16)]
-        for gated in (True, False)
-    ]
-    kinds = ((bfloat16, float32), (bfloat16, bfloat16), (float16, float16), (float32, float32))
-    for dtype, weights_dtype in kinds:
-        rows = torch.empty(1, dtype=dtype, device="meta")
-        weights = torch.empty(1, dtype=weights_dtype, device="meta")
-        result.append(
-            KernelVariant(
-                name=f"combine {str(dtype).removeprefix('torch.')}"
-                + ", rounded" * (weights_dtype != float32),
-                kernel=_combine_kernel,
-                arguments={"y_ptr": rows, "weights_ptr": weights, "out_ptr": rows},
-                constants={"E": 2048, "TOP_K": 8, "BLOCK_E": _COMBINED_AT_ONCE},
-            )
-        )
-    return result
-
-
-def _product_variant(
-    dtype: torch.dtype, w_dtype: torch.dtype, tile_rows: int, gated: bool
-) -> KernelVariant:
-    num_outputs, num_inputs = (768, 2048) if gated else (2048, 768)
-    tile = _choose_tile(tile_rows, dtype, gated)
-    scaled = w_dtype != dtype
-    integers = torch.empty(1, dtype=torch.int32, device="meta")
-    rows = torch.empty(1, dtype=dtype, device="meta")
-    lists = ("sorted", "tile_expert", "tile_start", "tile_stop")
-    arguments: dict[str, Any] = {f"{name}_ptr": integers for name in lists}
-    arguments |= {
-        "a_ptr": rows,
-        "w_ptr": torch.empty(1, dtype=w_dtype, device="meta"),
-        "w_scale_ptr": torch.empty(1, dtype=torch.float32, device="meta") if scaled else None,
-        "out_ptr": rows,
-        "max_tiles": 152,
-        "a_stride": num_inputs,
-    }
-    name = str(w_dtype).removeprefix("torch.")
-    return KernelVariant(
-        name=f"{'gate_up' if gated else 'down'} {name} tiles of {tile_rows}",
-        kernel=_grouped_product_kernel,
-        arguments=arguments,
-        constants={
-            "N": num_outputs,
-            "K": num_inputs,
-            "PAIRS_A_ROW": 8 if gated else 1,
-            "GATED": gated,
-            "GELU": False,
-            "HAS_SCALE": scaled,
-            **_tile_constants(tile_rows, tile),
-        },
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        needs_wgmma=tile_rows >= 64,
-    )

@@ -23,8 +23,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.variants import KernelVariant
-
 _MOST_EXPERTS = 1024
 _ROUTED_AT_ONCE = 512
 _PAIRS_AT_ONCE = 2048
@@ -341,52 +339,3 @@ def _place_constants(num_experts: int, tile_rows: int) -> dict[str, int]:
         "BLOCK_P": _PAIRS_AT_ONCE,
         "BLOCK_L": 128,
     }
-
-
-def variants() -> list[KernelVariant]:
-    """Routing of Mixtral and Qwen3-MoE, and sorting for them."""
-    ids = torch.empty(1, dtype=torch.int32, device="meta")
-    result = []
-    for name, num_experts, top_k in (("Mixtral", 8, 2), ("Qwen3-MoE", 128, 8)):
-        for dtype, weights_dtype in (
-            (torch.bfloat16, torch.float32),
-            (torch.float32, torch.float32),
-            (torch.bfloat16, torch.bfloat16),
-            (torch.float16, torch.float16),
-        ):
-            arguments = {
-                "logits_ptr": torch.empty(1, dtype=dtype, device="meta"),
-                "ids_ptr": ids,
-                "weights_ptr": torch.empty(1, dtype=weights_dtype, device="meta"),
-                "num_tokens": 64,
-                "logits_stride": num_experts,
-            }
-            rounded = ", rounded" if weights_dtype != torch.float32 else ""
-            result.append(
-                KernelVariant(
-                    name=f"route {name} {str(dtype).removeprefix('torch.')}{rounded}",
-                    kernel=_route_kernel,
-                    arguments=arguments,
-                    constants=_route_constants(num_experts, top_k, True),
-                )
-            )
-        for tile_rows in (16, 64, 128):
-            pointers = ("ids", "counts", "sorted", "tile_expert", "tile_start", "tile_stop")
-            result.append(
-                KernelVariant(
-                    name=f"place {name} tiles of {tile_rows}",
-                    kernel=_place_pairs_kernel,
-                    arguments={f"{pointer}_ptr": ids for pointer in pointers}
-                    | {"num_pairs": 512, "max_tiles": 160},
-                    constants=_place_constants(num_experts, tile_rows),
-                )
-            )
-    result.append(
-        KernelVariant(
-            name="count",
-            kernel=_count_pairs_kernel,
-            arguments={"ids_ptr": ids, "counts_ptr": ids, "num_pairs": 512},
-            constants={"BLOCK_P": _PAIRS_AT_ONCE},
-        )
-    )
-    return result

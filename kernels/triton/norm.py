@@ -21,7 +21,6 @@ from kernels.triton.quantised import (
     row_scale,
 )
 from kernels.triton.tensor_checks import check_tensor
-from kernels.triton.variants import KernelVariant
 
 _MOST_COLUMNS = 32768
 """Of a row that stays in registers."""
@@ -233,54 +232,3 @@ def _constants(E: int) -> dict[str, Any]:
 def _num_warps(E: int) -> int:
     """A function of E alone: more warps would add in another order."""
     return min(16, max(1, int(triton.next_power_of_2(E)) // 256))
-
-
-def variants() -> list[KernelVariant]:
-    """Widths of models in use, with and without residual, plain and quantised, Gemma's weight."""
-    bf16, fp8, int8 = torch.bfloat16, torch.float8_e4m3fn, torch.int8
-    cases = [  # E, residual, weight dtype, out dtype
-        (1024, False, bf16, bf16),
-        (1024, True, bf16, bf16),
-        (896, True, bf16, bf16),
-        (4096, False, bf16, bf16),
-        (4096, True, bf16, bf16),
-        (4096, False, bf16, fp8),
-        (4096, True, bf16, fp8),
-        (4096, True, bf16, int8),
-        (5376, False, torch.float32, bf16),
-        (2560, True, torch.float32, bf16),
-        (8192, True, bf16, bf16),
-        (16384, True, bf16, fp8),
-        (4096, True, torch.float16, torch.float16),
-        (2560, True, torch.float32, torch.float16),
-        (4096, False, torch.float32, torch.float32),
-        (4096, True, torch.float32, torch.float32),
-    ]
-    return [_variant(*case) for case in cases]
-
-
-def _variant(
-    E: int, has_residual: bool, weight_dtype: torch.dtype, out_dtype: torch.dtype
-) -> KernelVariant:
-    is_quantised = out_dtype in QUANTISED_MAX
-    dtype = torch.bfloat16 if is_quantised else out_dtype
-    rows = torch.empty((16, E), dtype=dtype, device="meta")
-    return KernelVariant(
-        name=f"rms_norm E={E}{' add' * has_residual} weight {weight_dtype} out {out_dtype}",
-        kernel=rms_norm_kernel,
-        arguments={
-            "x_ptr": rows,
-            "residual_ptr": rows,
-            "weight_ptr": torch.empty(E, dtype=weight_dtype, device="meta"),
-            "out_ptr": torch.empty((16, E), dtype=out_dtype, device="meta"),
-            "scales_ptr": torch.empty(
-                16, dtype=torch.float32 if is_quantised else weight_dtype, device="meta"
-            ),
-            "eps": 1e-6,
-            "x_stride_t": E,
-            "residual_stride_t": E,
-            "out_stride_t": E,
-        },
-        constants=_constants(E) | {"HAS_RESIDUAL": has_residual, "IS_QUANTISED": is_quantised},
-        num_warps=_num_warps(E),
-    )

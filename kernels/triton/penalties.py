@@ -16,7 +16,6 @@ from kernels.torch.sampling import apply_penalties as apply_penalties_to_one_row
 from kernels.triton.row_maxima import TILE, num_splits
 from kernels.triton.sampling_arguments import check_logits, check_num_rows, check_tensor
 from kernels.triton.token_masks import num_mask_words
-from kernels.triton.variants import KernelVariant
 
 _BLOCK = 128
 
@@ -322,45 +321,3 @@ def count_tokens(
 def _check_contiguous(name: str, tensor: torch.Tensor) -> None:
     if not tensor.is_contiguous():
         raise ValueError(f"{name} is not contiguous; keep the whole table, not a part of it")
-
-
-def variants() -> list[KernelVariant]:
-    """Penalties of vocabularies aligned and not, the lists, the count."""
-    kinds = {
-        "logits_ptr": torch.float32,
-        "num_rows_ptr": torch.int32,
-        "state_row_ptr": torch.int64,
-        "prompt_bits_ptr": torch.int32,
-        "counts_ptr": torch.int32,
-        "repetition_ptr": torch.float32,
-        "presence_ptr": torch.float32,
-        "frequency_ptr": torch.float32,
-        "num_held_back_ptr": torch.int32,
-        "held_back_ptr": torch.int32,
-        "num_biases_ptr": torch.int32,
-        "bias_ids_ptr": torch.int32,
-        "bias_ptr": torch.float32,
-        "tokens_ptr": torch.int64,
-        "is_counted_ptr": torch.bool,
-    }
-    pointers = {name: torch.empty(4, dtype=kind, device="meta") for name, kind in kinds.items()}
-    numbers = {"num_held_back_slots": 16, "num_bias_slots": 1024, "num_rows_given": 256}
-    result = []
-    for name, kernel, vocab_size, constants in (
-        ("penalties V=151936", _penalties_kernel, 151936, {"TILE": TILE}),
-        ("penalties V=50257", _penalties_kernel, 50257, {"TILE": TILE}),
-        ("adjust", _adjust_kernel, 151936, {"BLOCK": _BLOCK}),
-        ("count", _count_kernel, 151936, {"BLOCK": _BLOCK}),
-    ):
-        sizes = {"stride_r": vocab_size, "V": vocab_size, "W": num_mask_words(vocab_size)}
-        values = pointers | numbers | sizes
-        result.append(
-            KernelVariant(
-                name=name,
-                kernel=kernel,
-                arguments={key: values[key] for key in kernel.arg_names if key in values},
-                constants=constants,
-                num_warps=4,
-            )
-        )
-    return result

@@ -13,7 +13,6 @@ import triton.language as tl
 from kernels.torch import philox as reference
 from kernels.torch.sampling_noise import STREAM
 from kernels.triton.sampling_arguments import check_tensor
-from kernels.triton.variants import KernelVariant
 
 _MULTIPLIER_0 = tl.constexpr(reference.MULTIPLIERS[0])
 _MULTIPLIER_1 = tl.constexpr(reference.MULTIPLIERS[1])
@@ -153,33 +152,3 @@ def gumbel_noise_of_vocabulary(
     if rows:
         _noise_kernel[grid](seeds_R, positions_R, out_RV, vocab_size, TILE=1024)
     return out_RV
-
-
-def variants() -> list[KernelVariant]:
-    """What a check of the generator launches."""
-    int64 = torch.empty(4, dtype=torch.int64, device="meta")
-    float32 = torch.empty(4, dtype=torch.float32, device="meta")
-    return [
-        KernelVariant(
-            name="random words",
-            kernel=_random_words_kernel,
-            arguments={
-                "counter_ptr": int64,
-                "key_ptr": int64,
-                "out_ptr": int64,
-                "num_counters": 1024,
-            },
-            constants={"BLOCK": _BLOCK},
-        ),
-        KernelVariant(
-            name="noise",
-            kernel=_noise_kernel,
-            arguments={
-                "seeds_ptr": int64,
-                "positions_ptr": int64,
-                "out_ptr": float32,
-                "V": 151936,
-            },
-            constants={"TILE": 1024},
-        ),
-    ]

@@ -26,13 +26,10 @@ from kernels.triton.quantised_widening import (
     BLOCK_J,
     BLOCK_N,
     DTYPES,
-    MadeUp,
     dequantise_to,
     load_scaled,
-    made_up_weights,
     weight_constants,
 )
-from kernels.triton.variants import KernelVariant
 
 MOST_FEW_ROWS = 64
 
@@ -247,53 +244,4 @@ def _multiply(
         HAS_BIAS=bias_N is not None,
         BLOCK_N=_REDUCED_AT_ONCE,
         num_warps=4,
-    )
-
-
-def variants() -> list[KernelVariant]:
-    """Each layout that a file can give, at 4096 x 4096: tiles of a few rows and of the most."""
-    result = []
-    for name, weight in made_up_weights().items():
-        result += [_few_rows(name, weight, num_rows) for num_rows in (16, 64)]
-        if name in ("Q4_K", "Q6_K"):
-            result += [
-                _few_rows(name, weight, 32),
-                _few_rows(name, weight, 64, dtype=torch.float16),
-                _few_rows(name, weight, 64, splits=1, has_bias=True),
-            ]
-    floats = torch.empty(1, dtype=torch.float32, device="meta")
-    rows = torch.empty(1, dtype=torch.bfloat16, device="meta")
-    result.append(
-        KernelVariant(
-            name="add parts",
-            kernel=_add_parts_kernel,
-            arguments={"parts_ptr": floats, "bias_ptr": rows, "out_ptr": rows, "num_rows": 16},
-            constants={"N": 4096, "SPLITS": 4, "HAS_BIAS": True, "BLOCK_N": _REDUCED_AT_ONCE},
-        )
-    )
-    return result
-
-
-def _few_rows(
-    name: str,
-    weight: MadeUp,
-    num_rows: int,
-    *,
-    dtype: torch.dtype = torch.bfloat16,
-    splits: int = 4,
-    has_bias: bool = False,
-) -> KernelVariant:
-    arguments, constants = weight
-    rows = torch.empty(1, dtype=dtype, device="meta")
-    out = rows if splits == 1 else torch.empty(1, dtype=torch.float32, device="meta")
-    kind = str(dtype).removeprefix("torch.") + " with bias" * has_bias
-    return KernelVariant(
-        name=f"{name}, {num_rows} rows of {kind}",
-        kernel=_few_rows_kernel,
-        arguments=arguments
-        | {"x_ptr": rows, "bias_ptr": rows if has_bias else None, "out_ptr": out}
-        | {"num_rows": num_rows, "x_stride": 4096},
-        constants=constants | {"HAS_BIAS": has_bias, "SPLITS": splits, "BLOCK_M": num_rows},
-        num_stages=4,
-        needs_wgmma=True,
     )

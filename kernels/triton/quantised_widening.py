@@ -13,16 +13,12 @@ import triton
 import triton.language as tl
 
 from kernels.triton.quantised_weights import QuantisedWeight
-from kernels.triton.variants import KernelVariant
 
 BLOCK_N = 64
 BLOCK_J = 64
 """Outputs, and bytes of each, that are read at a time."""
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """What weights are widened to."""
-
-MadeUp = tuple[dict[str, Any], dict[str, Any]]
-"""Arguments and constants of a kernel, those that are a weight's."""
 
 
 @triton.jit
@@ -161,62 +157,3 @@ def weight_constants(weight: QuantisedWeight) -> dict[str, Any]:
         "BLOCK_N": BLOCK_N,
         "BLOCK_J": block_j,
     }
-
-
-def variants() -> list[KernelVariant]:
-    """Each layout that a file can give, at 4096 x 4096, to bfloat16."""
-    out = torch.empty(1, dtype=torch.bfloat16, device="meta")
-    return [
-        KernelVariant(
-            name=f"widen {name}",
-            kernel=_dequantise_kernel,
-            arguments=arguments | {"out_ptr": out},
-            constants=constants,
-        )
-        for name, (arguments, constants) in made_up_weights().items()
-    ]
-
-
-def made_up_weights() -> dict[str, MadeUp]:
-    """Each layout that a file can give, at 4096 x 4096, for lists of variants."""
-    half, full = torch.float16, torch.float32
-    layouts: tuple[tuple[str, int, int, bool, torch.dtype], ...] = (
-        ("Q4_0", 4, 32, False, half),
-        ("Q4_1", 4, 32, True, half),
-        ("Q4_K", 4, 32, True, full),  # and groups of 32 of GPTQ and AWQ
-        ("Q8_0", 8, 32, False, half),
-        ("Q6_K", 8, 16, False, full),
-        ("int4 groups of 64", 4, 64, False, half),
-        ("int4 groups of 64 with zeros", 4, 64, True, full),
-        ("int4 groups of 128", 4, 128, False, half),
-        ("int4 groups of 128 with zeros", 4, 128, True, full),
-        ("int4, a group a row, with zeros", 4, 4096, True, full),
-        ("int8 groups of 32 with zeros", 8, 32, True, full),
-        ("int8 groups of 64 with zeros", 8, 64, True, full),
-        ("int8 groups of 128", 8, 128, False, half),
-        ("int8 groups of 128 with zeros", 8, 128, True, full),
-    )
-    return {
-        name: _made_up_weight(bits, group, has_offsets, scales_dtype)
-        for name, bits, group, has_offsets, scales_dtype in layouts
-    }
-
-
-def _made_up_weight(bits: int, group: int, has_offsets: bool, scales_dtype: torch.dtype) -> MadeUp:
-    values = torch.empty(1, dtype=torch.uint8 if bits == 4 else torch.int8, device="meta")
-    scales = torch.empty(1, dtype=scales_dtype, device="meta")
-    arguments = {
-        "packed_ptr": values,
-        "scales_ptr": scales,
-        "offsets_ptr": scales if has_offsets else None,
-    }
-    constants = {
-        "N": 4096,
-        "K": 4096,
-        "BITS": bits,
-        "GROUP": group,
-        "HAS_OFFSETS": has_offsets,
-        "BLOCK_N": BLOCK_N,
-        "BLOCK_J": BLOCK_J,
-    }
-    return arguments, constants

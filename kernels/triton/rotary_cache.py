@@ -22,7 +22,6 @@ import triton.language as tl
 
 from kernels.triton.quantised import quantise
 from kernels.triton.tensor_checks import check_tensor
-from kernels.triton.variants import KernelVariant
 
 _BLOCK_H = 8
 """Heads a program. Constant, so that a row's bits never depend on the size of the batch."""
@@ -396,55 +395,3 @@ def _constants(H: int, K: int, D: int, rotary_size: int) -> dict[str, int]:
 def _num_warps(rotary_size: int) -> int:
     """As many as read 16 bytes a thread of each half."""
     return max(1, _BLOCK_H * int(triton.next_power_of_2(rotary_size // 2)) // 256)
-
-
-def variants() -> list[KernelVariant]:
-    """Shapes of models in use: full and partial rotation, with norm, fp8 cache, the write alone."""
-    cases = [  # name, H, K, D, rotary_size, S, norm, rope, cache dtype (None: in place)
-        ("Llama-3.1-8B", 32, 8, 128, 128, 16, False, True, torch.bfloat16),
-        ("Llama-3.1-8B fp8", 32, 8, 128, 128, 16, False, True, torch.float8_e4m3fn),
-        ("Qwen3-0.6B", 16, 8, 128, 128, 16, True, True, torch.bfloat16),
-        ("Qwen3-0.6B S=128 fp8", 16, 8, 128, 128, 128, True, True, torch.float8_e4m3fn),
-        ("Qwen2.5-0.5B", 14, 2, 64, 64, 16, False, True, torch.bfloat16),
-        ("Phi-2", 32, 32, 80, 32, 16, False, True, torch.bfloat16),
-        ("Phi-4-mini", 24, 8, 128, 96, 16, False, True, torch.bfloat16),
-        ("norm, a small rest", 24, 8, 128, 96, 16, True, True, torch.bfloat16),
-        ("Gemma-3-4B", 8, 4, 256, 256, 16, True, True, torch.bfloat16),
-        ("no rotation", 0, 8, 128, 128, 16, False, False, torch.bfloat16),
-        ("no cache", 32, 8, 128, 128, 1, True, True, None),
-    ]
-    others = [_variant(f"Qwen3-0.6B {d}", *cases[2][1:8], d, d) for d in (torch.half, torch.float)]
-    return [*(_variant(*case) for case in cases), *others]
-
-
-def _variant(
-    name: str,
-    H: int,
-    K: int,
-    D: int,
-    rotary_size: int,
-    S: int,
-    has_norm: bool,
-    has_rope: bool,
-    cache_dtype: torch.dtype | None,
-    dtype: torch.dtype = torch.bfloat16,
-) -> KernelVariant:
-    heads = torch.empty((16, 16, D), dtype=dtype, device="meta")
-    index = torch.empty(16, dtype=torch.int64, device="meta")
-    cache = torch.empty((16, 16, D), dtype=cache_dtype or dtype, device="meta")
-    pointers = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "q_out_ptr"), heads)
-    pointers |= {"k_cache_ptr": cache, "v_cache_ptr": cache, "slots_ptr": index}
-    pointers |= {"positions_ptr": index, "angles_ptr": heads if has_rope else index}
-    pointers |= dict.fromkeys(("q_weight_ptr", "k_weight_ptr"), heads if has_norm else index)
-    strides = [f"{part}_stride_t" for part in ("q", "k", "v", "q_out")]
-    strides += [f"{part}_stride_{axis}" for part in "kv" for axis in "bhs"]
-    scales = {"norm_eps": 1e-6, "k_inverse_scale": 0.5, "v_inverse_scale": 0.5}
-    return KernelVariant(
-        name=f"rotary_cache {name}",
-        kernel=rotary_cache_kernel,
-        arguments=pointers | scales | dict.fromkeys(strides, 16 * D),
-        constants=_constants(H, K, D, rotary_size)
-        | {"S": S, "HAS_ROPE": has_rope, "HAS_Q_NORM": has_norm, "HAS_K_NORM": has_norm}
-        | {"HAS_CACHE": cache_dtype is not None},
-        num_warps=_num_warps(rotary_size),
-    )

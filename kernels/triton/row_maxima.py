@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 
 from kernels.triton.sampling_arguments import check_logits, check_num_rows, check_tensor
-from kernels.triton.variants import KernelVariant
 
 TILE = 2048
 """Tokens of a split: 16 a thread."""
@@ -118,27 +117,3 @@ def find_split_maxima(
             TILE=TILE,
             num_warps=4,
         )
-
-
-def variants() -> list[KernelVariant]:
-    """One a vocabulary size that is a multiple of 16, and one that is not."""
-    float32 = torch.empty(4, dtype=torch.float32, device="meta")
-    int32 = torch.empty(4, dtype=torch.int32, device="meta")
-    return [
-        KernelVariant(
-            name=f"maxima V={vocab_size}",
-            kernel=_split_maxima_kernel,
-            arguments={
-                "logits_ptr": float32,
-                "stride_r": vocab_size,
-                "num_rows_ptr": int32,
-                "best_ptr": float32,
-                "best_id_ptr": int32,
-                "V": vocab_size,
-                "S": num_splits(vocab_size),
-            },
-            constants={"TILE": TILE},
-            num_warps=4,
-        )
-        for vocab_size in (151936, 50257)
-    ]

@@ -30,7 +30,6 @@ from kernels.triton.row_maxima import (
 from kernels.triton.sampling_arguments import check_logits, check_num_rows, check_tensor
 from kernels.triton.truncation import find_thresholds, truncate_reference
 from kernels.triton.truncation_memory import Truncation
-from kernels.triton.variants import KernelVariant
 
 _WARPS = 4
 
@@ -266,58 +265,3 @@ def sample(
         SPLITS=padded,
         num_warps=1,
     )
-
-
-def variants() -> list[KernelVariant]:
-    """With and without limits, vocabularies aligned and not."""
-
-    def meta(dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(4, dtype=dtype, device="meta")
-
-    result = []
-    for vocab_size in (151936, 50257):
-        splits = num_splits(vocab_size)
-        padded = triton.next_power_of_2(splits)
-        shared = {
-            "num_rows_ptr": meta(torch.int32),
-            "is_greedy_ptr": meta(torch.bool),
-            "best_ptr": meta(torch.float32),
-            "noisy_ptr": meta(torch.float32),
-            "noisy_id_ptr": meta(torch.int32),
-            "S": splits,
-        }
-        noisy = shared | {
-            "logits_ptr": meta(torch.float32),
-            "stride_r": vocab_size,
-            "seeds_ptr": meta(torch.int64),
-            "positions_ptr": meta(torch.int64),
-            "temperature_ptr": meta(torch.float32),
-            "threshold_ptr": meta(torch.float32),
-            "last_tie_ptr": meta(torch.int32),
-            "V": vocab_size,
-        }
-        result += [
-            KernelVariant(
-                name=f"noisy maxima V={vocab_size} truncates={truncates}",
-                kernel=_noisy_maxima_kernel,
-                arguments=noisy,
-                constants={"TRUNCATES": truncates, "SPLITS": padded, "TILE": TILE},
-                num_warps=_WARPS,
-            )
-            for truncates in (False, True)
-        ]
-        result.append(
-            KernelVariant(
-                name=f"choose V={vocab_size}",
-                kernel=_choose_kernel,
-                arguments=shared
-                | {
-                    "best_id_ptr": meta(torch.int32),
-                    "out_ptr": meta(torch.int64),
-                    "best_logit_ptr": meta(torch.float32),
-                },
-                constants={"SPLITS": padded},
-                num_warps=1,
-            )
-        )
-    return result

@@ -9,7 +9,6 @@ know how a token is chosen.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 import triton
@@ -18,7 +17,6 @@ import triton.language as tl
 from kernels.interface.sampling_rows import SamplingRows, StateFlag, StateWord
 from kernels.interface.step_packing import PackedLayout
 from kernels.triton.tensor_checks import check_tensor
-from kernels.triton.variants import KernelVariant
 
 _BLOCK = 128
 _NUM_WARPS = 4
@@ -263,29 +261,3 @@ def gather_sampling_columns(
         BLOCK=_BLOCK,
         num_warps=_NUM_WARPS,
     )
-
-
-def variants() -> list[KernelVariant]:
-    """One: the capacity is fixed while an engine runs."""
-    layout = PackedLayout(256)
-    names = gather_sampling_columns_kernel.arg_names
-    dtypes = dict(zip(names[3:], _DTYPES.values(), strict=False))
-    dtypes |= {"packed_ptr": torch.int32, "numbers_ptr": torch.int32, "reals_ptr": torch.float32}
-    arguments: dict[str, Any] = {
-        name: torch.empty(4096, dtype=dtype, device="meta") for name, dtype in dtypes.items()
-    }
-    return [
-        KernelVariant(
-            name="gather_sampling_columns",
-            kernel=gather_sampling_columns_kernel,
-            arguments=arguments | {"num_given": 255, "X": 4768},
-            constants={
-                "ROWS_AT": layout.rows_at,
-                "COMPUTED_AT": layout.computed_at,
-                "QUERY_START_AT": layout.query_start_at,
-                "DUE_AT": layout.due_at,
-                "BLOCK": _BLOCK,
-            },
-            num_warps=_NUM_WARPS,
-        )
-    ]

@@ -16,8 +16,6 @@ one before. Grids follow the padded sizes, never the step's own, so a CUDA graph
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -25,7 +23,6 @@ import triton.language as tl
 from kernels.interface.step_packing import HEADER_WORDS, MOST_IDS, PackedLayout
 from kernels.interface.step_tensors import DeviceRows, StepTensors
 from kernels.triton.tensor_checks import check_tensor
-from kernels.triton.variants import KernelVariant
 
 _BLOCK = 1024
 _UPDATE_PROGRAMS = 128
@@ -347,49 +344,3 @@ def _check_out(out: StepTensors, layout: PackedLayout, rows: DeviceRows) -> None
             device=rows.token_ids.device,
             contiguous_dims=inner,
         )
-
-
-def variants() -> list[KernelVariant]:
-    """One of each kernel for a block size and a capacity; both are fixed while an engine runs."""
-
-    def meta(dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(4096, dtype=dtype, device="meta")
-
-    words, longs, layout = meta(torch.int32), meta(torch.int64), PackedLayout(256)
-    rows: dict[str, Any] = {"packed_ptr": words, "max_len": 8192}
-    tables: dict[str, Any] = {"row_table_stride_g": 256 * 512, "M": 512}
-    step: dict[str, Any] = dict.fromkeys(
-        ("token_ids_ptr", "positions_ptr", "slots_ptr", "logits_at_ptr"), longs
-    )
-    step |= dict.fromkeys(("query_start_ptr", "seq_lens_ptr", "tables_ptr"), words)
-    step |= {"num_tokens": 255, "num_sequences": 255, "slot_stride_g": 255}
-    step |= {"out_table_stride_g": 255, "row_tokens_ptr": words, "row_tables_ptr": words}
-    return [
-        KernelVariant(
-            name="apply_row_updates",
-            kernel=apply_row_updates_kernel,
-            arguments=rows
-            | {"token_ids_ptr": words, "block_tables_ptr": words}
-            | {"table_stride_g": 256 * 512, "M": 512},
-            constants={"BLOCK": MOST_IDS},
-            num_warps=_NUM_WARPS,
-        ),
-        *(
-            KernelVariant(
-                name=f"prepare_step S={block_size}",
-                kernel=prepare_step_kernel,
-                arguments=rows | tables | step | {"sampled_ptr": longs},
-                constants=_columns(layout)
-                | {"S": block_size, "PREVIOUS_AT": layout.previous_at, "BLOCK": _BLOCK},
-                num_warps=_NUM_WARPS,
-            )
-            for block_size in (16, 64)
-        ),
-        KernelVariant(
-            name="append_sampled",
-            kernel=append_sampled_kernel,
-            arguments=rows | {"sampled_ptr": longs, "row_tokens_ptr": words},
-            constants=_columns(layout) | {"BLOCK": _BLOCK},
-            num_warps=_NUM_WARPS,
-        ),
-    ]

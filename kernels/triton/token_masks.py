@@ -13,7 +13,6 @@ import triton.language as tl
 
 from kernels.triton.row_maxima import TILE, num_splits
 from kernels.triton.sampling_arguments import check_logits, check_num_rows, check_tensor
-from kernels.triton.variants import KernelVariant
 
 _WORD_BITS = 32
 
@@ -104,25 +103,3 @@ def apply_token_masks(
             TILE=TILE,
             num_warps=4,
         )
-
-
-def variants() -> list[KernelVariant]:
-    """Vocabularies aligned and not."""
-    return [
-        KernelVariant(
-            name=f"token masks V={vocab_size}",
-            kernel=_token_masks_kernel,
-            arguments={
-                "logits_ptr": torch.empty(4, dtype=torch.float32, device="meta"),
-                "stride_r": vocab_size,
-                "num_rows_ptr": torch.empty(4, dtype=torch.int32, device="meta"),
-                "masks_ptr": torch.empty(4, dtype=torch.int32, device="meta"),
-                "mask_stride_r": num_mask_words(vocab_size),
-                "is_masked_ptr": torch.empty(4, dtype=torch.bool, device="meta"),
-                "V": vocab_size,
-            },
-            constants={"TILE": TILE},
-            num_warps=4,
-        )
-        for vocab_size in (151936, 50257)
-    ]

@@ -37,7 +37,6 @@ from kernels.triton.truncation_measure import (
     worth,
 )
 from kernels.triton.truncation_memory import LIST_SIZE, NUM_PIVOTS, Truncation
-from kernels.triton.variants import KernelVariant
 
 _LIST_SIZE = tl.constexpr(LIST_SIZE)
 _PIVOTS = tl.constexpr(NUM_PIVOTS)
@@ -394,49 +393,3 @@ def find_thresholds(
         **constants,
         num_warps=_FINISH_WARPS,
     )
-
-
-def variants() -> list[KernelVariant]:
-    """The four launches of a vocabulary, aligned and not."""
-    kinds = {
-        "logits_ptr": torch.float32,
-        "num_rows_ptr": torch.int32,
-        "is_greedy_ptr": torch.bool,
-        "temperature_ptr": torch.float32,
-        "top_k_ptr": torch.int64,
-        "top_p_ptr": torch.float32,
-        "min_p_ptr": torch.float32,
-        "best_ptr": torch.float32,
-        "pivots_ptr": torch.float32,
-        "sums_ptr": torch.int64,
-        "high_ptr": torch.float32,
-        "above_ptr": torch.int64,
-        "target_ptr": torch.int64,
-        "bounds_ptr": torch.float32,
-        "bound_above_ptr": torch.int64,
-        "list_ptr": torch.float32,
-        "threshold_ptr": torch.float32,
-        "last_tie_ptr": torch.int32,
-    }
-    pointers = {name: torch.empty(4, dtype=kind, device="meta") for name, kind in kinds.items()}
-    result = []
-    for vocab_size in (151936, 50257):
-        splits = num_splits(vocab_size)
-        values = pointers | {"stride_r": vocab_size, "V": vocab_size, "S": splits}
-        constants = {"SPLITS": triton.next_power_of_2(splits), "TILE": TILE}
-        for name, kernel, more, warps in (
-            ("round 0", _round_kernel, {"ROUND": 0}, _WARPS),
-            ("round 1", _round_kernel, {"ROUND": 1}, _WARPS),
-            ("gather", _gather_kernel, {}, _WARPS),
-            ("finish", _finish_kernel, {}, _FINISH_WARPS),
-        ):
-            result.append(
-                KernelVariant(
-                    name=f"{name} V={vocab_size}",
-                    kernel=kernel,
-                    arguments={key: values[key] for key in kernel.arg_names if key in values},
-                    constants=constants | more,
-                    num_warps=warps,
-                )
-            )
-    return result

@@ -31,7 +31,6 @@ from engine_core.scheduler import (
     Scheduler,
     SchedulerConfig,
     SchedulerOutput,
-    build_scheduler,
 )
 from kernels.backends import device_step_operations
 from kernels.interface.operations import Operations
@@ -151,7 +150,7 @@ class EngineRun:
             use_graphs=use_graphs,
         )
         self.executor = InProcessExecutor(self.runner)
-        self.scheduler: Scheduler = build_scheduler(
+        self.scheduler: Scheduler = Scheduler(
             SchedulerConfig(
                 max_num_batched_tokens=sizes.budget or sizes.max_num_batched_tokens,
                 max_num_seqs=sizes.max_num_seqs,

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler import Request, SchedulerConfig, SchedulerStatistics, build_scheduler
+from engine_core.scheduler import Request, Scheduler, SchedulerConfig, SchedulerStatistics
 from engine_core.scheduler.errors import QueueFull
 from engine_core.scheduler.plan import ModelRunnerOutput, SchedulerOutput
 from protocol.outputs import EngineCoreOutput
@@ -95,7 +95,7 @@ class SimulatedEngine:
         timeline: Timeline | None = None,
     ) -> None:
         self._cache = cache
-        self._scheduler = build_scheduler(config, self._cache)
+        self._scheduler = Scheduler(config, self._cache)
         self._max_model_len = config.max_model_len
         self._model = model
         self._metrics = metrics

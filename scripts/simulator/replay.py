@@ -15,9 +15,9 @@ from engine_core.scheduler import (
     ModelRunnerOutput,
     Request,
     RequestStatus,
+    Scheduler,
     SchedulerError,
     SchedulerOutput,
-    build_scheduler,
 )
 from engine_core.trace.reader import (
     Aborted,
@@ -82,7 +82,7 @@ def verify(record: RunRecord) -> Verification:
 class _Replay:
     def __init__(self, record: RunRecord) -> None:
         self._record = record
-        self._scheduler = build_scheduler(record.scheduler_config(), record.cache())
+        self._scheduler = Scheduler(record.scheduler_config(), record.cache())
         self._next_step_id: int | None = None
         self._now_s = 0.0
         self._plans: dict[int, SchedulerOutput] = {}

@@ -14,7 +14,7 @@ from engine_core.core import EngineCore
 from engine_core.executor import InProcessExecutor
 from engine_core.kv_cache import KVCacheManager
 from engine_core.lifecycle import Lifecycle
-from engine_core.scheduler import ModelRunnerOutput, SchedulerConfig, build_scheduler
+from engine_core.scheduler import ModelRunnerOutput, Scheduler, SchedulerConfig
 from engine_core.server.clients import ClientRegistry
 from engine_core.server.validation import RequestValidator
 from engine_core.steps_in_flight import StepsInFlight
@@ -134,7 +134,7 @@ class Served:
             inbox=script,
             outbox=self.told,
             clients=clients,
-            scheduler=build_scheduler(config, KVCacheManager(num_blocks=64, block_size=4)),
+            scheduler=Scheduler(config, KVCacheManager(num_blocks=64, block_size=4)),
             executor=InProcessExecutor(self.runner),
             lifecycle=self.lifecycle,
             limits=RequestValidator(

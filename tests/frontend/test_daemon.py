@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import frontend.engine_client
+import frontend.async_llm
 from frontend import LLM, AsyncLLM, EngineDied, EngineStartError, InvalidInput, SamplingParams
 from frontend.daemon import ChildDaemon
 
@@ -26,7 +26,7 @@ def behave(monkeypatch):
             started.append(ChildDaemon(arguments, command=[sys.executable, _CHILD, mode]))
             return started[-1]
 
-        monkeypatch.setattr(frontend.engine_client, "ChildDaemon", start)
+        monkeypatch.setattr(frontend.async_llm, "ChildDaemon", start)
         return started
 
     yield set_mode
@@ -45,13 +45,13 @@ def test_a_model_starts_an_engine_that_ends_with_the_llm(behave):
         [output] = llm.generate("x", SamplingParams(max_tokens=4), use_tqdm=False)
         [daemon] = started
         assert socket_folder(daemon).stat().st_mode & 0o777 == 0o700
-        assert "'--model', 'some-model', '--max-num-seqs=2'" in daemon._last_words()
+        assert "'--model', 'some-model', '--max-num-seqs=2'" in daemon._last_lines()
     assert len(output.outputs[0].token_ids) == 4
     assert daemon._process.returncode == 0
     assert not socket_folder(daemon).exists()
 
 
-def test_an_engine_that_fails_to_start_is_told_with_its_last_words(behave):
+def test_an_engine_that_fails_to_start_is_told_with_its_last_lines(behave):
     started = behave("fail")
     with pytest.raises(EngineStartError, match=r"exit code 3(.|\n)*cannot find the model"):
         LLM(model="x")
@@ -71,7 +71,7 @@ def test_something_that_is_no_engine_is_told(behave):
         LLM(model="x")
 
 
-async def test_an_engine_that_dies_is_told_at_once_with_its_last_words(behave):
+async def test_an_engine_that_dies_is_told_at_once_with_its_last_lines(behave):
     behave("die")
     client = await AsyncLLM.launch("x")
     try:
@@ -124,10 +124,10 @@ def test_an_llm_that_nobody_closed_ends_with_the_interpreter(tmp_path):
     script = tmp_path / "user.py"
     script.write_text(
         "import sys\n"
-        "import frontend.engine_client\n"
+        "import frontend.async_llm\n"
         "from frontend import LLM, SamplingParams\n"
         "from frontend.daemon import ChildDaemon\n"
-        "frontend.engine_client.ChildDaemon = lambda arguments: ChildDaemon(\n"
+        "frontend.async_llm.ChildDaemon = lambda arguments: ChildDaemon(\n"
         f"    arguments, command=[sys.executable, {_CHILD!r}, 'serve'])\n"
         "llm = LLM('x')\n"
         "print(llm._client._child._process.pid)\n"

@@ -1,10 +1,12 @@
 """vLLM's engine arguments: passed on, taken because they ask for nothing, or refused by name."""
 
 import pytest
+from cyclopts.exceptions import UnknownOptionError
 
 from engine_core.options.engine import EngineOptions
+from frontend import LLM
 from frontend.engine_options import daemon_arguments
-from frontend.errors import InvalidInput
+from frontend.errors import EngineStartError, InvalidInput
 
 
 def parsed(arguments) -> EngineOptions:
@@ -55,13 +57,11 @@ def test_vllms_other_names_mean_the_same():
                 "num_gpu_blocks_override": 9,
                 "kv_cache_memory_bytes": 1000,
                 "served_model_name": "x",
-                "max_num_partial_prefills": 4,
             },
         )
     )
     assert (read.memory_fraction, read.num_blocks) == (0.5, 9)
     assert (read.kv_cache_memory, read.model_name) == (1000, "x")
-    assert read.max_num_partial_prefills == 4
     with pytest.raises(InvalidInput, match="same option"):
         daemon_arguments("m", {"num_blocks": 1, "num_gpu_blocks_override": 2})
 
@@ -98,7 +98,6 @@ def test_what_asks_for_nothing_is_taken():
     [
         ("tensor_parallel_size", 2),
         ("trust_remote_code", True),
-        ("quantization", "awq"),
         ("enable_lora", True),
         ("enable_chunked_prefill", False),
         ("speculative_config", {"model": "x"}),
@@ -112,6 +111,13 @@ def test_what_it_cannot_do_is_refused_by_name(name, value):
         daemon_arguments("m", {name: value})
 
 
-def test_an_option_that_nobody_knows_is_an_error():
-    with pytest.raises(TypeError, match="unknown engine option 'max_nun_seqs'"):
-        daemon_arguments("m", {"max_nun_seqs": 4})
+def test_an_unknown_option_is_refused_by_the_daemon_with_the_nearest_name():
+    with pytest.raises(UnknownOptionError, match="Did you mean --max-num-seqs"):
+        parsed(daemon_arguments("m", {"max_nun_seqs": 4}))
+    with pytest.raises(EngineStartError, match="Did you mean --max-num-seqs"):
+        LLM("m", max_nun_seqs=4)
+
+
+def test_a_value_that_is_no_text_or_number_is_refused():
+    with pytest.raises(InvalidInput, match="max_num_seqs is"):
+        daemon_arguments("m", {"max_num_seqs": [4]})

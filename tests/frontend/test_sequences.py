@@ -10,22 +10,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend import AsyncLLM, RequestOutputKind, SamplingParams
-from frontend.live_request import LiveRequest, Turn
-from frontend.prompts import Prompt
-from frontend.routes import RouteTable
+from frontend.event_loop import Clock
+from frontend.output_processor import OutputProcessor
+from frontend.request_state import RequestState
 from protocol.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs, FinishReason
+from protocol.requests import EngineRequest
 
 
 async def collect(stream):
     return [output async for output in stream]
 
 
-def live_request(n=3, *, seed=10, **params):
+def request_state(n=3, *, seed=10, **params):
     params = SamplingParams(**{"n": n, "max_tokens": 100, "detokenize": False} | params)
-    return LiveRequest(
-        "mine", Prompt(None, [1, 2]), params, tokenizer=None, max_model_len=500, seed=seed,
-        turn=Turn(3, "team"),
+    request = EngineRequest(
+        request_id="mine", prompt_token_ids=[1, 2], num_sequences=n, priority=3, tenant="team",
+        sampling_params=params.to_wire(2, 500, seed=seed),
     )  # fmt: skip
+    return RequestState(request, params, prompt_text=None, tokenizer=None, clock=Clock())
+
+
+def in_flight(**params):
+    """A processor with one request, the request, and what was sent for it."""
+    processor, request = OutputProcessor(Clock()), request_state(**params)
+    processor.add_request(request)
+    return processor, request, processor.wire_requests(request)
 
 
 def columns(*entries):
@@ -51,36 +60,38 @@ def end(name, index=0, reason=FinishReason.LENGTH, detail=None, tokens=()):
 
 
 async def test_the_prompt_is_sent_once_with_all_that_the_engine_needs():
-    routes, request = RouteTable(), live_request()
-    [message] = routes.open(request)
+    _, request, [message] = in_flight()
     assert (message.num_sequences, message.prompt_token_ids) == (3, [1, 2])
     assert (message.priority, message.tenant, message.sampling_params.seed) == (3, "team", 10)
     assert request.metrics.engine_request_id == message.request_id
 
 
 async def test_columns_and_objects_reach_their_sequence_in_any_mixture():
-    routes, request = RouteTable(), live_request()
-    [message] = routes.open(request)
+    processor, request, [message] = in_flight()
     name = message.request_id
-    assert routes.deliver(columns((name, 0, 5), (name, 2, 7), ("gone", 1, 9), (name, 1, 6))) == []
-    assert routes.deliver(EngineCoreOutputs(other_outputs=[end(name, 1, tokens=[8])])) == []
+    assert (
+        processor.process_outputs(columns((name, 0, 5), (name, 2, 7), ("gone", 1, 9), (name, 1, 6)))
+        == []
+    )
+    assert (
+        processor.process_outputs(EngineCoreOutputs(other_outputs=[end(name, 1, tokens=[8])])) == []
+    )
     assert not request.finished
     last = EngineCoreOutputs(
         other_outputs=[end(name, 0), end(name, 2, tokens=[4])], finished_req_ids=[name]
     )
-    assert routes.deliver(last) == []
+    assert processor.process_outputs(last) == []
     assert [sequence.token_ids for sequence in request.sequences] == [[5], [6, 8], [7, 4]]
     assert request.finished
-    assert len(routes) == 0
+    assert processor.num_in_flight == 0
 
 
 async def test_an_engine_that_stops_ends_every_sequence_with_one_output():
-    routes, request = RouteTable(), live_request()
-    [message] = routes.open(request)
+    processor, request, [message] = in_flight()
     name = message.request_id
-    routes.deliver(columns((name, 1, 5)))
+    processor.process_outputs(columns((name, 1, 5)))
     stopping = end(name, 0, FinishReason.ABORT, "the engine is stopping")
-    routes.deliver(EngineCoreOutputs(other_outputs=[stopping], finished_req_ids=[name]))
+    processor.process_outputs(EngineCoreOutputs(other_outputs=[stopping], finished_req_ids=[name]))
     output = await request.next_output()
     assert output.finished
     assert {(c.finish_reason, c.detail) for c in output.outputs} == {
@@ -162,12 +173,13 @@ async def test_only_what_goes_on_is_resumed_and_what_never_began_is_sent_whole(s
 
 
 async def test_what_had_no_token_yet_is_sent_again_as_one_request():
-    routes, request = RouteTable(), live_request()
-    [first] = routes.open(request)
-    [again] = [message for live in routes.drop_all() for message in routes.open(live)]
+    processor, request, [first] = in_flight()
+    [again] = [
+        message for live in processor.drop_wire_ids() for message in processor.wire_requests(live)
+    ]
     assert again.num_sequences == 3
     assert again.request_id != first.request_id
-    assert routes.deliver(columns((first.request_id, 0, 5))) == []
+    assert processor.process_outputs(columns((first.request_id, 0, 5))) == []
     assert request.sequences[0].token_ids == []
 
 
@@ -175,14 +187,13 @@ async def test_what_had_no_token_yet_is_sent_again_as_one_request():
 @given(data=st.data())
 async def test_tokens_arrive_whole_and_in_order_however_often_the_engine_is_lost(data):
     """Any mixture of columns, objects and losses: each sequence has its tokens, once, in order."""
-    routes, request = RouteTable(), live_request(n=3, max_tokens=1000)
-    messages = routes.open(request)
+    processor, request, messages = in_flight(n=3, max_tokens=1000)
     expected = [[], [], []]
     ended = set()
     while not request.finished:
         if data.draw(st.integers(0, 9), "loss") == 0:
-            [live] = routes.drop_all()
-            messages = routes.open(live)
+            [live] = processor.drop_wire_ids()
+            messages = processor.wire_requests(live)
             for message in messages:
                 if message.num_sequences == 1:
                     assert message.output_token_ids == expected[message.sampling_params.seed - 10]
@@ -210,9 +221,9 @@ async def test_tokens_arrive_whole_and_in_order_however_often_the_engine_is_lost
                 over.append(message.request_id)
         batch = columns(*entries)
         sent = EngineCoreOutputs(other_outputs=others, finished_req_ids=over, decoded=batch.decoded)
-        assert routes.deliver(sent) == []
+        assert processor.process_outputs(sent) == []
     assert [sequence.token_ids for sequence in request.sequences] == expected
-    assert len(routes) == 0
+    assert processor.num_in_flight == 0
 
 
 @pytest.mark.parametrize("n", [1, 2])

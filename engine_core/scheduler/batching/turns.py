@@ -3,10 +3,9 @@
 import dataclasses
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler.block_needs import AdmissionLimits
+from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.explanations import Explanations
 from engine_core.scheduler.forced_preemption import ForcedPreemption
-from engine_core.scheduler.partial_prefills import PartialPrefills
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.preemption import PreemptionRule, Preemptor
@@ -44,8 +43,7 @@ def assemble_turns(
     policy: SchedulingPolicy,
     preemption: PreemptionRule,
     explanations: Explanations,
-    limits: AdmissionLimits,
-    partial_prefills: PartialPrefills,
+    config: SchedulerConfig,
 ) -> Turns:
     """One scheduler's turns."""
     preemptor = Preemptor(live, kv_cache, preemption)
@@ -53,14 +51,7 @@ def assemble_turns(
         live=live,
         preemptor=preemptor,
         forced=ForcedPreemption(live, policy, preemptor),
-        running=RunningScheduler(
-            live,
-            kv_cache,
-            policy,
-            preemptor,
-            max_chunk=limits.max_chunk,
-            num_lookahead_slots=limits.num_lookahead_slots,
-        ),
-        admission=WaitingScheduler(live, kv_cache, policy, partial_prefills, explanations, limits),
+        running=RunningScheduler(live, kv_cache, policy, preemptor, config),
+        admission=WaitingScheduler(live, kv_cache, policy, explanations, config),
         explanations=explanations,
     )

@@ -3,6 +3,10 @@
 They know requests by their urgency, arrival and tenant; no blocks, budgets, steps or clocks.
 """
 
+from typing import assert_never
+
+from engine_core.scheduler.config import SchedulerConfig
+from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.policies.fair import Fair
 from engine_core.scheduler.policies.fcfs import FirstComeFirstServed, FirstComeFirstServedQueue
 from engine_core.scheduler.policies.priority import Priority, PriorityQueue
@@ -13,4 +17,22 @@ __all__ = [
     "FirstComeFirstServedQueue",
     "Priority",
     "PriorityQueue",
+    "make_policy",
 ]
+
+
+def make_policy(config: SchedulerConfig) -> SchedulingPolicy:
+    """The policy that `config.scheduling_policy` names."""
+    match config.scheduling_policy:
+        case "fcfs":
+            return FirstComeFirstServed()
+        case "priority":
+            return Priority(
+                min_gain=config.priority_min_gain,
+                force_preemption=config.force_preemption,
+                ageing_s=config.priority_ageing_s,
+            )
+        case "fair":
+            return Fair(config.tenant_weights)
+        case unknown:
+            assert_never(unknown)

@@ -25,7 +25,14 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.scheduler.token_budget.base import RunningSequences, StepLoad, WaitingRequests
+from engine_core.scheduler.config import SchedulerConfig
+from engine_core.scheduler.token_budget.base import (
+    FixedTokenBudget,
+    RunningSequences,
+    StepLoad,
+    TokenBudget,
+    WaitingRequests,
+)
 from engine_core.scheduler.token_budget.cost_model import CostModel
 from engine_core.scheduler.token_budget.slo_targets import (
     Answers,
@@ -161,6 +168,17 @@ class SLOTokenBudget:
         decode_s = model.predict(StepLoad(num_later, num_later, num_context, num_context))
         broken = expected_broken(chunks, step_s, decode_s, answers, prompts, targets)
         return int(chunks[broken.argmin()])
+
+
+def make_token_budget(config: SchedulerConfig) -> TokenBudget:
+    """A budget that keeps the SLOs, or a fixed one where none is set."""
+    if config.slo_tpot_ms is None:
+        return FixedTokenBudget(config.max_num_batched_tokens)
+    return SLOTokenBudget(
+        config.max_num_batched_tokens,
+        target_tpot_s=config.slo_tpot_ms / 1000,
+        target_ttft_s=None if config.slo_ttft_ms is None else config.slo_ttft_ms / 1000,
+    )
 
 
 def _least_slack_s(

@@ -6,8 +6,12 @@ from engine_core.scheduler import (
     ModelRunnerOutput,
     Request,
     Scheduler,
+    SchedulerConfig,
     SchedulerOutput,
 )
+from engine_core.scheduler.policies.base import SchedulingPolicy
+from engine_core.scheduler.preemption import PreemptionRule
+from engine_core.scheduler.token_budget.base import TokenBudget
 from protocol.sampling import SamplingParams
 
 
@@ -22,21 +26,29 @@ def make_scheduler(
     watermark: float = 0.0,
     groups: tuple[KVCacheGroupSpec, ...] = (KVCacheGroupSpec(),),
     num_host_blocks: int = 0,
-    **options,
+    policy: SchedulingPolicy | None = None,
+    preemption_rule: PreemptionRule | None = None,
+    token_budget: TokenBudget | None = None,
+    **settings,
 ) -> Scheduler:
     return Scheduler(
-        kv_cache=KVCacheManager(
+        SchedulerConfig(
+            max_num_batched_tokens=budget,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            max_chunk_size=max_chunk_size,
+            **settings,
+        ),
+        KVCacheManager(
             num_blocks=num_blocks,
             block_size=block_size,
             watermark=watermark,
             groups=groups,
             num_host_blocks=num_host_blocks,
         ),
-        max_num_batched_tokens=budget,
-        max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len,
-        max_chunk_size=max_chunk_size,
-        **options,
+        policy=policy,
+        preemption_rule=preemption_rule,
+        token_budget=token_budget,
     )
 
 

@@ -68,19 +68,24 @@ def beam_answer(request: Request, max_model_len: int) -> list[list[int]]:
 
 def draw_config(draw: random.Random, *, max_steps_in_flight: int) -> SchedulerConfig:
     """Small limits, and anything that may be chosen."""
+    policy = draw.choice(["fcfs", "fcfs", "priority", "fair"])
+    batching = draw.choice(["mixed", "mixed", "prefill-first"])
+    ageing_s = draw.choice([None, 3.0])
+    delay_factor = draw.choice([0.0, 0.5])
+    max_long, threshold = draw.choice([(None, None), (1, 6)])
     return SchedulerConfig(
         max_num_batched_tokens=draw.randint(1, 16),
         max_num_seqs=draw.randint(1, 5),
         max_model_len=draw.randint(6, 44),
         max_chunk_size=draw.choice([None, None, draw.randint(1, 6)]),
-        policy=draw.choice(["fcfs", "fcfs", "priority", "fair"]),
-        batching=draw.choice(["mixed", "mixed", "prefill-first"]),
-        prefill_delay_factor=draw.choice([0.0, 0.5]),
-        preemption=draw.choice(["default", "recompute", "swap", "auto"]),
-        priority_ageing_s=draw.choice([None, 3.0]),
+        scheduling_policy=policy,
+        batching=batching,
+        prefill_delay_factor=delay_factor if batching == "prefill-first" else 0.0,
+        preemption_mode=draw.choice(["default", "recompute", "swap", "auto"]),
+        priority_ageing_s=ageing_s if policy == "priority" else None,
         max_num_partial_prefills=draw.choice([None, 1, 2]),
-        max_long_partial_prefills=draw.choice([None, 1]),
-        long_prefill_token_threshold=draw.choice([None, 6]),
+        max_long_partial_prefills=max_long,
+        long_prefill_token_threshold=threshold,
         num_lookahead_slots=draw.choice([0, 0, 2]),
         max_num_adapters=draw.choice([None, 1]),
         max_steps_in_flight=max_steps_in_flight,

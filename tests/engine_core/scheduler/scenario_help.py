@@ -15,9 +15,9 @@ from engine_core.scheduler import (
     ModelRunnerOutput,
     Request,
     RequestStatus,
+    Scheduler,
     SchedulerConfig,
     SchedulerOutput,
-    build_scheduler,
 )
 from protocol.sampling import SamplingParams
 
@@ -74,7 +74,7 @@ class Scenario:
             num_host_blocks=num_host_blocks,
         )
         roomy = {"max_num_batched_tokens": 8192, "max_num_seqs": 64, "max_model_len": 4096}
-        self.scheduler = build_scheduler(SchedulerConfig(**{**roomy, **settings}), self.kv_cache)
+        self.scheduler = Scheduler(SchedulerConfig(**{**roomy, **settings}), self.kv_cache)
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, EngineCoreOutput] = {}
         self.now = 0.0

@@ -34,7 +34,7 @@ def test_a_request_beyond_the_adapters_in_use_waits_and_others_pass_it():
 def test_a_preempted_requests_adapter_is_free_for_others():
     """Proves S129."""
     low = with_adapter("low", "x", priority=5, arrival_time=1.0)
-    scenario = Scenario(low, policy="priority", max_num_adapters=1)
+    scenario = Scenario(low, scheduling_policy="priority", max_num_adapters=1)
     scenario.step()
     scenario.add(with_adapter("high", "y", priority=0, arrival_time=2.0))
     assert scenario.step().preempted_req_ids == ["low"]

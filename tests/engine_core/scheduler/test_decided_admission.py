@@ -28,7 +28,9 @@ def test_the_head_room_is_kept_at_admission_beside_others_and_only_there(waterma
 def test_alone_a_request_that_was_admitted_before_may_use_the_head_room():
     """It has grown to all five blocks, of which four are for new ones. Proves S133, S135."""
     low = make_request("low", 15, max_tokens=5, priority=5)
-    scenario = Scenario(low, num_blocks=5, block_size=4, watermark=0.2, policy="priority")
+    scenario = Scenario(
+        low, num_blocks=5, block_size=4, watermark=0.2, scheduling_policy="priority"
+    )
     for _ in range(3):
         scenario.step()
     scenario.add(make_request("high", 2, max_tokens=1))

@@ -27,7 +27,7 @@ def crowded(**settings) -> Scenario:
 @pytest.mark.parametrize("batching", ["mixed", "prefill-first"])
 def test_a_swapped_request_stands_in_front_of_those_that_waited_before_it(batching):
     """A small new one, there before it was swapped, would fit: it waits. Proves S040, S123."""
-    scenario = crowded(preemption="swap", num_host_blocks=8, batching=batching, max_num_seqs=2)
+    scenario = crowded(preemption_mode="swap", num_host_blocks=8, batching=batching, max_num_seqs=2)
     scenario.add(make_request("small", 3))
     scenario.step()
     second, small = scenario.requests["second"], scenario.requests["small"]
@@ -71,7 +71,7 @@ def test_prefill_first_swaps_in_behind_the_decodes_and_nobody_new_in_that_step()
         make_request("second", 80),
         num_blocks=15,
         num_host_blocks=20,
-        preemption="swap",
+        preemption_mode="swap",
         batching="prefill-first",
         enable_prefix_caching=False,
     )
@@ -84,7 +84,9 @@ def test_prefill_first_swaps_in_behind_the_decodes_and_nobody_new_in_that_step()
 
 def test_under_policy_priority_a_swapped_request_outranks_a_more_urgent_new_one():
     """And is not forced out in the step in which it comes back. Proves S123, S080."""
-    scenario = crowded(policy="priority", preemption="swap", num_host_blocks=8, max_num_seqs=2)
+    scenario = crowded(
+        scheduling_policy="priority", preemption_mode="swap", num_host_blocks=8, max_num_seqs=2
+    )
     plan = scenario.step()
     assert plan.preempted_req_ids == ["second"]
     urgent = make_request("urgent", 3, priority=-9)
@@ -105,7 +107,7 @@ def test_under_policy_priority_a_swapped_request_outranks_a_more_urgent_new_one(
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 def test_nobody_is_admitted_or_swapped_in_in_a_step_that_preempted(preemption, batching):
     """Though tokens, places and blocks are there: the victim gave back five. Proves S122."""
-    scenario = crowded(preemption=preemption, num_host_blocks=20, batching=batching)
+    scenario = crowded(preemption_mode=preemption, num_host_blocks=20, batching=batching)
     if batching == "mixed":
         scenario.add(make_request("small", 3))
     plan = scenario.step()
@@ -121,7 +123,7 @@ def test_nobody_is_admitted_or_swapped_in_in_a_step_that_preempted(preemption, b
 
 def test_nobody_is_admitted_in_a_step_that_forced_somebody_out():
     """Not even the one for whom it was done. Proves S080, S122."""
-    scenario = Scenario(make_request("low", 10, priority=5), policy="priority")
+    scenario = Scenario(make_request("low", 10, priority=5), scheduling_policy="priority")
     scenario.step()
     scenario.add(make_request("high", 10), make_request("next", 10, priority=1))
     plan = scenario.step()
@@ -139,7 +141,7 @@ def test_victims_stand_behind_the_requester_and_before_their_equals_though_memor
     scenario = Scenario(
         make_request("a", 10, priority=5, arrival_time=1.0),
         make_request("b", 10, priority=7, arrival_time=2.0),
-        policy="priority",
+        scheduling_policy="priority",
         max_num_seqs=2,
     )
     scenario.step()
@@ -160,8 +162,8 @@ def test_forced_victims_are_computed_again_also_where_the_rule_is_to_swap():
     """Proves S080."""
     scenario = Scenario(
         make_request("low", 40, priority=5),
-        policy="priority",
-        preemption="swap",
+        scheduling_policy="priority",
+        preemption_mode="swap",
         num_host_blocks=50,
     )
     scenario.step()
@@ -175,7 +177,10 @@ def test_forced_victims_are_computed_again_also_where_the_rule_is_to_swap():
 def test_only_a_gain_of_at_least_the_minimum_forces_out(gain, is_forced):
     """Proves S080."""
     scenario = Scenario(
-        make_request("low", 10, priority=5), policy="priority", priority_min_gain=3, max_num_seqs=1
+        make_request("low", 10, priority=5),
+        scheduling_policy="priority",
+        priority_min_gain=3,
+        max_num_seqs=1,
     )
     scenario.step()
     scenario.add(make_request("high", 10, priority=5 - gain))
@@ -185,7 +190,7 @@ def test_only_a_gain_of_at_least_the_minimum_forces_out(gain, is_forced):
 def test_equals_never_force_each_other_out_in_turn():
     """Proves S080, S078."""
     requests = [make_request(f"r{n}", 10, max_tokens=6, arrival_time=-n) for n in range(4)]
-    scenario = Scenario(policy="priority", max_num_seqs=1)
+    scenario = Scenario(scheduling_policy="priority", max_num_seqs=1)
     for request in requests:
         scenario.add(request)
         scenario.step()
@@ -251,7 +256,7 @@ def test_a_full_host_is_no_error_for_the_second_victim():
         num_blocks=17,
         num_host_blocks=5,
         block_size=4,
-        preemption="swap",
+        preemption_mode="swap",
         enable_prefix_caching=False,
     )
     second, third = scenario.requests["second"], scenario.requests["third"]

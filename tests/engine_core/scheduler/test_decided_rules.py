@@ -5,16 +5,13 @@ hold the rest."""
 import pytest
 from scenario_help import Scenario, make_request, new_ids
 
-from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import (
     DuplicateRequestId,
     FinishReason,
     ModelRunnerOutput,
     RequestStatus,
-    Scheduler,
     StepOrderError,
 )
-from engine_core.scheduler.batching import MixedBatching
 from protocol.sampling import BeamSearchParams
 
 # ---------------------------------------------------------------------- groups are units
@@ -96,13 +93,6 @@ def test_all_sequences_run_in_a_step_or_none():
 
 def test_mixed_is_what_a_scheduler_does_if_it_is_not_told():
     """A prompt and a decode share a step. Proves S072, S074."""
-    scheduler = Scheduler(
-        kv_cache=KVCacheManager(num_blocks=100, block_size=16),
-        max_num_batched_tokens=64,
-        max_num_seqs=8,
-        max_model_len=256,
-    )
-    assert isinstance(scheduler._composition, MixedBatching)
     scenario = Scenario(make_request("old", 10), max_num_batched_tokens=16)
     scenario.step()
     scenario.add(make_request("new", 40))

@@ -14,8 +14,8 @@ from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.scheduler import (
     ModelRunnerOutput,
     Request,
+    Scheduler,
     SchedulerConfig,
-    build_scheduler,
 )
 from engine_core.scheduler.preemption import FixedRule, PreemptionMode
 from protocol.sampling import BeamSearchParams, SamplingParams
@@ -30,7 +30,7 @@ def test_the_token_in_flight_of_a_preempted_request_is_sampled_again(mode):
         num_blocks=4,
         budget=9,
         num_host_blocks=8,
-        preemption=FixedRule(mode),
+        preemption_rule=FixedRule(mode),
     )
     first, second = flight.plan(), flight.plan()
     assert (batch_of(first), batch_of(second)) == ({"a": (0, 9)}, {"a": (9, 2), "b": (0, 3)})
@@ -56,7 +56,7 @@ def test_a_request_preempted_in_flight_loses_that_token_and_samples_it_again(mod
         b := make_request("b", 2, max_tokens=5),
         num_blocks=2,
         num_host_blocks=4,
-        preemption=FixedRule(mode),
+        preemption_rule=FixedRule(mode),
     )
     first, second = flight.plan(), flight.plan()
     assert batch_of(second) == {"b": (2, 1)}  # for the other there is no block
@@ -82,14 +82,14 @@ def test_beams_that_come_back_apart_go_on_together():
         max_num_batched_tokens=16,
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
-        policy="priority",
+        scheduling_policy="priority",
         batching="prefill-first",
         max_steps_in_flight=2,
     )
     groups = (KVCacheGroupSpec(),)
     model = PagedModel(groups, 40, 4)
     device = PagedDevice(model, 2, has_columns=True)
-    scheduler = build_scheduler(config, KVCacheManager(num_blocks=40, block_size=4))
+    scheduler = Scheduler(config, KVCacheManager(num_blocks=40, block_size=4))
     beams = Request(
         request_id="beams",
         prompt_token_ids=[1, 2, 3, 4, 1],

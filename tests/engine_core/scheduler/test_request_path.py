@@ -51,39 +51,33 @@ def test_requests_that_came_in_any_order_of_clock_times_are_served_as_they_came(
     arrivals = {"a": 3.0, "b": 1.0, "c": 2.0}
     for policy, order in (("fcfs", ["a", "b", "c"]), ("priority", ["b", "c", "a"])):
         requests = [make_request(name, 5, arrival_time=at) for name, at in arrivals.items()]
-        assert new_ids(Scenario(*requests, policy=policy).plan()) == order
+        assert new_ids(Scenario(*requests, scheduling_policy=policy).plan()) == order
 
 
-# ---------------------------------------------------------------------- events
+# ---------------------------------------------------------------------- explanations
 
 
 @pytest.mark.parametrize(("preemption", "num_host_blocks"), [("recompute", 0), ("swap", 8)])
-def test_events_say_when_it_was_queued_scheduled_and_preempted(preemption, num_host_blocks):
+def test_explanations_say_when_it_was_queued_scheduled_and_preempted(preemption, num_host_blocks):
     """Proves S034."""
     first, second = make_request("first", 80, max_tokens=3), make_request("second", 80)
-    second.arrival_time = 0.5
     scenario = Scenario(
         first,
         second,
-        log_events=True,
-        preemption=preemption,
+        preemption_mode=preemption,
         num_host_blocks=num_host_blocks,
         **CROWD,
     )
+    statuses = [scenario.scheduler.explain("second").status]
     for _ in range(5):
         scenario.step()
-    assert first.events == [("QUEUED", 0.0), ("SCHEDULED", 1.0)]
-    assert second.events[:3] == [("QUEUED", 0.5), ("SCHEDULED", 1.0), ("PREEMPTED", 2.0)]
-    # the first one ended at 3.0, so that there is room from 4.0 on
-    assert second.events[3:] == [("SCHEDULED", 4.0)]
-
-
-def test_nothing_is_noted_unless_it_was_asked_for():
-    """Proves S034."""
-    request = make_request("r", 80)
-    scenario = Scenario(request)
-    scenario.step()
-    assert request.events == []
+        statuses.append(scenario.scheduler.explain("second").status)
+    preempted = "swapped" if preemption == "swap" else "preempted"
+    # the first one ends in the third step, so that there is room from the fourth on
+    assert statuses == ["waiting", "running", preempted, preempted, "running", "running"]
+    (event,) = scenario.scheduler.explain("second").preemptions
+    assert (event.step_id, event.mode) == (1, preemption)
+    assert scenario.scheduler.explain("first").preemptions == []
 
 
 # ---------------------------------------------------------------------- the plan
@@ -93,7 +87,7 @@ def test_a_plan_says_all_that_one_step_does():
     """New, resumed and known sequences with their tokens; copies; who ended and who gave way; and
     how much. Proves S095, S096, S219."""
     first, second = make_request("first", 80, max_tokens=3), make_request("second", 80)
-    scenario = Scenario(first, second, preemption="swap", num_host_blocks=8, **CROWD)
+    scenario = Scenario(first, second, preemption_mode="swap", num_host_blocks=8, **CROWD)
     plans = [scenario.step() for _ in range(4)]
     said = [
         (
@@ -125,7 +119,7 @@ def test_a_plan_is_numbers_and_names_and_never_the_caches_contents():
     scenario = Scenario(
         make_request("first", 80),
         make_request("second", 80),
-        preemption="swap",
+        preemption_mode="swap",
         num_host_blocks=8,
         **CROWD,
     )
@@ -152,7 +146,7 @@ def test_every_stage_of_a_request_can_be_seen_from_outside():
     scenario = Scenario(
         make_request("first", 80, max_tokens=3),
         make_request("second", 80, max_tokens=2),
-        preemption="swap",
+        preemption_mode="swap",
         num_host_blocks=8,
         max_num_batched_tokens=100,
         **CROWD,

@@ -13,6 +13,7 @@ from engine_core.scheduler import (
     ModelRunnerOutput,
     RequestStatus,
     Scheduler,
+    SchedulerConfig,
     SchedulerInterface,
     SchedulerOutput,
 )
@@ -49,7 +50,7 @@ def test_no_step_exceeds_its_budget_or_the_number_of_sequences(policy, batching)
     """Random prompts over few blocks. Proves S052, S053, S054, S059, S062."""
     chooser = random.Random(1)
     scenario = Scenario(
-        policy=policy,
+        scheduling_policy=policy,
         batching=batching,
         num_blocks=30,
         max_num_batched_tokens=50,
@@ -139,7 +140,7 @@ def test_host_blocks_have_ids_behind_those_of_the_device():
         make_request("second", 80),
         num_blocks=10,
         num_host_blocks=8,
-        preemption="swap",
+        preemption_mode="swap",
         enable_prefix_caching=False,
     )
     scenario.step()
@@ -166,10 +167,8 @@ def test_equal_answers_to_equal_prompts_end_up_in_the_same_blocks():
 def test_the_public_example_runs_as_written():
     """Proves S068, S233."""
     scheduler: SchedulerInterface = Scheduler(
-        kv_cache=KVCacheManager(num_blocks=10, block_size=16),
-        max_num_batched_tokens=64,
-        max_num_seqs=4,
-        max_model_len=100,
+        SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=100),
+        KVCacheManager(num_blocks=10, block_size=16),
     )
 
     class Runner:

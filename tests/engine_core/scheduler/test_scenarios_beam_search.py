@@ -70,7 +70,7 @@ def test_beams_share_what_they_have_in_common():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"preemption": "recompute"}, {"preemption": "swap", "num_host_blocks": 30}, {}],
+    [{"preemption_mode": "recompute"}, {"preemption_mode": "swap", "num_host_blocks": 30}, {}],
 )
 def test_beams_that_give_way_come_back_and_end_as_they_would_have(settings):
     """Another request, ahead of them, needs their blocks. Proves S111, S182."""

@@ -65,7 +65,7 @@ def test_adding_a_request_costs_no_more_than_the_logarithm_of_the_queue(policy):
     """Proves S042, S104."""
     costs = []
     for num_waiting in (10, 10_000):
-        scenario = decoding(1, policy=policy)
+        scenario = decoding(1, scheduling_policy=policy)
         scenario.add(*[make_request(f"waits{index}", 3) for index in range(num_waiting)])
         late = [make_request(f"late{index}", 3) for index in range(5)]
         costs.append(lines_run(lambda late=late, scenario=scenario: scenario.add(*late)))

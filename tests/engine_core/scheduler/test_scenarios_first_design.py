@@ -9,7 +9,7 @@ from scenario_help import Scenario, make_request, new_ids
 from engine_core.scheduler import RequestStatus
 from protocol.outputs import FinishReason
 
-SWAPPING = {"preemption": "swap", "enable_prefix_caching": False, "num_blocks": 10}
+SWAPPING = {"preemption_mode": "swap", "enable_prefix_caching": False, "num_blocks": 10}
 
 
 def test_a_step_is_all_prefill_or_all_decode():
@@ -162,8 +162,8 @@ def test_a_swapped_request_that_cannot_come_back_ends_with_a_reason():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"preemption": "sometimes"}, "sometimes"),
-        ({"policy": "lottery"}, "lottery"),
+        ({"preemption_mode": "sometimes"}, "sometimes"),
+        ({"scheduling_policy": "lottery"}, "lottery"),
         ({"batching": "decode-first"}, "decode-first"),
     ],
 )

@@ -17,7 +17,7 @@ def queued(priorities: list[int], arrivals: list[float], **settings) -> Scenario
         make_request(f"r{index}", 10, priority=priority, arrival_time=arrival)
         for index, (priority, arrival) in enumerate(zip(priorities, arrivals, strict=True))
     ]
-    return Scenario(*requests, policy="priority", **settings)
+    return Scenario(*requests, scheduling_policy="priority", **settings)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_many_requests_are_served_in_the_order_of_a_sort():
         make_request(f"r{index}", 3, priority=key[0], arrival_time=key[1], max_tokens=1)
         for index, key in enumerate(keys)
     ]
-    scenario = Scenario(*requests, policy="priority", max_num_seqs=1)
+    scenario = Scenario(*requests, scheduling_policy="priority", max_num_seqs=1)
     served = []
     while scenario.counts != (0, 0):
         served += new_ids(scenario.step())
@@ -53,7 +53,9 @@ def test_who_is_preempted_for_memory_is_the_least_urgent_not_the_newest():
     """Proves S044, S120."""
     low = make_request("low", 8, priority=5, arrival_time=1.0)
     high = make_request("high", 8, priority=0, arrival_time=2.0)
-    scenario = Scenario(low, policy="priority", num_blocks=6, block_size=4, force_preemption=False)
+    scenario = Scenario(
+        low, scheduling_policy="priority", num_blocks=6, block_size=4, force_preemption=False
+    )
     scenario.step()
     scenario.add(high)
     assert new_ids(scenario.step()) == ["high"]
@@ -70,7 +72,9 @@ def test_tokens_of_a_victim_that_was_scheduled_already_are_given_back():
     """The requester comes behind its victim in the step. Proves S056, S120."""
     low = make_request("low", 2, priority=5, arrival_time=1.0)
     high = make_request("high", 4, priority=0, arrival_time=2.0)
-    scenario = Scenario(low, policy="priority", num_blocks=2, block_size=4, force_preemption=False)
+    scenario = Scenario(
+        low, scheduling_policy="priority", num_blocks=2, block_size=4, force_preemption=False
+    )
     scenario.step()
     scenario.add(high)
     assert scenario.step().num_scheduled_tokens == {"low": 1, "high": 4}
@@ -85,7 +89,7 @@ def test_a_more_urgent_request_takes_the_place_of_a_running_one_and_gives_it_bac
     """Memory is free, places are not. Proves S080."""
     low = make_request("low", 10, priority=5, arrival_time=1.0)
     high = make_request("high", 10, priority=0, arrival_time=2.0, max_tokens=5)
-    scenario = Scenario(low, policy="priority", max_num_seqs=1)
+    scenario = Scenario(low, scheduling_policy="priority", max_num_seqs=1)
     scenario.step()
     scenario.add(high)
     plans = [scenario.step(), scenario.step()]
@@ -109,7 +113,7 @@ def test_nobody_is_forced_out_without_the_option_or_for_too_little(settings, pri
     """Proves S080."""
     low = make_request("low", 10, priority=5, arrival_time=1.0, max_tokens=8)
     other = make_request("other", 10, priority=priority, arrival_time=2.0)
-    scenario = Scenario(low, policy="priority", max_num_seqs=1, **settings)
+    scenario = Scenario(low, scheduling_policy="priority", max_num_seqs=1, **settings)
     scenario.step()
     scenario.add(other)
     while not low.is_finished:
@@ -123,7 +127,7 @@ def test_the_less_urgent_give_way_also_where_there_is_room_for_all():
     worst = make_request("worst", 10, priority=9, arrival_time=1.0)
     low = make_request("low", 10, priority=5, arrival_time=1.0)
     equal = make_request("equal", 10, priority=0, arrival_time=1.0)
-    scenario = Scenario(low, worst, equal, policy="priority")
+    scenario = Scenario(low, worst, equal, scheduling_policy="priority")
     scenario.step()
     scenario.add(make_request("high", 10, priority=0, arrival_time=2.0))
     plan = scenario.step()
@@ -137,7 +141,7 @@ def test_the_less_urgent_give_way_also_where_there_is_room_for_all():
 def test_a_preempted_request_waits_at_the_place_of_its_key():
     """Proves S044."""
     low = make_request("low", 10, priority=5, arrival_time=1.0)
-    scenario = Scenario(low, policy="priority", max_num_seqs=1)
+    scenario = Scenario(low, scheduling_policy="priority", max_num_seqs=1)
     scenario.step()
     scenario.add(
         make_request("high", 10, priority=0, arrival_time=2.0, max_tokens=2),

@@ -48,7 +48,7 @@ def test_samples_share_their_prompt_and_copy_what_they_write_into():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"preemption": "recompute"}, {"preemption": "swap", "num_host_blocks": 30}, {}],
+    [{"preemption_mode": "recompute"}, {"preemption_mode": "swap", "num_host_blocks": 30}, {}],
 )
 def test_samples_that_give_way_together_come_back_together(settings):
     """Another request, ahead of them, needs their blocks. Proves S005, S111, S113."""

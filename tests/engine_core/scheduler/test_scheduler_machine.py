@@ -21,7 +21,7 @@ from engine_core.scheduler import (
     FinishReason,
     ModelRunnerOutput,
     RequestStatus,
-    build_scheduler,
+    Scheduler,
 )
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -55,7 +55,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             watermark=draw.choice([0.0, 0.01, 0.2]),
             num_host_blocks=num_host_blocks,
         )
-        self.scheduler = build_scheduler(self.config, self.kv_cache)
+        self.scheduler = Scheduler(self.config, self.kv_cache)
         self.model = PagedModel(groups, num_blocks, block_size, num_host_blocks)
         self.device = PagedDevice(self.model, self.depth, has_columns=draw.random() < 0.5)
         self.has_groups = draw.random() < 0.6
@@ -84,7 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 max_model_len=self.config.max_model_len,
                 max_num_seqs=self.config.max_num_seqs,
                 now=self.now,
-                policy=self.config.policy,
+                policy=self.config.scheduling_policy,
                 has_groups=self.has_groups,
             )
             self.expected[name] = expected
@@ -195,7 +195,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _check_order(self, plan):
         """Under first come, first served nobody is admitted before who came earlier."""
-        if self.config.policy != "fcfs" or self.config.max_num_adapters is not None:
+        if self.config.scheduling_policy != "fcfs" or self.config.max_num_adapters is not None:
             return
         if self.config.max_long_partial_prefills is not None:
             return

@@ -197,7 +197,7 @@ def test_a_step_lasts_from_the_end_of_the_one_before_it():
         def observe(self, num_tokens, num_copied_blocks, duration_s):
             durations.append(duration_s)
 
-    flight = Flight(make_request("a", 3), preemption=Rule(PreemptionMode.RECOMPUTE))
+    flight = Flight(make_request("a", 3), preemption_rule=Rule(PreemptionMode.RECOMPUTE))
     first, second = flight.plan(1.0), flight.plan(1.5)
     flight.take_in(first, 4.0)
     third = flight.plan(4.5)

@@ -114,7 +114,8 @@ def test_too_long_history_says_how_long_and_what_to_do(start_engine, address):
     start_engine(next_token=saying("yes", then_eos=True))
     code, out, err = chat(address, "one\n" + "x" * 600 + "\n")
     assert (code, out) == (1, "yes\n")
-    assert "the limit is max_model_len - 1 = 511; /reset" in err
+    assert "the limit is max_model_len - 1 = 511; shorten it" in err
+    assert err.endswith("; /reset starts over\n")
 
 
 def test_engine_that_dies_in_an_answer_is_reported_in_one_line(start_engine, address):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.stop_strings import StopResult, StopStringMatcher
+from frontend.detokenizer import StopResult, StopStringMatcher
 
 LETTERS = st.text(alphabet="ab\n", max_size=30)
 STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=6), max_size=4)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from kernels.triton.dense_linear import dense_linear, linear_reference, variants
+from kernels.triton.dense_linear import dense_linear, linear_reference
+from tests.kernels.compiled.cases import dense_products
 
 
 def operands(rows, outputs, inputs, dtype, seed=0):
@@ -84,7 +85,7 @@ def test_what_does_not_fit_is_refused(change, words):
 
 def test_the_tile_is_a_function_of_the_weight():
     """A variant a weight, with no number of rows in it."""
-    for variant in variants():
+    for variant in dense_products():
         assert variant.arguments["num_rows"] == 16
         assert "T" not in variant.constants
         assert variant.constants["BLOCK_T"] >= 64

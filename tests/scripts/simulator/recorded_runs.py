@@ -6,7 +6,7 @@ from collections import deque
 import numpy as np
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler import Request, SchedulerConfig, build_scheduler
+from engine_core.scheduler import Request, Scheduler, SchedulerConfig
 from engine_core.scheduler.plan import ModelRunnerOutput
 from engine_core.scheduler.request_status import RequestStatus
 from engine_core.trace.writer import TraceWriter
@@ -49,7 +49,7 @@ def record_run(
         "eos_token_ids": [EOS],
     }
     cache = KVCacheManager(num_blocks=num_blocks, block_size=16, watermark=0.0)
-    scheduler = build_scheduler(SchedulerConfig(**limits), cache)
+    scheduler = Scheduler(SchedulerConfig(**limits), cache)
     random = np.random.default_rng(seed)
     todo = sorted(
         [(one.arrival_s, index, "arrive") for index, one in enumerate(asked)]

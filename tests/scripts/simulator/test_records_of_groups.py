@@ -3,7 +3,7 @@
 from paged_model import PagedModel
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler import Request, SchedulerConfig, build_scheduler
+from engine_core.scheduler import Request, Scheduler, SchedulerConfig
 from engine_core.trace.writer import TraceWriter
 from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
@@ -34,7 +34,7 @@ def record_groups(path):
     limits = {"max_num_batched_tokens": 16, "max_num_seqs": 8, "max_model_len": 64}
     sizes = {"num_blocks": 12, "block_size": 4, "watermark": 0.0, "num_host_blocks": 12}
     config = {**sizes, "scheduler": limits, "eos_token_ids": [0]}
-    scheduler = build_scheduler(SchedulerConfig(**limits), KVCacheManager(**sizes))
+    scheduler = Scheduler(SchedulerConfig(**limits), KVCacheManager(**sizes))
     model = PagedModel(({},), sizes["num_blocks"], sizes["block_size"], sizes["num_host_blocks"])
     model.groups = scheduler._kv_cache.groups
     now_s = 0.0

@@ -6,9 +6,7 @@ Must not know what a runner does inside.
 import collections
 
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
-from engine_core.scheduler import Request, RequestStatus, Scheduler
-from engine_core.scheduler.policies.fcfs import FirstComeFirstServed
-from engine_core.scheduler.preemption import FixedRule, PreemptionMode
+from engine_core.scheduler import Request, RequestStatus, Scheduler, SchedulerConfig
 
 
 def few_blocks(reference):
@@ -18,19 +16,16 @@ def few_blocks(reference):
 
 
 def make_scheduler(layout, *, num_blocks, num_host_blocks, swap, depth=1, **options):
-    mode = PreemptionMode.SWAP if swap else PreemptionMode.RECOMPUTE
+    mode = "swap" if swap else "recompute"
     return Scheduler(
-        kv_cache=KVCacheManager(
+        SchedulerConfig(preemption_mode=mode, max_steps_in_flight=depth, **options),
+        KVCacheManager(
             num_blocks=num_blocks,
             block_size=4,
             watermark=0.0,
             groups=tuple(KVCacheGroupSpec(group.sliding_window) for group in layout.groups),
             num_host_blocks=num_host_blocks,
         ),
-        policy=FirstComeFirstServed(),
-        preemption=FixedRule(mode),
-        max_steps_in_flight=depth,
-        **options,
     )
 
 

@@ -7,8 +7,8 @@ from fake_model import TOKENIZER, ids_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.output_processor import SequenceProcessor, logprobs_of
 from frontend.sampling_params import SamplingParams
+from frontend.sequence_state import SequenceState, logprobs_of
 from frontend.tokenizer import Tokenizer
 from protocol.outputs import EngineCoreOutput, FinishReason, Logprobs, TokenizerInfo
 
@@ -24,7 +24,7 @@ def output(token_ids, reason=None, **fields):
 
 
 def processor(**params):
-    return SequenceProcessor(0, ids_of("p"), SamplingParams(**params), _TOKENIZER)
+    return SequenceState(0, ids_of("p"), SamplingParams(**params), _TOKENIZER)
 
 
 def pieces(token_ids, cuts):
@@ -37,10 +37,10 @@ def drive(sequence, parts):
     deltas = []
     for number, part in enumerate(parts):
         reason = FinishReason.LENGTH if number == len(parts) - 1 else None
-        must_tell = sequence.append(output(part, reason))
-        deltas.append(sequence.take(delta=True))
+        must_abort = sequence.append_output(output(part, reason))
+        deltas.append(sequence.take_output(delta=True))
         if sequence.finished:
-            return deltas, must_tell
+            return deltas, must_abort
     return deltas, False
 
 
@@ -63,7 +63,7 @@ def test_a_stop_string_cuts_at_the_same_place_at_any_cut(text, cuts, stop):
     ends = [n for n in range(1, len(text) + 1) if any(s in text[:n] for s in stop)]
     sequence = processor(stop=stop)
     parts = pieces(ids_of(text), cuts)
-    deltas, must_tell = drive(sequence, parts)
+    deltas, must_abort = drive(sequence, parts)
     got = "".join(delta.text for delta in deltas)
     if not ends:
         assert got == text
@@ -74,7 +74,7 @@ def test_a_stop_string_cuts_at_the_same_place_at_any_cut(text, cuts, stop):
     assert sequence.token_ids == ids_of(seen)
     assert deltas[-1].finish_reason == "stop"
     assert deltas[-1].stop_reason in stop
-    assert must_tell == (len(deltas) < len(parts))
+    assert must_abort == (len(deltas) < len(parts))
 
 
 def test_logprobs_are_cut_with_the_tokens():
@@ -86,8 +86,8 @@ def test_logprobs_are_cut_with_the_tokens():
         logprobs=struct.pack("<3f", -1.0, -2.0, -4.0),
         ranks=[1, 2, 3],
     )
-    assert sequence.append(output(ids_of("abc"), logprobs=columns))
-    completion = sequence.take(delta=False)
+    assert sequence.append_output(output(ids_of("abc"), logprobs=columns))
+    completion = sequence.take_output(delta=False)
     assert len(completion.logprobs) == len(completion.token_ids) == 2
     assert completion.cumulative_logprob == -3.0
 
@@ -108,22 +108,22 @@ def test_a_sampled_token_outside_the_likeliest_keeps_its_rank():
 
 def test_a_stop_string_in_the_last_token_wins_over_length():
     sequence = processor(stop="c")
-    assert not sequence.append(output(ids_of("abc"), FinishReason.LENGTH))
-    completion = sequence.take(delta=False)
+    assert not sequence.append_output(output(ids_of("abc"), FinishReason.LENGTH))
+    completion = sequence.take_output(delta=False)
     assert (completion.text, completion.finish_reason) == ("ab", "stop")
 
 
 def test_ending_it_from_this_side_lets_out_what_was_held_back():
     sequence = processor(stop="bx")
-    sequence.append(output(ids_of("ab")))
-    assert sequence.take(delta=False).text == "a"
-    sequence.end("abort")
-    completion = sequence.take(delta=False)
+    sequence.append_output(output(ids_of("ab")))
+    assert sequence.take_output(delta=False).text == "a"
+    sequence.finish("abort")
+    completion = sequence.take_output(delta=False)
     assert (completion.text, completion.finish_reason) == ("ab", "abort")
-    assert not sequence.has_news
+    assert not sequence.has_new_output
 
 
 def test_half_a_character_at_the_end_is_replaced_not_lost():
     sequence = processor()
-    sequence.append(output(ids_of("é")[:1], FinishReason.LENGTH))
-    assert sequence.take(delta=False).text == "�"
+    sequence.append_output(output(ids_of("é")[:1], FinishReason.LENGTH))
+    assert sequence.take_output(delta=False).text == "�"

@@ -1,10 +1,10 @@
-"""Kernels with nothing wrong: a copy, and a matrix product for Hopper's tensor cores."""
+"""A copy and a matrix product for Hopper's tensor cores: right, and with one thing wrong each."""
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.variants import KernelVariant
+from tests.kernels.compiled.cases import KernelVariant
 
 
 @triton.jit
@@ -24,28 +24,33 @@ def product_kernel(a_ptr, b_ptr, out_ptr, SIZE: tl.constexpr, BLOCK_M: tl.conste
     tl.store(out_ptr + rows[:, None] * SIZE + columns[None, :], out)
 
 
-def copy_variant(name="copy", block=256, **limits):
-    x = torch.empty(1, device="meta")
+def variants():
+    return [
+        _copy("copy"),
+        _product("product"),
+        # 256 values a thread of one warp, and all live at once
+        _copy("spills", block=8192, num_warps=1),
+        _product("has no wgmma", block_m=16),
+        _copy("takes too many registers", max_registers=4),
+        _copy("does not compile", block=100),
+    ]
+
+
+def _copy(name, block=256, **limits):
     return KernelVariant(
         name=name,
         kernel=copy_kernel,
-        arguments={"x_ptr": x, "out_ptr": x, "num_elements": 1000},
+        arguments={"x_ptr": torch.float32, "out_ptr": torch.float32, "num_elements": 1000},
         constants={"BLOCK": block},
         **limits,
     )
 
 
-def product_variant(name="product", block_m=64, **limits):
-    a = torch.empty(1, device="meta", dtype=torch.bfloat16)
+def _product(name, block_m=64):
     return KernelVariant(
         name=name,
         kernel=product_kernel,
-        arguments={"a_ptr": a, "b_ptr": a, "out_ptr": torch.empty(1, device="meta")},
+        arguments={"a_ptr": torch.bfloat16, "b_ptr": torch.bfloat16, "out_ptr": torch.float32},
         constants={"SIZE": 64, "BLOCK_M": block_m},
         needs_wgmma=True,
-        **limits,
     )
-
-
-def variants():
-    return [copy_variant(), product_variant()]

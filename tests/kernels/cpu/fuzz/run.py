@@ -1,22 +1,27 @@
 """Random calls of every exported function of the native library, under its sanitizers.
 
-    python scripts/fuzz_native.py --seconds 60
-    python scripts/fuzz_native.py --seed 1234 --seconds 0      # one round again
+    python tests/kernels/cpu/fuzz/run.py --seconds 60
+    python tests/kernels/cpu/fuzz/run.py --seed 1234 --seconds 0      # one round again
 
 The library is built with AddressSanitizer and UndefinedBehaviorSanitizer into the cache (a minute,
 the first time), and called in a child process, with every instruction set of the machine in turn.
-Exit code 0; 1 if a sanitizer reported, a wrong call was not refused or a function was never
-called: the report and the round's seed are printed; 2 if the compiler has no sanitizers.
+A right call must return; a wrong index, length or weight must raise ValueError before any memory is
+touched. Whether values are right is for tests/kernels/cpu to say. Exit code 0; 1 if a sanitizer
+reported, a wrong call was not refused or a function was never called: the report and the round's
+seed are printed; 2 if the compiler has no sanitizers.
 """
 
-import argparse
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from cyclopts import App, Parameter
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
 
 from kernels.cpu.library import (
     ISA_NAMES,
@@ -46,10 +51,23 @@ class CountedLibrary(NativeLibrary):
 
 
 def fuzz(path: Path, seconds: float, seed: int) -> None:
-    """In the child: rounds of all cases until the time is over, one at least."""
-    from scripts.native_fuzz.cases import CASES
-    from scripts.native_fuzz.chance import Chance, ExactMemory
+    """In the child: rounds of all operations until the time is over, one at least."""
+    from tests.kernels.cpu.fuzz import products, rows, steps
+    from tests.kernels.cpu.fuzz.random_case import ExactMemory, RandomCase
 
+    operations: tuple[Callable[[NativeLibrary, RandomCase], None], ...] = (
+        products.linear,
+        products.wrong_linear,
+        products.gather,
+        products.quantised_activations,
+        rows.embedding,
+        rows.norms_and_activations,
+        rows.sampling,
+        rows.threads_and_instructions,
+        steps.attention,
+        steps.rotary,
+        steps.recorded_step,
+    )
     library = CountedLibrary(path, 2)
     library.memory = ExactMemory()
     stop = time.monotonic() + seconds
@@ -57,14 +75,14 @@ def fuzz(path: Path, seconds: float, seed: int) -> None:
     while rounds == 0 or time.monotonic() < stop:
         for isa in ISA_NAMES[: ISA_NAMES.index(library.machine_isa) + 1]:
             with library.forced_isa(isa):
-                for case in CASES:
-                    print(f"{case.__name__} on {isa}, --seed {seed + rounds}", flush=True)
-                    case(library, Chance(seed + rounds))
+                for operation in operations:
+                    print(f"{operation.__name__} on {isa}, --seed {seed + rounds}", flush=True)
+                    operation(library, RandomCase(seed + rounds))
         rounds += 1
     never = exported_functions(path) - library.used
     if never:
         raise SystemExit(f"never called: {', '.join(sorted(never))}; write a case for each")
-    print(f"{rounds} rounds of {len(CASES)} cases, {len(library.used)} functions")
+    print(f"{rounds} rounds of {len(operations)} cases, {len(library.used)} functions")
 
 
 def exported_functions(path: Path) -> set[str]:
@@ -117,15 +135,19 @@ def find_sanitizer() -> str:
     return found
 
 
-def main() -> int:
+app = App(name="fuzz", help=__doc__, help_format="plaintext", result_action="return_value")
+
+
+@app.default
+def main(
+    *,
+    seconds: Annotated[float, Parameter(help="How long.")] = 30.0,
+    seed: Annotated[int, Parameter(help="Of the first round.")] = 0,
+    child: Annotated[Path | None, Parameter(show=False)] = None,
+) -> int:
     """Exit code, see above."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, default=0, help="of the first round")
-    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child is not None:
-        fuzz(options.child, options.seconds, options.seed)
+    if child is not None:
+        fuzz(child, seconds, seed)
         return 0
     try:
         runtime = find_sanitizer()
@@ -133,8 +155,8 @@ def main() -> int:
     except NativeLibraryUnavailable as error:
         print(error, file=sys.stderr)
         return _CANNOT_RUN
-    return run_child(path, runtime, options.seconds, options.seed)
+    return run_child(path, runtime, seconds, seed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(app())

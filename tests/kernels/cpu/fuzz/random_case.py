@@ -1,5 +1,7 @@
 """Random sizes and values for the fuzzing of the native library, all from one seed."""
 
+from collections.abc import Callable
+
 import torch
 
 from kernels.cpu.memory import WeightMemory
@@ -9,6 +11,19 @@ _EDGES = (1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 255,
 _ODD_VALUES = (float("inf"), float("-inf"), float("nan"), 1e-40, -3e38, 0.0)
 
 
+class NotRefused(AssertionError):
+    """A wrong call that returned."""
+
+
+def must_refuse(what: str, call: Callable[[], object]) -> None:
+    """Raise NotRefused unless `call` raises ValueError."""
+    try:
+        call()
+    except ValueError:
+        return
+    raise NotRefused(what)
+
+
 class ExactMemory(WeightMemory):
     """Each weight in an allocation of its own, so that a read past its end is seen."""
 
@@ -16,7 +31,7 @@ class ExactMemory(WeightMemory):
         return torch.empty(num_bytes, dtype=torch.uint8)
 
 
-class Chance:
+class RandomCase:
     """Draws from torch's own generator, which it seeds: whatever else draws repeats too."""
 
     def __init__(self, seed: int) -> None:

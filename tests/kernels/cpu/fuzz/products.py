@@ -8,8 +8,7 @@ from kernels.cpu.gguf_blocks import GGUF_KINDS, pack_gguf
 from kernels.cpu.library import NativeLibrary, check
 from kernels.cpu.linear import NativeLinear, PackedParts
 from kernels.cpu.weights import PackedLinear, pack_float, quantise_int4, quantise_int8
-from scripts.native_fuzz.chance import Chance
-from scripts.native_fuzz.refusals import must_refuse
+from tests.kernels.cpu.fuzz.random_case import RandomCase, must_refuse
 
 _PACKERS = (pack_float, quantise_int8, quantise_int4)
 _BLOCKS = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144)}
@@ -17,52 +16,52 @@ _BLOCKS["Q6_K"] = (256, 210)
 
 
 def random_weight(
-    library: NativeLibrary, chance: Chance, num_inputs: int | None = None
+    library: NativeLibrary, case: RandomCase, num_inputs: int | None = None
 ) -> PackedLinear:
     """Of any kind that takes `num_inputs`; GGUF blocks are random bytes."""
-    num_outputs = chance.size(200)
-    chosen = chance.below(len(_PACKERS) + len(GGUF_KINDS))
+    num_outputs = case.size(200)
+    chosen = case.below(len(_PACKERS) + len(GGUF_KINDS))
     if chosen >= len(_PACKERS):
         type_name = list(GGUF_KINDS)[chosen - len(_PACKERS)]
         inputs, num_bytes = _BLOCKS[type_name]
-        size = num_inputs or inputs * chance.between(1, 800 // inputs)
+        size = num_inputs or inputs * case.between(1, 800 // inputs)
         if size % inputs == 0:
-            blocks = chance.integers((num_outputs * size // inputs * num_bytes,), 256, torch.uint8)
+            blocks = case.integers((num_outputs * size // inputs * num_bytes,), 256, torch.uint8)
             return pack_gguf(library, blocks.numpy(), type_name, num_outputs, size)
-    size = num_inputs or chance.size(1700)
-    bias = chance.numbers(num_outputs) if chance.one_in(2) else None
+    size = num_inputs or case.size(1700)
+    bias = case.numbers(num_outputs) if case.one_in(2) else None
     weight = torch.randn(num_outputs, size)
     return _PACKERS[chosen % len(_PACKERS)](library, weight, bias)
 
 
-def linear(library: NativeLibrary, chance: Chance) -> None:
+def linear(library: NativeLibrary, case: RandomCase) -> None:
     run = NativeLinear(library)
-    weight = random_weight(library, chance)
-    x = chance.strided(chance.below(60), weight.num_inputs)
+    weight = random_weight(library, case)
+    x = case.strided(case.below(60), weight.num_inputs)
     out = run(x, weight)
     if len(x):
-        row = chance.below(len(x))
+        row = case.below(len(x))
         alone = run(x[row : row + 1], weight)[0]
         if not torch.equal(alone.view(torch.int32), out[row].view(torch.int32)):
             same = torch.allclose(alone, out[row], rtol=0, atol=0, equal_nan=True)
             assert same, f"row {row} of {len(x)} has other bits alone ({weight.kind.name})"
-    run(x, PackedParts((weight, random_weight(library, chance, weight.num_inputs))))
+    run(x, PackedParts((weight, random_weight(library, case, weight.num_inputs))))
 
 
-def wrong_linear(library: NativeLibrary, chance: Chance) -> None:
-    weight = random_weight(library, chance)
+def wrong_linear(library: NativeLibrary, case: RandomCase) -> None:
+    weight = random_weight(library, case)
     arguments = weight.arguments
     field, value = (
-        ("kind", (-1, 7, 2**31 - 1)[chance.below(3)]),
-        ("num_outputs", (0, -1, 2**62, weight.num_outputs + 32)[chance.below(4)]),
-        ("num_inputs", (0, -1, 2**62, weight.num_inputs + 256)[chance.below(4)]),
-        ("blob_bytes", (0, -1, weight.num_bytes + 1)[chance.below(3)]),
-        ("blob", (None, weight.blob.data_ptr() + chance.between(1, 63))[chance.below(2)]),
-    )[chance.below(5)]
+        ("kind", (-1, 7, 2**31 - 1)[case.below(3)]),
+        ("num_outputs", (0, -1, 2**62, weight.num_outputs + 32)[case.below(4)]),
+        ("num_inputs", (0, -1, 2**62, weight.num_inputs + 256)[case.below(4)]),
+        ("blob_bytes", (0, -1, weight.num_bytes + 1)[case.below(3)]),
+        ("blob", (None, weight.blob.data_ptr() + case.between(1, 63))[case.below(2)]),
+    )[case.below(5)]
     right = getattr(arguments, field)
     setattr(arguments, field, value)
     run = NativeLinear(library)
-    x = chance.numbers(2, weight.num_inputs)
+    x = case.numbers(2, weight.num_inputs)
     must_refuse(f"linear with {field} {value}", lambda: run(x, weight))
     ids = torch.zeros(1, dtype=torch.int64)
     must_refuse(f"gather with {field} {value}", lambda: run.gather_rows(ids, weight))
@@ -71,20 +70,20 @@ def wrong_linear(library: NativeLibrary, chance: Chance) -> None:
     setattr(arguments, field, right)
 
 
-def gather(library: NativeLibrary, chance: Chance) -> None:
+def gather(library: NativeLibrary, case: RandomCase) -> None:
     run = NativeLinear(library)
-    weight = random_weight(library, chance)
-    ids = chance.integers((chance.below(50),), weight.num_outputs, torch.int64)
+    weight = random_weight(library, case)
+    ids = case.integers((case.below(50),), weight.num_outputs, torch.int64)
     run.gather_rows(ids, weight)
     if len(ids):
-        ids[chance.below(len(ids))] = chance.index(weight.num_outputs)
+        ids[case.below(len(ids))] = case.index(weight.num_outputs)
         must_refuse(f"gather of {ids}", lambda: run.gather_rows(ids, weight))
 
 
-def quantised_activations(library: NativeLibrary, chance: Chance) -> None:
-    num_rows, num_inputs = chance.below(5), chance.size(300)
+def quantised_activations(library: NativeLibrary, case: RandomCase) -> None:
+    num_rows, num_inputs = case.below(5), case.size(300)
     groups = -(-num_inputs // 32)
-    x = chance.numbers(num_rows, num_inputs)
+    x = case.numbers(num_rows, num_inputs)
     codes = torch.empty(num_rows, groups * 32, dtype=torch.int8)
     scales = torch.empty(num_rows, groups)
     p, n = ctypes.c_void_p, ctypes.c_int64

@@ -11,38 +11,35 @@ from kernels.cpu.recording import RecordedForward
 from kernels.cpu.weights import pack_float
 from kernels.interface.attention import AttentionMetadata
 from kernels.interface.operations import ForwardContext
-from scripts.native_fuzz.chance import Chance
-from scripts.native_fuzz.products import random_weight
-from scripts.native_fuzz.refusals import must_refuse
+from tests.kernels.cpu.fuzz.products import random_weight
+from tests.kernels.cpu.fuzz.random_case import RandomCase, must_refuse
 
 
-def _stored(chance: Chance, kind: KVCacheFormat, shape: tuple[int, ...]) -> torch.Tensor:
+def _stored(case: RandomCase, kind: KVCacheFormat, shape: tuple[int, ...]) -> torch.Tensor:
     """A cache of any content: with scales and codes of any bytes where it has them."""
     if kind is KVCacheFormat.I8:
-        return chance.integers(shape, 256, torch.uint8)
-    values = chance.numbers(*shape)
+        return case.integers(shape, 256, torch.uint8)
+    values = case.numbers(*shape)
     return values.bfloat16() if kind is KVCacheFormat.BF16 else values
 
 
 class _Step:
     """A random cache, the requests of a step, and their plan."""
 
-    def __init__(self, chance: Chance) -> None:
-        self.heads_each, self.kv_heads = chance.between(1, 9), chance.between(1, 3)
+    def __init__(self, case: RandomCase) -> None:
+        self.heads_each, self.kv_heads = case.between(1, 9), case.between(1, 3)
         self.heads = self.heads_each * self.kv_heads
-        self.head_size = 2 * chance.size(64)
+        self.head_size = 2 * case.size(64)
         self.kv_size = self.kv_heads * self.head_size
-        self.block_size = (1, 2, 4, 16, 32)[chance.below(5)]
-        self.window = chance.size(200) if chance.one_in(3) else None
-        num_requests = chance.between(1, 5)
-        queries = [
-            chance.size(60) if chance.one_in(2) else chance.below(3) for _ in range(num_requests)
-        ]
-        lengths = [count + chance.below(300) for count in queries]
+        self.block_size = (1, 2, 4, 16, 32)[case.below(5)]
+        self.window = case.size(200) if case.one_in(3) else None
+        num_requests = case.between(1, 5)
+        queries = [case.size(60) if case.one_in(2) else case.below(3) for _ in range(num_requests)]
+        lengths = [count + case.below(300) for count in queries]
         widths = [-(-length // self.block_size) for length in lengths]
         self.num_blocks = sum(widths) + 1
         free = torch.randperm(self.num_blocks)
-        self.table = torch.full((num_requests, max(widths) + chance.below(2)), -7).int()
+        self.table = torch.full((num_requests, max(widths) + case.below(2)), -7).int()
         for r, width in enumerate(widths):
             self.table[r, :width] = free[sum(widths[:r]) : sum(widths[: r + 1])]
         self.starts = torch.tensor([0, *queries]).cumsum(0).int()
@@ -55,15 +52,15 @@ class _Step:
             for position in range(lengths[r] - queries[r], lengths[r])
         ]
         self.slots = torch.tensor([int(slot) for slot in slots], dtype=torch.int64)
-        self.positions = chance.integers((self.num_tokens,), 50, torch.int64)
-        self.kind = KVCacheFormat(chance.below(len(KVCacheFormat)))
+        self.positions = case.integers((self.num_tokens,), 50, torch.int64)
+        self.kind = KVCacheFormat(case.below(len(KVCacheFormat)))
         shape = (
             self.num_blocks,
             self.block_size,
             self.kv_heads,
             row_length(self.kind, self.head_size),
         )
-        self.k, self.v = (_stored(chance, self.kind, shape) for _ in "kv")
+        self.k, self.v = (_stored(case, self.kind, shape) for _ in "kv")
         self.planner = NativeAttentionPlanner(
             num_query_heads=self.heads,
             num_kv_heads=self.kv_heads,
@@ -84,10 +81,10 @@ class _Step:
         )
 
 
-def attention(library: NativeLibrary, chance: Chance) -> None:
+def attention(library: NativeLibrary, case: RandomCase) -> None:
     run = NativeAttention(library)
-    step = _Step(chance)
-    q = chance.numbers(step.num_tokens, step.heads, step.head_size)
+    step = _Step(case)
+    q = case.numbers(step.num_tokens, step.heads, step.head_size)
 
     def attend() -> torch.Tensor:
         plan = step.plan().plan
@@ -98,39 +95,39 @@ def attention(library: NativeLibrary, chance: Chance) -> None:
             step.v,
             plan,
             scale=0.1,
-            softcap=30.0 if chance.one_in(3) else None,
-            sinks_H=chance.numbers(step.heads) if chance.one_in(3) else None,
-            alibi_slopes_H=chance.numbers(step.heads) if chance.one_in(3) else None,
+            softcap=30.0 if case.one_in(3) else None,
+            sinks_H=case.numbers(step.heads) if case.one_in(3) else None,
+            alibi_slopes_H=case.numbers(step.heads) if case.one_in(3) else None,
         )
 
     attend()
     busy = [r for r in range(len(step.lengths)) if step.starts[r + 1] > step.starts[r]]
     if not busy:
         return
-    r = busy[chance.below(len(busy))]
+    r = busy[case.below(len(busy))]
     last = (int(step.lengths[r]) - 1) // step.block_size
     wrong: tuple[tuple[torch.Tensor, object, int], ...] = (
-        (step.table, (r, last), chance.index(step.num_blocks)),
+        (step.table, (r, last), case.index(step.num_blocks)),
         (step.lengths, r, step.table.shape[1] * step.block_size + 1),
         (step.lengths, r, int(step.starts[r + 1] - step.starts[r]) - 1),
         (step.starts, r + 1, int(step.starts[r]) - 1),
         (step.starts, len(step.lengths), step.num_tokens + 1),
         (step.starts, 0, 1),
     )
-    tensor, at, value = wrong[chance.below(len(wrong))]
+    tensor, at, value = wrong[case.below(len(wrong))]
     tensor[at] = value  # type: ignore[index]
     must_refuse(f"attention with {value} at {at}", attend)
 
 
-def rotary(library: NativeLibrary, chance: Chance) -> None:
+def rotary(library: NativeLibrary, case: RandomCase) -> None:
     run = NativeElementwise(library)
-    step = _Step(chance)
-    angles = chance.numbers(50, 2 * chance.between(1, step.head_size // 2))
-    normed = chance.one_in(2)
+    step = _Step(case)
+    angles = case.numbers(50, 2 * case.between(1, step.head_size // 2))
+    normed = case.one_in(2)
 
     def rotate() -> torch.Tensor:
         return run.rotary_and_cache(
-            chance.numbers(step.num_tokens, (step.heads + 2 * step.kv_heads) * step.head_size),
+            case.numbers(step.num_tokens, (step.heads + 2 * step.kv_heads) * step.head_size),
             num_query_heads=step.heads,
             head_size=step.head_size,
             cos_sin_PD=angles,
@@ -138,31 +135,31 @@ def rotary(library: NativeLibrary, chance: Chance) -> None:
             k_cache_BSKD=step.k,
             v_cache_BSKD=step.v,
             slot_mapping_T=step.slots,
-            q_norm_weight_D=chance.numbers(step.head_size) if normed else None,
-            k_norm_weight_D=chance.numbers(step.head_size) if normed else None,
+            q_norm_weight_D=case.numbers(step.head_size) if normed else None,
+            k_norm_weight_D=case.numbers(step.head_size) if normed else None,
             norm_eps=1e-5,
         )
 
     rotate()
     if step.num_tokens:
-        at = chance.below(step.num_tokens)
-        if chance.one_in(2):
-            step.positions[at] = chance.index(50)
+        at = case.below(step.num_tokens)
+        if case.one_in(2):
+            step.positions[at] = case.index(50)
         else:
-            step.slots[at] = chance.index(step.num_blocks * step.block_size)
+            step.slots[at] = case.index(step.num_blocks * step.block_size)
         must_refuse("a rotation with a wrong index", rotate)
 
 
-def recorded_step(library: NativeLibrary, chance: Chance) -> None:
+def recorded_step(library: NativeLibrary, case: RandomCase) -> None:
     ops = CpuOperations(library)
-    step = _Step(chance)
-    size = chance.size(64)
+    step = _Step(case)
+    size = case.size(64)
     heads_size = step.heads * step.head_size
-    table, norm = chance.numbers(chance.size(50), size), chance.numbers(size)
-    into = pack_float(library, chance.numbers(heads_size + 2 * step.kv_size, size))
-    back = pack_float(library, chance.numbers(size, heads_size))
-    last = random_weight(library, chance, size)
-    angles = chance.numbers(50, step.head_size)
+    table, norm = case.numbers(case.size(50), size), case.numbers(size)
+    into = pack_float(library, case.numbers(heads_size + 2 * step.kv_size, size))
+    back = pack_float(library, case.numbers(size, heads_size))
+    last = random_weight(library, case, size)
+    angles = case.numbers(50, step.head_size)
     factor = torch.tensor(0.5)
 
     def forward(ids_T: torch.Tensor, positions_T: torch.Tensor, c: ForwardContext) -> torch.Tensor:
@@ -185,13 +182,13 @@ def recorded_step(library: NativeLibrary, chance: Chance) -> None:
 
     recorded = RecordedForward(library, forward)
     context = ForwardContext(kv_caches=[(step.k, step.v)], metadata=[step.plan()], ops=ops)
-    ids = chance.integers((step.num_tokens,), len(table), torch.int64)
+    ids = case.integers((step.num_tokens,), len(table), torch.int64)
     for _ in range(2):
         out = recorded(ids, step.positions, context)
         assert recorded.is_recorded, "a forward pass of native operations was not recorded"
         assert out.shape == (len(ids), last.num_outputs)
     if not len(ids):
         return
-    wrong, limit = ((ids, len(table)), (step.positions, 50))[chance.below(2)]
-    wrong[chance.below(len(ids))] = chance.index(limit)
+    wrong, limit = ((ids, len(table)), (step.positions, 50))[case.below(2)]
+    wrong[case.below(len(ids))] = case.index(limit)
     must_refuse("a step with a wrong index", lambda: recorded(ids, step.positions, context))

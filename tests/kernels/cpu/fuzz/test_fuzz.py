@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "fuzz_native.py"
+SCRIPT = Path(__file__).with_name("run.py")
 
 
 @pytest.mark.slow  # the first run builds the library with its sanitizers

@@ -7,79 +7,78 @@ import torch
 from kernels.cpu.elementwise import NativeElementwise
 from kernels.cpu.library import ISA_NAMES, NativeLibrary, check
 from kernels.cpu.sampling import NativeSampling
-from scripts.native_fuzz.chance import Chance
-from scripts.native_fuzz.refusals import must_refuse
+from tests.kernels.cpu.fuzz.random_case import RandomCase, must_refuse
 
 
-def embedding(library: NativeLibrary, chance: Chance) -> None:
+def embedding(library: NativeLibrary, case: RandomCase) -> None:
     run = NativeElementwise(library)
-    weight = chance.numbers(chance.size(100), chance.size(300))
-    ids = chance.integers((chance.below(40),), len(weight), torch.int64)
+    weight = case.numbers(case.size(100), case.size(300))
+    ids = case.integers((case.below(40),), len(weight), torch.int64)
     run.embedding(ids, weight)
     if len(ids):
-        ids[chance.below(len(ids))] = chance.index(len(weight))
+        ids[case.below(len(ids))] = case.index(len(weight))
         must_refuse(f"embedding of {ids}", lambda: run.embedding(ids, weight))
 
 
-def norms_and_activations(library: NativeLibrary, chance: Chance) -> None:
+def norms_and_activations(library: NativeLibrary, case: RandomCase) -> None:
     run = NativeElementwise(library)
-    size = chance.size(700)
-    x, weight = chance.strided(chance.below(70), size), chance.numbers(size)
+    size = case.size(700)
+    x, weight = case.strided(case.below(70), size), case.numbers(size)
     run.rms_norm(x, weight, 1e-5)
-    residual = chance.numbers(len(x), size)
+    residual = case.numbers(len(x), size)
     run.add_rms_norm(x.contiguous(), residual, weight, 1e-5)
-    both = chance.numbers(len(x), 2 * size)
+    both = case.numbers(len(x), 2 * size)
     run.silu_and_mul(both)
     run.gelu_tanh_and_mul(both)
     if len(x):
         must_refuse("overlap", lambda: run.add_rms_norm(residual, residual, weight, 1e-5))
-    kind = chance.index(2)
+    kind = case.index(2)
     p, n = ctypes.c_void_p, ctypes.c_int64
     gated = library.function("ec_gated_activation", p, p, n, n, ctypes.c_int)
     addresses = both.data_ptr(), residual.data_ptr()
     must_refuse(f"activation {kind}", lambda: check(gated(*addresses, len(x), size, kind)))
 
 
-def sampling(library: NativeLibrary, chance: Chance) -> None:
+def sampling(library: NativeLibrary, case: RandomCase) -> None:
     run = NativeSampling(library)
-    num_rows, size = chance.below(6), chance.size(2000)
-    logits = chance.strided(num_rows, size)
-    seeds = chance.integers((num_rows,), 2**62, torch.int64)
-    positions = chance.integers((num_rows,), 10_000, torch.int64)
+    num_rows, size = case.below(6), case.size(2000)
+    logits = case.strided(num_rows, size)
+    seeds = case.integers((num_rows,), 2**62, torch.int64)
+    positions = case.integers((num_rows,), 10_000, torch.int64)
     tokens = run.sample_from_all(logits, seeds, positions)
     limits = {
-        "top_k_R": chance.integers((num_rows,), size + 10, torch.int64),
+        "top_k_R": case.integers((num_rows,), size + 10, torch.int64),
         "top_p_R": torch.rand(num_rows).clamp(1e-6, 1),
-        "min_p_R": torch.rand(num_rows) * chance.below(2),
+        "min_p_R": torch.rand(num_rows) * case.below(2),
     }
     truncated = run.sample_truncated(logits, seeds, positions, **limits)
     for chosen in (tokens, truncated):
         assert ((chosen >= 0) & (chosen < size)).all(), f"token {chosen} of {size}"
     if num_rows:
-        limits["top_k_R"][0] = -1 - chance.below(100)
+        limits["top_k_R"][0] = -1 - case.below(100)
         must_refuse(
             "negative top_k", lambda: run.sample_truncated(logits, seeds, positions, **limits)
         )
         run.apply_penalties(
             logits[0].contiguous(),
-            chance.integers((size,), 2, torch.bool),
-            chance.integers((size,), 3, torch.float32),
+            case.integers((size,), 2, torch.bool),
+            case.integers((size,), 3, torch.float32),
             repetition_penalty=1.1,
             presence_penalty=0.2,
             frequency_penalty=0.3,
         )
 
 
-def threads_and_instructions(library: NativeLibrary, chance: Chance) -> None:
+def threads_and_instructions(library: NativeLibrary, case: RandomCase) -> None:
     p, n = ctypes.c_void_p, ctypes.c_int64
     prove = library.function("ec_pool_prove", n, p, p)
-    num_tasks = chance.below(200)
+    num_tasks = case.below(200)
     out = torch.zeros(num_tasks, dtype=torch.int64)
     seen = torch.zeros(library.num_threads, dtype=torch.int64)
     check(prove(num_tasks, out.data_ptr(), seen.data_ptr()))
     assert int(seen.sum()) == num_tasks
     start = library.function("ec_pool_start", ctypes.c_int)
-    must_refuse("a pool of 0", lambda: check(start(-chance.below(5))))
+    must_refuse("a pool of 0", lambda: check(start(-case.below(5))))
     force = library.function("ec_force_isa", ctypes.c_int)
-    level = len(ISA_NAMES) + chance.below(5)
+    level = len(ISA_NAMES) + case.below(5)
     must_refuse(f"instruction set {level}", lambda: check(force(level)))

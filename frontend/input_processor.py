@@ -1,0 +1,302 @@
+"""From a prompt and parameters to a request that this model can serve; all is checked before it
+is sent."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NotRequired, TypedDict
+
+from frontend.errors import InvalidInput
+from frontend.event_loop import Clock
+from frontend.request_state import RequestState
+from frontend.sampling_params import BeamSearchParams, SamplingParams
+from frontend.tokenizer import Tokenizer
+from protocol.outputs import ModelInfo
+from protocol.requests import EngineRequest
+
+_MAX_PRIORITY = 2**31 - 1
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids; `prompt` is only reported back."""
+
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
+PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt
+"""One prompt."""
+PromptsInput = PromptInput | Sequence[PromptInput]
+"""One prompt or several."""
+
+ChatMessage = Mapping[str, Any]
+
+_KNOWN_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
+
+
+class InputProcessor:
+    """
+    Args:
+        model: what the engine serves.
+        tokenizer: the model's, if it came with one.
+        seeds: draws the seed of a request that has none.
+    """
+
+    def __init__(
+        self,
+        model: ModelInfo,
+        tokenizer: Tokenizer | None,
+        *,
+        seeds: random.Random,
+        clock: Clock,
+    ) -> None:
+        self.model = model
+        self.optional_tokenizer = tokenizer
+        self._seeds = seeds
+        self._clock = clock
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """
+        Raises:
+            InvalidInput: the model came without one.
+        """
+        if self.optional_tokenizer is None:
+            raise InvalidInput("the engine's model came without a tokenizer; send prompt_token_ids")
+        return self.optional_tokenizer
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What the model's authors recommend, as a new object."""
+        return SamplingParams.from_defaults(self.model.default_sampling)
+
+    def make_request(
+        self,
+        prompt: object,
+        params: SamplingParams | BeamSearchParams | None,
+        request_id: str,
+        *,
+        priority: int = 0,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
+        name: str = "prompt",
+        on_finished: Callable[[], None] | None = None,
+    ) -> RequestState:
+        """
+        Args:
+            cache_salt: for a prompt that has none of its own.
+            name: what to call the prompt in an error.
+
+        Raises:
+            InvalidInput: this model or this engine cannot serve it.
+        """
+        beam_search = None
+        if isinstance(params, BeamSearchParams):
+            beam_search, params = params.to_wire(), params.sampling_params()
+        if params is None:
+            params = self.default_sampling_params()
+        if not isinstance(params, SamplingParams):
+            raise InvalidInput(
+                f"sampling_params is of type {type(params).__name__}, it must be SamplingParams"
+            )
+        _check_scheduling(priority, tenant)
+        self._check_model_limits(params)
+        text, token_ids, own_salt = _parse(prompt, name)
+        if token_ids is None:
+            assert text is not None
+            token_ids = self._encode(text, name)
+        if params.truncate_prompt_tokens is not None:
+            kept = params.truncate_prompt_tokens
+            token_ids = token_ids[-(self.model.max_model_len - 1 if kept == -1 else kept) :]
+        self._check_tokens(token_ids, name)
+        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
+        request = EngineRequest(
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            sampling_params=params.to_wire(len(token_ids), self.model.max_model_len, seed=seed),
+            num_sequences=params.n if beam_search is None else beam_search.beam_width,
+            beam_search=beam_search,
+            priority=priority,
+            tenant=tenant,
+            cache_salt=_one_salt(own_salt, cache_salt, name),
+        )
+        return RequestState(
+            request,
+            params,
+            prompt_text=text,
+            tokenizer=self.optional_tokenizer,
+            clock=self._clock,
+            on_finished=on_finished,
+        )
+
+    def chat_prompt(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> TokensPrompt:
+        """A conversation as text and tokens, by the model's own chat template or another."""
+        text = self.tokenizer.apply_chat_template(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            tools=tools,
+            **(template_variables or {}),
+        )
+        # The template writes the special tokens itself.
+        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return {"prompt": text, "prompt_token_ids": token_ids}
+
+    def _check_model_limits(self, params: SamplingParams) -> None:
+        if params.stop_strings and self.optional_tokenizer is None:
+            raise InvalidInput(
+                "stop strings need text, and the engine's model came without a tokenizer; use "
+                "stop_token_ids"
+            )
+        limit = self.model.max_logprobs
+        wanted = params.logprobs
+        if wanted is not None and limit >= 0 and not 0 <= wanted <= limit:
+            raise InvalidInput(
+                f"logprobs is {wanted}, the engine's limit is {limit}; ask for fewer or start it "
+                "with a larger --max-logprobs"
+            )
+
+    def _encode(self, text: str, name: str) -> list[int]:
+        if self.optional_tokenizer is None:
+            raise InvalidInput(
+                f"{name} is text, and the engine's model came without a tokenizer; send "
+                "prompt_token_ids"
+            )
+        return self.optional_tokenizer.encode(text)
+
+    def _check_tokens(self, token_ids: list[int], name: str) -> None:
+        if not token_ids:
+            raise InvalidInput(f"{name} is empty; give at least one token")
+        limit = self.model.max_model_len - 1
+        if len(token_ids) > limit:
+            raise InvalidInput(
+                f"{name} has {len(token_ids)} tokens, the limit is max_model_len - 1 = {limit}; "
+                "shorten it, set truncate_prompt_tokens, or start the engine with a larger "
+                "--max-model-len"
+            )
+        vocab_size = self.model.vocab_size
+        if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+            wrong = next(token for token in token_ids if not 0 <= token < vocab_size)
+            raise InvalidInput(
+                f"{name} holds token id {wrong}, the vocabulary ends at {vocab_size - 1}; "
+                "use this model's own tokenizer"
+            )
+
+
+def _check_scheduling(priority: object, tenant: object) -> None:
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise InvalidInput(f"priority is {priority!r}, it must be a whole number")
+    if not -_MAX_PRIORITY <= priority <= _MAX_PRIORITY:
+        raise InvalidInput(
+            f"priority is {priority}, it must be from {-_MAX_PRIORITY} to {_MAX_PRIORITY}"
+        )
+    if tenant is not None and not (isinstance(tenant, str) and tenant):
+        raise InvalidInput(f"tenant is {tenant!r}, it must be a non-empty string")
+
+
+def split_prompts(prompts: object) -> list[object]:
+    """A list of single prompts from one prompt or several; their contents are not looked at.
+
+    Raises:
+        InvalidInput: neither.
+    """
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
+        raise InvalidInput(
+            f"prompts are of type {type(prompts).__name__}; give a string, token ids, a "
+            "dictionary with 'prompt' or 'prompt_token_ids', or a list of those"
+        )
+    if prompts and all(_is_whole(item) for item in prompts):
+        return [prompts]
+    return list(prompts)
+
+
+def _one_salt(own: str | None, beside: str | None, name: str) -> str | None:
+    """Of a prompt's own salt and the one given beside it."""
+    beside = _checked_salt(beside, name)
+    if own is not None and beside not in (None, own):
+        raise InvalidInput(
+            f"{name} has cache_salt {own!r}, and {beside!r} was given beside it; give one of them"
+        )
+    return beside if own is None else own
+
+
+def _checked_salt(salt: object, name: str) -> str | None:
+    if salt is None or (isinstance(salt, str) and salt):
+        return salt
+    raise InvalidInput(f"cache_salt of {name} is {salt!r}, it must be a non-empty string")
+
+
+def _parse(prompt: object, name: str) -> tuple[str | None, list[int] | None, str | None]:
+    """Text, token ids and cache salt of a prompt in any of its forms."""
+    if isinstance(prompt, str):
+        return _text(prompt, name), None, None
+    if isinstance(prompt, Mapping):
+        return _parse_mapping(prompt, name)
+    return None, _token_ids(prompt, name), None
+
+
+def _parse_mapping(
+    prompt: Mapping[object, object], name: str
+) -> tuple[str | None, list[int] | None, str | None]:
+    unknown = [key for key in prompt if key not in _KNOWN_KEYS and prompt[key] is not None]
+    if unknown:
+        raise InvalidInput(
+            f"{name} has {unknown[0]!r}, which this engine does not support; known are "
+            f"{sorted(_KNOWN_KEYS)}"
+        )
+    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    salt = _checked_salt(prompt.get("cache_salt"), name)
+    if text is None and token_ids is None:
+        raise InvalidInput(f"{name} has neither 'prompt' nor 'prompt_token_ids'; give one")
+    return (
+        None if text is None else _text(text, name),
+        None if token_ids is None else _token_ids(token_ids, name),
+        salt,
+    )
+
+
+def _text(text: object, name: str) -> str:
+    if not isinstance(text, str):
+        raise InvalidInput(f"the text of {name} is of type {type(text).__name__}, it must be str")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(
+            f"{name} holds half of a surrogate pair, which is not text; decode it again from its "
+            "bytes"
+        ) from None
+    return text
+
+
+def _token_ids(token_ids: object, name: str) -> list[int]:
+    if not isinstance(token_ids, Sequence) or isinstance(token_ids, str | bytes | bytearray):
+        raise InvalidInput(
+            f"{name} is of type {type(token_ids).__name__}; give a string, a list of token ids, or "
+            "a dictionary with 'prompt' or 'prompt_token_ids'"
+        )
+    for token_id in token_ids:
+        if not _is_whole(token_id):
+            raise InvalidInput(f"{name} holds {token_id!r}, token ids must be whole numbers")
+    return list(token_ids)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

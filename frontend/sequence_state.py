@@ -1,0 +1,203 @@
+"""One sequence of a request: from engine outputs to text, stop strings and logprobs."""
+
+import struct
+from collections.abc import Sequence
+from itertools import chain
+from typing import Protocol
+
+from frontend.detokenizer import IncrementalDetokenizer, StopStringMatcher
+from frontend.outputs import CompletionOutput, FinishReasonName, Logprob
+from frontend.sampling_params import SamplingParams
+from frontend.tokenizer import Tokenizer
+from protocol.outputs import EngineCoreOutput, FinishReason, Logprobs
+
+
+class TokenTexts(Protocol):
+    def token_text(self, token_id: int) -> str: ...
+
+
+class SequenceState:
+    """Everything received for one sequence. An interrupted request is resumed from `token_ids`, so
+    they are exactly what the engine sent, up to a stop string.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self.index = index
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReasonName | None = None
+        self._stop_reason: int | str | None = None
+        self._detail: str | None = None
+        self._tokenizer = tokenizer
+        self._min_tokens = params.min_tokens
+        self._shows_stop_token = params.include_stop_str_in_output
+        self._detokenizer = (
+            IncrementalDetokenizer(
+                tokenizer, prompt_token_ids, skip_special_tokens=params.skip_special_tokens
+            )
+            if params.detokenize and tokenizer is not None
+            else None
+        )
+        self._matcher = (
+            StopStringMatcher(
+                params.stop_strings, include_in_output=params.include_stop_str_in_output
+            )
+            if params.stop_strings
+            else None
+        )
+        self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
+        self._cumulative_logprob = None if params.logprobs is None else 0.0
+        # the whole text is _taken_text + the parts, which no output has had yet
+        self._taken_text = ""
+        self._parts: list[str] = []
+        self._num_taken_tokens = 0
+        self._end_taken = False
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def has_new_output(self) -> bool:
+        return (
+            len(self.token_ids) > self._num_taken_tokens
+            or bool(self._parts)
+            or (self.finished and not self._end_taken)
+        )
+
+    def append_output(self, output: EngineCoreOutput) -> bool:
+        """Process one engine output.
+
+        Returns:
+            True if a stop string ended the sequence while the engine goes on with it: then the
+            engine must abort it.
+        """
+        assert not self.finished, f"output for finished sequence {self.index}"
+        before = len(self.token_ids)
+        hides_last = output.finish_reason is FinishReason.STOP and not self._shows_stop_token
+        stop_string = self._append_tokens(output.new_token_ids, hides_last=hides_last)
+        if output.logprobs is not None and self._logprobs is not None:
+            self._append_logprobs(output.logprobs, len(self.token_ids) - before)
+        if output.cumulative_logprob is not None:
+            self._cumulative_logprob = output.cumulative_logprob
+        if stop_string is None and output.finished:
+            stop_string = self._flush()
+        if stop_string is not None:
+            self.finish_reason, self._stop_reason = "stop", stop_string
+            return not output.finished
+        if output.finish_reason is not None:
+            self.finish_reason = output.finish_reason.value
+            self._stop_reason = output.stop_reason
+            self._detail = output.detail
+        return False
+
+    def append_token(self, token_id: int) -> bool:
+        """Process one token of a sequence that goes on.
+
+        Returns:
+            True if a stop string ended the sequence: then the engine must abort it.
+        """
+        assert not self.finished, f"token for finished sequence {self.index}"
+        stop_string = self._append_tokens((token_id,), hides_last=False)
+        if stop_string is None:
+            return False
+        self.finish_reason, self._stop_reason = "stop", stop_string
+        return True
+
+    def finish(self, reason: FinishReasonName, detail: str | None = None) -> None:
+        """End it from this side. Text that was withheld is released."""
+        if not self.finished:
+            self._flush()
+            self.finish_reason, self._detail = reason, detail
+
+    def take_output(self, *, delta: bool) -> CompletionOutput:
+        """All there is, or with `delta` what is new since the last call."""
+        new_text = "".join(self._parts)
+        self._parts.clear()
+        start = self._num_taken_tokens if delta else 0
+        self._num_taken_tokens = len(self.token_ids)
+        self._end_taken = self.finished
+        if not delta:
+            new_text = self._taken_text = self._taken_text + new_text
+        return CompletionOutput(
+            index=self.index,
+            text=new_text,
+            token_ids=self.token_ids[start:],
+            cumulative_logprob=self._cumulative_logprob,
+            logprobs=None if self._logprobs is None else self._logprobs[start:],
+            finish_reason=self.finish_reason,
+            stop_reason=self._stop_reason,
+            detail=self._detail,
+        )
+
+    def _append_tokens(self, token_ids: Sequence[int], *, hides_last: bool) -> str | None:
+        num_shown = len(token_ids) - 1 if hides_last and token_ids else len(token_ids)
+        if self._detokenizer is None:
+            self.token_ids += token_ids
+        elif self._matcher is None:
+            self.token_ids += token_ids
+            if num_shown:
+                self._emit(self._detokenizer.append(token_ids[:num_shown]))
+        else:
+            # One by one, to drop the tokens behind the one that completes a stop string.
+            for position, token_id in enumerate(token_ids):
+                self.token_ids.append(token_id)
+                if position < num_shown:
+                    stop_string = self._append_text(self._detokenizer.append([token_id]))
+                    if stop_string is not None:
+                        return stop_string
+        return None
+
+    def _append_text(self, text: str) -> str | None:
+        if self._matcher is None or len(self.token_ids) <= self._min_tokens:
+            self._emit(text)
+            return None
+        result = self._matcher.append(text)
+        self._emit(result.text)
+        return result.matched
+
+    def _flush(self) -> str | None:
+        """Release withheld text. Returns the stop string that this completed, if any."""
+        if self._detokenizer is None:
+            return None
+        stop_string = self._append_text(self._detokenizer.flush())
+        if stop_string is None and self._matcher is not None:
+            self._emit(self._matcher.flush())
+        return stop_string
+
+    def _emit(self, text: str) -> None:
+        if text:
+            self._parts.append(text)
+
+    def _append_logprobs(self, columns: Logprobs, num_kept: int) -> None:
+        assert self._logprobs is not None
+        for entry in logprobs_of(columns, self._tokenizer)[:num_kept]:
+            self._logprobs.append(entry)
+            sampled = next(iter(entry.values()))
+            self._cumulative_logprob = (self._cumulative_logprob or 0.0) + sampled.logprob
+
+
+def logprobs_of(columns: Logprobs, tokenizer: TokenTexts | None) -> list[dict[int, Logprob]]:
+    """One dictionary a position from the wire's columns: the sampled token first, then the
+    likeliest in falling order."""
+    size = columns.num_positions * columns.width
+    token_ids = struct.unpack(f"<{size}i", columns.token_ids)
+    values = struct.unpack(f"<{size}f", columns.logprobs)
+    entries: list[dict[int, Logprob]] = []
+    for position in range(columns.num_positions):
+        start, stop = position * columns.width, (position + 1) * columns.width
+        ranks = chain((columns.ranks[position],), range(1, columns.width))
+        entry: dict[int, Logprob] = {}
+        for token_id, value, rank in zip(
+            token_ids[start:stop], values[start:stop], ranks, strict=True
+        ):
+            if token_id not in entry:  # the sampled token may be among the likeliest as well
+                text = None if tokenizer is None else tokenizer.token_text(token_id)
+                entry[token_id] = Logprob(value, rank, text)
+        entries.append(entry)
+    return entries

@@ -1,0 +1,149 @@
+"""Frames to and from one engine: what the client needs of a transport, and ZMQ as one.
+
+The raw ZMQ sockets are read through the event loop's own poll: one callback takes all that arrived.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from frontend.errors import EngineUnavailable, InvalidInput
+
+_PEER_HEARTBEAT_MS = 2_000
+_MESSAGES_PER_CALLBACK = 64
+"""After this many, other tasks of the loop run."""
+_LINGER_MS = 200
+_LOSS_EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+
+Frames = Sequence[bytes]
+
+
+class Transport(Protocol):
+    """A connection that can be opened again after it was lost or disconnected."""
+
+    def connect(self, on_frames: Callable[[Frames], None], on_lost: Callable[[str], None]) -> None:
+        """Open the connection. `on_frames` gets each message's frames; `on_lost` the reason, once,
+        when the peer is gone.
+
+        Raises:
+            InvalidInput: the address is not valid.
+            EngineUnavailable: there is certainly no engine at the address.
+        """
+
+    def send_frames(self, frames: Frames) -> None:
+        """Queue one message's frames. Never blocks; dropped if there is no connection."""
+
+    def receive_pending(self) -> None:
+        """Deliver what has already arrived."""
+
+    def disconnect(self) -> None:
+        """Close the connection; what is queued is still sent if possible."""
+
+    def close(self) -> None:
+        """Disconnect and free all resources."""
+
+
+class ZmqTransport:
+    """A DEALER socket and its monitor. `address` is `ipc://PATH` or `tcp://HOST:PORT`."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
+
+    def connect(self, on_frames: Callable[[Frames], None], on_lost: Callable[[str], None]) -> None:
+        _check_ipc_path(self._address)
+        self._on_frames = on_frames
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        # A peer lost with its network closes no connection. ZMQ's I/O threads exchange their own
+        # heartbeats, which the engine answers however long its steps are.
+        socket.setsockopt(zmq.HEARTBEAT_IVL, _PEER_HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4 * _PEER_HEARTBEAT_MS)
+        if self._address.startswith("tcp://["):
+            socket.setsockopt(zmq.IPV6, 1)
+        self._socket, self._monitor = socket, socket.get_monitor_socket(_LOSS_EVENTS)
+        self._loop.add_reader(_descriptor(socket), self.receive_pending)
+        self._loop.add_reader(_descriptor(self._monitor), self._read_monitor)
+        try:
+            socket.connect(self._address)
+        except zmq.ZMQError as error:
+            self.disconnect()
+            raise InvalidInput(
+                f"address {self._address!r} cannot be used ({error}); use ipc://PATH or "
+                "tcp://HOST:PORT"
+            ) from None
+        self._loop.call_soon(self._read_monitor)
+
+    def send_frames(self, frames: Frames) -> None:
+        if self._socket is None:
+            return
+        with contextlib.suppress(zmq.Again):  # the peer is gone: the monitor will say so
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+        # ZMQ's descriptor signals an event once only, and sending may have consumed it.
+        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._loop.call_soon(self.receive_pending)
+
+    def receive_pending(self) -> None:
+        for _ in range(_MESSAGES_PER_CALLBACK):
+            if self._socket is None:
+                return
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._on_frames(frames)
+        self._loop.call_soon(self.receive_pending)
+
+    def disconnect(self) -> None:
+        if self._socket is None or self._monitor is None:
+            return
+        socket, monitor = self._socket, self._monitor
+        self._socket = self._monitor = None
+        for each in (socket, monitor):
+            self._loop.remove_reader(_descriptor(each))
+        socket.disable_monitor()
+        monitor.close(linger=0)
+        socket.close()
+
+    def close(self) -> None:
+        self.disconnect()
+        self._context.term()
+
+    def _read_monitor(self) -> None:
+        while self._monitor is not None:
+            try:
+                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            if event["event"] & _LOSS_EVENTS:
+                self.receive_pending()  # what the engine sent before the loss
+                if self._socket is not None:
+                    self.disconnect()
+                    self._on_lost("the connection closed")
+
+
+def _descriptor(socket: zmq.Socket[bytes]) -> int:
+    return int(socket.getsockopt(zmq.FD))
+
+
+def _check_ipc_path(address: str) -> None:
+    """Refuse at once what would otherwise end in a timeout."""
+    if address.startswith("ipc://") and not address.startswith("ipc://@"):
+        path = address.removeprefix("ipc://")
+        if not path or not Path(path).exists():
+            raise EngineUnavailable(
+                f"no engine answers at {address}: that socket does not exist; start one with "
+                "`engine-core --model MODEL`"
+            )

@@ -1,1 +1,0 @@
-"""Proof, on a machine without a GPU, that every kernel compiles well for the target GPU."""

@@ -1,0 +1,48 @@
+"""What a SchedulerConfig refuses, by the option's name."""
+
+import pytest
+
+from engine_core.scheduler import SchedulerConfig
+
+LIMITS = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "max_model_len": 128}
+LONG = {"max_long_partial_prefills": 1, "long_prefill_token_threshold": 9}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs is 0, it must be at least 1; raise --max-num-seqs"),
+        ({"max_model_len": 1}, "max_model_len is 1, it must be at least 2"),
+        ({"max_chunk_size": 0}, "raise --max-chunk-size"),
+        ({"num_lookahead_slots": -1}, "it must be at least 0"),
+        ({"scheduling_policy": "lottery"}, "'lottery', it must be one of fcfs, priority, fair"),
+        ({"batching": "decode-first"}, "'decode-first', it must be one of mixed, prefill-first"),
+        ({"preemption_mode": "kill"}, "change --preemption-mode"),
+        ({"slo_tpot_ms": 0.0}, "slo_tpot_ms is 0.0, it must be above 0"),
+        ({"tenant_weights": {"a": 0.0}, "scheduling_policy": "fair"}, "tenant 'a' is 0.0"),
+        ({"prefill_delay_factor": -1.0}, "prefill_delay_factor is -1.0"),
+        ({"prefill_delay_factor": 0.5}, "no effect with --batching mixed"),
+        ({"priority_ageing_s": 3.0}, "no effect with --scheduling-policy fcfs"),
+        ({"tenant_weights": {"a": 2.0}}, "use --scheduling-policy fair"),
+        ({"force_preemption": False}, "--no-force-preemption has no effect"),
+        (
+            {"scheduling_policy": "priority", "force_preemption": False, "priority_min_gain": 2},
+            "--priority-min-gain has no effect with --no-force-preemption",
+        ),
+        ({"slo_ttft_ms": 5.0}, "--slo-ttft-ms has no effect without --slo-tpot-ms"),
+        ({"max_long_partial_prefills": 1}, "one without the other"),
+        ({**LONG, "max_long_partial_prefills": 3, "max_num_partial_prefills": 2}, "is 3, above"),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused_by_name(settings, message):
+    with pytest.raises(ValueError) as raised:
+        SchedulerConfig(**{**LIMITS, **settings})
+    assert message in str(raised.value)
+
+
+def test_what_is_not_given_is_off():
+    config = SchedulerConfig(**LIMITS)
+    assert (config.scheduling_policy, config.batching) == ("fcfs", "mixed")
+    assert config.max_chunk == 64
+    assert SchedulerConfig(**LIMITS, max_chunk_size=100).max_chunk == 64
+    assert SchedulerConfig(**LIMITS, max_chunk_size=10, **LONG).max_chunk == 10

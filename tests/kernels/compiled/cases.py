@@ -1,0 +1,757 @@
+"""What the runner can launch of each Triton kernel, for shapes of models in use.
+
+Functions stand in the order of the kernel files. Only a pointer's dtype, and whether a number is 1
+or a multiple of 16, change what is compiled.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import triton
+
+from kernels.interface.step_packing import PackedLayout
+from kernels.triton import (
+    activation,
+    attention_decode,
+    attention_prefill,
+    attention_reduce,
+    attention_work,
+    block_copies,
+    dense_linear,
+    fp8_linear,
+    logprobs,
+    moe_linear,
+    moe_routing,
+    norm,
+    penalties,
+    philox,
+    quantised_linear,
+    quantised_widening,
+    rotary_cache,
+    row_maxima,
+    sampling,
+    sampling_columns,
+    step_inputs,
+    token_masks,
+    truncation,
+)
+from kernels.triton.row_maxima import TILE, num_splits
+
+BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
+INT8, INT32, INT64 = torch.int8, torch.int32, torch.int64
+VOCABULARIES = (151936, 50257)
+"""A multiple of 16, and not."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class KernelVariant:
+    """One specialisation of one kernel.
+
+    Attributes:
+        name: of the variant, unique in its kernel file: "decode bf16 G=3 D=64 S=16".
+        kernel: the `@triton.jit` function.
+        arguments: by parameter name: a dtype for a pointer, a number for a scalar.
+        constants: the `tl.constexpr` parameters.
+        num_warps, num_stages: as launched.
+        needs_wgmma: the compiled code must use Hopper's tensor-core instructions.
+        max_registers: most registers a thread; 255 is the machine's limit.
+        max_spill_bytes: most bytes of spilled registers, stores and loads together; above 0 only
+            with a `spill_reason`, which stands in the table.
+    """
+
+    name: str
+    kernel: Any
+    arguments: Mapping[str, Any]
+    constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    num_warps: int = 4
+    num_stages: int = 3
+    needs_wgmma: bool = False
+    max_registers: int = 255
+    max_spill_bytes: int = 0
+    spill_reason: str = ""
+
+    @property
+    def module(self) -> str:
+        """Import name of the kernel's file."""
+        return str(self.kernel.fn.__module__)
+
+
+def variants() -> list[KernelVariant]:
+    """All of them."""
+    groups = (
+        activations,
+        decode_attention,
+        prefill_attention,
+        attention_reductions,
+        attention_work_lists,
+        copied_blocks,
+        dense_products,
+        float8_rows,
+        reported_logprobs,
+        expert_products,
+        expert_routing,
+        norms,
+        logit_penalties,
+        random_numbers,
+        quantised_products,
+        quantised_weights,
+        rotary_and_cache,
+        maxima_of_rows,
+        sampled_tokens,
+        columns_of_sampling,
+        inputs_of_a_step,
+        masks_of_tokens,
+        truncations,
+    )
+    return [variant for group in groups for variant in group()]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _pointers(dtype: torch.dtype, names: str) -> dict[str, Any]:
+    return dict.fromkeys((f"{name}_ptr" for name in names.split()), dtype)
+
+
+def _taken(kernel: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the values that are parameters of the kernel."""
+    return {name: values[name] for name in kernel.arg_names if name in values}
+
+
+def activations() -> Iterator[KernelVariant]:
+    """Feed-forward widths of models in use, both activations, plain and quantised."""
+    for width, is_gelu, out in (
+        *((width, False, BF16) for width in (3072, 4864, 14336)),
+        (10240, True, BF16),
+        (3072, False, FP8),
+        (14336, False, FP8),
+        (14336, False, INT8),
+        (10240, True, FP8),
+        (14336, False, FP16),
+        (14336, False, FP32),
+        (10240, True, FP32),
+    ):
+        is_quantised = out in activation.QUANTISED_MAX
+        block = activation._BLOCK_F_QUANTISED if is_quantised else activation._BLOCK_F
+        constants = activation._constants(width, block, is_gelu)
+        yield KernelVariant(
+            name=f"{'gelu' if is_gelu else 'silu'} F={width} out {out}",
+            kernel=activation.activation_quantised_kernel
+            if is_quantised
+            else activation.activation_kernel,
+            arguments={"gate_up_ptr": BF16 if is_quantised else out, "out_ptr": out}
+            | {"gate_up_stride_t": 2 * width, "out_stride_t": width}
+            | ({"scales_ptr": FP32} if is_quantised else {}),
+            constants=constants,
+            num_warps=activation._num_warps(constants["BLOCK_F"]) if is_quantised else 4,
+        )
+
+
+def _attention_arguments(
+    kv_heads: int, group: int, head_size: int, block_size: int, dtype: Any, kv_dtype: Any
+) -> dict[str, Any]:
+    """What the kernels of prefill and decode both take; a cache of [B, 2, K, S, D]."""
+    head = block_size * head_size
+    return {
+        "q_THD": dtype,
+        "k_cache_BKSD": kv_dtype,
+        "v_cache_BKSD": kv_dtype,
+        "block_table_RM": INT32,
+        "alibi_slopes_H": FP32,
+        "table_stride": 99,
+        "q_token_stride": kv_heads * group * head_size,
+        "q_head_stride": head_size,
+        **{f"{part}_block_stride": 2 * kv_heads * head for part in "kv"},
+        **{f"{part}_head_stride": head for part in "kv"},
+        **{f"{part}_slot_stride": head_size for part in "kv"},
+        "score_scale": 0.1,
+        "multiplier": 0.1,
+        "window": 512,
+    }
+
+
+SERVED_HEADS = (  # name, dtype, K, G, D, S, cache dtype
+    ("bf16 G=4 D=128 S=16", BF16, 8, 4, 128, 16, BF16),
+    ("bf16 G=3 D=64 S=16", BF16, 3, 3, 64, 16, BF16),
+    ("bf16 G=7 D=64 S=64", BF16, 8, 7, 64, 64, BF16),
+    ("bf16 G=1 D=80 S=16", BF16, 32, 1, 80, 16, BF16),
+    ("bf16 G=2 D=256 S=16", BF16, 8, 2, 256, 16, BF16),
+    ("fp8 G=4 D=128 S=16", BF16, 8, 4, 128, 16, FP8),
+    ("fp8 G=3 D=64 S=16", BF16, 8, 3, 64, 16, FP8),
+    ("fp8 G=2 D=256 S=16", BF16, 8, 2, 256, 16, FP8),
+    ("fp16 G=4 D=128 S=128", FP16, 8, 4, 128, 128, FP16),
+    ("fp16 G=4 D=128 S=16 of fp8", FP16, 8, 4, 128, 16, FP8),
+    ("fp32 G=3 D=64 S=16", FP32, 8, 3, 64, 16, FP32),
+    ("fp32 G=4 D=128 S=16", FP32, 8, 4, 128, 16, FP32),
+)
+"""Of models served most, in both kinds of cache; both attention kernels have them."""
+
+
+def decode_attention() -> Iterator[KernelVariant]:
+    """Heads served, and the options."""
+    cases: list[tuple[tuple[Any, ...], str, int]] = [(heads, "", 1) for heads in SERVED_HEADS]
+    cases += [
+        (("bf16 G=4 D=128 S=16 window", BF16, 8, 4, 128, 16, BF16), "WINDOW", 1),
+        (("bf16 G=2 D=256 S=16 window softcap", BF16, 8, 2, 256, 16, BF16), "WINDOW SOFTCAP", 1),
+        (("bf16 G=1 D=128 S=16 alibi", BF16, 8, 1, 128, 16, BF16), "ALIBI", 1),
+        (("bf16 G=4 D=128 S=16 5 queries", BF16, 8, 4, 128, 16, BF16), "", 5),
+        (("fp8 G=8 D=128 S=16 8 queries", BF16, 8, 8, 128, 16, FP8), "", 8),
+        (("bf16 G=8 D=128 S=32", BF16, 8, 8, 128, 32, BF16), "", 1),
+        (("fp32 G=4 D=128 S=16 window", FP32, 8, 4, 128, 16, FP32), "WINDOW", 1),
+    ]
+    for (name, dtype, kv_heads, group, head_size, block_size, kv_dtype), options, queries in cases:
+        constants, launch = attention_decode.configuration(
+            group_size=group,
+            head_size=head_size,
+            max_queries=queries,
+            kv_bytes=kv_dtype.itemsize,
+        )
+        yield KernelVariant(
+            name=f"decode {name}",
+            kernel=attention_decode.decode_kernel,
+            arguments=_attention_arguments(kv_heads, group, head_size, block_size, dtype, kv_dtype)
+            | {"splits_W8": INT32, "first_split_R1": INT32}
+            | {"partial_out": FP32, "partial_lse": FP32, "num_decodes": 64, "capacity": 999},
+            constants=constants
+            | {"K": kv_heads, "S": block_size}
+            | {f"HAS_{each}": each in options for each in ("WINDOW", "SOFTCAP", "ALIBI")},
+            **launch,
+        )
+
+
+WIDE_SPILL_BYTES = 400
+WIDE_SPILL = (
+    "float32 as three products holds a tile's queries twice; of tiles of 64 and 128 rows, 16 and "
+    "32 keys, 1 and 2 stages, 4 to 16 warps this spills least, and float32 is for checking answers"
+)
+
+
+def prefill_attention() -> Iterator[KernelVariant]:
+    """Heads served, and the options."""
+    cases: list[tuple[tuple[Any, ...], str]] = [(heads, "") for heads in SERVED_HEADS]
+    cases += [
+        (("bf16 G=4 D=128 S=16 window", BF16, 8, 4, 128, 16, BF16), "WINDOW"),
+        (("bf16 G=2 D=256 S=16 window softcap", BF16, 8, 2, 256, 16, BF16), "WINDOW SOFTCAP"),
+        (("bf16 G=1 D=128 S=16 alibi", BF16, 8, 1, 128, 16, BF16), "ALIBI"),
+        (("bf16 G=8 D=64 S=16 window sinks lse", BF16, 8, 8, 64, 16, BF16), "WINDOW SINKS LSE"),
+        (("fp32 G=3 D=64 S=16 window", FP32, 8, 3, 64, 16, FP32), "WINDOW"),
+        (("fp32 G=4 D=128 S=16 window", FP32, 8, 4, 128, 16, FP32), "WINDOW"),
+    ]
+    for (name, dtype, kv_heads, group, head_size, block_size, kv_dtype), options in cases:
+        is_wide = dtype == FP32 and head_size > 64
+        constants, launch = attention_prefill._configuration(
+            group_size=group, head_size=head_size, kv_bytes=kv_dtype.itemsize
+        )
+        yield KernelVariant(
+            name=f"prefill {name}",
+            kernel=attention_prefill.prefill_kernel,
+            arguments=_attention_arguments(kv_heads, group, head_size, block_size, dtype, kv_dtype)
+            | {"tiles_W8": INT32, "num_tiles_1": INT32, "sinks_H": FP32}
+            | {"out_THD": dtype, "lse_TH": FP32, "v_scale": 1.0}
+            | {"out_token_stride": kv_heads * group * head_size, "out_head_stride": head_size}
+            | {"lse_token_stride": kv_heads * group},
+            constants=constants
+            | {"S": block_size}
+            | {
+                f"HAS_{each}": each in options
+                for each in ("WINDOW", "SOFTCAP", "ALIBI", "SINKS", "LSE")
+            },
+            needs_wgmma=True,
+            max_spill_bytes=WIDE_SPILL_BYTES if is_wide else 0,
+            spill_reason=WIDE_SPILL if is_wide else "",
+            **launch,
+        )
+
+
+def attention_reductions() -> Iterator[KernelVariant]:
+    """Reduce for the head sizes and options served, and the merge."""
+    for name, kv_heads, group, head_size, queries, options, dtype in (
+        ("bf16 G=4 D=128", 8, 4, 128, 1, False, BF16),
+        ("bf16 G=3 D=64", 3, 3, 64, 1, False, BF16),
+        ("bf16 G=1 D=80", 32, 1, 80, 1, False, BF16),
+        ("bf16 G=2 D=256 5 queries sinks lse", 8, 2, 256, 5, True, BF16),
+        ("fp16 G=4 D=128", 8, 4, 128, 1, False, FP16),
+        ("fp32 G=4 D=128", 8, 4, 128, 1, False, FP32),
+    ):
+        heads = kv_heads * group
+        yield KernelVariant(
+            name=f"reduce {name}",
+            kernel=attention_reduce.reduce_splits_kernel,
+            arguments=dict.fromkeys(("partial_out", "partial_lse", "sinks_H", "lse_TH"), FP32)
+            | {"query_start_loc_R1": INT32, "first_split_R1": INT32, "out_THD": dtype}
+            | {"capacity": 999, "v_scale": 0.5, "lse_token_stride": heads}
+            | {"out_token_stride": heads * head_size, "out_head_stride": head_size},
+            constants={"K": kv_heads, "G": group, "QUERIES": queries}
+            | {"HAS_SINKS": options, "HAS_LSE": options}
+            | attention_reduce._reduce_constants(head_size, 64),
+            num_warps=attention_reduce._REDUCE_WARPS,
+        )
+    yield KernelVariant(
+        name="merge states bf16 D=128",
+        kernel=attention_reduce.merge_states_kernel,
+        arguments=dict.fromkeys(("out_a", "out_b", "out"), BF16)
+        | dict.fromkeys(("lse_a", "lse_b", "lse"), FP32)
+        | {"num_rows": 64},
+        constants={"D": 128, "D_PAD": 128, "BLOCK_R": attention_reduce._MERGE_ROWS},
+    )
+
+
+def attention_work_lists() -> Iterator[KernelVariant]:
+    """Both lists; a tile's queries for groups of 3 and 4 heads."""
+    common = {"query_start_loc_R1": INT32, "seq_lens_R": INT32, "capacity": 999}
+    yield KernelVariant(
+        name="list splits",
+        kernel=attention_work.list_splits_kernel,
+        arguments=common
+        | {"splits_W8": INT32, "first_split_R1": INT32, "num_decodes": 64, "window": 1 << 30},
+        constants=attention_work._SPLITS_CONSTANTS,
+    )
+    for queries in map(attention_work.queries_per_tile, (3, 4)):
+        yield KernelVariant(
+            name=f"list tiles of {queries} queries",
+            kernel=attention_work.list_tiles_kernel,
+            arguments=common
+            | {"tiles_W8": INT32, "num_tiles_1": INT32, "num_decodes": 30, "num_prefills": 30},
+            constants={"TILE_QUERIES": queries, "BLOCK_R": 256, "BLOCK_W": 64},
+        )
+
+
+def copied_blocks() -> Iterator[KernelVariant]:
+    """Blocks of models in use, by their bytes."""
+    for K, S, D, size in ((8, 16, 128, 2), (8, 64, 128, 1), (2, 16, 64, 2), (32, 16, 80, 2)):
+        yield KernelVariant(
+            name=f"copy_blocks K={K} S={S} D={D} {8 * size} bit",
+            kernel=block_copies.copy_blocks_kernel,
+            arguments=_pointers(INT64, "cache src_ids dst_ids"),
+            constants={"W": 2 * K * S * D * size // 8, "BLOCK_W": block_copies._BLOCK_W},
+            num_warps=block_copies._NUM_WARPS,
+        )
+
+
+def dense_products() -> Iterator[KernelVariant]:
+    """Projections of models in use: wide and narrow, odd vocabularies, biases, all dtypes."""
+    for N, E, dtype, has_bias in (
+        (6144, 4096, BF16, False),
+        (28672, 4096, BF16, False),
+        (4096, 14336, BF16, False),
+        (128256, 4096, BF16, False),
+        (1152, 896, BF16, True),
+        (50257, 768, BF16, False),
+        (576, 1536, BF16, False),
+        (2560, 2570, BF16, True),
+        (28672, 4096, FP16, False),
+        (6144, 4096, FP32, False),
+    ):
+        constants, launch = dense_linear._configuration(N, E, dtype)
+        yield KernelVariant(
+            name=f"dense N={N} E={E} {dtype}{' bias' * has_bias}",
+            kernel=dense_linear.dense_linear_kernel,
+            arguments=_pointers(dtype, "x weight bias out")
+            | {"num_rows": 16, "x_stride_t": E, "weight_stride_n": E, "out_stride_t": N},
+            constants=constants | {"HAS_BIAS": has_bias},
+            needs_wgmma=dtype != FP32,
+            **launch,
+        )
+
+
+def float8_rows() -> Iterator[KernelVariant]:
+    """Rounding of rows that fit one block, and of longer ones."""
+    for dtype, width in itertools.product((BF16, FP16), (4096, 14336)):
+        yield KernelVariant(
+            name=f"quantise {_name(dtype)} rows of {width}",
+            kernel=fp8_linear._quantise_rows_kernel,
+            arguments={"x_ptr": dtype, "q_ptr": FP8, "scale_ptr": FP32, "x_stride": width},
+            constants=fp8_linear._constants(width),
+        )
+
+
+def reported_logprobs() -> Iterator[KernelVariant]:
+    """Both launches."""
+    pointers = _pointers(FP32, "logits best sum top out")
+    pointers |= _pointers(INT32, "num_rows num_logprobs above top_id out_ids rank")
+    pointers |= _pointers(INT64, "tokens")
+    for vocab_size in VOCABULARIES:
+        splits = num_splits(vocab_size)
+        values = pointers | {"stride_r": vocab_size, "V": vocab_size, "S": splits, "K": 20}
+        padded = {"SPLITS": triton.next_power_of_2(splits)}
+        for name, kernel, more, warps in (
+            ("splits", logprobs._split_kernel, {}, logprobs._WARPS),
+            ("merge", logprobs._merge_kernel, padded, 1),
+        ):
+            yield KernelVariant(
+                name=f"{name} V={vocab_size}",
+                kernel=kernel,
+                arguments=_taken(kernel, values),
+                constants={"TILE": TILE} | more,
+                num_warps=warps,
+            )
+
+
+def expert_products() -> Iterator[KernelVariant]:
+    """Of Qwen3-30B-A3B (E 2048, F 768) in each dtype; combination, with weights as they are and
+    rounded."""
+    pairs = ((BF16, BF16), (BF16, FP8), (FP16, FP16))
+    kinds = [(*pair, rows) for pair in pairs for rows in (16, 64, 128)]
+    for (dtype, w_dtype, tile_rows), gated in itertools.product(
+        [*kinds, (FP32, FP32, 16)], (True, False)
+    ):
+        num_outputs, num_inputs = (768, 2048) if gated else (2048, 768)
+        tile = moe_linear._choose_tile(tile_rows, dtype, gated)
+        scaled = w_dtype != dtype
+        yield KernelVariant(
+            name=f"{'gate_up' if gated else 'down'} {_name(w_dtype)} tiles of {tile_rows}",
+            kernel=moe_linear._grouped_product_kernel,
+            arguments=_pointers(INT32, "sorted tile_expert tile_start tile_stop")
+            | {"a_ptr": dtype, "w_ptr": w_dtype, "w_scale_ptr": FP32 if scaled else None}
+            | {"out_ptr": dtype, "max_tiles": 152, "a_stride": num_inputs},
+            constants={"N": num_outputs, "K": num_inputs, "PAIRS_A_ROW": 8 if gated else 1}
+            | {"GATED": gated, "GELU": False, "HAS_SCALE": scaled}
+            | moe_linear._tile_constants(tile_rows, tile),
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+            needs_wgmma=tile_rows >= 64,
+        )
+    for dtype, weights in ((BF16, FP32), (BF16, BF16), (FP16, FP16), (FP32, FP32)):
+        yield KernelVariant(
+            name=f"combine {_name(dtype)}{', rounded' * (weights != FP32)}",
+            kernel=moe_linear._combine_kernel,
+            arguments={"y_ptr": dtype, "weights_ptr": weights, "out_ptr": dtype},
+            constants={"E": 2048, "TOP_K": 8, "BLOCK_E": moe_linear._COMBINED_AT_ONCE},
+        )
+
+
+def expert_routing() -> Iterator[KernelVariant]:
+    """Routing of Mixtral and Qwen3-MoE, and sorting for them."""
+    kinds = ((BF16, FP32), (FP32, FP32), (BF16, BF16), (FP16, FP16))
+    for name, num_experts, top_k in (("Mixtral", 8, 2), ("Qwen3-MoE", 128, 8)):
+        for dtype, weights in kinds:
+            yield KernelVariant(
+                name=f"route {name} {_name(dtype)}{', rounded' * (weights != FP32)}",
+                kernel=moe_routing._route_kernel,
+                arguments={"logits_ptr": dtype, "ids_ptr": INT32, "weights_ptr": weights}
+                | {"num_tokens": 64, "logits_stride": num_experts},
+                constants=moe_routing._route_constants(num_experts, top_k, True),
+            )
+        for tile_rows in (16, 64, 128):
+            yield KernelVariant(
+                name=f"place {name} tiles of {tile_rows}",
+                kernel=moe_routing._place_pairs_kernel,
+                arguments=_pointers(INT32, "ids counts sorted tile_expert tile_start tile_stop")
+                | {"num_pairs": 512, "max_tiles": 160},
+                constants=moe_routing._place_constants(num_experts, tile_rows),
+            )
+    yield KernelVariant(
+        name="count",
+        kernel=moe_routing._count_pairs_kernel,
+        arguments=_pointers(INT32, "ids counts") | {"num_pairs": 512},
+        constants={"BLOCK_P": moe_routing._PAIRS_AT_ONCE},
+    )
+
+
+def norms() -> Iterator[KernelVariant]:
+    """Widths of models in use, with and without residual, plain and quantised, Gemma's weight."""
+    for E, has_residual, weight, out in (
+        (1024, False, BF16, BF16),
+        (1024, True, BF16, BF16),
+        (896, True, BF16, BF16),
+        (4096, False, BF16, BF16),
+        (4096, True, BF16, BF16),
+        (4096, False, BF16, FP8),
+        (4096, True, BF16, FP8),
+        (4096, True, BF16, INT8),
+        (5376, False, FP32, BF16),
+        (2560, True, FP32, BF16),
+        (8192, True, BF16, BF16),
+        (16384, True, BF16, FP8),
+        (4096, True, FP16, FP16),
+        (2560, True, FP32, FP16),
+        (4096, False, FP32, FP32),
+        (4096, True, FP32, FP32),
+    ):
+        is_quantised = out in norm.QUANTISED_MAX
+        yield KernelVariant(
+            name=f"rms_norm E={E}{' add' * has_residual} weight {weight} out {out}",
+            kernel=norm.rms_norm_kernel,
+            arguments=_pointers(BF16 if is_quantised else out, "x residual")
+            | {"weight_ptr": weight, "out_ptr": out, "eps": 1e-6}
+            | {"scales_ptr": FP32 if is_quantised else weight}
+            | dict.fromkeys(("x_stride_t", "residual_stride_t", "out_stride_t"), E),
+            constants=norm._constants(E)
+            | {"HAS_RESIDUAL": has_residual, "IS_QUANTISED": is_quantised},
+            num_warps=norm._num_warps(E),
+        )
+
+
+def logit_penalties() -> Iterator[KernelVariant]:
+    """Penalties, the lists, the count."""
+    values = _pointers(FP32, "logits repetition presence frequency bias")
+    values |= _pointers(INT32, "num_rows prompt_bits counts num_held_back held_back")
+    values |= _pointers(INT32, "num_biases bias_ids") | _pointers(INT64, "state_row tokens")
+    values |= {"is_counted_ptr": torch.bool, "num_rows_given": 256}
+    values |= {"num_held_back_slots": 16, "num_bias_slots": 1024}
+    block = {"BLOCK": penalties._BLOCK}
+    for name, kernel, vocab_size, constants in (
+        ("penalties V=151936", penalties._penalties_kernel, 151936, {"TILE": TILE}),
+        ("penalties V=50257", penalties._penalties_kernel, 50257, {"TILE": TILE}),
+        ("adjust", penalties._adjust_kernel, 151936, block),
+        ("count", penalties._count_kernel, 151936, block),
+    ):
+        sizes = {"stride_r": vocab_size, "V": vocab_size}
+        sizes |= {"W": token_masks.num_mask_words(vocab_size)}
+        yield KernelVariant(
+            name=name,
+            kernel=kernel,
+            arguments=_taken(kernel, values | sizes),
+            constants=constants,
+        )
+
+
+def random_numbers() -> Iterator[KernelVariant]:
+    """What a check of the generator launches."""
+    yield KernelVariant(
+        name="random words",
+        kernel=philox._random_words_kernel,
+        arguments=_pointers(INT64, "counter key out") | {"num_counters": 1024},
+        constants={"BLOCK": philox._BLOCK},
+    )
+    yield KernelVariant(
+        name="noise",
+        kernel=philox._noise_kernel,
+        arguments=_pointers(INT64, "seeds positions") | {"out_ptr": FP32, "V": 151936},
+        constants={"TILE": 1024},
+    )
+
+
+LAYOUTS = (  # name, bits, inputs a group, offsets, dtype of scales; weights of 4096 x 4096
+    ("Q4_0", 4, 32, False, FP16),
+    ("Q4_1", 4, 32, True, FP16),
+    ("Q4_K", 4, 32, True, FP32),  # and groups of 32 of GPTQ and AWQ
+    ("Q8_0", 8, 32, False, FP16),
+    ("Q6_K", 8, 16, False, FP32),
+    ("int4 groups of 64", 4, 64, False, FP16),
+    ("int4 groups of 64 with zeros", 4, 64, True, FP32),
+    ("int4 groups of 128", 4, 128, False, FP16),
+    ("int4 groups of 128 with zeros", 4, 128, True, FP32),
+    ("int4, a group a row, with zeros", 4, 4096, True, FP32),
+    ("int8 groups of 32 with zeros", 8, 32, True, FP32),
+    ("int8 groups of 64 with zeros", 8, 64, True, FP32),
+    ("int8 groups of 128", 8, 128, False, FP16),
+    ("int8 groups of 128 with zeros", 8, 128, True, FP32),
+)
+"""Each layout that a file can give."""
+
+
+def _packed(layout: tuple[str, int, int, bool, torch.dtype]) -> tuple[dict[str, Any], ...]:
+    """Arguments and constants of a weight."""
+    _, bits, group, has_offsets, scales = layout
+    arguments = {"packed_ptr": torch.uint8 if bits == 4 else INT8, "scales_ptr": scales}
+    arguments |= {"offsets_ptr": scales if has_offsets else None}
+    constants = {"N": 4096, "K": 4096, "BITS": bits, "GROUP": group, "HAS_OFFSETS": has_offsets}
+    constants |= {"BLOCK_N": quantised_widening.BLOCK_N, "BLOCK_J": quantised_widening.BLOCK_J}
+    return arguments, constants
+
+
+def quantised_products() -> Iterator[KernelVariant]:
+    """Tiles of a few rows and of the most."""
+    for layout in LAYOUTS:
+        arguments, constants = _packed(layout)
+        cases = [(16, BF16, 4, False), (64, BF16, 4, False)]
+        if layout[0] in ("Q4_K", "Q6_K"):
+            cases += [(32, BF16, 4, False), (64, FP16, 4, False), (64, BF16, 1, True)]
+        for rows, dtype, splits, has_bias in cases:
+            yield KernelVariant(
+                name=f"{layout[0]}, {rows} rows of {_name(dtype)}{' with bias' * has_bias}",
+                kernel=quantised_linear._few_rows_kernel,
+                arguments=arguments
+                | {"x_ptr": dtype, "bias_ptr": dtype if has_bias else None}
+                | {"out_ptr": dtype if splits == 1 else FP32}
+                | {"num_rows": rows, "x_stride": 4096},
+                constants=constants | {"HAS_BIAS": has_bias, "SPLITS": splits, "BLOCK_M": rows},
+                num_stages=4,
+                needs_wgmma=True,
+            )
+    yield KernelVariant(
+        name="add parts",
+        kernel=quantised_linear._add_parts_kernel,
+        arguments={"parts_ptr": FP32, "bias_ptr": BF16, "out_ptr": BF16, "num_rows": 16},
+        constants={"N": 4096, "SPLITS": 4, "HAS_BIAS": True}
+        | {"BLOCK_N": quantised_linear._REDUCED_AT_ONCE},
+    )
+
+
+def quantised_weights() -> Iterator[KernelVariant]:
+    """To bfloat16."""
+    for layout in LAYOUTS:
+        arguments, constants = _packed(layout)
+        yield KernelVariant(
+            name=f"widen {layout[0]}",
+            kernel=quantised_widening._dequantise_kernel,
+            arguments=arguments | {"out_ptr": BF16},
+            constants=constants,
+        )
+
+
+def rotary_and_cache() -> Iterator[KernelVariant]:
+    """Models in use: full and partial rotation, with norm, fp8 cache, the write alone."""
+    qwen3 = (16, 8, 128, 128, 16, True, True)
+    strides = [f"{part}_stride_t" for part in ("q", "k", "v", "q_out")]
+    strides += [f"{part}_stride_{axis}" for part in "kv" for axis in "bhs"]
+    for name, (H, K, D, rotary_size, S, has_norm, has_rope), cache, dtype in (
+        ("Llama-3.1-8B", (32, 8, 128, 128, 16, False, True), BF16, BF16),
+        ("Llama-3.1-8B fp8", (32, 8, 128, 128, 16, False, True), FP8, BF16),
+        ("Qwen3-0.6B", qwen3, BF16, BF16),
+        ("Qwen3-0.6B S=128 fp8", (16, 8, 128, 128, 128, True, True), FP8, BF16),
+        ("Qwen2.5-0.5B", (14, 2, 64, 64, 16, False, True), BF16, BF16),
+        ("Phi-2", (32, 32, 80, 32, 16, False, True), BF16, BF16),
+        ("Phi-4-mini", (24, 8, 128, 96, 16, False, True), BF16, BF16),
+        ("norm, a small rest", (24, 8, 128, 96, 16, True, True), BF16, BF16),
+        ("Gemma-3-4B", (8, 4, 256, 256, 16, True, True), BF16, BF16),
+        ("no rotation", (0, 8, 128, 128, 16, False, False), BF16, BF16),
+        ("no cache", (32, 8, 128, 128, 1, True, True), None, BF16),  # in place
+        ("Qwen3-0.6B torch.float16", qwen3, FP16, FP16),
+        ("Qwen3-0.6B torch.float32", qwen3, FP32, FP32),
+    ):
+        yield KernelVariant(
+            name=f"rotary_cache {name}",
+            kernel=rotary_cache.rotary_cache_kernel,
+            arguments=_pointers(dtype, "q k v q_out")
+            | _pointers(cache or dtype, "k_cache v_cache")
+            | _pointers(INT64, "slots positions")
+            | {"angles_ptr": dtype if has_rope else INT64}
+            | _pointers(dtype if has_norm else INT64, "q_weight k_weight")
+            | {"norm_eps": 1e-6, "k_inverse_scale": 0.5, "v_inverse_scale": 0.5}
+            | dict.fromkeys(strides, 16 * D),
+            constants=rotary_cache._constants(H, K, D, rotary_size)
+            | {"S": S, "HAS_ROPE": has_rope, "HAS_Q_NORM": has_norm, "HAS_K_NORM": has_norm}
+            | {"HAS_CACHE": cache is not None},
+            num_warps=rotary_cache._num_warps(rotary_size),
+        )
+
+
+def maxima_of_rows() -> Iterator[KernelVariant]:
+    for vocab_size in VOCABULARIES:
+        yield KernelVariant(
+            name=f"maxima V={vocab_size}",
+            kernel=row_maxima._split_maxima_kernel,
+            arguments=_pointers(FP32, "logits best")
+            | _pointers(INT32, "num_rows best_id")
+            | {"stride_r": vocab_size, "V": vocab_size, "S": num_splits(vocab_size)},
+            constants={"TILE": TILE},
+        )
+
+
+def sampled_tokens() -> Iterator[KernelVariant]:
+    """With and without limits."""
+    for vocab_size in VOCABULARIES:
+        splits = num_splits(vocab_size)
+        padded = triton.next_power_of_2(splits)
+        shared = _pointers(FP32, "best noisy") | _pointers(INT32, "num_rows noisy_id")
+        shared |= {"is_greedy_ptr": torch.bool, "S": splits}
+        for truncates in (False, True):
+            yield KernelVariant(
+                name=f"noisy maxima V={vocab_size} truncates={truncates}",
+                kernel=sampling._noisy_maxima_kernel,
+                arguments=shared
+                | _pointers(FP32, "logits temperature threshold")
+                | _pointers(INT64, "seeds positions")
+                | {"last_tie_ptr": INT32, "stride_r": vocab_size, "V": vocab_size},
+                constants={"TRUNCATES": truncates, "SPLITS": padded, "TILE": TILE},
+                num_warps=sampling._WARPS,
+            )
+        yield KernelVariant(
+            name=f"choose V={vocab_size}",
+            kernel=sampling._choose_kernel,
+            arguments=shared | {"best_id_ptr": INT32, "out_ptr": INT64, "best_logit_ptr": FP32},
+            constants={"SPLITS": padded},
+            num_warps=1,
+        )
+
+
+def columns_of_sampling() -> Iterator[KernelVariant]:
+    """One: the capacity is fixed while an engine runs."""
+    kernel = sampling_columns.gather_sampling_columns_kernel
+    dtypes = dict(zip(kernel.arg_names[3:], sampling_columns._DTYPES.values(), strict=False))
+    yield KernelVariant(
+        name="gather_sampling_columns",
+        kernel=kernel,
+        arguments=dtypes
+        | {"packed_ptr": INT32, "numbers_ptr": INT32, "reals_ptr": FP32}
+        | {"num_given": 255, "X": 4768},
+        constants=step_inputs._columns(PackedLayout(256)) | {"BLOCK": sampling_columns._BLOCK},
+        num_warps=sampling_columns._NUM_WARPS,
+    )
+
+
+def inputs_of_a_step() -> Iterator[KernelVariant]:
+    """One of each kernel for a block size and a capacity; both are fixed while an engine runs."""
+    layout = PackedLayout(256)
+    rows: dict[str, Any] = {"packed_ptr": INT32, "max_len": 8192, "M": 512}
+    yield KernelVariant(
+        name="apply_row_updates",
+        kernel=step_inputs.apply_row_updates_kernel,
+        arguments=rows | _pointers(INT32, "token_ids block_tables") | {"table_stride_g": 256 * 512},
+        constants={"BLOCK": step_inputs.MOST_IDS},
+        num_warps=step_inputs._NUM_WARPS,
+    )
+    for block_size in (16, 64):
+        yield KernelVariant(
+            name=f"prepare_step S={block_size}",
+            kernel=step_inputs.prepare_step_kernel,
+            arguments=rows
+            | _pointers(INT64, "token_ids positions slots logits_at sampled")
+            | _pointers(INT32, "query_start seq_lens tables row_tokens row_tables")
+            | {"row_table_stride_g": 256 * 512, "num_tokens": 255, "num_sequences": 255}
+            | {"slot_stride_g": 255, "out_table_stride_g": 255},
+            constants=step_inputs._columns(layout)
+            | {"S": block_size, "PREVIOUS_AT": layout.previous_at, "BLOCK": step_inputs._BLOCK},
+            num_warps=step_inputs._NUM_WARPS,
+        )
+    yield KernelVariant(
+        name="append_sampled",
+        kernel=step_inputs.append_sampled_kernel,
+        arguments={"packed_ptr": INT32, "max_len": 8192}
+        | {"sampled_ptr": INT64, "row_tokens_ptr": INT32},
+        constants=step_inputs._columns(layout) | {"BLOCK": step_inputs._BLOCK},
+        num_warps=step_inputs._NUM_WARPS,
+    )
+
+
+def masks_of_tokens() -> Iterator[KernelVariant]:
+    for vocab_size in VOCABULARIES:
+        yield KernelVariant(
+            name=f"token masks V={vocab_size}",
+            kernel=token_masks._token_masks_kernel,
+            arguments={"logits_ptr": FP32, "num_rows_ptr": INT32, "masks_ptr": INT32}
+            | {"is_masked_ptr": torch.bool, "stride_r": vocab_size, "V": vocab_size}
+            | {"mask_stride_r": token_masks.num_mask_words(vocab_size)},
+            constants={"TILE": TILE},
+        )
+
+
+def truncations() -> Iterator[KernelVariant]:
+    """The four launches of a vocabulary."""
+    pointers = _pointers(FP32, "logits temperature top_p min_p best pivots high bounds list")
+    pointers |= _pointers(INT64, "top_k sums above target bound_above")
+    pointers |= _pointers(INT32, "num_rows last_tie")
+    pointers |= {"is_greedy_ptr": torch.bool, "threshold_ptr": FP32}
+    for vocab_size in VOCABULARIES:
+        splits = num_splits(vocab_size)
+        values = pointers | {"stride_r": vocab_size, "V": vocab_size, "S": splits}
+        constants = {"SPLITS": triton.next_power_of_2(splits), "TILE": TILE}
+        for name, kernel, more, warps in (
+            ("round 0", truncation._round_kernel, {"ROUND": 0}, truncation._WARPS),
+            ("round 1", truncation._round_kernel, {"ROUND": 1}, truncation._WARPS),
+            ("gather", truncation._gather_kernel, {}, truncation._WARPS),
+            ("finish", truncation._finish_kernel, {}, truncation._FINISH_WARPS),
+        ):
+            yield KernelVariant(
+                name=f"{name} V={vocab_size}",
+                kernel=kernel,
+                arguments=_taken(kernel, values),
+                constants=constants | more,
+                num_warps=warps,
+            )

@@ -1,0 +1,190 @@
+"""What the compiler says of a kernel, the limits on it, and the table of last time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.kernels.compiled.cases import KernelVariant
+
+MAX_SHARED_BYTES = 227 * 1024
+"""Of one thread block on sm_90."""
+REGISTERS_OF_SLACK = 8
+"""Registers are allotted in eights; a compiler that moves one about changes no occupancy."""
+Key = tuple[str, str]
+"""Module and name of a variant."""
+
+_RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+)")
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+_WGMMA = re.compile(r"\bwgmma\.mma_async\.")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Of one variant.
+
+    Attributes:
+        registers: a thread.
+        stack_bytes, spill_store_bytes, spill_load_bytes: a thread; spilled values live on the
+            stack, which is device memory.
+        shared_bytes: a thread block.
+        num_wgmma: instructions for Hopper's tensor cores in the PTX.
+        wgmma_serialized: ptxas could not let them run asynchronously: much slower.
+        compile_s: seconds when it was compiled; later runs read all this from triton's cache.
+    """
+
+    registers: int
+    stack_bytes: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    shared_bytes: int
+    num_wgmma: int
+    wgmma_serialized: bool
+    ptx_bytes: int
+    compile_s: float
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Figures:
+        """
+        Raises:
+            KeyError: a field is missing.
+        """
+        return cls(**{field.name: row[field.name] for field in dataclasses.fields(cls)})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of compiling a variant: figures, or what went wrong."""
+
+    variant: KernelVariant
+    figures: Figures | None = None
+    error: str | None = None
+
+    def __str__(self) -> str:
+        return _label(self.key)
+
+    @property
+    def key(self) -> Key:
+        return self.variant.module, self.variant.name
+
+
+def _label(key: Key) -> str:
+    return f'{key[0].rpartition(".")[2]} "{key[1]}"'
+
+
+def read_figures(
+    *, ptx: str, ptxas_report: str, resource_usage: str, shared_bytes: int, compile_s: float
+) -> Figures:
+    """Figures out of the compiler's output.
+
+    Args:
+        ptxas_report: what `ptxas -v` says of that PTX on stderr.
+        resource_usage: what `cuobjdump -res-usage` says of the cubin.
+
+    Raises:
+        ValueError: the tools say nothing of the kernel.
+    """
+    resources = [(int(reg), int(stack)) for reg, stack in _RESOURCES.findall(resource_usage)]
+    spills = [(int(stores), int(loads)) for stores, loads in _SPILLS.findall(ptxas_report)]
+    if not resources or not spills:
+        raise ValueError(
+            "ptxas -v or cuobjdump -res-usage names no kernel; do they belong to this triton?"
+        )
+    # a kernel that calls functions which were not inlined has a line for each of them
+    return Figures(
+        registers=max(reg for reg, _ in resources),
+        stack_bytes=max(stack for _, stack in resources),
+        spill_store_bytes=sum(stores for stores, _ in spills),
+        spill_load_bytes=sum(loads for _, loads in spills),
+        shared_bytes=shared_bytes,
+        num_wgmma=len(_WGMMA.findall(ptx)),
+        wgmma_serialized="wgmma.mma_async instructions are serialized" in ptxas_report,
+        ptx_bytes=len(ptx),
+        compile_s=round(compile_s, 2),
+    )
+
+
+def find_faults(outcome: Outcome) -> list[str]:
+    """What is wrong with a variant by itself, one sentence each."""
+    variant, figures = outcome.variant, outcome.figures
+    if figures is None:
+        return [f"{outcome} does not compile: {outcome.error}"]
+    problems = []
+    spilled = figures.spill_store_bytes + figures.spill_load_bytes
+    if variant.max_spill_bytes and not variant.spill_reason:
+        problems.append(f"{outcome} may spill without a reason; give a spill_reason")
+    if spilled > variant.max_spill_bytes:
+        problems.append(
+            f"{outcome} spills {figures.spill_store_bytes} bytes of stores and "
+            f"{figures.spill_load_bytes} of loads; use smaller tiles or more warps"
+        )
+    if figures.registers > variant.max_registers:
+        problems.append(
+            f"{outcome} takes {figures.registers} registers, its limit is {variant.max_registers}"
+        )
+    if variant.needs_wgmma and not figures.num_wgmma:
+        problems.append(
+            f"{outcome} needs wgmma and has none; it takes BLOCK_M >= 64 and at least 4 warps"
+        )
+    if variant.needs_wgmma and figures.wgmma_serialized:
+        problems.append(f"{outcome}: ptxas serialised its wgmma instructions")
+    if figures.shared_bytes > MAX_SHARED_BYTES:
+        problems.append(
+            f"{outcome} uses {figures.shared_bytes} bytes of shared memory, the limit is "
+            f"{MAX_SHARED_BYTES}; use smaller tiles or fewer stages"
+        )
+    return problems
+
+
+def compare(outcomes: Iterable[Outcome], committed: Mapping[Key, Figures]) -> list[str]:
+    """What got worse since the table was written."""
+    problems, seen = [], set()
+    for outcome in outcomes:
+        seen.add(outcome.key)
+        before, now = committed.get(outcome.key), outcome.figures
+        if before is None:
+            problems.append(f"{outcome} is not in the table")
+        elif now is not None:
+            if now.registers > before.registers + REGISTERS_OF_SLACK:
+                problems.append(
+                    f"{outcome} takes {now.registers} registers, {before.registers} in the table"
+                )
+            if before.num_wgmma and not now.num_wgmma:
+                problems.append(f"{outcome} has no wgmma any more, {before.num_wgmma} in the table")
+    gone = [key for key in committed if key not in seen]
+    return problems + [f"{_label(key)} is in the table and not in the cases" for key in gone]
+
+
+def read_table(path: Path, triton_version: str) -> dict[Key, Figures]:
+    """
+    Raises:
+        ValueError: another compiler's.
+    """
+    document = json.loads(path.read_text())
+    made_by = document["compiler"]["triton"]
+    if made_by != triton_version:
+        raise ValueError(f"{path.name} was made with triton {made_by}, this is {triton_version}")
+    return {(row["module"], row["variant"]): Figures.from_json(row) for row in document["variants"]}
+
+
+def write_table(
+    path: Path, outcomes: Iterable[Outcome], *, target: str, triton_version: str, ptxas: str
+) -> None:
+    """A row a variant that compiles."""
+    rows = []
+    for outcome in outcomes:
+        if outcome.figures is None:
+            continue
+        row = {"module": outcome.key[0], "variant": outcome.key[1]}
+        row |= dataclasses.asdict(outcome.figures)
+        if outcome.variant.max_spill_bytes:
+            row["max_spill_bytes"] = outcome.variant.max_spill_bytes
+            row["spill_reason"] = outcome.variant.spill_reason
+        rows.append(row)
+    compiler = {"triton": triton_version, "ptxas": ptxas}
+    document = {"target": target, "compiler": compiler, "variants": rows}
+    path.write_text(json.dumps(document, indent=1) + "\n")

@@ -1,1 +1,0 @@
-"""Without variants(): it is left alone."""
