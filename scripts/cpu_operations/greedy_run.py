@@ -12,7 +12,8 @@ import torch
 from engine_core.kv_cache import CacheCopies
 from engine_core.model_files import ModelFiles
 from engine_core.model_runner.cache_layout import plan_cache_layout
-from engine_core.model_runner.runner import ModelRunner
+from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.models import load_model
 from engine_core.scheduler.plan import NewRequestData, ScheduledBatch, SchedulerOutput
 from kernels.interface.operations import Operations
@@ -67,7 +68,7 @@ class GreedyRun:
         layout = plan_cache_layout(self.model.kv_cache_spec.sliding_windows)
         self._num_groups = len(layout.groups)
         self._num_steps = 0
-        self.runner = ModelRunner(
+        config = RunnerConfig(
             model=self.model,
             ops=ops,
             layout=layout,
@@ -75,10 +76,12 @@ class GreedyRun:
             block_size=BLOCK_SIZE,
             max_num_seqs=max_rows,
             max_model_len=max_length,
+            max_num_batched_tokens=max_rows * max_length,
             dtype=torch.float32,
             kv_dtype=kv_dtype,
             eos_token_ids=(),
         )
+        self.runner = CPUModelRunner(config)
 
     def generate(
         self,

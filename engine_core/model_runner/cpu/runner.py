@@ -36,7 +36,7 @@ class CPUModelRunner:
             eos_token_ids=config.eos_token_ids,
             vocab_size=config.vocab_size,
         )
-        self._batch = CPUInputBatch(
+        self.batch = CPUInputBatch(
             max_num_rows=config.max_num_seqs,
             max_model_len=config.max_model_len,
             block_size=config.block_size,
@@ -70,7 +70,7 @@ class CPUModelRunner:
         if not plan.total_num_scheduled_tokens:
             return ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
         inputs = gather_step_inputs(
-            self._batch,
+            self.batch,
             rows=plan.batch.rows,
             num_computed=plan.batch.num_computed_tokens,
             num_scheduled=plan.batch.num_scheduled_tokens,
@@ -92,10 +92,10 @@ class CPUModelRunner:
         for row in self.rows.free(plan):
             self._sampler.free_row(row)
         for placed in self.rows.place(plan):
-            self._batch.write_row(placed.row, placed.token_ids, placed.block_ids)
+            self.batch.write_row(placed.row, placed.token_ids, placed.block_ids)
             self._sampler.write_row(placed.row, placed.sampling, placed.token_ids)
         for update in plan.block_updates:
-            self._batch.write_blocks(update.row, update.start, update.block_ids)
+            self.batch.write_blocks(update.row, update.start, update.block_ids)
 
     def _sample(
         self, plan: SchedulerOutput, inputs: StepInputs, hidden_TE: torch.Tensor
@@ -111,7 +111,7 @@ class CPUModelRunner:
                 last_R = torch.from_numpy(inputs.query_start_R1[1:][sampled_R].astype("int64"))
                 hidden_TE = hidden_TE[last_R - 1]
             logits_RV = self._model.compute_logits(hidden_TE)
-            result = self._sampler.sample(logits_RV, rows, self._batch.num_tokens[rows])
+            result = self._sampler.sample(logits_RV, rows, self.batch.num_tokens[rows])
             sampled_R = inputs.batch_index_R[sampled_R]  # from here on as the plan has them
             logprobs = {request_ids[sampled_R[at]]: each for at, each in result.logprobs.items()}
             failures = {request_ids[sampled_R[at]]: why for at, why in result.failures.items()}
@@ -120,7 +120,7 @@ class CPUModelRunner:
                 good = np.delete(np.arange(len(rows)), list(result.failures))
                 sampled_R, rows, chosen = sampled_R[good], rows[good], chosen[good]
             token_ids_R[sampled_R] = chosen
-            self._batch.append_tokens(rows, chosen)
+            self.batch.append_tokens(rows, chosen)
             self._sampler.append_tokens(rows, chosen)
         return ModelRunnerOutput(
             req_ids=request_ids,

@@ -75,7 +75,7 @@ class GPUModelRunner:
             eos_token_ids=config.eos_token_ids,
             vocab_size=config.vocab_size,
         )
-        self._batch = GPUInputBatch(
+        self.batch = GPUInputBatch(
             self.rows, max_num_rows=config.max_num_seqs, vocab_size=config.vocab_size
         )
         self._buffer = PackedStepBuffer(
@@ -115,15 +115,15 @@ class GPUModelRunner:
             raise RuntimeError(
                 f"{_MAX_STEPS_IN_FLIGHT} steps are in flight, which is the limit; collect one first"
             )
-        changes = self._batch.update(plan)
+        changes = self.batch.update(plan)
         step = None
         if plan.total_num_scheduled_tokens:
             step = arrange_step(
-                plan.batch, self._batch, buckets=self._buckets, vocab_size=self.config.vocab_size
+                plan.batch, self.batch, buckets=self._buckets, vocab_size=self.config.vocab_size
             )
             self._check_size(step)
-            self._batch.append_tokens(step.sampled_rows_N)
-        slot, refusals = self._free_slots[0], dict(self._batch.refusals)
+            self.batch.append_tokens(step.sampled_rows_N)
+        slot, refusals = self._free_slots[0], dict(self.batch.refusals)
         packed = self._buffer.pack(slot, step, changes)
         results = self._results.take(slot, step)
 
