@@ -10,6 +10,7 @@ from engine_core.scheduler.errors import (
     SchedulerError,
     StepOrderError,
 )
+from engine_core.scheduler.in_flight import InFlightStep
 from engine_core.scheduler.interface import SchedulerInterface
 from engine_core.scheduler.plan import (
     BlockUpdate,
@@ -36,6 +37,7 @@ __all__ = [
     "EngineCoreOutput",
     "EngineCoreOutputs",
     "FinishReason",
+    "InFlightStep",
     "ModelRunnerOutput",
     "NewRequestData",
     "QueueFull",

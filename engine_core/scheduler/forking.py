@@ -53,14 +53,14 @@ class SequenceForks:
         else:
             # the window at the prompt's end may be gone: what the cache has of it is found by hash
             hit = self._kv_cache.find_cached_prefix(branch)
-            self._kv_cache.adopt(branch, hit)
+            self._kv_cache.allocate_cached(branch, hit)
             branch.num_computed_tokens = hit.num_tokens
 
     def _share_tail(self, sequence: Sequence) -> None:
         """Its last block may be shared now: the cache is asked before the next write. So it is for
         a sequence that the runner is to be told of, which happens on that occasion."""
         num_allocated_slots = (
-            self._kv_cache.writable_tokens(sequence) if sequence.has_runner_row else 0
+            self._kv_cache.num_allocated_slots(sequence) if sequence.has_runner_row else 0
         )
         self._live.rows.num_allocated_slots[sequence.row] = num_allocated_slots
 

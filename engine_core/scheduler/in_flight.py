@@ -19,7 +19,7 @@ from engine_core.scheduler.sequence import Sequence
 
 @dataclasses.dataclass(slots=True)  # one a step: frozen takes a microsecond more
 class InFlightStep:
-    """A step that was planned and not updated. Not to be changed."""
+    """A step that was planned and not updated."""
 
     plan: SchedulerOutput
     batch: PlacedRows
@@ -29,6 +29,8 @@ class InFlightStep:
     is_behind: bool
     """Whether another step was open when it was planned: the device had that to do first."""
     steps_ahead: AsyncScheduling | None
+    is_discarded: bool = False
+    """Whether it, or a step before it, failed: its requests have ended."""
 
     def position_of(self, sequence: Sequence) -> int | None:
         """Where the sequence stands in the batch; None also if it had another row then, or this

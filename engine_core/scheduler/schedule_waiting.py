@@ -160,7 +160,7 @@ class WaitingScheduler:
         kv_cache, live = self._kv_cache, self._live
         if request.status is RequestStatus.WAITING:
             self._note_lookup(request, first, hit)
-        kv_cache.adopt(first, hit)
+        kv_cache.allocate_cached(first, hit)
         live.admit_head()
         live.place(first)
         first.num_computed_tokens = hit.num_tokens
@@ -213,7 +213,7 @@ class WaitingScheduler:
             update = self._kv_cache.allocate_slots(
                 sequence, num_tokens, self._config.num_lookahead_slots
             )
-            self._live.rows.num_allocated_slots[sequence.row] = self._kv_cache.writable_tokens(
+            self._live.rows.num_allocated_slots[sequence.row] = self._kv_cache.num_allocated_slots(
                 sequence
             )
             plan.add_new_sequence(sequence, self._kv_cache.block_ids(sequence))

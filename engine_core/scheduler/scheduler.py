@@ -22,7 +22,7 @@ from engine_core.scheduler.errors import DuplicateRequestId
 from engine_core.scheduler.explanations import Explanations
 from engine_core.scheduler.faults import Faults
 from engine_core.scheduler.forking import SequenceForks
-from engine_core.scheduler.in_flight import InFlightSteps
+from engine_core.scheduler.in_flight import InFlightStep, InFlightSteps
 from engine_core.scheduler.interface import SchedulerInterface
 from engine_core.scheduler.invariants import check_live
 from engine_core.scheduler.limits import QueueLimits
@@ -186,7 +186,10 @@ class Scheduler(SchedulerInterface):
 
     def discard_step(self, scheduler_output: SchedulerOutput, detail: str) -> None:
         self._steps.check_open(scheduler_output)
-        self._faults.discard(self._steps.open, detail)
+        steps = self._steps.open
+        for step in steps:
+            step.is_discarded = True
+        self._faults.discard(steps, detail)
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         for name, drafts in zip(
@@ -210,6 +213,11 @@ class Scheduler(SchedulerInterface):
     @property
     def max_steps_in_flight(self) -> int:
         return self._steps.max_steps_in_flight
+
+    @property
+    def in_flight(self) -> list[InFlightStep]:
+        """Steps that were planned and not updated, in order."""
+        return self._steps.open
 
     def get_request_counts(self) -> tuple[int, int]:
         return len(self._live.running), len(self._live.waiting)
