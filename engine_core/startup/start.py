@@ -12,7 +12,7 @@ from engine_core.core import EngineCore
 from engine_core.errors import StartupError
 from engine_core.lifecycle import Lifecycle
 from engine_core.model_files import ModelFiles, ModelFilesError
-from engine_core.model_files.known_models import cache_folder
+from engine_core.model_files.download import cache_folder
 from engine_core.models import ModelError
 from engine_core.options.engine import EngineOptions
 from engine_core.server.transport import ZmqTransport

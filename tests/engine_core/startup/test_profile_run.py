@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_core.model_runner.gpu.graphs import decode_buckets
 
 from engine_core.model_runner.cache_layout import plan_cache_layout
+from engine_core.model_runner.gpu.graphs import decode_buckets
 from engine_core.models import load_dummy_model
 from engine_core.startup.model_loading import LoadedModel
 from engine_core.startup.profile_run import StepLimits, profile_steps
