@@ -7,7 +7,13 @@ import torch
 from engine_core.kv_cache import CacheCopies
 from engine_core.kv_cache.copies import BlockPair
 from engine_core.model_runner.config import RunnerConfig
-from kernels.interface.operations import AttentionMetadata, ForwardContext, KVCache, Operations
+from kernels.interface.operations import (
+    AttentionMetadata,
+    AttentionSpec,
+    ForwardContext,
+    KVCache,
+    Operations,
+)
 
 
 class PagedKVCache:
@@ -28,16 +34,18 @@ class PagedKVCache:
         )
         self._planners = [
             config.ops.make_attention_planner(
-                num_query_heads=spec.num_query_heads,
-                num_kv_heads=spec.num_kv_heads,
-                head_size=spec.head_size,
-                block_size=config.block_size,
-                sliding_window=group.sliding_window,
-                max_num_seqs=config.max_num_seqs,
-                max_num_batched_tokens=config.max_num_batched_tokens,
-                max_model_len=config.max_model_len,
-                dtype=config.dtype,
-                kv_dtype=config.kv_dtype,
+                AttentionSpec(
+                    num_query_heads=spec.num_query_heads,
+                    num_kv_heads=spec.num_kv_heads,
+                    head_size=spec.head_size,
+                    block_size=config.block_size,
+                    sliding_window=group.sliding_window,
+                    max_num_seqs=config.max_num_seqs,
+                    max_num_batched_tokens=config.max_num_batched_tokens,
+                    max_model_len=config.max_model_len,
+                    dtype=config.dtype,
+                    kv_dtype=config.kv_dtype,
+                )
             )
             for group in layout.groups
         ]

@@ -14,7 +14,7 @@ import torch
 
 from engine_core.model_runner.output import NO_TOKEN_LEFT, NOT_FINITE, report_logprobs
 from engine_core.model_runner.sampling_params import ResolvedSampling
-from kernels.interface.operations import Operations
+from kernels.interface.operations import Operations, Penalties, SamplingLimits
 from protocol.outputs import Logprobs
 from protocol.sampling import SamplingParams
 
@@ -215,17 +215,14 @@ class CPUSampler:
             part_RV /= torch.from_numpy(self._temperature[mine])[:, None]
             seeds_R = torch.from_numpy(self._seed[mine])
             positions_R = torch.from_numpy(positions[indices])
+            limits = None
             if kind is truncated:
-                chosen_R = self._ops.sample_truncated(
-                    part_RV,
-                    seeds_R,
-                    positions_R,
+                limits = SamplingLimits(
                     top_k_R=torch.from_numpy(self._top_k[mine]),
                     top_p_R=torch.from_numpy(self._top_p[mine]),
                     min_p_R=torch.from_numpy(self._min_p[mine]),
                 )
-            else:
-                chosen_R = self._ops.sample_from_all(part_RV, seeds_R, positions_R)
+            chosen_R = self._ops.sample(part_RV, seeds_R, positions_R, limits)
             best_ids[indices] = chosen_R.numpy()
         return best_ids
 
@@ -256,7 +253,9 @@ def _apply_rules(logits_V: torch.Tensor, rules: LogitRules, position: int, ops: 
             logits_V,
             rules.counts.prompt_mask_V,
             rules.counts.output_counts_V,
-            repetition_penalty=rules.params.repetition_penalty,
-            presence_penalty=rules.params.presence_penalty,
-            frequency_penalty=rules.params.frequency_penalty,
+            Penalties(
+                repetition_penalty=rules.params.repetition_penalty,
+                presence_penalty=rules.params.presence_penalty,
+                frequency_penalty=rules.params.frequency_penalty,
+            ),
         )

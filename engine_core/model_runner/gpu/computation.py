@@ -10,13 +10,8 @@ import torch
 from engine_core.model_runner.cache import PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.gpu.input_batch import PenaltyRow
-from kernels.interface.device_steps import (
-    DeviceRows,
-    DeviceStepOperations,
-    PackedLayout,
-    SamplingMode,
-    StepTensors,
-)
+from kernels.interface.device_steps import DeviceStepOperations, SamplingMode
+from kernels.interface.step_inputs import DeviceRows, PackedLayout, StepTensors
 
 
 class StepComputation:

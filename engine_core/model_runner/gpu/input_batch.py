@@ -16,7 +16,6 @@ from engine_core.kv_cache import BlockIds
 from engine_core.model_runner.rows import PlacedRow, RunnerRows
 from engine_core.model_runner.sampling_params import ResolvedSampling
 from engine_core.scheduler import SchedulerOutput
-from kernels.interface.device_steps import TOKEN_TABLE, RowUpdate
 from kernels.interface.sampling_rows import (
     MAX_DEVICE_LOGPROBS,
     MAX_LISTED_TOKENS,
@@ -27,6 +26,7 @@ from kernels.interface.sampling_rows import (
     TokenList,
     num_mask_words,
 )
+from kernels.interface.step_inputs import TOKEN_TABLE, RowUpdate
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]

@@ -16,7 +16,8 @@ from engine_core.model_runner.output import (
     report_logprobs,
 )
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
-from kernels.interface.device_steps import SamplingMode, StepResults
+from kernels.interface.device_steps import SamplingMode
+from kernels.interface.sampling_rows import StepResults
 from protocol.outputs import Logprobs
 
 

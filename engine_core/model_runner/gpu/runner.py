@@ -30,7 +30,8 @@ from engine_core.model_runner.gpu.warm_up import (
 )
 from engine_core.model_runner.rows import RunnerRows
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
-from kernels.interface.device_steps import DeviceStepOperations, PackedLayout, SamplingMode
+from kernels.interface.device_steps import DeviceStepOperations, SamplingMode
+from kernels.interface.step_inputs import PackedLayout
 
 _MAX_STEPS_IN_FLIGHT = 2
 

@@ -15,7 +15,13 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from engine_core.models.interface import KVCacheSpec
 from engine_core.models.transformers.reference import CausalBody
-from kernels.interface.operations import AttentionMetadata, ForwardContext, KVCache, Operations
+from kernels.interface.operations import (
+    AttentionMetadata,
+    AttentionParams,
+    ForwardContext,
+    KVCache,
+    Operations,
+)
 
 _NAME = "engine_core_paged"
 
@@ -131,16 +137,14 @@ def _attend(
     target.ops.write_kv_cache(
         tokens_first(key, head_size),
         tokens_first(value, head_size),
-        kv_cache=kv_cache,
-        slot_mapping_T=metadata.slot_mapping_T,
+        metadata.slot_mapping_T,
+        kv_cache,
     )
     out_THD = target.ops.paged_attention(
         tokens_first(query, head_size),
         *kv_cache,
         metadata,
-        scale=call.scale,
-        sliding_window=call.sliding_window,
-        softcap=call.softcap,
+        AttentionParams(scale=call.scale, sliding_window=call.sliding_window, softcap=call.softcap),
     )
     return out_THD[None, :, :, : value.shape[3]], None
 

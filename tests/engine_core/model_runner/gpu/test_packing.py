@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from engine_core.model_runner.gpu.input_batch import _without_overlap, pack_sampling
 from engine_core.model_runner.gpu.packing import cut_updates
 from engine_core.model_runner.sampling_params import resolve_sampling
-from kernels.interface.device_steps import TOKEN_TABLE, PackedLayout, RowUpdate
 from kernels.interface.sampling_rows import NUM_STATE_WORDS, StateFlag, StateWord, TokenList
+from kernels.interface.step_inputs import TOKEN_TABLE, PackedLayout, RowUpdate
 from protocol.sampling import SamplingParams
 
 UPDATES = st.lists(
