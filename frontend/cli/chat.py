@@ -23,7 +23,6 @@ _COMMAND = re.compile(r"/\w+")
 
 def run_chat(
     address: str | None,
-    *,
     system: str | None,
     sampling: SamplingOptions,
     scheduling: SchedulingOptions,
