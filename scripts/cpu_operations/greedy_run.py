@@ -177,8 +177,6 @@ class GreedyRun:
             copies=CacheCopies(swap_in=[], swap_out=[], copy=[]),
             total_num_scheduled_tokens=num_rows * count,
             scheduled_spec_decode_tokens={},
-            scheduled_encoder_inputs={},
-            num_common_prefix_blocks=[0] * self._num_groups,
             finished_req_ids=finished or [],
             preempted_req_ids=[],
             num_output_tokens=np.zeros(num_rows, np.int32),
