@@ -59,8 +59,8 @@ test: install-dev lint types imports  ## everything, with a real model
 	$(BIN)/python -m pytest --durations=10
 
 bench: install  ## measure this machine; prints JSON last
-	$(BIN)/python scripts/bench_startup.py --model $(MODEL)
-	$(BIN)/python scripts/bench_offline.py --model $(MODEL)
+	$(BIN)/python scripts/bench.py startup --model $(MODEL)
+	$(BIN)/python scripts/bench.py offline --model $(MODEL)
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

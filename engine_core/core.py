@@ -1,19 +1,19 @@
-"""The engine's loop, on one screen, and what its lines call.
-
-Owns the order of things within a step. Must not know sockets, tokens' meaning, or tensors.
-"""
+"""The engine's loop, on one screen, and what its lines call."""
 
 import dataclasses
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import assert_never
 
 from engine_core.errors import RequestRefused
 from engine_core.executor import Executor
 from engine_core.lifecycle import Lifecycle, Stage
+from engine_core.observers import FinishedStep, RequestTimes, StepObserver, StepTimes
 from engine_core.scheduler import (
     DuplicateRequestId,
+    InFlightStep,
+    ModelRunnerOutput,
     Request,
     RequestStatus,
     Scheduler,
@@ -25,9 +25,6 @@ from engine_core.server.clients import Client, ClientRegistry
 from engine_core.server.inbox import Inbox, Incoming
 from engine_core.server.outbox import Outbox
 from engine_core.server.validation import RequestValidator
-from engine_core.steps_in_flight import CollectedStep, StepsInFlight
-from engine_core.timings import RequestClock
-from engine_core.trace.writer import TraceWriter
 from kernels.compile_counter import CompileCounter
 from protocol.errors import ErrorCode
 from protocol.explanations import RequestInfo
@@ -37,14 +34,20 @@ from protocol.statistics import EngineStatistics
 
 logger = logging.getLogger(__name__)
 
+_MAX_FAULTS_IN_A_ROW = 3
+
 
 class EngineCore:
     """Serves until its lifecycle ends. See docs/architecture.md for a request's way through it.
 
-    Keeps as many steps in flight as scheduler and executor do. Two steps in time, where that is 2:
+    Keeps as many steps in flight as scheduler and executor do. Where that is 2:
 
-        host     plan 1, launch | take in 0, send | plan 2, launch | take in 1, send | plan 3 ...
+        host     plan 1, submit | update 0, send | plan 2, submit | update 1, send | plan 3 ...
         device   [ step 0 ...        ][ step 1 ...                     ][ step 2 ...
+
+    Args:
+        observers: follow the loop, beside the two for the requests' and the steps' times.
+        clock: seconds; the same one that inbox, outbox, executor and lifecycle go by.
     """
 
     def __init__(
@@ -56,52 +59,49 @@ class EngineCore:
         scheduler: Scheduler,
         executor: Executor,
         lifecycle: Lifecycle,
-        limits: RequestValidator,
+        validator: RequestValidator,
         eos_token_ids: tuple[int, ...],
-        recorder: TraceWriter | None = None,
+        observers: Sequence[StepObserver] = (),
         compilations: CompileCounter | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if scheduler.max_steps_in_flight > executor.max_steps_in_flight:
+            raise ValueError(
+                f"the scheduler plans {scheduler.max_steps_in_flight} steps ahead, the executor "
+                f"runs {executor.max_steps_in_flight} at a time; build both with the same number"
+            )
         self._inbox = inbox
         self._outbox = outbox
         self._clients = clients
         self._scheduler = scheduler
         self._executor = executor
         self._lifecycle = lifecycle
-        self._limits = limits
+        self._validator = validator
         self._eos_token_ids = eos_token_ids
-        self._recorder = recorder
         self._compilations = compilations or CompileCounter()
-        self._clock = RequestClock()
-        self._steps = StepsInFlight(
-            executor, max_num=scheduler.max_steps_in_flight, discard=scheduler.discard_step
-        )
-        self._started_s = time.monotonic()
-        self._last_end_s = self._started_s
-        """When the last step that was taken in was over."""
-        self._step_time_s = 0.0
+        self._clock = clock
+        self._started_s = clock()
+        self._step_times = StepTimes(self._started_s)
+        self._observers = (RequestTimes(), self._step_times, *observers)
+        self._launch_fault: Exception | None = None
+        """Why the last step in flight could not be launched; reported when it is collected."""
+        self._num_faults_in_a_row = 0
 
     # ------------------------------------------------------------------ the loop
 
     def run(self) -> None:
         while not self._stopping():
             self._apply(self._inbox.drain(block=not self._has_work()))
-            planned_s = time.monotonic()
-            plan = self._scheduler.schedule(now=planned_s)
-            self._note_plan(plan, planned_s)
-            self._steps.launch(plan, planned_s)
-            while self._steps.must_collect:
-                step = self._steps.collect()
-                ended_s = time.monotonic()
-                outputs = self._scheduler.update_from_output(step.plan, step.sampled, now=ended_s)
-                self._clock.stamp(outputs.values(), ended_s)
-                self._outbox.send(outputs)
-                self._note_step(step, ended_s, has_outputs=bool(outputs))
+            now_s = self._clock()
+            self._submit(self._scheduler.schedule(now=now_s), now_s)
+            while (step := self._step_to_collect()) is not None:
+                output = self._collect(step)
+                now_s = self._clock()
+                outputs = self._scheduler.update_from_output(step.plan, output, now=now_s)
+                self._send(outputs, now_s)
+                self._finish(step, output, now_s, has_outputs=bool(outputs))
 
     # ------------------------------------------------------------------ its lines
-
-    def _has_work(self) -> bool:
-        """A step in flight is work, also if all its requests have ended."""
-        return len(self._steps) > 0 or self._scheduler.has_work()
 
     def _stopping(self) -> bool:
         self._lifecycle.poll()
@@ -112,14 +112,17 @@ class EngineCore:
             return True
         return stage is Stage.DRAINING and not self._has_work()
 
+    def _has_work(self) -> bool:
+        """A step in flight is work, also if all its requests have ended."""
+        return bool(self._scheduler.in_flight) or self._scheduler.has_work()
+
     def _apply(self, incoming: Sequence[Incoming]) -> None:
         for client, message in incoming:
             match message:
                 case EngineRequest():
                     self._add_request(client, message)
                 case Abort():
-                    own = client.request_ids.intersection(message.request_ids)
-                    self._abort(own)
+                    self._abort(client.request_ids.intersection(message.request_ids))
                 case Call():
                     self._outbox.post(client, answer_call(message, self))
                 case _:
@@ -128,29 +131,21 @@ class EngineCore:
             logger.info("%s left, %d requests dropped", client, len(client.request_ids))
             self._abort(client.request_ids)
 
-    def _abort(self, request_ids: Collection[str]) -> None:
-        self._scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
-        if self._recorder is not None and request_ids:
-            self._recorder.aborted(request_ids, time.monotonic())
-
     def _add_request(self, client: Client, message: EngineRequest) -> None:
+        now_s = self._clock()
         try:
             if self._lifecycle.stage is not Stage.SERVING:
                 raise RequestRefused(
                     ErrorCode.DRAINING, "the engine is draining; send the request to another"
                 )
-            self._limits.check(message)
+            self._validator.check(message)
             request = Request.from_engine_core_request(
                 message,
                 client_index=client.index,
-                arrival_time=time.monotonic(),
+                arrival_time=now_s,
                 eos_token_ids=self._eos_token_ids,
             )
             self._scheduler.add_request(request)
-            self._clock.arrived(request.request_id, request.arrival_time)
-            client.request_ids.add(message.request_id)
-            if self._recorder is not None:
-                self._recorder.arrived(message, request.arrival_time, client_index=client.index)
         except QueueFull as error:
             self._reject(client, message, ErrorCode.QUEUE_FULL, str(error))
         except DuplicateRequestId as error:
@@ -159,35 +154,93 @@ class EngineCore:
             self._reject(client, message, error.code, str(error))
         except ValueError as error:
             self._reject(client, message, ErrorCode.INVALID_REQUEST, str(error))
+        else:
+            client.request_ids.add(message.request_id)
+            for observer in self._observers:
+                observer.on_arrival(message, client.index, now_s)
 
     def _reject(self, client: Client, message: EngineRequest, code: ErrorCode, why: str) -> None:
         logger.info("rejected request %r of %s: %s", message.request_id, client, why)
         self._outbox.post(client, Rejected(request_id=message.request_id, code=code, message=why))
 
-    def _note_plan(self, plan: SchedulerOutput, planned_s: float) -> None:
-        self._clock.planned(plan, planned_s)
-        if self._recorder is None or self._steps.max_num == 1:
-            return  # with one step at a time its line in the record says it all
-        if plan.total_num_scheduled_tokens or len(self._steps):
-            self._recorder.planned(plan, planned_s)
+    def _abort(self, request_ids: Collection[str]) -> None:
+        if request_ids:
+            self._scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+            for observer in self._observers:
+                observer.on_abort(request_ids, self._clock())
 
-    def _note_step(self, step: CollectedStep, ended_s: float, *, has_outputs: bool) -> None:
-        plan, began_s = step.plan, max(step.planned_s, self._last_end_s)
-        has_tokens = plan.total_num_scheduled_tokens > 0
-        if has_tokens:
-            self._last_end_s = time.monotonic()
-            self._step_time_s += self._last_end_s - began_s
-        recorder = self._recorder
-        if recorder is not None and (has_tokens or has_outputs or recorder.is_planned(plan)):
-            recorder.step(plan, step.sampled, step.planned_s, ended_s - step.planned_s)
+    def _submit(self, plan: SchedulerOutput, now_s: float) -> None:
+        """Never fails: a fault is reported when the step is collected."""
+        for observer in self._observers:
+            observer.on_plan(plan, now_s)
+        try:
+            self._executor.submit(plan)
+        except Exception as error:
+            self._launch_fault = error
+
+    def _step_to_collect(self) -> InFlightStep | None:
+        """The oldest step, if its result is needed before the next step is planned: no more steps
+        may be in flight, or the last one computes nothing."""
+        steps = self._scheduler.in_flight
+        if not steps:
+            return None
+        is_full = len(steps) >= self._scheduler.max_steps_in_flight
+        last = steps[-1]
+        is_idle = not last.plan.total_num_scheduled_tokens or last.is_discarded
+        return steps[0] if is_full or is_idle or self._launch_fault is not None else None
+
+    def _collect(self, step: InFlightStep) -> ModelRunnerOutput:
+        """Wait for the oldest step.
+
+        Raises:
+            Exception: what the executor raised, if it was not the first time in a row.
+        """
+        nothing = ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
+        is_last = step is self._scheduler.in_flight[-1]
+        launch_fault = self._launch_fault if is_last else None
+        try:
+            if launch_fault is not None:
+                self._launch_fault = None
+                raise launch_fault
+            output = self._executor.collect()
+        except Exception as error:
+            if step.is_discarded:
+                return nothing
+            self._num_faults_in_a_row += 1
+            logger.exception("step %d failed", step.plan.step_id)
+            if self._num_faults_in_a_row >= _MAX_FAULTS_IN_A_ROW:
+                raise
+            self._scheduler.discard_step(
+                step.plan, f"the step failed: {type(error).__name__}: {error}"
+            )
+            return nothing
+        if step.is_discarded:
+            return nothing
+        if step.plan.total_num_scheduled_tokens:
+            self._num_faults_in_a_row = 0
+        for request_id, why in output.failures.items():
+            logger.error("request %r failed: %s", request_id, why)
+        return output
+
+    def _send(self, outputs: dict[int, EngineCoreOutputs], now_s: float) -> None:
+        for observer in self._observers:
+            observer.on_outputs(outputs, now_s)
+        self._outbox.send(outputs)
+
+    def _finish(
+        self, step: InFlightStep, output: ModelRunnerOutput, now_s: float, *, has_outputs: bool
+    ) -> None:
+        finished = FinishedStep(
+            step.plan, output, step.planned_s, now_s, self._clock(), has_outputs
+        )
+        for observer in self._observers:
+            observer.on_step(finished)
 
     # ------------------------------------------------------------------ for calls and shutdown
 
     def end_all(self, reason: FinishReason, why: str) -> None:
-        """The loop is over: every live request gets one terminal output, for all its sequences.
-
-        Past the scheduler, which may be what failed.
-        """
+        """The loop is over: every live request gets one terminal output, for all its sequences,
+        without the scheduler, which may be what failed."""
         outputs = {
             client.index: EngineCoreOutputs(
                 other_outputs=[
@@ -201,19 +254,18 @@ class EngineCore:
             for client in self._clients
             if client.request_ids
         }
-        self._clock.stamp(outputs.values(), time.monotonic())
-        self._outbox.send(outputs)
+        self._send(outputs, self._clock())
 
     def close(self) -> None:
-        """Behind the loop: nothing runs any more, and what was recorded is complete on disk."""
-        self._steps.wait()
-        if self._recorder is not None:
-            self._recorder.close()
+        """After the loop: nothing runs any more, and a trace is complete on disk."""
+        self._executor.close()
+        for observer in self._observers:
+            observer.close()
 
     def reset_prefix_cache(self) -> int:
         """Returns how many cached blocks were forgotten."""
-        if self._recorder is not None:
-            self._recorder.cache_reset(time.monotonic())
+        for observer in self._observers:
+            observer.on_cache_reset(self._clock())
         return self._scheduler.reset_prefix_cache()
 
     def drain(self, why: str) -> int:
@@ -223,7 +275,7 @@ class EngineCore:
 
     @property
     def uptime_s(self) -> float:
-        return time.monotonic() - self._started_s
+        return self._clock() - self._started_s
 
     def explain(self, request_id: str) -> RequestInfo | None:
         """Why a request is where it is; None if it is not known, or not any more."""
@@ -243,7 +295,7 @@ class EngineCore:
             **numbers,
             uptime_s=self.uptime_s,
             num_clients=len(self._clients),
-            step_time_s=self._step_time_s,
+            step_time_s=self._step_times.total_s,
             model_time_s=self._executor.model_time_s,
             num_compilations_after_ready=self._compilations.num_after_ready,
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from engine_core.lifecycle import Lifecycle
 from engine_core.options.engine import EngineOptions
-from engine_core.server.transport import EngineSocket
+from engine_core.server.transport import ZmqTransport
 from engine_core.startup.early_start import load_torch_library_beside, no_garbage_collection
 from engine_core.startup.phases import StartPhases
 from protocol.outputs import FinishReason
@@ -41,16 +41,16 @@ def run_daemon(options: EngineOptions) -> int:
         drain_timeout_s=options.drain_timeout, exit_on_stdin_eof=options.exit_on_stdin_eof
     )
     # The address first: if it is taken, say so before the model has been loaded.
-    with EngineSocket(options.bind) as socket:
-        core, config = _start(options, socket, lifecycle, clock)
-        with lifecycle.listen(socket):
+    with ZmqTransport(options.bind) as transport:
+        core, config = _start(options, transport, lifecycle, clock)
+        with lifecycle.listen(transport):
             clock.enter("serving")
             _announce(config, clock)
             return _serve(core)
 
 
 def _start(
-    options: EngineOptions, socket: EngineSocket, lifecycle: Lifecycle, clock: StartPhases
+    options: EngineOptions, transport: ZmqTransport, lifecycle: Lifecycle, clock: StartPhases
 ) -> tuple[EngineCore, EngineConfig]:
     with no_garbage_collection():
         load_torch_library_beside()
@@ -61,7 +61,7 @@ def _start(
         clock.enter("imports")
         from engine_core.startup.start import start_engine  # torch
 
-    return start_engine(options, opened, socket, lifecycle, clock)
+    return start_engine(options, opened, transport, lifecycle, clock)
 
 
 def _serve(core: EngineCore) -> int:

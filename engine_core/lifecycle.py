@@ -1,8 +1,6 @@
 """When the daemon stops: signals, a drain asked for over the wire, a parent that died.
 
-    serving --SIGTERM, SIGINT, Drain, end of stdin--> draining --second signal, deadline--> aborting
-
-Owns the state and the clock of the drain. Must not know requests.
+serving --SIGTERM, SIGINT, Drain--> draining --second signal, deadline, end of stdin--> aborting
 """
 
 import contextlib
@@ -14,10 +12,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
-from engine_core.server.transport import EngineSocket
+from engine_core.server.transport import ZmqTransport
 
 logger = logging.getLogger(__name__)
 
@@ -35,15 +33,24 @@ class Lifecycle:
         exit_on_stdin_eof: drain and abort at once when standard input closes.
     """
 
-    def __init__(self, *, drain_timeout_s: float, exit_on_stdin_eof: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        drain_timeout_s: float,
+        exit_on_stdin_eof: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._drain_timeout_s = drain_timeout_s
         self._exit_on_stdin_eof = exit_on_stdin_eof
+        self._clock = clock
         self._stage = Stage.SERVING
         self._deadline_s = float("inf")
+        self._transport: ZmqTransport | None = None
+        self._wakeup: socket.socket | None = None
 
     @property
     def stage(self) -> Stage:
-        if self._stage is Stage.DRAINING and time.monotonic() >= self._deadline_s:
+        if self._stage is Stage.DRAINING and self._clock() >= self._deadline_s:
             logger.warning("the drain timed out after %g s", self._drain_timeout_s)
             self._stage = Stage.ABORTING
         return self._stage
@@ -53,7 +60,7 @@ class Lifecycle:
         if self._stage is Stage.SERVING:
             logger.info("draining: %s", why)
             self._stage = Stage.DRAINING
-            self._deadline_s = time.monotonic() + self._drain_timeout_s
+            self._deadline_s = self._clock() + self._drain_timeout_s
 
     def abort(self, why: str) -> None:
         """Stop now."""
@@ -61,7 +68,7 @@ class Lifecycle:
         self._stage = Stage.ABORTING
 
     @contextlib.contextmanager
-    def listen(self, engine_socket: EngineSocket) -> Iterator[None]:
+    def listen(self, transport: ZmqTransport) -> Iterator[None]:
         """Handle SIGTERM and SIGINT, and wake the loop's wait when one arrives."""
         receiver, sender = socket.socketpair()
         with receiver, sender:
@@ -72,25 +79,28 @@ class Lifecycle:
                 number: signal.signal(number, self._on_signal)
                 for number in (signal.SIGTERM, signal.SIGINT)
             }
-            self._wakeup, self._watched = receiver, engine_socket
-            engine_socket.watch(receiver.fileno())
+            self._wakeup, self._transport = receiver, transport
+            transport.watch(receiver.fileno())
             if self._exit_on_stdin_eof:
-                engine_socket.watch(sys.stdin.fileno())
+                transport.watch(sys.stdin.fileno())
             try:
                 yield
             finally:
                 for number, handler in previous.items():
                     signal.signal(number, handler)
                 signal.set_wakeup_fd(previous_wakeup)
-                engine_socket.unwatch(receiver.fileno())
+                transport.unwatch(receiver.fileno())
+                self._wakeup = self._transport = None
 
     def poll(self) -> None:
-        """Take note of what woke the loop."""
+        """Process what woke the loop; nothing can outside `listen`."""
+        if self._wakeup is None or self._transport is None:
+            return
         with contextlib.suppress(BlockingIOError):
             self._wakeup.recv(4096)
         if self._exit_on_stdin_eof and _stdin_is_closed():
             self._exit_on_stdin_eof = False
-            self._watched.unwatch(sys.stdin.fileno())
+            self._transport.unwatch(sys.stdin.fileno())
             self.abort("the parent closed standard input")
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:

@@ -2,19 +2,19 @@
 
 import contextlib
 import random
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from types import TracebackType
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
+from frontend.connection import ConnectionOptions
 from frontend.daemon import ChildDaemon
 from frontend.engine_options import daemon_arguments
 from frontend.errors import EngineUnavailable
 from frontend.event_loop import Clock
-from frontend.input_processor import ChatMessage, InputProcessor, PromptInput
+from frontend.input_processor import ChatMessage, InputProcessor, PromptInput, TokensPrompt
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from frontend.request_state import RequestState
 from frontend.sampling_params import BeamSearchParams, SamplingParams
-from frontend.session import EngineSession, SessionOptions
+from frontend.session import EngineSession
 from frontend.tokenizer import Tokenizer
 from frontend.transport import ZmqTransport
 from protocol.addresses import default_address
@@ -73,7 +73,7 @@ class AsyncLLM:
         seed: int | None = None,
     ) -> None:
         self.address = address or default_address()
-        self._options = SessionOptions(
+        self._options = ConnectionOptions(
             client_name=client_name,
             connect_timeout_s=connect_timeout_s,
             reconnect_timeout_s=reconnect_timeout_s,
@@ -180,12 +180,7 @@ class AsyncLLM:
         await self.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
     @property
@@ -221,7 +216,7 @@ class AsyncLLM:
 
     # requests
 
-    async def generate(
+    def generate(
         self,
         prompt: PromptInput,
         sampling_params: SamplingParams | None = None,
@@ -248,20 +243,11 @@ class AsyncLLM:
             RequestRejected: the engine refused it for another reason.
             EngineDied: the engine was lost and did not come back.
         """
-        await self.ready()
-        request = self.input_processor.make_request(
-            prompt,
-            sampling_params,
-            self.new_request_id(request_id),
-            priority=priority,
-            tenant=tenant,
-            cache_salt=cache_salt,
+        return self._stream(
+            lambda: prompt, sampling_params, request_id, priority, tenant, cache_salt
         )
-        async with contextlib.aclosing(self._stream(request)) as outputs:
-            async for output in outputs:
-                yield output
 
-    async def chat(
+    def chat(
         self,
         messages: Sequence[ChatMessage],
         sampling_params: SamplingParams | None = None,
@@ -277,26 +263,18 @@ class AsyncLLM:
         cache_salt: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation: `generate` behind the model's chat template."""
-        await self.ready()
-        prompt = self.input_processor.chat_prompt(
-            messages,
-            chat_template=chat_template,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            template_variables=chat_template_kwargs,
-        )
-        outputs = self.generate(
-            prompt,
-            sampling_params,
-            request_id,
-            priority=priority,
-            tenant=tenant,
-            cache_salt=cache_salt,
-        )
-        async with contextlib.aclosing(outputs):
-            async for output in outputs:
-                yield output
+
+        def prompt() -> TokensPrompt:
+            return self.input_processor.chat_prompt(
+                messages,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                **(chat_template_kwargs or {}),
+            )
+
+        return self._stream(prompt, sampling_params, request_id, priority, tenant, cache_salt)
 
     async def beam_search(
         self,
@@ -314,20 +292,30 @@ class AsyncLLM:
         Raises:
             InvalidInput, QueueFull, RequestRejected, EngineDied: see `generate`.
         """
+        stream = self._stream(lambda: prompt, params, request_id, priority, tenant, cache_salt)
+        async with contextlib.aclosing(stream) as outputs:
+            final = [output async for output in outputs][-1]
+        return beam_search_output(final, self.input_processor.optional_tokenizer)
+
+    async def _stream(
+        self,
+        make_prompt: Callable[[], object],
+        params: SamplingParams | BeamSearchParams | None,
+        request_id: str | None,
+        priority: int,
+        tenant: str | None,
+        cache_salt: str | None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The prompt is made when the model is known."""
         await self.ready()
         request = self.input_processor.make_request(
-            prompt,
+            make_prompt(),
             params,
             self.new_request_id(request_id),
             priority=priority,
             tenant=tenant,
             cache_salt=cache_salt,
         )
-        async with contextlib.aclosing(self._stream(request)) as outputs:
-            final = [output async for output in outputs][-1]
-        return beam_search_output(final, self.input_processor.optional_tokenizer)
-
-    async def _stream(self, request: RequestState) -> AsyncGenerator[RequestOutput, None]:
         try:
             self.submit(request)
             finished = False
@@ -386,7 +374,7 @@ class AsyncLLM:
 
     async def reset_prefix_cache(self) -> int:
         """Evict all cached blocks that no request uses. Returns how many."""
-        return (await self._call(ResetPrefixCache(), PrefixCacheReset)).num_blocks_forgotten
+        return (await self._call(ResetPrefixCache(), PrefixCacheReset)).num_blocks_evicted
 
     async def ping(self) -> float:
         """A round trip through the engine's loop. Returns its uptime in seconds."""

@@ -45,12 +45,19 @@ def render_chat(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
-    variables: Mapping[str, Any] | None = None,
+    **variables: Any,
 ) -> str:
-    """The prompt text of a conversation. See `Tokenizer.apply_chat_template` for the arguments.
+    """The prompt text of a conversation.
 
     The result is that of `apply_chat_template` of transformers 5, with one addition: a template
     that takes texts only gets a list of text parts joined with newlines, not the list's `repr`.
+
+    Args:
+        messages: `{"role": ..., "content": ...}` mappings, oldest first.
+        add_generation_prompt: end with the header that makes the model answer.
+        continue_final_message: leave the last message open so that the model continues it.
+        tools: JSON schemas of functions that the template may offer to the model.
+        variables: whatever else the template reads.
 
     Raises:
         ChatTemplateError: wrong messages or tools, or a template that fails or breaks out.
@@ -61,7 +68,7 @@ def render_chat(
             "add_generation_prompt=False to continue the final message"
         )
     compiled = _compile(template)
-    chat = [_checked_message(index, message) for index, message in _numbered(messages)]
+    chat = _checked_messages(messages)
     if not _takes_parts(template):
         chat = [_with_joined_parts(index, message) for index, message in enumerate(chat)]
     final_text = _mark_final_message(chat) if continue_final_message else ""
@@ -70,12 +77,12 @@ def render_chat(
         messages=chat,
         tools=_checked_tools(tools),
         add_generation_prompt=add_generation_prompt,
-        **{"documents": None, **_plain(dict(variables or {}))},
+        **{"documents": None, **_plain(variables)},
     )
     return _cut_at_mark(rendered, final_text) if continue_final_message else rendered
 
 
-def _numbered(messages: object) -> list[tuple[int, object]]:
+def _checked_messages(messages: object) -> list[dict[str, Any]]:
     if not isinstance(messages, list | tuple):
         raise ChatTemplateError(
             f"messages is {type(messages).__name__}, it must be a list such as "
@@ -83,7 +90,7 @@ def _numbered(messages: object) -> list[tuple[int, object]]:
         )
     if not messages:
         raise ChatTemplateError("messages is empty; give at least one message")
-    return list(enumerate(messages))
+    return [_checked_message(index, message) for index, message in enumerate(messages)]
 
 
 def _checked_message(index: int, message: object) -> dict[str, Any]:

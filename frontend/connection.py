@@ -4,6 +4,7 @@ A loss shows as the end of the transport, as an undecodable message, or as silen
 """
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 
 from frontend.errors import EngineRefused, EngineUnavailable
@@ -16,6 +17,18 @@ from protocol.outputs import EngineMessage, ErrorMessage, Welcome
 from protocol.requests import Goodbye, Hello
 
 _NUM_SILENT_HEARTBEATS = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ConnectionOptions:
+    """`silence_timeout_s` is the least silence that means a loss: an engine is silent during a
+    step, which on a slow machine is longer than three heartbeats."""
+
+    client_name: str = ""
+    wants_tokenizer: bool = True
+    connect_timeout_s: float = 60.0
+    reconnect_timeout_s: float = 10.0
+    silence_timeout_s: float = 300.0
 
 
 class Connection:
@@ -31,6 +44,7 @@ class Connection:
         self,
         transport: Transport,
         address: str,
+        options: ConnectionOptions,
         *,
         clock: Clock,
         on_message: Callable[[EngineMessage], None],
@@ -38,6 +52,7 @@ class Connection:
     ) -> None:
         self._transport = transport
         self._address = address
+        self._options = options
         self._clock = clock
         self._on_message = on_message
         self._on_lost = on_lost
@@ -49,35 +64,23 @@ class Connection:
         self._silence_limit_s = float("inf")
         self._silence_timer: Timer | None = None
 
-    async def open(
-        self,
-        *,
-        client_name: str,
-        wants_tokenizer: bool,
-        timeout_s: float,
-        silence_timeout_s: float,
-    ) -> tuple[Welcome, Frames]:
-        """Send HELLO and wait for WELCOME. Closes the connection if that fails.
-
-        Args:
-            silence_timeout_s: least silence that means a loss. An engine is silent during a step,
-                which on a slow machine is longer than three heartbeats.
-
-        Returns:
-            The engine's WELCOME and its binary frames.
+    async def open(self, timeout_s: float) -> tuple[Welcome, Frames]:
+        """Send HELLO and wait for WELCOME and its binary frames. Closes the connection if that
+        fails.
 
         Raises:
             InvalidInput, EngineUnavailable: see `Transport.connect`; or no answer in time.
             EngineRefused: the engine does not accept this client.
         """
+        options = self._options
         timer = self._clock.call_later(timeout_s, lambda: self._time_out(timeout_s))
         try:
             self._transport.connect(self._on_frames, self._fail)
             self.send(
                 Hello(
                     wire_version=WIRE_VERSION,
-                    client_name=client_name,
-                    wants_tokenizer=wants_tokenizer,
+                    client_name=options.client_name,
+                    wants_tokenizer=options.wants_tokenizer,
                 )
             )
             welcome, frames = await self._welcome
@@ -90,7 +93,9 @@ class Connection:
             raise
         finally:
             timer.cancel()
-        self._silence_limit_s = max(silence_timeout_s, _NUM_SILENT_HEARTBEATS * welcome.heartbeat_s)
+        self._silence_limit_s = max(
+            options.silence_timeout_s, _NUM_SILENT_HEARTBEATS * welcome.heartbeat_s
+        )
         self._watch_silence()
         return welcome, frames
 

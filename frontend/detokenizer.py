@@ -1,23 +1,22 @@
 """Text of a stream of tokens, as early as it is certain, and stop strings in it.
 
-Text that was given out is never taken back; all of it joined equals decoding all tokens at once.
+Released text never changes; all of it joined equals decoding all tokens at once.
 """
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from frontend.tokenizer import Joining, Tokenizer, TokenPieces
 
-MAX_HELD_BYTES = 16
-"""Longest run of byte tokens that is held back while it is valid so far."""
-MAX_HELD_TOKENS = 8
-"""Most tokens held back for a decoder that we know nothing of."""
+MAX_WITHHELD_BYTES = 16
+"""Longest run of byte tokens that is withheld while it is valid so far."""
+MAX_WITHHELD_TOKENS = 8
+"""Most tokens withheld for an unknown kind of decoder."""
 PROMPT_TAIL = 8
-"""How many of the prompt's last tokens may bear on the output's first text."""
+"""The last prompt tokens, which may influence the output's first text."""
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
@@ -26,8 +25,8 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 class IncrementalDetokenizer:
     """Detokenizes one sequence.
 
-    Text begins where the prompt's ends: a leading space is kept unless the output is all there
-    is. If the prompt ends inside a character, the whole character counts as output.
+    The output's text follows the prompt's: a leading space is kept unless the prompt is empty. If
+    the prompt ends inside a character, the whole character counts as output.
 
     Args:
         tokenizer: of the model.
@@ -82,7 +81,7 @@ class _ByteLevelJoiner:
         self._level_bytes = pieces.level_bytes
         self._utf8 = _Utf8Decoder(errors="replace")
         data = b"".join(map(self._level_bytes, tail))
-        # only an unfinished last character of the prompt lives on in the decoder
+        # the decoder keeps only an unfinished last character of the prompt
         self._utf8.decode(data)
 
     def append(self, token_ids: list[int]) -> str:
@@ -119,7 +118,7 @@ class _PieceJoiner:
             if byte is not None:
                 if self._run is None:
                     self._run = _ByteRun()
-                parts.append(self._given_out(self._run.append(token_id, byte)))
+                parts.append(self._released_text(self._run.append(token_id, byte)))
             elif pieces.is_known(token_id):
                 if self._run is not None:
                     parts.append(self.flush())
@@ -128,9 +127,9 @@ class _PieceJoiner:
 
     def flush(self) -> str:
         run, self._run = self._run, None
-        return "" if run is None else self._given_out(run.finish())
+        return "" if run is None else self._released_text(run.finish())
 
-    def _given_out(self, part: list[int] | str) -> str:
+    def _released_text(self, part: list[int] | str) -> str:
         if isinstance(part, str):
             if part:
                 self._leading = None
@@ -147,10 +146,10 @@ class _PieceJoiner:
         return self._leading_text([token_id])
 
     def _leading_text(self, token_ids: list[int]) -> str:
-        assert self._leading is not None, "text was given out already"
+        assert self._leading is not None, "text was released already"
         self._leading.extend(token_ids)
         text = self._pieces.decode(self._leading)
-        if text or len(self._leading) >= MAX_HELD_TOKENS:
+        if text or len(self._leading) >= MAX_WITHHELD_TOKENS:
             self._leading = None
         return text
 
@@ -175,144 +174,119 @@ class _PieceJoiner:
 
 class _ByteRun:
     """Neighbouring byte tokens. `tokenizers` decodes a run as a whole: all of it, or one U+FFFD
-    a byte. So it is held while it is valid so far, and let go byte by byte once it is not."""
+    a byte. So it is withheld while it is valid so far, and released byte by byte once it is not."""
 
     def __init__(self) -> None:
-        self._held: list[int] = []
+        self._withheld: list[int] = []
         self._utf8 = _Utf8Decoder(errors="strict")
-        self._is_let_go = False
+        self._is_released = False
         self._is_invalid = False
 
     def append(self, token_id: int, byte: bytes) -> list[int] | str:
-        """Takes one byte token. Returns tokens to decode now, or text to give out now."""
+        """Returns tokens to decode now, or text to release now."""
         if self._is_invalid:
             return _REPLACEMENT
-        self._held.append(token_id)
+        self._withheld.append(token_id)
         try:
             characters = self._utf8.decode(byte)
         except UnicodeDecodeError:
             self._is_invalid = True
             return self._take_replaced()
         num_unfinished = len(self._utf8.getstate()[0])
-        if not self._is_let_go:
-            if len(self._held) < MAX_HELD_BYTES:
+        if not self._is_released:
+            if len(self._withheld) < MAX_WITHHELD_BYTES:
                 return []
-            self._is_let_go = True
-            finished = self._held[: len(self._held) - num_unfinished]
-            self._held = self._held[len(finished) :]
+            self._is_released = True
+            finished = self._withheld[: len(self._withheld) - num_unfinished]
+            self._withheld = self._withheld[len(finished) :]
             return finished
         if num_unfinished == 0:
-            self._held = []
+            self._withheld = []
         return characters
 
     def finish(self) -> list[int] | str:
         """The rest of the run, in the same terms."""
         if self._utf8.getstate()[0]:
             return self._take_replaced()
-        finished, self._held = self._held, []
+        finished, self._withheld = self._withheld, []
         return finished
 
     def _take_replaced(self) -> str:
-        num_held, self._held = len(self._held), []
-        return _REPLACEMENT * num_held
+        num_withheld, self._withheld = len(self._withheld), []
+        return _REPLACEMENT * num_withheld
 
 
 class _WindowJoiner:
-    """For decoders of unknown habits: decode the last few tokens with and without the new ones."""
+    """For unknown decoders: decode the last few tokens with and without the new ones."""
 
     def __init__(self, pieces: TokenPieces, tail: list[int]) -> None:
         self._pieces = pieces
-        self._context = tail
-        self._held: list[int] = []
+        self._context = list(filter(pieces.is_known, tail))
+        self._withheld: list[int] = []
 
     def append(self, token_ids: list[int]) -> str:
-        return "".join(map(self._append_one, token_ids))
+        # unknown ids add no text, and would push known ones out of the context
+        return "".join(map(self._append_one, filter(self._pieces.is_known, token_ids)))
 
     def flush(self) -> str:
-        return self._take() if self._held else ""
+        return self._take() if self._withheld else ""
 
     def _append_one(self, token_id: int) -> str:
-        self._held.append(token_id)
-        if len(self._held) < MAX_HELD_TOKENS:
-            joined = self._pieces.decode([*self._context, *self._held])
+        self._withheld.append(token_id)
+        if len(self._withheld) < MAX_WITHHELD_TOKENS:
+            joined = self._pieces.decode([*self._context, *self._withheld])
             if joined.endswith(_REPLACEMENT):
                 return ""
         return self._take()
 
     def _take(self) -> str:
         before = self._pieces.decode(self._context)
-        joined = self._pieces.decode([*self._context, *self._held])
-        self._context = [*self._context, *self._held][-PROMPT_TAIL:]
-        self._held = []
+        joined = self._pieces.decode([*self._context, *self._withheld])
+        self._context = [*self._context, *self._withheld][-PROMPT_TAIL:]
+        self._withheld = []
         return joined[len(before) :]
-
-
-@dataclass(frozen=True, slots=True)
-class StopResult:
-    """`text` may be shown now. `matched` is the stop string that was found, if one was; then
-    `text` is the last text of the stream."""
-
-    text: str
-    matched: str | None = None
 
 
 class StopStringMatcher:
     """Searches one text for several stop strings.
 
     The stop string that is complete first wins; of two that are complete with the same character,
-    the longer. So the result depends on the text alone, never on how it was cut into pieces.
+    the longer. So the result depends on the text alone, not on how it was cut into pieces.
 
     Args:
         stop: the stop strings, none of them empty.
         include_in_output: end the text behind the stop string, not before it. Nothing has to be
-            held back then.
-
-    Raises:
-        ValueError: an empty stop string.
+            withheld then.
     """
 
     def __init__(self, stop: Sequence[str], *, include_in_output: bool = False) -> None:
-        if "" in stop:
-            raise ValueError("a stop string is empty, it would match at once; leave it out")
-        # longest first: of the matches with one end, the first one found is the longest
-        self._stop = sorted(set(stop), key=len, reverse=True)
+        assert "" not in stop, "an empty stop string matches at once"
+        self._stop = tuple(stop)
         self._include_in_output = include_in_output
         self._open = ""
         """The end of the text so far that could be the beginning of a stop string."""
-        self._is_over = False
 
-    def append(self, text: str) -> StopResult:
-        """Takes the next piece of the text. After a match, nothing more may be appended."""
-        assert not self._is_over, "text appended after a stop string was found"
+    def append(self, text: str) -> tuple[str, str | None]:
+        """The text that may be shown now, and the stop string that was found, if one was: then the
+        text is the last of the stream."""
         if not self._stop or not text:
-            return StopResult(text)
+            return text, None
         num_shown = len(self._open) if self._include_in_output else 0
         joined = self._open + text
-        match = self._first_match(joined)
-        if match is not None:
-            start, matched = match
-            self._is_over = True
+        found = [(start, stop) for stop in self._stop if (start := joined.find(stop)) >= 0]
+        if found:
+            start, stop = min(found, key=lambda match: (match[0] + len(match[1]), match[0]))
             self._open = ""
-            end = start + len(matched) if self._include_in_output else start
-            return StopResult(joined[num_shown:end], matched)
+            end = start + len(stop) if self._include_in_output else start
+            return joined[num_shown:end], stop
         open_start = self._open_start(joined)
         self._open = joined[open_start:]
-        return StopResult(joined[num_shown:] if self._include_in_output else joined[:open_start])
+        return joined[num_shown:] if self._include_in_output else joined[:open_start], None
 
     def flush(self) -> str:
-        """What was held back, at the end of the text."""
-        held, self._open = self._open, ""
-        return "" if self._include_in_output else held
-
-    def _first_match(self, text: str) -> tuple[int, str] | None:
-        best: tuple[int, str] | None = None
-        best_end = len(text) + 1
-        for stop in self._stop:
-            # a match must end before the best one so far, or it is not better
-            start = text.find(stop, 0, best_end - 1)
-            if start >= 0:
-                best, best_end = (start, stop), start + len(stop)
-        return best
+        """The withheld text, at the end of the stream."""
+        withheld, self._open = self._open, ""
+        return "" if self._include_in_output else withheld
 
     def _open_start(self, text: str) -> int:
         """Where the longest suffix begins that is a beginning of some stop string."""

@@ -20,47 +20,31 @@ _OTHER_NAMES = {
 _DTYPES = {"half": "float16", "float": "float32"}
 _CACHE_DTYPES = {"fp8_e4m3": "fp8"}
 
-_ANY = object()
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "allowed_local_media_path": (None, ""),
-    "async_scheduling": (None, False),
-    "compilation_config": (None, 0, {}),
     "config_format": ("auto", "hf"),
     "convert": ("auto", "none"),
-    "cpu_offload_gb": (0,),
     "data_parallel_size": (1,),
-    "disable_custom_all_reduce": (_ANY,),
-    "disable_log_requests": (_ANY,),
-    "disable_log_stats": (_ANY,),
     "distributed_executor_backend": (None, "uni"),
-    "download_dir": (None,),
     "enable_chunked_prefill": (None, True),
-    "enable_expert_parallel": (False,),
-    "enable_lora": (None, False),
-    "generation_config": ("auto",),
-    "hf_overrides": (None, {}),
-    "hf_token": (None, False),
-    "limit_mm_per_prompt": (None, {}),
     "load_format": ("auto", "safetensors"),
-    "logits_processors": (None, []),
-    "mm_processor_kwargs": (None, {}),
-    "override_generation_config": (None, {}),
     "pipeline_parallel_size": (1,),
-    "revision": (None,),
-    "rope_scaling": (None, {}),
-    "rope_theta": (None,),
     "runner": ("auto", "generate"),
-    "skip_tokenizer_init": (False,),
-    "speculative_config": (None, {}),
-    "structured_outputs_config": (None, {}),
     "swap_space": (0, 4),
     "task": (None, "auto", "generate"),
     "tensor_parallel_size": (1,),
-    "tokenizer_mode": ("auto",),
-    "tokenizer_revision": (None,),
-    "trust_remote_code": (False,),
 }
-"""The values of an option that change nothing here; with _ANY, no value does."""
+"""vLLM's options that this engine does not have, with the values that ask for nothing."""
+_NEUTRAL_IF_EMPTY = frozenset({
+    "allowed_local_media_path", "async_scheduling", "compilation_config", "cpu_offload_gb",
+    "download_dir", "enable_expert_parallel", "enable_lora", "generation_config", "hf_overrides",
+    "hf_token", "limit_mm_per_prompt", "logits_processors", "mm_processor_kwargs",
+    "override_generation_config", "revision", "rope_scaling", "rope_theta", "skip_tokenizer_init",
+    "speculative_config", "structured_outputs_config", "tokenizer_mode", "tokenizer_revision",
+    "trust_remote_code",
+})  # fmt: skip
+"""The same, where None, False, 0, "auto" and empty values ask for nothing."""
+_IGNORED = ("disable_custom_all_reduce", "disable_log_requests", "disable_log_stats")
+"""The same, where every value asks for nothing."""
 _ADVICE = {
     "tensor_parallel_size": "use 1",
     "pipeline_parallel_size": "use 1",
@@ -82,9 +66,12 @@ def daemon_arguments(model: str, options: Mapping[str, Any]) -> list[str]:
     arguments = ["--model", str(model)]
     for name, value in _canonical(options).items():
         flag = name.replace("_", "-")
-        if name in _NEUTRAL:
-            _check_neutral(name, value)
-        elif name == "tenant_weights":
+        if name in _IGNORED or _is_neutral(name, value):
+            continue
+        if name in _NEUTRAL or name in _NEUTRAL_IF_EMPTY:
+            advice = _ADVICE.get(name, "omit it")
+            raise InvalidInput(f"this engine does not support {name}={value!r}; {advice}")
+        if name == "tenant_weights":
             for tenant, weight in (value or {}).items():
                 arguments.append(f"--tenant-weight={tenant}={weight}")
         elif isinstance(value, bool):
@@ -105,12 +92,10 @@ def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
     return canonical
 
 
-def _check_neutral(name: str, value: object) -> None:
-    accepted = _NEUTRAL[name]
-    if any(neutral is _ANY or neutral == value for neutral in accepted):
-        return
-    advice = _ADVICE.get(name, "omit it")
-    raise InvalidInput(f"this engine does not support {name}={value!r}; {advice}")
+def _is_neutral(name: str, value: object) -> bool:
+    if name in _NEUTRAL_IF_EMPTY:
+        return not value or value == "auto"
+    return value in _NEUTRAL.get(name, ())
 
 
 def _as_text(name: str, value: object) -> str:

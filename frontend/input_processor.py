@@ -8,12 +8,15 @@ from typing import Any, NotRequired, TypedDict
 from frontend.errors import InvalidInput
 from frontend.event_loop import Clock
 from frontend.request_state import RequestState
-from frontend.sampling_params import BeamSearchParams, SamplingParams
+from frontend.sampling_params import (
+    BeamSearchParams,
+    RequestOutputKind,
+    SamplingParams,
+    check_scheduling,
+)
 from frontend.tokenizer import Tokenizer
 from protocol.outputs import ModelInfo
 from protocol.requests import EngineRequest
-
-_MAX_PRIORITY = 2**31 - 1
 
 
 class TextPrompt(TypedDict):
@@ -85,12 +88,14 @@ class InputProcessor:
         priority: int = 0,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        output_kind: RequestOutputKind | None = None,
         name: str = "prompt",
         on_finished: Callable[[], None] | None = None,
     ) -> RequestState:
         """
         Args:
             cache_salt: for a prompt that has none of its own.
+            output_kind: default: that of `params`.
             name: what to call the prompt in an error.
 
         Raises:
@@ -105,7 +110,7 @@ class InputProcessor:
             raise InvalidInput(
                 f"sampling_params is of type {type(params).__name__}, it must be SamplingParams"
             )
-        _check_scheduling(priority, tenant)
+        check_scheduling(priority, tenant)
         self._check_model_limits(params)
         text, token_ids, own_salt = _parse(prompt, name)
         if token_ids is None:
@@ -130,6 +135,7 @@ class InputProcessor:
             request,
             params,
             prompt_text=text,
+            output_kind=output_kind or params.output_kind,
             tokenizer=self.optional_tokenizer,
             clock=self._clock,
             on_finished=on_finished,
@@ -138,22 +144,10 @@ class InputProcessor:
     def chat_prompt(
         self,
         messages: Sequence[ChatMessage],
-        *,
-        chat_template: str | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: list[dict[str, Any]] | None = None,
-        template_variables: Mapping[str, Any] | None = None,
+        **template_options: Any,
     ) -> TokensPrompt:
-        """A conversation as text and tokens, by the model's own chat template or another."""
-        text = self.tokenizer.apply_chat_template(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template=chat_template,
-            tools=tools,
-            **(template_variables or {}),
-        )
+        """A conversation as text and tokens. Options: see `Tokenizer.apply_chat_template`."""
+        text = self.tokenizer.apply_chat_template(messages, **template_options)
         # The template writes the special tokens itself.
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
         return {"prompt": text, "prompt_token_ids": token_ids}
@@ -197,17 +191,6 @@ class InputProcessor:
                 f"{name} holds token id {wrong}, the vocabulary ends at {vocab_size - 1}; "
                 "use this model's own tokenizer"
             )
-
-
-def _check_scheduling(priority: object, tenant: object) -> None:
-    if not isinstance(priority, int) or isinstance(priority, bool):
-        raise InvalidInput(f"priority is {priority!r}, it must be a whole number")
-    if not -_MAX_PRIORITY <= priority <= _MAX_PRIORITY:
-        raise InvalidInput(
-            f"priority is {priority}, it must be from {-_MAX_PRIORITY} to {_MAX_PRIORITY}"
-        )
-    if tenant is not None and not (isinstance(tenant, str) and tenant):
-        raise InvalidInput(f"tenant is {tenant!r}, it must be a non-empty string")
 
 
 def split_prompts(prompts: object) -> list[object]:
@@ -276,13 +259,6 @@ def _parse_mapping(
 def _text(text: object, name: str) -> str:
     if not isinstance(text, str):
         raise InvalidInput(f"the text of {name} is of type {type(text).__name__}, it must be str")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidInput(
-            f"{name} holds half of a surrogate pair, which is not text; decode it again from its "
-            "bytes"
-        ) from None
     return text
 
 

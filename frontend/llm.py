@@ -2,11 +2,9 @@
 event loop in a thread of its own."""
 
 import contextlib
-import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from frontend.async_llm import AsyncLLM
 from frontend.errors import ClientClosed, InvalidInput, RequestRejected
@@ -21,12 +19,6 @@ from protocol.outputs import ModelInfo
 from protocol.statistics import EngineStatistics
 
 Params = SamplingParams | BeamSearchParams
-
-
-class ProgressBar(Protocol):
-    def update(self, n: int) -> Any: ...
-
-    def close(self) -> Any: ...
 
 
 class LLM:
@@ -96,12 +88,7 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     @property
@@ -128,7 +115,7 @@ class LLM:
         self,
         prompts: PromptsInput,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool | Callable[..., ProgressBar] = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         lora_request: None = None,
         priority: Sequence[int] | None = None,
         *,
@@ -164,7 +151,7 @@ class LLM:
         self,
         messages: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool | Callable[..., ProgressBar] = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         lora_request: None = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
@@ -197,7 +184,7 @@ class LLM:
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tools=tools,
-                template_variables=chat_template_kwargs,
+                **(chat_template_kwargs or {}),
             )
             for conversation in conversations
         ]
@@ -208,7 +195,7 @@ class LLM:
         prompts: PromptsInput,
         params: BeamSearchParams,
         lora_request: None = None,
-        use_tqdm: bool | Callable[..., ProgressBar] = False,
+        use_tqdm: bool | Callable[..., Any] = False,
         *,
         priority: Sequence[int] | None = None,
         tenant: str | None = None,
@@ -254,7 +241,7 @@ class LLM:
         priorities: Sequence[int] | None,
         tenant: str | None,
         cache_salt: str | None,
-        use_tqdm: bool | Callable[..., ProgressBar],
+        use_tqdm: bool | Callable[..., Any],
     ) -> list[RequestOutput]:
         """All prompts are checked before any is sent; outputs are in the prompts' order."""
         client = self._open_client()
@@ -267,17 +254,17 @@ class LLM:
             priorities = [0] * len(prompts)
         priorities = _one_per_prompt("priority", priorities, len(prompts))
 
-        async def run(progress: ProgressBar | None) -> list[RequestOutput]:
+        async def run(progress: Any) -> list[RequestOutput]:
             await client.ready()
-            default = client.get_default_sampling_params()
             requests = [
                 client.input_processor.make_request(
                     prompt,
-                    _final_only(default if params is None else params),
+                    params,
                     client.new_request_id(),
                     priority=priority,
                     tenant=tenant,
                     cache_salt=cache_salt,
+                    output_kind=RequestOutputKind.FINAL_ONLY,
                     name=f"prompt {index}" if len(prompts) > 1 else "prompt",
                     on_finished=None if progress is None else lambda: progress.update(1),
                 )
@@ -313,20 +300,14 @@ def _refuse_adapter(lora_request: object) -> None:
 
 
 @contextlib.contextmanager
-def _progress_bar(
-    num_prompts: int, use_tqdm: bool | Callable[..., ProgressBar]
-) -> Iterator[ProgressBar | None]:
+def _progress_bar(num_prompts: int, use_tqdm: bool | Callable[..., Any]) -> Iterator[Any]:
     """A bar over the prompts of a batch, or none."""
     if not use_tqdm:
         yield None
         return
-    make: Callable[..., ProgressBar]
-    if callable(use_tqdm):
-        make = use_tqdm
-    else:
-        from tqdm.auto import tqdm
+    from tqdm.auto import tqdm
 
-        make = tqdm
+    make = use_tqdm if callable(use_tqdm) else tqdm
     bar = make(total=num_prompts, desc="Processed prompts", dynamic_ncols=True)
     with contextlib.closing(bar):
         yield bar
@@ -338,16 +319,6 @@ async def _final_output(request: RequestState) -> RequestOutput:
         return await request.next_output()
     except RequestRejected as rejection:
         return request.failed_output(str(rejection))
-
-
-def _final_only(params: Params) -> Params:
-    if not isinstance(params, SamplingParams) or (
-        params.output_kind is RequestOutputKind.FINAL_ONLY
-    ):
-        return params
-    params = copy.copy(params)
-    params.output_kind = RequestOutputKind.FINAL_ONLY
-    return params
 
 
 def _one_per_prompt(name: str, values: Sequence[Any], num_prompts: int) -> Sequence[Any]:

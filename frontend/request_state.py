@@ -25,7 +25,7 @@ class RequestState:
     Args:
         request: what the engine is asked, under the user's id. It has a seed, so that a resumed
             request goes on with the same random numbers.
-        params: how outputs are shown.
+        params: how text is made of the tokens.
         on_finished: called once, when the last sequence ends or an error ends them all.
     """
 
@@ -35,6 +35,7 @@ class RequestState:
         params: SamplingParams,
         *,
         prompt_text: str | None,
+        output_kind: RequestOutputKind,
         tokenizer: Tokenizer | None,
         clock: Clock,
         on_finished: Callable[[], None] | None = None,
@@ -49,7 +50,7 @@ class RequestState:
         self.metrics = RequestMetrics(arrival_time=time.time())
         self._request = request
         self._prompt_text = prompt_text
-        self._kind = params.output_kind
+        self._kind = output_kind
         self._clock = clock
         self._submitted_s = clock.now()
         self._num_cached_tokens: int | None = None

@@ -3,18 +3,27 @@
 Names, order and defaults are vLLM's. What this engine does not do is refused by name.
 """
 
+import contextlib
 import copy
 import enum
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import protocol.sampling
 from frontend.errors import InvalidInput
 from protocol.errors import InvalidParameter
+from protocol.sampling import check_whole
 
 MAX_N = 16_384
+_MAX_PRIORITY = 2**31 - 1
+_FLAGS = (
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+)
 _INTEGRAL_DEFAULTS = frozenset({"top_k", "max_tokens", "min_tokens"})
 _DEFAULTS_TAKEN = _INTEGRAL_DEFAULTS | {
     "temperature",
@@ -98,7 +107,7 @@ class SamplingParams:
 
     @classmethod
     def from_defaults(cls, defaults: Mapping[str, float]) -> Self:
-        """The parameters that a model's authors recommend, ours where they say nothing."""
+        """The parameters that a model's authors recommend; the rest by default."""
         taken: dict[str, Any] = {
             name: int(value) if name in _INTEGRAL_DEFAULTS else float(value)
             for name, value in defaults.items()
@@ -122,16 +131,13 @@ class SamplingParams:
             InvalidInput: see the class.
         """
         self._refuse_unsupported()
-        _whole("n", self.n, minimum=1, maximum=MAX_N)
-        for name in ("ignore_eos", "detokenize", "skip_special_tokens"):
-            _flag(name, getattr(self, name))
-        for name in ("spaces_between_special_tokens", "include_stop_str_in_output"):
-            _flag(name, getattr(self, name))
-        if self.max_tokens is not None:
-            _whole("max_tokens", self.max_tokens, minimum=1)
-        _whole("min_tokens", self.min_tokens, minimum=0)
-        if self.truncate_prompt_tokens not in (None, -1):
-            _whole("truncate_prompt_tokens", self.truncate_prompt_tokens, minimum=1)
+        with _invalid_input():
+            check_whole("n", self.n, minimum=1, maximum=MAX_N)
+            if self.truncate_prompt_tokens not in (None, -1):
+                check_whole("truncate_prompt_tokens", self.truncate_prompt_tokens, minimum=1)
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidInput(f"{name} is {getattr(self, name)!r}, it must be True or False")
         if not isinstance(self.output_kind, RequestOutputKind):
             raise InvalidInput(
                 f"output_kind is {self.output_kind!r}, it must be a RequestOutputKind"
@@ -147,7 +153,8 @@ class SamplingParams:
                 "stop_token_ids"
             )
         # The rest is checked by the engine's own rules, with the largest possible answer.
-        wire = self._engine_params(max_tokens=self.max_tokens or 2**62, min_tokens=self.min_tokens)
+        max_tokens = 2**62 if self.max_tokens is None else self.max_tokens
+        wire = self._engine_params(max_tokens=max_tokens, min_tokens=self.min_tokens)
         if wire.is_greedy and self.n > 1:
             raise InvalidInput(
                 f"n is {self.n} with temperature {self.temperature}: greedy answers would all be "
@@ -176,7 +183,7 @@ class SamplingParams:
     def _engine_params(
         self, *, max_tokens: int, min_tokens: int, seed: int | None = None
     ) -> protocol.sampling.SamplingParams:
-        try:
+        with _invalid_input():
             return protocol.sampling.SamplingParams(
                 max_tokens=max_tokens,
                 min_tokens=min_tokens,
@@ -196,10 +203,6 @@ class SamplingParams:
                 ),
                 logprobs=self.logprobs,
             )
-        except InvalidParameter as error:
-            raise InvalidInput(str(error)) from None
-        except TypeError as error:
-            raise InvalidInput(f"a sampling parameter has the wrong type: {error}") from None
 
     def _refuse_unsupported(self) -> None:
         unsupported = {
@@ -250,14 +253,12 @@ class BeamSearchParams:
         self.sampling_params()
 
     def to_wire(self) -> protocol.sampling.BeamSearchParams:
-        try:
+        with _invalid_input():
             return protocol.sampling.BeamSearchParams(
                 beam_width=self.beam_width,
                 length_penalty=self.length_penalty,
                 early_stopping=self.early_stopping,
             )
-        except InvalidParameter as error:
-            raise InvalidInput(str(error)) from None
 
     def sampling_params(self) -> SamplingParams:
         """What of a beam search is as in other requests."""
@@ -281,14 +282,23 @@ def _with_whole_keys(logit_bias: Mapping[Any, float] | None) -> dict[int, float]
     return biases
 
 
-def _flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise InvalidInput(f"{name} is {value!r}, it must be True or False")
+def check_scheduling(priority: object, tenant: object) -> None:
+    """
+    Raises:
+        InvalidInput: not a 32-bit whole number, or not a name.
+    """
+    with _invalid_input():
+        check_whole("priority", priority, minimum=-_MAX_PRIORITY, maximum=_MAX_PRIORITY)
+    if tenant is not None and not (isinstance(tenant, str) and tenant):
+        raise InvalidInput(f"tenant is {tenant!r}, it must be a non-empty string")
 
 
-def _whole(name: str, value: object, *, minimum: int, maximum: float = math.inf) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidInput(f"{name} is {value!r}, it must be a whole number")
-    if not minimum <= value <= maximum:
-        limit = f"at least {minimum}" if maximum == math.inf else f"from {minimum} to {maximum}"
-        raise InvalidInput(f"{name} is {value}, it must be {limit}")
+@contextlib.contextmanager
+def _invalid_input() -> Iterator[None]:
+    """The protocol's refusals as the client's."""
+    try:
+        yield
+    except InvalidParameter as error:
+        raise InvalidInput(str(error)) from None
+    except TypeError as error:
+        raise InvalidInput(f"a sampling parameter has the wrong type: {error}") from None

@@ -157,9 +157,9 @@ class SequenceState:
         if self._matcher is None or len(self.token_ids) <= self._min_tokens:
             self._emit(text)
             return None
-        result = self._matcher.append(text)
-        self._emit(result.text)
-        return result.matched
+        shown, stop_string = self._matcher.append(text)
+        self._emit(shown)
+        return stop_string
 
     def _flush(self) -> str | None:
         """Release withheld text. Returns the stop string that this completed, if any."""

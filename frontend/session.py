@@ -6,12 +6,11 @@ connected --lost, nothing in flight--> disconnected --next use--> connected
 """
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Coroutine
 from typing import Any, assert_never
 
-from frontend.connection import Connection
+from frontend.connection import Connection, ConnectionOptions
 from frontend.daemon import ChildDaemon
 from frontend.errors import (
     CallRefused,
@@ -43,17 +42,6 @@ logger = logging.getLogger(__name__)
 _RETRY_S = 0.1
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SessionOptions:
-    """Durations in seconds."""
-
-    client_name: str = ""
-    wants_tokenizer: bool = True
-    connect_timeout_s: float = 60.0
-    reconnect_timeout_s: float = 10.0
-    silence_timeout_s: float = 300.0
-
-
 class EngineSession:
     """Requests and calls on the engine at the other end of `transport`.
 
@@ -67,7 +55,7 @@ class EngineSession:
         self,
         transport: Transport,
         address: str,
-        options: SessionOptions,
+        options: ConnectionOptions,
         *,
         clock: Clock,
         child: ChildDaemon | None = None,
@@ -212,16 +200,12 @@ class EngineSession:
         connection = Connection(
             self._transport,
             self._address,
+            self._options,
             clock=self._clock,
             on_message=self._on_message,
             on_lost=self._on_lost,
         )
-        self.welcome, self.welcome_frames = await connection.open(
-            client_name=self._options.client_name,
-            wants_tokenizer=self._options.wants_tokenizer,
-            timeout_s=timeout_s,
-            silence_timeout_s=self._options.silence_timeout_s,
-        )
+        self.welcome, self.welcome_frames = await connection.open(timeout_s)
         if connection.is_closed:
             raise EngineUnavailable(f"the engine at {self._address} went away; try again")
         self._connection = connection

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from frontend.errors import ChatTemplateError
+from frontend.errors import ChatTemplateError, InvalidInput
 from protocol.outputs import TokenizerInfo
 
 if TYPE_CHECKING:
@@ -20,29 +20,19 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
-    """A tokenizer as a client sees it.
-
+    """
     Attributes:
         special_tokens: names such as "bos_token" and their texts, as templates see them.
         chat_template: Jinja2 source, or None.
-        fingerprint: same tokenizer, same fingerprint.
     """
 
-    def __init__(
-        self,
-        backend: tokenizers.Tokenizer,
-        *,
-        chat_template: str | None = None,
-        special_tokens: Mapping[str, str] | None = None,
-        fingerprint: str = "",
-    ) -> None:
-        # a saved tokenizer may carry its training's truncation; here it would eat prompts silently
+    def __init__(self, backend: tokenizers.Tokenizer, info: TokenizerInfo) -> None:
+        # a saved tokenizer may carry its training's truncation, which would cut prompts silently
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
-        self.chat_template = chat_template
-        self.special_tokens = dict(special_tokens or {})
-        self.fingerprint = fingerprint
+        self.chat_template = info.chat_template
+        self.special_tokens = info.special_tokens
 
     @classmethod
     def from_welcome(cls, info: TokenizerInfo, tokenizer_json: bytes | memoryview) -> Tokenizer:
@@ -54,19 +44,12 @@ class Tokenizer:
         import tokenizers
 
         try:
-            backend = tokenizers.Tokenizer.from_buffer(bytes(tokenizer_json))
-        # the Rust side raises bare Exception for a bad document
-        except Exception as error:
+            return cls(tokenizers.Tokenizer.from_buffer(bytes(tokenizer_json)), info)
+        except Exception as error:  # the Rust side raises bare Exception for a bad document
             raise ValueError(
                 f"the engine sent a tokenizer that tokenizers {tokenizers.__version__} cannot read "
                 f"({error}); install the version of tokenizers that the engine has"
             ) from error
-        return cls(
-            backend,
-            chat_template=info.chat_template,
-            special_tokens=info.special_tokens,
-            fingerprint=info.fingerprint,
-        )
 
     @cached_property
     def vocab_size(self) -> int:
@@ -106,14 +89,14 @@ class Tokenizer:
 
         Raises:
             TypeError: `text` is not a string.
-            ValueError: `text` has a lone surrogate, which no encoding can express.
+            InvalidInput: `text` has a lone surrogate, which no encoding can express.
         """
         if not isinstance(text, str):
             raise TypeError(f"text is {type(text).__name__}, it must be a str")
         try:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError):
-            raise ValueError(
+            raise InvalidInput(
                 "the text has a lone surrogate (half of a UTF-16 pair), which is no character; "
                 "decode the input as UTF-8 with errors='replace'"
             ) from None
@@ -141,24 +124,17 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
         chat_template: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        **template_variables: Any,
+        **options: Any,
     ) -> str:
         """The prompt text of a conversation. Encode it with `add_special_tokens=False`.
 
         Args:
-            messages: `{"role": ..., "content": ...}` mappings, oldest first.
-            add_generation_prompt: end with the header that makes the model answer.
-            continue_final_message: leave the last message open so that the model goes on with it.
             chat_template: Jinja2 source to use in place of the model's own.
-            tools: JSON schemas of functions that the template may offer to the model.
-            template_variables: whatever else the template reads.
+            options: see `chat_template.render_chat`; others are variables of the template.
 
         Raises:
-            ChatTemplateError: no template, messages that the template does not take, or a
+            ChatTemplateError: no template, messages that the template does not accept, or a
                 template that fails.
         """
         template = self.chat_template if chat_template is None else chat_template
@@ -169,14 +145,7 @@ class Tokenizer:
             )
         from frontend.chat_template import render_chat
 
-        return render_chat(
-            template,
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            variables={**self.special_tokens, **template_variables},
-        )
+        return render_chat(template, messages, **{**self.special_tokens, **options})
 
     def _id_of(self, name: str) -> int | None:
         text = self.special_tokens.get(name)

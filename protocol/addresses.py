@@ -1,4 +1,4 @@
-"""Where the engine listens when nobody says otherwise. Both sides compute the same answer."""
+"""The default address of the engine, for both sides."""
 
 import os
 import tempfile

@@ -1,9 +1,9 @@
-"""The one base class of all messages. Knows how a message is laid out, not what it says."""
+"""The base class of all messages."""
 
 import msgspec
 
-WIRE_VERSION = 2
-"""Both sides must speak the same number. Raise it with any change to a message's fields."""
+WIRE_VERSION = 3
+"""Must be equal on both sides. Raise it with any change to a message's fields."""
 
 
 class Message(

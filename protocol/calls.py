@@ -1,4 +1,4 @@
-"""The allow-list of calls that a client may make. What is not listed here cannot be called."""
+"""The calls that a client may make, and their results. There are no others."""
 
 from protocol.base import Message
 from protocol.explanations import RequestInfo
@@ -6,7 +6,7 @@ from protocol.statistics import EngineStatistics
 
 
 class Ping(Message, frozen=True, tag=1):
-    """Answered by Pong at the next step's boundary: a round trip through the engine's loop."""
+    """Answered by Pong between two steps: a round trip through the engine's loop."""
 
 
 class GetStatistics(Message, frozen=True, tag=2):
@@ -14,11 +14,11 @@ class GetStatistics(Message, frozen=True, tag=2):
 
 
 class ResetPrefixCache(Message, frozen=True, tag=3):
-    """Forget every cached block that no request holds. Answered by PrefixCacheReset."""
+    """Evict every cached block that no request uses. Answered by PrefixCacheReset."""
 
 
 class Drain(Message, frozen=True, tag=4):
-    """Take no more requests, finish what is there, exit with 0. Answered by Draining."""
+    """Accept no more requests, finish those there are, exit with 0. Answered by Draining."""
 
 
 class GetRequestInfo(Message, frozen=True, tag=5):
@@ -40,7 +40,7 @@ class Pong(Message, frozen=True, tag=1):
 
 
 class PrefixCacheReset(Message, frozen=True, tag=3):
-    num_blocks_forgotten: int
+    num_blocks_evicted: int
 
 
 class Draining(Message, frozen=True, tag=4):
@@ -49,7 +49,7 @@ class Draining(Message, frozen=True, tag=4):
 
 class RequestList(Message, frozen=True, tag=6):
     request_ids: list[str]
-    """Of all live requests of all clients, each client's in order."""
+    """Of all live requests of all clients, each client's in order of arrival."""
 
 
 AnyResult = Pong | EngineStatistics | PrefixCacheReset | Draining | RequestInfo | RequestList

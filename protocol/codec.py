@@ -1,4 +1,4 @@
-"""Messages to frames and back. One typed decoder a direction; anything else is an error.
+"""Messages to frames and back, with one typed decoder for each direction.
 
 A message is one msgpack frame, followed by the binary frames that its TensorRefs point at.
 """

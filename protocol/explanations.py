@@ -1,4 +1,4 @@
-"""Why a request is where it is: the answer to GetRequestInfo. Numbers and reasons, never tokens."""
+"""The answer to GetRequestInfo: a request's state and its reasons, never its tokens."""
 
 import enum
 
@@ -8,44 +8,44 @@ from protocol.base import Message
 class WaitReason(enum.StrEnum):
     """What a waiting request waits for."""
 
-    NOT_LOOKED_AT = "not looked at"
-    """It came after the last step was planned."""
+    NOT_CONSIDERED = "not considered yet"
+    """It arrived after the last step was planned."""
     QUEUE = "queue"
-    """Requests in front of it, the first of which waits for something else."""
+    """Requests ahead of it, the first of which waits for something else."""
     TOKEN_BUDGET = "token budget"
-    """The step's tokens were all given to others."""
+    """The step's token budget was spent on other requests."""
     SEQUENCES = "sequences"
-    """max_num_seqs are running."""
+    """max_num_seqs sequences are running."""
     BLOCKS = "blocks"
-    """KV blocks, for all its tokens and the head-room of those that run."""
+    """KV blocks for all its tokens and for the reserve of running requests."""
     PREEMPTION = "preemption"
-    """Somebody was preempted in this step: nobody is admitted."""
+    """A request was preempted in this step, so none is started."""
     PARTIAL_PREFILLS = "partial prefills"
-    """As many unfinished prompts (or long ones) as allowed are being computed."""
+    """The limit of partial prefills, or of long ones, is reached."""
     ADAPTERS = "adapters"
-    """As many adapters as allowed are in use."""
+    """The limit of adapters in use is reached."""
     DECODES = "decodes"
-    """Composition prefill-first: this step is for decoding, or the delay has not passed."""
+    """Batching prefill-first: this step decodes only, or the prefill delay has not passed."""
 
 
 class LookupEnd(enum.StrEnum):
     """Why a prompt's look-up in the prefix cache found no more than it did."""
 
     COMPLETE = "complete"
-    """All whole blocks before the last token were found."""
+    """All full blocks before the last token were found."""
     TOO_SHORT = "too short"
-    """The prompt has no whole block before its last token."""
+    """The prompt has no full block before its last token."""
     NEVER_SEEN = "never seen"
     EVICTED = "evicted"
-    """The next block was there once."""
+    """The next block was cached once."""
     OTHER_SALT_OR_ADAPTER = "other salt or adapter"
-    """The same tokens are known under another salt or adapter."""
+    """The same tokens are cached under another salt or adapter."""
     OFF = "off"
     """Prefix caching is off."""
 
 
 class CacheLookup(Message, frozen=True):
-    """What the first admission's look-up found, in tokens of the prompt."""
+    """What the look-up at the request's first start found, in tokens of the prompt."""
 
     num_tokens: int
     """Found, in device and host memory."""
@@ -59,11 +59,11 @@ class Preemption(Message, frozen=True):
     mode: str
     """recompute or swap."""
     reason: str
-    """In words: who needed what."""
+    """In words: which request needed what."""
     num_tokens: int
     """Computed tokens that it lost (recompute) or that were moved (swap)."""
     num_blocks: int
-    """Blocks that it gave back."""
+    """Blocks that it freed."""
 
 
 class RequestInfo(Message, frozen=True, tag=5):
@@ -82,9 +82,9 @@ class RequestInfo(Message, frozen=True, tag=5):
     """None unless it waits."""
     why: str | None = None
     """`waits_for` in words, with the numbers; or why it ended."""
-    num_ahead: int | None = None
-    """Requests in front of it in the waiting queue; None unless it waits."""
+    num_requests_ahead: int | None = None
+    """In the waiting queue; None unless it waits."""
     cache_lookup: CacheLookup | None = None
-    """None before the first admission."""
+    """None before its first start."""
     preemptions: list[Preemption] = []
     finish_reason: str | None = None

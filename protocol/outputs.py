@@ -1,4 +1,4 @@
-"""What the engine sends: WELCOME, outputs, answers to calls, refusals, heartbeats."""
+"""What the engine sends: WELCOME, outputs, results of calls, refusals, heartbeats."""
 
 import enum
 
@@ -46,7 +46,7 @@ class RequestTimings(Message, frozen=True):
 
 
 class EngineCoreOutput(Message, frozen=True):
-    """What one step brought for one request. `finish_reason` makes it the terminal one."""
+    """One step's output of one sequence. With a `finish_reason` it is the sequence's last."""
 
     request_id: str
     new_token_ids: list[int]
@@ -59,7 +59,7 @@ class EngineCoreOutput(Message, frozen=True):
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache; sent with the first token."""
     detail: str | None = None
-    """Why it ended, in words, where the reason does not say it all."""
+    """Why it ended, in words, where the reason alone is not enough."""
     timings: RequestTimings | None = None
     cumulative_logprob: float | None = None
     """Of a beam: the sum of its tokens' log-probabilities; sent with its terminal output."""
@@ -70,9 +70,9 @@ class EngineCoreOutput(Message, frozen=True):
 
 
 class DecodedTokens(Message, frozen=True):
-    """One new token for each of these sequences, and nothing else to say: columns of equal length.
+    """One new token and nothing else for each of these sequences: columns of equal length.
 
-    A request may stand here more than once, with its sequences in `indexes`; None: all are 0.
+    A request may occur more than once, with its sequences in `indexes`; None: all are 0.
     """
 
     request_ids: list[str]
@@ -82,19 +82,19 @@ class DecodedTokens(Message, frozen=True):
 
 
 class EngineCoreOutputs(Message, frozen=True, tag=2):
-    """All that one step brought for one client. A sequence stands in `decoded` or in
-    `other_outputs`, never in both."""
+    """One step's outputs for one client. A sequence is in `decoded` or in `other_outputs`, never in
+    both."""
 
     other_outputs: list[EngineCoreOutput]
     """First tokens, several tokens at once, log-probabilities, terminal outputs."""
     finished_req_ids: list[str] = []
-    """Requests that are over: all their sequences have finished. Each is named once, ever."""
+    """Requests all of whose sequences have finished. Each is listed exactly once."""
     step_id: int = 0
     decoded: DecodedTokens | None = None
 
     @property
     def outputs(self) -> list[EngineCoreOutput]:
-        """All of them as objects, made when asked for; a hot path reads the columns."""
+        """All of them as objects; a hot path reads the columns instead."""
         if self.decoded is None:
             return self.other_outputs
         columns = self.decoded
@@ -135,7 +135,7 @@ class ModelInfo(Message, frozen=True):
     max_logprobs: int
     """Largest `logprobs` that a request may ask for; -1 means no limit."""
     default_sampling: dict[str, float] = {}
-    """What the model's authors recommend (temperature, top_k, top_p ...)."""
+    """Recommended by the model's authors (temperature, top_k, top_p ...)."""
     tokenizer: TokenizerInfo | None = None
     """None if the model came without a tokenizer: send token ids."""
 
@@ -146,7 +146,7 @@ class Welcome(Message, frozen=True, tag=1):
     wire_version: int
     engine_id: str
     heartbeat_s: float
-    """The engine sends something at least this often, but for steps that take longer."""
+    """The engine sends something at least this often, except during longer steps."""
     model: ModelInfo
 
 
@@ -162,10 +162,8 @@ class CallFailed(Message, frozen=True, tag=4):
 
 
 class Rejected(Message, frozen=True, tag=5):
-    """The terminal event of a request that was never accepted.
-
-    With code DUPLICATE_REQUEST_ID it speaks of the second request: the live one goes on.
-    """
+    """The terminal event of a request that was never accepted. With code DUPLICATE_REQUEST_ID it is
+    about the second request: the live one goes on."""
 
     request_id: str
     code: ErrorCode
@@ -173,15 +171,15 @@ class Rejected(Message, frozen=True, tag=5):
 
 
 class ErrorMessage(Message, frozen=True, tag=6):
-    """Something the client sent could not be understood. It keeps its tag and layout in every
-    wire version, so that a client of any version can read why it was refused."""
+    """A message of the client could not be decoded. Tag and layout are the same in every version,
+    so that a client of any version can read why it was refused."""
 
     code: str
     message: str
 
 
 class Heartbeat(Message, frozen=True, tag=7):
-    """Nothing happened, and the engine is there."""
+    """Nothing happened, and the engine is alive."""
 
     draining: bool = False
 

@@ -28,8 +28,8 @@ class MultiModalInput(Message, frozen=True):
 
 
 class Hello(Message, frozen=True, tag=1):
-    """A client's first message. The tag and `wire_version` keep their place in every version,
-    so that any two versions can tell each other which they are."""
+    """A client's first message. Tag and `wire_version` keep their place in every version, so that
+    two different versions can refuse each other by number."""
 
     wire_version: int
     client_name: str = ""
@@ -40,8 +40,8 @@ class EngineRequest(Message, frozen=True, tag=2):
     """One prompt to complete.
 
     Exactly one of `prompt_token_ids` and `prompt_embeds` is given. `output_token_ids` are tokens
-    that the client already holds from an earlier, interrupted run of the same request: the engine
-    goes on behind them, and they count against `max_tokens`.
+    that the client received in an earlier, interrupted run of the same request: the engine
+    continues after them, and they count against `max_tokens`.
     """
 
     request_id: str
@@ -64,7 +64,7 @@ class EngineRequest(Message, frozen=True, tag=2):
 
 
 class Abort(Message, frozen=True, tag=3):
-    """Stop these requests of the sender's. Unknown and finished ids are ignored."""
+    """Stop these requests of this client. Unknown and finished ids are ignored."""
 
     request_ids: tuple[str, ...]
 
@@ -77,7 +77,7 @@ class Call(Message, frozen=True, tag=4):
 
 
 class Goodbye(Message, frozen=True, tag=5):
-    """The client leaves; the engine drops what it still has of it."""
+    """The client disconnects; the engine aborts its requests."""
 
 
 ClientMessage = Hello | EngineRequest | Abort | Call | Goodbye

@@ -1,7 +1,5 @@
-"""How the next token is chosen: the parameters that the engine itself honours.
-
-Text-level options (stop strings, detokenizing) belong to the client and never travel.
-"""
+"""How the next token is chosen: the parameters of the engine. Options about text, such as stop
+strings, are the client's and are not sent."""
 
 import math
 
@@ -87,7 +85,7 @@ class BeamSearchParams(Message, frozen=True):
     better, judged by its present length. "never": judged by its best possible length."""
 
     def __post_init__(self) -> None:
-        _whole("beam_width", self.beam_width, minimum=1, maximum=MAX_BEAM_WIDTH)
+        check_whole("beam_width", self.beam_width, minimum=1, maximum=MAX_BEAM_WIDTH)
         _number("length_penalty", self.length_penalty, minimum=-100.0, maximum=100.0)
         if self.early_stopping not in (True, False, "never"):
             raise InvalidParameter(
@@ -106,10 +104,10 @@ def check_sampling_params(params: SamplingParams) -> None:
     Raises:
         InvalidParameter: names the parameter, its value and its limit.
     """
-    _whole("max_tokens", params.max_tokens, minimum=1)
-    _whole("min_tokens", params.min_tokens, minimum=0)
+    check_whole("max_tokens", params.max_tokens, minimum=1)
+    check_whole("min_tokens", params.min_tokens, minimum=0)
     _number("temperature", params.temperature, minimum=0.0)
-    _whole("top_k", params.top_k, minimum=0)
+    check_whole("top_k", params.top_k, minimum=0)
     _number("top_p", params.top_p, minimum=0.0, maximum=1.0)
     _number("min_p", params.min_p, minimum=0.0, maximum=1.0)
     _number("repetition_penalty", params.repetition_penalty, minimum=0.0)
@@ -120,16 +118,16 @@ def check_sampling_params(params: SamplingParams) -> None:
     if params.repetition_penalty == 0.0:
         raise InvalidParameter("repetition_penalty is 0, it must be above 0; 1 switches it off")
     if params.seed is not None:
-        _whole("seed", params.seed, minimum=0, maximum=MAX_SEED)
+        check_whole("seed", params.seed, minimum=0, maximum=MAX_SEED)
     if params.logprobs is not None:
-        _whole("logprobs", params.logprobs, minimum=-1)
+        check_whole("logprobs", params.logprobs, minimum=-1)
     for token_id, bias in params.logit_bias.items():
-        _whole("a token id in logit_bias", token_id, minimum=0)
+        check_whole("a token id in logit_bias", token_id, minimum=0)
         _number(f"logit_bias of token {token_id}", bias, minimum=-100.0, maximum=100.0)
     for token_id in params.stop_token_ids:
-        _whole("a token id in stop_token_ids", token_id, minimum=0)
+        check_whole("a token id in stop_token_ids", token_id, minimum=0)
     for token_id in params.allowed_token_ids or ():
-        _whole("a token id in allowed_token_ids", token_id, minimum=0)
+        check_whole("a token id in allowed_token_ids", token_id, minimum=0)
     if params.min_tokens > params.max_tokens:
         raise InvalidParameter(
             f"min_tokens is {params.min_tokens}, above max_tokens {params.max_tokens}; "
@@ -139,7 +137,8 @@ def check_sampling_params(params: SamplingParams) -> None:
         raise InvalidParameter("allowed_token_ids is empty: no token could be sampled; omit it")
 
 
-def _whole(name: str, value: object, *, minimum: int, maximum: int | None = None) -> None:
+def check_whole(name: str, value: object, *, minimum: int, maximum: int | None = None) -> None:
+    """Raises InvalidParameter unless `value` is a whole number within the limits."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidParameter(f"{name} is {value!r}, it must be a whole number")
     _within(name, value, minimum, maximum)

@@ -8,7 +8,7 @@ class EngineStatistics(Message, frozen=True, tag=2):
     num_clients: int
     num_running: int
     num_waiting: int
-    # KV cache, in blocks; total = in use + cached (free, still findable) + empty
+    # KV cache, in blocks; total = in use + cached (free, in the prefix cache) + empty
     num_blocks: int
     num_blocks_in_use: int
     num_blocks_cached: int
@@ -16,7 +16,7 @@ class EngineStatistics(Message, frozen=True, tag=2):
     # counters
     num_steps: int
     num_prompt_tokens: int
-    """Prompt tokens of all admitted requests, cached ones included."""
+    """Prompt tokens of all started requests, cached ones included."""
     num_cached_prompt_tokens: int
     """Prompt tokens that were found in the prefix cache."""
     num_generated_tokens: int
@@ -33,14 +33,14 @@ class EngineStatistics(Message, frozen=True, tag=2):
     """Prompt and output tokens of the waiting requests."""
     num_host_blocks: int = 0
     num_host_blocks_in_use: int = 0
-    """Held for swapped requests."""
+    """With the contents of swapped requests."""
     num_host_blocks_cached: int = 0
     num_host_cached_prompt_tokens: int = 0
-    """Prompt tokens that came back from host memory; part of num_cached_prompt_tokens."""
+    """Prompt tokens found in host memory; part of num_cached_prompt_tokens."""
     num_blocks_shared: int = 0
     """Block references saved by sharing now: references less blocks in use."""
     num_slots_wasted: int = 0
-    """Slots of blocks in use behind the last token of their sequence."""
+    """Unused slots behind the last token of each sequence, in blocks in use."""
     num_preemptions_by_swap: int = 0
     """Of `num_preemptions`."""
     num_preemptions_forced: int = 0
@@ -48,9 +48,9 @@ class EngineStatistics(Message, frozen=True, tag=2):
     num_refused: int = 0
     """Requests refused because the queue was full."""
     num_deduplicated_blocks: int = 0
-    """Blocks that filled, equalled a cached one and were given back."""
+    """Full blocks that were freed because an equal one was cached."""
     max_wait_s: float = 0.0
-    """Seconds since the arrival of the oldest request that waits."""
+    """Seconds since the arrival of the oldest waiting request."""
     service_by_tenant: dict[str, float] = {}
     """Policy fair: weighted tokens served, of tenants with live requests."""
     num_compilations_after_ready: int = 0

@@ -1,5 +1,6 @@
-"""What the command lines of all scripts share: how they are declared, and their exit codes."""
+"""The command line of a script: how its application is made, its errors and exit codes."""
 
+import signal
 import sys
 
 from cyclopts import App, CycloptsError
@@ -7,7 +8,13 @@ from cyclopts import App, CycloptsError
 
 def make_app(name: str, help_text: str | None) -> App:
     """An application whose commands return exit codes."""
-    return App(name=name, help=help_text, help_format="plaintext", result_action="return_value")
+    return App(
+        name=name,
+        help=help_text,
+        help_format="plaintext",
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
+    )
 
 
 def run_app(
@@ -18,14 +25,21 @@ def run_app(
     failed: tuple[type[Exception], ...] = (),
 ) -> int:
     """Run one command line. The exit code is the command's; 2 after wrong options and errors in
-    `refused`, 1 after those in `failed` (each is one line on stderr), 130 after Ctrl-C."""
+    `refused`, 1 after those in `failed` (each is one line on stderr), 130 after Ctrl-C or SIGTERM,
+    which ends the processes that were started."""
+    signal.signal(signal.SIGTERM, _stop)
     try:
         return int(app(arguments, exit_on_error=False, print_error=False) or 0)
     except (CycloptsError, *refused) as error:
         code, text = 2, str(error)
-    except failed as error:
+    except (*failed,) as error:
         code, text = 1, str(error)
     except KeyboardInterrupt:
         return 130
     print(f"{app.name[0]}: {' '.join(text.split())}", file=sys.stderr)
     return code
+
+
+def _stop(number: int, _frame: object) -> None:
+    signal.signal(number, signal.SIG_IGN)  # a second one must not cut the cleaning up short
+    raise KeyboardInterrupt

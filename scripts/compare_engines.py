@@ -1,4 +1,4 @@
-"""This engine and others on the same workload, in turn (A B A B), on this machine.
+"""This engine and others on the same workload, in alternation (A B A B), on this machine.
 
     python scripts/compare_engines.py --engine "fp32=--dtype float32" \
         --peer "vllm=PYTHON model=FOLDER" --server "llama.cpp=llama-server -m FILE --port {port}"
@@ -16,169 +16,159 @@ one JSON document to stdout as the last line. Exit code 0, 1 if something failed
 options.
 """
 
-import json as json_module
 import os
-import signal
 import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import Parameter
 
-# `python scripts/compare_engines.py` puts only this folder on the path
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.comparison.descriptions import DescriptionError
-from scripts.comparison.launching import Conditions, System
-from scripts.comparison.offline import parse_peer
-from scripts.comparison.report import as_document, summarise, table
-from scripts.comparison.systems import OwnEngine, ServerCommand
-from scripts.comparison.turns import run_turns
+from scripts.command_line import make_app, run_app
+from scripts.comparison.engines import (
+    Conditions,
+    DescriptionError,
+    Engine,
+    parse_engine,
+    parse_peer,
+    parse_server,
+)
+from scripts.comparison.report import as_table, summarise_rounds
+from scripts.comparison.rounds import run_rounds
 from scripts.comparison.workloads import (
     DEFAULT_WORKLOADS,
     Workload,
     WorkloadError,
     digest,
-    make_turns,
+    make_rounds,
     make_warm_up,
-    read_turns,
-    write_turns,
+    read_rounds,
+    write_rounds,
 )
-from scripts.load.report import describe_run
+from scripts.load.report import describe_run, write_document
 
-app = App(name="compare_engines", help=__doc__, result_action="return_value")
+app = make_app("compare_engines", __doc__)
 _Several = Parameter(consume_multiple=False, negative="", allow_leading_hyphen=True)
-
-
-def _text_help(help_text: str) -> Parameter:
-    return Parameter(help=help_text)
 
 
 @app.default
 def compare(
     *,
-    engine: Annotated[
-        list[str] | None,
-        _Several,
-        _text_help("NAME=OPTIONS of our daemon; env:VAR=VALUE among them. May be repeated."),
-    ] = None,
-    peer: Annotated[
-        list[str] | None,
-        _Several,
-        _text_help("NAME=INTERPRETER [KEY=VALUE ...], or NAME=URL of an OpenAI-compatible server."),
-    ] = None,
-    server: Annotated[
-        list[str] | None,
-        _Several,
-        _text_help("NAME=COMMAND ... {port} that starts an OpenAI-compatible server."),
-    ] = None,
-    model: Annotated[
-        str, _text_help("What engines run that name none; its tokenizer cuts the prompts.")
-    ] = "smollm2-135m-instruct",
-    workloads: Annotated[str, _text_help("Which, with commas.")] = ",".join(DEFAULT_WORKLOADS),
-    turns: Annotated[int, _text_help("How often each engine is launched and asked.")] = 3,
-    threads: Annotated[
-        int | None, _text_help("Of every engine; default: one a core of this process.")
-    ] = None,
+    engine: Annotated[list[str] | None, _Several] = None,
+    peer: Annotated[list[str] | None, _Several] = None,
+    server: Annotated[list[str] | None, _Several] = None,
+    model: str = "smollm2-135m-instruct",
+    workloads: str = ",".join(DEFAULT_WORKLOADS),
+    rounds: int = 3,
+    threads: int | None = None,
     client_processes: int = 2,
-    text: Annotated[
-        Path | None, _text_help("To cut prompts from; default: Python's language reference.")
-    ] = None,
-    workload_file: Annotated[
-        Path | None, _text_help("Served if it is there, else written; default: a temporary file.")
-    ] = None,
+    text: Path | None = None,
+    workload_file: Path | None = None,
     startup_timeout: float = 900.0,
     workload_timeout: float = 900.0,
-    logs: Annotated[Path | None, _text_help("A folder for what engines say.")] = None,
-    json: Annotated[Path | None, _text_help("Write the document here too.")] = None,
+    logs: Path | None = None,
+    json: Path | None = None,
 ) -> int:
-    """Compare engines."""
-    own = [OwnEngine.parse(one) for one in engine or ()]
-    peers = [parse_peer(one) for one in peer or ()]
-    systems: list[System] = [*own, *peers, *map(ServerCommand.parse, server or ())]
-    names = [system.name for system in systems]
-    if len(systems) < 2 or len(set(names)) < len(names):
+    """Compare engines.
+
+    Parameters
+    ----------
+    engine
+        NAME=OPTIONS of our daemon; env:VAR=VALUE among them. May be repeated.
+    peer
+        NAME=INTERPRETER [KEY=VALUE ...], or NAME=URL of an OpenAI-compatible server.
+    server
+        NAME=COMMAND ... {port} that starts an OpenAI-compatible server.
+    model
+        For engines that name none; its tokenizer cuts the prompts.
+    workloads
+        Which, with commas.
+    rounds
+        How often each engine is launched and asked.
+    threads
+        Of every engine; default: one a core of this process.
+    text
+        To cut prompts from; default: Python's language reference.
+    workload_file
+        Served if it is there, else written; default: a temporary file.
+    logs
+        A folder for the output of engines.
+    json
+        Write the document here too.
+    """
+    own = [parse_engine(one) for one in engine or ()]
+    others = [*map(parse_peer, peer or ()), *map(parse_server, server or ())]
+    engines: list[Engine] = [*own, *others]
+    names = [one.name for one in engines]
+    if len(engines) < 2 or len(set(names)) < len(names):
         raise DescriptionError(
             f"two engines or more with names of their own are compared, here {names}; give "
             "--engine, --peer and --server"
         )
-    if turns < 1 or client_processes < 1:
-        raise DescriptionError("--turns and --client-processes are at least 1")
+    if rounds < 1 or client_processes < 1:
+        raise DescriptionError("--rounds and --client-processes are at least 1")
     with tempfile.TemporaryDirectory(prefix="comparison-") as folder:
         path = workload_file or Path(folder) / "workloads.json"
-        asked, first = _workloads(path, model, text, workloads, turns)
+        asked, warm_up = _workloads(path, model, text, workloads, rounds)
+        logs = logs or Path(folder) / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
         conditions = Conditions(
             model=model,
             num_threads=threads or len(os.sched_getaffinity(0)),
             client_processes=client_processes,
             startup_timeout_s=startup_timeout,
             workload_timeout_s=workload_timeout,
-            logs=_made(logs or Path(folder) / "logs"),
+            logs=logs,
         )
-        done = run_turns(systems, asked, first, conditions, report=_say)
-        summary = summarise(done, [one.name for one in own], names)
+        done = run_rounds(engines, asked, warm_up, conditions, report=_log)
+        summary = summarise_rounds(done, [one.name for one in own], names)
         document = describe_run() | {
             "num_threads": conditions.num_threads,
             "client_processes": client_processes,
             "workload_file": digest(path),
-            "systems": {system.name: system.setting for system in systems},
+            "engines": {one.name: one.setting for one in engines},
             **summary,
-            "turns": [as_document(turn) for turn in done],
         }
-    _say(table(summary))
-    line = json_module.dumps(document)
-    if json is not None:
-        json.write_text(line + "\n")
-    print(line)
+    _log(as_table(summary))
+    write_document(document, json)
     return 1 if summary["failed"] else 0
 
 
 def _workloads(
-    path: Path, model: str, text: Path | None, names: str, num_turns: int
+    path: Path, model: str, text: Path | None, names: str, num_rounds: int
 ) -> tuple[list[list[Workload]], list[Workload]]:
-    # what cuts the text is not imported by the clients, which import this file
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not path.exists():
-        from scripts.comparison.text import NoText, english_text, tokens_of
+        # what cuts the text is not for the client processes, which import this file
+        from scripts.comparison.text import TextError, english_text, tokens_of
 
         try:
             token_ids = tokens_of(english_text(text), model)
-        except NoText as error:
+        except TextError as error:
             raise WorkloadError(str(error)) from error
-        made = make_turns(token_ids, wanted, num_turns=num_turns)
+        made = make_rounds(token_ids, wanted, num_rounds=num_rounds)
         source = f"{text or 'the Python language reference'}, {model}"
-        write_turns(path, make_warm_up(token_ids), made, source=source)
-    first, found = read_turns(path)
-    known = {workload.name for turn in found for workload in turn}
-    if len(found) < num_turns or not known.issuperset(wanted):
+        write_rounds(path, make_warm_up(token_ids), made, source=source)
+    warm_up, found = read_rounds(path)
+    known = {workload.name for one in found for workload in one}
+    if len(found) < num_rounds or not known.issuperset(wanted):
         raise WorkloadError(
-            f"{path} holds {len(found)} turns of {', '.join(sorted(known))}, asked for are "
-            f"{num_turns} of {', '.join(wanted)}; remove it and let it be written anew"
+            f"{path} holds {len(found)} rounds of {', '.join(sorted(known))}, asked for are "
+            f"{num_rounds} of {', '.join(wanted)}; remove it and it is written anew"
         )
-    by_name = [{workload.name: workload for workload in turn} for turn in found[:num_turns]]
-    return [[turn[name] for name in wanted] for turn in by_name], first
+    by_name = [{workload.name: workload for workload in one} for one in found[:num_rounds]]
+    return [[one[name] for name in wanted] for one in by_name], warm_up
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 def main(arguments: list[str]) -> int:
     """Run one command line. Returns the exit code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # engines end with this process
-    try:
-        return int(app(arguments, exit_on_error=False, print_error=False) or 0)
-    except (CycloptsError, DescriptionError, WorkloadError) as error:
-        print(f"compare_engines: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return run_app(app, arguments, refused=(DescriptionError, WorkloadError))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@
 Starts `engine-core` as a daemon, then itself a second time as a client (`--ask ADDRESS`).
 """
 
-import argparse
 import asyncio
 import json
 import subprocess
@@ -13,6 +12,16 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.command_line import make_app, run_app
+
+if TYPE_CHECKING:
+    from frontend import AsyncLLM
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -21,17 +30,22 @@ QUESTIONS = (
 )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--ask", metavar="ADDRESS", help="be the client of a running daemon")
-    arguments = parser.parse_args()
-    if arguments.ask:
-        from frontend.event_loop import run
+app = make_app("demo", __doc__)
 
-        run(ask(arguments.ask))
-        return 0
-    return demonstrate(arguments.model)
+
+@app.default
+def demo(
+    *,
+    model: str = "smollm2-135m-instruct",
+    ask: Annotated[str | None, Parameter(help="Be the client of this running daemon.")] = None,
+) -> int:
+    """Start a daemon and ask it, or only ask."""
+    if ask is None:
+        return demonstrate(model)
+    from frontend import run
+
+    run(ask_questions(ask))
+    return 0
 
 
 def demonstrate(model: str) -> int:
@@ -56,7 +70,7 @@ def demonstrate(model: str) -> int:
         return client.returncode or exit_code
 
 
-async def ask(address: str) -> None:
+async def ask_questions(address: str) -> None:
     from frontend import AsyncLLM
 
     async with AsyncLLM(address) as llm:
@@ -72,7 +86,7 @@ async def ask(address: str) -> None:
             print(f"  {name:26} {getattr(statistics, name)}")
 
 
-async def answer(llm: "AsyncLLM", number: int, question: str) -> int:  # noqa: F821
+async def answer(llm: "AsyncLLM", number: int, question: str) -> int:
     """Stream one answer, a line at a time, as the three share the terminal."""
     from frontend import RequestOutputKind, SamplingParams
 
@@ -91,4 +105,4 @@ async def answer(llm: "AsyncLLM", number: int, question: str) -> int:  # noqa: F
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_app(app, sys.argv[1:]))

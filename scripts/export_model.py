@@ -8,51 +8,55 @@ not keep its numbers. A .gguf file takes over a .gguf's metadata; its tensors ar
 written as F32, F16 or Q8_0 (what is no matrix stays F32). Nothing is ever written over.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from scripts.command_line import make_app, run_app
 
-from engine_core.model_files import ModelFiles, ModelFilesError, open_model_files
+if TYPE_CHECKING:
+    from engine_core.model_files import ModelFiles
 
 _OWN_FIELDS = ("GGUF.", "general.architecture", "general.quantization_version", "general.file_type")
+app = make_app("export_model", __doc__)
 
 
 class ExportError(Exception):
     """It cannot be written; the text says why."""
 
 
-def main(arguments: list[str]) -> int:
-    """Exit code for the command line without the program's name."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model")
-    target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument("--folder", type=Path)
-    target.add_argument("--gguf", type=Path)
-    parser.add_argument("--type", choices=("F32", "F16", "Q8_0"), default="F32")
-    given = parser.parse_args(arguments)
-    path: Path = given.folder or given.gguf
+@app.default
+def export(
+    model: str,
+    *,
+    folder: Path | None = None,
+    gguf: Path | None = None,
+    type: Literal["F32", "F16", "Q8_0"] = "F32",
+) -> int:
+    """Write a model's weights in another form."""
+    path = folder or gguf
+    if path is None or (folder and gguf):
+        raise ValueError("give either --folder or --gguf")
+    from engine_core.model_files import ModelFilesError, open_model_files
+
+    if path.exists():
+        raise ExportError(f"{path} is there already; remove it or name another")
     try:
-        if path.exists():
-            raise ExportError(f"{path} is there already; remove it or name another")
-        files = open_model_files(given.model, report=lambda line: print(line, file=sys.stderr))
-        if given.folder:
+        files = open_model_files(model, report=lambda line: print(line, file=sys.stderr))
+        if folder:
             write_folder(files, path)
         else:
-            write_gguf(files, path, given.type)
-    except (ExportError, ModelFilesError) as error:
-        print(f"export_model: {error}", file=sys.stderr)
-        return 1
+            write_gguf(files, path, type)
+    except ModelFilesError as error:
+        raise ExportError(str(error)) from error
     print(path)
     return 0
 
 
-def write_folder(files: ModelFiles, folder: Path) -> None:
+def write_folder(files: "ModelFiles", folder: Path) -> None:
     """config.json, model.safetensors in float32, and the tokenizer's files."""
     import torch
     from safetensors.torch import save_file
@@ -79,15 +83,16 @@ def write_folder(files: ModelFiles, folder: Path) -> None:
     _write_json(folder / "tokenizer_config.json", described)
 
 
-def write_gguf(files: ModelFiles, path: Path, type_name: str) -> None:
+def write_gguf(files: "ModelFiles", path: Path, type_name: str) -> None:
     """
     Raises:
         ExportError: the model is not one .gguf file.
     """
     import gguf
+    import numpy as np
 
     if files.path.suffix != ".gguf":
-        raise ExportError(f"{files.path} is no .gguf file, whose metadata would be taken over")
+        raise ExportError(f"{files.path} is no .gguf file, whose metadata is copied; use --folder")
     reader = gguf.GGUFReader(files.path)
     architecture = str(reader.fields["general.architecture"].contents())
     writer = gguf.GGUFWriter(path, architecture)
@@ -114,4 +119,4 @@ def _write_json(path: Path, document: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_app(app, sys.argv[1:], refused=(ValueError,), failed=(ExportError,)))

@@ -6,29 +6,27 @@ Progress goes to standard error. Exit code 1 with one line there when it cannot 
 """
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from engine_core.model_files.errors import ModelFilesError
 from engine_core.model_files.known_models import describe_known_models, find_known_model
 from engine_core.model_files.package_download import fetch_known_model
+from scripts.command_line import make_app, run_app
+
+app = make_app("fetch_model", f"{__doc__}\n{describe_known_models('')}")
 
 
-def main(arguments: list[str]) -> int:
-    """Exit code for the command line without the program's name."""
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        print(f"usage: fetch_model.py NAME; {describe_known_models('')}", file=sys.stderr)
-        return 2
-    model = find_known_model(arguments[0])
+@app.default
+def fetch(name: str) -> int:
+    """Fetch a known model."""
+    model = find_known_model(name)
     if model is None:
-        near = describe_known_models(arguments[0])
-        print(f"{arguments[0]!r} is not a known model; {near}", file=sys.stderr)
-        return 1
-    try:
-        print(fetch_known_model(model, report=lambda line: print(line, file=sys.stderr)))
-    except ModelFilesError as error:
-        print(error, file=sys.stderr)
-        return 1
+        raise ModelFilesError(f"{name!r} is not a known model; {describe_known_models(name)}")
+    print(fetch_known_model(model, report=lambda line: print(line, file=sys.stderr)))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_app(app, sys.argv[1:], failed=(ModelFilesError,)))

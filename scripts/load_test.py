@@ -9,41 +9,99 @@ A table goes to stderr, one JSON document to the file or to stdout. Exit code 0,
 failed, 2 for wrong options, 130 after Ctrl-C. Talks to the given address and to nothing else.
 """
 
-import json
-import multiprocessing
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
-from cyclopts import App, CycloptsError
+from cyclopts import Parameter
 
-# `python scripts/load_test.py` puts only this folder on the path
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from frontend import AsyncLLM, EngineClientError, run
+from protocol.addresses import default_address
 from protocol.statistics import EngineStatistics
+from scripts.command_line import make_app, run_app
 from scripts.load.arrivals import first_arrivals, poisson
-from scripts.load.options import LoadOptions, LoadTestError
+from scripts.load.clients import (
+    Client,
+    ClientsFailed,
+    ClosedLoop,
+    OpenLoop,
+    Sampling,
+    engine_stream,
+    run_clients,
+)
 from scripts.load.records import RequestRecord, summarise
-from scripts.load.report import as_table, describe_run
-from scripts.load.worker import LoadClient, WorkerPlan, work
-from scripts.load.workload import LengthRange, Workload
+from scripts.load.report import as_table, describe_run, write_document
+from scripts.load.workload import LengthRange, RequestGenerator
 
-_START_DELAY_S = 0.2
-_PROGRESS_EVERY_S = 1.0
 _LOG_EVERY_S = 10.0
 
 
-async def _prepare(options: LoadOptions) -> tuple[Workload, dict[str, Any], EngineStatistics]:
-    """Looks at the model, sends the warm-up; the workload, the model and the statistics then."""
+class LoadTestError(Exception):
+    """The run cannot be done as asked, or broke off."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """Options of a run."""
+
+    address: Annotated[str, Parameter(help="Of the daemon.")] = default_address()
+    rate: Annotated[float | None, Parameter(help="Open loop: mean requests a second.")] = None
+    concurrency: Annotated[int | None, Parameter(help="Closed loop: requests at a time.")] = None
+    num_requests: Annotated[int | None, Parameter(help="End after so many requests.")] = None
+    duration: Annotated[
+        float | None, Parameter(help="Send for so many seconds; what was sent is waited for.")
+    ] = None
+    processes: Annotated[int, Parameter(help="Client processes.")] = 1
+    prompt_len: Annotated[str, Parameter(help="Tokens, as 128 or 32:512.")] = "128"
+    output_len: Annotated[str, Parameter(help="Most tokens generated, as 64 or 16:256.")] = "64"
+    length_distribution: Annotated[
+        Literal["log-uniform", "uniform"], Parameter(help="Of lengths within their ranges.")
+    ] = "log-uniform"
+    shared_prefix_len: Annotated[
+        int, Parameter(help="Tokens that all prompts begin with, besides their own.")
+    ] = 0
+    text: Annotated[
+        Path | None, Parameter(help="Cut prompts from this file; default: random tokens.")
+    ] = None
+    ignore_eos: Annotated[
+        bool, Parameter(help="Always generate the full output length.", negative="")
+    ] = False
+    temperature: Annotated[float, Parameter(help="0 is greedy.")] = 0.0
+    warmup: Annotated[int, Parameter(help="Requests before the measurement, one by one.")] = 0
+    seed: Annotated[int, Parameter(help="Of lengths, prompts and arrivals.")] = 0
+    json: Annotated[Path | None, Parameter(help="Where the document goes; default: stdout.")] = None
+
+    def check(self) -> None:
+        """
+        Raises:
+            LoadTestError: options that contradict each other or are outside their limits.
+        """
+        if (self.rate is None) == (self.concurrency is None):
+            raise LoadTestError("give either --rate (open loop) or --concurrency (closed loop)")
+        if self.num_requests is None and self.duration is None:
+            raise LoadTestError("the run has no end; give --num-requests or --duration")
+        for name in ("concurrency", "num_requests", "processes", "shared_prefix_len", "warmup"):
+            value, minimum = getattr(self, name), int(name not in ("shared_prefix_len", "warmup"))
+            if value is not None and value < minimum:
+                option = name.replace("_", "-")
+                raise LoadTestError(f"--{option} is {value}, it must be at least {minimum}")
+        for name in ("rate", "duration"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise LoadTestError(f"--{name} is {value}, it must be a number above 0")
+
+
+async def _prepare(
+    options: LoadOptions,
+) -> tuple[RequestGenerator, dict[str, Any], EngineStatistics]:
+    """What to send, facts about the model, and its statistics after the warm-up."""
     prompt_len, output_len = (
         LengthRange.parse(text, distribution=options.length_distribution)
         for text in (options.prompt_len, options.output_len)
@@ -53,7 +111,7 @@ async def _prepare(options: LoadOptions) -> tuple[Workload, dict[str, Any], Engi
         special: frozenset[int] = frozenset(model.eos_token_ids)
         if model.tokenizer is not None:
             special |= llm.get_tokenizer().special_token_ids
-        workload = Workload(
+        generator = RequestGenerator(
             seed=options.seed,
             prompt_len=prompt_len,
             output_len=output_len,
@@ -61,24 +119,27 @@ async def _prepare(options: LoadOptions) -> tuple[Workload, dict[str, Any], Engi
             allowed_token_ids=tuple(i for i in range(model.vocab_size) if i not in special),
             text_token_ids=None if options.text is None else _read_text(options.text, llm),
         )
-        if workload.longest_request > model.max_model_len:
+        if generator.longest_request > model.max_model_len:
             raise LoadTestError(
-                f"requests of up to {workload.longest_request} tokens are asked for, the daemon's "
+                f"requests of up to {generator.longest_request} tokens are asked for, the daemon's "
                 f"limit is {model.max_model_len}; lower --prompt-len, --output-len or "
                 "--shared-prefix-len, or start it with a larger --max-model-len"
             )
-        plan = _plan(options, workload, part=0, arrivals=None)
-        client = LoadClient(llm, plan, None)
+        client = Client(engine_stream(llm, _sampling(options)))
         for index in range(options.warmup):
             # negative indices: prompts that the measurement does not send again
-            record = await client.send(workload.request(-1 - index), due_s=0.0)
+            record = await client.send(generator.request(-1 - index), due_s=0.0)
             if record.error is not None:
                 raise LoadTestError(f"a warm-up request failed: {record.error}")
         facts = {
             field: getattr(model, field)
             for field in ("name", "architecture", "dtype", "max_model_len", "num_blocks")
         }
-        return workload, facts, await llm.statistics()
+        return generator, facts, await llm.statistics()
+
+
+def _sampling(options: LoadOptions) -> Sampling:
+    return Sampling(temperature=options.temperature, ignore_eos=options.ignore_eos)
 
 
 def _read_text(path: Path, llm: AsyncLLM) -> list[int]:
@@ -93,87 +154,37 @@ async def _statistics(address: str) -> EngineStatistics:
         return await llm.statistics()
 
 
-def _plan(
-    options: LoadOptions, workload: Workload, *, part: int, arrivals: tuple[float, ...] | None
-) -> WorkerPlan:
-    return WorkerPlan(
-        address=options.address,
-        part=part,
-        num_parts=options.processes,
-        workload=workload,
-        ignore_eos=options.ignore_eos,
-        temperature=options.temperature,
-        arrivals=arrivals,
-        concurrency=options.concurrency,
+def _loop(options: LoadOptions, generator: RequestGenerator) -> OpenLoop | ClosedLoop:
+    if options.concurrency is not None:
+        return ClosedLoop(generator, options.concurrency, options.num_requests, options.duration)
+    assert options.rate is not None, "checked with the options"
+    arrivals_s = first_arrivals(
+        poisson(options.rate, np.random.default_rng(options.seed)),
         num_requests=options.num_requests,
         duration_s=options.duration,
     )
+    return OpenLoop(tuple(generator.request(*arrival) for arrival in enumerate(arrivals_s)))
 
 
-@contextmanager
-def _workers(plans: list[WorkerPlan]) -> Iterator[dict[Connection, BaseProcess]]:
-    """The client processes and the pipes to them. All of them end with the block."""
-    context = multiprocessing.get_context("spawn")
-    workers: dict[Connection, BaseProcess] = {}
-    try:
-        for plan in plans:
-            ours, theirs = context.Pipe()
-            process: BaseProcess = context.Process(target=work, args=(plan, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            workers[ours] = process
-        yield workers
-    finally:
-        for pipe, process in workers.items():
-            process.terminate()
-            process.join()
-            pipe.close()
-
-
-def _measure(plans: list[WorkerPlan], num_planned: int | None) -> list[RequestRecord]:
-    """Starts the processes, starts their clocks together, gathers their records."""
-    with _workers(plans) as workers:
-        for pipe in workers:
-            _receive(pipe)
-        start = time.monotonic() + _START_DELAY_S
-        for pipe in workers:
-            pipe.send(start)
-        records: list[RequestRecord] = []
-        running = set(workers)
-        progress_due = start
-        while running:
-            readable = wait(list(running), timeout=_PROGRESS_EVERY_S)
-            for pipe in running.intersection(readable):
-                received = _receive(pipe)
-                if received is None:
-                    running.remove(pipe)
-                else:
-                    records.append(received)
-            if time.monotonic() >= progress_due:
-                progress_due += _PROGRESS_EVERY_S if sys.stderr.isatty() else _LOG_EVERY_S
-                _show_progress(records, num_planned, time.monotonic() - start)
-    return records
-
-
-def _receive(pipe: Connection) -> Any:
-    try:
-        received = pipe.recv()
-    except EOFError:
-        raise LoadTestError("a client process ended before its work was done") from None
-    if isinstance(received, str) and received != "ready":
-        raise LoadTestError(f"a client process failed: {received}")
-    return received
-
-
-def _show_progress(records: list[RequestRecord], num_planned: int | None, now_s: float) -> None:
+def _progress(num_planned: int | None) -> Callable[[list[RequestRecord], float], None]:
+    """Shows how far the run is, on a terminal each second and in the same line."""
+    is_terminal = sys.stderr.isatty()
+    due_s = 0.0
     total = "" if num_planned is None else f" of {num_planned}"
-    num_errors = sum(record.error is not None for record in records)
-    line = f"{max(now_s, 0):.0f} s: {len(records)}{total} requests ended, {num_errors} failed"
-    end = "\r" if sys.stderr.isatty() else "\n"
-    print(line, end=end, file=sys.stderr, flush=True)
+
+    def show(records: list[RequestRecord], now_s: float) -> None:
+        nonlocal due_s
+        if now_s < due_s:
+            return
+        due_s += 1.0 if is_terminal else _LOG_EVERY_S
+        num_errors = sum(record.error is not None for record in records)
+        line = f"{now_s:.0f} s: {len(records)}{total} requests ended, {num_errors} failed"
+        print(line, end="\r" if is_terminal else "\n", file=sys.stderr, flush=True)
+
+    return show
 
 
-app = App(name="load_test", help=__doc__, result_action="return_value")
+app = make_app("load_test", __doc__)
 
 
 @app.default
@@ -181,51 +192,33 @@ def load_test(options: LoadOptions | None = None) -> int:
     """Put load on a daemon and measure it."""
     options = options or LoadOptions()
     options.check()
-    workload, model, before = run(_prepare(options))
-    arrivals: tuple[float, ...] | None = None
-    num_planned = options.num_requests
-    if options.rate is not None:
-        arrivals = first_arrivals(
-            poisson(options.rate, np.random.default_rng(options.seed)),
-            num_requests=options.num_requests,
-            duration_s=options.duration,
-        )
-        num_planned = len(arrivals)
-    plans = [
-        _plan(options, workload, part=part, arrivals=arrivals) for part in range(options.processes)
-    ]
-    records = _measure(plans, num_planned)
+    generator, model, before = run(_prepare(options))
+    loop = _loop(options, generator)
+    num_planned = len(loop.requests) if isinstance(loop, OpenLoop) else loop.num_requests
+    records = run_clients(
+        options.address,
+        loop,
+        num_processes=options.processes,
+        sampling=_sampling(options),
+        on_progress=_progress(num_planned),
+    )
     summary = summarise(records)
+    configuration = asdict(options) | {"text": str(options.text) if options.text else None}
+    del configuration["json"]
+    print(as_table(summary), file=sys.stderr, flush=True)
     document = {
-        "configuration": asdict(options) | {"text": str(options.text) if options.text else None},
+        "configuration": configuration,
         "model": model,
         "environment": describe_run(),
         "results": summary,
         "statistics_before": msgspec.structs.asdict(before),
         "statistics_after": msgspec.structs.asdict(run(_statistics(options.address))),
     }
-    document["configuration"].pop("json")
-    print(as_table(summary), file=sys.stderr, flush=True)
-    if options.json is None:
-        print(json.dumps(document, ensure_ascii=False))
-    else:
-        options.json.write_text(json.dumps(document, ensure_ascii=False) + "\n")
+    write_document(document, options.json, stdout=options.json is None)
     return 1 if summary["errors"] else 0
 
 
-def main(arguments: list[str]) -> int:
-    """Run one command line. Returns the exit code."""
-    try:
-        return int(app(arguments, exit_on_error=False, print_error=False) or 0)
-    except (CycloptsError, LoadTestError, ValueError) as error:
-        code, text = 2, str(error)
-    except (EngineClientError, OSError) as error:
-        code, text = 1, str(error)
-    except KeyboardInterrupt:
-        return 130
-    print(f"load_test: {' '.join(text.split())}", file=sys.stderr)
-    return code
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    refused = (LoadTestError, ValueError)
+    failed = (EngineClientError, ClientsFailed, OSError)
+    sys.exit(run_app(app, sys.argv[1:], refused=refused, failed=failed))

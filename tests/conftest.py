@@ -5,15 +5,42 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 # tests import parts of other tests as tests.X, and scripts.X, by whatever command they are started
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
-# Triton asks when it is imported, and transformers and accelerate import it: so before any test is
-os.environ["TRITON_INTERPRET"] = "1"
+
+def _gpu_is_used() -> bool:
+    """TEST_DEVICE=cuda runs the tests of kernels on a GPU, if torch sees one."""
+    if os.environ.get("TEST_DEVICE") != "cuda":
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+GPU_IS_USED = _gpu_is_used()
+if not GPU_IS_USED:
+    # Triton asks when it is imported, and transformers and accelerate import it: so before any test
+    os.environ["TRITON_INTERPRET"] = "1"
+
+# Interpreted dots are numpy's products, and tests of batch invariance need kernels of OpenBLAS that
+# give a row the same bits at every place in a tile. Those for Haswell do not.
+cpuinfo = Path("/proc/cpuinfo")
+has_avx512 = cpuinfo.exists() and "avx512f" in cpuinfo.read_text()
+os.environ["OPENBLAS_CORETYPE"] = "SkylakeX" if has_avx512 else "Nehalem"
 
 # a shell that starts the tests in its background lets them, and all their children, ignore Ctrl-C
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not GPU_IS_USED:
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a GPU and TEST_DEVICE=cuda"))

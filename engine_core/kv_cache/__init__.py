@@ -1,7 +1,6 @@
 """The KV cache as numbers: which physical block holds which tokens of which sequence.
 
-Owns block ids, reference counts, the prefix index, eviction and the host tier. Must not know
-tensors, sockets, clocks, or the scheduler that asks.
+Imports no tensors, sockets, clocks or scheduler.
 """
 
 from engine_core.kv_cache.admission import AllocStatus
@@ -10,7 +9,7 @@ from engine_core.kv_cache.copies import CacheCopies
 from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.kv_cache.manager import KVCacheManager
 from engine_core.kv_cache.placeholder import PlaceholderKVCacheManager
-from engine_core.kv_cache.prefix_lookup import CacheHit
+from engine_core.kv_cache.prefix_cache import CacheHit
 from engine_core.kv_cache.sequence_blocks import (
     NULL_BLOCK_ID,
     BlockIds,

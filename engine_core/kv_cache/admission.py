@@ -1,11 +1,11 @@
-"""Whether blocks that are wanted are there. Must not know why they are wanted. Changes nothing."""
+"""Whether there is room for a sequence: counts blocks, changes nothing."""
 
 import enum
 from collections.abc import Sequence
 
 from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.kv_cache.offload import OffloadManager
-from engine_core.kv_cache.prefix_lookup import CacheHit
+from engine_core.kv_cache.prefix_cache import CacheHit
 from engine_core.kv_cache.sequence_blocks import CachedSequence
 from engine_core.kv_cache.swapping import SwappedSequences
 
@@ -15,37 +15,9 @@ class AllocStatus(enum.Enum):
 
     OK = enum.auto()
     LATER = enum.auto()
-    """Not while the others hold what they hold."""
+    """Not enough free blocks now."""
     NEVER = enum.auto()
-    """Not even alone."""
-
-
-def judge(
-    *,
-    num_blocks: int,
-    num_available: int,
-    num_required: int,
-    num_required_total: int,
-    num_reserved_blocks: int,
-    watermark_blocks: int,
-    is_alone: bool,
-    is_resumed: bool,
-) -> AllocStatus:
-    """
-    Args:
-        num_blocks: of the whole cache.
-        num_available: that can be taken now.
-        num_required: of those that can be taken, for all tokens known now.
-        num_required_total: the same if nothing were shared.
-        num_reserved_blocks: blocks that running requests will still take.
-        watermark_blocks: kept free as head-room for the running requests.
-        is_alone: nothing runs, so that no head-room is needed.
-        is_resumed: was admitted before; the head-room cannot make it impossible now.
-    """
-    if num_blocks - num_required_total < (0 if is_resumed else watermark_blocks):
-        return AllocStatus.NEVER
-    head_room = num_reserved_blocks + (0 if is_alone else watermark_blocks)
-    return AllocStatus.OK if num_available - num_required >= head_room else AllocStatus.LATER
+    """Does not fit in an empty cache."""
 
 
 class Admission:
@@ -56,14 +28,14 @@ class Admission:
 
     def __init__(
         self,
-        tiers: OffloadManager,
+        offload: OffloadManager,
         swapped: SwappedSequences,
         *,
         groups: Sequence[KVCacheGroupSpec],
         block_size: int,
         watermark_blocks: int,
     ) -> None:
-        self._tiers = tiers
+        self._offload = offload
         self._swapped = swapped
         self._groups = tuple(groups)
         self._block_size = block_size
@@ -79,19 +51,17 @@ class Admission:
         is_resumed: bool,
     ) -> AllocStatus:
         """Of a sequence that wants `num_total` blocks, those of `hit` among them."""
-        device = self._tiers.device
+        device = self._offload.device
         num_shared = 0
         for spec, block_ids in zip(self._groups, hit.block_ids, strict=True):
             # a sliding group's found blocks leave it again, and new ones come in their place
             if spec.sliding_window is None:
                 num_shared += len(block_ids) - device.num_free_of(block_ids)
-        return judge(
-            num_blocks=device.num_blocks,
-            num_available=self._tiers.num_copy_targets if hit.host_blocks else device.num_free,
+        return self._decide(
+            num_available=self._offload.num_copy_targets if hit.host_blocks else device.num_free,
             num_required=num_total - num_shared,
-            num_required_total=num_total,
+            num_total=num_total,
             num_reserved_blocks=num_reserved_blocks,
-            watermark_blocks=self._watermark_blocks,
             is_alone=is_alone,
             is_resumed=is_resumed,
         )
@@ -110,13 +80,11 @@ class Admission:
         shared = self._swapped.shared_blocks(seqs)
         for seq in seqs:
             num_total += self._num_growth(seq, num_lookahead_slots, shared)
-        status = judge(
-            num_blocks=self._tiers.device.num_blocks,
-            num_available=self._tiers.num_copy_targets,
+        status = self._decide(
+            num_available=self._offload.num_copy_targets,
             num_required=num_total - num_in_use,
-            num_required_total=num_total,
+            num_total=num_total,
             num_reserved_blocks=num_reserved_blocks,
-            watermark_blocks=self._watermark_blocks,
             is_alone=is_alone,
             is_resumed=True,
         )
@@ -124,19 +92,45 @@ class Admission:
             return AllocStatus.LATER
         return status
 
+    def _decide(
+        self,
+        *,
+        num_available: int,
+        num_required: int,
+        num_total: int,
+        num_reserved_blocks: int,
+        is_alone: bool,
+        is_resumed: bool,
+    ) -> AllocStatus:
+        """
+        Args:
+            num_available: blocks that can be taken now.
+            num_required: of those, how many all tokens known now take.
+            num_total: the same if nothing were shared.
+            num_reserved_blocks: blocks that running requests will still take.
+            is_alone: nothing runs, so that no head-room is needed.
+            is_resumed: was admitted before; the head-room cannot make it impossible now.
+        """
+        watermark = self._watermark_blocks
+        if self._offload.device.num_blocks - num_total < (0 if is_resumed else watermark):
+            return AllocStatus.NEVER
+        head_room = num_reserved_blocks + (0 if is_alone else watermark)
+        has_room = num_available - num_required >= head_room
+        return AllocStatus.OK if has_room else AllocStatus.LATER
+
     def _num_growth(self, seq: CachedSequence, num_lookahead_slots: int, shared: set[int]) -> int:
         """Blocks that a swapped sequence takes on top of those it comes back with."""
-        held = self._swapped.table_of(seq)
+        seq_blocks = self._swapped.table_of(seq)
         num_tokens = seq.num_tokens + num_lookahead_slots
         chunk = max(1, num_tokens - seq.num_computed_tokens)
-        num_new = max(0, -(-num_tokens // self._block_size) - held.num_blocks)
+        num_new = max(0, -(-num_tokens // self._block_size) - seq_blocks.num_blocks)
         num_growth = 0
         for spec, table, num_dropped in zip(
-            self._groups, held.tables, held.num_dropped, strict=True
+            self._groups, seq_blocks.tables, seq_blocks.num_dropped, strict=True
         ):
             num_peak = spec.num_peak_blocks(num_tokens, chunk, self._block_size)
             if shared.isdisjoint(table[num_dropped:]):
-                num_growth += max(0, num_peak - (held.num_blocks - num_dropped))
+                num_growth += max(0, num_peak - (seq_blocks.num_blocks - num_dropped))
             else:  # what falls out of the window does not become free: others hold it
                 num_growth += min(num_peak, num_new)
         return num_growth

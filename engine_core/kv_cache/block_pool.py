@@ -1,26 +1,24 @@
-"""All physical blocks: reference counts, free blocks, and the index from hashes to blocks.
-
-Must not know sequences, tokens or the host's memory. A block is in one of three states:
-
-    in use   ref count > 0; findable if it has a hash
-    cached   ref count 0, findable: brought back to use, or evicted when taken
-    empty    ref count 0, not findable
-
-Empty blocks are a stack: what was given back last is taken first. Cached ones are ordered by when
-they were given back; one in the middle leaves in O(1) when somebody finds it again.
-"""
+"""The device's blocks: reference counts, the free list, and the index from hashes to blocks."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Set
 
-from engine_core.kv_cache.known_hashes import EvictedHashes
+from engine_core.kv_cache.evicted_hashes import EvictedHashes
 from engine_core.kv_cache.sequence_blocks import NULL_BLOCK_ID
 
 _EVICTED_A_BLOCK = 4
+"""Hashes remembered after eviction, for each block of the pool."""
 
 
 class BlockPool:
-    """Blocks 1..num_blocks, shared by all groups.
+    """Blocks 1..num_blocks, shared by all groups. A block is in one of three states:
+
+        in use   ref count > 0; in the index if it has a hash
+        cached   ref count 0, in the index: reused on a hit, or evicted when allocated
+        empty    ref count 0, not in the index
+
+    Empty blocks are a stack. Cached ones are in LRU order; a hit takes one out of the middle in
+    O(1).
 
     Args:
         num_blocks: usable blocks; the null block comes on top.
@@ -55,7 +53,7 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Of the free blocks, those that are still findable."""
+        """Of the free blocks, those in the index."""
         return len(self._cached)
 
     @property
@@ -69,8 +67,8 @@ class BlockPool:
     # ------------------------------------------------------------------ taking and giving back
 
     def allocate(self, num_blocks: int, avoid: Set[int] = frozenset()) -> list[int]:
-        """Take blocks with one reference each: empty ones, then cached ones, the longest unused
-        first, which can no longer be found.
+        """Take blocks with one reference each: empty ones, then cached ones, least recently used
+        first, which leave the index.
 
         Args:
             num_blocks: the caller has checked that so many are free.
@@ -156,19 +154,18 @@ class BlockPool:
         return self._index[group].get
 
     def hash_of(self, block_id: int) -> bytes | None:
-        """What the block is found by, if it can be found."""
+        """None if the block is not in the index."""
         return self._hashes[block_id]
 
     def group_of(self, block_id: int) -> int:
-        """Of a findable block."""
+        """Of a block in the index."""
         return self._group_of[block_id]
 
     def register(self, block_id: int, group: int, block_hash: bytes) -> int:
-        """Make a block in use findable. Where another block already has these contents, that one
-        stays the one that is found.
+        """Put a block in use into the index, unless another block has the same contents.
 
         Returns:
-            The block that is found now.
+            The block in the index now.
         """
         known = self._index[group].setdefault(block_hash, block_id)
         if known == block_id and self._hashes[block_id] is not block_hash:
@@ -188,13 +185,13 @@ class BlockPool:
         """
         known_by, own_hashes, group_of = self._index[group].setdefault, self._hashes, self._group_of
         others = []
-        for place in range(first, stop):
-            block_id = table[place]
+        for index in range(first, stop):
+            block_id = table[index]
             if block_id == NULL_BLOCK_ID:
                 continue
-            block_hash = hashes[place]
+            block_hash = hashes[index]
             if known_by(block_hash, block_id) != block_id:
-                others.append(place)
+                others.append(index)
             elif own_hashes[block_id] is not block_hash:
                 assert self._ref_counts[block_id] > 0, f"block {block_id} is not in use"
                 assert own_hashes[block_id] in (None, block_hash), f"block {block_id} is another"
@@ -202,17 +199,17 @@ class BlockPool:
                 group_of[block_id] = group
         return others
 
-    def forget(self, block_ids: Iterable[int]) -> None:
-        """These blocks, in use or cached, can no longer be found."""
+    def unindex(self, block_ids: Iterable[int]) -> None:
+        """Remove these blocks, in use or cached, from the index."""
         for block_id in block_ids:
             if self._hashes[block_id] is not None:
-                self._unindex(block_id)
+                self._pop_hash(block_id)
                 if self._ref_counts[block_id] == 0:
                     del self._cached[block_id]
                     self._empty.append(block_id)
 
-    def forget_cached(self) -> int:
-        """Empty every cached block. Returns how many there were."""
+    def evict_cached(self) -> int:
+        """Evict every cached block. Returns how many there were."""
         num_forgotten = len(self._cached)
         for block_id in self._cached:
             self._evict(block_id)
@@ -221,7 +218,7 @@ class BlockPool:
         return num_forgotten
 
     def _evict_oldest(self, num_blocks: int) -> list[int]:
-        """`_evict` for the cached blocks that were unused the longest, in one loop."""
+        """`_evict` for the least recently used cached blocks, in one loop."""
         hashes, group_of, index, pop = (
             self._hashes,
             self._group_of,
@@ -241,9 +238,9 @@ class BlockPool:
         return block_ids
 
     def _evict(self, block_id: int) -> None:
-        self.evicted.add(self._unindex(block_id))
+        self.evicted.add(self._pop_hash(block_id))
 
-    def _unindex(self, block_id: int) -> bytes:
+    def _pop_hash(self, block_id: int) -> bytes:
         block_hash = self._hashes[block_id]
         assert block_hash is not None
         del self._index[self._group_of[block_id]][block_hash]

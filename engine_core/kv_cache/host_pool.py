@@ -1,26 +1,23 @@
-"""Blocks in host memory: which are pinned, which are free, and what they can be found by.
-
-Must not know device blocks or sequences. A host block is in one of three states:
-
-    pinned   a swapped sequence needs it, or a copy of this step reads it
-    cached   findable, evicted when a block is wanted and none is empty; the longest unused first
-    empty
-
-Its ids follow on the device's: first_id .. first_id + num_blocks - 1.
-"""
+"""Blocks in host memory: pins, the free list, and the index from hashes to blocks."""
 
 from collections import Counter, OrderedDict
 
-from engine_core.kv_cache.known_hashes import EvictedHashes
+from engine_core.kv_cache.evicted_hashes import EvictedHashes
 
 HashKey = tuple[int, bytes]
 """(group, hash)."""
 
 
 class HostPool:
-    """
+    """Ids follow the device's: first_id .. first_id + num_blocks - 1. A block is in one of three
+    states:
+
+        pinned   a swapped sequence needs it, or a copy of this step reads it
+        cached   in the index; evicted when no block is empty, least recently used first
+        empty
+
     Args:
-        evicted: told what can no longer be found.
+        evicted: gets the hashes of evicted blocks.
 
     Raises:
         ValueError: a negative number of blocks.
@@ -48,12 +45,12 @@ class HostPool:
 
     @property
     def num_pinned(self) -> int:
-        """Held for swapped sequences."""
+        """Of swapped sequences."""
         return len(self._pins)
 
     @property
     def num_cached(self) -> int:
-        """Findable, and held for nobody."""
+        """In the prefix cache and not pinned."""
         return len(self._cached) + sum(
             block in self._keys and block not in self._pins for block in self._read
         )
@@ -65,12 +62,12 @@ class HostPool:
     # ------------------------------------------------------------------ taking and giving back
 
     def take(self) -> int:
-        """An empty block, else the cached one that was unused longest. It is pinned by nobody yet:
-        register or pin it before the next is taken. The caller has checked `num_available`."""
+        """An empty block, else the least recently used cached one. Register or pin it before taking
+        the next. The caller has checked `num_available`."""
         if self._empty:
             return self._empty.pop()
         block = self._cached.popitem(last=False)[0]
-        self._evicted.add(self._unindex(block))
+        self._evicted.add(self._pop_key(block))
         return block
 
     def pin(self, block: int) -> None:
@@ -93,7 +90,7 @@ class HostPool:
         self._cached.pop(block, None)
 
     def end_reads(self) -> None:
-        """The step's copies are on their way."""
+        """The step's copies have been issued."""
         blocks, self._read = self._read, set()
         for block in sorted(blocks):
             self._settle(block)
@@ -113,11 +110,11 @@ class HostPool:
         return self._index.get((group, block_hash))
 
     def key_of(self, block: int) -> HashKey | None:
-        """What the block is found by, if it can be found."""
+        """Its place in the index, if it is there."""
         return self._keys.get(block)
 
     def register(self, block: int, group: int, block_hash: bytes) -> None:
-        """Make a taken block findable; no other has these contents."""
+        """Put a taken block into the index; no other has these contents."""
         key = (group, block_hash)
         assert key not in self._index, f"two host blocks for one hash, {block} is the second"
         self._index[key] = block
@@ -125,27 +122,27 @@ class HostPool:
         self._settle(block)
 
     def touch(self, block: int) -> None:
-        """The block was of use now."""
+        """Mark the block as used now."""
         if block in self._cached:
             self._cached.move_to_end(block)
 
-    def forget(self, block: int) -> None:
-        """The block can no longer be found."""
+    def unindex(self, block: int) -> None:
+        """Remove the block from the index."""
         if block in self._keys:
-            self._unindex(block)
+            self._pop_key(block)
             if block in self._cached:
                 del self._cached[block]
                 self._empty.append(block)
 
-    def forget_cached(self) -> list[int]:
-        """Empty every cached block. Returns which they were."""
+    def evict_cached(self) -> list[int]:
+        """Evict every block that is not pinned. Returns them."""
         blocks = [block for block in self._keys if block not in self._pins]
         for block in blocks:
             self._evicted.add(self._keys[block][1])
-            self.forget(block)
+            self.unindex(block)
         return blocks
 
-    def _unindex(self, block: int) -> bytes:
+    def _pop_key(self, block: int) -> bytes:
         key = self._keys.pop(block)
         del self._index[key]
         return key[1]

@@ -1,25 +1,27 @@
-"""The cache as the scheduler sees it: admission, a step's blocks, sharing, host memory.
+"""Which blocks each sequence holds, and all that the scheduler may ask of the cache.
 
-Owns no state: puts the parts together. Must not know queues, budgets or sampling.
+allocate_slots(seq, 5), in tokens:
 
-A step's plan ends with `take_copies`. `num_computed_tokens` counts what is computed or planned to
-be; a sequence whose planned tokens will not run has it set back before it is freed or swapped.
+    [0 .. cached) reused   [cached .. computed) in the cache   [computed .. computed + 5) to run
+    |-------------------- full blocks: in the prefix cache ---------------------|-- private --|
 """
 
 from collections.abc import Iterable, Sequence
 
 from engine_core.kv_cache.admission import Admission, AllocStatus
-from engine_core.kv_cache.block_tables import BlockTables
 from engine_core.kv_cache.copies import CacheCopies
 from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.kv_cache.offload import OffloadManager
-from engine_core.kv_cache.prefix_cache import PrefixCache
-from engine_core.kv_cache.prefix_lookup import CacheHit
+from engine_core.kv_cache.prefix_cache import CacheHit, PrefixCache
 from engine_core.kv_cache.sequence_blocks import (
+    NULL_BLOCK_ID,
     BlockIds,
     CachedSequence,
     CacheUsage,
+    SequenceBlocks,
     TableUpdate,
+    check_tables,
+    num_wasted_slots,
     tail_first,
 )
 from engine_core.kv_cache.swapping import SwappedSequences
@@ -27,7 +29,11 @@ from protocol.explanations import LookupEnd
 
 
 class KVCacheManager:
-    """
+    """Each entry of a sequence's table is one reference to a block.
+
+    `num_computed_tokens` counts what is computed or planned to be; a sequence whose planned tokens
+    will not run has it set back before it is freed or swapped. A step's plan ends with
+    `take_copies`.
     Args:
         num_blocks: usable blocks, ids 1..num_blocks. The tensors have one more, for id 0.
         block_size: tokens a block.
@@ -59,28 +65,29 @@ class KVCacheManager:
         self.block_size = block_size
         self.groups = tuple(groups)
         self.watermark_blocks = int(watermark * num_blocks)
-        self._tiers = OffloadManager(
+        self._offload = OffloadManager(
             num_blocks=num_blocks, num_host_blocks=num_host_blocks, num_groups=len(self.groups)
         )
-        self._pool = self._tiers.device
-        self._findable = PrefixCache(
-            self._tiers,
+        self._pool = self._offload.device
+        self._prefix_cache = PrefixCache(
+            self._offload,
             groups=self.groups,
             block_size=block_size,
             is_enabled=enable_prefix_caching,
         )
-        self._swapped = SwappedSequences(self._tiers, block_size=block_size)
-        self._tables = BlockTables(
-            self._tiers, self._findable, groups=self.groups, block_size=block_size
-        )
-        self._held = self._tables.held
+        self._swapped = SwappedSequences(self._offload, block_size=block_size)
         self._admission = Admission(
-            self._tiers,
+            self._offload,
             self._swapped,
             groups=self.groups,
             block_size=block_size,
             watermark_blocks=self.watermark_blocks,
         )
+        self._blocks_of: dict[str, SequenceBlocks] = {}
+        """By sequence_id; only sequences that hold blocks on the device."""
+        self._sliding = [
+            group for group, spec in enumerate(self.groups) if spec.sliding_window is not None
+        ]
 
     # ------------------------------------------------------------------ numbers
 
@@ -95,32 +102,32 @@ class KVCacheManager:
 
     @property
     def num_blocks_cached(self) -> int:
-        """Held by nobody, and findable."""
+        """Not in use, in the prefix cache."""
         return self._pool.num_cached
 
     @property
     def num_blocks_free(self) -> int:
-        """Held by nobody, findable or not."""
+        """Not in use, cached or not."""
         return self._pool.num_free
 
     @property
     def num_host_blocks(self) -> int:
-        return self._tiers.host.num_blocks
+        return self._offload.host.num_blocks
 
     @property
     def num_host_blocks_in_use(self) -> int:
         """Of swapped sequences."""
-        return self._tiers.host.num_pinned
+        return self._offload.host.num_pinned
 
     @property
     def num_host_blocks_cached(self) -> int:
-        """Findable, and of no swapped sequence."""
-        return self._tiers.host.num_cached
+        """In the prefix cache, and of no swapped sequence."""
+        return self._offload.host.num_cached
 
     @property
     def num_deduplicated_blocks(self) -> int:
-        """Blocks that filled, equalled a known one and were given back; since the start."""
-        return self._findable.num_deduplicated
+        """Blocks freed because an equal one was cached; since the start."""
+        return self._prefix_cache.num_deduplicated
 
     @property
     def num_shared_references(self) -> int:
@@ -128,19 +135,44 @@ class KVCacheManager:
         return self._pool.num_references - self._pool.num_in_use
 
     def num_peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
-        """Most blocks of all groups that so many tokens need at once, `max_chunk` a step."""
-        return self._tables.num_peak_blocks(num_tokens, max_chunk)
+        """Most blocks of all groups that `num_tokens` need at once, `max_chunk` a step."""
+        return sum(
+            spec.num_peak_blocks(num_tokens, max_chunk, self.block_size) for spec in self.groups
+        )
 
     def num_reserved_blocks(
         self, seq: CachedSequence, max_chunk: int, num_extra_tokens: int = 0
     ) -> int:
-        """Blocks that a sequence will still take for the tokens known now and so many more."""
-        return self._tables.num_reserved_blocks(seq, max_chunk, num_extra_tokens)
+        """Blocks that a sequence will still take for its tokens known now and the extra ones."""
+        num_tokens = seq.num_tokens + num_extra_tokens
+        seq_blocks = self._blocks_of.get(seq.sequence_id)
+        if seq_blocks is None:
+            return self.num_peak_blocks(num_tokens, max_chunk)
+        num_missing = sum(
+            max(
+                0,
+                spec.num_peak_blocks(num_tokens, max_chunk, self.block_size)
+                - (seq_blocks.num_blocks - num_dropped),
+            )
+            for spec, num_dropped in zip(self.groups, seq_blocks.num_dropped, strict=True)
+        )
+        first = seq.num_computed_tokens // self.block_size
+        return num_missing + len(self._shared_blocks(seq_blocks, first, seq_blocks.num_blocks))
 
     def num_common_prefix_blocks(self, seq: CachedSequence | None, num_holders: int) -> list[int]:
-        """For each group, leading blocks of `seq` that all `num_holders` sequences that hold
-        blocks share. 0 for fewer than two of them, and in sliding groups once blocks dropped."""
-        return self._tables.num_common_prefix_blocks(seq, num_holders)
+        """For each group, leading blocks of `seq` that all `num_holders` sequences share. 0 for
+        fewer than two, and in sliding groups once blocks were dropped."""
+        counts = [0] * len(self.groups)
+        seq_blocks = None if seq is None else self._blocks_of.get(seq.sequence_id)
+        if seq_blocks is None or num_holders < 2:
+            return counts
+        for group, table in enumerate(seq_blocks.tables):
+            for block_id in table:
+                # the null block has no references, so a sliding group stops there
+                if self._pool.ref_count(block_id) != num_holders:
+                    break
+                counts[group] += 1
+        return counts
 
     # ------------------------------------------------------------------ admission
 
@@ -148,11 +180,11 @@ class KVCacheManager:
         """What of the sequence's tokens is in device or host memory, in whole blocks, and never
         all of them: the last token must be computed to choose the next one. Changes nothing but
         the hashes."""
-        return self._findable.find(seq)
+        return self._prefix_cache.find(seq)
 
     def explain_lookup(self, seq: CachedSequence, hit: CacheHit) -> LookupEnd:
-        """Why `hit`, just found and not yet adopted, is no longer."""
-        return self._findable.explain(seq, hit)
+        """Why `hit`, just found, is not longer."""
+        return self._prefix_cache.explain(seq, hit)
 
     def can_admit(
         self,
@@ -174,7 +206,7 @@ class KVCacheManager:
             num_reserved_blocks: blocks that running sequences will still take.
             is_alone: nothing runs, so that no head-room is needed.
             is_resumed: was admitted before: refused only if it does not fit in an empty cache.
-            num_extra_blocks: wanted besides, for samples that will branch off.
+            num_extra_blocks: needed besides, for samples that will fork.
         """
         return self._admission.of_new(
             self.num_peak_blocks(
@@ -187,58 +219,189 @@ class KVCacheManager:
             is_resumed=is_resumed,
         )
 
-    def adopt(self, seq: CachedSequence, hit: CacheHit) -> None:
-        """Start the sequence's tables with what was found; what is on the host is copied back."""
-        self._tables.adopt(seq, hit)
-
     # ------------------------------------------------------------------ a step
+
+    def allocate_cached(self, seq: CachedSequence, hit: CacheHit) -> None:
+        """Start the sequence's tables with what was found; what is on the host is copied back."""
+        assert seq.sequence_id not in self._blocks_of, f"{seq.sequence_id!r} holds blocks already"
+        tables = tuple([table.copy() for table in hit.block_ids])
+        for table in tables:
+            # before others are taken, which evicts blocks
+            self._pool.share([block_id for block_id in table if block_id != NULL_BLOCK_ID])
+        if hit.host_blocks:
+            block_ids = self._offload.allocate_to_swap_in(
+                [block for _, _, block in hit.host_blocks]
+            )
+            for (group, index, _), block_id in zip(hit.host_blocks, block_ids, strict=True):
+                tables[group][index] = block_id
+                self._pool.register(block_id, group, seq.block_hashes[index])
+        num_dropped = [table.count(NULL_BLOCK_ID) for table in tables]
+        self._blocks_of[seq.sequence_id] = SequenceBlocks.starting_with(tables, num_dropped)
 
     def allocate_slots(
         self, seq: CachedSequence, num_tokens: int, num_lookahead_slots: int = 0
     ) -> TableUpdate | None:
-        """Room for tokens [num_computed, num_computed + num_tokens) of a sequence, and so many
-        slots behind them.
+        """Room for tokens [num_computed, num_computed + num_tokens) of a sequence, and
+        `num_lookahead_slots` behind them.
 
-        The blocks that a chunk fills become findable now, before they are computed, so that
-        requests of one step share them; a single token's only at a later call, or when given back.
-        Tokens beyond `seq.num_tokens` are drafts and never make a block findable.
+        The blocks that a chunk fills are registered now, before they are computed, so that
+        requests of one step share them; a block that a single token fills only at a later call or
+        when freed. Tokens beyond `seq.num_tokens` are drafts and never register a block.
 
         Returns:
             What changed in the tables, or None if too few blocks are free: nothing changed then.
         """
-        return self._tables.allocate_slots(seq, num_tokens, num_lookahead_slots)
+        seq_blocks = self._blocks_of.get(seq.sequence_id)
+        if seq_blocks is None:
+            seq_blocks = SequenceBlocks.starting_with(
+                tuple([] for _ in self.groups), [0] * len(self.groups)
+            )
+        num_computed, num_old = seq.num_computed_tokens, seq_blocks.num_blocks
+        # a step in flight may fail: then its last known token is computed again
+        lowest = min(num_computed, seq.num_tokens - 1)
+        stop = num_computed + num_tokens
+        num_needed = -(-(stop + num_lookahead_slots) // self.block_size)
+        num_new = num_needed - num_old if num_needed > num_old else 0
+        first = num_computed // self.block_size
+        shared = self._shared_blocks(seq_blocks, first, num_needed) if first < num_old else []
+        num_wanted = num_new * len(self.groups) + len(shared)
+        if num_wanted > self._pool.num_free:
+            num_wanted -= self._num_droppable(lowest, seq_blocks) if num_new else 0
+            if num_wanted > self._pool.num_free:
+                return None
+        start = num_old
+        if self._prefix_cache.is_enabled:
+            replaced = self._prefix_cache.deduplicate(seq, seq_blocks, num_computed)
+            start = num_old if replaced is None else replaced
+        if num_new and self._sliding:
+            self._drop_out_of_window(lowest, seq_blocks)
+        if shared:
+            start = min(start, shared[0][0])
+            self._copy_on_write(num_computed, seq_blocks, shared)
+        if first < num_old:
+            for _, block_id in self._stale_blocks(seq_blocks, first, num_needed):
+                self._pool.unindex([block_id])
+        if num_new:
+            for table in seq_blocks.tables:
+                table += self._offload.allocate(num_new)
+            seq_blocks.num_blocks += num_new
+            self._blocks_of[seq.sequence_id] = seq_blocks
+        if num_tokens > 1 and self._prefix_cache.is_enabled:
+            num_full = min(stop, seq.num_tokens) // self.block_size
+            self._prefix_cache.register_filling(seq, seq_blocks, num_full)
+        return seq_blocks.update_from(start)
 
-    def writable_tokens(self, seq: CachedSequence) -> int:
+    def _shared_blocks(
+        self, seq_blocks: SequenceBlocks, first: int, stop: int
+    ) -> list[tuple[int, int]]:
+        """(logical block, group) from `first` to `stop` that other sequences hold too."""
+        ref_count = self._pool.ref_count
+        return [
+            (index, group)
+            for index in range(first, min(stop, seq_blocks.num_blocks))
+            for group, table in enumerate(seq_blocks.tables)
+            if ref_count(table[index]) > 1
+        ]
+
+    def _copy_on_write(
+        self, num_computed: int, seq_blocks: SequenceBlocks, shared: list[tuple[int, int]]
+    ) -> None:
+        """Blocks of its own for those that others hold too; only the first has contents."""
+        for index, group in shared:
+            table = seq_blocks.tables[group]
+            source, (block_id,) = table[index], self._offload.allocate(1)
+            if index * self.block_size < num_computed:
+                self._offload.pending.add_copy(source, block_id)
+            self._offload.release([source])
+            table[index] = block_id
+        seq_blocks.unregister_from(shared[0][0])
+
+    def _stale_blocks(
+        self, seq_blocks: SequenceBlocks, first: int, stop: int
+    ) -> list[tuple[int, int]]:
+        """(logical block, block) from `first` to `stop` still indexed under another hash:
+        to be unindexed before they are overwritten."""
+        return [
+            (index, table[index])
+            for index in range(
+                max(first, seq_blocks.num_registered), min(stop, seq_blocks.num_blocks)
+            )
+            for table in seq_blocks.tables
+            if self._pool.hash_of(table[index]) is not None
+        ]
+
+    def _num_droppable(self, position: int, seq_blocks: SequenceBlocks) -> int:
+        """Blocks that become free when what is out of the windows is dropped."""
+        num_droppable = 0
+        for group in self._sliding:
+            stop = self.groups[group].num_dropped_blocks(position, self.block_size)
+            droppable = seq_blocks.tables[group][seq_blocks.num_dropped[group] : stop]
+            num_droppable += sum(self._pool.ref_count(block_id) == 1 for block_id in droppable)
+        return num_droppable
+
+    def _drop_out_of_window(self, position: int, seq_blocks: SequenceBlocks) -> None:
+        for group in self._sliding:
+            num_dropped = self.groups[group].num_dropped_blocks(position, self.block_size)
+            self._offload.release(seq_blocks.drop(group, num_dropped))
+
+    def num_allocated_slots(self, seq: CachedSequence) -> int:
         """Positions below it may be written without another allocate_slots; until a fork."""
-        return self._tables.writable_tokens(seq)
+        seq_blocks = self._blocks_of.get(seq.sequence_id)
+        if seq_blocks is None:
+            return 0
+        first = seq.num_computed_tokens // self.block_size
+        shared = self._shared_blocks(seq_blocks, first, seq_blocks.num_blocks)
+        stale = self._stale_blocks(seq_blocks, first, seq_blocks.num_blocks)
+        if not shared and not stale:
+            return seq_blocks.num_blocks * self.block_size
+        index = min(index for index, _ in (*shared, *stale))
+        return max(seq.num_computed_tokens, index * self.block_size)
 
     def fork(self, parent: CachedSequence, child: CachedSequence, num_tokens: int) -> None:
-        """The child holds the parent's blocks of the first `num_tokens` tokens too. Whoever writes
-        into a shared block first gets a copy of it."""
-        self._tables.fork(parent, child, num_tokens)
+        """The child holds the parent's blocks of the first `num_tokens` tokens too. The first write
+        into a shared block copies it."""
+        assert child.sequence_id not in self._blocks_of, (
+            f"{child.sequence_id!r} holds blocks already"
+        )
+        seq_blocks = self._blocks_of[parent.sequence_id].leading(-(-num_tokens // self.block_size))
+        self._pool.share(seq_blocks.real_blocks())
+        self._blocks_of[child.sequence_id] = seq_blocks
+        num_full = min(parent.num_computed_tokens, num_tokens) // self.block_size
+        child.block_hashes[:] = parent.block_hashes[:num_full]
+        seq_blocks.unregister_from(num_full)
 
     def block_ids(self, seq: CachedSequence) -> BlockIds:
         """A copy of the sequence's whole tables."""
-        return self._tables.block_ids(seq)
+        return tuple([table.copy() for table in self._blocks_of[seq.sequence_id].tables])
 
     # ------------------------------------------------------------------ giving back
 
     def free(self, seq: CachedSequence) -> None:
         """Give back all that the sequence holds, on the device or on the host, if anything; the
         tail is evicted before the head."""
-        self._tables.free(seq)
+        seq_blocks = self._blocks_of.pop(seq.sequence_id, None)
+        if seq_blocks is not None:
+            self._prefix_cache.register_computed(seq, seq_blocks)
+            self._offload.release(tail_first([seq_blocks]))
         self._swapped.drop(seq)
 
-    def forget(self, seq: CachedSequence, first_token: int = 0) -> None:
-        """Nobody may find what the sequence's blocks hold from `first_token` on: it was not
-        computed, or is not to be trusted."""
+    def invalidate(self, seq: CachedSequence, first_token: int = 0) -> None:
+        """Drop what the sequence's blocks hold from `first_token` on from the prefix cache: it was
+        not computed, or may be wrong."""
         first = first_token // self.block_size
-        self._tables.forget(seq, first)
-        self._swapped.forget(seq, first)
+        seq_blocks = self._blocks_of.get(seq.sequence_id)
+        if seq_blocks is not None:
+            for group, table in enumerate(seq_blocks.tables):
+                for block_id in table[first:]:
+                    block_hash = self._pool.hash_of(block_id)
+                    if block_hash is not None:
+                        self._offload.unindex(group, block_hash)
+            seq_blocks.unregister_from(first)
+        self._swapped.invalidate(seq, first)
 
     def reset_prefix_cache(self) -> int:
-        """Forget every cached block, of device and host, that nobody holds. Returns how many."""
-        return self._tiers.forget_cached()
+        """Evict every cached block, of device and host, that is not in use. Returns how many."""
+        return self._offload.evict_cached()
 
     # ------------------------------------------------------------------ host memory
 
@@ -248,14 +411,14 @@ class KVCacheManager:
         Returns:
             Blocks that are copied, or None if the host has no room: nothing changed then.
         """
-        holders = [(seq, self._held[seq.sequence_id]) for seq in seqs]
-        for seq, held in holders:
-            self._findable.register_computed(seq, held)
+        holders = [(seq, self._blocks_of[seq.sequence_id]) for seq in seqs]
+        for seq, seq_blocks in holders:
+            self._prefix_cache.register_computed(seq, seq_blocks)
         num_copied = self._swapped.swap_out(holders)
         if num_copied is not None:
             for seq in seqs:
-                del self._held[seq.sequence_id]
-            self._tiers.release(tail_first([held for _, held in holders]))
+                del self._blocks_of[seq.sequence_id]
+            self._offload.release(tail_first([seq_blocks for _, seq_blocks in holders]))
         return num_copied
 
     def can_swap_in(
@@ -277,23 +440,38 @@ class KVCacheManager:
 
     def swap_in(self, seqs: Sequence[CachedSequence]) -> None:
         """Move them back, after `can_swap_in` said OK: their tables have the same contents."""
-        self._held.update(self._swapped.swap_in(seqs))
+        self._blocks_of.update(self._swapped.swap_in(seqs))
 
     def take_copies(self) -> CacheCopies:
-        """All copies that were caused since the last call: once a plan, at its end. From here on
-        the plan is taken to run."""
-        return self._tiers.take_copies()
+        """All copies that were caused since the last call: once a plan, at its end. The plan
+        counts as executed from here on."""
+        return self._offload.take_copies()
 
     # ------------------------------------------------------------------ state
 
     def usage(self, seqs: Iterable[CachedSequence]) -> CacheUsage:
-        """Where the blocks are, and the slots wasted in those of `seqs`; others are skipped that
-        hold none."""
-        return self._tables.usage(seqs)
+        """Where the blocks are, and the slots wasted in those of `seqs`."""
+        holders = [
+            (seq, self._blocks_of[seq.sequence_id])
+            for seq in seqs
+            if seq.sequence_id in self._blocks_of
+        ]
+        pool = self._pool
+        return CacheUsage(
+            num_used_blocks=pool.num_in_use,
+            num_cached_blocks=pool.num_cached,
+            num_empty_blocks=pool.num_free - pool.num_cached,
+            num_wasted_slots=num_wasted_slots(holders, self.block_size),
+        )
 
     def check(self, seqs: Iterable[CachedSequence] = ()) -> None:
         """Assert that references and pins are exactly those of the tables, and that the tables of
         these sequences cover their computed tokens."""
-        self._tiers.check()
+        self._offload.check()
         self._swapped.check()
-        self._tables.check(seqs)
+        references = check_tables(self._blocks_of)
+        for block_id in range(1, self._pool.num_blocks + 1):
+            assert self._pool.ref_count(block_id) == references[block_id]
+        for seq in seqs:
+            seq_blocks = self._blocks_of[seq.sequence_id]
+            assert seq_blocks.num_blocks * self.block_size >= seq.num_computed_tokens

@@ -1,20 +1,16 @@
-"""Device and host blocks together: taking and giving back blocks without losing contents.
-
-Owns which copies that causes. Must not know sequences. A block that is given back findable is
-saved to the host at once if it is not there; so whatever the device evicts later can come back.
-What is saved in a step can be found on the host from the next step on.
-"""
+"""Device and host blocks together: a cached block is saved to host memory when it becomes free,
+so what the device evicts later can be copied back."""
 
 from collections.abc import Collection
 
 from engine_core.kv_cache.block_pool import BlockPool
-from engine_core.kv_cache.copies import CacheCopies
+from engine_core.kv_cache.copies import CacheCopies, PendingCopies
 from engine_core.kv_cache.host_pool import HostPool
-from engine_core.kv_cache.pending_copies import PendingCopies
 
 
 class OffloadManager:
-    """
+    """What a step saves can be found on the host from the next step on.
+
     Args:
         num_blocks: on the device.
         num_host_blocks: in host memory; 0 for no such tier.
@@ -29,8 +25,8 @@ class OffloadManager:
             first_id=num_blocks + 1, num_blocks=num_host_blocks, evicted=self.device.evicted
         )
         self.pending = PendingCopies()
-        self.being_filled: set[int] = set()
-        """Findable blocks whose last tokens this step computes."""
+        self.filling: set[int] = set()
+        """Blocks in the prefix cache whose last tokens this step computes."""
 
     @property
     def num_copy_targets(self) -> int:
@@ -60,7 +56,7 @@ class OffloadManager:
         """Device blocks to compute or copy into, one reference each. The caller has checked how
         many are free."""
         block_ids = self.device.allocate(num_blocks)
-        self.pending.give(block_ids)
+        self.pending.on_reallocated(block_ids)
         return block_ids
 
     def allocate_to_swap_in(self, host_blocks: list[int]) -> list[int]:
@@ -77,7 +73,7 @@ class OffloadManager:
         block_ids = self.device.allocate(
             len(host_blocks), avoid=self.pending.must_stay | self.pending.being_saved
         )
-        self.pending.give(block_ids)
+        self.pending.on_reallocated(block_ids)
         for host_block, block_id in zip(host_blocks, block_ids, strict=True):
             self.pending.add_swap_in(host_block, block_id)
         return block_ids
@@ -92,26 +88,26 @@ class OffloadManager:
             if device.ref_count(block_id) == 0 and block_id not in pending.must_stay:
                 host_block = pending.cancel_save(block_id)
                 assert host_block is not None
-                self.host.forget(host_block)
+                self.host.unindex(host_block)
                 num_usable += 1
 
     # ------------------------------------------------------------------ giving back
 
     def release(self, block_ids: Collection[int]) -> None:
         """One reference less to each, in this order: what comes first is evicted first."""
-        if self.being_filled:
-            self._forget_unfilled(block_ids)
+        if self.filling:
+            self._unindex_unfilled(block_ids)
         newly_cached = self.device.release(block_ids)
         if self.host.num_blocks:
             for block_id in newly_cached:
                 self._save(block_id)
 
-    def _forget_unfilled(self, block_ids: Collection[int]) -> None:
-        """What this step was to compute into these blocks, it does not."""
+    def _unindex_unfilled(self, block_ids: Collection[int]) -> None:
+        """This step no longer computes what it was to write into these blocks."""
         for block_id in block_ids:
-            if block_id in self.being_filled and self.device.ref_count(block_id) == 1:
-                self.being_filled.discard(block_id)
-                self.device.forget([block_id])
+            if block_id in self.filling and self.device.ref_count(block_id) == 1:
+                self.filling.discard(block_id)
+                self.device.unindex([block_id])
 
     def _save(self, block_id: int) -> None:
         """Also to the host, if there is room and it is not there."""
@@ -133,28 +129,28 @@ class OffloadManager:
 
     # ------------------------------------------------------------------ forgetting
 
-    def forget(self, group: int, block_hash: bytes) -> None:
-        """Nobody finds these contents any more, on the device or on the host."""
+    def unindex(self, group: int, block_hash: bytes) -> None:
+        """Remove these contents from the index of the device and of the host."""
         block_id = self.device.find(group, block_hash)
         if block_id is not None:
-            self.being_filled.discard(block_id)
-            self.device.forget([block_id])
+            self.filling.discard(block_id)
+            self.device.unindex([block_id])
         host_block = self.host.find(group, block_hash)
         if host_block is not None:
-            self.host.forget(host_block)
+            self.host.unindex(host_block)
             if not self.host.is_pinned(host_block):
                 self.pending.cancel_swap_out(host_block)
 
-    def forget_cached(self) -> int:
-        """Forget every block, of device and host, that nobody holds. Returns how many."""
-        host_blocks = self.host.forget_cached()
+    def evict_cached(self) -> int:
+        """Evict every block, of device and host, that is not in use. Returns how many."""
+        host_blocks = self.host.evict_cached()
         for host_block in host_blocks:
             self.pending.cancel_swap_out(host_block)
-        return self.device.forget_cached() + len(host_blocks)
+        return self.device.evict_cached() + len(host_blocks)
 
     def take_copies(self) -> CacheCopies:
         """Of the step that is planned now; it is going to run."""
-        self.being_filled.clear()
+        self.filling.clear()
         self.host.end_reads()
         return self.pending.take()
 
@@ -163,4 +159,4 @@ class OffloadManager:
         self.device.check()
         self.host.check()
         self.pending.check()
-        assert all(self.device.hash_of(block_id) is not None for block_id in self.being_filled)
+        assert all(self.device.hash_of(block_id) is not None for block_id in self.filling)

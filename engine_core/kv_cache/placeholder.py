@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from engine_core.kv_cache.admission import AllocStatus
 from engine_core.kv_cache.manager import KVCacheManager
-from engine_core.kv_cache.prefix_lookup import CacheHit
+from engine_core.kv_cache.prefix_cache import CacheHit
 from engine_core.kv_cache.sequence_blocks import BlockIds, CachedSequence, CacheUsage, TableUpdate
 
 _NO_LIMIT = 2**31 - 1
@@ -54,7 +54,7 @@ class PlaceholderKVCacheManager(KVCacheManager):
     ) -> AllocStatus:
         return AllocStatus.OK
 
-    def adopt(self, seq: CachedSequence, hit: CacheHit) -> None:
+    def allocate_cached(self, seq: CachedSequence, hit: CacheHit) -> None:
         pass
 
     def allocate_slots(
@@ -62,7 +62,7 @@ class PlaceholderKVCacheManager(KVCacheManager):
     ) -> TableUpdate | None:
         return TableUpdate(0, self.block_ids(seq), _NO_LIMIT // self.block_size)
 
-    def writable_tokens(self, seq: CachedSequence) -> int:
+    def num_allocated_slots(self, seq: CachedSequence) -> int:
         """No position ever needs a block."""
         return _NO_LIMIT
 

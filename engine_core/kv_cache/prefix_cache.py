@@ -1,30 +1,193 @@
-"""Makes sequences' full blocks findable, and gives up those that equal a known one.
+"""The prefix cache: hashes of full blocks, their registration, look-up and deduplication.
 
-Owns when a block may be found. Must not know queues, admission or swapping.
+hash(0) = H(root, tokens of block 0)      root = H(adapter, cache salt)
+hash(i) = H(hash(i - 1), tokens of block i)
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
 
-from engine_core.kv_cache.block_hashes import BYTES_A_TOKEN, extend_block_hashes, root_hash
 from engine_core.kv_cache.groups import KVCacheGroupSpec
-from engine_core.kv_cache.known_hashes import FirstBlocks
 from engine_core.kv_cache.offload import OffloadManager
-from engine_core.kv_cache.prefix_lookup import CacheHit, find_cached_prefix, find_on_device
-from engine_core.kv_cache.sequence_blocks import NULL_BLOCK_ID, CachedSequence, SequenceBlocks
+from engine_core.kv_cache.sequence_blocks import (
+    NULL_BLOCK_ID,
+    BlockIds,
+    CachedSequence,
+    SequenceBlocks,
+)
 from protocol.explanations import LookupEnd
 
+# A hash covers all tokens before it and whatever else changes their keys and values. H is BLAKE2b
+# with all its 64 bytes, because a collision would show one tenant's text to another; with 16 tokens
+# a block its input is exactly one of BLAKE2b's blocks. All parts of the input have a fixed length,
+# so that different inputs are different bytes.
+_PLAIN_ROOT = blake2b(b"engine-core block root").digest()
+BYTES_A_TOKEN = 4
 _FIRST_BLOCKS_A_BLOCK = 4
+
+
+def root_hash(*, adapter: str | None, cache_salt: str | None) -> bytes:
+    """What the first block is chained to."""
+    if adapter is None and cache_salt is None:
+        return _PLAIN_ROOT
+    # repr quotes and escapes, so that no two pairs are spelled alike (None is not 'None')
+    return blake2b(_PLAIN_ROOT + repr((adapter, cache_salt)).encode()).digest()
+
+
+def extend_block_hashes(
+    hashes: list[bytes], parent: bytes, token_bytes: bytes, block_size: int
+) -> None:
+    """Append the hashes of the whole blocks in `token_bytes`, which follow on `parent`.
+
+    Args:
+        token_bytes: int32, little-endian.
+    """
+    num_bytes = block_size * BYTES_A_TOKEN
+    append = hashes.append
+    for start in range(0, len(token_bytes), num_bytes):
+        parent = blake2b(parent + token_bytes[start : start + num_bytes]).digest()
+        append(parent)
+
+
+Locate = Callable[[int, bytes], int | None]
+"""(group, hash) -> device block, else host block (a larger id), else None."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CacheHit:
+    """`num_tokens` need not be computed again."""
+
+    num_tokens: int
+    block_ids: BlockIds
+    """Device blocks, a list a group; null where no block is needed or where it is on the host."""
+    num_host_tokens: int = 0
+    """Of `num_tokens`, those of blocks that must come from the host, in any group."""
+    host_blocks: tuple[tuple[int, int, int], ...] = ()
+    """(group, logical block, host block)."""
+
+
+def find_cached_prefix(
+    locate: Locate,
+    num_device_blocks: int,
+    groups: Sequence[KVCacheGroupSpec],
+    block_hashes: Sequence[bytes],
+    block_size: int,
+) -> CacheHit:
+    """A full group needs every block before the boundary, a sliding one only those that the window
+    at the boundary reads; the leading ones are then the null block.
+
+    Args:
+        block_hashes: of the blocks that may be reused, from the first on.
+    """
+    num_blocks = len(block_hashes)
+    for group, spec in enumerate(groups):
+        if spec.sliding_window is None:
+            num_blocks = _num_leading(locate, group, block_hashes, num_blocks)
+    num_blocks = _shrink_to_windows(locate, groups, block_hashes, num_blocks, block_size)
+    tables: list[list[int]] = []
+    host_blocks: list[tuple[int, int, int]] = []
+    for group, spec in enumerate(groups):
+        needed = spec.num_prefix_blocks(block_size)
+        num_null = 0 if needed is None else max(0, num_blocks - needed)
+        table = [NULL_BLOCK_ID] * num_null
+        for index in range(num_null, num_blocks):
+            block_id = locate(group, block_hashes[index])
+            assert block_id is not None
+            if block_id > num_device_blocks:
+                host_blocks.append((group, index, block_id))
+                block_id = NULL_BLOCK_ID
+            table.append(block_id)
+        tables.append(table)
+    num_host_tokens = len({index for _, index, _ in host_blocks}) * block_size
+    return CacheHit(num_blocks * block_size, tuple(tables), num_host_tokens, tuple(host_blocks))
+
+
+def find_on_device(
+    find: Callable[[bytes], int | None], block_hashes: Sequence[bytes], block_size: int
+) -> CacheHit:
+    """The same for one full group without a host: the leading blocks."""
+    table: list[int] = []
+    for block_hash in block_hashes:
+        block_id = find(block_hash)
+        if block_id is None:
+            break
+        table.append(block_id)
+    return CacheHit(len(table) * block_size, (table,))
+
+
+def _num_leading(locate: Locate, group: int, block_hashes: Sequence[bytes], num_blocks: int) -> int:
+    for index in range(num_blocks):
+        if locate(group, block_hashes[index]) is None:
+            return index
+    return num_blocks
+
+
+def _shrink_to_windows(
+    locate: Locate,
+    groups: Sequence[KVCacheGroupSpec],
+    block_hashes: Sequence[bytes],
+    num_blocks: int,
+    block_size: int,
+) -> int:
+    """The largest boundary up to `num_blocks` before which every sliding group has its window."""
+    settled = False
+    while not settled:
+        settled = True
+        for group, spec in enumerate(groups):
+            needed = spec.num_prefix_blocks(block_size)
+            if needed is None:
+                continue
+            for index in range(num_blocks - 1, max(0, num_blocks - needed) - 1, -1):
+                if locate(group, block_hashes[index]) is None:
+                    # every boundary behind this block, up to here, would need it too
+                    num_blocks = index
+                    settled = False
+                    break
+    return num_blocks
+
+
+class FirstBlocks:
+    """Under which salts and adapters the tokens of a first block are known.
+
+    Only requests with a salt or an adapter are kept: those without are in the prefix index.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._roots: OrderedDict[bytes, bytes | None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._roots)
+
+    def add(self, plain_hash: bytes, root: bytes) -> None:
+        """
+        Args:
+            plain_hash: of the block's tokens without salt and adapter.
+            root: of the salt and adapter that it has.
+        """
+        roots = self._roots
+        known = roots.setdefault(plain_hash, root)
+        if known != root:
+            roots[plain_hash] = None
+        if len(roots) > self._capacity:
+            roots.popitem(last=False)
+
+    def is_known_elsewhere(self, plain_hash: bytes, root: bytes) -> bool:
+        """Whether these tokens were seen under another root than this one."""
+        return plain_hash in self._roots and self._roots[plain_hash] != root
 
 
 class PrefixCache:
     """
     Args:
-        is_enabled: without it nothing is ever hashed or found.
+        is_enabled: else no block is hashed or found.
     """
 
     def __init__(
         self,
-        tiers: OffloadManager,
+        offload: OffloadManager,
         *,
         groups: Sequence[KVCacheGroupSpec],
         block_size: int,
@@ -32,12 +195,12 @@ class PrefixCache:
     ) -> None:
         self.is_enabled = is_enabled
         self.num_deduplicated = 0
-        """Blocks that were given up for an equal one."""
-        self._tiers = tiers
-        self._pool = tiers.device
+        """Blocks freed because an equal one was cached."""
+        self._offload = offload
+        self._pool = offload.device
         self._groups = tuple(groups)
         self._block_size = block_size
-        self._is_plain = self._groups == (KVCacheGroupSpec(),) and not tiers.host.num_blocks
+        self._has_one_tier = self._groups == (KVCacheGroupSpec(),) and not offload.host.num_blocks
         self._first_blocks = FirstBlocks(_FIRST_BLOCKS_A_BLOCK * self._pool.num_blocks)
 
     # ------------------------------------------------------------------ hashes
@@ -54,31 +217,31 @@ class PrefixCache:
     # ------------------------------------------------------------------ finding
 
     def find(self, seq: CachedSequence) -> CacheHit:
-        """See KVCacheManager."""
+        """See KVCacheManager.find_cached_prefix."""
         num_reusable = (seq.num_tokens - 1) // self._block_size
         if not self.is_enabled or num_reusable <= 0:
             return CacheHit(0, tuple([] for _ in self._groups))
         self.extend_hashes(seq, num_reusable)
         hashes = seq.block_hashes[:num_reusable]
-        if self._is_plain:
+        if self._has_one_tier:
             return find_on_device(self._pool.finder(0), hashes, self._block_size)
         return find_cached_prefix(
-            self._tiers.locate, self._pool.num_blocks, self._groups, hashes, self._block_size
+            self._offload.locate, self._pool.num_blocks, self._groups, hashes, self._block_size
         )
 
-    # ------------------------------------------------------------------ making findable
+    # ------------------------------------------------------------------ registration
 
-    def register_computed(self, seq: CachedSequence, held: SequenceBlocks) -> None:
-        """The full blocks that are computed can be found now. Tables stay as they are."""
+    def register_computed(self, seq: CachedSequence, seq_blocks: SequenceBlocks) -> None:
+        """Register the computed full blocks. Tables stay as they are."""
         num_full = min(seq.num_computed_tokens, seq.num_tokens) // self._block_size
-        if not self.is_enabled or num_full <= held.num_findable:
+        if not self.is_enabled or num_full <= seq_blocks.num_registered:
             return
-        self._register(seq, held, num_full)
+        self._register(seq, seq_blocks, num_full)
 
-    def adopt_known(
-        self, seq: CachedSequence, held: SequenceBlocks, num_computed: int
+    def deduplicate(
+        self, seq: CachedSequence, seq_blocks: SequenceBlocks, num_computed: int
     ) -> int | None:
-        """The same, and where an equal block is known, the sequence holds that one from now on.
+        """Register the computed full blocks; where an equal block is cached, use that one instead.
 
         Args:
             num_computed: the sequence's computed tokens.
@@ -86,40 +249,45 @@ class PrefixCache:
         Returns:
             The first logical block that is another one now, if any.
         """
-        if num_computed // self._block_size <= held.num_findable and not held.duplicates:
+        if (
+            num_computed // self._block_size <= seq_blocks.num_registered
+            and not seq_blocks.duplicates
+        ):
             return None
         num_full = min(num_computed, seq.num_tokens) // self._block_size
-        if num_full > held.num_findable:
-            self._register(seq, held, num_full)
-        if not held.duplicates:  # nearly always
+        if num_full > seq_blocks.num_registered:
+            self._register(seq, seq_blocks, num_full)
+        if not seq_blocks.duplicates:  # the common case
             return None
-        computed = sorted(index for index in held.duplicates if index < num_full)
-        held.duplicates.difference_update(computed)
-        replaced = [index for index in computed if self._replace(seq, held, index)]
+        computed = sorted(index for index in seq_blocks.duplicates if index < num_full)
+        seq_blocks.duplicates.difference_update(computed)
+        replaced = [index for index in computed if self._replace(seq, seq_blocks, index)]
         return min(replaced, default=None)
 
-    def register_filling(self, seq: CachedSequence, held: SequenceBlocks, num_full: int) -> None:
-        """Blocks that this step fills can be found before they are: whoever finds one runs behind
-        this sequence."""
-        if num_full > held.num_findable:
-            first = held.num_findable
-            others = self._register(seq, held, num_full)
-            for table, known_elsewhere in zip(held.tables, others, strict=True):
+    def register_filling(
+        self, seq: CachedSequence, seq_blocks: SequenceBlocks, num_full: int
+    ) -> None:
+        """Register blocks before this step fills them: a request that reuses one runs after this
+        sequence within the step, or later."""
+        if num_full > seq_blocks.num_registered:
+            first = seq_blocks.num_registered
+            others = self._register(seq, seq_blocks, num_full)
+            for table, known_elsewhere in zip(seq_blocks.tables, others, strict=True):
                 filling = table[first:num_full]
                 for index in known_elsewhere:
                     filling[index - first] = NULL_BLOCK_ID
-                self._tiers.being_filled.update(filling)
-            self._tiers.being_filled.discard(NULL_BLOCK_ID)
+                self._offload.filling.update(filling)
+            self._offload.filling.discard(NULL_BLOCK_ID)
 
     def _register(
-        self, seq: CachedSequence, held: SequenceBlocks, num_full: int
+        self, seq: CachedSequence, seq_blocks: SequenceBlocks, num_full: int
     ) -> list[list[int]]:
-        """Blocks num_findable .. num_full; where an equal one is known, a duplicate is noted.
+        """Blocks num_registered .. num_full; where an equal one is known, a duplicate is noted.
 
         Returns:
             For each group, the logical blocks of which an equal one is known.
         """
-        first = held.num_findable
+        first = seq_blocks.num_registered
         hashes = seq.block_hashes
         if len(hashes) < num_full:
             self.extend_hashes(seq, num_full)
@@ -127,39 +295,39 @@ class PrefixCache:
             self._first_blocks.add(self._plain_hash(seq), _root_of(seq))
         others = [
             self._pool.register_run(table, group, hashes, first, num_full)
-            for group, table in enumerate(held.tables)
+            for group, table in enumerate(seq_blocks.tables)
         ]
         for known_elsewhere in others:
-            held.duplicates.update(known_elsewhere)
-        held.num_findable = num_full
+            seq_blocks.duplicates.update(known_elsewhere)
+        seq_blocks.num_registered = num_full
         return others
 
-    def _replace(self, seq: CachedSequence, held: SequenceBlocks, index: int) -> bool:
-        """Hold the known block instead of an equal one. Whether any table changed."""
+    def _replace(self, seq: CachedSequence, seq_blocks: SequenceBlocks, index: int) -> bool:
+        """Use the cached block instead of an equal one. Whether any table changed."""
         pool, has_changed = self._pool, False
-        for group, table in enumerate(held.tables):
+        for group, table in enumerate(seq_blocks.tables):
             own = table[index]
             if own == NULL_BLOCK_ID:
                 continue
             known = pool.register(own, group, seq.block_hashes[index])
             if known == own:
                 continue
-            is_computed = known not in self._tiers.being_filled
+            is_computed = known not in self._offload.filling
             # a free block may be taken only if the own one becomes free for it
             if is_computed and (pool.ref_count(known) or pool.ref_count(own) == 1):
                 pool.share([known])
                 table[index] = known
-                self._tiers.release([own])
+                self._offload.release([own])
                 self.num_deduplicated += 1
                 has_changed = True
             else:
-                held.duplicates.add(index)
+                seq_blocks.duplicates.add(index)
         return has_changed
 
     # ------------------------------------------------------------------ explaining
 
     def explain(self, seq: CachedSequence, hit: CacheHit) -> LookupEnd:
-        """Why `hit` is no longer."""
+        """Why `hit` is not longer."""
         num_reusable = (seq.num_tokens - 1) // self._block_size
         num_found = hit.num_tokens // self._block_size
         if not self.is_enabled:
@@ -171,7 +339,7 @@ class PrefixCache:
         self.extend_hashes(seq, num_reusable)
         missing = seq.block_hashes[num_found]
         # found, and yet no hit: what a sliding window reads before it is gone
-        if missing in self._pool.evicted or self._tiers.is_anywhere(missing):
+        if missing in self._pool.evicted or self._offload.is_anywhere(missing):
             return LookupEnd.EVICTED
         if num_found == 0 and self._is_known_elsewhere(seq):
             return LookupEnd.OTHER_SALT_OR_ADAPTER
@@ -179,13 +347,13 @@ class PrefixCache:
 
     def _is_known_elsewhere(self, seq: CachedSequence) -> bool:
         root = _root_of(seq)
-        is_plain = seq.adapter is None and seq.cache_salt is None
-        plain_hash = seq.block_hashes[0] if is_plain else self._plain_hash(seq)
+        has_no_root = seq.adapter is None and seq.cache_salt is None
+        plain_hash = seq.block_hashes[0] if has_no_root else self._plain_hash(seq)
         if self._first_blocks.is_known_elsewhere(plain_hash, root):
             return True
         if plain_hash == seq.block_hashes[0]:
             return False
-        return plain_hash in self._pool.evicted or self._tiers.is_anywhere(plain_hash)
+        return plain_hash in self._pool.evicted or self._offload.is_anywhere(plain_hash)
 
     def _plain_hash(self, seq: CachedSequence) -> bytes:
         """Of the first block, as if there were no salt and no adapter."""

@@ -1,6 +1,8 @@
-"""What one sequence holds, and what the cache reads of a sequence. Knows no pool."""
+"""One sequence's block tables, and what the cache reads of a sequence."""
 
 import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 BlockIds = tuple[list[int], ...]
@@ -44,8 +46,8 @@ class TableUpdate:
     start: int
     block_ids: BlockIds
     num_blocks: int
-    """Length of the tables now. The sequence alone holds all blocks from the first that it was
-    given room in: up to here it may write without asking again, until a fork."""
+    """Length of the tables now. From the first block allocated on, the sequence alone holds them:
+    up to here it may write without another allocate_slots, until a fork."""
 
     @property
     def is_empty(self) -> bool:
@@ -58,7 +60,7 @@ class CacheUsage:
 
     num_used_blocks: int
     num_cached_blocks: int
-    """Held by nobody, and findable."""
+    """Not in use, in the prefix cache."""
     num_empty_blocks: int
     num_wasted_slots: int
     """In used blocks, behind the last token of every sequence that holds them."""
@@ -71,13 +73,13 @@ class SequenceBlocks:
     tables: BlockIds
     num_blocks: int
     """Length of every table."""
-    num_findable: int
-    """Leading full blocks that were registered, found, or noted as duplicates."""
+    num_registered: int
+    """Leading full blocks that are in the prefix cache or noted as duplicates."""
     num_dropped: list[int]
     """Leading null blocks, a group."""
     duplicates: set[int] = dataclasses.field(default_factory=set)
-    """Of the findable ones, logical blocks that were being computed when an equal block was known
-    already: to be replaced by that one later."""
+    """Of the registered ones, logical blocks that were being computed while an equal block was in
+    the prefix cache already: to be replaced by that one later."""
 
     @classmethod
     def starting_with(cls, block_ids: BlockIds, num_dropped: list[int]) -> "SequenceBlocks":
@@ -91,7 +93,7 @@ class SequenceBlocks:
         return SequenceBlocks(
             tables=tuple([table[:num_blocks] for table in self.tables]),
             num_blocks=num_blocks,
-            num_findable=min(num_blocks, self.num_findable),
+            num_registered=min(num_blocks, self.num_registered),
             num_dropped=[min(num_blocks, num_dropped) for num_dropped in self.num_dropped],
             duplicates={index for index in self.duplicates if index < num_blocks},
         )
@@ -107,10 +109,10 @@ class SequenceBlocks:
         self.num_dropped[group] = stop
         return dropped
 
-    def forget_from(self, index: int) -> None:
+    def unregister_from(self, index: int) -> None:
         """Logical blocks from `index` on are to be registered anew once they are computed."""
-        if index < self.num_findable:
-            self.num_findable = index
+        if index < self.num_registered:
+            self.num_registered = index
             self.duplicates = {known for known in self.duplicates if known < index}
 
     def real_blocks(self) -> list[int]:
@@ -133,10 +135,39 @@ def tail_first(holders: list[SequenceBlocks]) -> list[int]:
     first. A sequence's head is of use to more requests than its tail."""
     if len(holders) == 1 and len(holders[0].tables) == 1:
         return holders[0].real_blocks()[::-1]
-    places = [
+    order = [
         (-index, table[index])
-        for held in holders
-        for table, num_dropped in zip(held.tables, held.num_dropped, strict=True)
-        for index in range(num_dropped, held.num_blocks)
+        for seq_blocks in holders
+        for table, num_dropped in zip(seq_blocks.tables, seq_blocks.num_dropped, strict=True)
+        for index in range(num_dropped, seq_blocks.num_blocks)
     ]
-    return [block_id for _, block_id in sorted(places)]
+    return [block_id for _, block_id in sorted(order)]
+
+
+def num_wasted_slots(
+    holders: Iterable[tuple[CachedSequence, SequenceBlocks]], block_size: int
+) -> int:
+    """Slots of used blocks behind the last token of each sequence that holds the block."""
+    num_filled: dict[int, int] = {}
+    for seq, seq_blocks in holders:
+        for table in seq_blocks.tables:
+            for index in range(seq.num_tokens // block_size, seq_blocks.num_blocks):
+                block_id = table[index]
+                if block_id != NULL_BLOCK_ID:
+                    filled = max(0, seq.num_tokens - index * block_size)
+                    num_filled[block_id] = max(filled, num_filled.get(block_id, 0))
+    return sum(block_size - filled for filled in num_filled.values())
+
+
+def check_tables(tables: Mapping[str, SequenceBlocks]) -> Counter[int]:
+    """Assert that tables have the shape they should. Returns the references that they hold."""
+    references: Counter[int] = Counter()
+    for seq_blocks in tables.values():
+        for table, num_dropped in zip(seq_blocks.tables, seq_blocks.num_dropped, strict=True):
+            assert len(table) == seq_blocks.num_blocks
+            assert not any(table[:num_dropped])
+            assert all(table[num_dropped:])
+            references.update(table[num_dropped:])
+        assert all(index < seq_blocks.num_registered for index in seq_blocks.duplicates)
+        assert seq_blocks.num_registered <= seq_blocks.num_blocks
+    return references

@@ -1,8 +1,4 @@
-"""Sequences that are moved to host memory as a whole, and back.
-
-Owns their host tables and pins. Must not know why they move. Of a sequence only blocks that hold
-computed tokens are kept; slots ahead of them are given back and taken anew.
-"""
+"""Sequences that are swapped out to host memory as a whole, and back in."""
 
 import dataclasses
 from collections import Counter
@@ -26,8 +22,12 @@ class _Moves:
 
 
 class SwappedSequences:
-    def __init__(self, tiers: OffloadManager, *, block_size: int) -> None:
-        self._tiers = tiers
+    """Host tables and pins. Of a sequence only blocks that hold computed tokens are kept; slots
+    behind them are freed and allocated anew.
+    """
+
+    def __init__(self, offload: OffloadManager, *, block_size: int) -> None:
+        self._offload = offload
         self._block_size = block_size
         self._tables: dict[str, SequenceBlocks] = {}
 
@@ -44,7 +44,7 @@ class SwappedSequences:
             Blocks to be copied, or None if the host has no room: nothing has changed then.
         """
         moves = self._plan(holders)
-        host = self._tiers.host
+        host = self._offload.host
         if moves is None:
             return None
         num_new = len({moves.key_of[block_id] or block_id for block_id in moves.sources})
@@ -52,10 +52,10 @@ class SwappedSequences:
         if num_new > host.num_available - num_lost:
             return None
         copied = self._copy_out(moves)
-        for seq, held in holders:
-            num_kept = self._num_kept(seq, held)
+        for seq, seq_blocks in holders:
+            num_kept = self._num_kept(seq, seq_blocks)
             tables = []
-            for table in held.tables:
+            for table in seq_blocks.tables:
                 blocks = [copied[b] if b != NULL_BLOCK_ID else b for b in table[:num_kept]]
                 for host_block in blocks:
                     if host_block != NULL_BLOCK_ID:
@@ -64,34 +64,34 @@ class SwappedSequences:
             self._tables[seq.sequence_id] = SequenceBlocks(
                 tables=tuple(tables),
                 num_blocks=num_kept,
-                num_findable=min(held.num_findable, num_kept),
-                num_dropped=[min(dropped, num_kept) for dropped in held.num_dropped],
-                duplicates={index for index in held.duplicates if index < num_kept},
+                num_registered=min(seq_blocks.num_registered, num_kept),
+                num_dropped=[min(dropped, num_kept) for dropped in seq_blocks.num_dropped],
+                duplicates={index for index in seq_blocks.duplicates if index < num_kept},
             )
         for host_block in copied.values():
             host.unpin(host_block)
         return num_new
 
-    def _num_kept(self, seq: CachedSequence, held: SequenceBlocks) -> int:
-        return min(held.num_blocks, -(-seq.num_computed_tokens // self._block_size))
+    def _num_kept(self, seq: CachedSequence, seq_blocks: SequenceBlocks) -> int:
+        return min(seq_blocks.num_blocks, -(-seq.num_computed_tokens // self._block_size))
 
     def _plan(self, holders: Sequence[tuple[CachedSequence, SequenceBlocks]]) -> _Moves | None:
         """None if the contents of a block cannot be told."""
         moves = _Moves()
-        num_device_blocks = self._tiers.device.num_blocks
-        for seq, held in holders:
+        num_device_blocks = self._offload.device.num_blocks
+        for seq, seq_blocks in holders:
             num_full = min(seq.num_computed_tokens, seq.num_tokens) // self._block_size
             num_hashed = min(num_full, len(seq.block_hashes))
-            for group, table in enumerate(held.tables):
-                for index in range(self._num_kept(seq, held)):
+            for group, table in enumerate(seq_blocks.tables):
+                for index in range(self._num_kept(seq, seq_blocks)):
                     block_id = table[index]
                     if block_id == NULL_BLOCK_ID or block_id in moves.key_of:
                         continue
                     key = (group, seq.block_hashes[index]) if index < num_hashed else None
                     moves.key_of[block_id] = key
-                    host_block = None if key is None else self._tiers.host.find(*key)
+                    host_block = None if key is None else self._offload.host.find(*key)
                     if host_block is None:
-                        source = self._tiers.pending.origin(block_id)
+                        source = self._offload.pending.origin(block_id)
                         if source is None:
                             return None
                         if source <= num_device_blocks:
@@ -103,7 +103,7 @@ class SwappedSequences:
 
     def _copy_out(self, moves: _Moves) -> dict[int, int]:
         """The host block of each device block, pinned once an entry."""
-        host, pending = self._tiers.host, self._tiers.pending
+        host, pending = self._offload.host, self._offload.pending
         copied: dict[int, int] = {}
         for block_id, host_block in moves.known.items():
             host.pin(host_block)
@@ -116,7 +116,7 @@ class SwappedSequences:
                 host.pin(known)
                 copied[block_id] = known
                 continue
-            host_block = self._tiers.take_host_block()
+            host_block = self._offload.take_host_block()
             host.pin(host_block)
             if key is not None:
                 host.register(host_block, *key)
@@ -129,7 +129,7 @@ class SwappedSequences:
     def is_ready(self, seqs: Sequence[CachedSequence]) -> bool:
         """Whether all that the device lacks is on the host: not in the step that swaps it out."""
         return not any(
-            self._on_device(host_block) is None and self._tiers.pending.is_filled_now(host_block)
+            self._on_device(host_block) is None and self._offload.pending.is_filled_now(host_block)
             for host_block in self._host_blocks(seqs)
         )
 
@@ -142,14 +142,14 @@ class SwappedSequences:
         host_blocks = Counter(self._host_blocks(seqs))
         tails: Counter[int] = Counter()
         for seq in seqs:
-            held = self._tables[seq.sequence_id]
+            seq_blocks = self._tables[seq.sequence_id]
             index = seq.num_computed_tokens // self._block_size
-            if index < held.num_blocks:
-                tails.update(table[index] for table in held.tables if table[index])
+            if index < seq_blocks.num_blocks:
+                tails.update(table[index] for table in seq_blocks.tables if table[index])
         # a tail that others use is taken for nothing, and then copied to be written
         on_device = [self._on_device(block) for block in host_blocks if block not in tails]
         num_in_use = sum(
-            block_id is not None and self._tiers.device.ref_count(block_id) > 0
+            block_id is not None and self._offload.device.ref_count(block_id) > 0
             for block_id in on_device
         )
         # the last of the holders writes into the block itself, if it is one that writes
@@ -161,7 +161,7 @@ class SwappedSequences:
 
     def shared_blocks(self, seqs: Sequence[CachedSequence]) -> set[int]:
         """Host blocks of these sequences that more than one will hold when they are back."""
-        device, holders = self._tiers.device, Counter(self._host_blocks(seqs))
+        device, holders = self._offload.device, Counter(self._host_blocks(seqs))
         shared = set()
         for host_block, num_holders in holders.items():
             block_id = self._on_device(host_block)
@@ -175,7 +175,7 @@ class SwappedSequences:
 
     def swap_in(self, seqs: Sequence[CachedSequence]) -> dict[str, SequenceBlocks]:
         """Device tables with the same contents. The caller has checked that there is room."""
-        device = self._tiers.device
+        device = self._offload.device
         block_of: dict[int, int] = {}
         missing: list[int] = []
         for host_block in dict.fromkeys(self._host_blocks(seqs)):
@@ -186,16 +186,16 @@ class SwappedSequences:
                 device.share([block_id])
                 block_of[host_block] = block_id
         for host_block, block_id in zip(
-            missing, self._tiers.allocate_to_swap_in(missing), strict=True
+            missing, self._offload.allocate_to_swap_in(missing), strict=True
         ):
             block_of[host_block] = block_id
-            key = self._tiers.host.key_of(host_block)
+            key = self._offload.host.key_of(host_block)
             if key is not None:
                 device.register(block_id, *key)
         tables = {}
         for seq in seqs:
-            held = self._tables[seq.sequence_id]
-            mine = held.leading(held.num_blocks)
+            seq_blocks = self._tables[seq.sequence_id]
+            mine = seq_blocks.leading(seq_blocks.num_blocks)
             for table in mine.tables:
                 table[:] = [block_of[b] if b != NULL_BLOCK_ID else b for b in table]
             device.share(mine.real_blocks())
@@ -207,36 +207,36 @@ class SwappedSequences:
 
     def drop(self, seq: CachedSequence) -> None:
         """The sequence's host blocks are no longer needed by it, if it has any."""
-        held = self._tables.pop(seq.sequence_id, None)
-        if held is not None:
+        seq_blocks = self._tables.pop(seq.sequence_id, None)
+        if seq_blocks is not None:
             # the tail first, so that it is evicted first
-            for index in range(held.num_blocks - 1, -1, -1):
-                for table in held.tables:
+            for index in range(seq_blocks.num_blocks - 1, -1, -1):
+                for table in seq_blocks.tables:
                     if table[index] != NULL_BLOCK_ID:
-                        self._tiers.host.unpin(table[index])
+                        self._offload.host.unpin(table[index])
 
-    def forget(self, seq: CachedSequence, first_block: int) -> None:
-        """Nobody else may find what the sequence has from logical block `first_block` on."""
-        held = self._tables.get(seq.sequence_id)
-        for table in () if held is None else held.tables:
+    def invalidate(self, seq: CachedSequence, first_block: int) -> None:
+        """Drop the sequence's blocks from `first_block` on from the prefix cache."""
+        seq_blocks = self._tables.get(seq.sequence_id)
+        for table in () if seq_blocks is None else seq_blocks.tables:
             for host_block in table[first_block:]:
-                key = self._tiers.host.key_of(host_block)
+                key = self._offload.host.key_of(host_block)
                 if key is not None:
-                    self._tiers.forget(*key)
+                    self._offload.unindex(*key)
 
     def _host_blocks(self, seqs: Sequence[CachedSequence]) -> Iterator[int]:
         for seq in seqs:
             yield from self._tables[seq.sequence_id].real_blocks()
 
     def _on_device(self, host_block: int) -> int | None:
-        key = self._tiers.host.key_of(host_block)
-        return None if key is None else self._tiers.device.find(*key)
+        key = self._offload.host.key_of(host_block)
+        return None if key is None else self._offload.device.find(*key)
 
     # ------------------------------------------------------------------ invariants
 
     def check(self) -> None:
         """Assert that pins are exactly those of the tables."""
         pins: Counter[int] = Counter()
-        for held in self._tables.values():
-            pins.update(held.real_blocks())
-        self._tiers.host.check_pins(pins)
+        for seq_blocks in self._tables.values():
+            pins.update(seq_blocks.real_blocks())
+        self._offload.host.check_pins(pins)

@@ -50,6 +50,8 @@ class ModelRunner:
         max_num_batched_tokens: most tokens of a step; None: as many as the rows can hold.
     """
 
+    max_steps_in_flight = 1
+
     def __init__(
         self,
         *,
@@ -107,6 +109,18 @@ class ModelRunner:
         self._state = SamplingState(max_num_rows=max_num_seqs, vocab_size=spec.vocab_size)
         self._sampler = Sampler(self._state, ops)
         self._known: dict[str, _Known] = {}
+        self._submitted: SchedulerOutput | None = None
+
+    def submit(self, plan: SchedulerOutput) -> None:
+        """Keep a plan for `collect`, which runs it: there is no other device to run it on."""
+        assert self._submitted is None, "the step before it has not been collected"
+        self._submitted = plan
+
+    def collect(self) -> ModelRunnerOutput:
+        """Run the submitted plan, see `execute`."""
+        plan, self._submitted = self._submitted, None
+        assert plan is not None, "no step has been submitted"
+        return self.execute(plan)
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:

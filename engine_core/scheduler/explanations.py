@@ -75,7 +75,7 @@ class Explanations:
         if request.request_id in self._skipped:
             return self._skipped[request.request_id]
         if request.first_step_id > self._step_id or self._stop is None:
-            return WaitReason.NOT_LOOKED_AT, "no step has been planned since it came"
+            return WaitReason.NOT_CONSIDERED, "no step has been planned since it came"
         if self._stopped_at == request.request_id or not num_ahead:
             return self._stop
         ahead = "1 request is" if num_ahead == 1 else f"{num_ahead} requests are"
@@ -110,7 +110,7 @@ def _info(
         num_computed_tokens=request.num_computed_tokens,
         waits_for=waits_for,
         why=why,
-        num_ahead=num_ahead,
+        num_requests_ahead=num_ahead,
         cache_lookup=request.cache_lookup,
         preemptions=list(request.preemptions),
         finish_reason=finish_reason,

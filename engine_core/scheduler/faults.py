@@ -32,7 +32,7 @@ class Faults:
                 num_in_flight = self._in_flight.num_tokens_in_flight(sequence)
                 first_wrong = sequence.num_computed_tokens - num_in_flight
             if first_wrong < sequence.num_computed_tokens:
-                self._kv_cache.forget(sequence, first_wrong)
+                self._kv_cache.invalidate(sequence, first_wrong)
                 sequence.num_computed_tokens = first_wrong
 
     def discard(self, steps: list[InFlightStep], detail: str) -> None:

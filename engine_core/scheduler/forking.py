@@ -49,13 +49,13 @@ class SequenceForks:
         else:
             # the window at the prompt's end may be gone; the prefix cache may still have it
             hit = self._kv_cache.find_cached_prefix(child)
-            self._kv_cache.adopt(child, hit)
+            self._kv_cache.allocate_cached(child, hit)
             child.num_computed_tokens = hit.num_tokens
 
     def _share_last_block(self, sequence: Sequence) -> None:
         """Its last block may be shared now, so the cache is asked before the next write; likewise
         before the runner gets a row for it."""
-        num_slots = self._kv_cache.writable_tokens(sequence) if sequence.has_runner_row else 0
+        num_slots = self._kv_cache.num_allocated_slots(sequence) if sequence.has_runner_row else 0
         self._pool.batch.num_allocated_slots[sequence.row] = num_slots
 
     # ------------------------------------------------------------------ beams

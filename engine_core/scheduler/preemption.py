@@ -152,7 +152,7 @@ class Preemptor:
             self._pool.waiting.remove_request(request)
             self._pool.num_swapped -= 1
             for sequence in request.unfinished:
-                self._kv_cache.forget(sequence)
+                self._kv_cache.invalidate(sequence)
                 self._kv_cache.free(sequence)
                 sequence.num_computed_tokens = 0
             request.status = RequestStatus.PREEMPTED

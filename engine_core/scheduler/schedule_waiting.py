@@ -183,7 +183,7 @@ class WaitingScheduler:
         kv_cache, pool = self._kv_cache, self._pool
         if request.status is RequestStatus.WAITING:
             self._count_lookup(request, first, hit)
-        kv_cache.adopt(first, hit)
+        kv_cache.allocate_cached(first, hit)
         pool.admit_head()
         pool.assign_row(first)
         first.num_computed_tokens = hit.num_tokens
@@ -234,7 +234,7 @@ class WaitingScheduler:
             num_left = sequence.num_tokens - sequence.num_computed_tokens
             num_tokens = min(num_left, self._max_chunk, plan.budget - num_behind)
             update = self._kv_cache.allocate_slots(sequence, num_tokens, self._num_lookahead_slots)
-            num_slots = self._kv_cache.writable_tokens(sequence)
+            num_slots = self._kv_cache.num_allocated_slots(sequence)
             self._pool.batch.num_allocated_slots[sequence.row] = num_slots
             plan.add_new_sequence(sequence, self._kv_cache.block_ids(sequence))
             if update is not None:  # else it runs from the next step on

@@ -41,7 +41,7 @@ def answer_call(call: Call, engine: Callable) -> CallResult | CallFailed:
         case GetStatistics():
             return CallResult(call_id=call.call_id, result=engine.statistics())
         case ResetPrefixCache():
-            forgotten = PrefixCacheReset(num_blocks_forgotten=engine.reset_prefix_cache())
+            forgotten = PrefixCacheReset(num_blocks_evicted=engine.reset_prefix_cache())
             return CallResult(call_id=call.call_id, result=forgotten)
         case Drain():
             left = Draining(num_requests_left=engine.drain("a client asked for it"))

@@ -1,15 +1,12 @@
-"""From frames to messages of known clients.
-
-Owns the handshake and the answer to what cannot be understood: garbage, another wire version, a
-client that did not introduce itself. One sender's nonsense never reaches the loop.
-"""
+"""From frames to messages of known clients. What cannot be understood is answered here: garbage,
+another wire version, a client that sent no HELLO."""
 
 import logging
 from collections.abc import Callable
 
 from engine_core.server.clients import Client, ClientRegistry
 from engine_core.server.outbox import Outbox
-from engine_core.server.transport import EngineSocket, Frame
+from engine_core.server.transport import Frame, Transport
 from protocol.base import Message
 from protocol.codec import check_wire_version, decode_client_message, request_id_of
 from protocol.errors import ErrorCode, MalformedMessage, WireVersionMismatch
@@ -22,7 +19,7 @@ Incoming = tuple[Client, EngineRequest | Abort | Call]
 
 
 class Inbox:
-    """Reads the socket for the loop.
+    """Reads the transport for the loop.
 
     Args:
         idle_wait_s: how long a blocking drain waits; short enough for heartbeats to be on time.
@@ -31,14 +28,14 @@ class Inbox:
 
     def __init__(
         self,
-        socket: EngineSocket,
+        transport: Transport,
         clients: ClientRegistry,
         outbox: Outbox,
         *,
         idle_wait_s: float,
         welcome: Callable[[Hello], tuple[Message, list[Frame]]],
     ) -> None:
-        self._socket = socket
+        self._transport = transport
         self._clients = clients
         self._outbox = outbox
         self._idle_wait_s = idle_wait_s
@@ -47,18 +44,18 @@ class Inbox:
     def drain(self, *, block: bool) -> list[Incoming]:
         """Everything that has arrived, in order. With `block`, wait a while if there is nothing."""
         if block:
-            self._socket.wait(self._idle_wait_s)
+            self._transport.wait(self._idle_wait_s)
         incoming: list[Incoming] = []
-        for identity, frames in self._socket.receive_all():
+        for identity, frames in self._transport.receive_all():
             client = self._clients.find(identity)
-            message = self._understand(identity, client, frames)
+            message = self._decode(identity, client, frames)
             match message:
                 case None:
                     pass
                 case Hello():
-                    self._greet(identity, message)
+                    self._welcome_client(identity, message)
                 case _ if client is None:
-                    self._complain(
+                    self._send_error(
                         identity, ErrorCode.HELLO_REQUIRED, "say HELLO before anything else"
                     )
                 case Goodbye():
@@ -67,7 +64,7 @@ class Inbox:
                     incoming.append((client, message))
         return incoming
 
-    def _understand(
+    def _decode(
         self, identity: bytes, client: Client | None, frames: list[Frame]
     ) -> ClientMessage | None:
         try:
@@ -78,7 +75,7 @@ class Inbox:
                 check_wire_version(message.wire_version)
             return message
         except WireVersionMismatch as error:
-            self._complain(identity, ErrorCode.WIRE_VERSION, str(error))
+            self._send_error(identity, ErrorCode.WIRE_VERSION, str(error))
         except MalformedMessage as error:
             request_id = request_id_of(frames[0]) if frames else None
             if client is not None and request_id is not None:
@@ -90,15 +87,15 @@ class Inbox:
                     Rejected(request_id=request_id, code=ErrorCode.INVALID_REQUEST, message=reason),
                 )
             else:
-                self._complain(identity, ErrorCode.MALFORMED_MESSAGE, str(error))
+                self._send_error(identity, ErrorCode.MALFORMED_MESSAGE, str(error))
         return None
 
-    def _greet(self, identity: bytes, hello: Hello) -> None:
+    def _welcome_client(self, identity: bytes, hello: Hello) -> None:
         client = self._clients.add(identity, hello.client_name)
         logger.info("%s connected", client)
         message, frames = self._welcome(hello)
         self._outbox.post(client, message, frames)
 
-    def _complain(self, identity: bytes, code: ErrorCode, text: str) -> None:
+    def _send_error(self, identity: bytes, code: ErrorCode, text: str) -> None:
         logger.warning("refused a message: %s", text)
         self._outbox.send_unregistered(identity, ErrorMessage(code=code.value, message=text))

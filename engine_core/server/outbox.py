@@ -1,15 +1,12 @@
-"""From messages to frames, and the discovery that a client has died.
-
-A send to a dead client fails at once, so every client is sent something at least once a
-heartbeat: its death frees its requests within that time, also when it waits for nothing.
-"""
+"""From messages to frames. A send to a dead client fails at once, so every client is sent something
+at least once a heartbeat: its death frees its requests within that time."""
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from engine_core.server.clients import Client, ClientRegistry
-from engine_core.server.transport import ClientGone, EngineSocket, Frame
+from engine_core.server.transport import ClientGone, Frame, Transport
 from protocol.base import Message
 from protocol.codec import encode
 from protocol.outputs import EngineCoreOutputs, Heartbeat
@@ -25,18 +22,22 @@ class Outbox:
     """
 
     def __init__(
-        self, socket: EngineSocket, clients: ClientRegistry, *, heartbeat_s: float
+        self,
+        transport: Transport,
+        clients: ClientRegistry,
+        *,
+        heartbeat_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._socket = socket
+        self._transport = transport
         self._clients = clients
         self._heartbeat_s = heartbeat_s
+        self._clock = clock
         self.draining = False
 
     def send(self, outputs: Mapping[int, EngineCoreOutputs]) -> None:
-        """One step's outputs, by client index; then heartbeats to whoever heard nothing.
-
-        Outputs of clients that have left are dropped: nobody is there to read them.
-        """
+        """One step's outputs, by client index; then heartbeats to clients that were sent nothing
+        for a while. Outputs of clients that have left are dropped."""
         for index, client_outputs in outputs.items():
             client = self._clients.by_index(index)
             if client is not None:
@@ -47,22 +48,22 @@ class Outbox:
     def post(self, client: Client, message: Message, frames: Sequence[Frame] = ()) -> None:
         """One message, with the binary frames behind it, to one client."""
         try:
-            self._socket.send(client.identity, [encode(message), *frames])
+            self._transport.send(client.identity, [encode(message), *frames])
         except ClientGone as gone:
             logger.info("%s is gone: %s", client, gone)
             self._clients.remove(client)
         else:
-            client.last_sent_s = time.monotonic()
+            client.last_sent_s = self._clock()
 
     def send_unregistered(self, identity: bytes, message: Message) -> None:
-        """Answer somebody who has not said HELLO."""
+        """Answer a client that has not said HELLO."""
         try:
-            self._socket.send(identity, [encode(message)])
+            self._transport.send(identity, [encode(message)])
         except ClientGone:
-            logger.debug("a stranger left before the answer")
+            logger.debug("an unregistered client left before the answer")
 
     def _send_heartbeats(self) -> None:
-        due_s = time.monotonic() - self._heartbeat_s
+        due_s = self._clock() - self._heartbeat_s
         for client in self._clients:
             if client.last_sent_s <= due_s:
                 self.post(client, Heartbeat(draining=self.draining))

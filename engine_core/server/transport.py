@@ -1,8 +1,5 @@
-"""The engine's one socket: a ZMQ ROUTER that binds while clients come and go.
-
-Owns the address (folder, lock, permissions) and the sending and receiving of frames.
-Must not know what the frames say.
-"""
+"""How frames reach clients: the interface, and a ZMQ ROUTER socket with its address, lock and
+permissions."""
 
 import contextlib
 import fcntl
@@ -12,7 +9,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import zmq
 
@@ -31,11 +28,31 @@ _MAX_UNIX_PATH_BYTES = 107
 
 
 class ClientGone(Exception):
-    """Nobody is at the other end any more, or it has stopped reading."""
+    """The client has left, or has stopped reading."""
 
 
-class EngineSocket:
-    """Binds `address` and exchanges frames with clients, each known by its routing id.
+class Transport(Protocol):
+    """Exchanges frames with clients, each known by its routing id."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when there is something to read, or after `timeout_s`."""
+        ...
+
+    def receive_all(self) -> Iterator[tuple[bytes, list[Frame]]]:
+        """Messages that have arrived: (routing id, frames). Never blocks."""
+        ...
+
+    def send(self, identity: bytes, frames: Sequence[Frame]) -> None:
+        """Queue a message for one client. Never blocks.
+
+        Raises:
+            ClientGone: the client has left or has stopped reading.
+        """
+        ...
+
+
+class ZmqTransport:
+    """A ROUTER socket bound to `address`.
 
     Args:
         address: `ipc://PATH` or `tcp://HOST:PORT`; None is the private default socket.
@@ -99,11 +116,11 @@ class EngineSocket:
         self._poller.unregister(file_descriptor)
 
     def wait(self, timeout_s: float) -> None:
-        """Return when there is something to read, or after `timeout_s`."""
+        """See Transport."""
         self._poller.poll(round(timeout_s * 1000))
 
     def receive_all(self) -> Iterator[tuple[bytes, list[Frame]]]:
-        """Messages that have arrived: (routing id, frames). Never blocks."""
+        """See Transport."""
         while True:
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -113,11 +130,7 @@ class EngineSocket:
             yield parts[0].bytes, frames
 
     def send(self, identity: bytes, frames: Sequence[Frame]) -> None:
-        """Queue a message for one client. Never blocks.
-
-        Raises:
-            ClientGone: the client has left or has stopped reading.
-        """
+        """See Transport."""
         try:
             self._socket.send_multipart([identity, *frames], zmq.NOBLOCK)
         except zmq.Again:
@@ -148,7 +161,7 @@ def make_private_folder(folder: Path) -> None:
     """A folder that only this user can enter.
 
     Raises:
-        ConfigurationError: it exists and belongs to somebody else, or others may enter it.
+        ConfigurationError: it exists and belongs to another user, or others may enter it.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -160,7 +173,7 @@ def make_private_folder(folder: Path) -> None:
         ) from None
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise ConfigurationError(
-            f"{folder} belongs to somebody else; remove it or choose an address with --bind"
+            f"{folder} belongs to another user; remove it or choose an address with --bind"
         )
     if stat.S_IMODE(status.st_mode) & 0o077:
         folder.chmod(0o700)

@@ -16,13 +16,13 @@ from engine_core.server.clients import ClientRegistry
 from engine_core.server.handshake import Handshake, fingerprint_of
 from engine_core.server.inbox import Inbox
 from engine_core.server.outbox import Outbox
-from engine_core.server.transport import EngineSocket
+from engine_core.server.transport import ZmqTransport
 from engine_core.server.validation import RequestValidator
 from engine_core.startup.model_opening import OpenModel
 from engine_core.startup.phases import StartPhases
 from engine_core.startup.resolve import groups_of
 from engine_core.startup.runner_spec import RunnerSpec
-from engine_core.startup.scheduler_setup import kv_cache_of, recorder_of, scheduler_config_of
+from engine_core.startup.scheduler_setup import kv_cache_of, scheduler_config_of, trace_of
 from kernels.compile_counter import CompileCounter
 from protocol.outputs import ModelInfo, TokenizerInfo
 
@@ -36,7 +36,7 @@ def assemble(
     opened: OpenModel,
     runner_spec: RunnerSpec,
     config: EngineConfig,
-    socket: EngineSocket,
+    transport: ZmqTransport,
     lifecycle: Lifecycle,
     compilations: CompileCounter,
     clock: StartPhases,
@@ -67,9 +67,9 @@ def assemble(
     scheduler_config = scheduler_config_of(config, max_steps_in_flight=executor.max_steps_in_flight)
     vocab_size = runner_spec.loaded.model.kv_cache_spec.vocab_size
     clients = ClientRegistry()
-    outbox = Outbox(socket, clients, heartbeat_s=HEARTBEAT_S)
+    outbox = Outbox(transport, clients, heartbeat_s=HEARTBEAT_S)
     desk = _handshake(opened, config, vocab_size)
-    inbox = Inbox(socket, clients, outbox, idle_wait_s=HEARTBEAT_S, welcome=desk.welcome)
+    inbox = Inbox(transport, clients, outbox, idle_wait_s=HEARTBEAT_S, welcome=desk.welcome)
     return EngineCore(
         inbox=inbox,
         outbox=outbox,
@@ -77,7 +77,7 @@ def assemble(
         scheduler=Scheduler(scheduler_config, kv_cache_of(config, groups)),
         executor=executor,
         lifecycle=lifecycle,
-        limits=RequestValidator(
+        validator=RequestValidator(
             max_model_len=config.max_model_len,
             vocab_size=vocab_size,
             max_logprobs=config.max_logprobs,
@@ -85,7 +85,7 @@ def assemble(
             scheduling_policy=config.scheduling_policy,
         ),
         eos_token_ids=files.eos_token_ids,
-        recorder=recorder_of(config, scheduler_config, groups, files.eos_token_ids),
+        observers=trace_of(config, scheduler_config, groups, files.eos_token_ids),
         compilations=compilations,
     )
 

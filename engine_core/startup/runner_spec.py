@@ -9,7 +9,6 @@ import logging
 import torch
 
 from engine_core.errors import StartupError
-from engine_core.executor import InProcessExecutor, OneStepRunner, StepsInFlightRunner
 from engine_core.model_runner.cache_layout import CacheLayout
 from engine_core.model_runner.gpu import DeviceQueue, GPUModelRunner, SynchronousQueue
 from engine_core.model_runner.gpu.buckets import decode_buckets
@@ -23,7 +22,7 @@ from kernels.interface.device_steps import SamplingMode
 
 logger = logging.getLogger(__name__)
 
-Runner = OneStepRunner | StepsInFlightRunner
+Runner = ModelRunner | GPUModelRunner
 
 _MOST_LOGPROBS_ON_DEVICE = 128
 """A row that asks for more is reported by the host, from a copy of its logits."""
@@ -139,10 +138,9 @@ class RunnerSpec:
 
         def run() -> None:
             runner = self.build(num_blocks=1, num_host_blocks=0, max_model_len=self.max_model_len)
-            executor = InProcessExecutor(runner)
             for plan in profile_steps(self.step_limits()):
-                executor.submit(plan)
-                executor.collect()
+                runner.submit(plan)
+                runner.collect()
 
         # the null block and the only one
         extra = measure_extra_bytes(run, meter, expected_bytes=2 * self.block_bytes)

@@ -4,6 +4,7 @@ Must not know tensors or sockets.
 """
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,13 +57,13 @@ def kv_cache_of(config: EngineConfig, groups: Sequence[KVCacheGroupSpec]) -> KVC
     )
 
 
-def recorder_of(
+def trace_of(
     config: EngineConfig,
     scheduler_config: SchedulerConfig,
     groups: Sequence[KVCacheGroupSpec],
     eos_token_ids: Sequence[int],
-) -> TraceWriter | None:
-    """None unless a record was asked for. Its header has all that a replay must build again: the
+) -> list[TraceWriter]:
+    """Empty unless a trace was asked for. Its header has all that a replay must build again: the
     configuration, "scheduler" in the scheduler's own names, "sliding_windows" of the cache's groups
     and "eos_token_ids".
 
@@ -70,14 +71,22 @@ def recorder_of(
         ConfigurationError: the file cannot be written.
     """
     if config.trace is None:
-        return None
+        return []
     settings = dataclasses.asdict(config) | {
         "scheduler": dataclasses.asdict(scheduler_config),
         "sliding_windows": [group.sliding_window for group in groups],
         "eos_token_ids": list(eos_token_ids),
     }
     try:
-        return TraceWriter(Path(config.trace), model=config.model, config=settings)
+        return [
+            TraceWriter(
+                Path(config.trace),
+                started_s=time.monotonic(),
+                model=config.model,
+                config=settings,
+                max_steps_in_flight=scheduler_config.max_steps_in_flight,
+            )
+        ]
     except OSError as error:
         raise ConfigurationError(
             f"--trace: cannot write {config.trace}: {error.strerror}; choose another file"

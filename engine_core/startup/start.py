@@ -15,7 +15,7 @@ from engine_core.model_files import ModelFiles, ModelFilesError
 from engine_core.model_files.known_models import cache_folder
 from engine_core.models import ModelError
 from engine_core.options.engine import EngineOptions
-from engine_core.server.transport import EngineSocket
+from engine_core.server.transport import ZmqTransport
 from engine_core.startup.build import assemble
 from engine_core.startup.device import (
     choose_device,
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 def start_engine(
     options: EngineOptions,
     opened: OpenModel,
-    socket: EngineSocket,
+    transport: ZmqTransport,
     lifecycle: Lifecycle,
     clock: StartPhases,
 ) -> tuple[EngineCore, EngineConfig]:
@@ -62,9 +62,9 @@ def start_engine(
             torch.set_num_threads(1)
         clock.enter("cache")
         runner = plan_runner(options, files, loaded)
-        config = resolve_config(options, files, runner, address=socket.address)
+        config = resolve_config(options, files, runner, address=transport.address)
         logger.info("configuration: %s", config)
-        core = assemble(opened, runner, config, socket, lifecycle, compilations, clock)
+        core = assemble(opened, runner, config, transport, lifecycle, compilations, clock)
         return core, config
     except (ModelFilesError, ModelError) as error:
         raise StartupError(str(error)) from error

@@ -1,26 +1,22 @@
-"""The lines of a recorded run, and their reading. `step_record` writes them.
+"""The lines of a trace (`--trace FILE`) and their reading. `engine_core.trace.writer` writes them.
 
-    {"engine-core record": 1, "model": ..., "config": {...}}
+    {"engine-core trace": 1, "model": ..., "config": {...}}
     {"event": "arrive", "at_s": 0.5, "id": "a", "num_prompt_tokens": 9, ...}
     {"event": "step", "id": 0, "start_s": 0.5, "duration_s": 0.02, "ids": ["a"], "nums": [9], ...}
     {"event": "abort", "at_s": 0.6, "ids": ["a"]}
 
-The order of the lines is the order in which the scheduler saw the events. A "step" is a planning
-and the taking in of its result; where steps were in flight meanwhile, a line of its own says when
-it was planned, and the step's line comes when its result did:
+The order of the lines is the order in which the scheduler saw the events. A "step" is planned and
+updated at once; where other steps are in flight meanwhile, a line of its own says when it was
+planned, and the step's line follows when its result was known:
 
     {"event": "plan", "id": 0, "at_s": 0.5}
     {"event": "plan", "id": 1, "at_s": 0.51}
     {"event": "step", "id": 0, "start_s": 0.5, ...}
-
-Must not know torch or how a run is replayed.
 """
 
 import gzip
-import itertools
 import zlib
 from collections.abc import Iterator
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -35,10 +31,10 @@ FORMAT_VERSION = 1
 
 
 class TraceFormatError(Exception):
-    """A file is no record, or one that this version cannot read."""
+    """A file is no trace, or one that this version cannot read."""
 
 
-class Header(msgspec.Struct, frozen=True, rename={"version": "engine-core record"}):
+class TraceHeader(msgspec.Struct, frozen=True, rename={"version": "engine-core trace"}):
     version: int
     model: str
     config: dict[str, Any]
@@ -46,18 +42,15 @@ class Header(msgspec.Struct, frozen=True, rename={"version": "engine-core record
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event"):
-    """Base of all lines but the first. Times in seconds since the recorder's start."""
+    """Base of all lines but the first. Times in seconds since the trace's start."""
 
 
-class Arrived(_Event, frozen=True, kw_only=True, tag="arrive"):
+class TraceArrival(_Event, frozen=True, kw_only=True, tag="arrive"):
     at_s: float
     id: str
     num_prompt_tokens: int
     max_tokens: int
-    prompt: list[int] | None = None
-    """Token ids, if the record includes them."""
-    prompt_blocks: list[str] | None = None
-    """Else one id for each block's content, the last partial one included."""
+    prompt: list[int]
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: list[int] = []
@@ -71,22 +64,22 @@ class Arrived(_Event, frozen=True, kw_only=True, tag="arrive"):
     adapter: str | None = None
 
 
-class Aborted(_Event, frozen=True, kw_only=True, tag="abort"):
+class TraceAbort(_Event, frozen=True, kw_only=True, tag="abort"):
     at_s: float
     ids: list[str]
 
 
-class CacheReset(_Event, frozen=True, kw_only=True, tag="cache_reset"):
+class TraceCacheReset(_Event, frozen=True, kw_only=True, tag="cache_reset"):
     at_s: float
 
 
-class Planned(_Event, frozen=True, kw_only=True, tag="plan"):
+class TracePlan(_Event, frozen=True, kw_only=True, tag="plan"):
     at_s: float
     id: int
     """The step's, whose own line comes later; or never, if the writer died."""
 
 
-class RecordedLogprobs(msgspec.Struct, frozen=True):
+class TraceLogprobs(msgspec.Struct, frozen=True):
     width: int
     token_ids: list[int]
     logprobs: bytes
@@ -94,7 +87,7 @@ class RecordedLogprobs(msgspec.Struct, frozen=True):
     ranks: list[int]
 
 
-class Step(_Event, frozen=True, kw_only=True, tag="step"):
+class TraceStep(_Event, frozen=True, kw_only=True, tag="step"):
     id: int
     start_s: float
     duration_s: float
@@ -115,13 +108,13 @@ class Step(_Event, frozen=True, kw_only=True, tag="step"):
     """One token for each of `ids`, not meant where the prompt was not finished."""
     sampled_by_id: dict[str, list[int]] | None = None
     """Instead: steps with drafts, steps that failed."""
-    beam_logprobs: dict[str, RecordedLogprobs] = {}
+    beam_logprobs: dict[str, TraceLogprobs] = {}
     """Of beams only: the scheduler chooses by them."""
     failures: dict[str, str] = {}
 
     @property
     def sequences(self) -> list[str]:
-        """`ids` as `read_record` gives them."""
+        """`ids` as `read_trace` gives them."""
         return self.ids or []
 
     @property
@@ -157,28 +150,28 @@ class Step(_Event, frozen=True, kw_only=True, tag="step"):
         )
 
 
-Event = Arrived | Aborted | CacheReset | Planned | Step
+TraceEvent = TraceArrival | TraceAbort | TraceCacheReset | TracePlan | TraceStep
 
 
-def read_header(path: str | Path) -> Header:
+def read_header(path: str | Path) -> TraceHeader:
     """
     Raises:
         OSError: the file cannot be read.
-        TraceFormatError: it is no record.
+        TraceFormatError: it is no trace.
     """
     with _open_for_reading(Path(path)) as file:
         return _header_of(path, next(_whole_lines(path, file), b""))
 
 
-def read_record(path: str | Path) -> Iterator[Event]:
-    """The events of a record, one after another; what a dying writer left half-written at the end
+def read_trace(path: str | Path) -> Iterator[TraceEvent]:
+    """The events of a trace, one after another; what a dying writer left half-written at the end
     is skipped.
 
     Raises:
         OSError: the file cannot be read.
-        TraceFormatError: it is no record, or a line in it is none.
+        TraceFormatError: it is no trace, or a line in it is none.
     """
-    decoder = msgspec.json.Decoder(Event)
+    decoder = msgspec.json.Decoder(TraceEvent)
     last_ids: list[str] = []
     with _open_for_reading(Path(path)) as file:
         lines = _whole_lines(path, file)
@@ -188,41 +181,23 @@ def read_record(path: str | Path) -> Iterator[Event]:
                 event = decoder.decode(line)
             except msgspec.DecodeError as error:
                 raise TraceFormatError(f"{path}: line {number} is no event: {error}") from error
-            if isinstance(event, Step):
+            if isinstance(event, TraceStep):
                 if event.ids is None:
                     event = msgspec.structs.replace(event, ids=last_ids)
                 last_ids = event.sequences
             yield event
 
 
-def prompt_tokens(arrived: Arrived, block_size: int, vocab_size: int = 2**31) -> list[int]:
-    """The prompt's token ids, or, if the record has only block ids, invented ones below
-    `vocab_size` which are equal where the recorded ones were."""
-    if arrived.prompt is not None:
-        return arrived.prompt
-    blocks = (_invented(content, block_size, vocab_size) for content in arrived.prompt_blocks or ())
-    return list(itertools.islice(itertools.chain.from_iterable(blocks), arrived.num_prompt_tokens))
-
-
-def _invented(content_id: str, block_size: int, vocab_size: int) -> list[int]:
-    words = bytearray()
-    while len(words) < 4 * block_size:
-        seed = f"{content_id}:{len(words)}".encode()
-        words += blake2b(seed, digest_size=64).digest()
-    token_ids: list[int] = (np.frombuffer(words, "<u4")[:block_size] % vocab_size).tolist()
-    return token_ids
-
-
-def _header_of(path: str | Path, line: bytes) -> Header:
+def _header_of(path: str | Path, line: bytes) -> TraceHeader:
     try:
-        header = msgspec.json.decode(line, type=Header)
+        header = msgspec.json.decode(line, type=TraceHeader)
     except msgspec.DecodeError as error:
         raise TraceFormatError(
-            f"{path} does not begin like a record ({error}); make one with --trace"
+            f"{path} does not begin like a trace ({error}); make one with --trace"
         ) from error
     if header.version != FORMAT_VERSION:
         raise TraceFormatError(
-            f"{path} is a record of version {header.version}, this program reads "
+            f"{path} is a trace of version {header.version}, this program reads "
             f"{FORMAT_VERSION}; use the program that wrote it"
         )
     return header

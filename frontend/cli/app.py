@@ -15,12 +15,18 @@ from frontend.cli.options import (
     EXIT_FAULT,
     EXIT_INTERRUPTED,
     EXIT_USAGE,
-    ConnectionOptions,
+    CompletionOptions,
+    DaemonAddress,
     SamplingOptions,
     SchedulingOptions,
     UsageError,
     print_fault,
 )
+
+_COMPLETION = CompletionOptions()
+_DAEMON = DaemonAddress()
+_SAMPLING = SamplingOptions()
+_SCHEDULING = SchedulingOptions()
 
 app = App(
     name="engine-client",
@@ -36,18 +42,18 @@ app = App(
 def chat(
     *,
     system: Annotated[str | None, Parameter(help="The system message.")] = None,
-    sampling: SamplingOptions | None = None,
-    scheduling: SchedulingOptions | None = None,
-    connection: ConnectionOptions | None = None,
+    sampling: SamplingOptions = _SAMPLING,
+    scheduling: SchedulingOptions = _SCHEDULING,
+    daemon: DaemonAddress = _DAEMON,
 ) -> int:
     """Talk with the model. /reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer."""
     from frontend.cli.chat import run_chat
 
     return run_chat(
-        _address(connection),
+        daemon.address,
         system=system,
-        sampling=sampling or SamplingOptions(),
-        scheduling=scheduling or SchedulingOptions(),
+        sampling=sampling,
+        scheduling=scheduling,
     )
 
 
@@ -58,50 +64,31 @@ def complete(
     ] = None,
     /,
     *,
-    chat: Annotated[
-        bool,
-        Parameter(
-            help="Send PROMPT as a user's message, with the model's chat template.",
-            negative="--raw",
-        ),
-    ] = False,
-    system: Annotated[str | None, Parameter(help="The system message, with --chat.")] = None,
-    n: Annotated[int, Parameter(help="How many completions.")] = 1,
-    logprobs: Annotated[
-        int | None,
-        Parameter(help="Log-probabilities of so many likeliest tokens a position; with --json."),
-    ] = None,
-    json: Annotated[
-        bool, Parameter(help="Print one JSON document at the end.", negative="")
-    ] = False,
-    stream: Annotated[bool, Parameter(help="Print text as it comes.")] = True,
-    sampling: SamplingOptions | None = None,
-    scheduling: SchedulingOptions | None = None,
-    connection: ConnectionOptions | None = None,
+    options: CompletionOptions = _COMPLETION,
+    sampling: SamplingOptions = _SAMPLING,
+    scheduling: SchedulingOptions = _SCHEDULING,
+    daemon: DaemonAddress = _DAEMON,
 ) -> int:
     """Complete a prompt, once."""
-    from frontend.cli.complete import Completion, run_complete
+    from frontend.cli.complete import run_complete
 
-    if logprobs is not None and not json:
+    if options.logprobs is not None and not options.json:
         raise UsageError("--logprobs is shown in JSON only; add --json")
-    if system is not None and not chat:
+    if options.system is not None and not options.chat:
         raise UsageError("--system is a message of a conversation; add --chat")
     if prompt is None:
         if sys.stdin.isatty():
             raise UsageError("there is no PROMPT; give a text, or pipe one in")
         prompt = sys.stdin.read()
-    completion = Completion(
-        prompt=prompt,
-        is_message=chat,
-        system=system,
-        n=n,
-        logprobs=logprobs,
-        prints_json=json,
-        streams=stream and n == 1 and not json,
-        sampling=sampling or SamplingOptions(),
-        scheduling=scheduling or SchedulingOptions(),
+    return _run(
+        run_complete(
+            daemon.address,
+            prompt,
+            options=options,
+            sampling=sampling,
+            scheduling=scheduling,
+        )
     )
-    return _run(run_complete(_address(connection), completion))
 
 
 @app.command
@@ -118,18 +105,16 @@ def info(
         bool, Parameter(help="Show instead the ids of all live requests.", negative="")
     ] = False,
     json: Annotated[bool, Parameter(help="Print one JSON document.", negative="")] = False,
-    connection: ConnectionOptions | None = None,
+    daemon: DaemonAddress = _DAEMON,
 ) -> int:
     """Show the daemon's model, limits and statistics, or one request's state."""
-    from frontend.cli.info import run_info, run_request_info, run_request_list
+    from frontend.cli.info import run_info
 
     if request is not None and requests:
         raise UsageError("--request shows one and --requests lists all; give one of them")
-    if requests:
-        return _run(run_request_list(_address(connection), prints_json=json))
-    if request is not None:
-        return _run(run_request_info(_address(connection), request, prints_json=json))
-    return _run(run_info(_address(connection), prints_json=json))
+    return _run(
+        run_info(daemon.address, request_id=request, lists_requests=requests, prints_json=json)
+    )
 
 
 def run_command_line(arguments: Sequence[str]) -> int:
@@ -159,10 +144,6 @@ def _user_errors() -> tuple[type[Exception], ...]:
     from frontend.errors import EngineClientError
 
     return EngineClientError, ValueError, OSError
-
-
-def _address(connection: ConnectionOptions | None) -> str | None:
-    return None if connection is None else connection.address
 
 
 def _run(command: Coroutine[Any, Any, int]) -> int:

@@ -16,6 +16,7 @@ from frontend.cli.options import EXIT_FAULT, SamplingOptions, SchedulingOptions,
 from frontend.errors import EngineClientError, InvalidInput
 from frontend.event_loop import LoopThread
 from frontend.outputs import CompletionOutput
+from frontend.sampling_params import RequestOutputKind
 
 _COMMANDS = "/reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 _COMMAND = re.compile(r"/\w+")
@@ -68,7 +69,7 @@ class _Chat:
         self._llm = llm
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self._turns: list[dict[str, str]] = []
-        self._params = sampling.to_params(llm.model.default_sampling)
+        self._params = sampling.to_params(llm.model, RequestOutputKind.DELTA)
         self._scheduling = scheduling
         self._is_terminal = is_terminal
 

@@ -12,63 +12,46 @@ from frontend.async_llm import AsyncLLM
 from protocol.explanations import RequestInfo
 
 
-async def run_info(address: str | None, *, prints_json: bool) -> int:
-    """Returns the exit code.
-
-    Raises:
-        EngineClientError: no engine answers.
-    """
-    async with AsyncLLM(address, client_name="engine-client info") as llm:
-        statistics = await llm.statistics()
-        model = msgspec.structs.asdict(llm.model)
-        tokenizer = llm.model.tokenizer
-        model["tokenizer"] = (
-            None
-            if tokenizer is None
-            else {
-                "fingerprint": tokenizer.fingerprint,
-                "has_chat_template": tokenizer.chat_template is not None,
-                "special_tokens": tokenizer.special_tokens,
-            }
-        )
-        document = {
-            "address": llm.address,
-            "model": model,
-            "statistics": msgspec.structs.asdict(statistics),
-        }
-    _print(document, prints_json=prints_json)
-    return 0
-
-
-async def run_request_list(address: str | None, *, prints_json: bool) -> int:
-    """One id a line. Returns the exit code.
-
-    Raises:
-        EngineClientError: no engine answers.
-    """
-    async with AsyncLLM(address, client_name="engine-client info") as llm:
-        request_ids = await llm.request_ids()
-    if prints_json:
-        sys.stdout.write(json.dumps(request_ids, ensure_ascii=False) + "\n")
-    else:
-        sys.stdout.writelines(f"{request_id}\n" for request_id in request_ids)
-    return 0
-
-
-async def run_request_info(address: str | None, request_id: str, *, prints_json: bool) -> int:
-    """Returns the exit code.
+async def run_info(
+    address: str | None, *, request_id: str | None, lists_requests: bool, prints_json: bool
+) -> int:
+    """Show the daemon, or one request, or the ids of all live ones. Returns the exit code.
 
     Raises:
         EngineClientError: no engine answers, or it does not know the request.
     """
     async with AsyncLLM(address, client_name="engine-client info") as llm:
-        info = await llm.request_info(request_id)
-    _print(request_document(info, by_name=prints_json), prints_json=prints_json)
+        if lists_requests:
+            request_ids = await llm.request_ids()
+            if prints_json:
+                request_ids = [json.dumps(request_ids, ensure_ascii=False)]
+            sys.stdout.writelines(f"{line}\n" for line in request_ids)
+            return 0
+        if request_id is not None:
+            info = await llm.request_info(request_id)
+            document = request_document(info, by_name=prints_json)
+        else:
+            document = await _daemon_document(llm)
+    text = json.dumps(document, ensure_ascii=False) if prints_json else _as_lines(document)
+    sys.stdout.write(text + "\n")
     return 0
 
 
+async def _daemon_document(llm: AsyncLLM) -> dict[str, Any]:
+    model = msgspec.structs.asdict(llm.model)
+    tokenizer = llm.model.tokenizer
+    if tokenizer is not None:
+        model["tokenizer"] = {
+            "fingerprint": tokenizer.fingerprint,
+            "has_chat_template": tokenizer.chat_template is not None,
+            "special_tokens": tokenizer.special_tokens,
+        }
+    statistics = msgspec.structs.asdict(await llm.statistics())
+    return {"address": llm.address, "model": model, "statistics": statistics}
+
+
 def request_document(info: RequestInfo, *, by_name: bool) -> dict[str, Any]:
-    """Every field of the explanation; for people without those that say nothing, and with the
+    """Every field of the explanation; for people without the empty ones, and with the
     preemptions numbered."""
     document: dict[str, Any] = _as_builtins(info)
     if by_name:
@@ -80,17 +63,12 @@ def request_document(info: RequestInfo, *, by_name: bool) -> dict[str, Any]:
 
 
 def _as_builtins(value: Any) -> Any:
-    """Structs travel as arrays; here their names are wanted."""
+    """With names: on the wire structs are arrays."""
     if isinstance(value, msgspec.Struct):
         return {name: _as_builtins(field) for name, field in msgspec.structs.asdict(value).items()}
     if isinstance(value, list):
         return [_as_builtins(item) for item in value]
     return value
-
-
-def _print(document: dict[str, Any], *, prints_json: bool) -> None:
-    text = json.dumps(document, ensure_ascii=False) if prints_json else _as_lines(document)
-    sys.stdout.write(text + "\n")
 
 
 def _as_lines(document: dict[str, Any], indent: str = "") -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +12,8 @@ from cyclopts import Parameter
 from protocol.addresses import default_address
 
 if TYPE_CHECKING:
-    from frontend.sampling_params import SamplingParams
-
+    from frontend.sampling_params import RequestOutputKind, SamplingParams
+    from protocol.outputs import ModelInfo
 
 EXIT_FAULT = 1
 EXIT_USAGE = 2
@@ -33,7 +32,7 @@ def print_fault(error: BaseException | str) -> None:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class ConnectionOptions:
+class DaemonAddress:
     """Where the daemon listens."""
 
     address: Annotated[
@@ -58,6 +57,34 @@ class SchedulingOptions:
         str | None,
         Parameter(help="Whose share of the daemon is used; for a daemon with policy fair."),
     ] = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class CompletionOptions:
+    """What to send and how to print the answer."""
+
+    chat: Annotated[
+        bool,
+        Parameter(
+            help="Send PROMPT as a user's message, with the model's chat template.",
+            negative="--raw",
+        ),
+    ] = False
+    system: Annotated[str | None, Parameter(help="The system message, with --chat.")] = None
+    n: Annotated[int, Parameter(help="How many completions.")] = 1
+    logprobs: Annotated[
+        int | None,
+        Parameter(help="Log-probabilities of this many likeliest tokens a position; with --json."),
+    ] = None
+    json: Annotated[bool, Parameter(help="Print one JSON document at the end.", negative="")] = (
+        False
+    )
+    stream: Annotated[bool, Parameter(help="Print text as it comes.")] = True
+
+    @property
+    def streams(self) -> bool:
+        return self.stream and self.n == 1 and not self.json
 
 
 @Parameter(name="*")
@@ -90,18 +117,20 @@ class SamplingOptions:
         bool, Parameter(help="Continue after the model's end-of-sequence.", negative="")
     ] = False
 
-    def to_params(self, defaults: Mapping[str, float], **more: Any) -> SamplingParams:
-        """What was typed, over `defaults` (the model's), as increments for a stream of text.
+    def to_params(
+        self, model: ModelInfo, output_kind: RequestOutputKind, **more: Any
+    ) -> SamplingParams:
+        """What was typed, over the defaults of the model.
 
         Raises:
             UsageError: values outside their limits, or that contradict each other.
         """
         from frontend.errors import InvalidInput
-        from frontend.sampling_params import RequestOutputKind, SamplingParams
+        from frontend.sampling_params import SamplingParams
 
-        recommended = SamplingParams.from_defaults(defaults)
+        recommended = SamplingParams.from_defaults(model.default_sampling)
         typed = {name: value for name, value in vars(self).items() if value is not None}
-        typed = {"max_tokens": None, **typed, **more, "output_kind": RequestOutputKind.DELTA}
+        typed = {"max_tokens": None, **typed, **more, "output_kind": output_kind}
         try:
             return dataclasses.replace(recommended, **typed)
         except InvalidInput as error:

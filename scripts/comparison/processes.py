@@ -1,25 +1,25 @@
-"""Processes of an engine: their environment, what memory they hold, and how they end.
-
-Owns process trees as /proc shows them. Must not know what the processes do.
-"""
-
-from __future__ import annotations
+"""An engine's process: its environment, its answers in lines of JSON, its memory, its end."""
 
 import contextlib
+import json
+import multiprocessing
 import os
+import select
 import signal
 import subprocess
 import threading
-from collections import deque
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import IO
+from typing import Any, Self
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _SAMPLE_S = 0.1
-_SAMPLES_A_LOOK = 3
+_SAMPLES_A_SEARCH = 3
 _END_S = 15.0
-_NUM_LAST_LINES = 12
+_POLL_S = 0.05
+_NUM_LAST_CHARACTERS = 1500
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -28,132 +28,157 @@ _THREAD_VARIABLES = (
 )
 
 
+class EngineFailed(Exception):
+    """The engine did not start, or not answer as it should. The text has its last output."""
+
+
 def environment_for(num_threads: int, extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment for an engine: its thread count, nothing of our Python, nothing
-    fetched or reported. `extra` has the last word."""
+    """This process's environment for an engine: its thread count, no variables of our Python,
+    offline, no reports home. `extra` overrides all of it."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     threads = dict.fromkeys(_THREAD_VARIABLES, str(num_threads))
     quiet = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
     return kept | threads | quiet | dict(extra)
 
 
-class ChildProcess:
-    """A program in a process group of its own. Its standard error, and its standard output unless
-    `on_line` takes that, are kept: the last lines here, all of it in `log`.
+class EngineProcess:
+    """A program in a process group of its own, which ends with the block. Its output is appended
+    to `log`.
 
     Args:
-        on_line: gets each line of standard output, in a thread.
+        answers: standard output is lines of JSON for `next_answer`, and is not logged.
 
     Raises:
-        OSError: the program cannot be run.
+        EngineFailed: there is no such program.
     """
 
     def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        environment: Mapping[str, str],
-        log: Path,
-        on_line: Callable[[str], None] | None = None,
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, *, answers: bool
     ) -> None:
-        self._tail: deque[str] = deque(maxlen=_NUM_LAST_LINES)
-        self._log = log.open("a")
+        self._log_path = log
+        self._log_start = log.stat().st_size if log.exists() else 0
+        self._started_s = time.perf_counter()
+        self._pending = b""
+        with log.open("ab") as output:
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    env=dict(environment),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE if answers else output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise EngineFailed(f"{command[0]} cannot be run: {error.strerror}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """SIGTERM to the group, SIGKILL to what is left."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
         try:
-            self._process = subprocess.Popen(
-                command,
-                env=dict(environment),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                start_new_session=True,
-            )
-        except OSError:
-            self._log.close()
-            raise
-        self.pid = self._process.pid
-        assert self._process.stdout is not None and self._process.stderr is not None
-        self._threads = [
-            threading.Thread(target=_each_line, args=(stream, take), daemon=True)
-            for stream, take in (
-                (self._process.stderr, self._keep),
-                (self._process.stdout, on_line or self._keep),
-            )
-        ]
-        for thread in self._threads:
-            thread.start()
+            self._signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+        finally:  # also when a signal ends this process meanwhile
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+            if self._process.stdout is not None:
+                self._process.stdout.close()
+
+    @property
+    def since_launch_s(self) -> float:
+        return time.perf_counter() - self._started_s
 
     def write_line(self, line: str) -> None:
         """To its standard input. A process that has ended does not read it."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.write(line + "\n")
+            self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
 
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs."""
-        return self._process.poll()
+    def wait_until(self, is_ready: Callable[[], bool], timeout_s: float) -> None:
+        """
+        Raises:
+            EngineFailed: the process ended, or is not ready in time.
+        """
+        while not is_ready():
+            if self._process.poll() is not None:
+                raise EngineFailed(self._last_output("the process"))
+            if self.since_launch_s > timeout_s:
+                raise EngineFailed(self._last_output(f"not ready after {timeout_s:g} s:"))
+            time.sleep(_POLL_S)
 
-    def last_words(self) -> str:
-        """How it ended, if it has, and what it said last."""
-        code = self.exit_code
-        if code is not None:
-            for thread in self._threads:
-                thread.join(1.0)
+    def next_answer(self, timeout_s: float) -> dict[str, Any]:
+        """
+        Raises:
+            EngineFailed: the process ended, gave no line in time, or one that is not JSON.
+        """
+        assert self._process.stdout is not None
+        file = self._process.stdout.fileno()
+        deadline = time.perf_counter() + timeout_s
+        while b"\n" not in self._pending:
+            left_s = max(0.0, deadline - time.perf_counter())
+            if not select.select([file], [], [], left_s)[0]:
+                raise EngineFailed(self._last_output(f"no answer in {timeout_s:g} s:"))
+            part = os.read(file, 2**16)
+            if not part:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(1.0)
+                raise EngineFailed(self._last_output("the process"))
+            self._pending += part
+        line, _, self._pending = self._pending.partition(b"\n")
+        try:
+            return dict(json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise EngineFailed(f"an answer that is not JSON: {error}") from error
+
+    def ready_answer(self, timeout_s: float) -> dict[str, Any]:
+        """
+        Raises:
+            EngineFailed: the first answer is another one, or there is none.
+        """
+        first = self.next_answer(timeout_s)
+        if first.pop("event", None) != "ready":
+            raise EngineFailed(f"not ready: {first.get('reason', first)}")
+        return first
+
+    def _last_output(self, fault: str) -> str:
+        code = self._process.poll()
         how = "still runs" if code is None else f"ended with code {code}"
-        said = " | ".join(line.strip() for line in self._tail if line.strip())
-        return f"{how}; its last lines: {said[-1500:]}" if said else f"{how}; it said nothing"
-
-    def end(self) -> None:
-        """SIGTERM to the group, SIGKILL to whoever is left. Calling it again does nothing."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        self._signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-        for thread in self._threads:
-            thread.join(1.0)
-        self._log.close()
+        with self._log_path.open("rb") as log:
+            log.seek(self._log_start)
+            lines = log.read().decode(errors="replace").splitlines()
+        output = " | ".join(line.strip() for line in lines if line.strip())
+        last = f"its last lines: {output[-_NUM_LAST_CHARACTERS:]}" if output else "it wrote nothing"
+        return f"{fault} {how}; {last}"
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
-
-    def _keep(self, line: str) -> None:
-        self._tail.append(line)
-        with contextlib.suppress(ValueError):  # closed: nobody asks any more
-            self._log.write(line)
-            self._log.flush()
-
-
-def _each_line(stream: IO[str], take: Callable[[str], None]) -> None:
-    with stream:
-        for line in stream:
-            take(line)
+            os.killpg(self._process.pid, number)
 
 
 class MemoryWatch:
-    """The most resident memory that groups of process trees held at one time, sampled ten times a
-    second. Pages that two processes share count twice.
+    """The most resident memory at one time of the processes that this one starts inside the block,
+    sampled ten times a second. Pages that two processes share count twice.
 
-    Args:
-        roots: by name, process ids whose trees are added up; asked for each third sample.
+    Attributes:
+        peak_engine_bytes: of all but the clients, which are multiprocessing's.
+        peak_all_bytes: of both together.
     """
 
-    def __init__(self, roots: Callable[[], Mapping[str, Iterable[int]]]) -> None:
-        self._roots = roots
-        self._peaks: dict[str, int] = {}
-        self._peak = 0
-        self._lock = threading.Lock()
+    def __init__(self) -> None:
+        resource_tracker.ensure_running()  # a process of multiprocessing's own
+        self._before = set(children_of(os.getpid()))
+        self.peak_engine_bytes = self.peak_all_bytes = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
 
-    def __enter__(self) -> MemoryWatch:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -161,54 +186,43 @@ class MemoryWatch:
         self._stopping.set()
         self._thread.join()
 
-    @property
-    def peaks_bytes(self) -> dict[str, int]:
-        """Each group's own peak, and the peak of their sum as "all"; this moment included."""
-        self._sample(self._trees())
-        return self._peaks | {"all": self._peak}
-
     def _watch(self) -> None:
-        trees = self._trees()
         count = 0
         while not self._stopping.wait(_SAMPLE_S):
+            if count % _SAMPLES_A_SEARCH == 0:
+                clients = {one.pid for one in multiprocessing.active_children() if one.pid}
+                engine = set(children_of(os.getpid())) - self._before - clients
+                trees = [
+                    [pid for root in roots for pid in process_tree(root)]
+                    for roots in (engine, clients)
+                ]
             count += 1
-            if count % _SAMPLES_A_LOOK == 0:
-                trees = self._trees()
-            self._sample(trees)
-
-    def _trees(self) -> dict[str, list[int]]:
-        return {
-            name: [pid for root in pids for pid in process_tree(root)]
-            for name, pids in self._roots().items()
-        }
-
-    def _sample(self, trees: Mapping[str, Iterable[int]]) -> None:
-        now = {name: sum(map(resident_bytes, pids)) for name, pids in trees.items()}
-        with self._lock:
-            self._peaks = {name: max(held, self._peaks.get(name, 0)) for name, held in now.items()}
-            self._peak = max(self._peak, sum(now.values()))
+            engine_bytes, client_bytes = (sum(map(resident_bytes, pids)) for pids in trees)
+            self.peak_engine_bytes = max(self.peak_engine_bytes, engine_bytes)
+            self.peak_all_bytes = max(self.peak_all_bytes, engine_bytes + client_bytes)
 
 
-def process_tree(root: int) -> list[int]:
-    """The process and all that descend from it. Empty if it is gone."""
-    found, waiting = [], [root]
+def process_tree(root: int) -> Iterable[int]:
+    """The process and all that descend from it. Empty if it has ended."""
+    waiting = [root]
     while waiting:
         pid = waiting.pop()
-        threads = Path(f"/proc/{pid}/task")
-        try:
-            children = [(one / "children").read_text() for one in threads.iterdir()]
-        except OSError:  # it ended meanwhile
-            continue
-        found.append(pid)
-        waiting += [int(child) for line in children for child in line.split()]
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            waiting += children_of(pid)
+            yield pid
+
+
+def children_of(pid: int) -> list[int]:
+    """Ids of the processes that it started and has not waited for.
+
+    Raises:
+        OSError: it has ended.
+    """
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread ended meanwhile
+            found += map(int, (thread / "children").read_text().split())
     return found
-
-
-def children_of_this_process() -> set[int]:
-    """Ids of the processes that this one started and has not waited for."""
-    threads = Path("/proc/self/task")
-    lines = [(one / "children").read_text() for one in threads.iterdir()]
-    return {int(child) for line in lines for child in line.split()}
 
 
 def resident_bytes(pid: int) -> int:

@@ -1,7 +1,4 @@
-"""English text that every machine has, and its tokens.
-
-Owns where text comes from. Must not know workloads or engines.
-"""
+"""English text that every machine has, and its tokens."""
 
 from __future__ import annotations
 
@@ -15,15 +12,15 @@ if TYPE_CHECKING:
     import tokenizers
 
 
-class NoText(Exception):
-    """There is nothing to cut prompts from."""
+class TextError(Exception):
+    """There is no text to cut prompts from, or no tokenizer to cut it with."""
 
 
 def english_text(path: Path | None = None) -> str:
-    """The file's text; without one, the reference of the Python language that Python brings.
+    """The file's text; without one, the reference of the Python language that comes with Python.
 
     Raises:
-        NoText: the file is empty or cannot be read as UTF-8.
+        TextError: the file is empty or cannot be read as UTF-8.
     """
     if path is None:
         topics = pydoc_data.topics.topics
@@ -31,9 +28,9 @@ def english_text(path: Path | None = None) -> str:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise NoText(f"{path} cannot be read as text: {error}; give another file") from error
+        raise TextError(f"{path} cannot be read as text: {error}; give another file") from error
     if not text.strip():
-        raise NoText(f"{path} is empty; give a text to cut prompts from")
+        raise TextError(f"{path} is empty; give a text to cut prompts from")
     return text
 
 
@@ -41,7 +38,7 @@ def tokens_of(text: str, model: str) -> list[int]:
     """The model's tokens, without special ones at the ends.
 
     Raises:
-        NoText: the model has no tokenizer, or is not there.
+        TextError: the model has no tokenizer, or cannot be opened.
     """
     return list(_tokenizer_of(model).encode(text, add_special_tokens=False).ids)
 
@@ -59,9 +56,9 @@ def _tokenizer_of(model: str) -> tokenizers.Tokenizer:
     try:
         found = open_model_files(model, report=lambda _line: None).tokenizer()
     except ModelFilesError as error:
-        raise NoText(str(error)) from error
+        raise TextError(str(error)) from error
     if found is None:
-        raise NoText(f"{model} has no tokenizer, so that no text can be cut; give another model")
+        raise TextError(f"{model} has no tokenizer to cut a text with; give another model")
     backend = tokenizers.Tokenizer.from_str(found.tokenizer_json.decode())
     backend.no_truncation()
     return backend

@@ -1,10 +1,6 @@
-"""What is asked of every engine: requests in token ids, written to one file that all are served.
-
-Owns the workloads' definitions and the file. Must not know engines. Pure: the same text, names,
-seed and number of turns give the same file, byte for byte.
+"""What every engine is asked: requests in token ids, written to one file that all are served. The
+same text, names, seed and number of rounds give the same file, byte for byte.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -15,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from scripts.load.workload import PlannedRequest
 
-from scripts.load.arrivals import first_arrivals, poisson
-
-_FORMAT = 1
+_FORMAT = 2
 _BATCH, _BATCH_PROMPT, _BATCH_OUTPUT = 64, (32, 512), 64
 _SINGLE_PROMPT, _SINGLE_OUTPUT = 64, 128
 _STREAMED = 48
@@ -32,22 +26,10 @@ class WorkloadError(Exception):
     """A workload that does not exist, or a file that is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRequest:
-    """One request.
-
-    Attributes:
-        arrival_s: when it is due, from the workload's start.
-        num_output_tokens: exactly so many, greedy, end-of-sequence ignored.
-    """
-
-    arrival_s: float
-    prompt_token_ids: list[int]
-    num_output_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Workload:
+    """Greedy requests that ignore end-of-sequence: each gives exactly its number of tokens."""
+
     name: str
     requests: tuple[PlannedRequest, ...]
 
@@ -56,45 +38,41 @@ class Workload:
         """Whether requests come one after the other while others are served."""
         return any(request.arrival_s > 0 for request in self.requests)
 
-    @property
-    def longest(self) -> int:
-        """Most tokens of a request, prompt and output."""
-        return max(len(one.prompt_token_ids) + one.num_output_tokens for one in self.requests)
-
 
 Cut = Callable[[int], list[int]]
 """So many tokens of the text, from a place where none began before."""
 
 
-def make_turns(
-    text_token_ids: Sequence[int], names: Sequence[str], *, num_turns: int, seed: int = 0
+def make_rounds(
+    text_token_ids: Sequence[int], names: Sequence[str], *, num_rounds: int, seed: int = 0
 ) -> list[list[Workload]]:
-    """The workloads of each turn, in the order of `names`.
+    """The workloads of each round, in the order of `names`.
 
-    Lengths and arrivals are the same in every turn, the texts are others: an engine that is still
+    Lengths and arrivals are the same in every round, the texts are others: an engine that is still
     up must not find its prompts in its cache. A text that is used up starts over.
 
     Args:
         names: W1, W2, W3@RATE, W4, prefill.
 
     Raises:
-        WorkloadError: an unknown name, no name, no turn, or no text.
+        WorkloadError: an unknown name, no name, no round, or no text.
     """
     if not text_token_ids:
         raise WorkloadError("the text is empty; give one to cut prompts from")
-    if num_turns < 1 or not names:
-        raise WorkloadError(f"{num_turns} turns of {len(names)} workloads are nothing to compare")
+    if num_rounds < 1 or not names:
+        raise WorkloadError(f"{num_rounds} rounds of {len(names)} workloads are nothing to compare")
     cut = _cutter(text_token_ids)
-    return [[_make(name, cut, seed) for name in names] for _ in range(num_turns)]
+    return [[_make(name, cut, seed) for name in names] for _ in range(num_rounds)]
 
 
-def make_warm_up(text_token_ids: Sequence[int], *, seed: int = 0) -> list[Workload]:
+def make_warm_up(text_token_ids: Sequence[int]) -> list[Workload]:
     """What is sent before anything is timed: the first token, then a small batch."""
     shifted = [*text_token_ids[len(text_token_ids) // 2 :], *text_token_ids]
     cut = _cutter(list(reversed(shifted)))  # shares no beginning with what is measured
-    first = Workload("first token", (PlannedRequest(0.0, cut(32), 1),))
-    batch = tuple(PlannedRequest(0.0, cut(48 + 16 * at), 8) for at in range(8))
-    return [first, Workload("warm-up", batch)]
+    return [
+        Workload("first token", _requests([cut(32)], 1)),
+        Workload("warm-up", _requests([cut(48 + 16 * at) for at in range(8)], 8)),
+    ]
 
 
 def _cutter(token_ids: Sequence[int]) -> Cut:
@@ -118,75 +96,83 @@ def _cutter(token_ids: Sequence[int]) -> Cut:
 
 def _make(name: str, cut: Cut, seed: int) -> Workload:
     kind, _, rate = name.partition("@")
-    if kind == "W1" and not rate:
-        return Workload(name, _batch(cut, seed, [0.0] * _BATCH))
-    if kind == "W2" and not rate:
-        return Workload(name, (PlannedRequest(0.0, cut(_SINGLE_PROMPT), _SINGLE_OUTPUT),))
-    if kind == "W3" and rate:
-        return Workload(name, _batch(cut, seed, _arrivals(name, rate, seed)))
-    if kind == "W4" and not rate:
+    if name == "W1" or (kind == "W3" and rate):
+        arrivals_s = _arrivals(name, rate, seed) if rate else (0.0,) * _BATCH
+        rng = random.Random(f"lengths-{seed}")
+        low, high = map(math.log, _BATCH_PROMPT)
+        prompts = [cut(round(math.exp(rng.uniform(low, high)))) for _ in arrivals_s]
+        return Workload(name, _requests(prompts, _BATCH_OUTPUT, arrivals_s))
+    if name == "W2":
+        return Workload(name, _requests([cut(_SINGLE_PROMPT)], _SINGLE_OUTPUT))
+    if name == "W4":
         prefix = cut(_PREFIX)
-        own = [PlannedRequest(0.0, prefix + cut(_OWN), _SHARED_OUTPUT) for _ in range(_SHARING)]
-        return Workload(name, tuple(own))
+        return Workload(
+            name, _requests([prefix + cut(_OWN) for _ in range(_SHARING)], _SHARED_OUTPUT)
+        )
     if name == "prefill":
-        return Workload(name, (PlannedRequest(0.0, cut(_LONG_PROMPT), 1),))
-    raise WorkloadError(f"{name!r} is no workload; there are W1, W2, W3@RATE, W4 and prefill")
+        return Workload(name, _requests([cut(_LONG_PROMPT)], 1))
+    raise WorkloadError(f"{name!r} is not a workload; there are W1, W2, W3@RATE, W4 and prefill")
 
 
-def _batch(cut: Cut, seed: int, arrivals_s: Sequence[float]) -> tuple[PlannedRequest, ...]:
-    rng = random.Random(f"lengths-{seed}")
-    low, high = map(math.log, _BATCH_PROMPT)
+def _requests(
+    prompts: Sequence[list[int]], num_output_tokens: int, arrivals_s: Sequence[float] = ()
+) -> tuple[PlannedRequest, ...]:
     return tuple(
-        PlannedRequest(at, cut(round(math.exp(rng.uniform(low, high)))), _BATCH_OUTPUT)
-        for at in arrivals_s
+        PlannedRequest(index, prompt, num_output_tokens, arrivals_s[index] if arrivals_s else 0.0)
+        for index, prompt in enumerate(prompts)
     )
 
 
-def _arrivals(name: str, rate: str, seed: int) -> list[float]:
+def _arrivals(name: str, rate: str, seed: int) -> tuple[float, ...]:
+    # numpy is not for the client processes, which import this file
+    import numpy as np
+
+    from scripts.load.arrivals import first_arrivals, poisson
+
     try:
         arrivals = poisson(float(rate), np.random.default_rng(seed))
-        return list(first_arrivals(arrivals, num_requests=_STREAMED))
+        return first_arrivals(arrivals, num_requests=_STREAMED)
     except ValueError:
         raise WorkloadError(
             f"{name!r} has no rate above 0 after its @; write W3@1 for one a second"
         ) from None
 
 
-def write_turns(
-    path: Path, warm_up: Sequence[Workload], turns: Sequence[Sequence[Workload]], *, source: str
+def write_rounds(
+    path: Path, warm_up: Sequence[Workload], rounds: Sequence[Sequence[Workload]], *, source: str
 ) -> None:
     """One JSON document. `source` says where the tokens come from."""
     document = {
         "format": _FORMAT,
         "source": source,
         "warm_up": [_as_json(workload) for workload in warm_up],
-        "turns": [[_as_json(workload) for workload in turn] for turn in turns],
+        "rounds": [[_as_json(workload) for workload in workloads] for workloads in rounds],
     }
     path.write_text(json.dumps(document, separators=(",", ":")) + "\n")
 
 
-def read_turns(path: Path) -> tuple[list[Workload], list[list[Workload]]]:
-    """What is sent first, and each turn's workloads.
+def read_rounds(path: Path) -> tuple[list[Workload], list[list[Workload]]]:
+    """The warm-up, and each round's workloads.
 
     Raises:
-        WorkloadError: the file is not one that `write_turns` wrote.
+        WorkloadError: the file is not one that `write_rounds` wrote.
     """
     try:
         document: dict[str, Any] = json.loads(path.read_text())
         if document["format"] != _FORMAT:
-            raise WorkloadError(
-                f"{path} has format {document['format']}, this script reads {_FORMAT}; remove the "
-                "file and let it be written anew"
-            )
-        warm_up = [_from_json(workload) for workload in document["warm_up"]]
-        return warm_up, [[_from_json(workload) for workload in turn] for turn in document["turns"]]
+            raise ValueError(f"format {document['format']}, this script reads {_FORMAT}")
+        warm_up, *rounds = (
+            [_from_json(workload) for workload in workloads]
+            for workloads in [document["warm_up"], *document["rounds"]]
+        )
     except OSError as error:
         raise WorkloadError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise WorkloadError(
-            f"{path} is no workload file ({type(error).__name__}: {error}); remove it and let it "
-            "be written anew"
+            f"{path} is not a workload file ({type(error).__name__}: {error}); remove it and it "
+            "is written anew"
         ) from error
+    return warm_up, rounds
 
 
 def _as_json(workload: Workload) -> dict[str, Any]:
@@ -198,8 +184,8 @@ def _as_json(workload: Workload) -> dict[str, Any]:
 
 def _from_json(document: dict[str, Any]) -> Workload:
     requests = (
-        PlannedRequest(arrival_s, prompt, num_outputs)
-        for arrival_s, num_outputs, prompt in document["requests"]
+        PlannedRequest(index, prompt, num_outputs, arrival_s)
+        for index, (arrival_s, num_outputs, prompt) in enumerate(document["requests"])
     )
     return Workload(document["name"], tuple(requests))
 

@@ -1,1 +1,1 @@
-"""What the GPU machine runs: checks of every kernel, then timings of those that passed."""
+"""Times of a GPU. What is timed, and the check that it must pass first, are those of tests/gpu."""

@@ -1,6 +1,4 @@
-"""Times kernels on a CUDA device, and measures what the device can do at best.
-
-Owns the way of timing. Must not know which kernels there are.
+"""Times kernels on a CUDA device, measures what the device can do at best, and describes it.
 
 A cold figure: before each call the L2 cache is filled with something else by *reading* a large
 buffer (dirty lines would be written back under the kernel's feet), then one call runs between two
@@ -12,13 +10,16 @@ launch cost, and proves that the call can be captured.
 
 from __future__ import annotations
 
+import functools
 import statistics
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import triton
 
-from scripts.gpu.frame import Ceilings
+from scripts.gpu.timing import Ceilings
 
 _FLUSH_BYTES = 256 << 20
 """Several times the L2 of an H200."""
@@ -35,11 +36,13 @@ _MATMUL_SIZE = 8192
 class CudaTimer:
     """Medians of event times on the current device."""
 
-    def __init__(self) -> None:
-        self._flush = torch.ones(_FLUSH_BYTES // 4, dtype=torch.float32, device="cuda")
+    @functools.cached_property
+    def _flush(self) -> torch.Tensor:
+        """Takes memory only when something is timed."""
+        return torch.ones(_FLUSH_BYTES // 4, dtype=torch.float32, device="cuda")
 
     def measure(self, call: Callable[[], object], *, in_graph: bool = True) -> dict[str, Any]:
-        """See `frame.Timer`. `again_us`: the same once more; what is smaller than the difference
+        """See `timing.Timer`. `again_us`: the same once more; what is smaller than the difference
         of the two is noise."""
         for _ in range(_WARM_UP_CALLS):
             call()
@@ -123,3 +126,27 @@ def _median_us(call: Callable[[], object], repeats: int) -> float:
         stop.synchronize()
         times.append(1e3 * start.elapsed_time(stop))
     return statistics.median(times)
+
+
+def describe_device() -> dict[str, Any]:
+    """The GPU, its driver, and what drives it here."""
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "name": properties.name,
+        "capability": list(torch.cuda.get_device_capability(0)),
+        "multiprocessors": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "l2_bytes": getattr(properties, "L2_cache_size", None),
+        "driver": _driver(),
+        "cuda": torch.version.cuda,
+        "triton": triton.__version__,
+    }
+
+
+def _driver() -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip().splitlines()[0] if done.stdout.strip() else None

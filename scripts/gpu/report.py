@@ -1,57 +1,35 @@
-"""A suite's document as a short table, and the list of what there is.
-
-Owns the layout. Must not know torch.
-"""
+"""The document of a run as a short table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
 from typing import Any
 
-from scripts.gpu.frame import Group
-
-
-def as_list(groups: Iterable[Group]) -> str:
-    """Every check, timing and figure by name."""
-    lines = []
-    for group in groups:
-        lines.append(group.name)
-        if group.missing is not None:
-            lines.append(f"  not there: {group.missing}")
-        if group.broken is not None:
-            lines.append(f"  broken: {group.broken}")
-        lines += [f"  check   {check.name} (<= {check.tolerance:g})" for check in group.checks]
-        lines += [f"  timing  {timing.name} (after: {timing.check})" for timing in group.timings]
-        lines += [f"  figure  {figure.name} (after: {figure.check})" for figure in group.figures]
-    return "\n".join(lines)
+FINE = ("passed", "timed", "measured")
 
 
 def as_table(document: dict[str, Any]) -> str:
     """What passed as a count, what did not by name, then timings and figures."""
-    rows = document["rows"]
-    lines = []
-    ceilings = document.get("ceilings")
-    if ceilings is None:
-        lines.append(f"no ceilings: {document.get('why_no_ceilings')}")
+    checks, timings = document["checks"], document["timings"]
+    if document["ceilings"] is None:
+        lines = [f"no ceilings: {document['why_no_ceilings']}"]
     else:
-        lines.append(
-            f"{document['device']['name']}: copy {ceilings['copy_bytes_s'] / 1e12:.2f} TB/s, "
-            f"bf16 product {ceilings['matmul_flop_s'] / 1e12:.0f} TFLOP/s"
-        )
-    checks = [row for row in rows if row["kind"] == "check"]
-    passed = [row for row in checks if row["state"] == "passed"]
-    lines.append(f"{len(passed)} of {len(checks)} checks passed")
-    for row in rows:
-        if row["state"] not in ("passed", "timed", "measured"):
-            why = row.get("why") or f"error {row['error']:.3g} > {row['tolerance']:g}"
-            lines.append(f"  {row['state']}: {row['group']} / {row['name']}: {why}")
-    timed = [row for row in rows if row["state"] == "timed"]
+        copy, product = document["ceilings"].values()
+        lines = [
+            f"{document['device']['name']}: copy {copy / 1e12:.2f} TB/s, "
+            f"bf16 product {product / 1e12:.0f} TFLOP/s"
+        ]
+    states = Counter(row["state"] for row in checks)
+    lines.append("checks: " + ", ".join(f"{number} {state}" for state, number in states.items()))
+    wrong = [row for row in checks + timings if row["state"] not in (*FINE, "skipped")]
+    lines += [f"  {row['state']}: {row['name']}: {row.get('why', '')}" for row in wrong]
+    timed = [row for row in timings if row["state"] == "timed"]
+    width = max((len(row["name"]) for row in timed), default=0)
     if timed:
-        width = max(len(row["name"]) for row in timed)
         heads = ("us", "again", "graph", "floor", "of it", "GB/s", "TFLOP/s")
         lines.append(" " * width + "".join(f"{head:>10}" for head in heads))
-        lines += [_timing_line(row, width) for row in timed]
-    for row in rows:
+    lines += [_timing_line(row, width) for row in timed]
+    for row in timings:
         if row["state"] == "measured":
             numbers = ", ".join(f"{name} {value}" for name, value in row["figures"].items())
             lines.append(f"{row['name']}: {numbers}")

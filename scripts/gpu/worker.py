@@ -1,105 +1,86 @@
-"""One phase of one group in a process of its own: what scripts/gpu_suite.py starts.
-
-python -m scripts.gpu.worker INSTRUCTION, which is the JSON of an `Instruction`
+"""Timings of one family in a process of its own: `python -m scripts.gpu.worker`, see `Instruction`.
 
 A kernel that reads outside its memory spoils its process's use of the GPU, and one that never ends
-must be killed: neither may take the other groups along. Owns the worker's side. Rows are written as
-they come, so that what was done before the end of a bad process is known.
+must be killed: neither may take the other families along.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scripts.gpu.frame import Ceilings, Group, Row, run_checks, run_figures, run_timings
+from scripts.gpu.timing import Ceilings, Row, TimingGroup, run_group
+
+FAMILIES = {
+    "daemon": "scripts.gpu.daemon_timings:daemon_timings",
+    "steps": "scripts.gpu.step_timings:step_timings",
+    "attention": "scripts.gpu.kernel_timings:attention_timings",
+    "products": "scripts.gpu.kernel_timings:product_timings",
+    "elementwise": "scripts.gpu.kernel_timings:elementwise_timings",
+    "sampling": "scripts.gpu.kernel_timings:sampling_timings",
+}
+"""In the order of their worth, should time be up."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Instruction:
     """What a worker does.
 
     Attributes:
-        phase: "ceilings", "checks" or "timings".
-        group: name; empty for the ceilings.
-        only: see `Group.select`.
+        family: see `FAMILIES`; empty to describe the machine and measure its ceilings.
         seconds: that it has.
         seed: of all random inputs.
-        states: of the group's checks, for its timings.
-        ceilings: for timings.
+        rows_path: gets a line of JSON for each result as it is known.
     """
 
-    phase: str
-    group: str = ""
-    only: str = ""
-    seconds: float = 0.0
-    seed: int = 0
-    states: dict[str, str] = dataclasses.field(default_factory=dict)
+    family: str
+    only: str
+    seconds: float
+    seed: int
+    rows_path: str
     ceilings: dict[str, float] | None = None
 
 
-def work(instruction: Instruction, rows_path: Path) -> None:
-    """Append a line of JSON a row to the file."""
-    deadline_s = time.monotonic() + instruction.seconds
+def load_family(name: str) -> list[TimingGroup]:
+    module, _, function = FAMILIES[name].partition(":")
+    groups: list[TimingGroup] = getattr(importlib.import_module(module), function)()
+    return groups
 
-    with rows_path.open("a") as file:
+
+def work(instruction: Instruction) -> None:
+    """Append rows to the file."""
+    import torch
+
+    from scripts.gpu.measuring import CudaTimer, describe_device, measure_ceilings
+
+    deadline_s = time.monotonic() + instruction.seconds
+    torch.manual_seed(instruction.seed)
+    with Path(instruction.rows_path).open("a") as file:
 
         def emit(row: Row) -> None:
             print(json.dumps(row), file=file, flush=True)
 
-        if instruction.phase == "ceilings":
-            emit(_ceilings_row())
+        if instruction.ceilings is None:
+            ceilings: dict[str, Any] = dataclasses.asdict(measure_ceilings())
+            emit({"device": describe_device(), "ceilings": ceilings})
             return
-        # here, so that --list and the tests of the frame need no kernels
-        import torch
-
-        from scripts.gpu.registry import load_group
-
-        torch.manual_seed(instruction.seed)
-        group = load_group(instruction.group).select(instruction.only)
-        if group.broken is not None:
-            raise SystemExit(group.broken)
-        if instruction.phase == "checks":
-            run_checks(group.checks, clock=time.monotonic, deadline_s=deadline_s, emit=emit)
-            return
-        _measure(group, instruction, deadline_s, emit)
-
-
-def _measure(
-    group: Group, instruction: Instruction, deadline_s: float, emit: Callable[[Row], None]
-) -> None:
-    from scripts.gpu.measuring import CudaTimer
-
-    assert instruction.ceilings is not None
-    states = instruction.states
-    if group.timings:  # a timer takes memory of the device
-        run_timings(
-            group.timings,
-            states=states,
-            ceilings=Ceilings(**instruction.ceilings),
-            timer=CudaTimer(),
-            clock=time.monotonic,
-            deadline_s=deadline_s,
-            emit=emit,
-        )
-    run_figures(
-        group.figures, states=states, clock=time.monotonic, deadline_s=deadline_s, emit=emit
-    )
-
-
-def _ceilings_row() -> dict[str, Any]:
-    from scripts.gpu.machine import describe_machine
-    from scripts.gpu.measuring import measure_ceilings
-
-    machine = describe_machine()
-    ceilings = dataclasses.asdict(measure_ceilings())
-    return {"kind": "ceilings", "state": "timed", "machine": machine, "ceilings": ceilings}
+        timer = CudaTimer()
+        for group in load_family(instruction.family):
+            run_group(
+                group,
+                only=instruction.only,
+                ceilings=Ceilings(**instruction.ceilings),
+                timer=timer,
+                clock=time.monotonic,
+                deadline_s=deadline_s,
+                emit=emit,
+            )
 
 
 if __name__ == "__main__":
-    work(Instruction(**json.loads(sys.argv[1])), Path(sys.argv[2]))
+    work(Instruction(**json.loads(sys.argv[1])))

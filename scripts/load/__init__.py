@@ -1,1 +1,1 @@
-"""Parts of the load test: what to send, when, what came of it. `scripts/load_test.py` runs it."""
+"""Load on a daemon or server: arrivals, requests, client processes, records, reports."""

@@ -36,6 +36,8 @@ class RequestRecord:
     """Between one output and the next; an output may hold several tokens."""
     error: str | None = None
     """The kind of failure; None for a request that finished."""
+    detail: str = ""
+    """Of the failure."""
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:

@@ -68,12 +68,13 @@ def as_table(summary: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *(f"failed, {kind}: {n}" for kind, n in summary["errors"].items())])
 
 
-def print_document(document: Mapping[str, Any], path: Path | None) -> None:
-    """One line of JSON on stdout, and in the file too if there is a path."""
+def write_document(document: Mapping[str, Any], path: Path | None, *, stdout: bool = True) -> None:
+    """One line of JSON, into the file if there is a path, and onto stdout."""
     line = json.dumps(document, ensure_ascii=False)
     if path is not None:
         path.write_text(line + "\n")
-    print(line)
+    if stdout:
+        print(line)
 
 
 def _commit() -> str | None:

@@ -1,7 +1,4 @@
-"""What is sent: prompts and lengths. Pure: request `index` of a seed is always the same one.
-
-Must not know when requests are sent, or to whom.
-"""
+"""What is sent: prompts and lengths. Request `index` of a seed is always the same one."""
 
 import math
 import random
@@ -42,14 +39,17 @@ class LengthRange:
 
 @dataclass(frozen=True)
 class PlannedRequest:
+    """`arrival_s` counts from the start of the measurement."""
+
     index: int
     prompt_token_ids: list[int]
     num_output_tokens: int
+    arrival_s: float = 0.0
 
 
 @dataclass(frozen=True)
-class Workload:
-    """All requests of a run.
+class RequestGenerator:
+    """All requests of a load test.
 
     Args:
         text_token_ids: a text to cut prompts from; without one, prompts are random tokens of
@@ -69,11 +69,12 @@ class Workload:
         """Most tokens, prompt and output together, that a request may have."""
         return self.shared_prefix_len + self.prompt_len.longest + self.output_len.longest
 
-    def request(self, index: int) -> PlannedRequest:
+    def request(self, index: int, arrival_s: float = 0.0) -> PlannedRequest:
         rng = random.Random(f"request-{self.seed}-{index}")
         prompt_len, output_len = self.prompt_len.draw(rng), self.output_len.draw(rng)
         prefix = self._tokens(random.Random(f"prefix-{self.seed}"), self.shared_prefix_len)
-        return PlannedRequest(index, prefix + self._tokens(rng, prompt_len), output_len)
+        prompt = prefix + self._tokens(rng, prompt_len)
+        return PlannedRequest(index, prompt, output_len, arrival_s)
 
     def _tokens(self, rng: random.Random, length: int) -> list[int]:
         if length == 0:

@@ -1,4 +1,1 @@
-"""Parts of the quality report: models by their options, and what a text's tokens cost them.
-
-`scripts/measure_quality.py` runs them.
-"""
+"""The quality of formats: models by the daemon's options, and the perplexity of a text."""

@@ -1,10 +1,4 @@
-"""A model in the format that the daemon would run for given options.
-
-Owns loading by the daemon's own options, and one sequence's pass through a paged cache. Must not
-know texts.
-"""
-
-from __future__ import annotations
+"""A model in the format that the daemon would run for given options, for one sequence at a time."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,7 +16,7 @@ from kernels.cpu.weights import PackedLinear
 from kernels.interface.operations import ForwardContext, LinearWeight, Operations
 
 
-class FormatError(Exception):
+class FormatError(ValueError):
     """Options that the daemon does not take."""
 
 

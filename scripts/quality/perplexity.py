@@ -1,9 +1,4 @@
-"""How well a model predicts a text: exp of the mean negative log-probability of its tokens.
-
-Owns the windows and the sum. Must not know models: a predictor gives hidden rows and logits.
-"""
-
-from __future__ import annotations
+"""How well a model predicts a text: exp of the mean negative log-probability of its tokens."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -84,24 +79,11 @@ def negative_log_likelihoods(
     return together
 
 
-@dataclass(frozen=True, slots=True)
-class Quality:
-    """Of one format, against a reference on the same tokens.
-
-    Attributes:
-        increase: of the perplexity, as a share of the reference's; 0.01 is one in a hundred.
-        standard_error: of `increase`, from the differences of single tokens.
-    """
-
-    perplexity: float
-    increase: float
-    standard_error: float
-    num_tokens: int
-
-
-def compare(nll_N: torch.Tensor, reference_N: torch.Tensor) -> Quality:
-    """Both as from `negative_log_likelihoods` of the same windows."""
+def compare(nll_N: torch.Tensor, reference_N: torch.Tensor) -> tuple[float, float]:
+    """The increase of the perplexity as a share of the reference's (0.01 is one in a hundred), and
+    its standard error from the differences of single tokens. Both are negative log-likelihoods of
+    the same windows."""
     difference_N = nll_N - reference_N
     ratio = math.exp(float(difference_N.mean()))
     error = float(difference_N.std()) / math.sqrt(len(difference_N))
-    return Quality(math.exp(float(nll_N.mean())), ratio - 1, ratio * error, len(nll_N))
+    return ratio - 1, ratio * error

@@ -1,3 +1,9 @@
-"""Parts of the simulator: the production scheduler and cache, run in virtual time by a trace and a
-step-time model instead of a model runner. `scripts/simulate.py` runs it. No part knows a clock.
+"""The simulator: the production scheduler and cache in virtual time, with a trace instead of
+clients and step times instead of a model runner. `scripts/simulate.py` runs it. Reads no clock.
 """
+
+
+class SimulationError(Exception):
+    """The simulation cannot be done as asked; the text names value, limit and next action. Any
+    function of this package may raise it: for an option or argument outside its limits, a file that
+    cannot be read, a bad row in a trace, or a run that does not end."""

@@ -1,49 +1,30 @@
-"""One engine in virtual time: the production scheduler and cache, and a step model for the runner.
+"""One engine in virtual time: the production scheduler and cache, and step times for the runner.
 
-    drain the inbox -> schedule(now) -> the step lasts model(plan) -> update_from_output(its end)
-
-Tokens appear at the end of their step; what arrives meanwhile waits in the inbox, as in the daemon.
-Knows no other engines and no trace files. What grows with the batch is numpy over columns.
+drain the inbox -> schedule(now) -> the step lasts model(plan) -> update_from_output(its end)
 """
 
 import dataclasses
 import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import Request, Scheduler, SchedulerConfig, SchedulerStatistics
 from engine_core.scheduler.errors import QueueFull
-from engine_core.scheduler.plan import ModelRunnerOutput, SchedulerOutput
+from engine_core.scheduler.plan import Int32Array, ModelRunnerOutput, SchedulerOutput
 from protocol.outputs import EngineCoreOutput
 from protocol.sampling import SamplingParams
-from scripts.simulator.errors import SimulationError
-from scripts.simulator.request_metrics import RequestMetrics
-from scripts.simulator.row_times import RowTimes
-from scripts.simulator.shared_text import shared_block_hashes
-from scripts.simulator.step_work import StepModel, StepWork, work_of
-from scripts.simulator.timeline import Timeline
+from scripts.simulator import SimulationError
+from scripts.simulator.metrics import RequestMetrics
+from scripts.simulator.picture import Timeline
+from scripts.simulator.step_times import StepTimeModel, StepWork, work_of
 from scripts.simulator.trace import TraceRequest
 
 _MAX_IDLE_STEPS = 10_000
 _IDLE_STEP_S = 1e-3
-"""How long a step lasts that computes nothing, if the model says 0: time must go on."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class CacheSize:
-    num_blocks: int
-    block_size: int = 16
-    watermark: float = 0.01
-    enable_prefix_caching: bool = True
-    num_host_blocks: int = 0
-
-    def make(self) -> KVCacheManager:
-        return KVCacheManager(
-            num_blocks=self.num_blocks,
-            block_size=self.block_size,
-            watermark=self.watermark,
-            enable_prefix_caching=self.enable_prefix_caching,
-            num_host_blocks=self.num_host_blocks,
-        )
+"""Duration of a step that computes nothing, if the model says 0: time must go on."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -65,15 +46,10 @@ class _Live:
 
     traced: TraceRequest
     request: Request
-    row: int = -1
+    slot: int | None = None
+    """In TokenTimes; None before its first step."""
+    is_running: bool = False
     first_token_s: float | None = None
-
-
-@dataclasses.dataclass(slots=True)
-class _OpenStep:
-    plan: SchedulerOutput
-    work: StepWork
-    end_s: float
 
 
 class SimulatedEngine:
@@ -81,16 +57,13 @@ class SimulatedEngine:
     Args:
         cache: this engine's own.
         metrics, timeline: may be shared by engines.
-
-    Raises:
-        SimulationError, ValueError: a limit of scheduler or cache.
     """
 
     def __init__(
         self,
         config: SchedulerConfig,
         cache: KVCacheManager,
-        model: StepModel,
+        model: StepTimeModel,
         metrics: RequestMetrics,
         timeline: Timeline | None = None,
     ) -> None:
@@ -102,37 +75,35 @@ class SimulatedEngine:
         self._timeline = timeline
         self._inbox: list[TraceRequest] = []
         self._live: dict[str, _Live] = {}
-        self._rows = RowTimes(config.max_num_seqs)
-        self._open: _OpenStep | None = None
+        self._times = TokenTimes(config.max_num_seqs)
+        self._step: tuple[SchedulerOutput, float] | None = None
+        """The one that runs, and its end."""
         self._num_idle_steps = 0
         self.counters = EngineCounters()
 
     @property
     def is_stepping(self) -> bool:
-        return self._open is not None
+        return self._step is not None
 
     def statistics(self) -> SchedulerStatistics:
         """The production counters."""
         return self._scheduler.statistics()
 
     def receive(self, request: TraceRequest) -> None:
-        """It arrived; the scheduler sees it before the next step."""
+        """The scheduler gets it before the next step."""
         self._inbox.append(request)
         self.counters.num_received += 1
 
     def start_step(self, now_s: float) -> tuple[float | None, list[TraceRequest]]:
-        """Take the inbox and plan a step. Returns the step's end, None if there is nothing to do,
+        """Drain the inbox and plan a step. Returns the step's end, None if there is nothing to do,
         and the requests that were refused."""
-        assert self._open is None
+        assert self._step is None
         refused = self._drain() if self._inbox else []
-        scheduler = self._scheduler
-        if not scheduler.has_work():
+        if not self._scheduler.has_work():
             return None, refused
-        plan = scheduler.schedule(now=now_s)
+        plan = self._scheduler.schedule(now=now_s)
         self._follow_rows(plan)
-        batch = plan.batch
-        sampled = self._rows.planned(batch, plan.num_output_tokens)
-        work = work_of(plan, sampled)
+        work = work_of(plan, self._times.planned(plan))
         duration_s = self._model.duration_s(work)
         if work.num_tokens:
             self._num_idle_steps = 0
@@ -140,26 +111,22 @@ class SimulatedEngine:
             duration_s = self._idle(duration_s)
         self._count(work, now_s, duration_s)
         end_s = now_s + duration_s
-        self._open = _OpenStep(plan, work, end_s)
+        self._step = plan, end_s
         return end_s, refused
 
     def end_step(self) -> tuple[list[TraceRequest], list[TraceRequest]]:
         """The step's tokens are there. Returns what finished, and what will never run."""
-        step = self._open
-        assert step is not None
-        self._open = None
-        batch = step.plan.batch
-        token_ids = self._rows.sampled(step.end_s)
-        outputs = self._scheduler.update_from_output(
-            step.plan,
-            ModelRunnerOutput(req_ids=batch.req_ids, sampled_token_ids=token_ids),
-            now=step.end_s,
+        assert self._step is not None
+        (plan, end_s), self._step = self._step, None
+        sampled = ModelRunnerOutput(
+            req_ids=plan.batch.req_ids, sampled_token_ids=self._times.sampled(end_s)
         )
+        outputs = self._scheduler.update_from_output(plan, sampled, now=end_s)
         finished: list[TraceRequest] = []
         refused: list[TraceRequest] = []
         for of_client in outputs.values():
             for output in of_client.other_outputs:
-                self._take(output, step.end_s, finished, refused)
+                self._process(output, end_s, finished, refused)
         return finished, refused
 
     # ------------------------------------------------------------------ inside
@@ -176,11 +143,10 @@ class SimulatedEngine:
                 tenant=traced.tenant,
                 priority=traced.priority,
             )
-            request.block_hashes.extend(shared_block_hashes(traced, self._cache.block_size))
             try:
                 self._scheduler.add_request(request)
             except QueueFull:
-                self._metrics.was_refused("queue full")
+                self._metrics.refuse("queue full")
                 refused.append(traced)
             else:
                 self._live[request_id] = _Live(traced, request)
@@ -188,22 +154,24 @@ class SimulatedEngine:
         return refused
 
     def _follow_rows(self, plan: SchedulerOutput) -> None:
-        """Rows are given away at admission and taken at preemption."""
-        live, rows = self._live, self._rows
+        """The scheduler assigns rows at admission and frees them at preemption."""
         for request_id in plan.preempted_req_ids:
-            one = live.get(request_id)
-            if one is not None and one.row >= 0:
-                rows.park(request_id, one.row)
-                one.row = -1
-        for data in plan.scheduled_new_reqs:
-            traced = live[data.req_id].traced
-            rows.give(data.row, len(data.prompt_token_ids), traced.output_token_id)
-            live[data.req_id].row = data.row
-        for again in plan.resumed_reqs:
-            rows.give_back(again.req_id, again.row)
-            live[again.req_id].row = again.row
+            if request_id in self._live:
+                self._live[request_id].is_running = False
+        for new in plan.scheduled_new_reqs:
+            one = self._live[new.req_id]
+            one.is_running = True
+            one.slot = self._times.add_sequence(
+                len(new.prompt_token_ids), one.traced.output_token_id
+            )
+            self._times.assign_row(one.slot, new.row)
+        for resumed in plan.resumed_reqs:
+            one = self._live[resumed.req_id]
+            one.is_running = True
+            assert one.slot is not None
+            self._times.assign_row(one.slot, resumed.row)
 
-    def _take(
+    def _process(
         self,
         output: EngineCoreOutput,
         now_s: float,
@@ -216,20 +184,20 @@ class SimulatedEngine:
         if output.finish_reason is None:
             return
         del self._live[output.request_id]
-        # a request and its sequence hold each other: with many engines a request that is over
-        # would stay for a long time, until the garbage collector comes to it
+        # a request and its sequence refer to each other: with many engines they would stay in
+        # memory until the garbage collector comes to them
         one.request.sequences.clear()
         traced = one.traced
-        if one.first_token_s is None or one.row < 0:
-            self._rows.forget(output.request_id)
-            self._metrics.was_refused("can never fit")
+        longest_gap_s = 0.0 if one.slot is None else self._times.remove_sequence(one.slot)
+        if one.first_token_s is None or not one.is_running:
+            self._metrics.refuse("can never fit")
             refused.append(traced)
             return
-        self._metrics.finished(
+        self._metrics.finish(
             arrival_s=traced.arrival_s,
             first_token_s=one.first_token_s,
             finished_s=now_s,
-            longest_gap_s=float(self._rows.longest_gap_s[one.row]),
+            longest_gap_s=longest_gap_s,
             num_prompt_tokens=traced.num_prompt_tokens,
             num_output_tokens=min(
                 traced.num_output_tokens, self._max_model_len - traced.num_prompt_tokens
@@ -238,7 +206,7 @@ class SimulatedEngine:
         finished.append(traced)
 
     def _idle(self, duration_s: float) -> float:
-        """Nothing to compute: outputs to hand out, copies, or a policy that waits."""
+        """Nothing to compute: outputs to send, copies, or a policy that waits."""
         self._num_idle_steps += 1
         if self._num_idle_steps > _MAX_IDLE_STEPS:
             running, waiting = self._scheduler.get_request_counts()
@@ -260,14 +228,85 @@ class SimulatedEngine:
             counters.num_step_sequences += work.num_sequences
         if self._timeline is not None:
             running, waiting = self._scheduler.get_request_counts()
-            num_decodes = self._rows.num_decodes()
-            self._timeline.add(
-                now_s,
-                duration_s,
-                (work.num_tokens - num_decodes, num_decodes, num_blocks, running, waiting, 1),
-            )
+            num_decodes = self._times.num_decodes()
+            values = (work.num_tokens - num_decodes, num_decodes, num_blocks, running, waiting, 1)
+            self._timeline.add(now_s, duration_s, values)
 
 
 @functools.lru_cache(maxsize=65536)
 def _sampling_params(max_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+
+
+class TokenTimes:
+    """When the sequences of a batch got their tokens: columns by slot, so that a step costs a few
+    numpy operations. A sequence has a slot from its first step to its end, and a row of the
+    scheduler's while it runs."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._slot_of_row = np.zeros(num_rows, np.int64)
+        self._free: list[int] = []
+        self._token_ids = np.zeros(0, np.int32)
+        """What each sequence samples."""
+        self._num_prompt_tokens = np.zeros(0, np.int32)
+        self._last_token_s = np.zeros(0)
+        self._longest_gap_s = np.zeros(0)
+        self._planned = self._sampled = np.zeros(0, np.int64)
+        """Slots of the last planned step, and those of them that get a token."""
+        self._counts: Int32Array = np.zeros(0, np.int32)
+        self._needs_sampling: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+
+    def add_sequence(self, num_prompt_tokens: int, token_id: int) -> int:
+        """Returns its slot."""
+        if not self._free:
+            self._grow()
+        slot = self._free.pop()
+        self._token_ids[slot] = token_id
+        self._num_prompt_tokens[slot] = num_prompt_tokens
+        self._last_token_s[slot] = np.nan
+        self._longest_gap_s[slot] = 0.0
+        return slot
+
+    def remove_sequence(self, slot: int) -> float:
+        """Returns the longest time between two of its tokens."""
+        self._free.append(slot)
+        return float(self._longest_gap_s[slot])
+
+    def assign_row(self, slot: int, row: int) -> None:
+        if row >= len(self._slot_of_row):
+            self._slot_of_row = _longer(self._slot_of_row, row + 1)
+        self._slot_of_row[row] = slot
+
+    def planned(self, plan: SchedulerOutput) -> int:
+        """Returns how many of the step's sequences get a token: their tokens are then computed."""
+        batch = plan.batch
+        self._planned = slots = self._slot_of_row[batch.rows]
+        stop = batch.num_computed_tokens + batch.num_scheduled_tokens
+        needs_sampling = stop == self._num_prompt_tokens[slots] + plan.num_output_tokens
+        self._counts, self._needs_sampling = batch.num_scheduled_tokens, needs_sampling
+        num_sampled = int(np.count_nonzero(needs_sampling))
+        self._sampled = slots if num_sampled == len(slots) else slots[needs_sampling]
+        return num_sampled
+
+    def num_decodes(self) -> int:
+        """Sequences of the planned step that compute one token behind an earlier one."""
+        return int(np.count_nonzero(self._needs_sampling & (self._counts == 1)))
+
+    def sampled(self, now_s: float) -> Int32Array:
+        """The planned step's tokens are there. Returns one for each sequence of its batch."""
+        slots = self._sampled
+        gaps = now_s - self._last_token_s[slots]  # NaN before the first token: fmax ignores it
+        self._longest_gap_s[slots] = np.fmax(self._longest_gap_s[slots], gaps)
+        self._last_token_s[slots] = now_s
+        return self._token_ids[self._planned]
+
+    def _grow(self) -> None:
+        old = len(self._token_ids)
+        new = max(64, 2 * old)
+        self._free.extend(range(new - 1, old - 1, -1))
+        for name in ("_token_ids", "_num_prompt_tokens", "_last_token_s", "_longest_gap_s"):
+            setattr(self, name, _longer(getattr(self, name), new))
+
+
+def _longer(column: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:
+    return np.concatenate([column, np.zeros(length - len(column), column.dtype)])

@@ -1,28 +1,187 @@
-"""Engines behind a router, run by a heap of events in virtual time.
+"""Engines behind a router in virtual time: which engine a request goes to, and the events."""
 
-Three kinds of events: a request of the trace arrives, a chat's next turn arrives, an engine's step
-ends. At one moment arrivals come first, then steps that end, then steps that begin; so a batch that
-arrives at once is planned at once. Only live requests are held, and the trace's next one.
-"""
-
+import collections
 import heapq
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
+import numpy as np
+
+from scripts.simulator import SimulationError
 from scripts.simulator.engine import SimulatedEngine
-from scripts.simulator.errors import SimulationError
-from scripts.simulator.router_view import RouterView
-from scripts.simulator.routing import Router
-from scripts.simulator.trace import Trace, TraceRequest
+from scripts.simulator.trace import TraceRequest
 
 _ARRIVAL, _STEP_END, _STEP_START = range(3)
+_MASK = 2**64 - 1
+_MIN_MATCH = 0.5
+"""Least share of the prompt that an engine must have been sent."""
+
+
+class Router(Protocol):
+    """`loads` are, for each engine, the prompt tokens of the requests that were sent to it and are
+    not over, as far as the router knows (`Fleet`)."""
+
+    @property
+    def reads_loads(self) -> bool: ...
+
+    def choose(self, request: TraceRequest, loads: list[int]) -> int: ...
+
+
+class RoundRobin:
+    reads_loads = False
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def choose(self, request: TraceRequest, loads: list[int]) -> int:
+        chosen = self._next % len(loads)
+        self._next = chosen + 1
+        return chosen
+
+
+class Random:
+    reads_loads = False
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng([seed, 2])
+
+    def choose(self, request: TraceRequest, loads: list[int]) -> int:
+        return int(self._random.integers(len(loads)))
+
+
+class LeastLoaded:
+    """The fewest tokens; of equals the first."""
+
+    reads_loads = True
+
+    def choose(self, request: TraceRequest, loads: list[int]) -> int:
+        return loads.index(min(loads))
+
+
+class Sticky:
+    """Always the same engine for a session, by its hash; a request without one is its own."""
+
+    reads_loads = False
+
+    def choose(self, request: TraceRequest, loads: list[int]) -> int:
+        return scramble(request.index if request.session is None else request.session) % len(loads)
+
+
+class CacheAware:
+    """The engine that was sent the longest prefix of this prompt, unless it is overloaded.
+
+    The rule of SGLang's router: where loads are out of balance, or less than half of the prompt is
+    known anywhere, the least loaded engine (SGLang: in the second case the one with the smallest
+    tree); else the one with the longest match. Where several have it, the least loaded of them.
+
+    Prefixes that were sent are kept as hashes, not as a radix tree; beyond `max_prefixes` the
+    oldest are dropped. They end where the trace's runs of text end (a system prompt, a chat's turn,
+    a 512-token block of a Mooncake trace).
+
+    Args:
+        balance_tokens, balance_ratio: loads are out of balance if the chosen engine's is above the
+            least by more than the first, and above it by more than the second times.
+    """
+
+    reads_loads = True
+
+    def __init__(
+        self,
+        *,
+        balance_tokens: int = 32_768,
+        balance_ratio: float = 1.5,
+        max_prefixes: int = 1_000_000,
+    ) -> None:
+        self._balance_tokens = balance_tokens
+        self._balance_ratio = balance_ratio
+        self._max_prefixes = max_prefixes
+        self._engines_by_prefix: collections.OrderedDict[int, dict[int, None]] = (
+            collections.OrderedDict()
+        )
+        self._num_prompt_tokens = 0
+        self._num_matched_tokens = 0
+
+    @property
+    def expected_hit_rate(self) -> float:
+        """Share of all prompt tokens that the router believed to be cached where it sent them."""
+        return self._num_matched_tokens / max(1, self._num_prompt_tokens)
+
+    def choose(self, request: TraceRequest, loads: list[int]) -> int:
+        prefixes, ends = _prefixes(request)
+        num_matched, holders = 0, dict[int, None]()
+        for prefix, end in zip(prefixes, ends, strict=True):
+            if prefix not in self._engines_by_prefix:
+                break
+            num_matched, holders = end, self._engines_by_prefix[prefix]
+        chosen = None
+        if num_matched >= _MIN_MATCH * ends[-1] and holders:
+            chosen = min(holders, key=lambda engine: (loads[engine], engine))
+        if chosen is None or self._is_overloaded(loads[chosen], loads):
+            chosen = loads.index(min(loads))
+        self._num_prompt_tokens += ends[-1]
+        if chosen in holders:
+            self._num_matched_tokens += num_matched
+        for prefix in prefixes:
+            self._engines_by_prefix.setdefault(prefix, {})[chosen] = None
+            self._engines_by_prefix.move_to_end(prefix)
+        while len(self._engines_by_prefix) > self._max_prefixes:
+            self._engines_by_prefix.popitem(last=False)
+        return chosen
+
+    def _is_overloaded(self, load: int, loads: list[int]) -> bool:
+        if load <= self._balance_tokens:
+            return False  # without the search for the least, which costs most
+        least = min(loads)
+        return load - least > self._balance_tokens and load > self._balance_ratio * least
+
+
+def _prefixes(request: TraceRequest) -> tuple[list[int], list[int]]:
+    """Of each prefix of the prompt a hash and its length."""
+    prefixes, ends = [], []
+    prefix = end = 0
+    for token_id, length in request.segments:
+        prefix = scramble(prefix ^ scramble(token_id << 32 | length))
+        end += length
+        prefixes.append(prefix)
+        ends.append(end)
+    return prefixes, ends
+
+
+def scramble(value: int) -> int:
+    """A 64-bit number that looks random, the same in every run (splitmix64's last steps)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def make_router(name: str, seed: int) -> Router:
+    if name == "random":
+        return Random(seed)
+    routers: dict[str, Callable[[], Router]] = {
+        "round-robin": RoundRobin,
+        "least-loaded": LeastLoaded,
+        "cache-aware": CacheAware,
+        "sticky": Sticky,
+    }
+    return routers[name]()
+
+
+# ---------------------------------------------------------------------- fleet
 
 
 class Fleet:
-    """
+    """A heap of events. At one moment arrivals come first, then steps that end, then steps that
+    begin; so requests that arrive at once are planned at once. Only live requests are held, and the
+    trace's next one.
+
     Args:
         engines: at least one.
         max_duration_s: virtual time at which the run is broken off, with an error.
-        view_s: how often the router looks at the engines' loads; 0: it always knows them.
+        view_s: the router looks at the engines' loads at 0, view_s, 2 view_s ..., before anything
+            else that happens at that moment; between two looks it knows what it has sent since,
+            but not what has finished. 0: it always knows them.
     """
 
     def __init__(
@@ -35,33 +194,41 @@ class Fleet:
     ) -> None:
         self._engines = engines
         self._router = router
-        self._max_duration_s = float("inf") if max_duration_s is None else max_duration_s
+        self._max_duration_s = math.inf if max_duration_s is None else max_duration_s
         self._events: list[tuple[float, int, int, TraceRequest | None]] = []
         """(time, kind, number, the request that arrives). The number is the engine's; of an arrival
-        it is 1 + index for the trace's next one, -index for a chat's later turn."""
-        self._view = RouterView(len(engines), view_s)
+        it is 1 + index for the trace's next request, -index for a chat's later turn."""
+        self._view_s = view_s
+        self._loads = [0] * len(engines)
+        """Prompt tokens of the requests that were sent to each engine and are not over."""
+        self._seen_loads = [0] * len(engines) if view_s else self._loads
+        self._next_look_s = view_s or math.inf
         self._engine_of: dict[int, int] = {}
-        self._is_woken = [False] * len(engines)
+        self._will_start = [False] * len(engines)
+        """There is an event to start a step at this moment."""
         self.num_requests = 0
         self.num_turns_dropped = 0
         """Of chats, one of whose requests was refused."""
         self.finished_s = 0.0
         """When the last step ended."""
 
-    def run(self, trace: Trace) -> None:
-        """Until the trace is served.
-
-        Raises:
-            SimulationError: broken off, or a bad row in the trace.
-        """
+    def run(self, trace: Iterable[TraceRequest]) -> None:
+        """Until the trace is served."""
         requests = iter(trace)
         self._push_next(requests)
         while self._events:
             now_s, kind, number, request = heapq.heappop(self._events)
             if now_s > self._max_duration_s:
-                raise not_over(self._max_duration_s, len(self._engine_of))
-            if now_s >= self._view.next_look_s:
-                self._view.look(now_s)
+                raise SimulationError(
+                    f"the run is not over after {self._max_duration_s} s of virtual time, with "
+                    f"{len(self._engine_of)} requests live; lower the rate or raise --max-duration"
+                )
+            if now_s >= self._next_look_s:
+                self._seen_loads[:] = self._loads
+                # the next multiple of the period above now, though the quotient is rounded
+                self._next_look_s = (math.floor(now_s / self._view_s) + 1) * self._view_s
+                if self._next_look_s <= now_s:
+                    self._next_look_s += self._view_s
             if kind == _ARRIVAL:
                 assert request is not None
                 if number > 0:  # of the trace, not a later turn
@@ -70,11 +237,14 @@ class Fleet:
             elif kind == _STEP_END:
                 finished, refused = self._engines[number].end_step()
                 self.finished_s = now_s
-                self._over(finished, refused, now_s)
-                self._wake(number, now_s)
+                self._remove(finished, refused, now_s)
+                self._start_soon(number, now_s)
             else:
-                self._is_woken[number] = False
-                self._start_step(number, now_s)
+                self._will_start[number] = False
+                end_s, refused = self._engines[number].start_step(now_s)
+                self._remove([], refused, now_s)
+                if end_s is not None:
+                    heapq.heappush(self._events, (end_s, _STEP_END, number, None))
 
     def _push_next(self, requests: Iterator[TraceRequest]) -> None:
         request = next(requests, None)
@@ -83,47 +253,30 @@ class Fleet:
             heapq.heappush(self._events, (request.arrival_s, _ARRIVAL, 1 + request.index, request))
 
     def _arrive(self, request: TraceRequest, now_s: float) -> None:
-        number = self._router.choose(request, self._view.loads)
-        self._view.sent(number, request.num_prompt_tokens)
+        number = self._router.choose(request, self._seen_loads)
+        self._loads[number] += request.num_prompt_tokens
+        if self._view_s:
+            self._seen_loads[number] += request.num_prompt_tokens
         self._engine_of[request.index] = number
         self.num_requests += 1
         engine = self._engines[number]
         engine.receive(request)
         if not engine.is_stepping:
-            self._wake(number, now_s)
+            self._start_soon(number, now_s)
 
-    def _wake(self, number: int, now_s: float) -> None:
-        if not self._is_woken[number]:
-            self._is_woken[number] = True
+    def _start_soon(self, number: int, now_s: float) -> None:
+        """After all that happens at this moment."""
+        if not self._will_start[number]:
+            self._will_start[number] = True
             heapq.heappush(self._events, (now_s, _STEP_START, number, None))
 
-    def _start_step(self, number: int, now_s: float) -> None:
-        end_s, refused = self._engines[number].start_step(now_s)
-        self._over([], refused, now_s)
-        if end_s is not None:
-            heapq.heappush(self._events, (end_s, _STEP_END, number, None))
-
-    def _over(
+    def _remove(
         self, finished: list[TraceRequest], refused: list[TraceRequest], now_s: float
     ) -> None:
+        for request in (*finished, *refused):
+            self._loads[self._engine_of.pop(request.index)] -= request.num_prompt_tokens
         for request in finished:
-            self._leave(request)
-            following = request.next_turn(now_s)
-            if following is not None:
-                heapq.heappush(
-                    self._events, (following.arrival_s, _ARRIVAL, -following.index, following)
-                )
-        for request in refused:
-            self._leave(request)
-            self.num_turns_dropped += len(request.later_turns)
-
-    def _leave(self, request: TraceRequest) -> None:
-        self._view.left(self._engine_of.pop(request.index), request.num_prompt_tokens)
-
-
-def not_over(max_duration_s: float, num_live: int) -> SimulationError:
-    """Why a run is broken off."""
-    return SimulationError(
-        f"the run is not over after {max_duration_s} s of virtual time, with {num_live} requests "
-        "live; lower the rate or raise --max-duration"
-    )
+            turn = request.next_turn(now_s)
+            if turn is not None:
+                heapq.heappush(self._events, (turn.arrival_s, _ARRIVAL, -turn.index, turn))
+        self.num_turns_dropped += sum(len(request.later_turns) for request in refused)

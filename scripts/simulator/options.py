@@ -1,52 +1,38 @@
-"""The options of the command line, in groups, and the parts that they make. Picklable, so that a
-planner's processes can make the same parts again.
+"""The options of the command line, in groups, and the parts that they make. Picklable: the
+planner's processes make the same parts again.
 """
 
 import dataclasses
 import functools
 import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import SchedulerConfig
-from scripts.simulator import arrivals
-from scripts.simulator.engine import CacheSize
-from scripts.simulator.errors import SimulationError
-from scripts.simulator.fitted import NoisyModel
-from scripts.simulator.lengths import parse_lengths, read_pairs
-from scripts.simulator.records import fit_record
-from scripts.simulator.request_metrics import ServiceTargets
-from scripts.simulator.roofline import HARDWARE, SHAPES, Roofline
-from scripts.simulator.routing import Router
-from scripts.simulator.step_work import StepModel
-from scripts.simulator.synthetic import Chats, SharedPrefixes, SyntheticTrace
-from scripts.simulator.trace import ShapedTrace, Trace
-from scripts.simulator.trace_files import TraceFile
-
-_SYNTHETIC_ONLY = (
-    "rate",
-    "arrivals",
-    "burstiness",
-    "swing",
-    "period",
-    "prompt_len",
-    "output_len",
-    "length_pairs",
-    "prefixes",
-    "prefix_len",
-    "prefix_zipf",
-    "turns",
-    "think",
-    "tenants",
+from scripts.load import arrivals
+from scripts.simulator import SimulationError
+from scripts.simulator.fleet import Router
+from scripts.simulator.metrics import SLO
+from scripts.simulator.step_times import HARDWARE, SHAPES, NoisyModel, Roofline, StepTimeModel
+from scripts.simulator.step_trace import fit_step_trace
+from scripts.simulator.synthetic import (
+    Chats,
+    SharedPrefixes,
+    SyntheticTrace,
+    parse_lengths,
+    read_pairs,
 )
+from scripts.simulator.trace import TraceFile, TraceRequest, take_part
 
 
 @Parameter(name="*", group="Trace")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TraceOptions:
-    """What is asked of the engines."""
+    """The requests."""
 
     trace: Annotated[Path | None, Parameter(help="A file; default: a synthetic trace.")] = None
     trace_format: Annotated[
@@ -54,7 +40,7 @@ class TraceOptions:
     ] = None
     rate: Annotated[float, Parameter(help="Synthetic: mean arrivals a second.")] = 4.0
     arrivals: Annotated[
-        Literal["poisson", "gamma", "diurnal"], Parameter(help="Synthetic: how they come.")
+        Literal["poisson", "gamma", "diurnal"], Parameter(help="Synthetic: arrival process.")
     ] = "poisson"
     burstiness: Annotated[
         float, Parameter(help="Gamma: coefficient of variation of the gaps, 1 is Poisson.")
@@ -68,85 +54,73 @@ class TraceOptions:
     length_pairs: Annotated[
         Path | None, Parameter(help="Lines `prompt,output` to draw lengths from, instead.")
     ] = None
-    prefixes: Annotated[int, Parameter(help="So many system prompts are shared; 0: none.")] = 0
+    prefixes: Annotated[int, Parameter(help="Number of shared system prompts.")] = 0
     prefix_len: Annotated[int, Parameter(help="Tokens of each, besides the prompt's own.")] = 512
     prefix_zipf: Annotated[float, Parameter(help="Exponent of their popularity.")] = 1.0
     turns: Annotated[float, Parameter(help="Mean turns of a chat; 1: no chats.")] = 1.0
     think: Annotated[float, Parameter(help="Mean seconds between answer and next turn.")] = 10.0
-    tenants: Annotated[int, Parameter(help="Share the requests among so many tenants.")] = 0
+    tenants: Annotated[int, Parameter(help="Number of tenants; 0: requests have none.")] = 0
     num_requests: Annotated[
-        int | None, Parameter(help="End after so many; default: 1000, of a file all.")
+        int | None, Parameter(help="Most requests; default: 1000, of a file all.")
     ] = None
-    rate_scale: Annotated[float, Parameter(help="Arrivals so many times as fast.")] = 1.0
+    rate_scale: Annotated[float, Parameter(help="Factor of the arrival rate.")] = 1.0
     skip: Annotated[float, Parameter(help="Leave out the trace's first seconds.")] = 0.0
     duration: Annotated[
-        float | None, Parameter(help="Of the trace's own clock: take so many seconds of it.")
+        float | None, Parameter(help="Seconds of the trace's own clock to take.")
     ] = None
     delay: Annotated[float, Parameter(help="Shift all arrivals by seconds.")] = 0.0
     seed: Annotated[int, Parameter(help="Of all that is random.")] = 0
 
-    @property
-    def has_chats(self) -> bool:
-        """Whether a request may have later turns."""
-        return self.turns != 1
-
-    def make(self, max_model_len: int) -> Trace:
-        """
-        Raises:
-            SimulationError: a value outside its limits.
-        """
+    def make(self, max_model_len: int) -> TraceFile | SyntheticTrace:
+        """The whole trace, of which `requests` takes a part."""
         if self.seed < 0:
             raise SimulationError(f"--seed is {self.seed}, it must be at least 0")
         if (self.trace is None) != (self.trace_format is None):
             given, missing = ("--trace", "--trace-format")[:: 1 if self.trace else -1]
             raise SimulationError(f"{given} is given without {missing}; give both or neither")
-        self._refuse_idle_options()
+        self._refuse_options_without_effect()
         if self.trace is not None and self.trace_format is not None:
-            trace: Trace = TraceFile(self.trace, self.trace_format)
-            max_requests = self.num_requests
-        else:
-            trace, max_requests = self._synthetic(max_model_len), None
-        return ShapedTrace(
+            return TraceFile(self.trace, self.trace_format)
+        return self._synthetic(max_model_len)
+
+    def requests(self, trace: TraceFile | SyntheticTrace) -> Iterator[TraceRequest]:
+        return take_part(
             trace,
             rate_scale=self.rate_scale,
             skip_s=self.skip,
             duration_s=self.duration,
-            max_requests=max_requests,
+            # a synthetic trace counts the later turns of chats too
+            max_requests=None if self.trace is None else self.num_requests,
             delay_s=self.delay,
         )
 
-    def _refuse_idle_options(self) -> None:
-        """What would be accepted and do nothing."""
-        idle: dict[str, tuple[str, ...]] = {}
-        if self.trace is not None:
-            idle["--trace is given"] = _SYNTHETIC_ONLY
-        if self.arrivals != "gamma":
-            idle["--arrivals is not gamma"] = ("burstiness",)
-        if self.arrivals != "diurnal":
-            idle["--arrivals is not diurnal"] = ("swing", "period")
-        if self.length_pairs is not None:
-            idle["--length-pairs is given"] = ("prompt_len", "output_len")
-        if not self.prefixes:
-            idle["--prefixes is 0"] = ("prefix_len", "prefix_zipf")
-        if self.turns == 1:
-            idle["--turns is 1"] = ("think",)
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for because, names in idle.items():
-            for name in names:
-                if getattr(self, name) != defaults[name]:
+    def _refuse_options_without_effect(self) -> None:
+        names = [field.name for field in dataclasses.fields(self)]
+        synthetic = names[names.index("rate") : names.index("num_requests")]
+        without_effect = {
+            "--trace is given": synthetic if self.trace is not None else (),
+            "--arrivals is not gamma": ("burstiness",) if self.arrivals != "gamma" else (),
+            "--arrivals is not diurnal": ("swing", "period") if self.arrivals != "diurnal" else (),
+            "--length-pairs is given": ("prompt_len", "output_len") if self.length_pairs else (),
+            "--prefixes is 0": ("prefix_len", "prefix_zipf") if not self.prefixes else (),
+            "--turns is 1": ("think",) if self.turns == 1 else (),
+        }
+        for reason, options in without_effect.items():
+            for name in options:
+                if getattr(self, name) != getattr(type(self), name):
                     raise SimulationError(
                         f"--{name.replace('_', '-')} is {getattr(self, name)} and does nothing, as "
-                        f"{because}; leave it out"
+                        f"{reason}; leave it out"
                     )
 
     def _synthetic(self, max_model_len: int) -> SyntheticTrace:
-        streams = {
+        processes = {
             "poisson": functools.partial(arrivals.poisson, self.rate),
             "gamma": functools.partial(arrivals.gamma, self.rate, self.burstiness),
             "diurnal": functools.partial(arrivals.diurnal, self.rate, self.swing, self.period),
         }
         return SyntheticTrace(
-            arrivals=streams[self.arrivals],
+            arrivals=processes[self.arrivals],
             prompt_lengths=parse_lengths("--prompt-len", self.prompt_len),
             output_lengths=parse_lengths("--output-len", self.output_len),
             num_requests=1000 if self.num_requests is None else self.num_requests,
@@ -160,23 +134,20 @@ class TraceOptions:
         )
 
 
+_Unset = Parameter(parse=False)
+
+
 @Parameter(name="*", group="Engine")
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """Each engine's settings, named as the daemon's."""
+class EngineOptions(SchedulerConfig):
+    """Each engine's settings: the daemon's, but for the cache's sizes in blocks."""
 
     max_num_batched_tokens: Annotated[int, Parameter(help="A step's token budget.")] = 2048
-    max_num_seqs: Annotated[int, Parameter(help="Most requests running at once.")] = 256
-    max_model_len: Annotated[int, Parameter(help="Most tokens of a request.")] = 131_072
-    max_chunk_size: Annotated[int | None, Parameter(help="Of one prompt in a step.")] = None
-    scheduling_policy: Literal["fcfs", "priority", "fair"] = "fcfs"
-    batching: Literal["mixed", "prefill-first"] = "mixed"
-    prefill_delay_factor: float = 0.0
-    preemption_mode: Literal["default", "recompute", "swap", "auto"] = "default"
-    slo_tpot_ms: Annotated[float | None, Parameter(help="Lets the budget vary.")] = None
-    slo_ttft_ms: Annotated[float | None, Parameter(help="Likewise.")] = None
-    max_queued_requests: int | None = None
-    max_queued_tokens: int | None = None
+    max_num_seqs: Annotated[int, Parameter(help="Most sequences running at once.")] = 256
+    max_model_len: Annotated[int, Parameter(help="Most tokens of a sequence.")] = 131_072
+    slo_budget: Annotated[
+        bool, Parameter(help="The token budget follows --slo-tpot-ms, --slo-ttft-ms.", negative="")
+    ] = False
     num_blocks: Annotated[
         int | None, Parameter(help="KV blocks; default: what the memory leaves.")
     ] = None
@@ -184,27 +155,28 @@ class EngineOptions:
     block_size: Annotated[int, Parameter(help="Tokens a block.")] = 16
     prefix_caching: Annotated[bool, Parameter(help="Reuse equal prefixes.")] = True
 
-    def scheduler(self) -> SchedulerConfig:
-        return SchedulerConfig(
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_num_seqs=self.max_num_seqs,
-            max_model_len=self.max_model_len,
-            max_chunk_size=self.max_chunk_size,
-            scheduling_policy=self.scheduling_policy,
-            batching=self.batching,
-            prefill_delay_factor=self.prefill_delay_factor,
-            preemption_mode=self.preemption_mode,
-            slo_tpot_ms=self.slo_tpot_ms,
-            slo_ttft_ms=self.slo_ttft_ms,
-            max_queued_requests=self.max_queued_requests,
-            max_queued_tokens=self.max_queued_tokens,
-        )
+    # the fleet's SLO, if the budget follows it
+    slo_tpot_ms: Annotated[float | None, _Unset] = None
+    slo_ttft_ms: Annotated[float | None, _Unset] = None
+    # nothing simulated has these
+    tenant_weights: Annotated[Mapping[str, float], _Unset] = dataclasses.field(default_factory=dict)
+    num_lookahead_slots: Annotated[int, _Unset] = 0
+    max_num_adapters: Annotated[int | None, _Unset] = None
+    max_steps_in_flight: Annotated[int, _Unset] = 1
 
-    def cache(self, step_times: "StepTimeOptions") -> CacheSize:
-        num_blocks = self.num_blocks
-        if num_blocks is None:
-            num_blocks = step_times.roofline(self.block_size).num_blocks()
-        return CacheSize(
+    def scheduler_config(self, slo: "FleetOptions") -> SchedulerConfig:
+        names = [field.name for field in dataclasses.fields(SchedulerConfig)]
+        settings = {name: getattr(self, name) for name in names}
+        if self.slo_budget:
+            if slo.slo_tpot_ms is None:
+                raise SimulationError(
+                    "--slo-budget does nothing without --slo-tpot-ms; give it too"
+                )
+            settings |= {"slo_tpot_ms": slo.slo_tpot_ms, "slo_ttft_ms": slo.slo_ttft_ms}
+        return SchedulerConfig(**settings)
+
+    def make_cache(self, num_blocks: int) -> KVCacheManager:
+        return KVCacheManager(
             num_blocks=num_blocks,
             block_size=self.block_size,
             enable_prefix_caching=self.prefix_caching,
@@ -221,7 +193,7 @@ class StepTimeOptions:
     model: Annotated[Literal[tuple(SHAPES)], Parameter(help="Its shapes.")] = "llama-3.1-8b"  # type: ignore[valid-type]
     step_overhead_ms: Annotated[float, Parameter(help="Added to every step.")] = 0.0
     fitted: Annotated[
-        Path | None, Parameter(help="Fit the daemon's record instead (--trace FILE).")
+        Path | None, Parameter(help="Fit the daemon's step trace instead (engine-core --trace).")
     ] = None
     noise: Annotated[
         bool, Parameter(help="Fitted: draw deviations from those of the fit.", negative="")
@@ -237,7 +209,7 @@ class StepTimeOptions:
         )
         return Roofline(hardware, SHAPES[self.model], block_size)
 
-    def make(self, block_size: int, seed: int) -> StepModel:
+    def make(self, block_size: int, seed: int) -> StepTimeModel:
         if self.fitted is not None and self.step_overhead_ms:
             raise SimulationError(
                 f"--step-overhead-ms is {self.step_overhead_ms} and does nothing with --fitted, "
@@ -247,33 +219,29 @@ class StepTimeOptions:
             if self.noise:
                 raise SimulationError("--noise needs --fitted: a roofline has no deviations")
             return self.roofline(block_size)
-        model = fit_record(self.fitted)
+        model = fit_step_trace(self.fitted)
         return NoisyModel(model, seed) if self.noise else model
 
 
 @Parameter(name="*", group="Fleet")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FleetOptions:
-    """Engines and what is promised of them."""
+    """Engines, their router and the SLO."""
 
     engines: Annotated[int, Parameter(help="Engines behind the router.")] = 1
     router: Literal["round-robin", "random", "least-loaded", "cache-aware", "sticky"] = (
         "round-robin"
     )
     router_view_ms: Annotated[
-        float, Parameter(help="The router looks at loads so often; 0: it always knows them.")
+        float, Parameter(help="Time between the router's looks at loads; 0: it always knows them.")
     ] = 0.0
-    slo_ttft_ms: Annotated[float | None, Parameter(help="Goodput: promised TTFT.")] = None
-    slo_tpot_ms: Annotated[float | None, Parameter(help="Goodput: promised TPOT.")] = None
+    slo_ttft_ms: Annotated[float | None, Parameter(help="Limit of the TTFT.")] = None
+    slo_tpot_ms: Annotated[float | None, Parameter(help="Limit of the TPOT.")] = None
     max_duration: Annotated[
         float | None, Parameter(help="Break off after seconds of virtual time.")
     ] = None
 
     def view_s(self, router: Router) -> float:
-        """
-        Raises:
-            SimulationError: out of its limits, or of no effect.
-        """
         if not (self.router_view_ms >= 0 and math.isfinite(self.router_view_ms)):
             raise SimulationError(
                 f"--router-view-ms is {self.router_view_ms}, it must be at least 0"
@@ -285,12 +253,11 @@ class FleetOptions:
             )
         return self.router_view_ms / 1000
 
-    def targets(self) -> ServiceTargets:
-        for name, value in (("ttft", self.slo_ttft_ms), ("tpot", self.slo_tpot_ms)):
+    def slo(self) -> SLO:
+        limits_s = {}
+        for name in ("ttft", "tpot"):
+            value = getattr(self, f"slo_{name}_ms")
             if value is not None and not value > 0:
                 raise SimulationError(f"--slo-{name}-ms is {value}, it must be above 0")
-        ttft, tpot = (
-            None if value is None else value / 1000
-            for value in (self.slo_ttft_ms, self.slo_tpot_ms)
-        )
-        return ServiceTargets(ttft, tpot)
+            limits_s[f"{name}_s"] = None if value is None else value / 1000
+        return SLO(**limits_s)

@@ -1,9 +1,5 @@
-"""A recorded production run, decided again: the same arrivals between the same steps, the same
-sampled tokens; each step's plan is compared with the recorded one.
-
-Steps in which nothing ran and nobody was told anything are not recorded; their numbers are missing.
-They are planned here too: before what arrived next if the scheduler had no work then, else after.
-Where steps were in flight, a line of its own says when each was planned.
+"""Replay of a step trace: the same arrivals between the same steps, the same sampled tokens; each
+step's plan is compared with the recorded one.
 """
 
 import dataclasses
@@ -20,30 +16,31 @@ from engine_core.scheduler import (
     SchedulerOutput,
 )
 from engine_core.trace.reader import (
-    Aborted,
-    Arrived,
-    CacheReset,
-    Event,
-    Planned,
-    Step,
-    prompt_tokens,
+    TraceAbort,
+    TraceArrival,
+    TraceCacheReset,
+    TraceEvent,
+    TracePlan,
+    TraceStep,
 )
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
-from scripts.simulator.errors import SimulationError
-from scripts.simulator.records import RunRecord
+from scripts.simulator import SimulationError
+from scripts.simulator.step_trace import StepTrace
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Difference:
-    step_id: int
-    what: str
-    recorded: Any
-    decided: Any
+class Difference(Exception):
+    """The first decision that is not the recorded one."""
 
-    def __str__(self) -> str:
-        return (
-            f"step {self.step_id}: {self.what} differ\n"
+    def __init__(self, step_id: int, what: str, recorded: list[Any], decided: list[Any]) -> None:
+        self.step_id, self.what = step_id, what
+        same = 0
+        while recorded[same : same + 1] == decided[same : same + 1]:
+            same += 1
+        start = max(0, same - 2)
+        self.recorded, self.decided = recorded[start:], decided[start:]
+        super().__init__(
+            f"step {step_id}: {what} differ\n"
             f"  recorded  {_shortened(self.recorded)}\n"
             f"  decided   {_shortened(self.decided)}"
         )
@@ -57,72 +54,70 @@ class Verification:
     difference: Difference | None
 
 
-def verify(record: RunRecord) -> Verification:
-    """Up to the first difference.
-
-    Raises:
-        SimulationError: a record that cannot be replayed.
-    """
-    replay = _Replay(record)
-    num_steps = num_requests = 0
-    between: list[Event] = []
-    for event in record.events():
-        if not isinstance(event, Planned | Step):
-            between.append(event)
-            continue
-        difference = replay.go_on(between, event)
-        num_requests += sum(isinstance(one, Arrived) for one in between)
-        if difference is not None:
-            return Verification(num_steps, num_requests, difference)
-        num_steps += isinstance(event, Step)
-        between = []
-    return Verification(num_steps, num_requests, None)
+def verify(trace: StepTrace) -> Verification:
+    """Up to the first difference."""
+    replay, difference = _Replay(trace), None
+    try:
+        replay.run()
+    except Difference as found:
+        difference = found
+    return Verification(replay.num_steps, replay.num_requests, difference)
 
 
 class _Replay:
-    def __init__(self, record: RunRecord) -> None:
-        self._record = record
-        self._scheduler = Scheduler(record.scheduler_config(), record.cache())
+    """Steps without sequences and outputs are not in a trace; their ids are missing. They are
+    planned here too: before the next arrivals if the scheduler had no work then, else after them.
+    Where steps were in flight, a TracePlan event says when each was planned."""
+
+    def __init__(self, trace: StepTrace) -> None:
+        self._trace = trace
+        self._eos_token_ids: list[int] | None = trace.settings.get("eos_token_ids")
+        self._scheduler = Scheduler(trace.scheduler_config(), trace.make_cache())
         self._next_step_id: int | None = None
         self._now_s = 0.0
         self._plans: dict[int, SchedulerOutput] = {}
-        """Of the steps in flight, by the recorded number."""
+        """Of the steps in flight, by the recorded id."""
+        self.num_steps = self.num_requests = 0
 
-    def go_on(self, between: list[Event], event: Planned | Step) -> Difference | None:
-        """What came before an event of a step, then that event."""
-        if event.id in self._plans:
-            difference = self._apply_all(between, event.id)
-        else:
-            start_s = event.at_s if isinstance(event, Planned) else event.start_s
-            difference = self._plan(between, event.id, start_s)
-        if difference is not None or isinstance(event, Planned):
-            return difference
-        return self._take_in(event)
+    def run(self) -> None:
+        """
+        Raises:
+            Difference: with the scheduler's decisions.
+        """
+        between: list[TraceEvent] = []
+        for event in self._trace.events():
+            if not isinstance(event, TracePlan | TraceStep):
+                between.append(event)
+                continue
+            if event.id in self._plans:
+                self._apply(between, event.id)
+            else:
+                start_s = event.at_s if isinstance(event, TracePlan) else event.start_s
+                self._plan(between, event.id, start_s)
+            if isinstance(event, TraceStep):
+                self._update(event)
+            between = []
 
-    def _plan(self, between: list[Event], step_id: int, start_s: float) -> Difference | None:
+    def _plan(self, between: list[TraceEvent], step_id: int, start_s: float) -> None:
         if self._next_step_id is None:
-            self._next_step_id = step_id  # recording may begin late, deciding begins at 0
+            self._next_step_id = step_id  # a trace may begin late
         num_missing = step_id - self._next_step_id
-        if num_missing and not self._scheduler.has_work():
+        if not self._scheduler.has_work():
             self._empty_steps(num_missing)
             num_missing = 0
-        difference = self._apply_all(between, step_id)
-        if difference is None:
-            self._empty_steps(num_missing)
-            self._plans[step_id] = self._scheduler.schedule(now=start_s)
-            self._next_step_id = step_id + 1
-        return difference
+        self._apply(between, step_id)
+        self._empty_steps(num_missing)
+        self._plans[step_id] = self._scheduler.schedule(now=start_s)
+        self._next_step_id = step_id + 1
 
-    def _take_in(self, step: Step) -> Difference | None:
+    def _update(self, step: TraceStep) -> None:
         plan = self._plans.pop(step.id)
-        difference = _compare(step, plan)
-        if difference is not None:
-            return difference
+        _compare(step, plan)
+        self.num_steps += 1
         self._now_s = step.start_s + step.duration_s
         if step.was_discarded:
             self._scheduler.discard_step(plan, "the step failed")
         self._scheduler.update_from_output(plan, step.model_output(), now=self._now_s)
-        return None
 
     def _empty_steps(self, count: int) -> None:
         for _ in range(count):
@@ -131,34 +126,26 @@ class _Replay:
             nothing = ModelRunnerOutput(req_ids=ids, sampled_token_ids=np.zeros(len(ids), np.int32))
             self._scheduler.update_from_output(plan, nothing, now=self._now_s)
 
-    def _apply_all(self, events: list[Event], step_id: int) -> Difference | None:
+    def _apply(self, events: list[TraceEvent], step_id: int) -> None:
         for event in events:
-            difference = self._apply(event, step_id)
-            if difference is not None:
-                return difference
-        return None
+            match event:
+                case TraceArrival():
+                    self.num_requests += 1
+                    try:
+                        self._scheduler.add_request(self._request(event))
+                    except (SchedulerError, ValueError) as error:
+                        what = f"arrivals ({event.id})"
+                        raise Difference(step_id, what, ["accepted"], [str(error)]) from None
+                case TraceAbort():
+                    self._scheduler.finish_requests(event.ids, RequestStatus.FINISHED_ABORTED)
+                case TraceCacheReset():
+                    self._scheduler.reset_prefix_cache()
 
-    def _apply(self, event: Event, step_id: int) -> Difference | None:
-        match event:
-            case Arrived():
-                try:
-                    self._scheduler.add_request(self._request(event))
-                except (SchedulerError, ValueError) as error:
-                    return Difference(step_id, f"arrivals ({event.id})", "taken", str(error))
-            case Aborted():
-                self._scheduler.finish_requests(event.ids, RequestStatus.FINISHED_ABORTED)
-            case CacheReset():
-                self._scheduler.reset_prefix_cache()
-            case Planned() | Step():
-                raise AssertionError("steps are not applied")
-        return None
-
-    def _request(self, arrived: Arrived) -> Request:
-        eos_token_ids = self._record.eos_token_ids
-        if eos_token_ids is None and not arrived.ignore_eos:
+    def _request(self, arrived: TraceArrival) -> Request:
+        if self._eos_token_ids is None and not arrived.ignore_eos:
             raise SimulationError(
-                f"{self._record.path}: request {arrived.id!r} may stop at an end-of-sequence "
-                "token, and the first line names none (eos_token_ids); record the run again"
+                f"{self._trace.path}: request {arrived.id!r} may stop at an end-of-sequence "
+                "token, and the first line names none (eos_token_ids); trace the run again"
             )
         params = SamplingParams(
             max_tokens=arrived.max_tokens,
@@ -169,7 +156,7 @@ class _Replay:
         )
         message = EngineRequest(
             request_id=arrived.id,
-            prompt_token_ids=prompt_tokens(arrived, self._record.block_size, 2**31 - 1),
+            prompt_token_ids=arrived.prompt,
             sampling_params=params,
             output_token_ids=arrived.output_token_ids,
             num_sequences=arrived.num_sequences,
@@ -183,38 +170,25 @@ class _Replay:
             message,
             client_index=arrived.client_index,
             arrival_time=arrived.at_s,
-            eos_token_ids=eos_token_ids or (),
+            eos_token_ids=self._eos_token_ids or (),
         )
 
 
-def _compare(step: Step, plan: SchedulerOutput) -> Difference | None:
+def _compare(step: TraceStep, plan: SchedulerOutput) -> None:
     batch, copies = plan.batch, plan.copies
-    pairs: dict[str, tuple[Any, Any]] = {
-        "preempted requests": (step.preempted, plan.preempted_req_ids),
-        "sequences": (step.sequences, batch.req_ids),
-        "scheduled tokens": (step.nums, batch.num_scheduled_tokens.tolist()),
-        "computed tokens": (step.context, batch.num_computed_tokens.tolist()),
-        "new sequences": (step.new, [new.req_id for new in plan.scheduled_new_reqs]),
-        "resumed sequences": (step.resumed, [again.req_id for again in plan.resumed_reqs]),
-        "finished sequences": (step.finished, plan.finished_req_ids),
-        "numbers of copies": (
-            list(step.copies),
-            [len(copies.swap_in), len(copies.swap_out), len(copies.copy)],
-        ),
-    }
-    for what, (recorded, decided) in pairs.items():
+    num_copies = [len(copies.swap_in), len(copies.swap_out), len(copies.copy)]
+    for what, recorded, decided in (
+        ("preempted requests", step.preempted, plan.preempted_req_ids),
+        ("sequences", step.sequences, batch.req_ids),
+        ("scheduled tokens", step.nums, batch.num_scheduled_tokens.tolist()),
+        ("computed tokens", step.context, batch.num_computed_tokens.tolist()),
+        ("new sequences", step.new, [new.req_id for new in plan.scheduled_new_reqs]),
+        ("resumed sequences", step.resumed, [resumed.req_id for resumed in plan.resumed_reqs]),
+        ("finished sequences", step.finished, plan.finished_req_ids),
+        ("numbers of copies", list(step.copies), num_copies),
+    ):
         if recorded != decided:
-            return Difference(step.id, what, *_where_they_part(recorded, decided))
-    return None
-
-
-def _where_they_part(recorded: list[Any], decided: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Both from a little before their first difference on."""
-    same = 0
-    while same < min(len(recorded), len(decided)) and recorded[same] == decided[same]:
-        same += 1
-    start = max(0, same - 2)
-    return recorded[start:], decided[start:]
+            raise Difference(step.id, what, recorded, decided)
 
 
 def _shortened(values: list[Any]) -> str:

@@ -1,19 +1,22 @@
-"""One simulation: its options in, a document of plain values out. The same options, the same
-document: nothing in it depends on a clock, a process or a machine.
+"""One simulation: its options in, a document of plain values out; and the planner, which looks for
+the smallest fleet. The same options give the same document, on any machine.
 """
 
 import dataclasses
+import functools
+import multiprocessing
+import os
 from pathlib import Path
 from typing import Any
 
-from scripts.simulator.engine import CacheSize, SimulatedEngine
-from scripts.simulator.errors import SimulationError
-from scripts.simulator.fleet import Fleet
+from cyclopts import Parameter
+
+from scripts.simulator import SimulationError
+from scripts.simulator.engine import SimulatedEngine
+from scripts.simulator.fleet import CacheAware, Fleet, make_router
+from scripts.simulator.metrics import RequestMetrics
 from scripts.simulator.options import EngineOptions, FleetOptions, StepTimeOptions, TraceOptions
-from scripts.simulator.request_metrics import RequestMetrics
-from scripts.simulator.routing import CacheAware, make_router
-from scripts.simulator.sliced_fleet import SlicedFleet
-from scripts.simulator.timeline import Timeline
+from scripts.simulator.picture import Timeline
 
 MAX_ENGINES = 100_000
 _COUNTERS = (
@@ -26,6 +29,7 @@ _COUNTERS = (
 )
 
 
+@Parameter(name="*")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scenario:
     trace: TraceOptions = dataclasses.field(default_factory=TraceOptions)
@@ -51,44 +55,24 @@ class Outcome:
 
 
 def simulate(scenario: Scenario, *, with_timeline: bool = False) -> Outcome:
-    """
-    Raises:
-        SimulationError, ValueError: an option outside its limits, a bad row in the trace, or a run
-            that does not end.
-    """
-    fleet_options = scenario.fleet
-    if not 1 <= fleet_options.engines <= MAX_ENGINES:
-        raise SimulationError(
-            f"--engines is {fleet_options.engines}, it must be from 1 to {MAX_ENGINES}"
-        )
-    targets = fleet_options.targets()
-    config = scenario.engine.scheduler()
-    cache = scenario.engine.cache(scenario.step_times)
+    options = scenario.fleet
+    if not 1 <= options.engines <= MAX_ENGINES:
+        raise SimulationError(f"--engines is {options.engines}, it must be from 1 to {MAX_ENGINES}")
+    slo = options.slo()
+    config = scenario.engine.scheduler_config(options)
+    block_size, num_blocks = scenario.engine.block_size, scenario.engine.num_blocks
+    if num_blocks is None:
+        num_blocks = scenario.step_times.roofline(block_size).num_blocks()
     trace = scenario.trace.make(config.max_model_len)
-    model = scenario.step_times.make(cache.block_size, scenario.trace.seed)
-    metrics = RequestMetrics()
-    timeline = Timeline() if with_timeline else None
+    model = scenario.step_times.make(block_size, scenario.trace.seed)
+    router = make_router(options.router, scenario.trace.seed)
+    metrics, timeline = RequestMetrics(), Timeline() if with_timeline else None
     engines = [
-        SimulatedEngine(config, cache.make(), model, metrics, timeline)
-        for _ in range(fleet_options.engines)
+        SimulatedEngine(config, scenario.engine.make_cache(num_blocks), model, metrics, timeline)
+        for _ in range(options.engines)
     ]
-    router = make_router(fleet_options.router, scenario.trace.seed)
-    view_s = fleet_options.view_s(router)
-    fleet: Fleet | SlicedFleet
-    # pictures and noise add up, and draw, in the order of all engines' steps
-    if (
-        (view_s or not router.reads_loads)
-        and timeline is None
-        and not scenario.trace.has_chats
-        and not scenario.step_times.noise
-    ):
-        fleet = SlicedFleet(
-            engines, router, metrics, view_s=view_s, max_duration_s=fleet_options.max_duration
-        )
-    else:
-        fleet = Fleet(engines, router, fleet_options.max_duration, view_s=view_s)
-    fleet.run(trace)
-    duration_s = fleet.finished_s
+    fleet = Fleet(engines, router, options.max_duration, view_s=options.view_s(router))
+    fleet.run(scenario.trace.requests(trace))
     document = {
         "scenario": scenario.describe(),
         "step_model": model.describe(),
@@ -98,10 +82,10 @@ def simulate(scenario: Scenario, *, with_timeline: bool = False) -> Outcome:
             "num_rows_skipped": trace.num_skipped,
             "num_turns_dropped": fleet.num_turns_dropped,
         },
-        "requests": metrics.summary(duration_s, targets),
-        "engines": engine_summary(engines, cache, duration_s),
+        "requests": metrics.summary(fleet.finished_s, slo),
+        "engines": engine_summary(engines, num_blocks, fleet.finished_s),
         "router": {
-            "name": fleet_options.router,
+            "name": options.router,
             "expected_hit_rate": router.expected_hit_rate
             if isinstance(router, CacheAware)
             else None,
@@ -111,14 +95,11 @@ def simulate(scenario: Scenario, *, with_timeline: bool = False) -> Outcome:
 
 
 def engine_summary(
-    engines: list[SimulatedEngine], cache: CacheSize, duration_s: float
+    engines: list[SimulatedEngine], num_blocks: int, duration_s: float
 ) -> dict[str, Any]:
     """Over all engines."""
-    totals = dict.fromkeys(_COUNTERS, 0)
-    for engine in engines:
-        statistics = engine.statistics()
-        for name in _COUNTERS:
-            totals[name] += getattr(statistics, name)
+    statistics = [engine.statistics() for engine in engines]
+    totals = {name: sum(getattr(one, name) for one in statistics) for name in _COUNTERS}
     counters = [engine.counters for engine in engines]
     num_steps = sum(one.num_steps for one in counters)
     engine_seconds = duration_s * len(engines)
@@ -141,11 +122,11 @@ def engine_summary(
             "forced": totals["num_preemptions_forced"],
         },
         "blocks": {
-            "total_an_engine": cache.num_blocks,
+            "total_an_engine": num_blocks,
             "mean_share_used": _ratio(
-                sum(one.block_seconds for one in counters), engine_seconds * cache.num_blocks
+                sum(one.block_seconds for one in counters), engine_seconds * num_blocks
             ),
-            "peak_share_used": max(one.peak_blocks for one in counters) / cache.num_blocks,
+            "peak_share_used": max(one.peak_blocks for one in counters) / num_blocks,
         },
         "requests_an_engine": {
             "least": min(received),
@@ -157,3 +138,96 @@ def engine_summary(
 
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
+
+
+# ---------------------------------------------------------------------- planner
+
+
+def plan(
+    scenario: Scenario, budgets: tuple[int, ...], max_replicas: int, num_processes: int | None
+) -> dict[str, Any]:
+    """The document: every trial in order, and the best: the fewest replicas whose p99 latencies are
+    within the SLO, then the least p99 TTFT. A process for each budget.
+    """
+    slo = scenario.fleet.slo()
+    if slo.ttft_s is None and slo.tpot_s is None:
+        raise SimulationError("there is no SLO; give --slo-ttft-ms or --slo-tpot-ms, or both")
+    for name, values in (("--budget", budgets), ("--max-replicas", (max_replicas,))):
+        if not values or min(values) < 1:
+            raise SimulationError(f"{name} is {list(values)}, each must be at least 1")
+    budgets = tuple(sorted(set(budgets)))
+    search = functools.partial(fewest_replicas, scenario, max_replicas=max_replicas)
+    num_processes = min(num_processes or os.cpu_count() or 1, len(budgets))
+    if num_processes == 1:
+        searched = [search(budget) for budget in budgets]
+    else:
+        # spawn: a fork would copy the parent's threads
+        with multiprocessing.get_context("spawn").Pool(num_processes) as pool:
+            searched = pool.map(search, budgets, chunksize=1)
+    trials = [trial for of_budget in searched for trial in of_budget]
+    return {
+        "scenario": scenario.describe(),
+        "slo": dataclasses.asdict(slo),
+        "max_replicas": max_replicas,
+        "tried": trials,
+        "best": min(
+            (trial for trial in trials if trial["why_not"] is None),
+            key=lambda trial: (trial["replicas"], trial["ttft_p99_s"] or 0.0),
+            default=None,
+        ),
+    }
+
+
+def fewest_replicas(scenario: Scenario, budget: int, *, max_replicas: int) -> list[dict[str, Any]]:
+    """All trials of one budget, by replicas; the first within the SLO is the answer, if one is.
+    Found by doubling and halving: more replicas are taken never to serve worse."""
+    trials: dict[int, dict[str, Any]] = {}
+
+    def is_enough(replicas: int) -> bool:
+        trials[replicas] = _try(scenario, budget, replicas)
+        return trials[replicas]["why_not"] is None
+
+    too_few, enough = 0, 1
+    while not is_enough(enough):
+        too_few = enough
+        if enough == max_replicas:
+            break
+        enough = min(2 * enough, max_replicas)
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if is_enough(middle):
+            enough = middle
+        else:
+            too_few = middle
+    return [trials[replicas] for replicas in sorted(trials)]
+
+
+def _try(scenario: Scenario, budget: int, replicas: int) -> dict[str, Any]:
+    scenario = dataclasses.replace(
+        scenario,
+        engine=dataclasses.replace(scenario.engine, max_num_batched_tokens=budget),
+        fleet=dataclasses.replace(scenario.fleet, engines=replicas),
+    )
+    document = simulate(scenario).document
+    requests = document["requests"]
+    ttft, tpot = (
+        None if requests[name] is None else requests[name]["p99"] for name in ("ttft_s", "tpot_s")
+    )
+    slo = scenario.fleet.slo()
+    why_not = None
+    if requests["num_refused"]:
+        why_not = f"{requests['num_refused']} requests refused"
+    elif slo.ttft_s is not None and ttft is not None and ttft > slo.ttft_s:
+        why_not = "p99 TTFT above the SLO"
+    elif slo.tpot_s is not None and tpot is not None and tpot > slo.tpot_s:
+        why_not = "p99 TPOT above the SLO"
+    return {
+        "max_num_batched_tokens": budget,
+        "replicas": replicas,
+        "ttft_p99_s": ttft,
+        "tpot_p99_s": tpot,
+        "utilisation": document["engines"]["utilisation"],
+        "output_tokens_per_s": requests["throughput"]["output_tokens_per_s"],
+        "num_refused": requests["num_refused"],
+        "why_not": why_not,
+    }

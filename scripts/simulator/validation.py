@@ -1,35 +1,29 @@
-"""How well a simulation foretells a recorded run: its own arrivals, served by its own settings,
-with step times fitted on it or on another run; throughput and time to first token of both.
-
-A record has the time at which the engine took a request from its inbox, between two steps. While a
-step ran, requests came at some moment in it: those taken together are spread evenly over it, for
-both sides alike. Answers are as long as they were.
+"""How well a simulation predicts a traced run: the same arrivals and settings, with step times
+fitted on it or on another run; throughput and TTFT of both.
 """
 
 import dataclasses
 from array import array
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.trace.reader import Arrived, Step, prompt_tokens
+from engine_core.trace.reader import TraceArrival, TraceStep
+from scripts.simulator import SimulationError
 from scripts.simulator.engine import SimulatedEngine
-from scripts.simulator.errors import SimulationError
-from scripts.simulator.fitted import FittedModel
-from scripts.simulator.fleet import Fleet
-from scripts.simulator.records import RunRecord
-from scripts.simulator.request_metrics import RequestMetrics, ServiceTargets
-from scripts.simulator.routing import RoundRobin
+from scripts.simulator.fleet import Fleet, RoundRobin
+from scripts.simulator.metrics import RequestMetrics
+from scripts.simulator.step_times import FittedModel
+from scripts.simulator.step_trace import StepTrace
 from scripts.simulator.trace import TraceRequest
 
 _AT_ONCE_S = 0.005
-"""Taken no later than this after a step's end: it came while the step ran."""
+"""A request that was taken this soon after a step's end arrived while the step ran."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RecordedRequest(TraceRequest):
+class TracedRequest(TraceRequest):
     """A request with the very tokens that it had."""
 
     token_ids: tuple[int, ...] = ()
@@ -40,67 +34,43 @@ class RecordedRequest(TraceRequest):
 
 @dataclasses.dataclass(slots=True)
 class _Served:
-    arrived: Arrived
+    arrived: TraceArrival
     arrival_s: float
     first_token_s: float | None = None
     num_computed: int = 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RecordedTrace:
-    name: str
-    requests: tuple[RecordedRequest, ...]
-    num_skipped: int
-
-    def __iter__(self) -> Iterator[TraceRequest]:
-        yield from self.requests
-
-
-def validate(record: RunRecord, model: FittedModel) -> dict[str, Any]:
-    """The document.
-
-    Raises:
-        SimulationError: a record without a finished request, or with parallel samples.
-    """
-    served = _served(record)
+def validate(trace: StepTrace, model: FittedModel) -> dict[str, Any]:
+    """The document."""
+    served, end_s = _served(trace)
     done = [one for one in served if one.first_token_s is not None]
     if not done:
-        raise SimulationError(f"{record.path} holds no request that got a token; record more")
-    first_s = min(one.arrival_s for one in done)
-    last_s = max(
-        step.start_s + step.duration_s for step in record.events() if isinstance(step, Step)
-    )
-    trace = _trace(record, done, first_s, len(served) - len(done))
+        raise SimulationError(f"{trace.path} holds no request that got a token; trace more")
+    start_s = min(one.arrival_s for one in done)
+    requests = _requests(trace, done, start_s)
     metrics = RequestMetrics()
-    engine = SimulatedEngine(record.scheduler_config(), record.cache(), model, metrics)
+    engine = SimulatedEngine(trace.scheduler_config(), trace.make_cache(), model, metrics)
     fleet = Fleet([engine], RoundRobin())
-    fleet.run(trace)
-    num_output = sum(request.num_output_tokens for request in trace.requests)
-    real = _figures(
-        np.array([one.first_token_s - one.arrival_s for one in done if one.first_token_s]),
-        num_output,
-        last_s - first_s,
-    )
-    simulated = _figures(
-        metrics.latencies("ttft"),
-        metrics.summary(1.0, ServiceTargets())["num_output_tokens"],
-        fleet.finished_s,
-    )
+    fleet.run(requests)
+    ttfts_s = [one.first_token_s - one.arrival_s for one in done if one.first_token_s is not None]
+    num_output = sum(request.num_output_tokens for request in requests)
+    recorded = _figures(np.array(ttfts_s), num_output, end_s - start_s)
+    simulated = _figures(metrics.latencies("ttft"), metrics.num_output_tokens, fleet.finished_s)
     return {
-        "record": str(record.path),
+        "step_trace": str(trace.path),
         "num_requests": len(done),
         "num_left_out": len(served) - len(done),
         "step_model": model.describe(),
-        "recorded": real,
+        "recorded": recorded,
         "simulated": simulated,
-        "simulated_to_recorded": {name: simulated[name] / real[name] for name in real},
+        "simulated_to_recorded": {name: simulated[name] / recorded[name] for name in recorded},
     }
 
 
 def as_table(document: dict[str, Any]) -> str:
     recorded, simulated = document["recorded"], document["simulated"]
     lines = [
-        f"{document['num_requests']} requests of {document['record']}",
+        f"{document['num_requests']} requests of {document['step_trace']}",
         f"{'':<28}{'recorded':>12}{'simulated':>12}{'ratio':>8}",
     ]
     lines += [
@@ -111,36 +81,33 @@ def as_table(document: dict[str, Any]) -> str:
 
 
 def _figures(
-    ttfts_s: npt.NDArray[np.float64], num_output_tokens: int, seconds: float
+    ttfts_s: npt.NDArray[np.float64], num_output_tokens: int, duration_s: float
 ) -> dict[str, float]:
     p50, p99 = np.percentile(ttfts_s, [50, 99])
     return {
-        "output_tokens_per_s": num_output_tokens / seconds,
+        "output_tokens_per_s": num_output_tokens / duration_s,
         "ttft_p50_s": float(p50),
         "ttft_p99_s": float(p99),
-        "duration_s": seconds,
+        "duration_s": duration_s,
     }
 
 
-def _served(record: RunRecord) -> list[_Served]:
-    """All requests of the record in order of arrival, and what became of them."""
+def _served(trace: StepTrace) -> tuple[list[_Served], float]:
+    """All requests in order of arrival with what became of them, and the end of the last step."""
     served: dict[str, _Served] = {}
-    done: list[_Served] = []
     together: list[_Served] = []
-    last: Step | None = None
-    for event in record.events():
-        if isinstance(event, Arrived):
+    last: TraceStep | None = None
+    for event in trace.events():
+        if isinstance(event, TraceArrival):
             if event.num_sequences != 1 or event.output_token_ids:
                 raise SimulationError(
-                    f"{record.path}: request {event.id!r} has {event.num_sequences} sequences and "
-                    f"{len(event.output_token_ids)} tokens from before; validate a record of "
+                    f"{trace.path}: request {event.id!r} has {event.num_sequences} sequences and "
+                    f"{len(event.output_token_ids)} tokens from before; validate a trace of "
                     "single, fresh requests"
                 )
-            one = _Served(event, event.at_s)
-            served[event.id] = one
-            done.append(one)
-            together.append(one)
-        elif isinstance(event, Step):
+            served[event.id] = _Served(event, event.at_s)
+            together.append(served[event.id])
+        elif isinstance(event, TraceStep):
             _spread(together, last)
             together = []
             for request_id, num, context in zip(
@@ -151,34 +118,31 @@ def _served(record: RunRecord) -> list[_Served]:
                 if one.first_token_s is None and context + num >= one.arrived.num_prompt_tokens:
                     one.first_token_s = event.start_s + event.duration_s
             last = event
-    return done
+    return list(served.values()), last.start_s + last.duration_s if last else 0.0
 
 
-def _spread(together: list[_Served], last: Step | None) -> None:
-    """Requests that came while a step ran, evenly over it."""
+def _spread(together: list[_Served], last: TraceStep | None) -> None:
+    """A trace has the time at which the engine took a request from its inbox, between two steps.
+    Requests that were taken together arrived evenly over the step before, on both sides alike."""
     if last is None or not together:
         return
-    end_s = last.start_s + last.duration_s
-    if together[0].arrived.at_s > end_s + _AT_ONCE_S:
+    if together[0].arrived.at_s > last.start_s + last.duration_s + _AT_ONCE_S:
         return
     for place, one in enumerate(together, start=1):
         one.arrival_s = last.start_s + last.duration_s * place / (len(together) + 1)
 
 
-def _trace(
-    record: RunRecord, done: list[_Served], first_s: float, num_left_out: int
-) -> RecordedTrace:
-    requests = [
-        RecordedRequest(
+def _requests(trace: StepTrace, done: list[_Served], start_s: float) -> list[TracedRequest]:
+    return [
+        TracedRequest(
             index=index,
-            arrival_s=one.arrival_s - first_s,
+            arrival_s=one.arrival_s - start_s,
             num_text_tokens=one.arrived.num_prompt_tokens,
             # the last token is sampled and never computed
             num_output_tokens=one.num_computed - one.arrived.num_prompt_tokens + 1,
             tenant=one.arrived.tenant,
             priority=one.arrived.priority,
-            token_ids=tuple(prompt_tokens(one.arrived, record.block_size, 2**31 - 1)),
+            token_ids=tuple(one.arrived.prompt),
         )
         for index, one in enumerate(done)
     ]
-    return RecordedTrace(record.path.name, tuple(requests), num_left_out)

@@ -108,7 +108,7 @@ def test_the_cache_can_be_reset_and_the_statistics_tell(tiny_llama):
         assert before.num_cached_prompt_tokens == 32
         assert before.num_finished["length"] == 2
         assert before.num_blocks_cached > 0
-        assert client.call(ResetPrefixCache()).num_blocks_forgotten == before.num_blocks_cached
+        assert client.call(ResetPrefixCache()).num_blocks_evicted == before.num_blocks_cached
         client.complete(PROMPT, request_id="c")
         after = client.statistics()
         assert after.num_cached_prompt_tokens == 32

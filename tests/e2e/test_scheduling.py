@@ -6,7 +6,7 @@ import pytest
 from daemons import running_daemon
 from raw_client import RawClient
 
-from engine_core.trace.reader import read_header, read_record
+from engine_core.trace.reader import read_header, read_trace
 from protocol.calls import GetRequestInfo
 from protocol.errors import ErrorCode
 from protocol.explanations import LookupEnd, WaitReason
@@ -107,15 +107,15 @@ def test_requests_are_explained_while_they_wait_while_they_run_and_when_they_are
         client.request("third", PROMPTS["r1"][:5], max_tokens=4)
         while (running := ask(client, "first")).status != "running":
             pass
-        assert (running.waits_for, running.num_ahead) == (None, None)
+        assert (running.waits_for, running.num_requests_ahead) == (None, None)
         assert running.num_prompt_tokens == 40
         assert running.cache_lookup.ended is LookupEnd.NEVER_SEEN
-        while (waiting := ask(client, "second")).waits_for is WaitReason.NOT_LOOKED_AT:
+        while (waiting := ask(client, "second")).waits_for is WaitReason.NOT_CONSIDERED:
             pass
         assert (waiting.status, waiting.waits_for) == ("waiting", WaitReason.SEQUENCES)
-        assert waiting.num_ahead == 0
+        assert waiting.num_requests_ahead == 0
         assert "1" in waiting.why
-        assert ask(client, "third").num_ahead == 1
+        assert ask(client, "third").num_requests_ahead == 1
         client.collect("first", "second", "third")
         over = ask(client, "second")
         assert (over.status, over.finish_reason) == ("finished", "length")
@@ -213,9 +213,9 @@ def test_a_run_is_recorded_from_its_first_request_to_its_last_step(tiny_llama, t
     config = read_header(path).config
     assert config["scheduler"]["max_num_batched_tokens"] == 128
     assert (config["num_blocks"], config["sliding_windows"]) == (64, [None])
-    events = list(read_record(path))
+    events = list(read_trace(path))
     kinds = [type(event).__name__ for event in events]
-    assert kinds.count("Arrived") == len(PROMPTS)
-    assert kinds[-1] == "Step"
-    tokens = sum(sum(event.nums) for event in events if type(event).__name__ == "Step")
+    assert kinds.count("TraceArrival") == len(PROMPTS)
+    assert kinds[-1] == "TraceStep"
+    tokens = sum(sum(event.nums) for event in events if type(event).__name__ == "TraceStep")
     assert tokens == sum(len(prompt) + 7 for prompt in PROMPTS.values())

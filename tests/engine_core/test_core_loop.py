@@ -5,6 +5,7 @@ happened when.
 """
 
 import itertools
+import time
 from collections import deque
 
 import numpy as np
@@ -17,7 +18,6 @@ from engine_core.lifecycle import Lifecycle
 from engine_core.scheduler import ModelRunnerOutput, Scheduler, SchedulerConfig
 from engine_core.server.clients import ClientRegistry
 from engine_core.server.validation import RequestValidator
-from engine_core.steps_in_flight import StepsInFlight
 from protocol.outputs import FinishReason
 from protocol.requests import Abort, EngineRequest
 from protocol.sampling import SamplingParams
@@ -52,11 +52,6 @@ class Runner:
                 np.int32
             ),
         )
-
-
-class Stages(Lifecycle):
-    def poll(self):
-        pass
 
 
 class Script:
@@ -110,14 +105,23 @@ class Served:
     """An engine that has served a script."""
 
     def __init__(
-        self, depth, *arrivals, eos=(), max_num_seqs=8, fails=(), fails_at_once=(), runs=True
+        self,
+        depth,
+        *arrivals,
+        eos=(),
+        max_num_seqs=8,
+        fails=(),
+        fails_at_once=(),
+        runs=True,
+        runner_depth=None,
+        clock=time.monotonic,
     ):
         self.log = []
-        self.lifecycle = Stages(drain_timeout_s=60.0)
+        self.lifecycle = Lifecycle(drain_timeout_s=60.0, clock=clock)
         clients = ClientRegistry()
         self.client = clients.add(b"client", "test")
         self.told = Told(clients, self.log)
-        self.runner = Runner(depth, self.log, fails, fails_at_once)
+        self.runner = Runner(runner_depth or depth, self.log, fails, fails_at_once)
         steps = [
             arrived if callable(arrived) else [(self.client, message) for message in arrived]
             for arrived in arrivals
@@ -135,9 +139,9 @@ class Served:
             outbox=self.told,
             clients=clients,
             scheduler=Scheduler(config, KVCacheManager(num_blocks=64, block_size=4)),
-            executor=InProcessExecutor(self.runner),
+            executor=InProcessExecutor(self.runner, clock=clock),
             lifecycle=self.lifecycle,
-            limits=RequestValidator(
+            validator=RequestValidator(
                 max_model_len=64,
                 vocab_size=10_000,
                 max_logprobs=5,
@@ -145,6 +149,7 @@ class Served:
                 scheduling_policy="fcfs",
             ),
             eos_token_ids=tuple(eos),
+            clock=clock,
         )
         if runs:
             self.core.run()
@@ -281,16 +286,14 @@ def test_a_drain_takes_in_every_step(depth):
     assert not served.runner.plans
 
 
-def test_times_of_steps_that_overlap_are_counted_once(depth, monkeypatch):
+def test_times_of_steps_that_overlap_are_counted_once(depth):
     """A clock that ticks at every look: the loop's seconds are at most those that went by."""
     ticks = itertools.count()
-    monkeypatch.setattr("time.monotonic", lambda: float(next(ticks)))
-    served = Served(depth, [ask("a", 3, 20), ask("b", 30, 20)])
+    served = Served(depth, [ask("a", 3, 20), ask("b", 30, 20)], clock=lambda: float(next(ticks)))
     numbers = served.core.statistics()
     assert 0 < numbers.model_time_s < numbers.step_time_s < next(ticks)
 
 
 def test_a_scheduler_that_plans_further_than_the_executor_runs_is_refused():
-    executor = InProcessExecutor(Runner(1, []))
     with pytest.raises(ValueError, match=r"plans 2 steps ahead, the executor runs 1"):
-        StepsInFlight(executor, max_num=2, discard=lambda plan, why: None)
+        Served(2, runner_depth=1)

@@ -257,7 +257,7 @@ class FakeEngine:
             case calls.Ping():
                 return calls.Pong(uptime_s=1.5)
             case calls.ResetPrefixCache():
-                return calls.PrefixCacheReset(num_blocks_forgotten=5)
+                return calls.PrefixCacheReset(num_blocks_evicted=5)
             case calls.Drain():
                 return calls.Draining(num_requests_left=len(self._live))
             case calls.GetStatistics():

@@ -89,7 +89,7 @@ def explanation(request: EngineRequest) -> RequestInfo:
         num_computed_tokens=0,
         waits_for=WaitReason.BLOCKS,
         why="needs 9 blocks, 3 are free",
-        num_ahead=2,
+        num_requests_ahead=2,
         cache_lookup=CacheLookup(num_tokens=32, num_host_tokens=0, ended=LookupEnd.EVICTED),
         preemptions=[
             Preemption(

@@ -27,7 +27,14 @@ def request_state(n=3, *, seed=10, **params):
         request_id="mine", prompt_token_ids=[1, 2], num_sequences=n, priority=3, tenant="team",
         sampling_params=params.to_wire(2, 500, seed=seed),
     )  # fmt: skip
-    return RequestState(request, params, prompt_text=None, tokenizer=None, clock=Clock())
+    return RequestState(
+        request,
+        params,
+        prompt_text=None,
+        output_kind=params.output_kind,
+        tokenizer=None,
+        clock=Clock(),
+    )
 
 
 def in_flight(**params):

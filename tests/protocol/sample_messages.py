@@ -45,7 +45,7 @@ EXPLANATION = RequestInfo(
     num_computed_tokens=31,
     waits_for=WaitReason.BLOCKS,
     why="needs 9 blocks, 3 are free",
-    num_ahead=0,
+    num_requests_ahead=0,
     cache_lookup=CacheLookup(num_tokens=16, num_host_tokens=8, ended=LookupEnd.EVICTED),
     preemptions=[
         Preemption(step_id=7, mode="swap", reason="no block", num_tokens=31, num_blocks=6)

@@ -1,4 +1,4 @@
-"""The scheduler's benchmark runs, needs no torch, and says what it promises to say."""
+"""The scheduler's benchmark runs, needs no torch, and reports every part."""
 
 import json
 import subprocess
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench_scheduler import BLOCK_SIZE, PROMPT_LEN, as_table, make_prompts
+from scripts.benchmarks.scheduler import BLOCK_SIZE, PROMPT_LEN, as_table, make_prompts
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_scheduler.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench.py"
 
 
 @pytest.mark.parametrize(("spread", "num_boundaries"), [(True, 1), (False, 16)])
@@ -27,7 +27,7 @@ def test_no_two_prompts_share_a_block():
 def test_a_quick_run_in_a_process_of_its_own_measures_every_part_without_torch(tmp_path):
     """The script itself fails if torch was imported."""
     file = tmp_path / "result.json"
-    command = [sys.executable, str(SCRIPT), "--quick", "--json", str(file)]
+    command = [sys.executable, str(SCRIPT), "scheduler", "--quick", "--json", str(file)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout.splitlines()[-1])

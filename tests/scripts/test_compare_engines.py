@@ -6,30 +6,38 @@ import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine
 
-from scripts.comparison.clients import ClientsFailed, EngineAddress, send_workload
-from scripts.comparison.descriptions import DescriptionError
+from scripts.compare_engines import main
+from scripts.comparison.engines import (
+    PEERS,
+    Conditions,
+    DescriptionError,
+    Running,
+    parse_engine,
+    parse_peer,
+    parse_server,
+)
 from scripts.comparison.figures import Incomplete, figures_of
-from scripts.comparison.launching import Conditions, Running, SystemFailed
-from scripts.comparison.offline import PEERS, OfflinePeer, parse_peer
-from scripts.comparison.processes import process_tree, resident_bytes
-from scripts.comparison.report import summarise, table
-from scripts.comparison.systems import OwnEngine, ServerCommand
-from scripts.comparison.turns import run_turns
-from scripts.comparison.workloads import PlannedRequest, Workload, write_turns
+from scripts.comparison.processes import EngineFailed, process_tree, resident_bytes
+from scripts.comparison.report import as_table, summarise_rounds
+from scripts.comparison.rounds import run_rounds
+from scripts.comparison.workloads import Workload, write_rounds
+from scripts.load.clients import ClientsFailed, OpenLoop, run_clients
 from scripts.load.records import RequestRecord
+from scripts.load.workload import PlannedRequest
 
 ROOT = Path(__file__).parents[2]
 FAKE_SERVER = f"{sys.executable} {Path(__file__).with_name('fake_openai_server.py')} {{port}}"
 FAKE_LIBRARY = Path(__file__).with_name("fake_library_peer.py")
-WARM_UP = [Workload("first token", (PlannedRequest(0.0, [1, 2], 1),))]
-BATCH = Workload("W1", tuple(PlannedRequest(0.0, [at, 7], 5) for at in range(6)))
-SINGLE = Workload("W2", (PlannedRequest(0.0, [1, 2, 3], 8),))
-ARRIVING = Workload("W3@20", tuple(PlannedRequest(0.05 * at, [at], 4) for at in range(5)))
+WARM_UP = [Workload("first token", (PlannedRequest(0, [1, 2], 1),))]
+BATCH = Workload("W1", tuple(PlannedRequest(at, [at, 7], 5) for at in range(6)))
+SINGLE = Workload("W2", (PlannedRequest(0, [1, 2, 3], 8),))
+ARRIVING = Workload("W3@20", tuple(PlannedRequest(at, [at], 4, 0.05 * at) for at in range(5)))
 
 
 @pytest.fixture
@@ -44,59 +52,59 @@ def conditions(tmp_path):
     )
 
 
-# ------------------------------------------------------------------ turns
+# ------------------------------------------------------------------ rounds
 
 
-class ScriptedSystem:
+class ScriptedEngine:
     """Answers at once; keeps a common diary."""
 
     def __init__(self, name, diary, *, fail_start=False, fail_in=""):
-        self.name = self.setting = name
+        self.name = name
         self._diary, self._fail_start, self._fail_in = diary, fail_start, fail_in
 
     @contextmanager
     def launch(self, conditions):
         self._diary.append(f"{self.name} up")
         if self._fail_start:
-            raise SystemFailed("no such library")
-        yield Running(self._run, 1.0, False, {})
+            raise EngineFailed("no such library")
+        yield Running(self._run, None, {})
         self._diary.append(f"{self.name} down")
 
     def _run(self, workload):
         self._diary.append(f"{self.name} {workload.name}")
         if workload.name == self._fail_in:
-            raise SystemFailed("out of memory")
+            raise EngineFailed("out of memory")
         return [
             RequestRecord(at, 0.0, 0.0, finished_s=1.0, num_output_tokens=one.num_output_tokens)
             for at, one in enumerate(workload.requests)
         ]
 
 
-def test_engines_take_turns_and_only_one_is_up(conditions):
+def test_engines_alternate_and_only_one_is_up(conditions):
     diary = []
-    systems = [ScriptedSystem(name, diary) for name in "AB"]
-    run_turns(systems, [[SINGLE]] * 2, WARM_UP, conditions, report=lambda _: None)
+    engines = [ScriptedEngine(name, diary) for name in "AB"]
+    run_rounds(engines, [[SINGLE]] * 2, WARM_UP, conditions, report=lambda _: None)
     once = [f"{n} {what}" for n in "AB" for what in ("up", "first token", "W2", "down")]
     assert diary == once * 2
 
 
 def test_a_peer_that_fails_is_told_as_failed_and_never_as_a_figure(conditions):
     diary = []
-    systems = [
-        ScriptedSystem("A", diary),
-        ScriptedSystem("B", diary, fail_start=True),
-        ScriptedSystem("C", diary, fail_in="W1"),
+    engines = [
+        ScriptedEngine("A", diary),
+        ScriptedEngine("B", diary, fail_start=True),
+        ScriptedEngine("C", diary, fail_in="W1"),
     ]
-    turns = run_turns(systems, [[BATCH, SINGLE]] * 2, WARM_UP, conditions, report=lambda _: None)
-    summary = summarise(turns, ["A"], ["A", "B", "C"])
+    done = run_rounds(engines, [[BATCH, SINGLE]] * 2, WARM_UP, conditions, report=lambda _: None)
+    summary = summarise_rounds(done, ["A"], ["A", "B", "C"])
     assert diary.count("B up") == 1  # it is not started a second time
     assert summary["medians"]["B"] == {}
     assert "W1" not in summary["medians"]["C"] and "W2" in summary["medians"]["C"]
     assert summary["ratios"]["A / B"] == {} and "W2" in summary["ratios"]["A / C"]
-    told = [(one["system"], one["workload"], one["reason"]) for one in summary["failed"]]
+    told = [(one["engine"], one["workload"], one["reason"]) for one in summary["failed"]]
     assert told.count(("C", "W1", "out of memory")) == 2
     assert ("B", "start", "no such library") in told
-    assert "failed: C, turn 2, W1: out of memory" in table(summary)
+    assert "failed: C, round 2, W1: out of memory" in as_table(summary)
 
 
 # ------------------------------------------------------------------ engines with an address
@@ -106,8 +114,8 @@ def test_clients_stream_from_our_engine_on_time():
     with tempfile.TemporaryDirectory() as folder:
         address = f"ipc://{folder}/e.sock"
         with FakeEngine(address) as engine:
-            target = EngineAddress(address)
-            records = send_workload(target, ARRIVING, num_processes=2, timeout_s=20)
+            loop = OpenLoop(ARRIVING.requests)
+            records = run_clients(address, loop, num_processes=2, timeout_s=20)
             prompts = sorted(list(request.prompt_token_ids) for request in engine.requests)
     assert prompts == [[at] for at in range(5)]
     assert [record.index for record in records] == [0, 1, 2, 3, 4]
@@ -122,22 +130,23 @@ def test_a_request_that_our_engine_refuses_leaves_the_workload_without_figures()
     with tempfile.TemporaryDirectory() as folder:
         address = f"ipc://{folder}/e.sock"
         with FakeEngine(address, refuse=lambda _: "not today"):
-            records = send_workload(EngineAddress(address), SINGLE, num_processes=1, timeout_s=20)
+            loop = OpenLoop(SINGLE.requests)
+            records = run_clients(address, loop, num_processes=1, timeout_s=20)
     with pytest.raises(Incomplete, match="not today"):
         figures_of(SINGLE, records)
 
 
 def test_a_server_is_launched_measured_and_gone(conditions):
-    with ServerCommand.parse(f"fake={FAKE_SERVER}").launch(conditions) as running:
+    with parse_server(f"fake={FAKE_SERVER}").launch(conditions) as running:
         assert running.facts == {"model": "fake"} and running.ready_s > 0
         [pid] = [p for p in process_tree(os.getpid()) if b"fake_openai" in _command_line(p)]
         assert resident_bytes(pid) > 1e6
         records = running.run(BATCH)
         figures = figures_of(BATCH, records)
-        too_long = running.run(Workload("W2", (PlannedRequest(0.0, [1] * 101, 1),)))
+        too_long = running.run(Workload("W2", (PlannedRequest(0, [1] * 101, 1),)))
     assert [len(record.gaps_s) for record in records] == [4] * 6
     assert figures["itl_p50_ms"] >= 10 and figures["ttft_p50_ms"] > 0
-    assert "status 400" in too_long[0].error and "prompt too long" in too_long[0].error
+    assert "status 400" in too_long[0].detail and "prompt too long" in too_long[0].detail
     assert resident_bytes(pid) == 0
 
 
@@ -146,7 +155,7 @@ def _command_line(pid):
 
 
 def test_a_server_that_does_not_count_is_counted_by_its_events(conditions):
-    with ServerCommand.parse(f"fake={FAKE_SERVER} --no-usage").launch(conditions) as running:
+    with parse_server(f"fake={FAKE_SERVER} --no-usage").launch(conditions) as running:
         assert "output_tok_s" in figures_of(SINGLE, running.run(SINGLE))
 
 
@@ -155,7 +164,7 @@ def test_a_server_that_does_not_count_is_counted_by_its_events(conditions):
     [("--short", "7 tokens came, not 8"), ("--die-after 0", "Error")],
 )
 def test_a_server_that_falls_short_or_dies_has_no_figures(conditions, option, words):
-    with ServerCommand.parse(f"fake={FAKE_SERVER} {option}").launch(conditions) as running:
+    with parse_server(f"fake={FAKE_SERVER} {option}").launch(conditions) as running:
         records = running.run(SINGLE)
     with pytest.raises(Incomplete, match=words):
         figures_of(SINGLE, records)
@@ -164,8 +173,8 @@ def test_a_server_that_falls_short_or_dies_has_no_figures(conditions, option, wo
 def test_a_server_that_ends_before_it_is_ready_says_its_last_words(conditions):
     dying = f"{sys.executable} -c 'import sys; sys.exit(\"no model {{port}}\")'"
     with (
-        pytest.raises(SystemFailed, match="ended with code 1; its last lines: no model"),
-        ServerCommand.parse(f"dying={dying}").launch(conditions),
+        pytest.raises(EngineFailed, match="ended with code 1; its last lines: no model"),
+        parse_server(f"dying={dying}").launch(conditions),
     ):
         pass
 
@@ -174,15 +183,19 @@ def test_clients_give_up_after_their_time():
     with tempfile.TemporaryDirectory() as folder:
         address = f"ipc://{folder}/e.sock"
         with FakeEngine(address, step_s=1.5), pytest.raises(ClientsFailed, match=r"within 0\.2 s"):
-            send_workload(EngineAddress(address), SINGLE, num_processes=1, timeout_s=0.2)
+            run_clients(address, OpenLoop(SINGLE.requests), num_processes=1, timeout_s=0.2)
 
 
 # ------------------------------------------------------------------ libraries
 
 
 def _library(**options):
-    parsed = parse_peer(f"transformers={sys.executable}")
-    return OfflinePeer(parsed.description, FAKE_LIBRARY, sys.executable, options)
+    words = (
+        sys.executable,
+        str(FAKE_LIBRARY),
+        *(f"{key}={value}" for key, value in options.items()),
+    )
+    return replace(parse_peer(f"transformers={sys.executable}"), words=words)
 
 
 def test_a_library_is_asked_in_its_own_python_whatever_it_prints(conditions):
@@ -193,17 +206,17 @@ def test_a_library_is_asked_in_its_own_python_whatever_it_prints(conditions):
 
 
 def test_what_a_library_cannot_do_is_not_measured_and_a_fault_is_a_failure(conditions):
-    systems = [_library(fault="raise"), _library(fault="no batch"), _library(colour="red")]
+    engines = [_library(fault="raise"), _library(fault="no batch"), _library(colour="red")]
     warm_ups = [[], [*WARM_UP, BATCH], WARM_UP]  # the second cannot be warmed up by a batch
-    turns = [
-        run_turns([one], [[BATCH, ARRIVING]], warm_up, conditions, report=lambda _: None)[0]
-        for one, warm_up in zip(systems, warm_ups, strict=True)
+    rounds = [
+        run_rounds([one], [[BATCH, ARRIVING]], warm_up, conditions, report=lambda _: None)[0]
+        for one, warm_up in zip(engines, warm_ups, strict=True)
     ]
-    assert turns[0].failed == {"W1": "RuntimeError: no kernel for this"}
-    assert "server" in turns[0].not_measured["W3@20"]
-    assert (turns[1].failed, turns[1].not_measured["W1"]) == ({}, "one request at a time")
-    assert turns[2].failed == {"start": "not ready: this peer has no option colour; omit it"}
-    assert "peak_engine_mb" in turns[1].figures["start"]
+    assert rounds[0].failed == {"W1": "RuntimeError: no kernel for this"}
+    assert "server" in rounds[0].not_measured["W3@20"]
+    assert (rounds[1].failed, rounds[1].not_measured["W1"]) == ({}, "one request at a time")
+    assert rounds[2].failed == {"start": "not ready: this peer has no option colour; omit it"}
+    assert "peak_engine_mb" in rounds[1].figures["start"]
 
 
 # ------------------------------------------------------------------ the command line
@@ -216,8 +229,8 @@ def compare(*options):
 
 def test_the_script_compares_what_it_is_given_and_prints_one_json_line(tmp_path):
     path = tmp_path / "workloads.json"
-    write_turns(path, WARM_UP, [[BATCH, ARRIVING]], source="by hand")
-    options = ["--workload-file", str(path), "--workloads", "W1,W3@20", "--turns", "1"]
+    write_rounds(path, WARM_UP, [[BATCH, ARRIVING]], source="by hand")
+    options = ["--workload-file", str(path), "--workloads", "W1,W3@20", "--rounds", "1"]
     options += ["--server", f"one={FAKE_SERVER}", "--server", f"short={FAKE_SERVER} --short"]
     done = compare(*options, "--json", str(tmp_path / "out.json"))
     assert (done.returncode, done.stdout.count("\n")) == (1, 1), done.stderr
@@ -228,7 +241,7 @@ def test_the_script_compares_what_it_is_given_and_prints_one_json_line(tmp_path)
     assert 0 < start["launch_to_ready_s"] < start["launch_to_first_token_s"]
     assert 0 < start["peak_engine_mb"] < start["peak_all_mb"]
     # it does not even answer the warm-up in full
-    assert document["medians"]["short"] == {} and document["failed"][0]["system"] == "short"
+    assert document["medians"]["short"] == {} and document["failed"][0]["engine"] == "short"
     assert "failed: short" in done.stderr and "commit" in document
 
 
@@ -241,13 +254,11 @@ def test_the_script_compares_what_it_is_given_and_prints_one_json_line(tmp_path)
         (["--server", "a=serve --port 80"], "{port}"),
         (["--peer", "a=https://there"], "no http:// address"),
         (["--peer", "nobody=python3"], "transformers, vllm"),
-        (["--engine", "a=", "--engine", "b=", "--turns", "0"], "at least 1"),
+        (["--engine", "a=", "--engine", "b=", "--rounds", "0"], "at least 1"),
         (["--speed", "1"], "--speed"),
     ],
 )
 def test_wrong_options_are_one_line_and_exit_code_2(options, words):
-    from scripts.compare_engines import main
-
     code, error = _quietly(main, options)
     assert code == 2 and error.count("\n") == 1
     assert words in error
@@ -263,11 +274,11 @@ def _quietly(main, options):
 
 def test_descriptions_say_what_is_wrong_with_them():
     with pytest.raises(DescriptionError, match="is set by the comparison"):
-        OwnEngine.parse("a=--num-threads 4")
+        parse_engine("a=--num-threads 4")
     with pytest.raises(DescriptionError, match="write env:X=VALUE"):
-        OwnEngine.parse("a=env:X")
+        parse_engine("a=env:X")
     with pytest.raises(DescriptionError, match="not KEY=VALUE"):
         parse_peer("vllm=python3 fast")
     peer = parse_peer("vllm-bf16=python3 dtype=bfloat16 env:A=1")
-    assert (peer.program, peer.options) == (PEERS / "vllm_peer.py", {"dtype": "bfloat16"})
-    assert peer.description.environment == {"A": "1"}
+    assert peer.words == ("python3", str(PEERS / "vllm_peer.py"), "dtype=bfloat16")
+    assert peer.environment == {"A": "1"}

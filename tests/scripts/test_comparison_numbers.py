@@ -4,19 +4,19 @@ import pytest
 
 from scripts.comparison.figures import Incomplete, figures_of, medians, ratios
 from scripts.comparison.workloads import (
-    PlannedRequest,
     Workload,
     WorkloadError,
-    make_turns,
+    make_rounds,
     make_warm_up,
-    read_turns,
-    write_turns,
+    read_rounds,
+    write_rounds,
 )
 from scripts.load.records import RequestRecord
+from scripts.load.workload import PlannedRequest
 
 TEXT = range(50_000)
 ALL = ("W1", "W2", "W3@2", "W4", "prefill")
-SINGLE = Workload("W2", (PlannedRequest(0.0, [1, 2, 3], 8),))
+SINGLE = Workload("W2", (PlannedRequest(0, [1, 2, 3], 8),))
 
 
 # ------------------------------------------------------------------ workloads
@@ -24,14 +24,14 @@ SINGLE = Workload("W2", (PlannedRequest(0.0, [1, 2, 3], 8),))
 
 def test_a_workload_file_is_the_same_byte_for_byte(tmp_path):
     for name in "ab":
-        turns = make_turns(TEXT, ALL, num_turns=2)
-        write_turns(tmp_path / name, make_warm_up(TEXT), turns, source="a range")
+        rounds = make_rounds(TEXT, ALL, num_rounds=2)
+        write_rounds(tmp_path / name, make_warm_up(TEXT), rounds, source="a range")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    assert read_turns(tmp_path / "a") == (make_warm_up(TEXT), turns)
+    assert read_rounds(tmp_path / "a") == (make_warm_up(TEXT), rounds)
 
 
 def test_the_workloads_are_as_the_targets_define_them():
-    batch, single, arriving, sharing, prefill = make_turns(TEXT, ALL, num_turns=1)[0]
+    batch, single, arriving, sharing, prefill = make_rounds(TEXT, ALL, num_rounds=1)[0]
     lengths = [len(one.prompt_token_ids) for one in batch.requests]
     assert len(lengths) == 64 and 32 <= min(lengths) < 64 and 256 < max(lengths) <= 512
     assert {(one.arrival_s, one.num_output_tokens) for one in batch.requests} == {(0.0, 64)}
@@ -47,17 +47,17 @@ def test_the_workloads_are_as_the_targets_define_them():
     assert (len(one.prompt_token_ids), one.num_output_tokens) == (2000, 1)
 
 
-def test_turns_have_the_same_lengths_and_no_beginning_in_common():
-    turns = [*make_turns(range(30_000), ALL, num_turns=3), make_warm_up(range(30_000))]
+def test_rounds_have_the_same_lengths_and_no_beginning_in_common():
+    rounds = [*make_rounds(range(30_000), ALL, num_rounds=3), make_warm_up(range(30_000))]
     shape = [
-        [[(one.arrival_s, len(one.prompt_token_ids)) for one in w.requests] for w in turn]
-        for turn in turns[:3]
+        [[(one.arrival_s, len(one.prompt_token_ids)) for one in w.requests] for w in round_]
+        for round_ in rounds[:3]
     ]
     assert shape[0] == shape[1] == shape[2]
     beginnings = [
         tuple(workload.requests[at].prompt_token_ids[:16])
-        for turn in turns
-        for workload in turn
+        for round_ in rounds
+        for workload in round_
         for at in range(1 if workload.name == "W4" else len(workload.requests))
     ]
     assert len(set(beginnings)) == len(beginnings)
@@ -66,15 +66,15 @@ def test_turns_have_the_same_lengths_and_no_beginning_in_common():
 @pytest.mark.parametrize("name", ["W5", "W3", "W3@0", "W3@x", "W1@2", ""])
 def test_an_unknown_workload_is_refused_by_name(name):
     with pytest.raises(WorkloadError, match="W3@"):
-        make_turns(TEXT, [name], num_turns=1)
+        make_rounds(TEXT, [name], num_rounds=1)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"format": 0}', '{"format": 1, "turns": [[1]]}'])
+@pytest.mark.parametrize("content", ["", "[]", '{"format": 0}', '{"format": 2, "rounds": [[1]]}'])
 def test_a_file_that_is_no_workload_file_is_one_error(tmp_path, content):
     path = tmp_path / "workloads.json"
     path.write_text(content)
     with pytest.raises(WorkloadError, match=r"workloads\.json"):
-        read_turns(path)
+        read_rounds(path)
 
 
 # ------------------------------------------------------------------ figures
@@ -86,7 +86,7 @@ def _record(index, first_s, gaps_s, due_s=0.0):
 
 
 def test_figures_are_those_of_records_worked_out_by_hand():
-    workload = Workload("W1", tuple(PlannedRequest(0.5 * at, [1, 2], 5) for at in range(2)))
+    workload = Workload("W1", tuple(PlannedRequest(at, [1, 2], 5, 0.5 * at) for at in range(2)))
     records = [_record(0, 1.0, [0.1, 0.1, 0.1, 0.7]), _record(1, 2.5, [0.2] * 4, due_s=0.5)]
     figures = figures_of(workload, records)
     assert figures["duration_s"] == pytest.approx(3.3)
@@ -101,7 +101,7 @@ def test_figures_are_those_of_records_worked_out_by_hand():
 
 
 def test_a_single_request_has_a_decode_and_a_prefill_rate():
-    workload = Workload("W2", (PlannedRequest(0.0, [1] * 10, 5),))
+    workload = Workload("W2", (PlannedRequest(0, [1] * 10, 5),))
     figures = figures_of(workload, [_record(0, 0.5, [0.1] * 4)])
     assert figures["decode_tok_s"] == pytest.approx(10)
     assert figures["prefill_tok_s"] == pytest.approx(20)
@@ -117,7 +117,7 @@ def test_what_was_not_timed_is_absent_and_what_is_short_has_no_figures():
         figures_of(SINGLE, [])
 
 
-def test_ratios_are_of_turns_that_both_served_and_above_one_where_we_are_better():
+def test_ratios_are_of_rounds_that_both_served_and_above_one_where_we_are_better():
     ours = [{"output_tok_s": 20.0, "ttft_p50_ms": 50.0}, None, {"output_tok_s": 90.0}]
     theirs = [{"output_tok_s": 10.0, "ttft_p50_ms": 100.0}, {"output_tok_s": 1.0}] * 2
     assert ratios(ours, theirs[:3]) == {"output_tok_s": pytest.approx(5.5), "ttft_p50_ms": 2.0}

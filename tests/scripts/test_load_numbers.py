@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.load.arrivals import first_arrivals, poisson
+from scripts.load.clients import share_of
 from scripts.load.records import RequestRecord, distribution, percentile, summarise
 from scripts.load.report import as_table
-from scripts.load.worker import share_of
-from scripts.load.workload import LengthRange, Workload
+from scripts.load.workload import LengthRange, RequestGenerator
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=50)
 
@@ -77,8 +77,8 @@ def test_shares_add_up_and_differ_by_one_at_most(total, num_parts):
 
 def test_lengths_are_within_their_range_and_log_uniform_prefers_short_ones():
     def lengths(how):
-        workload = make_workload(prompt_len=LengthRange.parse("8:512", distribution=how))
-        return [len(workload.request(index).prompt_token_ids) for index in range(2000)]
+        generator = make_generator(prompt_len=LengthRange.parse("8:512", distribution=how))
+        return [len(generator.request(index).prompt_token_ids) for index in range(2000)]
 
     log_uniform, uniform = lengths("log-uniform"), lengths("uniform")
     for each in (log_uniform, uniform):
@@ -99,8 +99,8 @@ def test_wrong_lengths_are_refused(text):
         LengthRange.parse(text)
 
 
-def make_workload(**options):
-    return Workload(
+def make_generator(**options):
+    return RequestGenerator(
         **{
             "seed": 1,
             "prompt_len": LengthRange(4, 4),
@@ -113,20 +113,20 @@ def make_workload(**options):
 
 
 def test_requests_are_functions_of_seed_and_index_and_share_their_prefix():
-    workload = make_workload(shared_prefix_len=3)
-    first, second = workload.request(0), workload.request(1)
-    assert workload.request(0) == first
+    generator = make_generator(shared_prefix_len=3)
+    first, second = generator.request(0), generator.request(1)
+    assert generator.request(0) == first
     assert first.prompt_token_ids[:3] == second.prompt_token_ids[:3]
     assert first.prompt_token_ids[3:] != second.prompt_token_ids[3:]
     assert len(first.prompt_token_ids) == 7
-    assert workload.longest_request == 9
-    assert make_workload(seed=2).request(0) != make_workload().request(0)
+    assert generator.longest_request == 9
+    assert make_generator(seed=2).request(0) != make_generator().request(0)
     assert set(first.prompt_token_ids) <= set(range(5, 100))
 
 
 def test_prompts_from_a_text_are_windows_of_it_that_wrap_around():
     text = list(range(1000, 1006))
-    prompt = make_workload(prompt_len=LengthRange(15, 15), text_token_ids=text).request(0)
+    prompt = make_generator(prompt_len=LengthRange(15, 15), text_token_ids=text).request(0)
     token_ids = prompt.prompt_token_ids
     assert len(token_ids) == 15
     assert all((later - earlier) % 6 == 1 for earlier, later in itertools.pairwise(token_ids))

@@ -1,6 +1,5 @@
 """Which request is next and which is preempted: what each policy fills in."""
 
-import abc
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
@@ -42,7 +41,7 @@ class WaitingQueue(Protocol):
     def remove_request(self, request: Request) -> None: ...
 
 
-class SchedulingPolicy(Protocol):
+class SchedulingPolicy:
     """Orders the waiting queue and selects victims; the scheduler moves them. It knows no blocks,
     budgets or steps. One scheduler's; it may keep state."""
 
@@ -53,17 +52,16 @@ class SchedulingPolicy(Protocol):
     def new_step(self) -> None:
         """A step is about to be planned."""
 
-    @abc.abstractmethod
     def check(self, request: Request) -> None:
         """
         Raises:
             ValueError: the request asks for what this policy does not do (a priority under fcfs).
         """
 
-    @abc.abstractmethod
     def select_victim(self, running: Mapping[str, Request], requester: Request) -> Request:
         """Which of the running requests (in order of admission, by request id; never empty) loses
         its blocks so that `requester`, one of them, gets one. It may be `requester` itself."""
+        raise NotImplementedError
 
     def select_forced_victims(self, running: Mapping[str, Request]) -> list[Request]:
         """Running requests to preempt for the head of the waiting queue though memory is free, the

@@ -125,9 +125,6 @@ class Priority(SchedulingPolicy):
         """In units of the rank."""
         self._force_preemption = force_preemption
 
-    def check(self, request: Request) -> None:
-        """Every priority is served."""
-
     def select_victim(self, running: Mapping[str, Request], requester: Request) -> Request:
         """The largest (priority, arrival) of all, whether scheduled in this step or not; the newest
         of equals."""

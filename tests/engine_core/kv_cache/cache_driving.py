@@ -80,7 +80,7 @@ class CacheDriver:
         if status is not AllocStatus.OK:
             return
         del self.waiting[name]
-        self.cache.adopt(stream, hit)
+        self.cache.allocate_cached(stream, hit)
         self.running[name] = stream
         self.was_resumed.add(name)
         stream.num_computed_tokens = hit.num_tokens
@@ -93,7 +93,7 @@ class CacheDriver:
         """True if the tokens are planned."""
         start, stop = stream.num_computed_tokens, stream.num_computed_tokens + num_tokens
         name = stream.sequence_id
-        is_single = num_tokens == 1 and stop <= self.cache.writable_tokens(stream)
+        is_single = num_tokens == 1 and stop <= self.cache.num_allocated_slots(stream)
         if not is_single:
             before = self._state()
             update = self.cache.allocate_slots(stream, num_tokens, lookahead)
@@ -103,7 +103,7 @@ class CacheDriver:
             for table, block_ids in zip(self.tables[name], update.block_ids, strict=True):
                 assert update.start <= len(table)
                 table[update.start :] = block_ids
-            assert self.cache.writable_tokens(stream) >= stop + lookahead
+            assert self.cache.num_allocated_slots(stream) >= stop + lookahead
         stream.num_computed_tokens = stop
         self.plan[name] = Planned(stream, start, stop, list(drafts))
         return True
@@ -114,7 +114,7 @@ class CacheDriver:
             [
                 pool.block_ids(stream)
                 for stream in self.running.values()
-                if stream.sequence_id in pool._held
+                if stream.sequence_id in pool._blocks_of
             ],
             pool.num_blocks_free,
             pool.num_blocks_cached,
@@ -145,7 +145,7 @@ class CacheDriver:
 
     def _check_contents(self):
         """What can be found, and what waits on the host, is what it is said to be."""
-        tiers = self.cache._tiers
+        offload = self.cache._offload
         size = self.cache.block_size
         streams = [*self.running.values(), *self.swapped.values(), *self.waiting.values()]
         for stream in streams:
@@ -157,10 +157,10 @@ class CacheDriver:
                     ]
         findable = [
             ((group, block_hash), block_id)
-            for group, index in enumerate(tiers.device._index)
+            for group, index in enumerate(offload.device._index)
             for block_hash, block_id in index.items()
         ]
-        for key, block_id in [*findable, *tiers.host._index.items()]:
+        for key, block_id in [*findable, *offload.host._index.items()]:
             if key in self.contents:
                 assert self.memory.blocks[block_id] == self.contents[key]
         for name, stream in self.swapped.items():

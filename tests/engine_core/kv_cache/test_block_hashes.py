@@ -3,7 +3,7 @@
 import struct
 from hashlib import blake2b
 
-from engine_core.kv_cache.block_hashes import extend_block_hashes, root_hash
+from engine_core.kv_cache.prefix_cache import extend_block_hashes, root_hash
 
 
 def hashes_of(tokens, block_size=4, adapter=None, cache_salt=None):

@@ -173,20 +173,20 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def forget(self, data):
         block_id = data.draw(st.sampled_from(self._in_use()))
-        self.pool.forget([block_id])
+        self.pool.unindex([block_id])
         self.names.pop(block_id, None)
 
     @precondition(lambda self: self.order)
     @rule(data=st.data())
     def forget_a_cached_one(self, data):
         block_id = data.draw(st.sampled_from(self.order))
-        self.pool.forget([block_id])
+        self.pool.unindex([block_id])
         del self.names[block_id]
         self.order.remove(block_id)
 
     @rule()
-    def forget_cached(self):
-        assert self.pool.forget_cached() == len(self.order)
+    def evict_cached(self):
+        assert self.pool.evict_cached() == len(self.order)
         for block_id in self.order:
             del self.names[block_id]
         self.order = []

@@ -137,7 +137,7 @@ class CacheMachine(CacheDriver, RuleBasedStateMachine):
         parent = self.running[data.draw(st.sampled_from(sorted(self._idle())))]
         name = self._name()
         num_computed = parent.num_computed_tokens
-        if not self.cache._tables._sliding:
+        if not self.cache._sliding:
             num_computed = data.draw(st.integers(0, num_computed))
         child = Stream(
             name,
@@ -160,7 +160,7 @@ class CacheMachine(CacheDriver, RuleBasedStateMachine):
             if spec.sliding_window is not None and first < stream.num_computed_tokens:
                 return  # what was dropped cannot be computed again in place
         pool = self.cache._pool
-        self.cache.forget(stream, first)
+        self.cache.invalidate(stream, first)
         size = self.cache.block_size
         for table in self.cache.block_ids(stream):
             for index in range(first // size, len(table)):

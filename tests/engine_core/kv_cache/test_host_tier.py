@@ -30,7 +30,7 @@ def evict_all(cache):
 def admit(cache, tokens, name="again"):
     stream = Stream(name, tokens)
     hit = cache.find_cached_prefix(stream)
-    cache.adopt(stream, hit)
+    cache.allocate_cached(stream, hit)
     stream.num_computed_tokens = hit.num_tokens
     cache.check()
     return stream, hit
@@ -77,7 +77,7 @@ def test_blocks_in_use_elsewhere_are_saved_when_the_last_lets_go():
     cache = host_cache(num_blocks=4)
     first, second = Stream("a", [1] * 5), Stream("b", [1] * 5)
     compute(cache, first)
-    cache.adopt(second, cache.find_cached_prefix(second))
+    cache.allocate_cached(second, cache.find_cached_prefix(second))
     cache.free(first)
     assert cache.take_copies().is_empty
     cache.free(second)
@@ -134,7 +134,7 @@ def test_a_save_gives_way_to_a_swap_in_that_needs_its_block():
         stream, hit, max_chunk=8, num_reserved_blocks=0, is_alone=True, is_resumed=False
     )
     assert status is AllocStatus.OK
-    cache.adopt(stream, hit)
+    cache.allocate_cached(stream, hit)
     cache.check()
     copies = cache.take_copies()
     ((host_block, block_id),) = copies.swap_in
@@ -195,7 +195,7 @@ def test_forgetting_takes_the_host_copy_along():
     run_and_free(cache, "a", [1] * 9)
     evict_all(cache)
     stream, _ = admit(cache, [1] * 10)
-    cache.forget(stream, 5)
+    cache.invalidate(stream, 5)
     assert cache.num_host_blocks_cached == 1
     assert hit_of(cache, [1] * 10).num_tokens == 4
     cache.check()
@@ -207,7 +207,7 @@ def test_forgetting_cancels_a_save_that_is_not_made_yet():
     compute(cache, stream)
     cache.free(stream)
     again, _ = admit(cache, [1] * 6)
-    cache.forget(again)
+    cache.invalidate(again)
     assert cache.take_copies().is_empty
     assert cache.num_host_blocks_cached == 0
 

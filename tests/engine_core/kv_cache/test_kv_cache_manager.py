@@ -21,9 +21,9 @@ def test_a_sequence_takes_as_many_blocks_as_its_tokens_need(num_tokens, num_bloc
     (blocks,) = update.block_ids
     assert len(blocks) == num_blocks == cache.num_blocks_in_use
     assert cache.block_ids(stream) == (blocks,)
-    assert cache.writable_tokens(stream) == num_blocks * 4
+    assert cache.num_allocated_slots(stream) == num_blocks * 4
     cache.free(stream)
-    assert (cache.num_blocks_in_use, cache.writable_tokens(stream)) == (0, 0)
+    assert (cache.num_blocks_in_use, cache.num_allocated_slots(stream)) == (0, 0)
     cache.free(stream)
     cache.check()
 
@@ -32,7 +32,7 @@ def test_lookahead_slots_are_behind_the_tokens():
     cache = make_cache()
     stream = Stream("a", list(range(4)))
     assert len(cache.allocate_slots(stream, 4, 1).block_ids[0]) == 2
-    assert cache.writable_tokens(stream) == 8
+    assert cache.num_allocated_slots(stream) == 8
     stream.num_computed_tokens = 4
     assert cache.allocate_slots(stream, 1, 3).is_empty
     assert cache.allocate_slots(stream, 1, 4).start == 2
@@ -96,7 +96,7 @@ def test_each_block_is_hashed_once_in_a_life_with_a_preemption():
     assert stream.num_hashed_bytes == 12 * 4
 
 
-def test_a_single_token_makes_its_block_findable_at_the_next_block():
+def test_a_single_token_registers_its_block_at_the_next_block():
     """Proves S168."""
     cache = make_cache()
     stream = Stream("a", list(range(9)))
@@ -122,7 +122,7 @@ def test_what_is_given_back_before_its_step_runs_cannot_be_found():
     assert hit_of(cache, list(range(13))).num_tokens == 4
 
 
-def test_drafts_take_slots_but_never_become_findable():
+def test_drafts_take_slots_but_never_enter_the_prefix_cache():
     cache = make_cache()
     stream = Stream("a", [1, 2, 3])
     compute(cache, stream, 6)
@@ -162,7 +162,7 @@ def test_blocks_of_one_moment_and_depth_are_evicted_by_id():
     assert order == [*sorted((first[1], second[1])), *sorted((first[0], second[0]))]
 
 
-def test_freed_blocks_stay_findable_until_the_cache_is_reset():
+def test_freed_blocks_stay_cached_until_the_cache_is_reset():
     """Proves S164, S167."""
     cache = make_cache()
     holder, gone = Stream("a", [1] * 9), Stream("b", [2] * 9)
@@ -238,7 +238,7 @@ def test_found_blocks_that_nobody_holds_still_cost_a_free_block():
     assert ask(cache, 8) is AllocStatus.OK
 
 
-def test_promised_blocks_are_those_not_yet_held():
+def test_reserved_blocks_are_those_not_yet_allocated():
     cache = make_cache()
     stream = Stream("a", list(range(30)))
     assert cache.num_reserved_blocks(stream, 8) == cache.num_peak_blocks(30, 8) == 8

@@ -14,9 +14,9 @@ def test_a_sequence_of_any_length_lives_without_blocks():
         stream, hit, max_chunk=8, num_reserved_blocks=10**6, is_alone=False, is_resumed=False
     )
     assert status is AllocStatus.OK
-    cache.adopt(stream, hit)
+    cache.allocate_cached(stream, hit)
     assert cache.allocate_slots(stream, 100_000).is_empty
-    assert cache.writable_tokens(stream) > 10**9
+    assert cache.num_allocated_slots(stream) > 10**9
     cache.fork(stream, child, 5)
     assert cache.swap_out([stream, child]) == 0
     assert cache.can_swap_in([stream], num_reserved_blocks=0, is_alone=True) is AllocStatus.OK
@@ -26,7 +26,7 @@ def test_a_sequence_of_any_length_lives_without_blocks():
     assert cache.num_common_prefix_blocks(stream, 2) == [0]
     assert cache.take_copies().is_empty
     cache.free(stream)
-    cache.forget(stream)
+    cache.invalidate(stream)
     cache.check([stream])
     assert (cache.num_blocks, cache.num_blocks_in_use, cache.reset_prefix_cache()) == (0, 0, 0)
     assert cache.usage([stream]).num_used_blocks == 0

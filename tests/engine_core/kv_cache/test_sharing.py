@@ -27,11 +27,11 @@ def test_branches_share_all_blocks_until_one_writes():
     parent = Stream("a", list(range(6)))
     compute(cache, parent)
     parent.tokens.append(7)
-    assert cache.writable_tokens(parent) == 8
+    assert cache.num_allocated_slots(parent) == 8
     children = [fork(cache, parent, name, 8) for name in "bc"]
     (shared, tail) = cache.block_ids(parent)[0]
     assert (cache.num_blocks_in_use, cache.num_shared_references) == (2, 4)
-    assert [cache.writable_tokens(s) for s in (parent, *children)] == [6, 6, 6]
+    assert [cache.num_allocated_slots(s) for s in (parent, *children)] == [6, 6, 6]
     assert cache.num_reserved_blocks(parent, 8) == 1
 
     update, copies = copies_of(cache, children[0])
@@ -46,7 +46,7 @@ def test_branches_share_all_blocks_until_one_writes():
     assert copies == []
     assert cache.block_ids(children[1]) == ([shared, tail],)
     assert (cache.num_blocks_in_use, cache.num_shared_references) == (4, 2)
-    assert cache.writable_tokens(parent) == 8
+    assert cache.num_allocated_slots(parent) == 8
 
 
 def test_a_branch_at_a_block_boundary_needs_no_copy():
@@ -54,7 +54,7 @@ def test_a_branch_at_a_block_boundary_needs_no_copy():
     parent = Stream("a", list(range(8)))
     compute(cache, parent)
     child = fork(cache, parent, "b", 9)
-    assert cache.writable_tokens(child) == 8
+    assert cache.num_allocated_slots(child) == 8
     update, copies = copies_of(cache, child)
     assert (update.start, copies) == (2, [])
 
@@ -81,15 +81,15 @@ def test_a_block_that_another_filled_is_not_found_once_it_is_written():
     compute(cache, parent)
     child = Stream("b", [*range(6), 99, 99, 99, 99], 6)
     cache.fork(parent, child, 6)
-    assert cache.writable_tokens(child) == 6
+    assert cache.num_allocated_slots(child) == 6
     cache.free(parent)
     assert hit_of(cache, list(range(9))).num_tokens == 8
-    assert cache.writable_tokens(child) == 6
+    assert cache.num_allocated_slots(child) == 6
     update, copies = copies_of(cache, child, 3)
     assert (update.start, copies) == (2, [])
     assert hit_of(cache, list(range(9))).num_tokens == 4
     assert hit_of(cache, child.tokens).num_tokens == 8
-    assert cache.writable_tokens(child) == 12
+    assert cache.num_allocated_slots(child) == 12
 
 
 def test_without_room_for_the_copy_nothing_changes():
@@ -229,7 +229,7 @@ def test_nobody_finds_what_was_forgotten_and_it_is_registered_anew():
     cache = make_cache()
     stream = Stream("a", list(range(13)))
     compute(cache, stream)
-    cache.forget(stream, 6)
+    cache.invalidate(stream, 6)
     assert hit_of(cache, list(range(13))).num_tokens == 4
     stream.num_computed_tokens = 6
     compute(cache, stream, 7)

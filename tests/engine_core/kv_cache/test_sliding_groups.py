@@ -73,7 +73,7 @@ def test_a_boundary_whose_window_is_gone_is_not_a_hit():
     stream = Stream("a", list(range(17)))
     compute(cache, stream)
     # the sliding group loses block 2: boundaries 12 and 16 need it, 8 does not
-    cache._pool.forget([cache.block_ids(stream)[1][2]])
+    cache._pool.unindex([cache.block_ids(stream)[1][2]])
     assert hit_of(cache, list(range(20))).num_tokens == 8
 
 

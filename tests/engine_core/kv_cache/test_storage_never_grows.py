@@ -22,10 +22,10 @@ def test_all_blocks_are_allocated_at_the_start_and_none_later():
         head_size=2,
         dtype=torch.float32,
     )
-    tiers = ((storage.device_tensors, NUM_BLOCKS + 1), (storage.host_tensors, NUM_HOST_BLOCKS))
-    for tensors, num_blocks in tiers:
+    offload = ((storage.device_tensors, NUM_BLOCKS + 1), (storage.host_tensors, NUM_HOST_BLOCKS))
+    for tensors, num_blocks in offload:
         assert {len(tensor) for pair in tensors for tensor in pair} == {num_blocks}
-    places = [tensor.data_ptr() for tensors, _ in tiers for pair in tensors for tensor in pair]
+    places = [tensor.data_ptr() for tensors, _ in offload for pair in tensors for tensor in pair]
 
     cache = make_cache(NUM_BLOCKS, num_host_blocks=NUM_HOST_BLOCKS)
     used: set[int] = set()
@@ -45,5 +45,5 @@ def test_all_blocks_are_allocated_at_the_start_and_none_later():
     assert used == set(range(1, NUM_BLOCKS + 1))
     assert compute(cache, Stream("too long", list(range(4 * NUM_BLOCKS + 1)))) is None
     assert places == [
-        tensor.data_ptr() for tensors, _ in tiers for pair in tensors for tensor in pair
+        tensor.data_ptr() for tensors, _ in offload for pair in tensors for tensor in pair
     ]

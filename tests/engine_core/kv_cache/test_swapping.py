@@ -66,7 +66,7 @@ def test_only_blocks_with_computed_tokens_are_kept():
     assert cache.swap_out([stream]) == 2
     cache.take_copies()
     cache.swap_in([stream])
-    assert cache.writable_tokens(stream) == 8
+    assert cache.num_allocated_slots(stream) == 8
 
 
 def test_without_room_on_the_host_nothing_changes():
@@ -86,7 +86,7 @@ def test_what_was_saved_before_is_pinned_and_not_copied():
     compute(cache, gone)
     cache.free(gone)
     cache.take_copies()
-    cache.adopt(stream, cache.find_cached_prefix(stream))
+    cache.allocate_cached(stream, cache.find_cached_prefix(stream))
     stream.num_computed_tokens = 4
     compute(cache, stream)
     assert cache.swap_out([stream]) == 1
@@ -170,7 +170,7 @@ def test_can_swap_in_counts_all_tokens_known_now_as_for_a_resumed_request():
     assert can_swap_in(cache, [stream], num_lookahead_slots=7) is AllocStatus.OK
     assert can_swap_in(cache, [stream], num_lookahead_slots=8) is AllocStatus.NEVER
     holder = Stream("b", list(range(5)))
-    cache.adopt(holder, cache.find_cached_prefix(holder))
+    cache.allocate_cached(holder, cache.find_cached_prefix(holder))
     holder.num_computed_tokens = 4
     compute(cache, holder)
     # of its nine blocks the first is in use; eight are free
@@ -248,7 +248,7 @@ def test_forgetting_a_swapped_sequence_takes_it_from_the_index_but_not_from_its_
     stream = Stream("a", list(range(9)))
     compute(cache, stream)
     cache.swap_out([stream])
-    cache.forget(stream, 4)
+    cache.invalidate(stream, 4)
     cache.take_copies()
     assert hit_of(cache, list(range(9))).num_tokens == 4
     assert can_swap_in(cache, [stream]) is AllocStatus.OK

@@ -173,7 +173,7 @@ def test_every_stage_of_a_request_can_be_seen_from_outside():
         scenario.step()
         stages.append(seen())
     assert stages == [
-        ("waiting", WaitReason.NOT_LOOKED_AT, 0, 0, (0, 2, 0)),
+        ("waiting", WaitReason.NOT_CONSIDERED, 0, 0, (0, 2, 0)),
         ("running", None, 20, 0, (2, 0, 0)),
         ("swapped", WaitReason.PREEMPTION, 20, 0, (1, 1, 1)),
         ("swapped", WaitReason.BLOCKS, 20, 0, (0, 1, 1)),

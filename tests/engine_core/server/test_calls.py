@@ -35,7 +35,7 @@ class Engine:
     ("call", "result"),
     [
         (calls.Ping(), calls.Pong(uptime_s=1.5)),
-        (calls.ResetPrefixCache(), calls.PrefixCacheReset(num_blocks_forgotten=7)),
+        (calls.ResetPrefixCache(), calls.PrefixCacheReset(num_blocks_evicted=7)),
         (calls.Drain(), calls.Draining(num_requests_left=2)),
         (calls.GetRequestInfo(request_id="known"), KNOWN),
         (calls.ListRequests(), calls.RequestList(request_ids=["known"])),

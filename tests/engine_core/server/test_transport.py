@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from engine_core.errors import AddressInUse, ConfigurationError
-from engine_core.server.transport import ClientGone, EngineSocket, make_private_folder
+from engine_core.server.transport import ClientGone, ZmqTransport, make_private_folder
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def receive(engine, count, timeout_s=5.0):
 
 def test_frames_go_both_ways(address):
     with (
-        EngineSocket(address) as engine,
+        ZmqTransport(address) as engine,
         zmq.Context() as context,
         context.socket(zmq.DEALER) as client,
     ):
@@ -44,18 +44,18 @@ def test_frames_go_both_ways(address):
 
 
 def test_the_socket_and_its_folder_are_private(address, tmp_path):
-    with EngineSocket(address):
+    with ZmqTransport(address):
         assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o700
         assert stat.S_IMODE((tmp_path / "s" / "engine.sock").stat().st_mode) == 0o600
     assert not (tmp_path / "s" / "engine.sock").exists()
 
 
 def test_a_second_engine_on_a_unix_socket_is_told_that_it_is_in_use(address):
-    with EngineSocket(address) as first:
+    with ZmqTransport(address) as first:
         with pytest.raises(AddressInUse, match="in use by another engine"):
-            EngineSocket(address)
+            ZmqTransport(address)
         assert first.address == address
-    EngineSocket(address).close()  # free again
+    ZmqTransport(address).close()  # free again
 
 
 def test_a_socket_left_by_a_dead_engine_does_not_stand_in_the_way(address, tmp_path):
@@ -63,15 +63,15 @@ def test_a_socket_left_by_a_dead_engine_does_not_stand_in_the_way(address, tmp_p
     stale = socket.socket(socket.AF_UNIX)
     stale.bind(str(tmp_path / "s" / "engine.sock"))
     stale.close()
-    EngineSocket(address).close()
+    ZmqTransport(address).close()
 
 
 def test_a_tcp_port_in_use_is_refused_and_port_zero_picks_one():
-    with EngineSocket("tcp://127.0.0.1:0") as engine:
+    with ZmqTransport("tcp://127.0.0.1:0") as engine:
         assert engine.address.startswith("tcp://127.0.0.1:")
         assert not engine.address.endswith(":0")
         with pytest.raises(AddressInUse, match="is in use"):
-            EngineSocket(engine.address)
+            ZmqTransport(engine.address)
 
 
 @pytest.mark.parametrize(
@@ -79,16 +79,16 @@ def test_a_tcp_port_in_use_is_refused_and_port_zero_picks_one():
 )
 def test_addresses_that_cannot_work_are_refused(wrong):
     with pytest.raises(ConfigurationError):
-        EngineSocket(wrong)
+        ZmqTransport(wrong)
 
 
 def test_a_unix_path_beyond_the_systems_limit_is_refused_with_the_limit(tmp_path):
     with pytest.raises(ConfigurationError, match="limit is 107"):
-        EngineSocket(f"ipc://{tmp_path}/{'x' * 120}")
+        ZmqTransport(f"ipc://{tmp_path}/{'x' * 120}")
 
 
 def test_sending_to_a_client_that_left_says_so(address):
-    with EngineSocket(address) as engine, zmq.Context() as context:
+    with ZmqTransport(address) as engine, zmq.Context() as context:
         client = context.socket(zmq.DEALER)
         client.connect(address)
         client.send(b"hello")
@@ -102,7 +102,7 @@ def test_sending_to_a_client_that_left_says_so(address):
 
 
 def test_raw_garbage_on_the_wire_leaves_the_others_alone():
-    with EngineSocket("tcp://127.0.0.1:0") as engine, zmq.Context() as context:
+    with ZmqTransport("tcp://127.0.0.1:0") as engine, zmq.Context() as context:
         port = int(engine.address.rsplit(":", 1)[1])
         for garbage in (b"GET / HTTP/1.0\r\n\r\n", os.urandom(4096), b"\xff\x00\x00"):
             with socket.create_connection(("127.0.0.1", port)) as raw:

@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_core.kv_cache import CacheCopies
+from engine_core.observers import FinishedStep
 from engine_core.scheduler import ModelRunnerOutput, NewRequestData, ScheduledBatch, SchedulerOutput
 from engine_core.trace.reader import (
-    Aborted,
-    Arrived,
-    CacheReset,
-    Planned,
-    Step,
+    TraceAbort,
+    TraceArrival,
+    TraceCacheReset,
     TraceFormatError,
-    prompt_tokens,
+    TracePlan,
+    TraceStep,
     read_header,
-    read_record,
+    read_trace,
 )
 from engine_core.trace.writer import TraceWriter
 from protocol.outputs import Logprobs
@@ -68,6 +68,11 @@ def array_of(ids, tokens, **more):
     return ModelRunnerOutput(ids, np.array(tokens, np.int32), **more)
 
 
+def finish(trace, plan, output, start_s, duration_s, has_outputs=True):
+    end_s = start_s + duration_s
+    trace.on_step(FinishedStep(plan, output, start_s, end_s, end_s, has_outputs))
+
+
 @pytest.fixture(params=["run.jsonl", "run.jsonl.gz"])
 def path(request, tmp_path):
     return tmp_path / request.param
@@ -75,30 +80,29 @@ def path(request, tmp_path):
 
 def test_what_was_asked_and_decided_reads_back_in_order(path):
     config = {"block_size": 4, "watermark": 0.01, "record": None, "tenant_weights": {"x": 2.0}}
-    with TraceWriter(path, model="tiny", config=config, started_s=100.0) as recorder:
-        recorder.arrived(
-            request(num_sequences=2, priority=-1, tenant="t", cache_salt="s"), 100.5, client_index=3
+    with TraceWriter(path, model="tiny", config=config, started_s=100.0) as trace:
+        trace.on_arrival(
+            request(num_sequences=2, priority=-1, tenant="t", cache_salt="s"), 3, 100.5
         )
         ids = ["a", "a#1"]
         copies = CacheCopies(swap_in=[(9, 1)], copy=[(1, 2), (1, 3)])
         plan = plan_of(
             0, ids, nums=[3, 1], context=[0, 8], new=["a"], preempted=["b"], copies=copies
         )
-        recorder.step(plan, array_of(ids, [5, 6]), 101.0, 0.25)
-        recorder.cache_reset(102.0)
-        recorder.aborted({"a"}, 103.0)
-        recorder.aborted((), 103.0)
+        finish(trace, plan, array_of(ids, [5, 6]), 101.0, 0.25)
+        trace.on_cache_reset(102.0)
+        trace.on_abort({"a"}, 103.0)
         failed = ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
-        recorder.step(plan_of(1, ["a#1"], finished=["a"]), failed, 104.0, 0.5)
+        finish(trace, plan_of(1, ["a#1"], finished=["a"]), failed, 104.0, 0.5)
     header = read_header(path)
     assert (header.version, header.model, header.config) == (1, "tiny", config)
-    arrived, first, reset, aborted, second = read_record(path)
-    assert isinstance(arrived, Arrived)
+    arrived, first, reset, aborted, second = read_trace(path)
+    assert isinstance(arrived, TraceArrival)
     assert (arrived.at_s, arrived.id, arrived.num_prompt_tokens) == (0.5, "a", 3)
     assert (arrived.max_tokens, arrived.min_tokens, arrived.stop_token_ids) == (9, 2, [3, 4])
     assert (arrived.num_sequences, arrived.priority, arrived.client_index) == (2, -1, 3)
     assert (arrived.tenant, arrived.salt, arrived.prompt) == ("t", "s", [1, 2, 3])
-    assert first == Step(
+    assert first == TraceStep(
         id=0,
         start_s=1.0,
         duration_s=0.25,
@@ -110,8 +114,8 @@ def test_what_was_asked_and_decided_reads_back_in_order(path):
         copies=(1, 0, 2),
         sampled=[5, 6],
     )
-    assert reset == CacheReset(at_s=2.0)
-    assert aborted == Aborted(at_s=3.0, ids=["a"])
+    assert reset == TraceCacheReset(at_s=2.0)
+    assert aborted == TraceAbort(at_s=3.0, ids=["a"])
     assert (second.ids, second.finished, second.start_s) == (["a#1"], ["a"], 4.0)
     assert second.model_output() == failed
     assert (first.was_discarded, second.was_discarded) == (False, True)
@@ -119,29 +123,44 @@ def test_what_was_asked_and_decided_reads_back_in_order(path):
 
 def test_steps_in_flight_say_when_they_were_planned(path):
     plans = [plan_of(step_id, ["a"], context=[step_id]) for step_id in (4, 5)]
-    with TraceWriter(path, started_s=100.0) as recorder:
+    with TraceWriter(path, started_s=100.0, max_steps_in_flight=2) as trace:
         for number, plan in enumerate(plans):
-            recorder.planned(plan, 101.0 + number)
-        assert recorder.is_planned(plans[0])
-        recorder.step(plans[0], array_of(["a"], [7]), 101.0, 2.5)
-        assert not recorder.is_planned(plans[0])
-        recorder.step(plans[1], array_of(["a"], [8]), 102.0, 2.0)
-    first, second, *steps = read_record(path)
-    assert (first, second) == (Planned(at_s=1.0, id=4), Planned(at_s=2.0, id=5))
+            trace.on_plan(plan, 101.0 + number)
+        finish(trace, plans[0], array_of(["a"], [7]), 101.0, 2.5)
+        finish(trace, plans[1], array_of(["a"], [8]), 102.0, 2.0)
+    first, second, *steps = read_trace(path)
+    assert (first, second) == (TracePlan(at_s=1.0, id=4), TracePlan(at_s=2.0, id=5))
     assert [(step.id, step.start_s, step.sequences, step.sampled) for step in steps] == [
         (4, 1.0, ["a"], [7]),
         (5, 2.0, ["a"], [8]),
     ]
 
 
+def test_a_step_without_tokens_is_written_if_something_was_sent_or_its_plan_was_written(path):
+    nothing = array_of([], [])
+    with TraceWriter(path, started_s=0.0, max_steps_in_flight=2) as trace:
+        for step_id, ids in enumerate([[], ["a"], [], []]):
+            plan = plan_of(step_id, ids)
+            trace.on_plan(plan, 1.0)  # 0 alone in flight; then 1, with 2 behind it
+            if step_id in (0, 3):
+                finish(trace, plan, nothing, 1.0, 0.1, has_outputs=step_id == 3)
+            elif step_id == 2:
+                finish(trace, plan_of(1, ["a"]), array_of(["a"], [5]), 1.0, 0.1)
+                finish(trace, plan, nothing, 1.0, 0.1, has_outputs=False)
+    events = [(type(event).__name__, event.id) for event in read_trace(path)]
+    assert events == [
+        ("TracePlan", 1), ("TracePlan", 2), ("TraceStep", 1), ("TraceStep", 2), ("TraceStep", 3),
+    ]  # fmt: skip
+
+
 def test_the_reader_fills_in_a_batch_that_did_not_change(path):
     ids = ["a", "b"]
-    with TraceWriter(path) as recorder:
+    with TraceWriter(path, started_s=0.0) as trace:
         for step_id, batch in enumerate([ids, ids, ["b"], ["b"], []]):
-            recorder.step(
-                plan_of(step_id, batch), array_of(batch, [step_id] * len(batch)), 1.0, 0.1
+            finish(
+                trace, plan_of(step_id, batch), array_of(batch, [step_id] * len(batch)), 1.0, 0.1
             )
-    steps = list(read_record(path))
+    steps = list(read_trace(path))
     assert [step.sequences for step in steps] == [ids, ids, ["b"], ["b"], []]
     output = steps[1].model_output()
     assert output.req_ids == ids
@@ -158,56 +177,35 @@ def test_logprobs_are_kept_of_beams_alone_and_come_back_as_they_were(path):
         ranks=[1],
     )
     ids = ["a", "a#1", "x"]
-    with TraceWriter(path) as recorder:
+    with TraceWriter(path, started_s=0.0) as trace:
         beams = BeamSearchParams(beam_width=2)
-        recorder.arrived(request(num_sequences=2, beam_search=beams), 1.0)
-        recorder.arrived(request("x"), 1.0)
+        trace.on_arrival(request(num_sequences=2, beam_search=beams), 0, 1.0)
+        trace.on_arrival(request("x"), 0, 1.0)
         output = array_of(
             ids, [7, 8, 9], logprobs=dict.fromkeys(ids, columns), failures={"x": "why"}
         )
-        recorder.step(plan_of(0, ids, new=["a#1"]), output, 1.0, 0.1)
-        recorder.step(plan_of(1, [], finished=ids), array_of([], []), 1.0, 0.1)
-        recorder.step(plan_of(2, ids), output, 1.0, 0.1)  # others of the same names, no beams
-    arrived, _, step, _, later = read_record(path)
+        finish(trace, plan_of(0, ids, new=["a#1"]), output, 1.0, 0.1)
+        finish(trace, plan_of(1, [], finished=ids), array_of([], []), 1.0, 0.1)
+        finish(trace, plan_of(2, ids), output, 1.0, 0.1)  # others of the same names, no beams
+    arrived, _, step, _, later = read_trace(path)
     assert later.beam_logprobs == {}
     assert arrived.beam_search == beams
     assert step.model_output().logprobs == {"a": columns, "a#1": columns}
     assert step.model_output().failures == {"x": "why"}
 
 
-def test_a_prompt_by_blocks_shows_who_begins_alike(path):
-    base = list(range(10))
-    prompts = [base, [*base, 11], [*base[:8], 99, 98], [0, 1, 2, 4, *base[4:]], base]
-    with TraceWriter(path, config={"block_size": 4}, include_tokens=False) as recorder:
-        for number, prompt in enumerate(prompts):
-            recorder.arrived(request(str(number), prompt), 1.0)
-    replayed = [prompt_tokens(event, 4, vocab_size=1000) for event in read_record(path)]
-    assert [len(tokens) for tokens in replayed] == [len(prompt) for prompt in prompts]
-    assert all(0 <= token < 1000 for tokens in replayed for token in tokens)
-    for one, real_one in zip(replayed, prompts, strict=True):
-        for other, real_other in zip(replayed, prompts, strict=True):
-            assert (one == other) == (real_one == real_other)
-            for stop in (4, 8):
-                assert (one[:stop] == other[:stop]) == (real_one[:stop] == real_other[:stop])
-
-
-def test_blocks_without_a_block_size_are_refused(path):
-    with pytest.raises(ValueError, match="block_size in config is None"):
-        TraceWriter(path, include_tokens=False)
-
-
 @given(cut=st.integers(0, 1500))
-def test_any_beginning_of_a_record_reads_as_far_as_it_goes(tmp_path_factory, cut):
+def test_any_beginning_of_a_trace_reads_as_far_as_it_goes(tmp_path_factory, cut):
     folder = tmp_path_factory.mktemp("cut")
     for name in ("run.jsonl", "run.jsonl.gz"):
-        with TraceWriter(folder / name, started_s=0.0) as recorder:
+        with TraceWriter(folder / name, started_s=0.0) as trace:
             for number in range(8):
-                recorder.arrived(request(str(number), range(number * 7)), float(2 * number))
-        whole = list(read_record(folder / name))
+                trace.on_arrival(request(str(number), range(number * 7)), 0, float(2 * number))
+        whole = list(read_trace(folder / name))
         data = (folder / name).read_bytes()
         (folder / f"cut-{name}").write_bytes(data[:cut])
         try:
-            read = list(read_record(folder / f"cut-{name}"))
+            read = list(read_trace(folder / f"cut-{name}"))
         except TraceFormatError as error:
             assert cut < 200, error
             continue
@@ -222,43 +220,43 @@ import os, signal, sys
 from engine_core.trace.writer import TraceWriter
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
-recorders = [TraceWriter(path, started_s=0.0) for path in sys.argv[1:]]
+traces = [TraceWriter(path, started_s=0.0) for path in sys.argv[1:]]
 for number in range(20):
     message = EngineRequest(str(number), [1], SamplingParams(max_tokens=1))
-    for recorder in recorders:
-        recorder.arrived(message, number * 0.3)
+    for trace in traces:
+        trace.on_arrival(message, 0, number * 0.3)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     paths = [tmp_path / "run.jsonl", tmp_path / "run.jsonl.gz"]
     done = subprocess.run([sys.executable, "-c", script, *map(str, paths)], check=False)
     assert done.returncode == -signal.SIGKILL
-    assert len(list(read_record(paths[0]))) == 20
-    assert 16 <= len(list(read_record(paths[1]))) <= 20
+    assert len(list(read_trace(paths[0]))) == 20
+    assert 16 <= len(list(read_trace(paths[1]))) <= 20
 
 
 def test_other_files_and_other_versions_are_refused_by_name(path):
     opened = gzip.open if path.suffix == ".gz" else open
     for content, why in [
-        (b"", "does not begin like a record"),
-        (b'{"a": 1}\n', "does not begin like a record"),
-        (b'{"engine-core record":2,"model":"","config":{}}\n', "of version 2"),
-        (b'{"engine-core record":1,"model":"","config":{}}\n{"event":"x"}\n', "line 2"),
+        (b"", "does not begin like a trace"),
+        (b'{"a": 1}\n', "does not begin like a trace"),
+        (b'{"engine-core trace":2,"model":"","config":{}}\n', "of version 2"),
+        (b'{"engine-core trace":1,"model":"","config":{}}\n{"event":"x"}\n', "line 2"),
     ]:
         with opened(path, "wb") as file:
             file.write(content)
         with pytest.raises(TraceFormatError, match=why):
-            list(read_record(path))
+            list(read_trace(path))
 
 
 def test_a_plain_file_with_a_gzip_name_is_refused(tmp_path):
     path = tmp_path / "run.jsonl.gz"
-    path.write_bytes(b'{"engine-core record":1,"model":"","config":{}}\n')
+    path.write_bytes(b'{"engine-core trace":1,"model":"","config":{}}\n')
     with pytest.raises(TraceFormatError, match="is no gzip file"):
         read_header(path)
 
 
-def test_a_full_disk_ends_the_record_and_not_the_engine(tmp_path, caplog):
-    recorder = TraceWriter(tmp_path / "run.jsonl")
+def test_a_full_disk_ends_the_trace_and_not_the_engine(tmp_path, caplog):
+    trace = TraceWriter(tmp_path / "run.jsonl", started_s=0.0)
 
     class Full:
         def write(self, line):
@@ -267,24 +265,24 @@ def test_a_full_disk_ends_the_record_and_not_the_engine(tmp_path, caplog):
         def close(self):
             raise OSError(28, "No space left on device")
 
-    recorder._file = Full()
-    recorder.aborted(["a"], 1.0)
-    recorder.aborted(["b"], 2.0)
-    recorder.close()
+    trace._file = Full()
+    trace.on_abort(["a"], 1.0)
+    trace.on_abort(["b"], 2.0)
+    trace.close()
     assert caplog.text.count("stops here") == 1
 
 
-def test_recording_and_reading_need_no_torch():
+def test_writing_and_reading_need_no_torch():
     code = "import engine_core.trace.writer, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_line_of_a_record_is_a_json_object(tmp_path):
+def test_a_line_of_a_trace_is_a_json_object(tmp_path):
     path = tmp_path / "run.jsonl"
-    with TraceWriter(path, started_s=0.0) as recorder:
-        recorder.arrived(request(), 0.5)
+    with TraceWriter(path, started_s=0.0) as trace:
+        trace.on_arrival(request(), 0, 0.5)
     header, line = map(msgspec.json.decode, path.read_bytes().splitlines())
-    assert header["engine-core record"] == 1
+    assert header["engine-core trace"] == 1
     assert line == {
         "event": "arrive",
         "at_s": 0.5,

@@ -66,10 +66,10 @@ def test_rendering_equals_that_of_transformers(template, chat, add_generation_pr
         expected = reference(source, CHATS[chat], **options)
     except jinja2.TemplateError as refusal:
         with pytest.raises(ChatTemplateError) as error:
-            render_chat(source, CHATS[chat], variables=VARIABLES, **options)
+            render_chat(source, CHATS[chat], **VARIABLES, **options)
         assert str(refusal) in str(error.value)
     else:
-        assert render_chat(source, CHATS[chat], variables=VARIABLES, **options) == expected
+        assert render_chat(source, CHATS[chat], **VARIABLES, **options) == expected
 
 
 @pytest.mark.parametrize("template", samples.TEMPLATES)
@@ -77,7 +77,7 @@ def test_continuing_the_final_message_equals_that_of_transformers(template):
     source = samples.TEMPLATES[template]
     options = {"add_generation_prompt": False, "continue_final_message": True}
     expected = reference(source, CHATS["answered"], **options)
-    rendered = render_chat(source, CHATS["answered"], variables=VARIABLES, **options)
+    rendered = render_chat(source, CHATS["answered"], **VARIABLES, **options)
     assert rendered == expected
     assert rendered.endswith(("So,", "So, "))
 
@@ -86,7 +86,7 @@ def test_continuing_the_final_message_equals_that_of_transformers(template):
 def test_lists_of_parts_go_as_they_are_to_a_template_that_reads_them(template):
     source = samples.PART_TEMPLATES[template]
     chat = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}]
-    assert render_chat(source, chat, variables=VARIABLES) == reference(source, chat)
+    assert render_chat(source, chat, **VARIABLES) == reference(source, chat)
 
 
 def test_lists_of_text_parts_are_joined_for_a_template_that_takes_texts():

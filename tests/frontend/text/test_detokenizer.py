@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.detokenizer import (
-    MAX_HELD_BYTES,
-    MAX_HELD_TOKENS,
+    MAX_WITHHELD_BYTES,
+    MAX_WITHHELD_TOKENS,
     PROMPT_TAIL,
     IncrementalDetokenizer,
 )
 from frontend.tokenizer import Tokenizer
+from protocol.outputs import TokenizerInfo
 
 _spec = importlib.util.spec_from_file_location(
     "tokenizer_samples", Path(__file__).with_name("tokenizer_samples.py")
@@ -29,7 +30,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 @functools.cache
 def tokenizer_of(family):
     build = {**samples.EXACT, "replaced_after_fuse": samples.replaced_after_fuse}[family]
-    return Tokenizer(build())
+    return Tokenizer(build(), TokenizerInfo(fingerprint="", tokenizer_json=None))
 
 
 def streamed(tokenizer, prompt, output, *, skip=True, chunks=None):
@@ -64,7 +65,7 @@ def test_stream_of_random_tokens_equals_decoding_all_at_once(family, data):
     prompt = data.draw(ids(tokenizer, 12))
     if tokenizer.decode(prompt, skip).endswith(REPLACEMENT):
         prompt = []  # a prompt that ends inside a character has tests of its own
-    output = data.draw(ids(tokenizer, MAX_HELD_BYTES - 1))
+    output = data.draw(ids(tokenizer, MAX_WITHHELD_BYTES - 1))
     chunks = data.draw(st.lists(st.integers(1, 4), max_size=8))
     if family == "word_end_suffix" and not tokenizer.decode(prompt[-PROMPT_TAIL:], skip):
         prompt = []
@@ -120,7 +121,7 @@ def test_long_run_of_valid_byte_tokens_is_held_for_a_bounded_number_of_tokens(fa
     shown = b""
     for num_tokens, token_id in enumerate(output, start=1):
         shown += stream.append([token_id]).encode()
-        if num_tokens >= MAX_HELD_BYTES:
+        if num_tokens >= MAX_WITHHELD_BYTES:
             assert num_tokens - len(shown) < 4
     assert (shown + stream.flush().encode()).decode() == text
 
@@ -134,7 +135,7 @@ def test_endless_invalid_bytes_are_not_held_back_for_ever(family):
         bad = tokenizer.backend.token_to_id("<0xFF>")
     stream = IncrementalDetokenizer(tokenizer, [], skip_special_tokens=True)
     shown = "".join(stream.append([bad]) for _ in range(100))
-    assert len(shown) > 100 - MAX_HELD_TOKENS
+    assert len(shown) > 100 - MAX_WITHHELD_TOKENS
     assert set(shown) == {REPLACEMENT}
     assert shown + stream.flush() == REPLACEMENT * 100
 

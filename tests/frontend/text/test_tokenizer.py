@@ -58,7 +58,7 @@ def test_special_tokens_of_the_post_processor_are_optional():
 # a WordPiece token that begins with ## reads differently at the start of a text
 @pytest.mark.parametrize("family", [family for family in samples.EXACT if family != "word_piece"])
 def test_level_bytes_and_pieces_agree_with_the_decoder_for_every_token(family):
-    tokenizer = Tokenizer(samples.EXACT[family]())
+    tokenizer = welcome(samples.EXACT[family]())
     pieces = tokenizer.pieces
     for token_id in range(tokenizer.vocab_size):
         alone = tokenizer.decode([token_id], skip_special_tokens=False)
@@ -66,14 +66,14 @@ def test_level_bytes_and_pieces_agree_with_the_decoder_for_every_token(family):
 
 
 def test_token_text_keeps_the_leading_space_and_shows_parts_of_characters():
-    tokenizer = Tokenizer(samples.llama2())
+    tokenizer = welcome(samples.llama2())
     assert tokenizer.token_text(tokenizer.backend.token_to_id("▁hello")) == " hello"
     assert tokenizer.token_text(tokenizer.backend.token_to_id("<0xE6>")) == "\ufffd"
     assert tokenizer.token_text(tokenizer.vocab_size + 9) == ""
 
 
 def test_impossible_input_is_refused_in_words():
-    tokenizer = Tokenizer(samples.byte_level())
+    tokenizer = welcome(samples.byte_level())
     with pytest.raises(ValueError, match="surrogate"):
         tokenizer.encode("half a pair: \ud83d")
     with pytest.raises(TypeError, match="int, it must be a str"):
@@ -90,7 +90,7 @@ def test_unreadable_document_is_refused_in_words():
 
 def test_model_without_chat_template_says_what_to_do():
     with pytest.raises(ChatTemplateError, match="pass chat_template="):
-        Tokenizer(samples.byte_level()).apply_chat_template([{"role": "user", "content": "a"}])
+        welcome(samples.byte_level()).apply_chat_template([{"role": "user", "content": "a"}])
 
 
 def test_special_tokens_are_variables_of_the_template_and_callers_override_them():

@@ -6,6 +6,7 @@ from collections import deque
 import numpy as np
 
 from engine_core.kv_cache import KVCacheManager
+from engine_core.observers import FinishedStep
 from engine_core.scheduler import Request, Scheduler, SchedulerConfig
 from engine_core.scheduler.plan import ModelRunnerOutput
 from engine_core.scheduler.request import RequestStatus
@@ -57,7 +58,7 @@ def record_run(
     )
     now_s = end_s = 0.0
     in_flight = deque()
-    with TraceWriter(path, config=config, started_s=0.0) as recorder:
+    with TraceWriter(path, config=config, started_s=0.0, max_steps_in_flight=depth) as trace:
         while todo or scheduler.has_work() or in_flight:
             if not scheduler.has_work() and not in_flight:
                 # as an idle daemon does between heartbeats: not recorded
@@ -67,7 +68,7 @@ def record_run(
                 _, index, what = todo.pop(0)
                 if what == "abort":
                     scheduler.finish_requests([f"r{index}"], RequestStatus.FINISHED_ABORTED)
-                    recorder.aborted([f"r{index}"], now_s)
+                    trace.on_abort([f"r{index}"], now_s)
                     continue
                 message = _message(index, asked[index], random)
                 scheduler.add_request(
@@ -75,10 +76,9 @@ def record_run(
                         message, client_index=0, arrival_time=now_s, eos_token_ids=[EOS]
                     )
                 )
-                recorder.arrived(message, now_s)
+                trace.on_arrival(message, 0, now_s)
             plan, sampled = _plan(scheduler, now_s, random)
-            if depth > 1 and (plan.total_num_scheduled_tokens or in_flight):
-                recorder.planned(plan, now_s)
+            trace.on_plan(plan, now_s)
             in_flight.append((plan, sampled, now_s))
             while in_flight and (
                 len(in_flight) >= depth or not in_flight[-1][0].total_num_scheduled_tokens
@@ -89,8 +89,7 @@ def record_run(
                     int(batch.num_scheduled_tokens.sum()), len(batch.req_ids)
                 )
                 outputs = scheduler.update_from_output(plan, sampled, now=end_s)
-                if plan.total_num_scheduled_tokens or outputs or recorder.is_planned(plan):
-                    recorder.step(plan, sampled, planned_s, end_s - planned_s)
+                trace.on_step(FinishedStep(plan, sampled, planned_s, end_s, end_s, bool(outputs)))
                 now_s = max(now_s, end_s) + between_s
     return path
 

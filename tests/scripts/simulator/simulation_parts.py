@@ -1,25 +1,14 @@
 """Small simulations, made by hand: fixed requests, engines whose steps take round numbers."""
 
 import dataclasses
-from collections.abc import Iterator
 
+from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import SchedulerConfig
-from scripts.simulator.engine import CacheSize, SimulatedEngine
-from scripts.simulator.fleet import Fleet
-from scripts.simulator.request_metrics import RequestMetrics
-from scripts.simulator.routing import RoundRobin, Router
-from scripts.simulator.step_work import LinearStepModel, StepModel
+from scripts.simulator.engine import SimulatedEngine
+from scripts.simulator.fleet import Fleet, RoundRobin, Router
+from scripts.simulator.metrics import RequestMetrics
+from scripts.simulator.step_times import StepTimeModel, StepWork
 from scripts.simulator.trace import TraceRequest
-
-
-@dataclasses.dataclass(frozen=True)
-class ListedTrace:
-    requests: tuple[TraceRequest, ...]
-    name: str = "listed"
-    num_skipped: int = 0
-
-    def __iter__(self) -> Iterator[TraceRequest]:
-        yield from self.requests
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +16,19 @@ class Run:
     fleet: Fleet
     engines: list[SimulatedEngine]
     metrics: RequestMetrics
+
+
+class LinearStepModel:
+    """Seconds = the sum of features times coefficients, in the order of FEATURES."""
+
+    def __init__(self, *coefficients: float) -> None:
+        self._coefficients = coefficients
+
+    def duration_s(self, work: StepWork) -> float:
+        return sum(a * b for a, b in zip(self._coefficients, work.features, strict=False))
+
+    def describe(self) -> dict[str, object]:
+        return {"model": "linear", "coefficients": list(self._coefficients)}
 
 
 def request(index: int, arrival_s: float, num_prompt: int, num_output: int, **more) -> TraceRequest:
@@ -43,7 +45,7 @@ def serve(
     *requests: TraceRequest,
     num_engines: int = 1,
     router: Router | None = None,
-    model: StepModel | None = None,
+    model: StepTimeModel | None = None,
     num_blocks: int = 1000,
     max_num_batched_tokens: int = 100,
     max_num_seqs: int = 8,
@@ -60,12 +62,12 @@ def serve(
                 max_model_len=max_model_len,
                 **config,
             ),
-            CacheSize(num_blocks=num_blocks, block_size=16).make(),
+            KVCacheManager(num_blocks=num_blocks, block_size=16),
             model or LinearStepModel(1.0, 0.01),
             metrics,
         )
         for _ in range(num_engines)
     ]
     fleet = Fleet(engines, router or RoundRobin())
-    fleet.run(ListedTrace(requests))
+    fleet.run(requests)
     return Run(fleet, engines, metrics)

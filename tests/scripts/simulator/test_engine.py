@@ -3,12 +3,11 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation_parts import ListedTrace, request, serve
+from simulation_parts import LinearStepModel, request, serve
 
-from scripts.simulator.errors import SimulationError
-from scripts.simulator.request_metrics import ServiceTargets
-from scripts.simulator.routing import make_router
-from scripts.simulator.step_work import LinearStepModel
+from scripts.simulator import SimulationError
+from scripts.simulator.fleet import Fleet, make_router
+from scripts.simulator.metrics import SLO
 from scripts.simulator.trace import Turn, shared_segment
 
 
@@ -85,7 +84,7 @@ def test_preempted_requests_finish_with_every_token_and_their_gap_is_seen():
     assert run.metrics.num_finished == 3
     assert run.engines[0].statistics().num_preemptions > 0
     assert run.metrics.latencies("longest_gap")[-1] > 10
-    assert run.metrics.summary(1.0, ServiceTargets())["num_output_tokens"] == 180
+    assert run.metrics.summary(1.0, SLO())["num_output_tokens"] == 180
 
 
 def test_a_request_that_can_never_fit_is_counted_and_its_later_turns_are_dropped():
@@ -112,25 +111,23 @@ def test_requests_beyond_the_queue_limit_are_refused_and_counted():
 def test_an_answer_ends_at_the_longest_length_of_the_model():
     run = serve(request(0, 0.0, 90, 500), max_model_len=100)
 
-    assert run.metrics.summary(1.0, ServiceTargets())["num_output_tokens"] == 10
+    assert run.metrics.summary(1.0, SLO())["num_output_tokens"] == 10
 
 
-def test_goodput_counts_requests_that_kept_both_promises():
+def test_goodput_counts_requests_within_both_limits():
     run = serve(request(0, 0.0, 50, 3), request(1, 1.0, 60, 2))
 
-    goodput = run.metrics.summary(4.0, ServiceTargets(ttft_s=2.0, tpot_s=1.5))["goodput"]
+    goodput = run.metrics.summary(4.0, SLO(ttft_s=2.0, tpot_s=1.5))["goodput"]
 
-    assert (goodput["num_kept"], goodput["share_kept"]) == (1, 0.5)
+    assert (goodput["num_attained"], goodput["slo_attainment"]) == (1, 0.5)
     assert goodput["requests_per_s"] == 0.25
 
 
 def test_a_run_that_does_not_end_in_time_is_broken_off():
-    from scripts.simulator.fleet import Fleet
-
     run = serve(request(0, 0.0, 10, 1))
     fleet = Fleet(run.engines, make_router("round-robin", 0), max_duration_s=3.0)
     with pytest.raises(SimulationError, match=r"not over after 3.0 s .* 1 requests live"):
-        fleet.run(ListedTrace((request(0, 0.0, 10, 50),)))
+        fleet.run([request(0, 0.0, 10, 50)])
 
 
 @settings(max_examples=25, deadline=None)
@@ -170,3 +167,26 @@ def test_every_request_ends_exactly_once_and_no_block_is_lost(
     for engine in run.engines:
         assert engine.statistics().num_blocks_in_use == 0
     assert (run.metrics.latencies("ttft") > 0).all()
+
+
+def test_a_router_knows_what_it_sent_and_what_it_saw_when_it_looked_last():
+    """Steps take 1 s and 0.01 s a token; the router looks every 2 s."""
+    seen = []
+
+    class Spy:
+        reads_loads = True
+
+        def choose(self, request, loads):
+            seen.append(list(loads))
+            return request.index % 2
+
+    def load_when_asked(view_s):
+        seen.clear()
+        engines = serve(num_engines=2).engines
+        arrivals = enumerate((0.0, 0.5, 1.9, 2.0, 7.5))
+        requests = tuple(request(index, time_s, 10 + index, 1) for index, time_s in arrivals)
+        Fleet(engines, Spy(), view_s=view_s).run(requests)
+        return list(seen)
+
+    assert load_when_asked(2.0) == [[0, 0], [10, 0], [10, 11], [12, 0], [0, 0]]
+    assert load_when_asked(0.0) == [[0, 0], [10, 0], [0, 0], [12, 0], [0, 0]]

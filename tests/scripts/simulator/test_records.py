@@ -5,9 +5,9 @@ import json
 import pytest
 from recorded_runs import Asked, record_run
 
-from scripts.simulator.errors import SimulationError
-from scripts.simulator.records import RunRecord, fit_record
+from scripts.simulator import SimulationError
 from scripts.simulator.replay import verify
+from scripts.simulator.step_trace import StepTrace, fit_step_trace
 from scripts.simulator.validation import as_table, validate
 
 BUSY = [Asked(0.05 * index, 20 + 7 * (index % 9), 5 + index % 30, 16) for index in range(60)]
@@ -47,7 +47,7 @@ def test_a_record_replays_to_the_same_decisions(tmp_path, depth):
     path = record_run(tmp_path / "busy.jsonl", BUSY, depth=depth)
     assert ('"event":"plan"' in path.read_text()) == (depth > 1)
 
-    verification = verify(RunRecord(path))
+    verification = verify(StepTrace(path))
 
     assert verification.difference is None
     assert verification.num_requests == 60
@@ -61,11 +61,11 @@ def test_preemptions_aborts_and_idle_times_replay(tmp_path, depth):
     assert '"preempted":["' in text
     assert '"event":"abort"' in text
 
-    assert verify(RunRecord(path)).difference is None
+    assert verify(StepTrace(path)).difference is None
 
 
 def test_a_gzip_record_replays(tmp_path):
-    assert verify(RunRecord(record_run(tmp_path / "run.jsonl.gz", BUSY[:9]))).difference is None
+    assert verify(StepTrace(record_run(tmp_path / "run.jsonl.gz", BUSY[:9]))).difference is None
 
 
 def _other_count(event):
@@ -99,7 +99,7 @@ def _other_sample(event):
 def test_a_tampered_record_is_found_out_at_its_first_difference(busy, change, what):
     path, step_id = tampered(busy, change)
 
-    difference = verify(RunRecord(path)).difference
+    difference = verify(StepTrace(path)).difference
 
     assert difference is not None
     assert what in difference.what
@@ -115,37 +115,37 @@ def test_another_block_count_is_found_out(tmp_path):
     changed["config"]["num_blocks"] = 40
     path.write_text("\n".join([json.dumps(changed), *rest]) + "\n")
 
-    assert verify(RunRecord(path)).difference is not None
+    assert verify(StepTrace(path)).difference is not None
 
 
 def test_what_is_no_record_or_lacks_settings_is_refused(tmp_path):
     path = tmp_path / "x"
     with pytest.raises(SimulationError, match="cannot read"):
-        RunRecord(path)
+        StepTrace(path)
     path.write_text("hello\n")
-    with pytest.raises(SimulationError, match="does not begin like a record"):
-        RunRecord(path)
-    path.write_text('{"engine-core record": 1, "model": "m", "config": {"num_blocks": 3}}\n')
+    with pytest.raises(SimulationError, match="does not begin like a trace"):
+        StepTrace(path)
+    path.write_text('{"engine-core trace": 1, "model": "m", "config": {"num_blocks": 3}}\n')
     with pytest.raises(SimulationError, match="does not say block_size, scheduler"):
-        RunRecord(path)
+        StepTrace(path)
 
 
 def test_a_setting_that_the_scheduler_does_not_have_is_named(busy):
     busy.write_text(busy.read_text().replace('"max_num_seqs":8', '"max_num_seqs":8,"magic":1'))
 
     with pytest.raises(SimulationError, match="no setting magic"):
-        verify(RunRecord(busy))
+        verify(StepTrace(busy))
 
 
 def test_a_record_without_stop_tokens_cannot_replay_requests_that_may_stop(busy):
     busy.write_text(busy.read_text().replace('"eos_token_ids":[7]', '"eos_token_ids":null'))
 
     with pytest.raises(SimulationError, match="'r0' may stop at an end-of-sequence token"):
-        verify(RunRecord(busy))
+        verify(StepTrace(busy))
 
 
 def test_a_fit_of_a_record_finds_how_its_steps_were_timed(tmp_path, depth):
-    model = fit_record(record_run(tmp_path / "busy.jsonl", BUSY, depth=depth))
+    model = fit_step_trace(record_run(tmp_path / "busy.jsonl", BUSY, depth=depth))
 
     assert model.mean_relative_error < 1e-3
     step, tokens, sequences, *_ = model.coefficients
@@ -157,13 +157,13 @@ def test_a_fit_of_a_record_finds_how_its_steps_were_timed(tmp_path, depth):
 def test_the_time_between_two_steps_counts_as_part_of_the_first(tmp_path):
     path = record_run(tmp_path / "slow.jsonl", BUSY, between_s=0.02)
 
-    assert fit_record(path).coefficients[0] == pytest.approx(0.03, rel=0.1)
+    assert fit_step_trace(path).coefficients[0] == pytest.approx(0.03, rel=0.1)
 
 
 @pytest.mark.parametrize("between_s", [0.0, 0.01])
 def test_a_simulation_foretells_throughput_and_first_tokens_of_the_record(tmp_path, between_s):
     path = record_run(tmp_path / "run.jsonl", BUSY, between_s=between_s)
-    document = validate(RunRecord(path), fit_record(path))
+    document = validate(StepTrace(path), fit_step_trace(path))
 
     ratios = document["simulated_to_recorded"]
     assert document["num_requests"] == 60
@@ -174,6 +174,6 @@ def test_a_simulation_foretells_throughput_and_first_tokens_of_the_record(tmp_pa
 
 def test_requests_that_got_no_token_are_left_out_of_a_validation(tmp_path):
     path = record_run(tmp_path / "run.jsonl", [*BUSY[:12], Asked(0.3, 500, 1)])
-    document = validate(RunRecord(path), fit_record(path))
+    document = validate(StepTrace(path), fit_step_trace(path))
 
     assert (document["num_requests"], document["num_left_out"]) == (12, 1)

@@ -3,12 +3,13 @@
 from paged_model import PagedModel
 
 from engine_core.kv_cache import KVCacheManager
+from engine_core.observers import FinishedStep
 from engine_core.scheduler import Request, Scheduler, SchedulerConfig
 from engine_core.trace.writer import TraceWriter
 from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
-from scripts.simulator.records import RunRecord
 from scripts.simulator.replay import verify
+from scripts.simulator.step_trace import StepTrace
 
 
 def asked(index: int) -> EngineRequest:
@@ -38,7 +39,7 @@ def record_groups(path):
     model = PagedModel(({},), sizes["num_blocks"], sizes["block_size"], sizes["num_host_blocks"])
     model.groups = scheduler._kv_cache.groups
     now_s = 0.0
-    with TraceWriter(path, config=config, started_s=0.0) as recorder:
+    with TraceWriter(path, config=config, started_s=0.0) as trace:
         for index in range(12):
             message = asked(index)
             model.salts[message.request_id] = None
@@ -46,13 +47,13 @@ def record_groups(path):
                 message, client_index=0, arrival_time=now_s, eos_token_ids=[0]
             )
             scheduler.add_request(request)
-            recorder.arrived(message, now_s)
+            trace.on_arrival(message, 0, now_s)
         while scheduler.has_work():
             plan = scheduler.schedule(now=now_s)
             sampled = model.execute(plan)
             outputs = scheduler.update_from_output(plan, sampled, now=now_s + 0.01)
-            if plan.total_num_scheduled_tokens or outputs:
-                recorder.step(plan, sampled, now_s, 0.01)
+            ended_s = now_s + 0.01
+            trace.on_step(FinishedStep(plan, sampled, now_s, ended_s, ended_s, bool(outputs)))
             now_s += 0.02
     return scheduler.statistics()
 
@@ -61,6 +62,6 @@ def test_samples_and_beams_replay_to_the_same_decisions(tmp_path):
     statistics = record_groups(tmp_path / "run.jsonl")
     assert statistics.num_preemptions_by_swap > 0
     assert statistics.num_blocks_in_use == 0
-    verification = verify(RunRecord(tmp_path / "run.jsonl"))
+    verification = verify(StepTrace(tmp_path / "run.jsonl"))
     assert verification.difference is None, str(verification.difference)
     assert verification.num_requests == 12

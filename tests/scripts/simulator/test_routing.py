@@ -1,11 +1,9 @@
 """Routers: where requests go, and what that does to the hit rate."""
 
 import pytest
-from simulation_parts import request, serve
+from simulation_parts import LinearStepModel, request, serve
 
-from scripts.simulator.errors import SimulationError
-from scripts.simulator.routing import CacheAware, LeastLoaded, RoundRobin, Sticky, make_router
-from scripts.simulator.step_work import LinearStepModel
+from scripts.simulator.fleet import CacheAware, LeastLoaded, RoundRobin, Sticky, make_router
 from scripts.simulator.trace import Turn, shared_segment
 
 
@@ -79,11 +77,6 @@ def test_cache_aware_forgets_the_oldest_prefixes():
         router.choose(prompt(index, (index + 10, 500)), [9, 0])
 
     assert router.choose(prompt(9, (1, 500)), [9, 0]) == 1
-
-
-def test_an_unknown_router_is_named():
-    with pytest.raises(SimulationError, match="'best', it must be one of round-robin, random"):
-        make_router("best", 0)
 
 
 def test_routers_that_know_chats_find_their_turns_cached_and_others_do_not():

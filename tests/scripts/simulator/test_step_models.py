@@ -5,10 +5,17 @@ import itertools
 import numpy as np
 import pytest
 
-from scripts.simulator.errors import SimulationError
-from scripts.simulator.fitted import FittedModel, NoisyModel, nonnegative_least_squares
-from scripts.simulator.roofline import HARDWARE, SHAPES, Roofline
-from scripts.simulator.step_work import FEATURES, StepWork
+from scripts.simulator import SimulationError
+from scripts.simulator.step_times import (
+    FEATURES,
+    HARDWARE,
+    SHAPES,
+    FittedModel,
+    NoisyModel,
+    Roofline,
+    StepWork,
+    nonnegative_least_squares,
+)
 
 
 def decode(batch, context):

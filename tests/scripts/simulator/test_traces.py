@@ -6,12 +6,16 @@ import itertools
 import numpy as np
 import pytest
 
-from scripts.simulator import arrivals
-from scripts.simulator.errors import SimulationError
-from scripts.simulator.lengths import parse_lengths, read_pairs
-from scripts.simulator.synthetic import Chats, SharedPrefixes, SyntheticTrace
-from scripts.simulator.trace import ShapedTrace, TraceRequest, Turn
-from scripts.simulator.trace_files import TraceFile
+from scripts.load import arrivals
+from scripts.simulator import SimulationError
+from scripts.simulator.synthetic import (
+    Chats,
+    SharedPrefixes,
+    SyntheticTrace,
+    parse_lengths,
+    read_pairs,
+)
+from scripts.simulator.trace import TraceFile, TraceRequest, Turn, take_part
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -229,7 +233,7 @@ def test_bad_lengths_are_refused_by_name(text):
 
 
 def test_lognormal_lengths_have_their_median_and_their_limit():
-    drawn = parse_lengths("x", "lognormal:300:1.0:2000").draw(np.random.default_rng(0), 20_000)
+    drawn = parse_lengths("x", "lognormal:300:1.0:2000")(np.random.default_rng(0), 20_000)
 
     assert np.median(drawn) == pytest.approx(300, rel=0.03)
     assert (drawn.min() >= 1, drawn.max()) == (True, 2000)
@@ -240,18 +244,16 @@ def test_lognormal_lengths_have_their_median_and_their_limit():
 
 def test_a_trace_is_cut_shifted_and_sped_up():
     whole = list(synthetic())
-    part = list(
-        ShapedTrace(synthetic(), rate_scale=4.0, skip_s=100.0, duration_s=50.0, delay_s=3.0)
-    )
+    part = list(take_part(synthetic(), rate_scale=4.0, skip_s=100.0, duration_s=50.0, delay_s=3.0))
 
     chosen = [request for request in whole if 100 <= request.arrival_s < 150]
     assert [request.index for request in part] == [request.index for request in chosen]
     assert part[0].arrival_s == pytest.approx((chosen[0].arrival_s - 100) / 4 + 3)
-    assert len(list(ShapedTrace(synthetic(), max_requests=7))) == 7
+    assert len(list(take_part(synthetic(), max_requests=7))) == 7
 
 
 @pytest.mark.parametrize("wrong", [{"rate_scale": 0.0}, {"skip_s": -1.0}, {"duration_s": 0.0}])
 def test_a_part_outside_its_limits_is_refused(wrong):
     (name,) = wrong
     with pytest.raises(SimulationError, match=f"{name} is"):
-        ShapedTrace(synthetic(), **wrong)
+        next(take_part(synthetic(), **wrong))

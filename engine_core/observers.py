@@ -1,0 +1,131 @@
+"""What hangs on the engine's loop without being part of it: request timings and step times.
+
+The trace writer (`engine_core.trace.writer`) is another observer.
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
+from protocol.outputs import EngineCoreOutputs, RequestTimings
+from protocol.requests import EngineRequest
+
+
+@dataclasses.dataclass(slots=True)  # one a step: frozen takes a microsecond more
+class FinishedStep:
+    """A step whose outputs have been sent. Times in seconds of the loop's clock."""
+
+    plan: SchedulerOutput
+    output: ModelRunnerOutput
+    """Empty if the step failed."""
+    planned_s: float
+    """When its planning began."""
+    collected_s: float
+    """When its result was known."""
+    sent_s: float
+    """When its outputs had been sent."""
+    has_outputs: bool
+
+
+class StepObserver:
+    """Base of what follows the loop; does nothing. `now_s` is of the loop's clock."""
+
+    def on_arrival(self, message: EngineRequest, client_index: int, now_s: float) -> None:
+        """A request was accepted."""
+
+    def on_abort(self, request_ids: Collection[str], now_s: float) -> None:
+        """Requests were given up by their client."""
+
+    def on_cache_reset(self, now_s: float) -> None:
+        """The prefix cache was emptied on demand."""
+
+    def on_plan(self, plan: SchedulerOutput, now_s: float) -> None:
+        """A step was planned, and is launched next."""
+
+    def on_outputs(self, outputs: Mapping[int, EngineCoreOutputs], now_s: float) -> None:
+        """Outputs by client, about to be sent."""
+
+    def on_step(self, step: FinishedStep) -> None:
+        """A step is over."""
+
+    def close(self) -> None:
+        """The loop is over."""
+
+
+class StepTimes(StepObserver):
+    """Sums up the time that steps took; where they overlap it counts once."""
+
+    def __init__(self, started_s: float) -> None:
+        self.total_s = 0.0
+        self._last_end_s = started_s
+
+    def on_step(self, step: FinishedStep) -> None:
+        if step.plan.total_num_scheduled_tokens:
+            self.total_s += step.sent_s - max(step.planned_s, self._last_end_s)
+            self._last_end_s = step.sent_s
+
+
+@dataclasses.dataclass(slots=True)
+class _Stages:
+    arrival_s: float
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    num_preemptions: int = 0
+
+
+class RequestTimes(StepObserver):
+    """Each request's stages, as seconds since its arrival, in its last output."""
+
+    def __init__(self) -> None:
+        self._stages: dict[str, _Stages] = {}
+
+    def on_arrival(self, message: EngineRequest, client_index: int, now_s: float) -> None:
+        self._stages[message.request_id] = _Stages(now_s)
+
+    def on_plan(self, plan: SchedulerOutput, now_s: float) -> None:
+        """Note which requests run for the first time, and which were preempted."""
+        if not (plan.scheduled_new_reqs or plan.preempted_req_ids):
+            return
+        for new in plan.scheduled_new_reqs:
+            stages = self._stages.get(new.req_id)
+            if stages is not None and stages.first_scheduled_s is None:
+                stages.first_scheduled_s = now_s - stages.arrival_s
+        # A request is preempted as a whole: its sequences count once.
+        for request_id in {self._request_of(req_id) for req_id in plan.preempted_req_ids}:
+            if request_id in self._stages:
+                self._stages[request_id].num_preemptions += 1
+
+    def on_outputs(self, outputs: Mapping[int, EngineCoreOutputs], now_s: float) -> None:
+        """Note first tokens, and put the timings into each request's last output, in place. Reads
+        the rare outputs only: the columns of `decoded` hold neither first nor last ones."""
+        for per_client in outputs.values():
+            last: dict[str, int] = {}
+            for position, output in enumerate(per_client.other_outputs):
+                stages = self._stages.get(output.request_id)
+                if stages is None:
+                    continue
+                if output.new_token_ids and stages.first_token_s is None:
+                    stages.first_token_s = now_s - stages.arrival_s
+                if output.finished:
+                    last[output.request_id] = position
+            for request_id in per_client.finished_req_ids:
+                stages = self._stages.pop(request_id, None)
+                where = last.get(request_id)
+                if stages is not None and where is not None:
+                    per_client.other_outputs[where] = msgspec.structs.replace(
+                        per_client.other_outputs[where],
+                        timings=RequestTimings(
+                            first_scheduled_s=stages.first_scheduled_s,
+                            first_token_s=stages.first_token_s,
+                            finished_s=now_s - stages.arrival_s,
+                            num_preemptions=stages.num_preemptions,
+                        ),
+                    )
+
+    def _request_of(self, sequence_id: str) -> str:
+        """ "ID" and "ID#1" are sequences of request "ID"."""
+        if sequence_id in self._stages:
+            return sequence_id
+        return sequence_id.rpartition("#")[0]

@@ -1,0 +1,1 @@
+"""What `scripts/bench.py` measures, a file for each of its commands."""

@@ -1,0 +1,139 @@
+"""The native dense products beside torch's prepacked ones, at SmolLM2-135M's shapes."""
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernels.cpu.gguf_blocks import pack_gguf
+from kernels.cpu.library import ISA_NAMES, NativeLibrary, load_library
+from kernels.cpu.linear import NativeLinear
+from kernels.cpu.weights import PackedLinear, pack_float, quantise_int4, quantise_int8
+from kernels.torch import linear as torch_linear
+from scripts.benchmarks.best_times import best_times
+
+SHAPES = {
+    "qkv": (960, 576),
+    "attention_out": (576, 576),
+    "gate_up": (3072, 576),
+    "down": (576, 1536),
+    "logits": (49152, 576),
+}
+NUM_LAYERS = 30
+# inputs and bytes of a block, and where its float16 scales lie
+GGUF_BLOCKS = {
+    "Q8_0": (32, 34, (0,)),
+    "Q4_0": (32, 18, (0,)),
+    "Q4_1": (32, 20, (0, 2)),
+    "Q4_K": (256, 144, (0, 2)),
+    "Q6_K": (256, 210, (208,)),
+}
+OWN_KINDS = {"float32": pack_float, "int8": quantise_int8, "int4": quantise_int4}
+Shape = tuple[int, int]
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+def gguf_weight(
+    library: NativeLibrary, type_name: str, num_outputs: int, num_inputs: int
+) -> PackedLinear:
+    """Random codes with scales near 1 / 128."""
+    inputs, num_bytes, halves = GGUF_BLOCKS[type_name]
+    shape = (num_outputs * num_inputs // inputs, num_bytes)
+    blocks = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+    for at in halves:
+        blocks[:, at + 1] = 0x20
+    return pack_gguf(library, blocks, type_name, num_outputs, num_inputs)
+
+
+def products(
+    library: NativeLibrary, shape: Shape, kinds: Sequence[str]
+) -> dict[str, tuple[Product, int]]:
+    """torch's product and each of `kinds` that exists for the shape, with its weight's bytes."""
+    num_outputs, num_inputs = shape
+    weight_NE = torch.randn(shape)
+    linear = NativeLinear(library)
+    prepared = torch_linear.prepare_linear(weight_NE, None)
+    made: dict[str, tuple[Product, int]] = {
+        "torch": (lambda x: torch_linear.linear(x, prepared), weight_NE.numel() * 4)
+    }
+    for kind in kinds:
+        if kind in OWN_KINDS:
+            weight = OWN_KINDS[kind](library, weight_NE)
+        elif num_inputs % GGUF_BLOCKS[kind][0]:
+            continue
+        else:
+            weight = gguf_weight(library, kind, num_outputs, num_inputs)
+        made[kind] = (partial(linear, weight=weight), weight.num_bytes)
+    return made
+
+
+def measure(
+    rows: Sequence[int], rounds: int, kinds: Sequence[str] | None, isa: str | None, *, step: bool
+) -> dict[str, Any]:
+    """All kinds of weights alternate; the first, torch's, is what ratios are against.
+
+    Raises:
+        ValueError: an unknown instruction set.
+    """
+    if isa is not None and isa not in ISA_NAMES:
+        raise ValueError(f"--isa is {isa}, it must be one of {', '.join(ISA_NAMES)}")
+    library = load_library()
+    torch.set_num_threads(library.num_threads)
+    cases: dict[str, list[Shape]] = {f"{n} {i} -> {o}": [(o, i)] for n, (o, i) in SHAPES.items()}
+    if step:
+        layer = [shape for name, shape in SHAPES.items() if name != "logits"]
+        cases = {"all products of a step": [*layer * NUM_LAYERS, SHAPES["logits"]]}
+    with library.forced_isa(isa or library.machine_isa):
+        reports = [
+            report
+            for name, shapes in cases.items()
+            for report in _measure_case(
+                library, name, shapes, rows, rounds, kinds or [*OWN_KINDS, *GGUF_BLOCKS]
+            )
+        ]
+        return {"threads": library.num_threads, "isa": library.isa, "reports": reports}
+
+
+def _measure_case(
+    library: NativeLibrary,
+    name: str,
+    shapes: Sequence[Shape],
+    rows: Sequence[int],
+    rounds: int,
+    kinds: Sequence[str],
+) -> list[dict[str, Any]]:
+    """Of all products of `shapes`, one after the other."""
+    layers = [products(library, shape, kinds) for shape in shapes]
+    everywhere = [kind for kind in layers[0] if all(kind in made for made in layers)]
+    sizes = [sum(made[kind][1] for made in layers) for kind in everywhere]
+    reports = []
+    for num_rows in rows:
+        inputs = {width: torch.randn(num_rows, width) for _, width in shapes}
+        xs = [inputs[width] for _, width in shapes]
+        runs = [partial(_run, [made[kind][0] for made in layers], xs) for kind in everywhere]
+        times = best_times(runs, rounds, 0.005)
+        flops = 2 * num_rows * sum(num_outputs * width for num_outputs, width in shapes)
+        print(f"{name}, {num_rows} rows", file=sys.stderr)
+        results = {}
+        for kind, seconds, size in zip(everywhere, times, sizes, strict=True):
+            results[kind] = figures = {
+                "us": round(seconds * 1e6, 1),
+                "gflops": round(flops / seconds / 1e9, 1),
+                "gb_per_s": round(size / seconds / 1e9, 1),
+                "torch_time_ratio": round(times[0] / seconds, 2),
+            }
+            print(
+                f"  {kind:8} {figures['us']:10.1f} us {figures['gflops']:8.1f} GFLOP/s "
+                f"{figures['gb_per_s']:6.1f} GB/s   x {figures['torch_time_ratio']:5.2f}",
+                file=sys.stderr,
+            )
+        reports.append({"shape": name, "rows": num_rows, "kinds": results})
+    return reports
+
+
+def _run(products: Sequence[Product], xs: Sequence[torch.Tensor]) -> None:
+    for product, x in zip(products, xs, strict=True):
+        product(x)

@@ -1,0 +1,271 @@
+"""Microseconds that the scheduler takes: a step, an arrival, a long queue, a step's messages."""
+
+import gc
+import resource
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine_core.kv_cache import KVCacheManager
+from engine_core.scheduler import (
+    ModelRunnerOutput,
+    Request,
+    Scheduler,
+    SchedulerConfig,
+    SchedulerOutput,
+)
+from protocol.codec import decode_engine_message, encode
+from protocol.sampling import SamplingParams
+
+BLOCK_SIZE = 16
+PROMPT_LEN = 512
+MAX_MODEL_LEN = 4096
+ADMISSION_BUDGET = 8192
+PARAMS = SamplingParams(max_tokens=MAX_MODEL_LEN - PROMPT_LEN - 2 * BLOCK_SIZE, ignore_eos=True)
+
+
+def clock_us() -> float:
+    return time.perf_counter_ns() / 1e3
+
+
+def make_prompts(count: int, spread: bool) -> list[list[int]]:
+    """Prompts that have no block in common. `spread`: in each step one in 16 opens a block;
+    otherwise all do so in the same step."""
+    tokens = np.random.default_rng(0).integers(0, 32_000, size=PROMPT_LEN + BLOCK_SIZE).tolist()
+    prompts = []
+    for index in range(count):
+        num_tokens = PROMPT_LEN + (index % BLOCK_SIZE if spread else 0)
+        prompts.append([index, *tokens[1:num_tokens]])
+    return prompts
+
+
+def make_requests(prompts: Sequence[list[int]]) -> list[Request]:
+    return [
+        Request(request_id=f"request-{index}", prompt_token_ids=prompt, sampling_params=PARAMS)
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def make_scheduler(num_running: int, budget: int) -> Scheduler:
+    """With room for that many prompts and 1,280 tokens behind each."""
+    num_blocks = num_running * (-(-(PROMPT_LEN + BLOCK_SIZE + 1280) // BLOCK_SIZE)) + 1
+    config = SchedulerConfig(
+        max_num_batched_tokens=budget, max_num_seqs=num_running, max_model_len=MAX_MODEL_LEN
+    )
+    return Scheduler(config, KVCacheManager(num_blocks=num_blocks, block_size=BLOCK_SIZE))
+
+
+def sampled(plan: SchedulerOutput) -> ModelRunnerOutput:
+    """One token for each sequence of the step."""
+    req_ids = plan.batch.req_ids
+    return ModelRunnerOutput(
+        req_ids=req_ids, sampled_token_ids=np.full(len(req_ids), 7, dtype=np.int32)
+    )
+
+
+def admit_all(scheduler: Scheduler, requests: Sequence[Request]) -> None:
+    """Until every prompt is computed and its first token is there."""
+    for request in requests:
+        scheduler.add_request(request)
+    while any(request.num_output_tokens == 0 for request in requests):
+        plan = scheduler.schedule(now=0.0)
+        scheduler.update_from_output(plan, sampled(plan), now=0.0)
+
+
+def run_steps(scheduler: Scheduler, num_steps: int) -> dict[str, list[float]]:
+    """Times of each step."""
+    times: dict[str, list[float]] = {"schedule": [], "update": [], "step": []}
+    for _ in range(num_steps):
+        start = clock_us()
+        plan = scheduler.schedule(now=0.0)
+        planned = clock_us()
+        output = sampled(plan)  # the runner's work, not the scheduler's
+        ready = clock_us()
+        scheduler.update_from_output(plan, output, now=0.0)
+        done = clock_us()
+        times["schedule"].append(planned - start)
+        times["update"].append(done - ready)
+        times["step"].append(planned - start + done - ready)
+    return times
+
+
+def summary(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """`cycle` is a mean that other processes on the machine do not spoil: the steps of a block's
+    length are told apart by their place in it, and the medians of the places are averaged."""
+    numbers = {}
+    for name, values in times.items():
+        places = [values[place::BLOCK_SIZE] for place in range(min(BLOCK_SIZE, len(values)))]
+        numbers[name] = {
+            "median": round(statistics.median(values), 1),
+            "mean": round(statistics.fmean(values), 1),
+            "cycle": round(statistics.fmean(map(statistics.median, places)), 1),
+            "p99": round(sorted(values)[int(0.99 * (len(values) - 1))], 1),
+        }
+    return numbers
+
+
+def measure_decode(num_running: int, num_steps: int, *, spread: bool) -> dict[str, Any]:
+    """Steps in which every running request decodes one token."""
+    # all are admitted in one step: else their blocks would fill at different times anyway
+    scheduler = make_scheduler(num_running, budget=num_running * (PROMPT_LEN + BLOCK_SIZE))
+    admit_all(scheduler, make_requests(make_prompts(num_running, spread)))
+    run_steps(scheduler, BLOCK_SIZE)
+    gc.collect()
+    times = run_steps(scheduler, num_steps)
+    assert scheduler.get_request_counts() == (num_running, 0)
+    assert scheduler.statistics().num_preemptions == 0
+    return {"num_running": num_running, "block_boundaries": "spread" if spread else "lockstep"} | (
+        summary(times)
+    )
+
+
+def measure_arrival(num_requests: int) -> dict[str, float]:
+    """Microseconds a request of 512 tokens, part by part, in the order in which they happen."""
+    prompts = make_prompts(num_requests, spread=False)
+    scheduler = make_scheduler(num_requests, ADMISSION_BUDGET)
+    gc.collect()
+    parts: dict[str, float] = {}
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        start = clock_us()
+        result = work()
+        parts[name] = round((clock_us() - start) / num_requests, 2)
+        return result
+
+    def hash_and_look_up() -> None:
+        # in a cache of its own, in which nothing is found; the request keeps the hashes
+        cache = KVCacheManager(num_blocks=PROMPT_LEN, block_size=BLOCK_SIZE)
+        for request in requests:
+            cache.find_cached_prefix(request.sequences[0])
+
+    def add() -> None:
+        for request in requests:
+            scheduler.add_request(request)
+
+    def admit() -> None:
+        while scheduler.get_request_counts()[1]:
+            start = clock_us()
+            plan = scheduler.schedule(now=0.0)
+            scheduling.append(clock_us() - start)
+            start = clock_us()
+            scheduler.update_from_output(plan, sampled(plan), now=0.0)
+            updating.append(clock_us() - start)
+
+    scheduling: list[float] = []
+    updating: list[float] = []
+    requests = timed("request_object", lambda: make_requests(prompts))
+    timed("block_hashes", hash_and_look_up)
+    timed("add_request", add)
+    admit()
+    parts["schedule_until_all_are_admitted"] = round(sum(scheduling) / num_requests, 2)
+    parts["update_until_all_are_admitted"] = round(sum(updating) / num_requests, 2)
+    parts["all"] = round(sum(parts.values()), 2)
+    return parts
+
+
+def resident_bytes() -> int:
+    fields = Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * resource.getpagesize()
+
+
+def measure_queue(num_running: int, lengths: Sequence[int], num_steps: int) -> list[dict[str, Any]]:
+    """A step's time, and that of add_request, as the waiting queue grows."""
+    scheduler = make_scheduler(num_running, ADMISSION_BUDGET)
+    admit_all(scheduler, make_requests(make_prompts(num_running, spread=True)))
+    tokens = make_prompts(1, spread=False)[0]
+    gc.collect()
+    empty_bytes = resident_bytes()
+    rows: list[dict[str, Any]] = []
+    num_waiting = 0
+    for length in lengths:
+        adding: list[float] = []
+        while num_waiting < length:
+            request = Request(
+                request_id=f"waiting-{num_waiting}",
+                prompt_token_ids=[num_waiting, *tokens[1:]],
+                sampling_params=PARAMS,
+            )
+            start = clock_us()
+            scheduler.add_request(request)
+            adding.append(clock_us() - start)
+            num_waiting += 1
+        del adding[:-1000]
+        gc.collect()
+        used_bytes = resident_bytes() - empty_bytes
+        row: dict[str, Any] = {"num_waiting": length, "num_running": num_running}
+        if adding:
+            row["add_request"] = summary({"us": adding})["us"]
+            row["bytes_a_request"] = used_bytes // length
+        rows.append(row | summary(run_steps(scheduler, num_steps)))
+    assert scheduler.get_request_counts() == (num_running, max(lengths))
+    return rows
+
+
+def measure_messages(num_running: int, num_steps: int) -> dict[str, Any]:
+    """A step's outputs, one client, as bytes and back."""
+    scheduler = make_scheduler(num_running, ADMISSION_BUDGET)
+    admit_all(scheduler, make_requests(make_prompts(num_running, spread=True)))
+    times: dict[str, list[float]] = {"encode": [], "decode": []}
+    num_bytes = 0
+    for _ in range(num_steps):
+        plan = scheduler.schedule(now=0.0)
+        (outputs,) = scheduler.update_from_output(plan, sampled(plan), now=0.0).values()
+        start = clock_us()
+        frame = encode(outputs)
+        encoded = clock_us()
+        decode_engine_message(frame)
+        times["encode"].append(encoded - start)
+        times["decode"].append(clock_us() - encoded)
+        num_bytes = len(frame)
+    return {"num_running": num_running, "num_bytes": num_bytes} | summary(times)
+
+
+def measure(*, quick: bool) -> dict[str, Any]:
+    sizes = (4, 16) if quick else (64, 256, 1024, 4096)
+    num_steps = 16 if quick else 256
+    queue = (0, 10, 100) if quick else (0, 1000, 10_000, 100_000)
+    many = 16 if quick else 1024
+    return {
+        # first, in a process that is still small
+        "queue": measure_queue(min(sizes), queue, num_steps),
+        "decode": [
+            measure_decode(size, num_steps, spread=spread)
+            for size in sizes
+            for spread in (True, False)
+        ],
+        "arrival": {"num_requests": many, "num_tokens": PROMPT_LEN} | measure_arrival(many),
+        "messages": measure_messages(many, num_steps),
+    }
+
+
+def as_table(result: dict[str, Any]) -> str:
+    """Medians, microseconds; and the mean step of a block's length."""
+    heads = ("schedule", "update", "step", "cycle")
+    lines = [f"{'a step: running decodes':34}" + "".join(f"{head:>10}" for head in heads)]
+    for row in result["decode"]:
+        lines += [_step_line(f"{row['num_running']:,}, {row['block_boundaries']}", row)]
+    lines += ["", "a step: waiting requests"]
+    for row in result["queue"]:
+        line = _step_line(f"{row['num_waiting']:,} ({row['num_running']} run)", row)
+        if "add_request" in row:
+            add, size = row["add_request"]["median"], row["bytes_a_request"]
+            line += f"   add_request {add:.1f}, {size:,} bytes a request"
+        lines += [line]
+    lines += ["", f"an arrival of {result['arrival']['num_tokens']} tokens"]
+    lines += [f"{name:34}{value:>10,.1f}" for name, value in list(result["arrival"].items())[2:]]
+    messages = result["messages"]
+    encoding, decoding = messages["encode"]["median"], messages["decode"]["median"]
+    title = f"outputs of a step, {messages['num_running']:,} running"
+    lines += ["", f"{title}: {messages['num_bytes']:,} bytes"]
+    return "\n".join([*lines, f"encode {encoding:,.0f}, decode {decoding:,.0f}"])
+
+
+def _step_line(name: str, row: dict[str, Any]) -> str:
+    numbers = [row[part]["median"] for part in ("schedule", "update", "step")]
+    return f"{name:34}" + "".join(
+        f"{number:>10,.0f}" for number in (*numbers, row["step"]["cycle"])
+    )

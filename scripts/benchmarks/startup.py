@@ -1,0 +1,191 @@
+"""From launch to ready and to the first token, and the daemon's memory, in a process of its own."""
+
+import json
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from frontend import AsyncLLM, SamplingParams, run
+from scripts.comparison.engines import Conditions, ServerCommand, parse_server
+from scripts.comparison.processes import EngineFailed
+from scripts.comparison.rounds import warm_up_figures
+from scripts.comparison.workloads import Workload
+from scripts.load.workload import PlannedRequest
+
+Figures = dict[str, float]
+
+PROMPT = list(range(1, 33))
+OURS = "engine-core"
+_STARTUP_TIMEOUT_S = 300.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_USE_FROM_A_SCRIPT = """
+import sys
+from frontend import LLM, SamplingParams
+with LLM(sys.argv[1]) as llm:
+    prompt = {"prompt_token_ids": list(range(1, 33))}
+    llm.generate([prompt], SamplingParams(max_tokens=1, temperature=0.0), use_tqdm=False)
+    print("done", flush=True)
+"""
+
+
+def measure(model: str, options: str, repeat: int, server_texts: Sequence[str]) -> dict[str, Any]:
+    """The daemon and the servers in alternation. All options are checked before the first launch.
+
+    Raises:
+        ValueError: two engines have one name.
+        DescriptionError: a server that cannot be understood.
+        RuntimeError: the daemon did not start.
+    """
+    servers = [parse_server(text) for text in server_texts]
+    words = shlex.split(options)
+    runs: dict[str, list[Figures]] = {OURS: [], **{server.name: [] for server in servers}}
+    if len(runs) <= len(servers):
+        names = ", ".join([OURS, *(server.name for server in servers)])
+        raise ValueError(f"two engines have one name: {names}; give them other names")
+    failed: dict[str, str] = {}
+    measure_daemon(model, words)
+    for _ in range(repeat):
+        runs[OURS].append(measure_daemon(model, words))
+        if not words:
+            runs[OURS][-1] |= measure_clients(model)
+        for server in servers:
+            try:
+                runs[server.name].append(measure_server(server, model))
+            except EngineFailed as error:
+                failed[server.name] = str(error)
+    medians = {name: median_of(each) for name, each in runs.items() if each}
+    return {"model": model, "options": options, "runs": runs, "median": medians, "failed": failed}
+
+
+def as_table(figures: dict[str, Any]) -> str:
+    lines = []
+    for name, medians in figures["median"].items():
+        lines += [name, *(f"  {figure:32}{value:>16,}" for figure, value in medians.items())]
+    return "\n".join(
+        [*lines, *(f"{name} failed: {why}" for name, why in figures["failed"].items())]
+    )
+
+
+def median_of(runs: Sequence[Mapping[str, float]]) -> Figures:
+    """Of each figure that every run has."""
+    names = [name for name in runs[0] if all(name in run for run in runs)]
+    return {name: round(statistics.median(run[name] for run in runs), 3) for name in names}
+
+
+def measure_daemon(model: str, options: Sequence[str]) -> Figures:
+    """One launch of the daemon.
+
+    Raises:
+        RuntimeError: it did not start; stderr has its error.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "engine_core.cli", "--model", model, *options]
+        command += ["--bind", f"ipc://{folder}/engine.sock", "--log-level", "error"]
+        started_s = time.perf_counter()
+        daemon = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=plain_environment()
+        )
+        try:
+            assert daemon.stdout is not None
+            line = daemon.stdout.readline()
+            if not line:
+                raise RuntimeError(f"{shlex.join(command)} ended with code {daemon.wait()}")
+            ready_s = time.perf_counter() - started_s
+            cpu_s = cpu_seconds(daemon.pid)
+            ready = json.loads(line)
+            run(first_token(ready["address"]))
+            first_token_s = time.perf_counter() - started_s
+            peak_bytes = peak_memory_bytes(daemon.pid)
+        finally:
+            daemon.send_signal(signal.SIGTERM)
+            daemon.wait()
+    phases = {f"phase_{name}_s": spent_s for name, spent_s in ready["phases_s"].items()}
+    return {
+        "launch_to_ready_s": ready_s,
+        "launch_to_first_token_s": first_token_s,
+        "cpu_to_ready_s": cpu_s,
+        **phases,
+        "peak_memory_bytes": peak_bytes,
+    }
+
+
+async def first_token(address: str) -> None:
+    async with AsyncLLM(address) as llm:
+        params = SamplingParams(max_tokens=1, temperature=0.0)
+        async for _ in llm.generate({"prompt_token_ids": PROMPT}, params):
+            pass
+
+
+def measure_clients(model: str) -> Figures:
+    """What a user waits for at a terminal, and with a script that starts an engine of its own."""
+    return {
+        "script_to_first_token_s": seconds_to_output("-c", _USE_FROM_A_SCRIPT, model),
+        "help_s": seconds_to_end("-m", "engine_core.cli", "--help"),
+        "import_frontend_s": seconds_to_end("-c", "import frontend"),
+    }
+
+
+def measure_server(server: ServerCommand, model: str) -> Figures:
+    """One launch of another engine's server.
+
+    Raises:
+        EngineFailed: it did not get ready, or did not serve the request.
+    """
+    with tempfile.TemporaryDirectory() as logs:
+        conditions = Conditions(
+            model=model,
+            num_threads=len(os.sched_getaffinity(0)),
+            client_processes=1,
+            startup_timeout_s=_STARTUP_TIMEOUT_S,
+            workload_timeout_s=_STARTUP_TIMEOUT_S,
+            logs=Path(logs),
+        )
+        with server.launch(conditions) as running:
+            request = PlannedRequest(0, PROMPT, 1)
+            return warm_up_figures(running, [Workload("first token", (request,))])
+
+
+def seconds_to_end(*arguments: str) -> float:
+    """From the launch of a Python to exit code 0."""
+    started_s = time.perf_counter()
+    command = [sys.executable, *arguments]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=plain_environment())
+    return time.perf_counter() - started_s
+
+
+def seconds_to_output(*arguments: str) -> float:
+    """From the launch of a Python to its first line."""
+    started_s = time.perf_counter()
+    with subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, env=plain_environment()
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        elapsed_s = time.perf_counter() - started_s
+    if not line or process.returncode:
+        raise RuntimeError(f"{arguments[0]} ended with code {process.returncode}")
+    return elapsed_s
+
+
+def plain_environment() -> dict[str, str]:
+    """Ours without what changes a Python's habits, such as to write no compiled modules."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of all threads so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[14 - 3]) + int(fields[15 - 3])) / _TICKS_PER_S
+
+
+def peak_memory_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024

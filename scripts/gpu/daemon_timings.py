@@ -1,0 +1,150 @@
+"""The daemon over its socket on nano-vllm's workload, and transformers on the same; token ids."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import transformers
+
+from scripts.gpu.timing import TimingGroup
+from tests.gpu.daemon_run import DaemonRun, Wanted, is_wrong
+from tests.gpu.model_shapes import PUBLISHED, Shape
+
+NUM_REQUESTS = 256
+SHORTEST, LONGEST = 100, 1024
+OPTIONS = ("--max-num-seqs", "256", "--max-model-len", "4096", "--max-num-batched-tokens", "8192")
+PEER_LIMIT_S = 45.0
+
+
+def workload(
+    shape: Shape, number: int, shortest: int, longest: int
+) -> tuple[list[list[int]], list[int]]:
+    """Prompts and numbers of output tokens of nano-vllm's benchmark, which has a fixed seed."""
+    draw = random.Random(0)
+    lengths = [draw.randint(shortest, longest) for _ in range(number)]
+    prompts = [[draw.randrange(shape["vocab_size"]) for _ in range(n)] for n in lengths]
+    return prompts, [draw.randint(shortest, longest) for _ in range(number)]
+
+
+def measure_daemon(
+    shape: Shape,
+    *,
+    number: int = NUM_REQUESTS,
+    shortest: int = SHORTEST,
+    longest: int = LONGEST,
+    options: Sequence[str] = (*OPTIONS, "--capture-at-start"),
+    device: str = "cuda",
+) -> dict[str, Any]:
+    """The start's phases, and then the workload; tokens a second from the first request's sending
+    to the last one's end.
+
+    Raises:
+        RuntimeError: a request was not served as it asked.
+    """
+    prompts, num_outputs = workload(shape, number, shortest, longest)
+    requests = [Wanted(*pair) for pair in zip(prompts, num_outputs, strict=True)]
+    with DaemonRun(shape, device=device, options=options) as daemon:
+        phases = daemon.phases()
+        daemon.serve([Wanted(prompts[0], 8)])
+        started_s = time.perf_counter()
+        seen = daemon.serve(requests)
+        seconds = time.perf_counter() - started_s
+        daemon.stop()
+    for at, pair in enumerate(zip(requests, seen, strict=True)):
+        if is_wrong(*pair, shape["vocab_size"]):
+            raise RuntimeError(f"request {at} of {number} was served wrongly: {seen[at]}")
+    first_tokens = sorted(each.first_token_s or 0.0 for each in seen)
+    return phases | {
+        "output_tok_s": round(sum(num_outputs) / seconds, 1),
+        "seconds": round(seconds, 2),
+        "median_first_token_s": round(first_tokens[number // 2], 3),
+    }
+
+
+def measure_peer(shape: Shape, *, device: str = "cuda") -> dict[str, Any]:
+    """transformers' continuous batching on the same workload, in this process."""
+    prompts, num_outputs = workload(shape, NUM_REQUESTS, SHORTEST, LONGEST)
+    return measure_transformers(shape, prompts, num_outputs, limit_s=PEER_LIMIT_S, device=device)
+
+
+def measure_transformers(
+    shape: Shape,
+    prompts: Sequence[list[int]],
+    num_outputs: Sequence[int],
+    *,
+    limit_s: float,
+    device: str = "cuda",
+) -> dict[str, Any]:
+    """Output tokens a second by the clock on the wall; one request first, untimed. If time is up
+    before all have ended, "finished_tok_s" instead: tokens of those that have, which is less than
+    what was computed.
+
+    Returns:
+        "failed" and the reason instead, if this version cannot do it: a peer is no part of what is
+        checked.
+    """
+    try:
+        return _measure(shape, prompts, num_outputs, limit_s, device)
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+
+
+def _measure(
+    shape: Shape,
+    prompts: Sequence[list[int]],
+    num_outputs: Sequence[int],
+    limit_s: float,
+    device: str,
+) -> dict[str, Any]:
+    config = transformers.AutoConfig.for_model(**shape)
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, attn_implementation="sdpa"
+        ).eval()
+    settings = transformers.GenerationConfig(
+        do_sample=True, temperature=0.6, eos_token_id=-1, pad_token_id=0, max_new_tokens=4096
+    )
+    manager = model.init_continuous_batching(generation_config=settings)
+    manager.start()
+    try:
+        manager.add_request(prompts[0], max_new_tokens=4)
+        if manager.get_result(timeout=limit_s) is None:
+            return {"failed": f"its first request took more than {limit_s:g} s"}
+        started_s = time.perf_counter()
+        for prompt, number in zip(prompts, num_outputs, strict=True):
+            manager.add_request(prompt, max_new_tokens=number)
+        num_finished = num_tokens = 0
+        while num_finished < len(prompts):
+            left_s = started_s + limit_s - time.perf_counter()
+            result = manager.get_result(timeout=max(0.01, left_s)) if left_s > 0 else None
+            if result is None:
+                break
+            if result.error is not None:
+                return {"failed": str(result.error)[:300]}
+            num_finished += 1
+            num_tokens += len(result.generated_tokens)
+        seconds = time.perf_counter() - started_s
+    finally:
+        manager.stop(block=True, timeout=10)
+    name = "output_tok_s" if num_finished == len(prompts) else "finished_tok_s"
+    return {
+        name: round(num_tokens / seconds, 1),
+        "seconds": round(seconds, 2),
+        "num_finished": num_finished,
+        "num_requests": len(prompts),
+    }
+
+
+def daemon_timings() -> list[TimingGroup]:
+    """Each measurement checks its own requests."""
+    shape, of_it = PUBLISHED["Qwen3-0.6B"], f"Qwen3-0.6B, 256 x {SHORTEST}-{LONGEST} in and out"
+    figures = {
+        f"daemon, {of_it}": partial(measure_daemon, shape),
+        f"transformers, {of_it}": partial(measure_peer, shape),
+    }
+    return [TimingGroup("end to end", lambda: 0.0, 0, figures=figures)]

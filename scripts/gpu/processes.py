@@ -1,0 +1,106 @@
+"""Check files and families of timings in processes of their own, each with a limit of time."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from scripts.gpu.pytest_rows import ROWS_VARIABLE
+from scripts.gpu.timing import Row
+from scripts.gpu.worker import Instruction
+
+ROOT = Path(__file__).resolve().parents[2]
+CHECKS_AT_ONCE = 8
+"""Compiling takes most of the checks' time and a core each; the GPU is shared meanwhile."""
+
+
+@contextlib.contextmanager
+def unpacked_wheels(folder: Path) -> Iterator[None]:
+    """What is in the wheels of a folder can be imported inside, here and by child processes.
+
+    Raises:
+        FileNotFoundError: there are none.
+    """
+    wheels = sorted(folder.glob("*.whl"))
+    if not wheels:
+        raise FileNotFoundError(f"{folder} has no wheels; docs/gpu.md says how to get them")
+    with tempfile.TemporaryDirectory(prefix="wheels-") as target:
+        for wheel in wheels:
+            zipfile.ZipFile(wheel).extractall(target)
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = f"{target}{os.pathsep}{before}" if before else target
+        sys.path.insert(0, target)
+        try:
+            yield
+        finally:
+            sys.path.remove(target)
+            if before is None:
+                del os.environ["PYTHONPATH"]
+            else:
+                os.environ["PYTHONPATH"] = before
+
+
+def check_file(path: str, seconds: float, seed: int, *, uses_gpu: bool) -> list[Row]:
+    """Run a file of tests; one row a test."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "scripts.gpu.pytest_rows"]
+    command += ["-p", "no:cacheprovider", path] + ([] if uses_gpu else ["-m", "gpu"])
+    # references are computed on the CPU: its cores are shared by the checks at work
+    threads = max(1, len(os.sched_getaffinity(0)) // CHECKS_AT_ONCE)
+    environment = {"OMP_NUM_THREADS": str(threads), "TEST_SEED": str(seed)}
+    environment |= {"TEST_DEVICE": "cuda"} if uses_gpu else {}
+    rows, why = _run(command, environment, seconds)
+    found = {row["name"]: row for row in rows}  # a later row says more
+    lost = why or "its process gave no result"
+    return [
+        {"file": path} | (row | {"state": "error", "why": lost} if row["state"] == "found" else row)
+        for row in found.values()
+    ] or [{"file": path, "name": path, "state": "error", "why": lost}]
+
+
+def run_worker(instruction: Instruction) -> tuple[list[Row], str | None]:
+    """Rows of a family's timings, and why its process ended early."""
+    command = [sys.executable, "-m", "scripts.gpu.worker"]
+    return _run(command, {}, instruction.seconds, instruction)
+
+
+def _run(
+    command: list[str],
+    environment: Mapping[str, str],
+    seconds: float,
+    instruction: Instruction | None = None,
+) -> tuple[list[Row], str | None]:
+    """Rows that the process wrote, and why it ended early; it is killed when its time is over."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows_path, log_path = Path(folder, "rows"), Path(folder, "log")
+        rows_path.touch()
+        if instruction is not None:
+            told = dataclasses.replace(instruction, rows_path=str(rows_path))
+            command = [*command, json.dumps(dataclasses.asdict(told))]
+        why = None
+        with log_path.open("w") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, ROWS_VARIABLE: str(rows_path), **environment},
+                stdout=log,
+                stderr=log,
+            )
+            try:
+                # pytest ends with 1 after failed tests, with 5 if there are none
+                if process.wait(timeout=seconds) not in (0, 1, 5) or not rows_path.stat().st_size:
+                    lines = log_path.read_text().strip().splitlines() or ["no output"]
+                    why = f"its process ended with {process.returncode}: {lines[-1][:400]}"
+            except subprocess.TimeoutExpired:
+                why = f"its process was killed after {seconds:.0f} s"
+            finally:
+                process.kill()
+                process.wait()
+        return [json.loads(line) for line in rows_path.read_text().splitlines()], why

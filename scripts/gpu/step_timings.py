@@ -1,0 +1,271 @@
+"""Whole steps of published shapes: replayed decode graphs, a long prompt, and the real loop.
+
+Weights are random. The check compares two layers of the same width with transformers: nothing here
+says that the full depth is right.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine_core.kv_cache import CacheCopies
+from engine_core.models import load_dummy_model
+from engine_core.scheduler import NewRequestData, ScheduledBatch, SchedulerOutput
+from kernels.interface.device_steps import SamplingMode
+from protocol.sampling import SamplingParams
+from scripts.gpu.timing import TimingGroup, Work
+from tests.gpu.checks.whole_models import HALF_RATIO, check_published
+from tests.gpu.engine_run import BLOCK_SIZE, Asked, EngineRun, Sizes, triton_operations
+from tests.gpu.model_shapes import PUBLISHED, Shape
+
+CONTEXT = 1024
+PREFILL = 8192
+NUM_LOOP_STEPS = 60
+MOST_SEQS = 256
+_BYTES = 2
+"""Of a number in 16 bits."""
+
+
+class ReadyEngine:
+    """An engine with random weights, and plans by hand for exactly one step.
+
+    Args:
+        shape: of the model.
+        sizes: one that the scheduler is made for too.
+        dtype: of weights, activations and the cache.
+    """
+
+    def __init__(self, shape: Shape, sizes: Sizes, *, dtype: torch.dtype, device: str) -> None:
+        ops = triton_operations(device)
+        model = load_dummy_model(shape, dtype=dtype, ops=ops, max_model_len=sizes.max_model_len)
+        self.engine = EngineRun(model, ops, sizes, dtype=dtype)
+        self.vocab_size = model.kv_cache_spec.vocab_size
+        for keys, values in self.engine.runner.storage.device_tensors:
+            keys.normal_()  # zeros run faster than real data
+            values.normal_()
+        self._present: list[str] = []
+        self._num_steps = 0
+
+    def decode(self, batch: int, context: int) -> Callable[[], object]:
+        """What replays a decode step of `batch` sequences of `context` tokens on the current
+        stream, again and again the same one."""
+        runner = self.engine.runner
+        runner.execute(self._plan([(context, context - 1)] * batch))
+        return runner.graphs.get(batch, SamplingMode.PLAIN)
+
+    def prefill(self, num_tokens: int) -> Callable[[], object]:
+        """What computes a prompt in one step and waits for it."""
+        plan = self._plan([(num_tokens, 0)])
+        return lambda: self.engine.runner.execute(plan)
+
+    def time_decodes(self, batch: int, context: int, num_steps: int) -> dict[str, float]:
+        """The real scheduler with a step in flight, by the clock on the wall: milliseconds a step,
+        and how many of them the host is at work (planning, launching, taking in)."""
+        runner, engine = self.engine.runner, self.engine
+        runner.execute(self._plan([]))
+        names = [f"timed {at}" for at in range(batch)]
+        for name in names:
+            prompt = torch.randint(self.vocab_size, (context,)).tolist()
+            engine.add(Asked(name, prompt, num_steps + batch, temperature=1.0))
+        while not all(engine.answers[name].tokens for name in names):
+            engine.step()
+        for _ in range(3):  # the first records the graph
+            engine.step()
+        before, engine.host_s = sum(len(engine.answers[name].tokens) for name in names), 0.0
+        started_s = time.perf_counter()
+        for _ in range(num_steps):
+            engine.step()
+        seconds = time.perf_counter() - started_s
+        host_s = engine.host_s
+        num_tokens = sum(len(engine.answers[name].tokens) for name in names) - before
+        engine.abort(names)
+        return {
+            "step_ms": round(1e3 * seconds / num_steps, 3),
+            "host_ms": round(1e3 * host_s / num_steps, 3),
+            "output_tok_s": round(num_tokens / seconds, 1),
+        }
+
+    def _plan(self, sequences: list[tuple[int, int]]) -> SchedulerOutput:
+        """New sequences of (tokens, of which computed), instead of those that were there."""
+        finished, self._present = self._present, []
+        new, first_block = [], 1
+        for row, (length, computed) in enumerate(sequences):
+            width = -(-length // BLOCK_SIZE)
+            assert first_block + width <= self.engine.sizes.num_blocks + 1, "too few blocks"
+            blocks = list(range(first_block, first_block + width))
+            first_block += width
+            new.append(
+                NewRequestData(
+                    req_id=f"by hand {self._num_steps} {row}",
+                    prompt_token_ids=torch.randint(self.vocab_size, (length,)).tolist(),
+                    output_token_ids=[],
+                    mm_features=[],
+                    sampling_params=SamplingParams(max_tokens=1, temperature=1.0, seed=row),
+                    block_ids=tuple(blocks for _ in range(self.engine.num_groups)),
+                    num_computed_tokens=computed,
+                    lora_request=None,
+                    row=row,
+                )
+            )
+        self._present = [data.req_id for data in new]
+        self._num_steps += 1
+        table = np.array(sequences, np.int32).reshape(-1, 2)
+        return SchedulerOutput(
+            step_id=self._num_steps,
+            batch=ScheduledBatch(
+                req_ids=self._present,
+                rows=np.arange(len(new), dtype=np.int32),
+                num_computed_tokens=table[:, 1],
+                num_scheduled_tokens=table[:, 0] - table[:, 1],
+            ),
+            scheduled_new_reqs=new,
+            resumed_reqs=[],
+            block_updates=[],
+            copies=CacheCopies(),
+            total_num_scheduled_tokens=int((table[:, 0] - table[:, 1]).sum()),
+            scheduled_spec_decode_tokens={},
+            finished_req_ids=finished,
+            preempted_req_ids=[],
+            num_output_tokens=np.zeros(len(new), np.int32),
+        )
+
+
+_ON_DEVICE: dict[str, ReadyEngine] = {}
+
+
+def engine_of(name: str, make: Callable[[], ReadyEngine]) -> ReadyEngine:
+    """The engine of that name; another one is taken off the device first."""
+    if name not in _ON_DEVICE:
+        _ON_DEVICE.clear()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        _ON_DEVICE[name] = make()
+    return _ON_DEVICE[name]
+
+
+def _engine(
+    name: str,
+    *,
+    shape: Shape | None = None,
+    most_seqs: int = MOST_SEQS,
+    most_context: int = CONTEXT,
+    most_prefill: int = PREFILL,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str = "cuda",
+) -> ReadyEngine:
+    """Of that published model, with room for every step that is timed on it."""
+    length = most_context + most_output(most_seqs)
+    longest = max(most_prefill, length)
+    sizes = Sizes(
+        max_num_seqs=most_seqs,
+        max_model_len=longest,
+        max_num_batched_tokens=max(most_prefill, most_seqs),
+        num_blocks=max(most_seqs * -(-length // BLOCK_SIZE), -(-longest // BLOCK_SIZE)) + 1,
+    )
+    wanted = shape or PUBLISHED[name]
+    return engine_of(name, lambda: ReadyEngine(wanted, sizes, dtype=dtype, device=device))
+
+
+def most_output(num_seqs: int) -> int:
+    """Tokens that a sequence of the loop may be given: the first one waits for all prompts."""
+    return NUM_LOOP_STEPS + num_seqs
+
+
+def time_decode(name: str, batch: int, context: int = CONTEXT, **options: Any) -> Work:
+    """A decode step: its graph, replayed. `options`: see `_engine`."""
+    shape = options.get("shape") or PUBLISHED[name]
+    return Work(
+        call=_engine(name, **options).decode(batch, context),
+        num_bytes=decode_bytes(shape, batch=batch, context=context),
+        num_flops=decode_flops(shape, batch=batch, context=context),
+        fits_graph=False,
+    )
+
+
+def time_prefill(name: str, num_tokens: int = PREFILL, **options: Any) -> Work:
+    """One prompt in one step, from its plan to its token on the host."""
+    shape = options.get("shape") or PUBLISHED[name]
+    return Work(
+        call=_engine(name, **options).prefill(num_tokens),
+        num_bytes=decode_bytes(shape, batch=1, context=num_tokens),
+        num_flops=prefill_flops(shape, num_tokens),
+        fits_graph=False,
+    )
+
+
+def measure_loop(
+    name: str,
+    batch: int,
+    context: int = CONTEXT,
+    num_steps: int = NUM_LOOP_STEPS,
+    **options: Any,
+) -> dict[str, float]:
+    """See `ReadyEngine.time_decodes`."""
+    return _engine(name, **options).time_decodes(batch, context, num_steps)
+
+
+def layer_numbers(shape: Shape) -> int:
+    """Weights of all layers' products."""
+    hidden, head_size = shape["hidden_size"], shape["head_dim"]
+    q_heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
+    attention = hidden * head_size * (2 * q_heads + 2 * kv_heads)
+    return int(shape["num_hidden_layers"] * (attention + 3 * hidden * shape["intermediate_size"]))
+
+
+def logit_numbers(shape: Shape) -> int:
+    """Weights of the product that gives logits."""
+    return int(shape["hidden_size"] * shape["vocab_size"])
+
+
+def decode_bytes(shape: Shape, *, batch: int, context: int) -> float:
+    """That a decode step must read: weights once, every sequence's keys and values."""
+    a_token = shape["num_hidden_layers"] * 2 * shape["num_key_value_heads"] * shape["head_dim"]
+    numbers = layer_numbers(shape) + logit_numbers(shape) + batch * context * a_token
+    return float(_BYTES * numbers)
+
+
+def decode_flops(shape: Shape, *, batch: int, context: int) -> float:
+    """Of a decode step's products."""
+    attended = shape["num_hidden_layers"] * shape["num_attention_heads"] * shape["head_dim"]
+    a_sequence = layer_numbers(shape) + logit_numbers(shape) + 2 * context * attended
+    return float(2 * batch * a_sequence)
+
+
+def prefill_flops(shape: Shape, num_tokens: int) -> float:
+    """Of a prompt's products in one step; logits of its last token only."""
+    pairs = num_tokens * (num_tokens + 1) / 2
+    attended = shape["num_hidden_layers"] * shape["num_attention_heads"] * shape["head_dim"]
+    products = num_tokens * layer_numbers(shape) + logit_numbers(shape)
+    return float(2 * products + 4 * pairs * attended)
+
+
+def step_timings() -> list[TimingGroup]:
+    def group(
+        name: str, batches: tuple[int, ...], prefill: bool = False, loops: tuple[int, ...] = ()
+    ) -> TimingGroup:
+        timings: dict[str, Callable[[], Work]] = {
+            f"decode step {name} {batch} x {CONTEXT}": partial(time_decode, name, batch)
+            for batch in batches
+        }
+        if prefill:
+            timings[f"prefill step {name} {PREFILL}"] = partial(time_prefill, name)
+        figures = {
+            f"loop {name} {batch} x {CONTEXT}": partial(measure_loop, name, batch)
+            for batch in loops
+        }
+        check = partial(check_published, PUBLISHED[name], device="cuda")
+        return TimingGroup(f"{name}, 2 layers", check, HALF_RATIO, timings, figures)
+
+    return [
+        group("Llama-3.1-8B", (1, 64, 256), prefill=True, loops=(64,)),
+        group("Qwen3-8B", (1,)),
+        group("Qwen3-0.6B", (1, 256), loops=(1, 256)),
+    ]

@@ -1,0 +1,128 @@
+"""What can be timed, by name; a time only for what passes its check in the same process."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Row = dict[str, Any]
+"""Result of one timing, as it goes into the JSON document."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a timing times.
+
+    Attributes:
+        call: launches the kernel; allocates nothing that a CUDA graph could not.
+        num_bytes: the fewest that must move through device memory.
+        num_flops: operations of the matrix units; 0 where bytes bound.
+        fits_graph: whether `call` may be recorded in a CUDA graph; not if it replays one or waits.
+    """
+
+    call: Callable[[], object]
+    num_bytes: float
+    num_flops: float = 0.0
+    fits_graph: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TimingGroup:
+    """Timings that stand or fall with one check.
+
+    Attributes:
+        check: gives the error; NaN never passes.
+        timings: what makes the work, by name.
+        figures: what is measured in a way of its own, such as a whole daemon's throughput; gives
+            numbers by name, with their units in it.
+    """
+
+    name: str
+    check: Callable[[], float]
+    tolerance: float
+    timings: Mapping[str, Callable[[], Work]] = field(default_factory=dict)
+    figures: Mapping[str, Callable[[], Mapping[str, Any]]] = field(default_factory=dict)
+
+    def names(self) -> list[str]:
+        return [*self.timings, *self.figures]
+
+
+class Timer(Protocol):
+    """Times a call on the device."""
+
+    def measure(self, call: Callable[[], object], *, in_graph: bool) -> Mapping[str, Any]:
+        """At least `median_us`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What the machine can do, measured in the same run; bytes and operations a second."""
+
+    copy_bytes_s: float
+    matmul_flop_s: float
+
+    def floor_us(self, work: Work) -> float:
+        """No version takes much less."""
+        return 1e6 * max(work.num_bytes / self.copy_bytes_s, work.num_flops / self.matmul_flop_s)
+
+
+def run_group(
+    group: TimingGroup,
+    *,
+    only: str,
+    ceilings: Ceilings,
+    timer: Timer,
+    clock: Callable[[], float],
+    deadline_s: float,
+    emit: Callable[[Row], None],
+) -> None:
+    """The check, then what has `only` in its name; `emit` gets a row for each as it is known."""
+    names = [name for name in group.names() if only in name]
+    if not names or clock() >= deadline_s:
+        return
+    try:
+        error = float(group.check())
+        passed = error <= group.tolerance  # so that NaN fails
+        refusal = None if passed else f"its check gives {error:g}, more than {group.tolerance:g}"
+    except Exception as problem:
+        refusal = f"its check: {_describe(problem)}"
+    for name in names:
+        row: Row = {"group": group.name, "name": name}
+        if refusal is not None:
+            emit(row | {"state": "refused", "why": refusal})
+            continue
+        if clock() >= deadline_s:
+            return
+        try:
+            if name in group.figures:
+                emit(row | {"state": "measured", "figures": dict(group.figures[name]())})
+                continue
+            work = group.timings[name]()
+            times = dict(timer.measure(work.call, in_graph=work.fits_graph))
+            emit(row | {"state": "timed"} | times | _rates(work, ceilings, times["median_us"]))
+        except Exception as problem:
+            emit(row | {"state": "error", "why": _describe(problem)})
+
+
+def _rates(work: Work, ceilings: Ceilings, median_us: float) -> Row:
+    floor_us = ceilings.floor_us(work)
+    rates: Row = {
+        "num_bytes": work.num_bytes,
+        "gigabytes_s": round(work.num_bytes / median_us / 1e3, 1),
+        "floor_us": round(floor_us, 2),
+        "of_floor": round(floor_us / median_us, 3),
+    }
+    if work.num_flops:
+        rates["num_flops"] = work.num_flops
+        rates["teraflop_s"] = round(work.num_flops / median_us / 1e6, 1)
+    return rates
+
+
+def _describe(problem: Exception) -> str:
+    """The error, and the innermost line of ours."""
+    frames = [f for f in traceback.extract_tb(problem.__traceback__) if "site-packages" not in f[0]]
+    where = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
+    return f"{type(problem).__name__}: {' '.join(str(problem).split())[:400]}{where}"

@@ -1,0 +1,190 @@
+"""Runs all checks and timings of a GPU machine, and writes one JSON document.
+
+    python scripts/gpu_run.py --json run.json [--wheels DIR] [--only TEXT] [--time-limit 540]
+
+Needs torch, triton, transformers and numpy. What else is missing comes from a folder of wheels (see
+docs/gpu.md), unpacked to a temporary folder. The document is rewritten as results come; what the
+time limit cut off stands in it as "not run". Exit code 0, 1 if something failed or did not run,
+2 for wrong options, 130 after Ctrl-C.
+"""
+
+import contextlib
+import json as json_format
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.gpu.processes import CHECKS_AT_ONCE, ROOT, check_file, run_worker, unpacked_wheels
+from scripts.gpu.report import FINE, as_table
+from scripts.gpu.timing import Row
+from scripts.gpu.worker import FAMILIES, Instruction, load_family
+
+FILE_LIMIT_S = 180.0
+"""A file of checks or a family of timings that takes longer hangs."""
+SHARE_OF_CHECKS = 0.55
+"""Of the time limit, after which no check begins or goes on: the rest is for timings."""
+FIRST = ("whole_models", "batch_invariance", "daemon")
+"""They take longest: begun last, everything would wait for them."""
+
+
+def find_checks(only: str, *, uses_gpu: bool) -> list[str]:
+    """Files of tests in the order in which they begin; a GPU runs the interpreter's too."""
+    folders = [ROOT / "tests" / "gpu"] + [ROOT / "tests" / "kernels" / "triton"] * uses_gpu
+    files = [str(p.relative_to(ROOT)) for f in folders for p in sorted(f.glob("test_*.py"))]
+    files.sort(key=lambda file: not any(name in file for name in FIRST))
+    return [file for file in files if only in file]
+
+
+class GpuRun:
+    """A run of everything, phase by phase; `save` gets the document after each.
+
+    Args:
+        uses_gpu: without one all checks are skipped, and nothing is timed.
+    """
+
+    def __init__(
+        self,
+        *,
+        only: str,
+        time_limit_s: float,
+        seed: int,
+        uses_gpu: bool,
+        save: Callable[[dict[str, Any]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._only, self._seed, self._uses_gpu = only, seed, uses_gpu
+        self._save, self._clock = save, clock
+        self._start_s = clock()
+        self._limit_s = time_limit_s
+        self.document: dict[str, Any] = {"seed": seed, "device": None, "ceilings": None}
+        self.document |= {"checks": [], "timings": []}
+
+    def execute(self) -> dict[str, Any]:
+        """All phases. Returns the document."""
+        self._measure_ceilings()
+        files = find_checks(self._only, uses_gpu=self._uses_gpu)
+        with ThreadPoolExecutor(CHECKS_AT_ONCE) as pool:
+            for rows in pool.map(self._check, files):
+                self._add("checks", rows)
+        for family in FAMILIES:
+            self._add("timings", self._time(family))
+        self.document["seconds"] = round(self._clock() - self._start_s, 1)
+        self._save(self.document)
+        return self.document
+
+    def _seconds_left(self, limit_s: float) -> float:
+        return min(self._start_s + limit_s - self._clock(), FILE_LIMIT_S)
+
+    def _measure_ceilings(self) -> None:
+        if not self._uses_gpu:
+            self.document["why_no_ceilings"] = "torch sees no GPU"
+            return
+        seconds = self._seconds_left(self._limit_s)
+        rows, why = run_worker(Instruction("", "", seconds, self._seed, ""))
+        if rows:
+            self.document |= rows[0]
+        else:
+            self.document["why_no_ceilings"] = why
+
+    def _check(self, file: str) -> list[Row]:
+        seconds = self._seconds_left(SHARE_OF_CHECKS * self._limit_s)
+        if seconds <= 0:
+            return [{"file": file, "name": file, "state": "not run", "why": "time limit"}]
+        return check_file(file, seconds, self._seed, uses_gpu=self._uses_gpu)
+
+    def _time(self, family: str) -> list[Row]:
+        only = "" if self._only in family else self._only
+        try:
+            groups = load_family(family)
+        except Exception as error:
+            return [{"name": family, "state": "error", "why": f"cannot be imported: {error!r}"}]
+        names = {name: group.name for group in groups for name in group.names() if only in name}
+        seconds, rows, why = self._seconds_left(self._limit_s), [], None
+        if self.document["ceilings"] is None:
+            why = f"no ceilings: {self.document['why_no_ceilings']}"
+        elif names and seconds > 0:
+            instruction = Instruction(
+                family, only, seconds, self._seed, "", self.document["ceilings"]
+            )
+            rows, why = run_worker(instruction)
+        seen = {row["name"] for row in rows}
+        lost = {"state": "not run", "why": why or "time limit"}
+        return rows + [
+            {"group": group, "name": name} | lost
+            for name, group in names.items()
+            if name not in seen
+        ]
+
+    def _add(self, kind: str, rows: list[Row]) -> None:
+        self.document[kind] += rows
+        self._save(self.document)
+
+
+def _named_wheels(arguments: list[str]) -> Path | None:
+    """The folder of --wheels: read before the library of command lines, which may be in it."""
+    for at, argument in enumerate(arguments):
+        if argument.startswith("--wheels="):
+            return Path(argument.partition("=")[2])
+        if argument == "--wheels" and at + 1 < len(arguments):
+            return Path(arguments[at + 1])
+    return None
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command line. Returns the exit code."""
+    with contextlib.ExitStack() as wheels:
+        folder = _named_wheels(arguments)
+        if folder is not None:
+            try:
+                wheels.enter_context(unpacked_wheels(folder))
+            except OSError as error:
+                print(f"gpu_run: {error}", file=sys.stderr)
+                return 2
+        from cyclopts import Parameter
+
+        from scripts.command_line import make_app, run_app
+
+        app = make_app("gpu_run", __doc__)
+
+        @app.default
+        def gpu_run(
+            *,
+            json: Annotated[Path | None, Parameter(help="Write the document there.")] = None,
+            wheels: Annotated[Path | None, Parameter(help="Folder of missing packages.")] = None,
+            only: Annotated[
+                str, Parameter(help="Files of checks and names of timings with this in them.")
+            ] = "",
+            time_limit: Annotated[float, Parameter(help="Seconds for everything.")] = 540.0,
+            seed: Annotated[
+                int | None, Parameter(help="Of all inputs; default: a new one.")
+            ] = None,
+        ) -> int:
+            """Check and time."""
+            import torch
+
+            def save(document: dict[str, Any]) -> None:
+                if json is not None:
+                    json.write_text(json_format.dumps(document, indent=1) + "\n")
+
+            run = GpuRun(
+                only=only,
+                time_limit_s=time_limit,
+                seed=int(time.time()) if seed is None else seed,
+                uses_gpu=torch.cuda.is_available(),
+                save=save,
+            )
+            document = run.execute()
+            print(as_table(document))
+            rows = document["checks"] + document["timings"]
+            return int(any(row["state"] not in FINE for row in rows) or not rows)
+
+        return run_app(app, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

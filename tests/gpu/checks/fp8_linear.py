@@ -1,0 +1,35 @@
+"""Products in float8: rounding of tokens, and the device's own product."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.triton.fp8_linear import (
+    float8_linear,
+    prepare_float8,
+    quantise_rows,
+    reference_float8_linear,
+)
+from tests.gpu.checks.errors import row_error
+
+ROUNDING = 8e-3
+"""The result is rounded to bf16 once (2^-9); the library's sums are float32."""
+FP8_ROUNDING = 0.07
+"""2^-4 of an element at most; the row's largest is exact."""
+
+
+def check_rows(num_rows: int, width: int, *, device: str) -> float:
+    x_TE = torch.randn(num_rows, width, dtype=torch.bfloat16, device=device)
+    x_TE[1::7] = 0
+    q_TE, scale_T = quantise_rows(x_TE)
+    return row_error(q_TE.float() * scale_T[:, None], x_TE.float())
+
+
+def check(num_rows: int, inputs: int, outputs: int, *, device: str) -> float:
+    """Against the same rounded operands, multiplied in float32."""
+    weight_NE = torch.randn(outputs, inputs, device=device).mul_(inputs**-0.5)
+    weight = prepare_float8(weight_NE.bfloat16())
+    x_TE = torch.randn(num_rows, inputs, dtype=torch.bfloat16, device=device)
+    bias_N = torch.randn(outputs, dtype=torch.bfloat16, device=device)
+    reference = reference_float8_linear(*quantise_rows(x_TE), weight, bias_N)
+    return row_error(float8_linear(x_TE, weight, bias_N), reference)

@@ -1,0 +1,85 @@
+"""What changes logits before sampling: token masks and penalties. Both are exact."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.triton.penalties import apply_penalties, apply_penalties_reference
+from kernels.triton.token_masks import (
+    apply_token_masks,
+    apply_token_masks_reference,
+    num_mask_words,
+)
+from tests.gpu.checks.errors import num_different
+
+MOST_WORD = 2**31
+SPARE_ROWS = 2
+"""Rows at the end of the bucket that are not real and must stay as they are."""
+
+
+class Inputs:
+    """Random logits with masks, and a history for each row."""
+
+    def __init__(self, num_rows: int, vocab_size: int, device: str) -> None:
+        rows = num_rows + SPARE_ROWS
+        shape = (rows, num_mask_words(vocab_size))
+        self.num_rows = num_rows
+        self.logits_RV = torch.randn(rows, vocab_size, device=device)
+        self.masks_RW = torch.randint(
+            -MOST_WORD, MOST_WORD, shape, dtype=torch.int32, device=device
+        )
+        self.is_masked_R = torch.arange(rows, device=device) % 3 != 2
+        self.state_row_R = torch.randperm(rows, device=device)
+        self.counts_NV = torch.randint(
+            0, 50, (rows, vocab_size), dtype=torch.int32, device=device
+        ).sub_(46)
+        self.counts_NV.clamp_(min=0)
+        # every fourth row is switched off
+        active_R = (torch.arange(rows, device=device) % 4 != 3).float()
+        self.repetition_R = 1 + active_R * torch.rand(rows, device=device)
+        self.presence_R = active_R * torch.randn(rows, device=device)
+        self.frequency_R = active_R * torch.randn(rows, device=device)
+        self.num_rows_1 = torch.full((1,), num_rows, dtype=torch.int32, device=device)
+
+    def mask(self, logits_RV: torch.Tensor) -> torch.Tensor:
+        apply_token_masks(logits_RV, self.masks_RW, self.is_masked_R, num_rows_1=self.num_rows_1)
+        return logits_RV
+
+    def penalise(self, logits_RV: torch.Tensor) -> torch.Tensor:
+        apply_penalties(
+            logits_RV,
+            num_rows_1=self.num_rows_1,
+            state_row_R=self.state_row_R,
+            prompt_bits_NW=self.masks_RW,
+            output_counts_NV=self.counts_NV,
+            repetition_R=self.repetition_R,
+            presence_R=self.presence_R,
+            frequency_R=self.frequency_R,
+        )
+        return logits_RV
+
+
+def check_masks(num_rows: int, vocab_size: int, *, device: str) -> float:
+    inputs = Inputs(num_rows, vocab_size, device)
+    expected = apply_token_masks_reference(
+        inputs.logits_RV.cpu(), inputs.masks_RW.cpu(), inputs.is_masked_R.cpu()
+    )
+    expected[num_rows:] = inputs.logits_RV[num_rows:].cpu()
+    return num_different(inputs.mask(inputs.logits_RV).cpu(), expected)
+
+
+def check_penalties(num_rows: int, vocab_size: int, *, device: str) -> float:
+    inputs = Inputs(num_rows, vocab_size, device)
+    expected_RV = inputs.logits_RV.cpu().clone()  # a copy also where the device is the CPU
+    words_NW, token_V = inputs.masks_RW.cpu(), torch.arange(vocab_size)
+    for row in range(num_rows):
+        state = int(inputs.state_row_R[row])
+        expected_RV[row] = apply_penalties_reference(
+            expected_RV[row],
+            (words_NW[state, token_V // 32] >> (token_V % 32)) & 1 == 1,
+            inputs.counts_NV[state].cpu(),
+            repetition_penalty=float(inputs.repetition_R[row]),
+            presence_penalty=float(inputs.presence_R[row]),
+            frequency_penalty=float(inputs.frequency_R[row]),
+        )
+    return num_different(inputs.penalise(inputs.logits_RV).cpu(), expected_RV)

@@ -1,0 +1,83 @@
+"""Mixture of experts: routing, sorting into tiles, and the whole feed-forward layer."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from kernels.triton.moe_linear import choose_tile_rows, fused_moe
+from kernels.triton.moe_routing import (
+    build_expert_tiles,
+    reference_expert_tiles,
+    reference_route,
+    route,
+)
+from tests.gpu.checks.errors import num_different, row_error, worst
+
+ROUNDING = 1.5e-2
+"""Three roundings to bf16: activation, each expert's output, the sum."""
+
+Shape = tuple[int, int, int, int]
+"""experts, top_k, E, F"""
+QWEN3_MOE: Shape = (128, 8, 2048, 768)
+MIXTRAL: Shape = (8, 2, 4096, 14336)
+SMALL: Shape = (8, 2, 256, 192)
+
+
+def check_routing(num_tokens: int, shape: Shape, *, device: str) -> float:
+    """Ids, pairs and tiles exactly; weights within rounding."""
+    num_experts, top_k = shape[:2]
+    # on a grid: near ties would depend on the exponential's last bit, true ones do not
+    logits_TX = torch.randn(num_tokens, num_experts, device=device).mul(64).round().div(64)
+    ids_TA, weights_TA = route(logits_TX, top_k, renormalise=True)
+    expected_ids, expected_weights = reference_route(logits_TX.cpu(), top_k, renormalise=True)
+    different = num_different(ids_TA.cpu(), expected_ids)
+    tile_rows = choose_tile_rows(num_tokens, top_k, num_experts, torch.bfloat16)
+    ours = build_expert_tiles(ids_TA, num_experts, tile_rows)
+    theirs = reference_expert_tiles(ids_TA.cpu(), num_experts, tile_rows)
+    needed = theirs.tile_expert_L >= 0
+    different += num_different(ours.sorted_pairs_P.cpu(), theirs.sorted_pairs_P)
+    different += num_different(ours.tile_expert_L.cpu(), theirs.tile_expert_L)
+    for name in ("tile_start_L", "tile_stop_L"):
+        mine, expected = getattr(ours, name).cpu(), getattr(theirs, name)
+        different += num_different(mine[needed], expected[needed])
+    return worst(different, row_error(weights_TA.cpu(), expected_weights))
+
+
+def check(
+    num_tokens: int,
+    shape: Shape,
+    *,
+    tile_rows: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str,
+) -> float:
+    """The layer against float32 products on the same device, for the kernel's own choice of
+    experts (which `check_routing` judges)."""
+    x_TE, logits_TX, w_gate_up, w_down = make_inputs(num_tokens, shape, dtype, device)
+    top_k = shape[1]
+    out = fused_moe(x_TE, logits_TX, w_gate_up, w_down, top_k, True, tile_rows=tile_rows)
+    ids_TA, weights_TA = route(logits_TX, top_k, renormalise=True)
+    reference = torch.zeros_like(x_TE, dtype=torch.float32)
+    for expert in range(shape[0]):
+        rows, ranks = (ids_TA == expert).nonzero(as_tuple=True)
+        gate, up = (x_TE[rows].float() @ w_gate_up[expert].float().T).chunk(2, dim=-1)
+        y = (F.silu(gate) * up) @ w_down[expert].float().T
+        reference.index_add_(0, rows, y * weights_TA[rows, ranks, None])
+    return row_error(out, reference)
+
+
+def make_inputs(
+    num_tokens: int, shape: Shape, dtype: torch.dtype, device: str
+) -> tuple[torch.Tensor, ...]:
+    num_experts, _, width, features = shape
+
+    def randn(*size: int) -> torch.Tensor:
+        return torch.randn(size, dtype=dtype, device=device)
+
+    return (
+        randn(num_tokens, width),
+        torch.randn(num_tokens, num_experts, device=device),
+        randn(num_experts, 2 * features, width).mul_(width**-0.5),
+        randn(num_experts, width, features).mul_(features**-0.5),
+    )

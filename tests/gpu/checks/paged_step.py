@@ -1,0 +1,162 @@
+"""A random step of paged attention. What no query may see holds NaN, so that reading it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from kernels.interface.operations import AttentionMetadata
+from kernels.triton.attention import paged_attention
+from kernels.triton.attention_reference import reference_paged_attention
+from kernels.triton.attention_work import AttentionWorkspace
+from tests.gpu.checks.errors import poison
+
+Request = tuple[int, int]
+"""(sequence length, query tokens)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """Of one layer."""
+
+    num_query_heads: int
+    num_kv_heads: int
+    head_size: int
+    block_size: int = 16
+    dtype: torch.dtype = torch.bfloat16
+    kv_dtype: torch.dtype | None = None
+    sliding_window: int | None = None
+
+
+class PagedStep:
+    """Tensors and plan of a step with decodes first.
+
+    Args:
+        num_programs: of the decode kernel, see `AttentionWorkspace`.
+        max_seq_len: that the workspace is made for; default: the longest of these.
+    """
+
+    def __init__(
+        self,
+        heads: Heads,
+        decodes: Sequence[Request],
+        prefills: Sequence[Request],
+        *,
+        device: str,
+        num_programs: int,
+        max_seq_len: int | None = None,
+    ) -> None:
+        requests = [*decodes, *prefills]
+        size = heads.block_size
+        widths = [-(-length // size) for length, _ in requests]
+        num_tokens = sum(queries for _, queries in requests)
+        order = torch.randperm(sum(widths)) + 1
+        # block 0 belongs to nobody; the rows of the table end in it
+        table_RM = torch.zeros(len(requests), max(widths) + 1, dtype=torch.int32)
+        shape = (1 + sum(widths), 2, heads.num_kv_heads, size, heads.head_size)
+        kv_B2KSD = torch.randn(shape, device=device, dtype=heads.dtype)
+        kv_B2KSD[0] = float("nan")
+        stops = list(accumulate(widths))
+        for row, (length, _) in enumerate(requests):
+            blocks = order[stops[row] - widths[row] : stops[row]]
+            table_RM[row, : len(blocks)] = blocks
+            kv_B2KSD[int(blocks[-1]), :, :, length - (len(blocks) - 1) * size :] = float("nan")
+        self.heads = heads
+        self.requests = requests
+        self.q_THD = torch.randn(
+            num_tokens, heads.num_query_heads, heads.head_size, device=device, dtype=heads.dtype
+        )
+        self.kv_B2KSD = kv_B2KSD.to(heads.kv_dtype or heads.dtype)
+        starts = [0, *accumulate(queries for _, queries in requests)]
+        starts_R1 = torch.tensor(starts, dtype=torch.int32, device=device)
+        seq_lens_R = torch.tensor([n for n, _ in requests], dtype=torch.int32, device=device)
+        num_prefill_tokens = sum(queries for _, queries in prefills)
+        self._workspace = AttentionWorkspace(
+            device=torch.device(device),
+            max_decodes=len(decodes),
+            max_prefills=len(prefills),
+            max_prefill_tokens=num_prefill_tokens,
+            max_seq_len=max_seq_len or max(length for length, _ in requests),
+            num_query_heads=heads.num_query_heads,
+            num_kv_heads=heads.num_kv_heads,
+            head_size=heads.head_size,
+            num_programs=num_programs,
+            max_decode_queries=max((queries for _, queries in decodes), default=1),
+            sliding_window=heads.sliding_window,
+        )
+        poison(self._workspace.partial_out)
+        poison(self._workspace.partial_lse)
+        self.metadata = AttentionMetadata(
+            query_start_loc_R1=starts_R1,
+            seq_lens_R=seq_lens_R,
+            block_table_RM=table_RM.to(device),
+            slot_mapping_T=torch.empty(0, dtype=torch.int64, device=device),
+            block_size=size,
+            sliding_window=heads.sliding_window,
+            plan=self._workspace.plan(
+                query_start_loc_R1=starts_R1,
+                seq_lens_R=seq_lens_R,
+                num_decodes=len(decodes),
+                num_prefills=len(prefills),
+                num_prefill_tokens=num_prefill_tokens,
+            ),
+        )
+
+    @property
+    def scale(self) -> float:
+        return float(self.heads.head_size**-0.5)
+
+    def attend(self, out: torch.Tensor, **options: Any) -> torch.Tensor:
+        """The kernels."""
+        return paged_attention(
+            self.q_THD,
+            self.kv_B2KSD[:, 0],
+            self.kv_B2KSD[:, 1],
+            self.metadata,
+            scale=self.scale,
+            sliding_window=self.heads.sliding_window,
+            out=out,
+            **options,
+        )
+
+    def reference(self, **options: Any) -> torch.Tensor:
+        """The specification on the CPU, in float32."""
+        metadata = self.metadata
+        on_cpu: dict[str, Any] = {
+            name: value.cpu() if isinstance(value, torch.Tensor) else value
+            for name, value in options.items()
+        }
+        out, _ = reference_paged_attention(
+            self.q_THD.cpu(),
+            self.kv_B2KSD[:, 0].cpu(),
+            self.kv_B2KSD[:, 1].cpu(),
+            query_start_loc_R1=metadata.query_start_loc_R1.cpu(),
+            seq_lens_R=metadata.seq_lens_R.cpu(),
+            block_table_RM=metadata.block_table_RM.cpu(),
+            scale=self.scale,
+            sliding_window=self.heads.sliding_window,
+            **on_cpu,
+        )
+        return out
+
+    def num_bytes(self) -> float:
+        """Keys and values that are seen, queries and results: each once."""
+        window = self.heads.sliding_window
+        keys = sum(
+            length if window is None else min(length, window + queries - 1)
+            for length, queries in self.requests
+        )
+        a_key = 2 * self.heads.num_kv_heads * self.heads.head_size * self.kv_B2KSD.element_size()
+        return float(keys * a_key + 2 * self.q_THD.numel() * self.q_THD.element_size())
+
+    def num_flops(self) -> float:
+        """Of both products over the pairs of query and key that are seen; full attention only."""
+        pairs = sum(
+            queries * (length - queries) + queries * (queries + 1) / 2
+            for length, queries in self.requests
+        )
+        return 4.0 * pairs * self.heads.num_query_heads * self.heads.head_size

@@ -1,0 +1,43 @@
+"""Products with weights of 8 and 4 bits: few rows, where the weight's bytes bound."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.triton.quantised_linear import quantised_linear
+from kernels.triton.quantised_weights import QuantisedWeight, dequantise, quantise
+from kernels.triton.quantised_widening import dequantise_to
+from tests.gpu.checks.errors import row_error, worst
+
+ROUNDING = 6e-3
+"""The result is rounded to bf16 once (2^-9), and sums run in float32."""
+
+
+def make(
+    num_outputs: int, num_inputs: int, num_bits: int, symmetric: bool, device: str
+) -> QuantisedWeight:
+    weight_NE = torch.randn(num_outputs, num_inputs, device=device).mul_(num_inputs**-0.5)
+    return quantise(weight_NE, num_bits=num_bits, group_size=128, symmetric=symmetric)
+
+
+def check(
+    num_rows: int,
+    num_outputs: int,
+    num_inputs: int,
+    *,
+    num_bits: int,
+    symmetric: bool = True,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str,
+) -> float:
+    """The product against one in float32 with the widened weight, and the widening by itself (a
+    fused multiply-add may round the other way)."""
+    weight = make(num_outputs, num_inputs, num_bits, symmetric, device)
+    x_TE = torch.randn(num_rows, num_inputs, dtype=dtype, device=device)
+    bias_N = torch.randn(num_outputs, dtype=dtype, device=device)
+    wide_NE = dequantise(weight).to(dtype)
+    reference = x_TE.float() @ wide_NE.float().T + bias_N.float()
+    return worst(
+        row_error(quantised_linear(x_TE, weight, bias_N), reference),
+        row_error(dequantise_to(weight, dtype), wide_NE),
+    )

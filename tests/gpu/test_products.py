@@ -1,0 +1,114 @@
+"""Matrix products: ours, quantised, float8, of experts, and the library's own."""
+
+import pytest
+import torch
+
+from tests.gpu.checks import dense, dense_linear, fp8_linear, moe, quantised_linear
+from tests.gpu.device import on_gpu
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "dtype", "tolerance"),
+    [
+        (5, 70, 65, FP32, 1e-5),
+        on_gpu(63, 4096, 6144, BF16, dense_linear.ROUNDING),
+        on_gpu(130, 2570, 8195, BF16, dense_linear.ROUNDING),
+        on_gpu(130, 576, 1537, FP32, 1e-5),
+    ],
+)
+def test_our_own_product_is_that_of_float64(rows, inputs, outputs, dtype, tolerance, device):
+    assert dense_linear.check(rows, inputs, outputs, dtype, device=device) <= tolerance
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "dtype", "rows"),
+    [
+        (70, 65, FP32, (1, 3, 66)),
+        *(
+            on_gpu(*shape, dtype, dense_linear.ROWS)
+            for shape in ((4096, 6144), (2570, 8195))
+            for dtype in (BF16, FP16, FP32)
+        ),
+    ],
+)
+def test_our_own_product_gives_a_row_the_same_bits_in_every_batch(
+    inputs, outputs, dtype, rows, device
+):
+    differing = dense_linear.check_same_bits(inputs, outputs, dtype, rows=rows, device=device)
+    assert differing == 0
+
+
+@pytest.mark.parametrize(("rows", "width"), [(3, 72), on_gpu(1, 4096), on_gpu(63, 14336)])
+def test_rows_in_float8_are_within_its_rounding(rows, width, device):
+    assert fp8_linear.check_rows(rows, width, device=device) <= fp8_linear.FP8_ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "tolerance"),
+    [
+        (3, 64, 32, 2 * fp8_linear.ROUNDING),
+        *(on_gpu(rows, 4096, 3072, fp8_linear.ROUNDING) for rows in (1, 17, 300)),
+    ],
+)
+def test_a_float8_product_is_that_of_the_rounded_operands(rows, inputs, outputs, tolerance, device):
+    assert fp8_linear.check(rows, inputs, outputs, device=device) <= tolerance
+
+
+@pytest.mark.parametrize("num_bits", [8, 4])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "dtype", "tolerance"),
+    [
+        (3, 48, 256, FP32, 1e-5),
+        (70, 48, 256, FP32, 1e-5),
+        *(on_gpu(rows, 3072, 4096, BF16, quantised_linear.ROUNDING) for rows in (1, 16, 63, 300)),
+    ],
+)
+def test_a_quantised_product_is_that_of_the_widened_weight(
+    rows, outputs, inputs, dtype, tolerance, num_bits, symmetric, device
+):
+    error = quantised_linear.check(
+        rows, outputs, inputs, num_bits=num_bits, symmetric=symmetric, dtype=dtype, device=device
+    )
+    assert error <= tolerance
+
+
+SMALL_EXPERTS = (8, 2, 64, 32)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "shape"),
+    [
+        (37, SMALL_EXPERTS),
+        *(on_gpu(rows, shape) for shape in (moe.QWEN3_MOE, moe.MIXTRAL) for rows in (1, 63, 1000)),
+    ],
+)
+def test_experts_are_chosen_and_sorted_as_on_the_cpu(num_tokens, shape, device):
+    assert moe.check_routing(num_tokens, shape, device=device) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "shape", "tile_rows", "dtype", "tolerance"),
+    [
+        (9, SMALL_EXPERTS, None, FP32, 1e-5),
+        *(on_gpu(rows, moe.QWEN3_MOE, None, BF16, moe.ROUNDING) for rows in (1, 63, 1000)),
+        *(on_gpu(300, moe.SMALL, rows, BF16, moe.ROUNDING) for rows in (16, 64, 128)),
+    ],
+)
+def test_a_layer_of_experts_is_that_of_products_in_float32(
+    num_tokens, shape, tile_rows, dtype, tolerance, device
+):
+    error = moe.check(num_tokens, shape, tile_rows=tile_rows, dtype=dtype, device=device)
+    assert error <= tolerance
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(3, 64, 32), on_gpu(63, 4096, 6144)])
+def test_the_librarys_product_is_that_of_float32(rows, inputs, outputs, device):
+    assert dense.check_linear(rows, inputs, outputs, device=device) <= dense.ROUNDING
+
+
+@pytest.mark.parametrize("length", [40, on_gpu(1000)])
+def test_the_librarys_attention_is_that_of_float32(length, device):
+    assert dense.check_attention(length, device=device) <= dense.ROUNDING

@@ -1,0 +1,268 @@
+"""The run of a GPU machine, rehearsed without one: its rules, its processes, and what it times."""
+
+import json
+import math
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from scripts import gpu_run
+from scripts.gpu import daemon_timings, kernel_timings, processes, step_timings
+from scripts.gpu.report import as_table
+from scripts.gpu.timing import Ceilings, TimingGroup, Work, run_group
+from scripts.gpu.worker import FAMILIES, load_family
+from tests.gpu.checks import moe, rotary, step_inputs
+from tests.gpu.checks.paged_step import Heads
+from tests.gpu.model_shapes import QWEN3_SMALL
+
+ROOT = Path(__file__).parents[2]
+CEILINGS = Ceilings(copy_bytes_s=4e12, matmul_flop_s=8e14)
+TINY = QWEN3_SMALL | {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "vocab_size": 100,
+}
+
+
+class FakeTimer:
+    def measure(self, call, *, in_graph):
+        call()
+        return {"median_us": 2.0, "graph_us": 1.0 if in_graph else None}
+
+
+def work():
+    return Work(call=lambda: None, num_bytes=4e6, num_flops=1.6e8)
+
+
+def rows_of(group, *, only="", now=0.0):
+    rows = []
+    run_group(
+        group,
+        only=only,
+        ceilings=CEILINGS,
+        timer=FakeTimer(),
+        clock=lambda: now,
+        deadline_s=1.0,
+        emit=rows.append,
+    )
+    return {row["name"]: row for row in rows}
+
+
+def test_a_time_has_its_floor_and_rates():
+    row = rows_of(TimingGroup("g", lambda: 0.0, 0, {"t": work}))["t"]
+    assert (row["state"], row["floor_us"], row["of_floor"]) == ("timed", 1.0, 0.5)
+    assert (row["gigabytes_s"], row["teraflop_s"]) == (2000.0, 80.0)
+
+
+@pytest.mark.parametrize("error", [0.2, math.nan])
+def test_nothing_is_timed_whose_check_did_not_pass(error):
+    group = TimingGroup("g", lambda: error, 0.1, {"t": work}, {"f": dict})
+    assert {row["state"] for row in rows_of(group).values()} == {"refused"}
+    raising = TimingGroup("g", lambda: 1 / 0, 0.1, {"t": work})
+    assert "ZeroDivisionError" in rows_of(raising)["t"]["why"]
+
+
+def test_a_timing_that_raises_takes_no_other_along():
+    group = TimingGroup("g", lambda: 0.0, 0, {"bad": lambda: 1 / 0, "t": work}, {"f": dict})
+    rows = rows_of(group)
+    assert [row["state"] for row in rows.values()] == ["error", "timed", "measured"]
+    assert "test_gpu_run.py" in rows["bad"]["why"]
+
+
+def test_time_limit_and_selection_leave_the_rest_alone():
+    group = TimingGroup("g", lambda: 0.0, 0, {"a": work, "b": work})
+    assert list(rows_of(group, only="b")) == ["b"]
+    assert rows_of(group, now=2.0) == {}
+    assert rows_of(TimingGroup("g", lambda: pytest.fail("checked"), 0, {"a": work}), only="x") == {}
+
+
+def test_every_name_of_a_timing_is_there_once():
+    names = [n for family in FAMILIES for group in load_family(family) for n in group.names()]
+    assert len(set(names)) == len(names) > 80
+
+
+SMALL_HEADS = Heads(num_query_heads=3, num_kv_heads=1, head_size=32, dtype=torch.float32)
+SMALL_ROTARY = rotary.Shape(num_query_heads=3, num_kv_heads=1, head_size=32, rotary_size=16)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "arguments"),
+    [
+        (kernel_timings.time_norm, (2, 72)),
+        (kernel_timings.time_activation, (2, 70)),
+        (kernel_timings.time_rotary, (SMALL_ROTARY, 3)),
+        (kernel_timings.time_linear, (torch.nn.functional.linear, 2, 64, 32)),
+        (kernel_timings.time_float8_linear, (2, 64, 32)),
+        (kernel_timings.time_torch_attention, (9,)),
+        (kernel_timings.time_attention, (SMALL_HEADS, [(100, 1)], [])),
+        (kernel_timings.time_masks, (2, 1000)),
+        (kernel_timings.time_penalties, (2, 1000)),
+        (kernel_timings.time_sampling, (2, 1000, True)),
+        (kernel_timings.time_logprobs, (2, 1000)),
+        (kernel_timings.time_step_inputs, (step_inputs.Shape(3, 0, max_model_len=64),)),
+    ],
+)
+def test_what_is_timed_can_be_called(prepare, arguments):
+    made = prepare(*arguments, device="cpu")
+    made.call()
+    assert made.num_bytes > 0
+
+
+def test_products_that_the_interpreter_lacks_count_their_bytes():
+    made = kernel_timings.time_quantised_linear(2, 256, 48, 4, device="cpu")
+    assert made.num_bytes > 48 * 256 * 4 / 8
+    assert kernel_timings.time_experts(2, (8, 2, 64, 32), device="cpu").num_flops > 0
+    assert moe.QWEN3_MOE[0] == 128
+
+
+def test_steps_of_a_ready_engine():
+    sizes = {"most_seqs": 2, "most_context": 17, "most_prefill": 20, "dtype": torch.float32}
+    sizes |= {"shape": TINY, "device": "cpu"}
+    decode = step_timings.time_decode("tiny", 2, 17, **sizes)
+    decode.call()
+    decode.call()
+    assert decode.num_bytes > 0
+    assert not decode.fits_graph
+    prefill = step_timings.time_prefill("tiny", 20, **sizes)
+    prefill.call()
+    prefill.call()
+    assert prefill.num_flops > 0
+    figures = step_timings.measure_loop("tiny", 2, 17, 3, **sizes)
+    assert figures["step_ms"] >= figures["host_ms"] > 0
+    assert figures["output_tok_s"] > 0
+
+
+def test_the_daemon_is_measured():
+    options = ("--max-num-seqs", "8", "--max-model-len", "128", "--num-blocks", "64")
+    figures = daemon_timings.measure_daemon(
+        TINY, number=6, shortest=3, longest=20, options=options, device="cpu"
+    )
+    assert figures["output_tok_s"] > 0
+    assert figures["launch_to_ready_s"] > figures["ready_s"] > 0
+
+
+def test_a_file_of_tests_gives_a_row_a_test_and_what_a_dying_process_lost(tmp_path):
+    path = tmp_path / "test_these.py"
+    path.write_text(
+        "import os, pytest\n"
+        "pytestmark = pytest.mark.gpu\n"
+        "def test_a(): pass\n"
+        "def test_b(): assert 1 == 2\n"
+        "def test_c(): os._exit(134)\n"
+        "def test_d(): pass\n"
+    )
+    rows = processes.check_file(str(path), 60, 1, uses_gpu=False)
+    assert [row["state"] for row in rows] == ["passed", "failed", "error", "error"]
+    assert "1 == 2" in rows[1]["why"]
+    assert "its process ended with 134" in rows[3]["why"]
+
+
+def test_a_file_that_hangs_is_killed(tmp_path):
+    path = tmp_path / "test_slow.py"
+    path.write_text("import time\ntime.sleep(60)\n")
+    (row,) = processes.check_file(str(path), 1.0, 1, uses_gpu=False)
+    assert (row["state"], row["why"]) == ("error", "its process was killed after 1 s")
+
+
+def test_wheels_can_be_imported_here_and_by_children_and_are_gone_afterwards(tmp_path):
+    with zipfile.ZipFile(tmp_path / "carried-1.2-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("carried_module.py", "ANSWER = 41\n")
+    before = list(sys.path)
+    child = [sys.executable, "-c", "import carried_module; print(carried_module.ANSWER)"]
+    with processes.unpacked_wheels(tmp_path):
+        done = subprocess.run(child, capture_output=True, text=True, check=True)
+    assert done.stdout == "41\n"
+    assert sys.path == before
+    with (
+        pytest.raises(FileNotFoundError, match="has no wheels"),
+        processes.unpacked_wheels(tmp_path / "none"),
+    ):
+        pass
+
+
+def make_run(monkeypatch, *, uses_gpu=True, clock=None, **answers):
+    def worker(instruction):
+        return answers["ceilings"] if instruction.ceilings is None else answers["timings"]
+
+    monkeypatch.setattr(gpu_run, "run_worker", worker)
+    monkeypatch.setattr(gpu_run, "check_file", lambda *_, **__: answers["checks"])
+    saved = []
+    run = gpu_run.GpuRun(
+        only="sampling",
+        time_limit_s=100,
+        seed=1,
+        uses_gpu=uses_gpu,
+        save=lambda document: saved.append(json.dumps(document)),
+        clock=clock or (lambda: 0.0),
+    )
+    return run, saved
+
+
+MACHINE = {"device": {"name": "a GPU"}, "ceilings": {"copy_bytes_s": 4e12, "matmul_flop_s": 8e14}}
+
+
+def test_a_worker_that_dies_leaves_its_rest_as_not_run(monkeypatch):
+    timed = {"name": "masks 1 x 151936", "group": "masks", "state": "timed", "median_us": 2.0}
+    timed |= {"floor_us": 1.0, "of_floor": 0.5, "gigabytes_s": 2000.0}
+    failed = {"file": "f", "name": "f::b", "state": "failed", "why": "1 > 0"}
+    run, saved = make_run(
+        monkeypatch,
+        ceilings=([MACHINE], None),
+        timings=([timed], "its process ended with -6"),
+        checks=[{"file": "f", "name": "f::a", "state": "passed"}, failed],
+    )
+    document = run.execute()
+    states = {row["name"]: row for row in document["timings"]}
+    assert states["masks 1 x 151936"]["state"] == "timed"
+    assert states["masks 64 x 151936"]["why"] == "its process ended with -6"
+    assert json.loads(saved[-1]) == document
+    table = as_table(document)
+    assert "a GPU: copy 4.00 TB/s, bf16 product 800 TFLOP/s" in table
+    assert "  failed: f::b: 1 > 0" in table
+    assert any(
+        line.split()[-6:] == ["2.0", "0.0", "-", "1.0", "50", "%", "2000"][-6:]
+        for line in table.splitlines()
+    )
+
+
+def test_what_the_time_limit_cut_off_is_not_run(monkeypatch):
+    times = iter([0.0, *[1000.0] * 100])
+    run, _ = make_run(
+        monkeypatch, clock=lambda: next(times), ceilings=([MACHINE], None), checks=[], timings=[]
+    )
+    document = run.execute()
+    rows = document["checks"] + document["timings"]
+    assert {(row["state"], row["why"]) for row in rows} == {("not run", "time limit")}
+
+
+def test_without_a_gpu_nothing_is_timed_and_the_document_says_so(monkeypatch):
+    run, _ = make_run(monkeypatch, uses_gpu=False, checks=[])
+    document = run.execute()
+    assert {row["why"] for row in document["timings"]} == {"no ceilings: torch sees no GPU"}
+    assert "no ceilings: torch sees no GPU" in as_table(document)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_command_skips_checks_without_a_gpu(tmp_path):
+    path = tmp_path / "run.json"
+    command = [sys.executable, "scripts/gpu_run.py", "--json", str(path), "--only", "test_sampling"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    checks = json.loads(path.read_text())["checks"]
+    assert {row["state"] for row in checks} == {"skipped"}
+    assert "needs a GPU" in checks[0]["why"]
+
+
+def test_wrong_options_end_with_2_and_help_does_no_work(tmp_path, capsys):
+    assert gpu_run.main(["--tiem-limit", "3"]) == 2
+    assert gpu_run.main(["--wheels", str(tmp_path)]) == 2
+    assert "has no wheels" in capsys.readouterr().err
+    assert gpu_run.main(["--help"]) == 0
