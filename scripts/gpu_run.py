@@ -85,11 +85,11 @@ class GpuRun:
             self.document["why_no_ceilings"] = "torch sees no GPU"
             return
         seconds = self._seconds_left(self._limit_s)
-        rows, why = run_worker(Instruction("", "", seconds, self._seed, ""))
+        rows, lost = run_worker(Instruction("", "", seconds, self._seed, ""))
         if rows:
             self.document |= rows[0]
         else:
-            self.document["why_no_ceilings"] = why
+            self.document["why_no_ceilings"] = (lost or {}).get("why", "no result")
 
     def _check(self, file: str) -> list[Row]:
         seconds = self._seconds_left(SHARE_OF_CHECKS * self._limit_s)
@@ -104,20 +104,19 @@ class GpuRun:
         except Exception as error:
             return [{"name": family, "state": "error", "why": f"cannot be imported: {error!r}"}]
         names = {name: group.name for group in groups for name in group.names() if only in name}
-        seconds, rows, why = self._seconds_left(self._limit_s), [], None
+        seconds = self._seconds_left(self._limit_s)
+        rows: list[Row] = []
+        lost = {"state": "not run", "why": "time limit"}
         if self.document["ceilings"] is None:
             why = f"no ceilings: {self.document['why_no_ceilings']}"
+            lost = {"state": "not run", "why": why}
         elif names and seconds > 0:
-            instruction = Instruction(
-                family, only, seconds, self._seed, "", self.document["ceilings"]
-            )
-            rows, why = run_worker(instruction)
-        seen = {row["name"] for row in rows}
-        lost = {"state": "not run", "why": why or "time limit"}
+            ceilings = self.document["ceilings"]
+            rows, ended = run_worker(Instruction(family, only, seconds, self._seed, "", ceilings))
+            lost = ended or lost
+        missing = names.keys() - {row["name"] for row in rows}
         return rows + [
-            {"group": group, "name": name} | lost
-            for name, group in names.items()
-            if name not in seen
+            {"group": names[name], "name": name} | lost for name in names if name in missing
         ]
 
     def _add(self, kind: str, rows: list[Row]) -> None:

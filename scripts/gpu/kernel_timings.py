@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -335,7 +336,7 @@ def attention_timings() -> list[TimingGroup]:
         return partial(time_attention, heads, [], requests)
 
     def group(
-        name: str, heads: Heads, timings: dict[str, Callable[[], Work]], **options: float
+        name: str, heads: Heads, timings: dict[str, Callable[[], Work]], **options: Any
     ) -> TimingGroup:
         check = partial(
             attention.check, heads, attention.DECODES, attention.PREFILLS, device="cuda", **options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
 import subprocess
@@ -24,7 +25,8 @@ CHECKS_AT_ONCE = 8
 
 @contextlib.contextmanager
 def unpacked_wheels(folder: Path) -> Iterator[None]:
-    """What is in the wheels of a folder can be imported inside, here and by child processes.
+    """What a folder's wheels hold can be imported inside, here and by child processes. Nothing that
+    is installed is replaced.
 
     Raises:
         FileNotFoundError: there are none.
@@ -33,8 +35,10 @@ def unpacked_wheels(folder: Path) -> Iterator[None]:
     if not wheels:
         raise FileNotFoundError(f"{folder} has no wheels; docs/gpu.md says how to get them")
     with tempfile.TemporaryDirectory(prefix="wheels-") as target:
-        for wheel in wheels:
-            zipfile.ZipFile(wheel).extractall(target)
+        for wheel in map(zipfile.ZipFile, wheels):
+            modules = {name.partition("/")[0].removesuffix(".py") for name in wheel.namelist()}
+            if not all(importlib.util.find_spec(name) for name in modules if name.isidentifier()):
+                wheel.extractall(target)
         before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = f"{target}{os.pathsep}{before}" if before else target
         sys.path.insert(0, target)
@@ -56,17 +60,18 @@ def check_file(path: str, seconds: float, seed: int, *, uses_gpu: bool) -> list[
     threads = max(1, len(os.sched_getaffinity(0)) // CHECKS_AT_ONCE)
     environment = {"OMP_NUM_THREADS": str(threads), "TEST_SEED": str(seed)}
     environment |= {"TEST_DEVICE": "cuda"} if uses_gpu else {}
-    rows, why = _run(command, environment, seconds)
+    rows, lost = _run(command, environment, seconds)
+    if not rows and lost is not None:
+        return [{"file": path, "name": path} | lost]
     found = {row["name"]: row for row in rows}  # a later row says more
-    lost = why or "its process gave no result"
+    lost = lost or {"state": "error", "why": "it has no result"}
     return [
-        {"file": path} | (row | {"state": "error", "why": lost} if row["state"] == "found" else row)
-        for row in found.values()
-    ] or [{"file": path, "name": path, "state": "error", "why": lost}]
+        {"file": path} | (row | lost if row["state"] == "found" else row) for row in found.values()
+    ]
 
 
-def run_worker(instruction: Instruction) -> tuple[list[Row], str | None]:
-    """Rows of a family's timings, and why its process ended early."""
+def run_worker(instruction: Instruction) -> tuple[list[Row], Row | None]:
+    """Rows of a family's timings, and state and reason of what its process did not come to."""
     command = [sys.executable, "-m", "scripts.gpu.worker"]
     return _run(command, {}, instruction.seconds, instruction)
 
@@ -76,15 +81,16 @@ def _run(
     environment: Mapping[str, str],
     seconds: float,
     instruction: Instruction | None = None,
-) -> tuple[list[Row], str | None]:
-    """Rows that the process wrote, and why it ended early; it is killed when its time is over."""
+) -> tuple[list[Row], Row | None]:
+    """Rows that the process wrote; state and reason of the others, if it ended early. It is killed
+    when its time is over."""
     with tempfile.TemporaryDirectory() as folder:
         rows_path, log_path = Path(folder, "rows"), Path(folder, "log")
         rows_path.touch()
         if instruction is not None:
             told = dataclasses.replace(instruction, rows_path=str(rows_path))
             command = [*command, json.dumps(dataclasses.asdict(told))]
-        why = None
+        lost = None
         with log_path.open("w") as log:
             process = subprocess.Popen(
                 command,
@@ -95,12 +101,15 @@ def _run(
             )
             try:
                 # pytest ends with 1 after failed tests, with 5 if there are none
-                if process.wait(timeout=seconds) not in (0, 1, 5) or not rows_path.stat().st_size:
+                code = process.wait(timeout=seconds)
+                if code not in (0, 1, 5) or (code == 1 and not rows_path.stat().st_size):
                     lines = log_path.read_text().strip().splitlines() or ["no output"]
-                    why = f"its process ended with {process.returncode}: {lines[-1][:400]}"
+                    why = f"its process ended with {code}: {lines[-1][:400]}"
+                    lost = {"state": "error", "why": why}
             except subprocess.TimeoutExpired:
                 why = f"its process was killed after {seconds:.0f} s"
+                lost = {"state": "not run", "why": why}
             finally:
                 process.kill()
                 process.wait()
-        return [json.loads(line) for line in rows_path.read_text().splitlines()], why
+        return [json.loads(line) for line in rows_path.read_text().splitlines()], lost

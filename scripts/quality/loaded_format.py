@@ -9,8 +9,8 @@ from engine_core.cli import app
 from engine_core.model_files import open_model_files
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.device import choose_device
+from engine_core.startup.model import load_by_options
 from engine_core.startup.resolve import plan_runner
-from engine_core.startup.start import load_by_options
 from kernels.cpu.linear import PackedParts
 from kernels.cpu.weights import PackedLinear
 from kernels.interface.operations import ForwardContext, LinearWeight, Operations
@@ -32,6 +32,7 @@ def parse_options(words: Sequence[str]) -> EngineOptions:
         if not isinstance(options, EngineOptions):
             raise FormatError(f"{' '.join(words)!r} names no model")
         options.check()
+        options.scheduling.check()
     except FormatError:
         raise
     except Exception as error:  # cyclopts has many kinds

@@ -16,9 +16,8 @@ from scripts.simulator.engine import SimulatedEngine
 from scripts.simulator.fleet import CacheAware, Fleet, make_router
 from scripts.simulator.metrics import RequestMetrics
 from scripts.simulator.options import EngineOptions, FleetOptions, StepTimeOptions, TraceOptions
-from scripts.simulator.picture import Timeline
+from scripts.simulator.picture import Timeline, draw
 
-MAX_ENGINES = 100_000
 _COUNTERS = (
     "num_prompt_tokens",
     "num_cached_prompt_tokens",
@@ -47,17 +46,9 @@ class Scenario:
         }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
-    document: dict[str, Any]
-    metrics: RequestMetrics
-    timeline: Timeline | None
-
-
-def simulate(scenario: Scenario, *, with_timeline: bool = False) -> Outcome:
+def simulate(scenario: Scenario, picture: Path | None = None) -> dict[str, Any]:
+    """The document; a picture of the run too if there is a path for it."""
     options = scenario.fleet
-    if not 1 <= options.engines <= MAX_ENGINES:
-        raise SimulationError(f"--engines is {options.engines}, it must be from 1 to {MAX_ENGINES}")
     slo = options.slo()
     config = scenario.engine.scheduler_config(options)
     block_size, num_blocks = scenario.engine.block_size, scenario.engine.num_blocks
@@ -66,14 +57,16 @@ def simulate(scenario: Scenario, *, with_timeline: bool = False) -> Outcome:
     trace = scenario.trace.make(config.max_model_len)
     model = scenario.step_times.make(block_size, scenario.trace.seed)
     router = make_router(options.router, scenario.trace.seed)
-    metrics, timeline = RequestMetrics(), Timeline() if with_timeline else None
+    metrics, timeline = RequestMetrics(), None if picture is None else Timeline()
     engines = [
         SimulatedEngine(config, scenario.engine.make_cache(num_blocks), model, metrics, timeline)
         for _ in range(options.engines)
     ]
     fleet = Fleet(engines, router, options.max_duration, view_s=options.view_s(router))
     fleet.run(scenario.trace.requests(trace))
-    document = {
+    if picture is not None and timeline is not None:
+        draw(picture, metrics, timeline)
+    return {
         "scenario": scenario.describe(),
         "step_model": model.describe(),
         "trace": {
@@ -91,7 +84,6 @@ def simulate(scenario: Scenario, *, with_timeline: bool = False) -> Outcome:
             else None,
         },
     }
-    return Outcome(document, metrics, timeline)
 
 
 def engine_summary(
@@ -152,9 +144,6 @@ def plan(
     slo = scenario.fleet.slo()
     if slo.ttft_s is None and slo.tpot_s is None:
         raise SimulationError("there is no SLO; give --slo-ttft-ms or --slo-tpot-ms, or both")
-    for name, values in (("--budget", budgets), ("--max-replicas", (max_replicas,))):
-        if not values or min(values) < 1:
-            raise SimulationError(f"{name} is {list(values)}, each must be at least 1")
     budgets = tuple(sorted(set(budgets)))
     search = functools.partial(fewest_replicas, scenario, max_replicas=max_replicas)
     num_processes = min(num_processes or os.cpu_count() or 1, len(budgets))
@@ -208,7 +197,7 @@ def _try(scenario: Scenario, budget: int, replicas: int) -> dict[str, Any]:
         engine=dataclasses.replace(scenario.engine, max_num_batched_tokens=budget),
         fleet=dataclasses.replace(scenario.fleet, engines=replicas),
     )
-    document = simulate(scenario).document
+    document = simulate(scenario)
     requests = document["requests"]
     ttft, tpot = (
         None if requests[name] is None else requests[name]["p99"] for name in ("ttft_s", "tpot_s")

@@ -18,7 +18,7 @@ from tests.gpu.checks.attention import (
     SPECULATIVE,
 )
 from tests.gpu.checks.paged_step import Heads
-from tests.gpu.device import on_gpu
+from tests.gpu.device import in_interpreter, on_gpu
 
 FP8, FP32 = torch.float8_e4m3fn, torch.float32
 SMALL = Heads(num_query_heads=3, num_kv_heads=1, head_size=32, dtype=FP32)
@@ -36,9 +36,9 @@ def in_fp8(heads):
 @pytest.mark.parametrize(
     ("heads", "decodes", "prefills", "options", "tolerance"),
     [
-        pytest.param(SMALL, FEW_DECODES, FEW_PREFILLS, {}, 1e-5, id="small"),
-        pytest.param(WINDOW, FEW_DECODES, FEW_PREFILLS, ALL_OPTIONS, 1e-5, id="all options"),
-        pytest.param(SMALL_FP8, [(65, 1)], [(9, 9)], SCALES, 1e-5, id="small fp8"),
+        in_interpreter(SMALL, FEW_DECODES, FEW_PREFILLS, {}, 1e-5, id="small"),
+        in_interpreter(WINDOW, FEW_DECODES, FEW_PREFILLS, ALL_OPTIONS, 1e-5, id="all options"),
+        in_interpreter(SMALL_FP8, [(65, 1)], [(9, 9)], SCALES, 1e-5, id="small fp8"),
         on_gpu(LLAMA, DECODES, [], {}, ROUNDING, id="decode Llama-3.1-8B"),
         on_gpu(LLAMA, [], PREFILLS, {}, ROUNDING, id="prefill Llama-3.1-8B"),
         on_gpu(LLAMA, SPECULATIVE, [], {}, ROUNDING, id="speculative decode"),

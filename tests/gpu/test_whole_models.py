@@ -5,11 +5,12 @@ import torch
 
 from tests.gpu.checks import whole_models
 from tests.gpu.checks.whole_models import EXPERTS_RATIO, FLOAT32_ERROR, HALF_RATIO, MODELS
-from tests.gpu.device import on_gpu
+from tests.gpu.device import DEVICE, on_gpu
 from tests.gpu.model_shapes import PUBLISHED
 from tests.gpu.tiny_models import random_reference, tiny_config
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+EXACT = 1e-4 if DEVICE == "cpu" else FLOAT32_ERROR
 SMALL = {"prompt_lengths": (3, 7), "num_output": 2, "budget": 6, "num_layers": 1}
 
 
@@ -37,7 +38,7 @@ def test_logprobs_of_quantised_weights_are_those_of_transformers(dtype, limit, d
 
 def test_a_small_model_in_float32(device):
     sizes = SMALL | {"prompt_lengths": (1, 18), "budget": 12}
-    assert whole_models.check("qwen3-moe", FP32, use_graphs=True, device=device, **sizes) < 1e-4
+    assert whole_models.check("qwen3-moe", FP32, use_graphs=True, device=device, **sizes) < EXACT
 
 
 def test_a_small_model_in_16_bits_is_compared_with_the_same_in_float32(device):
@@ -50,7 +51,7 @@ def test_a_small_model_of_quantised_weights(device):
     error = whole_models.check(
         "llama", FP32, use_graphs=True, is_quantised=True, device=device, **SMALL
     )
-    assert error < 1e-4
+    assert error < EXACT
 
 
 def test_a_model_with_a_wrong_weight_is_seen(monkeypatch, device):
@@ -75,7 +76,7 @@ TINY = PUBLISHED["Qwen3-0.6B"] | TINY | {"num_key_value_heads": 1, "head_dim": 1
     ("shape", "options", "limit"),
     [
         pytest.param(
-            TINY, {"dtype": FP32, "prompt_lengths": (1, 18), "num_output": 2}, 1e-4, id="tiny"
+            TINY, {"dtype": FP32, "prompt_lengths": (1, 18), "num_output": 2}, EXACT, id="tiny"
         ),
         *(on_gpu(shape, {}, HALF_RATIO, id=name) for name, shape in PUBLISHED.items()),
     ],

@@ -169,14 +169,16 @@ def test_a_file_that_hangs_is_killed(tmp_path):
     path = tmp_path / "test_slow.py"
     path.write_text("import time\ntime.sleep(60)\n")
     (row,) = processes.check_file(str(path), 1.0, 1, uses_gpu=False)
-    assert (row["state"], row["why"]) == ("error", "its process was killed after 1 s")
+    assert (row["state"], row["why"]) == ("not run", "its process was killed after 1 s")
 
 
 def test_wheels_can_be_imported_here_and_by_children_and_are_gone_afterwards(tmp_path):
     with zipfile.ZipFile(tmp_path / "carried-1.2-py3-none-any.whl", "w") as wheel:
         wheel.writestr("carried_module.py", "ANSWER = 41\n")
+    with zipfile.ZipFile(tmp_path / "msgspec-1.2-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("msgspec/__init__.py", "raise ImportError('replaced')\n")
     before = list(sys.path)
-    child = [sys.executable, "-c", "import carried_module; print(carried_module.ANSWER)"]
+    child = [sys.executable, "-c", "import carried_module, msgspec; print(carried_module.ANSWER)"]
     with processes.unpacked_wheels(tmp_path):
         done = subprocess.run(child, capture_output=True, text=True, check=True)
     assert done.stdout == "41\n"
@@ -209,14 +211,14 @@ def make_run(monkeypatch, *, uses_gpu=True, clock=None, **answers):
 MACHINE = {"device": {"name": "a GPU"}, "ceilings": {"copy_bytes_s": 4e12, "matmul_flop_s": 8e14}}
 
 
-def test_a_worker_that_dies_leaves_its_rest_as_not_run(monkeypatch):
+def test_a_worker_that_dies_leaves_its_rest_by_name(monkeypatch):
     timed = {"name": "masks 1 x 151936", "group": "masks", "state": "timed", "median_us": 2.0}
     timed |= {"floor_us": 1.0, "of_floor": 0.5, "gigabytes_s": 2000.0}
     failed = {"file": "f", "name": "f::b", "state": "failed", "why": "1 > 0"}
     run, saved = make_run(
         monkeypatch,
         ceilings=([MACHINE], None),
-        timings=([timed], "its process ended with -6"),
+        timings=([timed], {"state": "error", "why": "its process ended with -6"}),
         checks=[{"file": "f", "name": "f::a", "state": "passed"}, failed],
     )
     document = run.execute()

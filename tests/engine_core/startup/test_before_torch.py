@@ -7,8 +7,8 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
-from engine_core.startup import early_start
-from engine_core.startup.early_start import load_torch_library_beside, no_garbage_collection
+from engine_core.startup import before_torch
+from engine_core.startup.before_torch import load_torch_library_beside, no_garbage_collection
 
 
 def run(program):
@@ -21,7 +21,7 @@ def test_the_library_is_there_before_torch_and_torch_works_with_it():
     program = """
 import sys
 from pathlib import Path
-from engine_core.startup.early_start import load_torch_library_beside
+from engine_core.startup.before_torch import load_torch_library_beside
 thread = load_torch_library_beside()
 if thread is None:  # a build for GPUs, or another system
     print("none")
@@ -38,7 +38,7 @@ print((torch.ones(3, 5) @ torch.ones(5, 2)).sum().item())
 
 def test_an_exit_right_after_it_has_begun_is_clean():
     program = """
-from engine_core.startup.early_start import load_torch_library_beside
+from engine_core.startup.before_torch import load_torch_library_beside
 load_torch_library_beside()
 print("end")
 raise SystemExit(0)
@@ -54,12 +54,12 @@ def test_without_a_library_for_cpus_alone_no_thread_is_started(monkeypatch, tmp_
         (tmp_path / "lib" / library).touch()
     spec = ModuleSpec("torch", None, is_package=True)
     spec.submodule_search_locations = [str(tmp_path)]
-    monkeypatch.setattr(early_start.importlib.util, "find_spec", lambda _: spec)
+    monkeypatch.setattr(before_torch.importlib.util, "find_spec", lambda _: spec)
     assert load_torch_library_beside() is None
 
 
 def test_without_torch_no_thread_is_started(monkeypatch):
-    monkeypatch.setattr(early_start.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(before_torch.importlib.util, "find_spec", lambda _: None)
     assert load_torch_library_beside() is None
 
 
@@ -68,7 +68,7 @@ def test_a_library_that_does_not_load_is_left_to_the_import(monkeypatch, tmp_pat
     (tmp_path / "lib" / "libtorch_cpu.so").write_bytes(b"no library")
     spec = ModuleSpec("torch", None, is_package=True)
     spec.submodule_search_locations = [str(tmp_path)]
-    monkeypatch.setattr(early_start.importlib.util, "find_spec", lambda _: spec)
+    monkeypatch.setattr(before_torch.importlib.util, "find_spec", lambda _: spec)
     thread = load_torch_library_beside()
     thread.join()
     assert not thread.is_alive()

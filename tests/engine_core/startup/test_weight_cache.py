@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from engine_core.startup.packed_weight_cache import PackedWeightCache
+from engine_core.startup.weight_cache import PackedWeightCache
 from kernels.interface.weights import PackedFileError
 
 

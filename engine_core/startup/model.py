@@ -1,8 +1,4 @@
-"""Files to a model that runs: our own model code, or transformers' where we have none.
-
-Owns that choice, and which backend the model is made for. Must not know the cache, the scheduler
-or sockets.
-"""
+"""Files to a model that runs: our own model code, or transformers' where there is none of ours."""
 
 import dataclasses
 import logging
@@ -13,11 +9,13 @@ import torch
 
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.model_files import ModelFiles
+from engine_core.model_files.known_models import cache_folder
 from engine_core.models import Model, UnsupportedArchitecture, load_dummy_model, load_model
 from engine_core.models.registry import read_model_config
 from engine_core.models.weight_transfer import weight_transfer_to
-from engine_core.startup.device import dtype_name
-from engine_core.startup.packed_weight_cache import PackedWeightCache
+from engine_core.options.engine import EngineOptions
+from engine_core.startup.device import choose_dtype, dtype_name, float_weights_of, keeps_blocks
+from engine_core.startup.weight_cache import DEFAULT_LIMIT_BYTES, PackedWeightCache
 from kernels.backends import FloatWeights, UnsupportedDevice, select_operations
 from kernels.interface.operations import Operations
 from kernels.interface.weights import WeightPacking
@@ -66,7 +64,7 @@ class LoadedModel:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LoadRequest:
+class LoadOptions:
     """How to load.
 
     Attributes:
@@ -89,7 +87,37 @@ class LoadRequest:
     weight_cache: PackedWeightCache | None = None
 
 
-def load_any_model(files: ModelFiles, wanted: LoadRequest) -> LoadedModel:
+def load_by_options(options: EngineOptions, files: ModelFiles, device: torch.device) -> LoadedModel:
+    """The model as the options ask for it, in the formats that the daemon would serve.
+
+    Raises:
+        StartupError: as `load_any_model`.
+    """
+    return load_any_model(
+        files,
+        LoadOptions(
+            device=device,
+            dtype=choose_dtype(options.dtype, device, files.config),
+            model_impl=options.model_impl,
+            load_format=options.load_format,
+            max_model_len=options.max_model_len,
+            batch_invariant=options.batch_invariant,
+            float_weights=float_weights_of(options.quantization),
+            keeps_blocks=keeps_blocks(options.quantization, options.dtype),
+            num_threads=options.num_threads,
+            weight_cache=_weight_cache(options, device),
+        ),
+    )
+
+
+def _weight_cache(options: EngineOptions, device: torch.device) -> PackedWeightCache | None:
+    if device.type != "cpu":
+        return None  # a GPU's layouts are made at once, on the device
+    limit = DEFAULT_LIMIT_BYTES if options.weight_cache is None else options.weight_cache
+    return PackedWeightCache(cache_folder() / "weights", limit)
+
+
+def load_any_model(files: ModelFiles, wanted: LoadOptions) -> LoadedModel:
     """
     Raises:
         StartupError: the device cannot serve, or neither we nor transformers can run the model;
@@ -153,7 +181,7 @@ def load_any_model(files: ModelFiles, wanted: LoadRequest) -> LoadedModel:
     return loaded
 
 
-def _load_native(files: ModelFiles, wanted: LoadRequest, ops: Operations) -> Model:
+def _load_native(files: ModelFiles, wanted: LoadOptions, ops: Operations) -> Model:
     packing = ops.weight_packing(wanted.dtype)
     quantises = wanted.float_weights != "float32"
     cache, kept_in = wanted.weight_cache, None
@@ -184,7 +212,7 @@ def _has_experts(files: ModelFiles) -> bool:
     return any(experts is not None for experts in read_model_config(files.config).experts)
 
 
-def _load_dummy(files: ModelFiles, wanted: LoadRequest, ops: Operations) -> Model:
+def _load_dummy(files: ModelFiles, wanted: LoadOptions, ops: Operations) -> Model:
     if wanted.model_impl == "transformers":
         raise ConfigurationError(
             "--model-impl transformers has no effect with --load-format dummy, which makes our own "

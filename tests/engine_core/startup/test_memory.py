@@ -3,8 +3,8 @@
 import pytest
 
 from engine_core.errors import CacheTooSmall, ConfigurationError
-from engine_core.startup import cache_size
-from engine_core.startup.cache_size import CacheDemand, choose_num_blocks, choose_num_host_blocks
+from engine_core.startup import memory
+from engine_core.startup.memory import CacheDemand, choose_num_blocks, choose_num_host_blocks
 
 MIB = 1024**2
 DEMAND = CacheDemand(block_bytes=MIB, blocks_per_request=10, max_num_seqs=4, step_bytes=20 * MIB)
@@ -12,7 +12,7 @@ DEMAND = CacheDemand(block_bytes=MIB, blocks_per_request=10, max_num_seqs=4, ste
 
 @pytest.fixture(autouse=True)
 def hundred_megabytes(monkeypatch):
-    monkeypatch.setattr(cache_size, "available_memory_bytes", lambda: 100 * MIB)
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 100 * MIB)
 
 
 def choose(demand=DEMAND, num_blocks=None, kv_cache_memory=None, memory_fraction=0.5):
@@ -67,5 +67,5 @@ def test_host_memory_that_is_not_there_beside_the_cache_or_too_little_is_refused
 
 
 def test_the_system_reports_memory():
-    assert cache_size._system_available_bytes() > 0
-    assert cache_size._cgroup_available_bytes() > 0
+    assert memory._system_available_bytes() > 0
+    assert memory._cgroup_available_bytes() > 0

@@ -1,15 +1,22 @@
-"""How many KV blocks the memory holds. Sizes in bytes unless a name says otherwise.
-
-Owns the arithmetic and what the host tells of its memory. Must not know tensors: what a GPU tells
-comes through `MemoryReader` (`engine_core.startup.device_memory`).
+"""How many KV blocks the memory holds, and the longest request that they hold. Sizes in bytes
+unless a name says otherwise.
 """
 
+import bisect
 import dataclasses
+import gc
+import logging
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import torch
+
 from engine_core.errors import CacheTooSmall, ConfigurationError
+from engine_core.kv_cache import KVCacheGroupSpec
+
+logger = logging.getLogger(__name__)
 
 _CGROUP_V2 = Path("/sys/fs/cgroup")
 _CGROUP_V1 = Path("/sys/fs/cgroup/memory")
@@ -83,7 +90,7 @@ class DeviceMemory:
 
     Args:
         total_bytes: of the device.
-        free_bytes: of those, what nobody has taken after the weights.
+        free_bytes: of those, what is free after the weights.
     """
 
     def __init__(self, *, total_bytes: int, free_bytes: int) -> None:
@@ -133,14 +140,14 @@ def choose_num_blocks(
 ) -> int:
     """The number of blocks that the operator asked for, or that fit what is free.
 
-    Without a wish: what `memory_fraction` leaves beside one step's activations, and never more than
-    `max_num_seqs` requests of full length could use.
+    If not asked for: what `memory_fraction` leaves beside one step's activations, and never more
+    than `max_num_seqs` requests of full length could use.
 
     Args:
         memory: default: the host's.
 
     Raises:
-        ConfigurationError: two wishes at once, or one that exceeds the free memory.
+        ConfigurationError: both are given, or one exceeds the free memory.
         CacheTooSmall: not even one block fits.
     """
     memory = memory or HostMemory()
@@ -150,7 +157,7 @@ def choose_num_blocks(
     if num_blocks is None and kv_cache_memory is None:
         usable = max(0, memory.share_bytes(memory_fraction, demand.step_bytes))
         # One block more than the requests can use would never be touched; the spare half keeps
-        # finished prompts findable.
+        # finished prompts cached.
         useful = demand.max_num_seqs * demand.blocks_per_request * 3 // 2
         chosen = min(usable // demand.block_bytes, useful)
     elif num_blocks is not None:
@@ -194,14 +201,152 @@ def choose_num_host_blocks(
             f"--host-cache-memory is {host_cache_memory} bytes and holds no block: a block takes "
             f"{_megabytes(block_bytes)}; give more, or 0 for none"
         )
-    promised_bytes = (num_blocks + 1) * block_bytes if cache_is_on_host else 0
-    free_bytes = max(0, available_memory_bytes() - promised_bytes)
+    reserved_bytes = (num_blocks + 1) * block_bytes if cache_is_on_host else 0
+    free_bytes = max(0, available_memory_bytes() - reserved_bytes)
     if chosen * block_bytes > free_bytes:
         raise ConfigurationError(
             f"--host-cache-memory is {_megabytes(host_cache_memory)}, {_megabytes(free_bytes)} "
             "are free beside the KV cache; lower it or the KV cache's share"
         )
     return chosen
+
+
+# ------------------------------------------------------------------ the longest request
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RequestBlocks:
+    """Blocks that one request takes, over all groups."""
+
+    groups: Sequence[KVCacheGroupSpec]
+    max_chunk_size: int
+    block_size: int
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """The most at once while this many tokens are computed."""
+        return sum(
+            group.num_peak_blocks(num_tokens, self.max_chunk_size, self.block_size)
+            for group in self.groups
+        )
+
+    def max_num_tokens(self, num_blocks: int, limit: int) -> int:
+        """The most tokens, up to `limit`, that fit in this many blocks."""
+        lengths = range(1, limit + 1)
+        return bisect.bisect_right(lengths, num_blocks, key=self.num_blocks)
+
+
+def fit_max_model_len(
+    request_blocks: RequestBlocks,
+    *,
+    num_blocks: int,
+    watermark: float,
+    max_model_len: int,
+    is_asked_for: bool,
+) -> int:
+    """The `max_model_len` in force: a request of that length must be admissible to an empty cache,
+    which keeps the watermark free, or it could never run.
+
+    The model's own limit gives way to the cache; one that the operator asked for does not.
+
+    Raises:
+        CacheTooSmall: it does not, or the cache holds no request at all.
+    """
+    num_kept_free = int(watermark * num_blocks)
+    capacity = request_blocks.max_num_tokens(num_blocks - num_kept_free, max_model_len)
+    if capacity >= max_model_len:
+        return max_model_len
+    blocks = f"{num_blocks} KV blocks"
+    if num_kept_free:
+        blocks += f", {num_kept_free} of which --watermark keeps free,"
+    if is_asked_for:
+        raise CacheTooSmall(
+            f"{blocks} hold a request of {capacity} tokens, --max-model-len is "
+            f"{max_model_len}; lower it, or raise --num-blocks or --kv-cache-memory"
+        )
+    if capacity < 2:
+        raise CacheTooSmall(
+            f"{blocks} do not hold a prompt token and an answer for the model's "
+            f"{len(request_blocks.groups)} cache groups; raise --num-blocks or --kv-cache-memory"
+        )
+    logger.warning(
+        "max_model_len is %d, not the model's %d: that is what %s hold; raise "
+        "--kv-cache-memory or --num-blocks for more",
+        capacity,
+        max_model_len,
+        blocks,
+    )
+    return capacity
+
+
+# ------------------------------------------------------------------ measuring a GPU
+
+
+class MemoryMeter(Protocol):
+    """One GPU's memory at this moment. `held` is what torch has from the driver, used or not:
+    graphs, tensors and the holes between them; the rest of what is taken belongs to loaded kernels,
+    libraries and other processes."""
+
+    def release(self) -> None:
+        """Give back what nothing uses any more, and begin a new peak."""
+        ...
+
+    def total_bytes(self) -> int: ...
+    def free_bytes(self) -> int: ...
+    def held_bytes(self) -> int: ...
+    def peak_held_bytes(self) -> int: ...
+
+
+class CudaMeter:
+    """torch.cuda of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def release(self) -> None:
+        gc.collect()
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def total_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self._device)[1]
+
+    def free_bytes(self) -> int:
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.mem_get_info(self._device)[0]
+
+    def held_bytes(self) -> int:
+        return torch.cuda.memory_reserved(self._device)
+
+    def peak_held_bytes(self) -> int:
+        return torch.cuda.max_memory_reserved(self._device)
+
+
+def measure_extra_bytes(run: Callable[[], None], meter: MemoryMeter, *, expected_bytes: int) -> int:
+    """The most memory that `run` takes beyond what is taken before it.
+
+    Torch's peak is taken of what it holds, not of what tensors use, so that holes count. What
+    others take is read at the end: kernels that were loaded stay loaded.
+
+    Args:
+        expected_bytes: taken by `run` for what is not to be counted.
+    """
+    meter.release()
+    held_bytes = meter.held_bytes()
+    other_bytes = _taken_by_others(meter)
+    run()
+    grown_bytes = max(0, _taken_by_others(meter) - other_bytes)
+    return max(0, meter.peak_held_bytes() - held_bytes - expected_bytes) + grown_bytes
+
+
+def read_device_memory(meter: MemoryMeter) -> DeviceMemory:
+    """What is free now. Called before `measure_extra_bytes`, whose result counts from here."""
+    meter.release()
+    return DeviceMemory(total_bytes=meter.total_bytes(), free_bytes=meter.free_bytes())
+
+
+def _taken_by_others(meter: MemoryMeter) -> int:
+    return meter.total_bytes() - meter.free_bytes() - meter.held_bytes()
 
 
 def _megabytes(size_bytes: int) -> str:

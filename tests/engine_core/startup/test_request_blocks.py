@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from engine_core.errors import CacheTooSmall
 from engine_core.kv_cache import KVCacheGroupSpec
-from engine_core.startup.capacity import RequestNeed, fit_max_model_len
+from engine_core.startup.memory import RequestBlocks, fit_max_model_len
 
 FULL = KVCacheGroupSpec()
 
 
 def need(groups=(FULL,), max_chunk_size=8, block_size=4):
-    return RequestNeed(groups, max_chunk_size, block_size)
+    return RequestBlocks(groups, max_chunk_size, block_size)
 
 
 def fit(num_blocks, max_model_len, *, watermark=0.0, is_asked_for=False, **changes):
