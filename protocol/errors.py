@@ -4,6 +4,7 @@ ProtocolError                 a peer sent something that is not this protocol
 ├── MalformedMessage          bytes that do not decode to a known message
 └── WireVersionMismatch       a peer of another wire version
 InvalidParameter (ValueError) a parameter outside its limits; the text says which and what to do
+└── PromptTooLong
 """
 
 import enum
@@ -48,3 +49,7 @@ class WireVersionMismatch(ProtocolError):
 
 class InvalidParameter(ValueError):
     """A parameter is outside its limits; the message names value, limit and next action."""
+
+
+class PromptTooLong(InvalidParameter):
+    """The prompt leaves no room for an output token."""

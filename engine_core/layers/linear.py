@@ -12,8 +12,8 @@ from operator import itemgetter
 import torch
 
 from engine_core.layers.parameters import CopyWeight, PackedPlacement, Placement, Placements
-from kernels.interface.operations import LinearWeight, Operations
-from kernels.interface.weights import WeightPart
+from kernels.interface.operations import Operations
+from kernels.interface.weights import LinearWeight, WeightPart
 
 
 class FusedLinear:

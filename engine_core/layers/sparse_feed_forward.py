@@ -15,7 +15,8 @@ import torch
 
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.parameters import CopyWeight, Placement, Placements
-from kernels.interface.operations import ExpertWeights, Operations
+from kernels.interface.operations import ExpertRouting, Operations
+from kernels.interface.weights import ExpertWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,11 @@ class SparseFeedForward:
         self._names = names
         self._gate_up_shape = (num_experts, 2 * intermediate_size, hidden_size)
         self._down_shape = (num_experts, hidden_size, intermediate_size)
-        self._top_k = top_k
-        self._renormalise = renormalise
-        self._weights_dtype = dtype if round_weights else torch.float32
+        self._routing = ExpertRouting(
+            top_k=top_k,
+            renormalise=renormalise,
+            weights_dtype=dtype if round_weights else torch.float32,
+        )
         self._dtype = dtype
         self._ops = ops
         self._router = FusedLinear(
@@ -93,14 +96,7 @@ class SparseFeedForward:
     def __call__(self, x_TE: torch.Tensor) -> torch.Tensor:
         """[T, E] -> [T, E]."""
         assert self._experts is not None, f"experts of {self._names.router} were not loaded"
-        return self._ops.mixture_of_experts(
-            x_TE,
-            self._router(x_TE),
-            self._experts,
-            top_k=self._top_k,
-            renormalise=self._renormalise,
-            weights_dtype=self._weights_dtype,
-        )
+        return self._ops.mixture_of_experts(x_TE, self._router(x_TE), self._experts, self._routing)
 
     def _store(
         self, part: int, expert: int, rows: slice, tensor: torch.Tensor, copy: CopyWeight

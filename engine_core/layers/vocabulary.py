@@ -16,8 +16,8 @@ from engine_core.layers.parameters import (
     Placement,
     Placements,
 )
-from kernels.interface.operations import LinearWeight, Operations
-from kernels.interface.weights import QuantisedTensor, WeightPacking, WeightPart
+from kernels.interface.operations import Operations
+from kernels.interface.weights import LinearWeight, QuantisedTensor, WeightPacking, WeightPart
 
 _LEAST_BITS = 8
 """Logits feel every error of a head at once; files in 4 bits keep it in 6 or 8, too."""

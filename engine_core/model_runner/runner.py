@@ -20,7 +20,12 @@ from engine_core.model_runner.sampling import Sampler, SamplingState
 from engine_core.model_runner.step_inputs import StepInputs, gather_step_inputs
 from engine_core.models import Model
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
-from kernels.interface.operations import AttentionMetadata, ForwardContext, Operations
+from kernels.interface.operations import (
+    AttentionMetadata,
+    AttentionSpec,
+    ForwardContext,
+    Operations,
+)
 from protocol.outputs import Logprobs
 from protocol.sampling import SamplingParams
 
@@ -86,16 +91,18 @@ class ModelRunner:
         self._group_of_layer = [group for group, _ in places]
         self._planners = [
             ops.make_attention_planner(
-                num_query_heads=spec.num_query_heads,
-                num_kv_heads=spec.num_kv_heads,
-                head_size=spec.head_size,
-                block_size=block_size,
-                sliding_window=group.sliding_window,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens or max_num_seqs * max_model_len,
-                max_model_len=max_model_len,
-                dtype=dtype,
-                kv_dtype=kv_dtype or dtype,
+                AttentionSpec(
+                    num_query_heads=spec.num_query_heads,
+                    num_kv_heads=spec.num_kv_heads,
+                    head_size=spec.head_size,
+                    block_size=block_size,
+                    sliding_window=group.sliding_window,
+                    max_num_seqs=max_num_seqs,
+                    max_num_batched_tokens=max_num_batched_tokens or max_num_seqs * max_model_len,
+                    max_model_len=max_model_len,
+                    dtype=dtype,
+                    kv_dtype=kv_dtype or dtype,
+                )
             )
             for group in layout.groups
         ]

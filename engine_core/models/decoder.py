@@ -196,7 +196,7 @@ class Decoder:
         self.vocabulary = build.vocabulary(embedding_scale=self._embedding_scale(config))
         self._layers = [self.layer_class(build, layer) for layer in range(config.num_layers)]
         self._final_norm = build.norm("model.norm")
-        self._forward = ops.recorded(self._compute)
+        self._forward = ops.capture(self._compute)
 
     @staticmethod
     def _embedding_scale(config: ModelConfig) -> float | None:

@@ -6,26 +6,22 @@ next action.
 
 import dataclasses
 import re
-from collections.abc import Collection
 from typing import Literal, NoReturn
 
 from engine_core.errors import RequestRefused
 from engine_core.server.beam_validation import check_beam_search
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, InvalidParameter, PromptTooLong
+from protocol.limits import ModelLimits
 from protocol.requests import EngineRequest
-from protocol.sampling import SamplingParams
 
 _MAX_NAME_CHARS = 256
 _SEQUENCE_NAME = re.compile(r"#\d+\Z", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RequestValidator:
+class RequestValidator(ModelLimits):
     """What a request is measured against. Counts are in tokens, but for `max_num_seqs`."""
 
-    max_model_len: int
-    vocab_size: int
-    max_logprobs: int
     max_num_seqs: int
     """Most sequences of a request: all of them run at once."""
     scheduling_policy: Literal["fcfs", "priority", "fair"]
@@ -44,8 +40,21 @@ class RequestValidator:
         _check_features(request)
         self._check_turn(request)
         self._check_sequences(request)
-        self._check_tokens(request)
-        self._check_sampling(request.sampling_params)
+        try:
+            self.check_prompt(request.prompt_token_ids)
+            self.check_token_ids("output_token_ids", request.output_token_ids)
+            self.check_sampling(request.sampling_params)
+        except PromptTooLong as error:
+            _refuse(str(error), ErrorCode.PROMPT_TOO_LONG)
+        except InvalidParameter as error:
+            _refuse(str(error))
+        num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
+        if num_tokens >= self.max_model_len:
+            _refuse(
+                f"prompt and delivered tokens are {num_tokens}, the limit is "
+                f"{self.max_model_len - 1}; nothing is left to generate",
+                ErrorCode.PROMPT_TOO_LONG,
+            )
 
     def _check_turn(self, request: EngineRequest) -> None:
         """What only some policies look at."""
@@ -76,45 +85,6 @@ class RequestValidator:
             _refuse(
                 f"output_token_ids with num_sequences {num_sequences}: which sequence they belong "
                 "to is not said; resume each sequence as a request of its own"
-            )
-
-    def _check_tokens(self, request: EngineRequest) -> None:
-        num_tokens = len(request.prompt_token_ids)
-        if num_tokens == 0:
-            _refuse("the prompt is empty; send at least one token")
-        if num_tokens >= self.max_model_len:
-            _refuse(
-                f"prompt has {num_tokens} tokens, the limit is {self.max_model_len - 1} "
-                f"(max_model_len {self.max_model_len} less one for the answer); shorten it or "
-                "raise --max-model-len",
-                ErrorCode.PROMPT_TOO_LONG,
-            )
-        if num_tokens + len(request.output_token_ids) >= self.max_model_len:
-            _refuse(
-                f"prompt and delivered tokens are {num_tokens + len(request.output_token_ids)}, "
-                f"the limit is {self.max_model_len - 1}; nothing is left to generate",
-                ErrorCode.PROMPT_TOO_LONG,
-            )
-        self._check_ids("prompt_token_ids", request.prompt_token_ids)
-        self._check_ids("output_token_ids", request.output_token_ids)
-
-    def _check_sampling(self, params: SamplingParams) -> None:
-        self._check_ids("stop_token_ids", params.stop_token_ids)
-        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
-        self._check_ids("logit_bias", params.logit_bias)
-        limit = self.vocab_size if self.max_logprobs < 0 else self.max_logprobs
-        wanted = params.logprobs or 0
-        if wanted > limit or (wanted < 0 <= self.max_logprobs):
-            _refuse(
-                f"logprobs is {wanted}, the limit is {limit}; ask for fewer or raise --max-logprobs"
-            )
-
-    def _check_ids(self, name: str, token_ids: Collection[int]) -> None:
-        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
-            wrong = next(token for token in token_ids if not 0 <= token < self.vocab_size)
-            _refuse(
-                f"{name} holds token id {wrong}, the vocabulary ends at {self.vocab_size - 1}; "
-                "use this model's own tokenizer"
             )
 
 

@@ -28,8 +28,7 @@ from kernels.cpu.weights import (
     quantise_int4,
     quantise_int8,
 )
-from kernels.interface.operations import LinearWeight
-from kernels.interface.weights import QuantisedTensor, WeightPart
+from kernels.interface.weights import LinearWeight, QuantisedTensor, WeightPart
 
 FloatFormat = Literal["float32", "int8", "int4"]
 

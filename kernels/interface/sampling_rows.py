@@ -1,9 +1,6 @@
-"""What each running sequence asked for, on the device: its layout, and the results of sampling.
+"""Sampling parameters of each running sequence, on the device, and the results of sampling.
 
-Owns the tensors and where each number stands in them. Must not know kernels, requests or steps: who
-writes and reads them is said in `kernels.interface.device_steps`. N rows of the persistent batch,
-V tokens of
-the vocabulary, W = ceil(V / 32) mask words.
+N rows of the persistent batch, V tokens of the vocabulary, W = ceil(V / 32) mask words.
 
     state of a row   | 16 words: see StateWord | W mask words, if flag MASKED | padding |
 """
@@ -90,7 +87,7 @@ class SamplingRows:
     def allocate(*, num_rows: int, vocab_size: int, device: torch.device) -> SamplingRows:
         """About 4 V + 13 KiB a row, so that a penalty never needs memory while serving.
 
-        A row that nobody took is greedy and asks for nothing.
+        A row without a sequence is greedy and asks for nothing.
         """
 
         def zeros(*shape: int) -> torch.Tensor:

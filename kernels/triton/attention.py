@@ -1,14 +1,10 @@
-"""Paged attention of a step: checks, and the launches for its decodes and its prefills.
-
-Owns the public function. Must not know how kernels work; the specification is
-`attention_reference`.
-"""
+"""Paged attention of a step: checks, and the launches for its decodes and its prefills."""
 
 from __future__ import annotations
 
 import torch
 
-from kernels.interface.operations import AttentionMetadata
+from kernels.interface.operations import AttentionMetadata, AttentionParams
 from kernels.triton.attention_decode import decode_attention
 from kernels.triton.attention_prefill import prefill_attention
 from kernels.triton.attention_reduce import reduce_splits
@@ -22,12 +18,8 @@ def paged_attention(
     k_cache_BKSD: torch.Tensor,
     v_cache_BKSD: torch.Tensor,
     metadata: AttentionMetadata,
+    params: AttentionParams,
     *,
-    scale: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    sinks_H: torch.Tensor | None = None,
-    alibi_slopes_H: torch.Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     out: torch.Tensor | None = None,
@@ -56,9 +48,7 @@ def paged_attention(
             float8_e4m3fn. D contiguous.
         metadata: its `plan` is the `AttentionWork` of `AttentionWorkspace.plan`, made with the same
             window and head counts. Requests are ordered: decodes first, then prefills.
-        scale: above 0.
-        sinks_H: float32, a logit a head that takes part in the denominator only.
-        alibi_slopes_H: float32.
+        params: scale and softcap above 0.
         out: written in place and returned if given, [T, H, D] of q's dtype, D contiguous; must not
             share memory with q. Rows of tokens that belong to no request stay as they are.
         lse_TH: float32, written if given, heads contiguous.
@@ -75,9 +65,9 @@ def paged_attention(
         raise TypeError(
             f"the plan is a {type(work).__name__}; make it with AttentionWorkspace.plan"
         )
-    _check(q_THD, k_cache_BKSD, v_cache_BKSD, work, scale, sliding_window, softcap)
-    _check_heads(q_THD, sinks_H, "sinks_H")
-    _check_heads(q_THD, alibi_slopes_H, "alibi_slopes_H")
+    _check(q_THD, k_cache_BKSD, v_cache_BKSD, work, params)
+    _check_heads(q_THD, params.sinks_H, "sinks_H")
+    _check_heads(q_THD, params.alibi_slopes_H, "alibi_slopes_H")
     _check_tables(metadata, work)
     if out is None:
         out = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
@@ -95,29 +85,17 @@ def paged_attention(
         )
     tables = (q_THD, k_cache_BKSD, v_cache_BKSD, metadata.block_table_RM, work)
     if work.num_decodes:
-        decode_attention(
-            *tables, scale=scale, softcap=softcap, alibi_slopes_H=alibi_slopes_H, k_scale=k_scale
-        )
+        decode_attention(*tables, params, k_scale=k_scale)
         reduce_splits(
             work,
             metadata.query_start_loc_R1,
             out,
             v_scale=v_scale,
-            sinks_H=sinks_H,
+            sinks_H=params.sinks_H,
             lse_TH=lse_TH,
         )
     if work.max_tiles:
-        prefill_attention(
-            *tables,
-            out,
-            scale=scale,
-            softcap=softcap,
-            sinks_H=sinks_H,
-            alibi_slopes_H=alibi_slopes_H,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            lse_TH=lse_TH,
-        )
+        prefill_attention(*tables, params, out, k_scale=k_scale, v_scale=v_scale, lse_TH=lse_TH)
     return out
 
 
@@ -126,10 +104,9 @@ def _check(
     k_cache_BKSD: torch.Tensor,
     v_cache_BKSD: torch.Tensor,
     work: AttentionWork,
-    scale: float,
-    sliding_window: int | None,
-    softcap: float | None,
+    params: AttentionParams,
 ) -> None:
+    scale, sliding_window, softcap = params.scale, params.sliding_window, params.softcap
     if q_THD.dim() != 3 or k_cache_BKSD.dim() != 4 or k_cache_BKSD.shape != v_cache_BKSD.shape:
         raise ValueError(
             f"q is {tuple(q_THD.shape)}, caches {tuple(k_cache_BKSD.shape)} and"

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.interface.device_steps import (
-    DeviceRows,
-    PackedLayout,
-    SamplingMode,
+from kernels.interface.device_steps import SamplingMode
+from kernels.interface.sampling_rows import (
+    MAX_DEVICE_LOGPROBS,
     SamplingRows,
     StepResults,
-    StepTensors,
+    TokenList,
 )
-from kernels.interface.sampling_rows import MAX_DEVICE_LOGPROBS, TokenList
+from kernels.interface.step_inputs import DeviceRows, PackedLayout, StepTensors
 from kernels.triton.logprobs import LogprobsMemory, report_logprobs
 from kernels.triton.penalties import adjust_tokens, apply_penalties, count_tokens
 from kernels.triton.sampling import SamplingMemory, sample

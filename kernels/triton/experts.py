@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.interface.operations import ExpertRouting
 from kernels.triton.moe_linear import fused_moe
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -60,10 +61,8 @@ def mixture_of_experts(
     x_TE: torch.Tensor,
     router_logits_TX: torch.Tensor,
     experts: TritonExpertWeights,
+    routing: ExpertRouting,
     *,
-    top_k: int,
-    renormalise: bool,
-    weights_dtype: torch.dtype,
     batch_invariant: bool,
 ) -> torch.Tensor:
     """See `Operations.mixture_of_experts`.
@@ -76,9 +75,9 @@ def mixture_of_experts(
         router_logits_TX,
         experts.gate_up_XFE,
         experts.down_XEF,
-        top_k,
-        renormalise,
-        weights_dtype=weights_dtype,
+        routing.top_k,
+        routing.renormalise,
+        weights_dtype=routing.weights_dtype,
         tile_rows=invariant_tile_rows(x_TE.dtype) if batch_invariant else None,
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.interface.attention import KVCache
+from kernels.interface.operations import KVCache
 from kernels.triton.block_copies import copy_blocks as copy_within
 from kernels.triton.block_copies import swap_blocks
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from kernels.interface.operations import LinearWeight
+from kernels.interface.weights import LinearWeight
 from kernels.triton.dense_linear import dense_linear
 from kernels.triton.quantised_linear import quantised_linear
 from kernels.triton.quantised_weights import QuantisedWeight, dequantise

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.interface.operations import LinearWeight
-from kernels.interface.weights import PackedFileError, QuantisedTensor, WeightPart
+from kernels.interface.weights import LinearWeight, PackedFileError, QuantisedTensor, WeightPart
 from kernels.triton.linear_weights import (
     TritonLinearWeight,
     TritonQuantisedWeight,

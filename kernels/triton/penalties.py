@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.interface.operations import Penalties
 from kernels.torch.sampling import apply_penalties as apply_penalties_to_one_row
 from kernels.triton.row_maxima import TILE, num_splits
 from kernels.triton.sampling_arguments import check_logits, check_num_rows, check_tensor
@@ -24,21 +25,11 @@ def apply_penalties_reference(
     logits_V: torch.Tensor,
     prompt_mask_V: torch.Tensor,
     output_counts_V: torch.Tensor,
-    *,
-    repetition_penalty: float,
-    presence_penalty: float,
-    frequency_penalty: float,
+    penalties: Penalties,
 ) -> torch.Tensor:
     """The specification, for one row; `prompt_mask_V` is bool."""
     result_V = logits_V.clone()
-    apply_penalties_to_one_row(
-        result_V,
-        prompt_mask_V,
-        output_counts_V.float(),
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-    )
+    apply_penalties_to_one_row(result_V, prompt_mask_V, output_counts_V.float(), penalties)
     return result_V
 
 

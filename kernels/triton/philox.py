@@ -10,8 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.torch import philox as reference
-from kernels.torch.sampling_noise import STREAM
+from kernels.torch import sampling as reference
 from kernels.triton.sampling_arguments import check_tensor
 
 _MULTIPLIER_0 = tl.constexpr(reference.MULTIPLIERS[0])
@@ -19,7 +18,7 @@ _MULTIPLIER_1 = tl.constexpr(reference.MULTIPLIERS[1])
 _INCREMENT_0 = tl.constexpr(reference.KEY_INCREMENTS[0])
 _INCREMENT_1 = tl.constexpr(reference.KEY_INCREMENTS[1])
 _NUM_ROUNDS = tl.constexpr(reference.NUM_ROUNDS)
-_STREAM = tl.constexpr(STREAM)
+_STREAM = tl.constexpr(reference.STREAM)
 _UNIT = tl.constexpr(2.0**-23)
 _BLOCK = 256
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.interface.operations import Penalties, SamplingLimits
 from kernels.triton import penalties
 from kernels.triton.sampling import SamplingMemory, sample
 from kernels.triton.token_masks import pack_token_masks
@@ -28,12 +29,9 @@ class SamplingCalls:
         logits_RV: torch.Tensor,
         seeds_R: torch.Tensor,
         positions_R: torch.Tensor,
-        *,
-        top_k_R: torch.Tensor | None = None,
-        top_p_R: torch.Tensor | None = None,
-        min_p_R: torch.Tensor | None = None,
+        limits: SamplingLimits | None = None,
     ) -> torch.Tensor:
-        """See `Operations.sample_from_all`, and `sample_truncated` if limits are given (all three).
+        """See `Operations.sample`.
 
         Logits that are NaN or infinite give token 0.
 
@@ -54,13 +52,13 @@ class SamplingCalls:
             num_rows_1=torch.full((1,), rows, dtype=torch.int32, device=device),
             is_greedy_R=filled(False, torch.bool),
             temperature_R=filled(1.0, torch.float32),
-            top_k_R=filled(0, torch.int64) if top_k_R is None else top_k_R,
-            top_p_R=filled(1.0, torch.float32) if top_p_R is None else top_p_R,
-            min_p_R=filled(0.0, torch.float32) if min_p_R is None else min_p_R,
+            top_k_R=filled(0, torch.int64) if limits is None else limits.top_k_R,
+            top_p_R=filled(1.0, torch.float32) if limits is None else limits.top_p_R,
+            min_p_R=filled(0.0, torch.float32) if limits is None else limits.min_p_R,
             memory=self._memory_for(rows, vocab_size, device),
             out_R=out_R,
             best_logit_R=filled(0.0, torch.float32),
-            any_truncated=top_k_R is not None,
+            any_truncated=limits is not None,
         )
         return out_R
 
@@ -69,10 +67,7 @@ class SamplingCalls:
         logits_V: torch.Tensor,
         prompt_mask_V: torch.Tensor,
         output_counts_V: torch.Tensor,
-        *,
-        repetition_penalty: float,
-        presence_penalty: float,
-        frequency_penalty: float,
+        wanted: Penalties,
     ) -> None:
         """See `Operations.apply_penalties`."""
         device = logits_V.device
@@ -86,9 +81,9 @@ class SamplingCalls:
             state_row_R=one(0, torch.int64),
             prompt_bits_NW=pack_token_masks(prompt_mask_V[None]),
             output_counts_NV=output_counts_V[None].to(torch.int32),
-            repetition_R=one(repetition_penalty, torch.float32),
-            presence_R=one(presence_penalty, torch.float32),
-            frequency_R=one(frequency_penalty, torch.float32),
+            repetition_R=one(wanted.repetition_penalty, torch.float32),
+            presence_R=one(wanted.presence_penalty, torch.float32),
+            frequency_R=one(wanted.frequency_penalty, torch.float32),
         )
 
     def _memory_for(self, rows: int, vocab_size: int, device: torch.device) -> SamplingMemory:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from kernels.interface.sampling_rows import SamplingRows, StateFlag, StateWord
-from kernels.interface.step_packing import PackedLayout
+from kernels.interface.step_inputs import PackedLayout
 from kernels.triton.tensor_checks import check_tensor
 
 _BLOCK = 128

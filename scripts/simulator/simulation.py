@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import multiprocessing
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,6 @@ from scripts.simulator.fleet import CacheAware, Fleet, make_router
 from scripts.simulator.metrics import RequestMetrics
 from scripts.simulator.options import EngineOptions, FleetOptions, StepTimeOptions, TraceOptions
 from scripts.simulator.picture import Timeline, draw
-
-_COUNTERS = (
-    "num_prompt_tokens",
-    "num_cached_prompt_tokens",
-    "num_host_cached_prompt_tokens",
-    "num_preemptions",
-    "num_preemptions_by_swap",
-    "num_preemptions_forced",
-)
 
 
 @Parameter(name="*")
@@ -90,33 +82,39 @@ def engine_summary(
     engines: list[SimulatedEngine], num_blocks: int, duration_s: float
 ) -> dict[str, Any]:
     """Over all engines."""
-    statistics = [engine.statistics() for engine in engines]
-    totals = {name: sum(getattr(one, name) for one in statistics) for name in _COUNTERS}
     counters = [engine.counters for engine in engines]
-    num_steps = sum(one.num_steps for one in counters)
+    statistics = [engine.statistics() for engine in engines]
+
+    def total(counted: Sequence[object], name: str) -> float:
+        return sum(getattr(one, name) for one in counted)
+
+    num_steps = int(total(counters, "num_steps"))
     engine_seconds = duration_s * len(engines)
     received = [one.num_received for one in counters]
-    cached, in_host = totals["num_cached_prompt_tokens"], totals["num_host_cached_prompt_tokens"]
+    prompt = total(statistics, "num_prompt_tokens")
+    cached = total(statistics, "num_cached_prompt_tokens")
+    in_host = total(statistics, "num_host_cached_prompt_tokens")
+    swapped = total(statistics, "num_preemptions_by_swap")
     return {
         "num_engines": len(engines),
         "num_steps": num_steps,
-        "mean_tokens_a_step": _ratio(sum(one.num_step_tokens for one in counters), num_steps),
-        "mean_batch": _ratio(sum(one.num_step_sequences for one in counters), num_steps),
-        "utilisation": _ratio(sum(one.busy_s for one in counters), engine_seconds),
+        "mean_tokens_a_step": _ratio(total(counters, "num_step_tokens"), num_steps),
+        "mean_batch": _ratio(total(counters, "num_step_sequences"), num_steps),
+        "utilisation": _ratio(total(counters, "busy_s"), engine_seconds),
         "cache_hit_rate": {
-            "all": _ratio(cached, totals["num_prompt_tokens"]),
-            "device": _ratio(cached - in_host, totals["num_prompt_tokens"]),
-            "host": _ratio(in_host, totals["num_prompt_tokens"]),
+            "all": _ratio(cached, prompt),
+            "device": _ratio(cached - in_host, prompt),
+            "host": _ratio(in_host, prompt),
         },
         "preemptions": {
-            "recompute": totals["num_preemptions"] - totals["num_preemptions_by_swap"],
-            "swap": totals["num_preemptions_by_swap"],
-            "forced": totals["num_preemptions_forced"],
+            "recompute": total(statistics, "num_preemptions") - swapped,
+            "swap": swapped,
+            "forced": total(statistics, "num_preemptions_forced"),
         },
         "blocks": {
             "total_an_engine": num_blocks,
             "mean_share_used": _ratio(
-                sum(one.block_seconds for one in counters), engine_seconds * num_blocks
+                total(counters, "block_seconds"), engine_seconds * num_blocks
             ),
             "peak_share_used": max(one.peak_blocks for one in counters) / num_blocks,
         },

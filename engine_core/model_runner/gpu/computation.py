@@ -15,14 +15,9 @@ from engine_core.model_runner.block_storage import BlockStorage
 from engine_core.model_runner.cache_layout import CacheLayout
 from engine_core.model_runner.gpu.rows import History
 from engine_core.models import Model
-from kernels.interface.device_steps import (
-    DeviceRows,
-    DeviceStepOperations,
-    PackedLayout,
-    SamplingMode,
-    StepTensors,
-)
-from kernels.interface.operations import AttentionPlanner, ForwardContext, Operations
+from kernels.interface.device_steps import DeviceStepOperations, SamplingMode
+from kernels.interface.operations import AttentionPlanner, AttentionSpec, ForwardContext, Operations
+from kernels.interface.step_inputs import DeviceRows, PackedLayout, StepTensors
 
 
 class StepComputation:
@@ -70,16 +65,18 @@ class StepComputation:
         )
         self._planners: list[AttentionPlanner] = [
             ops.make_attention_planner(
-                num_query_heads=spec.num_query_heads,
-                num_kv_heads=spec.num_kv_heads,
-                head_size=spec.head_size,
-                block_size=block_size,
-                sliding_window=group.sliding_window,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-                max_model_len=max_model_len,
-                dtype=dtype,
-                kv_dtype=kv_dtype,
+                AttentionSpec(
+                    num_query_heads=spec.num_query_heads,
+                    num_kv_heads=spec.num_kv_heads,
+                    head_size=spec.head_size,
+                    block_size=block_size,
+                    sliding_window=group.sliding_window,
+                    max_num_seqs=max_num_seqs,
+                    max_num_batched_tokens=max_num_batched_tokens,
+                    max_model_len=max_model_len,
+                    dtype=dtype,
+                    kv_dtype=kv_dtype,
+                )
             )
             for group in layout.groups
         ]

@@ -19,13 +19,8 @@ import torch
 from engine_core.model_runner.gpu.queue import DeviceQueue
 from engine_core.model_runner.gpu.rows import RowChanges
 from engine_core.model_runner.gpu.step import Step
-from kernels.interface.device_steps import (
-    DeviceRows,
-    DeviceStepOperations,
-    PackedLayout,
-    RowUpdate,
-    pack_step,
-)
+from kernels.interface.device_steps import DeviceStepOperations
+from kernels.interface.step_inputs import DeviceRows, PackedLayout, RowUpdate, pack_step
 
 Int32Array = npt.NDArray[np.int32]
 

@@ -14,7 +14,8 @@ from engine_core.model_runner.gpu.queue import DeviceQueue
 from engine_core.model_runner.gpu.step import Step
 from engine_core.model_runner.sampling.logprobs import report_logprobs
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
-from kernels.interface.device_steps import SamplingMode, StepResults
+from kernels.interface.device_steps import SamplingMode
+from kernels.interface.sampling_rows import StepResults
 from protocol.outputs import Logprobs
 
 

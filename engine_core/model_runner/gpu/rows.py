@@ -21,8 +21,8 @@ from engine_core.model_runner.gpu.packed_sampling_params import (
     encode_sampling,
 )
 from engine_core.scheduler import SchedulerOutput
-from kernels.interface.device_steps import TOKEN_TABLE, RowUpdate
 from kernels.interface.sampling_rows import TokenList
+from kernels.interface.step_inputs import TOKEN_TABLE, RowUpdate
 from protocol.sampling import SamplingParams
 
 Int64Array = npt.NDArray[np.int64]

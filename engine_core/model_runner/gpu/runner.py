@@ -35,8 +35,9 @@ from engine_core.model_runner.gpu.warm_up import (
 )
 from engine_core.models import Model
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
-from kernels.interface.device_steps import DeviceStepOperations, PackedLayout, SamplingMode
+from kernels.interface.device_steps import DeviceStepOperations, SamplingMode
 from kernels.interface.operations import Operations
+from kernels.interface.step_inputs import PackedLayout
 
 _MAX_STEPS_IN_FLIGHT = 2
 

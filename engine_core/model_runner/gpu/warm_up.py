@@ -11,8 +11,9 @@ import numpy as np
 from engine_core.kv_cache import CacheCopies
 from engine_core.model_runner.gpu.rows import History, RowChanges
 from engine_core.model_runner.gpu.step import Step
-from kernels.interface.device_steps import TOKEN_TABLE, RowUpdate, SamplingMode
+from kernels.interface.device_steps import SamplingMode
 from kernels.interface.sampling_rows import StateFlag, StateWord
+from kernels.interface.step_inputs import TOKEN_TABLE, RowUpdate
 
 
 def made_up_step(counts: list[int], mode: SamplingMode) -> Step:

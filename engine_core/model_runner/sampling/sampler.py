@@ -15,7 +15,7 @@ import torch
 
 from engine_core.model_runner.sampling.logprobs import report_logprobs
 from engine_core.model_runner.sampling.state import RowRules, SamplingState
-from kernels.interface.operations import Operations
+from kernels.interface.operations import Operations, Penalties, SamplingLimits
 from protocol.outputs import Logprobs
 
 _NONE: npt.NDArray[np.int64] = np.zeros(0, np.int64)
@@ -108,17 +108,14 @@ class Sampler:
             part_RV /= torch.from_numpy(state.temperature[mine])[:, None]
             seeds_R = torch.from_numpy(state.seed[mine])
             positions_R = torch.from_numpy(positions[indices])
+            limits = None
             if kind is truncated:
-                chosen_R = self._ops.sample_truncated(
-                    part_RV,
-                    seeds_R,
-                    positions_R,
+                limits = SamplingLimits(
                     top_k_R=torch.from_numpy(state.top_k[mine]),
                     top_p_R=torch.from_numpy(state.top_p[mine]),
                     min_p_R=torch.from_numpy(state.min_p[mine]),
                 )
-            else:
-                chosen_R = self._ops.sample_from_all(part_RV, seeds_R, positions_R)
+            chosen_R = self._ops.sample(part_RV, seeds_R, positions_R, limits)
             best_ids[indices] = chosen_R.numpy()
         return best_ids
 
@@ -149,7 +146,9 @@ def _apply_rules(logits_V: torch.Tensor, rules: RowRules, ops: Operations) -> No
             logits_V,
             rules.history.prompt_mask_V,
             rules.history.output_counts_V,
-            repetition_penalty=rules.params.repetition_penalty,
-            presence_penalty=rules.params.presence_penalty,
-            frequency_penalty=rules.params.frequency_penalty,
+            Penalties(
+                repetition_penalty=rules.params.repetition_penalty,
+                presence_penalty=rules.params.presence_penalty,
+                frequency_penalty=rules.params.frequency_penalty,
+            ),
         )

@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 
 from engine_core.models.interface import KVCacheSpec
 from engine_core.models.transformers.body import CausalBody
-from kernels.interface.operations import ForwardContext
+from kernels.interface.operations import AttentionParams, ForwardContext
 
 _NAME = "engine_core_paged"
 
@@ -134,16 +134,14 @@ def _attend(
     target.ops.write_kv_cache(
         tokens_first(key, head_size),
         tokens_first(value, head_size),
-        kv_cache=kv_cache,
-        slot_mapping_T=metadata.slot_mapping_T,
+        metadata.slot_mapping_T,
+        kv_cache,
     )
     out_THD = target.ops.paged_attention(
         tokens_first(query, head_size),
         *kv_cache,
         metadata,
-        scale=call.scale,
-        sliding_window=call.sliding_window,
-        softcap=call.softcap,
+        AttentionParams(scale=call.scale, sliding_window=call.sliding_window, softcap=call.softcap),
     )
     return out_THD[None, :, :, : value.shape[3]], None
 

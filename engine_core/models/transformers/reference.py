@@ -21,6 +21,7 @@ from engine_core.models.transformers.body import CausalBody, run_and_find_body
 from kernels.interface.operations import (
     AttentionMetadata,
     AttentionPlanner,
+    AttentionSpec,
     ForwardContext,
     KVCache,
     Operations,
@@ -157,16 +158,18 @@ def _make_planners(
 ) -> dict[int | None, AttentionPlanner]:
     return {
         window: ops.make_attention_planner(
-            num_query_heads=spec.num_query_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_size=spec.head_size,
-            block_size=_BLOCK_SIZE,
-            sliding_window=window,
-            max_num_seqs=len(_SEQUENCE_LENS),
-            max_num_batched_tokens=sum(_SEQUENCE_LENS),
-            max_model_len=max(_SEQUENCE_LENS),
-            dtype=dtype,
-            kv_dtype=dtype,
+            AttentionSpec(
+                num_query_heads=spec.num_query_heads,
+                num_kv_heads=spec.num_kv_heads,
+                head_size=spec.head_size,
+                block_size=_BLOCK_SIZE,
+                sliding_window=window,
+                max_num_seqs=len(_SEQUENCE_LENS),
+                max_num_batched_tokens=sum(_SEQUENCE_LENS),
+                max_model_len=max(_SEQUENCE_LENS),
+                dtype=dtype,
+                kv_dtype=dtype,
+            )
         )
         for window in set(spec.sliding_windows)
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.interface.operations import AttentionParams
 from kernels.triton.attention_planner import SplitScratch, TritonAttentionPlanner
 from kernels.triton.dense_linear import dense_linear
 from kernels.triton.kv_cache import allocate_kv_cache
@@ -79,7 +80,9 @@ def check_attention_in_chunks(
             num_decodes=int(stop - start == 1),
             num_decode_tokens=int(stop - start == 1),
         )
-        return ops.paged_attention(q_THD[start:stop], *cache, metadata, scale=0.125)
+        return ops.paged_attention(
+            q_THD[start:stop], *cache, metadata, AttentionParams(scale=0.125)
+        )
 
     one_by_one = torch.cat([attend(token, token + 1) for token in range(length)])
     return num_different(one_by_one, attend(0, length))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import triton
 
-from kernels.interface.step_packing import PackedLayout
+from kernels.interface.step_inputs import PackedLayout
 from kernels.triton import (
     activation,
     attention_decode,

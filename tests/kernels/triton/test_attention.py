@@ -9,7 +9,7 @@ from itertools import accumulate
 import pytest
 import torch
 
-from kernels.interface.operations import AttentionMetadata
+from kernels.interface.operations import AttentionMetadata, AttentionParams
 from kernels.triton.attention import paged_attention
 from kernels.triton.attention_reference import reference_paged_attention
 from kernels.triton.attention_work import AttentionWorkspace
@@ -122,9 +122,10 @@ def run(step: Step, metadata: AttentionMetadata, **options: object) -> tuple[tor
     out = torch.full_like(step.q_THD, NAN)
     lse = torch.full(step.q_THD.shape[:2], NAN)
     k_cache, v_cache = step.kv_B2KSD[:, 0], step.kv_B2KSD[:, 1]
-    settings = {"scale": 0.2, "sliding_window": metadata.sliding_window} | options
+    scales = {name: options.pop(name) for name in ("k_scale", "v_scale") if name in options}
+    params = AttentionParams(**{"scale": 0.2, "sliding_window": metadata.sliding_window, **options})
     result = paged_attention(
-        step.q_THD, k_cache, v_cache, metadata, out=out, lse_TH=lse, **settings
+        step.q_THD, k_cache, v_cache, metadata, params, **scales, out=out, lse_TH=lse
     )
     assert result is out
     return out, lse
@@ -321,7 +322,9 @@ def test_requests_beyond_the_promised_keys_give_nan_and_leave_the_others_right()
 def test_without_an_output_argument_a_new_tensor_is_returned():
     step = make_step(DECODES[:2], [], head_size=16)
     metadata = plan(step, make_workspace(step), None)
-    out = paged_attention(step.q_THD, step.kv_B2KSD[:, 0], step.kv_B2KSD[:, 1], metadata, scale=0.2)
+    out = paged_attention(
+        step.q_THD, step.kv_B2KSD[:, 0], step.kv_B2KSD[:, 1], metadata, AttentionParams(scale=0.2)
+    )
     assert torch.equal(out[:2], run(step, metadata)[0][:2])
 
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.interface.device_steps import (
+from kernels.interface.device_steps import SamplingMode
+from kernels.interface.sampling_rows import SamplingRows, StateFlag, StateWord, TokenList
+from kernels.interface.step_inputs import (
     TOKEN_TABLE,
     DeviceRows,
     PackedLayout,
     RowUpdate,
-    SamplingMode,
     pack_step,
 )
-from kernels.interface.sampling_rows import SamplingRows, StateFlag, StateWord, TokenList
 from kernels.torch.device_steps import TorchDeviceSteps
 from kernels.triton.device_steps import TritonDeviceSteps
 from kernels.triton.sampling_columns import (

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernels.interface.operations import Penalties
 from kernels.triton.penalties import (
     adjust_tokens,
     adjust_tokens_reference,
@@ -68,9 +69,11 @@ def test_penalties_are_those_of_the_cpu(vocab_size):
                 logits[row],
                 prompt[state],
                 counts[state],
-                repetition_penalty=PENALTIES[row][0],
-                presence_penalty=PENALTIES[row][1],
-                frequency_penalty=PENALTIES[row][2],
+                Penalties(
+                    repetition_penalty=PENALTIES[row][0],
+                    presence_penalty=PENALTIES[row][1],
+                    frequency_penalty=PENALTIES[row][2],
+                ),
             )
             for row, state in enumerate(state_rows)
         ]

@@ -8,14 +8,15 @@ import torch
 
 from engine_core.model_runner.persistent_batch import PersistentBatch
 from engine_core.model_runner.step_inputs import StepInputs, gather_step_inputs
-from kernels.interface.step_packing import (
+from kernels.interface.step_inputs import (
     MOST_IDS,
     TOKEN_TABLE,
+    DeviceRows,
     PackedLayout,
     RowUpdate,
+    StepTensors,
     pack_step,
 )
-from kernels.interface.step_tensors import DeviceRows, StepTensors
 from kernels.triton.step_inputs import append_sampled, apply_row_updates, prepare_step
 
 NUM_ROWS, MAX_LEN, S, G = 9, 2100, 16, 2

@@ -1,4 +1,4 @@
-"""Traces: the public formats, made-up ones, and parts of them."""
+"""Traces: the public formats, synthetic ones, and parts of them."""
 
 import functools
 import itertools
@@ -132,7 +132,7 @@ def test_a_missing_file_and_an_unknown_format_are_named(tmp_path):
         TraceFile(tmp_path / "absent", "csv")
 
 
-# ---------------------------------------------------------------------- made-up
+# ---------------------------------------------------------------------- synthetic
 
 
 LENGTHS = independent(

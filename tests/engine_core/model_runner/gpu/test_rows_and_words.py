@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from engine_core.model_runner.gpu.packed_sampling_params import encode_sampling
 from engine_core.model_runner.gpu.packed_step_buffer import cut_updates
 from engine_core.model_runner.gpu.rows import _without_overlap
-from kernels.interface.device_steps import TOKEN_TABLE, PackedLayout, RowUpdate
 from kernels.interface.sampling_rows import NUM_STATE_WORDS, StateFlag, StateWord
+from kernels.interface.step_inputs import TOKEN_TABLE, PackedLayout, RowUpdate
 from protocol.sampling import SamplingParams
 
 UPDATES = st.lists(

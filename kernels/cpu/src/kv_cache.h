@@ -13,17 +13,17 @@
 
 namespace ec {
 
-enum class StoredKind : int64_t { f32 = 0, bf16 = 1, i8 = 2 };
+enum class KVCacheFormat : int64_t { f32 = 0, bf16 = 1, i8 = 2 };
 
-inline bool is_stored_kind(int64_t kind) { return kind >= 0 && kind <= 2; }
+inline bool is_kv_format(int64_t kind) { return kind >= 0 && kind <= 2; }
 
-inline int64_t stored_row_bytes(int64_t kind, int64_t head_size) {
-    switch (static_cast<StoredKind>(kind)) {
-        case StoredKind::f32:
+inline int64_t kv_row_bytes(int64_t kind, int64_t head_size) {
+    switch (static_cast<KVCacheFormat>(kind)) {
+        case KVCacheFormat::f32:
             return head_size * 4;
-        case StoredKind::bf16:
+        case KVCacheFormat::bf16:
             return head_size * 2;
-        case StoredKind::i8:
+        case KVCacheFormat::i8:
             return head_size + 4;
     }
     return 0;

@@ -1,17 +1,18 @@
 """A whole model on the native CPU backend beside torch's, and the host's share of a step."""
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from cyclopts import Parameter
 
-from engine_core.model_files import ModelFiles
+from engine_core.model_files import ModelFiles, open_model_files
 from kernels.cpu.library import NativeLibrary, load_library
 from kernels.cpu.operations import CpuOperations
-from kernels.cpu.packing import FloatFormat
 from kernels.torch.operations import TorchOperations
-from scripts.benchmarks.best_times import clock
+from scripts.benchmarks import DEFAULT_MODEL, Json, Model, Rows, report
+from scripts.benchmarks.best_times import Threads, clock, set_threads
 from scripts.benchmarks.greedy_run import Answers, GreedyRun
 
 NEAR_TIE = 1e-3
@@ -19,13 +20,22 @@ PROMPT_LENGTH = 64
 Results = dict[str, dict[str, float]]
 
 
-def measure_model(files: ModelFiles, rows: Sequence[int], num_output: int, long: int) -> Results:
-    """Decode of each number of rows, and the first token of a prompt of `long` tokens, on torch and
-    on the native backend.
+def cpu_model(
+    *,
+    model: Model = DEFAULT_MODEL,
+    rows: Rows = (1, 32, 64),
+    num_output: int = 48,
+    long: Annotated[int, Parameter(help="Tokens of the long prompt.")] = 2000,
+    threads: Threads = None,
+    json: Json = None,
+) -> None:
+    """A whole model on the native CPU backend beside torch's, without scheduling and sockets.
 
-    Raises:
-        RuntimeError: their greedy tokens differ where torch's two best logits are not near a tie.
+    Decode of each number of rows, and the first token of a long prompt, of the real runner. Fails
+    if the greedy tokens differ where torch's two best logits are more than 0.001 apart.
     """
+    set_threads(threads)
+    files = open_model_files(model, report=_log)
     runs = {
         name: GreedyRun(
             ops,
@@ -65,7 +75,7 @@ def measure_model(files: ModelFiles, rows: Sequence[int], num_output: int, long:
             line += f"; decode, tok/s {_both(figures, 'tok_s', 1.0)}"
         _log(f"{line}; tokens equal, {num_ties} answers up to a near tie")
         results[f"{num_rows} x {length}"] = figures
-    return results
+    report(results, json)
 
 
 def _both(figures: dict[str, float], name: str, scale: float) -> str:
@@ -128,23 +138,33 @@ class MeasuredLibrary(NativeLibrary):
         self.spent_s.update(dict.fromkeys(self.spent_s, 0.0))
 
 
-def measure_overhead(
-    files: ModelFiles, rows: Sequence[int], num_output: int, weights: FloatFormat | None
-) -> Results:
-    """Seconds of a decode step: all of it, and what the library took.
+def cpu_overhead(
+    *,
+    model: Model = DEFAULT_MODEL,
+    rows: Rows = (1, 32, 64),
+    num_output: int = 48,
+    weights: Literal["float32", "int8", "int4", "own"] = "float32",
+    threads: Threads = None,
+    json: Json = None,
+) -> None:
+    """What of a decode step is spent inside the native library, and what around it.
 
-    Args:
-        weights: what they become; None: quantised ones run as the file holds them.
+    Parameters
+    ----------
+    weights
+        "own": quantised ones as the file holds them.
     """
+    set_threads(threads)
+    files = open_model_files(model, report=_log)
     library = MeasuredLibrary(load_library())
     length = PROMPT_LENGTH + num_output
     run = GreedyRun(
-        CpuOperations(library, linear_weights=weights or "float32"),
+        CpuOperations(library, linear_weights="float32" if weights == "own" else weights),
         files,
         max_rows=max(rows),
         max_length=length,
         max_tokens=max(rows) * length,
-        keeps_blocks=weights is None,
+        keeps_blocks=weights == "own",
     )
     results: Results = {}
     for num_rows in rows:
@@ -165,7 +185,7 @@ def measure_overhead(
             if seconds > 1e-6:
                 _log(f"      {name:24}{seconds * 1e3:9.3f} ms")
         results[str(num_rows)] = {"step_s": step_s, "library_s": library_s}
-    return results
+    report(results, json)
 
 
 def _log(text: str) -> None:

@@ -1,4 +1,4 @@
-// Writing and reading one row of the KV cache; see stored_rows.h. Included by the bodies that need
+// Writing and reading one row of the KV cache; see kv_cache.h. Included by the bodies that need
 // it: no include guard. Rows need not be aligned.
 
 static void store_bf16(const float* x, int64_t size, uint8_t* out) {
@@ -33,13 +33,13 @@ static void store_i8(const float* x, int64_t size, uint8_t* out) {
 }
 
 [[maybe_unused]] static void store_row(int64_t kind, const float* x, int64_t size, uint8_t* out) {
-    switch (static_cast<StoredKind>(kind)) {
-        case StoredKind::f32:
+    switch (static_cast<KVCacheFormat>(kind)) {
+        case KVCacheFormat::f32:
             std::memcpy(out, x, static_cast<size_t>(size) * 4);
             return;
-        case StoredKind::bf16:
+        case KVCacheFormat::bf16:
             return store_bf16(x, size, out);
-        case StoredKind::i8:
+        case KVCacheFormat::i8:
             return store_i8(x, size, out);
     }
 }
@@ -87,6 +87,6 @@ static void read_i8(const uint8_t* row, int64_t size, float* out) {
 
 // Not for f32, which is read where it lies.
 [[maybe_unused]] static void read_row(int64_t kind, const uint8_t* row, int64_t size, float* out) {
-    if (kind == static_cast<int64_t>(StoredKind::bf16)) return read_bf16(row, size, out);
+    if (kind == static_cast<int64_t>(KVCacheFormat::bf16)) return read_bf16(row, size, out);
     read_i8(row, size, out);
 }

@@ -1,6 +1,5 @@
-// A forward pass as a list of commands, and the exported operations that they call.
-//
-// Owns the form of a command. Must not know models: kernels/cpu/recorder.py writes the list.
+// A captured forward pass: a list of operations, and the exported functions that they call.
+// kernels/cpu/graph_capture.py writes the list.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +7,11 @@
 #include "linear.h"
 #include "rope.h"
 
-// What attention must know of a step. Mirrored by `Geometry` in kernels/cpu/attention.py.
+// What attention must know of a step. Mirrored by `AttentionGeometry` in kernels/cpu/attention.py.
 struct AttentionGeometry {
     int64_t num_requests, num_tokens, table_width, num_blocks, block_size;
     int64_t num_query_heads, num_kv_heads, head_size, window;
-    int64_t stored_kind;     // of the cache, see stored_rows.h
+    int64_t kv_format;     // of the cache, see kv_cache.h
     const int32_t* starts;   // [num_requests + 1]
     const int32_t* lengths;  // [num_requests]
     const int32_t* table;    // [num_requests, table_width]
@@ -21,22 +20,22 @@ struct AttentionGeometry {
 
 namespace ec {
 
-enum class CommandKind : int64_t {
+enum class GraphOpKind : int64_t {
     embedding = 0,     // out = rows of operand [stride, size] at the step's token ids
     rms_norm = 1,      // out = norm of subject
     add_rms_norm = 2,  // out += subject; subject = norm of out
     linear = 3,        // out = subject times operand (a LinearWeight)
     rotary = 4,        // operand: Rotary; the step fills in tokens, positions and slots
-    attention = 5,     // out = attention of subject; operand: AttentionCall
+    attention = 5,     // out = attention of subject; operand: AttentionOperands
     silu = 6,          // out = silu(left half of subject) * right half
     gelu_tanh = 7,
     scale = 8,  // out *= number
     embedding_packed = 9,  // out = rows of operand (a LinearWeight) at the step's token ids
 };
 
-// Mirrored by `Command` in kernels/cpu/commands.py. Strides are floats from a token's row of
+// Mirrored by `GraphOp` in kernels/cpu/graph_capture.py. Strides are floats from a token's row of
 // subject or out to the next; `size` is what a row of out has.
-struct Command {
+struct GraphOp {
     int64_t kind;
     float* subject;
     void* operand;
@@ -46,8 +45,8 @@ struct Command {
     float number;
 };
 
-// Mirrored by `AttentionCall` there.
-struct AttentionCall {
+// Mirrored by `AttentionOperands` there.
+struct AttentionOperands {
     const uint8_t* k;
     const uint8_t* v;
     const float* sinks;
@@ -56,11 +55,11 @@ struct AttentionCall {
     float scale, softcap;
 };
 
-// Mirrored by `Step` there.
-struct Step {
-    const Command* commands;
-    int64_t num_commands;
-    int64_t capacity;  // tokens that the commands' memory holds
+// Mirrored by `GraphStep` in kernels/cpu/captured_forward.py.
+struct GraphStep {
+    const GraphOp* ops;
+    int64_t num_ops;
+    int64_t capacity;  // tokens that the operations' memory holds
     const int64_t* token_ids;
     const int64_t* positions;
     int64_t num_tokens;

@@ -5,9 +5,9 @@ import torch
 import transformers
 
 from engine_core.models.loading import load_dummy_model
+from kernels.cpu.captured_forward import CapturedForward
 from kernels.cpu.library import NativeLibraryUnavailable, load_library
 from kernels.cpu.operations import CpuOperations
-from kernels.cpu.recording import RecordedForward
 
 SHAPE = {
     "vocab_size": 131,
@@ -44,16 +44,16 @@ def sequences():
 @pytest.mark.parametrize("ops", ["torch"], indirect=True)
 @pytest.mark.parametrize("weights", ["float32", "int8", "int4"])
 @pytest.mark.parametrize("name", DENSE)
-def test_every_dense_model_of_ours_is_recorded_and_has_the_same_bits(
+def test_every_dense_model_of_ours_is_captured_and_has_the_same_bits(
     name, weights, native, paged_logits
 ):
     ops = CpuOperations(native, linear_weights=weights)
     model = load_dummy_model(DENSE[name].to_dict(), dtype=torch.float32, ops=ops)
-    assert isinstance(model._forward, RecordedForward)
-    recorded = paged_logits(model, sequences(), on=ops)
-    assert model._forward.is_recorded
+    assert isinstance(model._forward, CapturedForward)
+    captured = paged_logits(model, sequences(), on=ops)
+    assert model._forward.is_captured
     model._forward = model._compute
-    for ours, expected in zip(recorded, paged_logits(model, sequences(), on=ops), strict=True):
+    for ours, expected in zip(captured, paged_logits(model, sequences(), on=ops), strict=True):
         assert torch.equal(ours, expected)
 
 
@@ -65,4 +65,4 @@ def test_experts_and_16_bits_are_run_as_they_are(native, paged_logits):
         model = load_dummy_model(config.to_dict(), dtype=dtype, ops=ops)
         logits = paged_logits(model, sequences(), on=ops, dtype=dtype)
         assert all(one.isfinite().all() for one in logits)
-        assert model._forward.is_recorded is False
+        assert model._forward.is_captured is False
