@@ -110,8 +110,6 @@ def _plan(
         copies=CacheCopies(),
         total_num_scheduled_tokens=int(scheduled.sum()),
         scheduled_spec_decode_tokens={},
-        scheduled_encoder_inputs={},
-        num_common_prefix_blocks=[0] * limits.num_groups,
         finished_req_ids=finished or [],
         preempted_req_ids=[],
         num_output_tokens=np.zeros(len(names), np.int32),
