@@ -97,7 +97,7 @@ class StepInputs:
 def gather_step_inputs(
     batch: CPUInputBatch,
     *,
-    rows: Int32Array,
+    rows: Int64Array,
     num_computed: Int32Array,
     num_scheduled: Int32Array,
     decodes_first: bool = False,

@@ -95,8 +95,6 @@ class Plans:
             copies=CacheCopies(swap_in=self.swap_in, swap_out=self.swap_out, copy=self.copy),
             total_num_scheduled_tokens=sum(counts.values()),
             scheduled_spec_decode_tokens=drafts or {},
-            scheduled_encoder_inputs={},
-            num_common_prefix_blocks=[0] * self.num_groups,
             finished_req_ids=self._finished,
             preempted_req_ids=self._preempted,
             num_output_tokens=np.zeros(len(lines), np.int32),

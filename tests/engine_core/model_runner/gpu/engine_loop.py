@@ -49,7 +49,6 @@ class EngineLoop:
                 num_sequences=num_sequences,
                 beam_search=beam_search,
                 eos_token_ids=(7,),
-                max_model_len=64,
             )
         )
 

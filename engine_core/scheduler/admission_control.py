@@ -1,19 +1,39 @@
-"""How many prompts may be under way at once: limits on prompts that take more than one step.
-
-So that a few very long prompts do not take every step's budget from the short ones behind them.
-"""
+"""Limits that hold a request back although memory is free: of the queue, and of prompts that are
+partly computed at once."""
 
 from engine_core.scheduler.config import SchedulerConfig
+from engine_core.scheduler.errors import QueueFull
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_pool import RequestPool
 
 
-class PartialPrefills:
-    """Counts the prompts that are partly computed."""
+def check_queue(config: SchedulerConfig, pool: RequestPool, request: Request) -> None:
+    """Preempted requests count, and are never refused. An empty queue takes any request.
 
-    def __init__(self, live: RequestPool, config: SchedulerConfig) -> None:
-        self._live = live
+    Raises:
+        QueueFull: with this request the queue would be beyond a limit.
+    """
+    num_requests, num_tokens = len(pool.waiting), pool.num_queued_tokens
+    max_requests, max_tokens = config.max_queued_requests, config.max_queued_tokens
+    if (max_requests is not None and num_requests >= max_requests) or (
+        max_tokens is not None and num_requests > 0 and num_tokens + request.num_tokens > max_tokens
+    ):
+        raise QueueFull(
+            num_requests=num_requests,
+            num_tokens=num_tokens,
+            max_requests=max_requests,
+            max_tokens=max_tokens,
+            num_running=len(pool.running),
+        )
+
+
+class PartialPrefills:
+    """Counts the prompts that take more than one step, so that a few very long ones do not take
+    every step's budget from the short ones behind them."""
+
+    def __init__(self, pool: RequestPool, config: SchedulerConfig) -> None:
+        self._pool = pool
         self._max_num = config.max_num_partial_prefills
         self._max_num_long = config.max_long_partial_prefills
         self._long_threshold = config.long_prefill_token_threshold
@@ -25,15 +45,15 @@ class PartialPrefills:
         self._num = self._num_long = 0
         if self._max_num is None and self._max_num_long is None:
             return
-        rows = self._live.rows
-        order = rows.order
-        left = rows.num_tokens[order] - rows.num_computed[order]
+        batch = self._pool.batch
+        order = batch.order
+        left = batch.num_tokens[order] - batch.num_computed_tokens[order]
         is_partial = (left > 1) & (left > plan.num_tokens_of(order))
         for row in order[is_partial].tolist():
-            self._add(int(rows.num_tokens[row]))
+            self._add(int(batch.num_tokens[row]))
 
-    def started(self, request: Request) -> None:
-        """A request was admitted and is not finished in this step."""
+    def add(self, request: Request) -> None:
+        """A request is admitted and not finished in this step."""
         self._add(request.num_tokens)
 
     def _add(self, num_tokens: int) -> None:
@@ -44,7 +64,7 @@ class PartialPrefills:
         return self._long_threshold is not None and num_tokens > self._long_threshold
 
     def why_skip(self, request: Request) -> str | None:
-        """Why this one lets others pass, or None."""
+        """Why this request lets others pass, or None."""
         if self._max_num_long is None or not self._is_long(request.num_tokens):
             return None
         if self._num_long < self._max_num_long:
