@@ -14,7 +14,7 @@ from engine_core.model_runner.runner import ModelRunner
 from engine_core.scheduler import SchedulerConfig
 from engine_core.startup.memory import MemoryMeter, measure_extra_bytes
 from engine_core.startup.model import LoadedModel
-from engine_core.startup.profile_run import StepLimits, profile_steps
+from engine_core.startup.profile_run import LargestStep, profile_steps
 from kernels.backends import device_step_operations
 from kernels.interface.device_steps import SamplingMode
 
@@ -112,11 +112,11 @@ class RunnerSpec:
                 logger.info("no CUDA graphs: every step is launched kernel by kernel")
             runner.warm_up(capture_at_start=self.capture_at_start)
 
-    def step_limits(self) -> StepLimits:
+    def largest_step(self) -> LargestStep:
         """The most that a step can be, at the full max_model_len."""
         vocab_size = self.loaded.model.kv_cache_spec.vocab_size
         asked = vocab_size if self.max_num_logprobs < 0 else self.max_num_logprobs
-        return StepLimits(
+        return LargestStep(
             max_num_batched_tokens=self.scheduler.max_num_batched_tokens,
             max_num_seqs=self.scheduler.max_num_seqs,
             max_model_len=self.scheduler.max_model_len,
@@ -137,7 +137,7 @@ class RunnerSpec:
             runner = self.build(
                 num_blocks=1, num_host_blocks=0, max_model_len=self.scheduler.max_model_len
             )
-            for plan in profile_steps(self.step_limits()):
+            for plan in profile_steps(self.largest_step()):
                 runner.submit(plan)
                 runner.collect()
 
