@@ -131,8 +131,6 @@ class ReadyEngine:
             copies=CacheCopies(),
             total_num_scheduled_tokens=int((table[:, 0] - table[:, 1]).sum()),
             scheduled_spec_decode_tokens={},
-            scheduled_encoder_inputs={},
-            num_common_prefix_blocks=[0] * self.engine.num_groups,
             finished_req_ids=finished,
             preempted_req_ids=[],
             num_output_tokens=np.zeros(len(new), np.int32),

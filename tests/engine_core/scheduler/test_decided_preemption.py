@@ -32,7 +32,7 @@ def test_a_swapped_request_stands_in_front_of_those_that_waited_before_it(batchi
     scenario.step()
     second, small = scenario.requests["second"], scenario.requests["small"]
     assert second.status is SWAPPED
-    assert list(scenario.scheduler._live.waiting) == [second, small]
+    assert list(scenario.scheduler._pool.waiting) == [second, small]
     for _ in range(20):
         if second.status is not SWAPPED:
             break
@@ -59,7 +59,7 @@ def test_a_swapped_request_stands_in_front_of_one_that_was_preempted_after_it():
         if single.num_preemptions:
             break
     assert (pair.status, single.status) == (SWAPPED, PREEMPTED)
-    assert list(scenario.scheduler._live.waiting) == [pair, single]
+    assert list(scenario.scheduler._pool.waiting) == [pair, single]
 
 
 def test_prefill_first_swaps_in_behind_the_decodes_and_nobody_new_in_that_step():
@@ -152,7 +152,7 @@ def test_victims_stand_behind_the_requester_and_before_their_equals_though_memor
     assert scenario.kv_cache.num_blocks_free > 900
     plan = scenario.step()
     assert plan.preempted_req_ids == ["b", "a"]
-    order = [request.request_id for request in scenario.scheduler._live.waiting]
+    order = [request.request_id for request in scenario.scheduler._pool.waiting]
     assert order == ["high", "a", "b", "equal"]
     assert scenario.requests["a"].num_computed_tokens == 0  # recompute, whatever the rule says
     assert scenario.step().batch.req_ids == ["high", "a"]

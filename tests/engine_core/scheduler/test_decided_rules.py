@@ -53,7 +53,7 @@ def test_a_place_is_free_again_as_each_of_n_sequences_ends():
     assert plan.batch.req_ids == ["two", "two#1"]
     output = ModelRunnerOutput(req_ids=plan.batch.req_ids, sampled_token_ids=[[9], [7]])
     scenario.take(plan, output)
-    assert two.get_max_num_running_seqs() == 1
+    assert two.num_running_sequences == 1
     assert scenario.plan().batch.req_ids == ["two#1", "one"]
 
 
@@ -84,7 +84,7 @@ def test_all_sequences_run_in_a_step_or_none():
             *others, make_request("r", 2, num_sequences=3), max_num_batched_tokens=8
         )
         scenario.update_with_array(scenario.plan())
-        scenario.scheduler._learning.choose_budget = lambda now, budget=budget: budget
+        scenario.scheduler._feedback.choose_budget = lambda now, budget=budget: budget
         assert set(scenario.plan().batch.req_ids) == names
 
 
@@ -124,7 +124,7 @@ def test_what_a_running_request_wants_beyond_the_budget_is_clipped_and_the_rest_
         batching=batching,
     )
     assert [scenario.step().num_scheduled_tokens.get("b", 0) for _ in chunks] == chunks
-    assert not scenario.requests["b"].is_prefill
+    assert not scenario.requests["b"].sequences[0].is_prefill
 
 
 def test_a_running_prompt_is_clipped_also_where_blocks_are_short_or_drafts_wait():

@@ -6,7 +6,6 @@ from __future__ import annotations
 import torch
 
 from kernels.interface.operations import AttentionParams, AttentionSpec
-from kernels.triton.attention_planner import SplitScratch, TritonAttentionPlanner
 from kernels.triton.dense_linear import dense_linear
 from kernels.triton.kv_cache import allocate_kv_cache
 from kernels.triton.operations import TritonOperations
@@ -66,9 +65,7 @@ def check_attention_in_chunks(
         dtype=dtype,
         kv_dtype=dtype,
     )
-    planner = TritonAttentionPlanner(
-        spec, device=place, scratch=SplitScratch(place), only_tiles=True
-    )
+    planner = ops.make_attention_planner(spec)
     q_THD = torch.randn(length, heads, head_size, device=device).to(dtype)
 
     def attend(start: int, stop: int) -> torch.Tensor:
