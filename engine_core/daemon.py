@@ -1,4 +1,4 @@
-"""The process: start up, main loop, shut down. Owns stdout (one JSON line) and the exit code."""
+"""The process: start up, main loop, shut down; one JSON line on stdout, and the exit code."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _serve(core: EngineCore) -> int:
 
 
 def _announce(config: EngineConfig, phases: StartPhases) -> None:
-    """The one line on stdout. A parent that has gone away is no reason to fail."""
+    """The one line on stdout. A parent that has exited is no reason to fail."""
     line = {
         "event": "ready",
         "address": config.address,
@@ -100,16 +100,16 @@ def _announce(config: EngineConfig, phases: StartPhases) -> None:
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        logger.warning("nobody reads standard output")
+        logger.warning("standard output is closed")
 
 
 def _share_the_cores() -> None:
-    """Let idle threads of OpenMP sleep soon. Must come before torch is imported.
+    """Let idle OpenMP threads sleep soon. Must come before torch is imported.
 
     They spin between operations, by default for milliseconds. When another process needs a core,
-    the spinning threads keep it from the one that has work: a decode step then takes a hundred
+    the spinning threads take it from the thread that has work: a decode step then takes a hundred
     times as long. At this count it takes three times as long, and 5 to 10 % more on an idle
-    machine (docs/benchmarks.md). Whoever sets one of these variables knows better.
+    machine (docs/benchmarks.md). Variables that are set already are left alone.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")

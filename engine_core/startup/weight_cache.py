@@ -1,13 +1,4 @@
-"""Quantised weights in the form that a backend runs, kept on disk for the next start.
-
-Owns the folder, the names of files, their total size and which of them go first. Must not know
-what is in them (`WeightPacking.save` and `open`), nor any model.
-
-A file is named by what it was made from: size, time of last change and sampled bytes of the model's
-files (`ModelFiles.fingerprint`), and the format. Hashing all bytes would read a large model whole
-at every start, which is what the file is there to avoid; samples alone would miss a small change
-in place, which the time of change tells. A copy of the model is packed once more, no worse.
-"""
+"""Quantised weights in the form that a backend runs, kept on disk for the next start."""
 
 import contextlib
 import dataclasses
@@ -27,15 +18,19 @@ _SUFFIX = ".weights"
 _RULES = 1
 """Counts how a model's tensors become layers' weights: goes up when other numbers come out."""
 _ABANDONED_S = 3600.0
-"""Since the last change of a file without our suffix: who was writing it has died."""
+"""Since the last change of a file without our suffix: its writer has died."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PackedWeightCache:
-    """
+    """A file is named by what it was made from: size, time of last change and sampled bytes of the
+    model's files (`ModelFiles.fingerprint`), and the format. Hashing all bytes would read a large
+    model whole at every start; samples alone would miss a small change in place, which the time of
+    change shows. A copy of the model is packed once more.
+
     Args:
         folder: made when it is first written to.
-        limit_bytes: of all files together; those that were used longest ago go first. 0: nothing
+        limit_bytes: of all files together; the least recently used go first. 0: nothing
             is read or written.
     """
 
@@ -43,7 +38,7 @@ class PackedWeightCache:
     limit_bytes: int = DEFAULT_LIMIT_BYTES
 
     def file_for(self, fingerprint: str, weight_files: Iterable[Path], packed_as: str) -> Path:
-        """Where the weights of a model lie in a format, if they do.
+        """Where the weights of a model are in a format, if they are kept.
 
         Args:
             fingerprint: of the model's files, see `ModelFiles.fingerprint`.
@@ -78,7 +73,7 @@ class PackedWeightCache:
         return True
 
     def save(self, packing: WeightPacking, file: Path) -> None:
-        """Keep what was packed anew, if there is room for it. No reason to fail: says why not."""
+        """Keep what was packed anew, if there is room for it. Never fails: the log says why not."""
         num_bytes = packing.num_bytes_to_save()
         if not self.limit_bytes or not num_bytes:
             return
@@ -102,7 +97,7 @@ class PackedWeightCache:
         logger.info("kept packed weights for the next start in %.1f s: %s", took_s, file)
 
     def _make_room(self, num_bytes: int, *, but: Path) -> None:
-        """Remove files until `num_bytes` more fit, those used longest ago first."""
+        """Remove files until `num_bytes` more fit, the least recently used first."""
         for file in self.folder.iterdir():
             is_ours = file.suffix == _SUFFIX
             if not is_ours and time.time() - file.stat().st_mtime > _ABANDONED_S:

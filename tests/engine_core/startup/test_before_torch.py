@@ -7,8 +7,13 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
+from engine_core.errors import StartupError
 from engine_core.startup import before_torch
-from engine_core.startup.before_torch import load_torch_library_beside, no_garbage_collection
+from engine_core.startup.before_torch import (
+    check_kernels_package,
+    load_torch_library_beside,
+    no_garbage_collection,
+)
 
 
 def run(program):
@@ -92,3 +97,36 @@ def test_the_collector_comes_back_and_leaves_alone_what_the_start_made(fails):
     finally:
         gc.unfreeze()
     assert any(thing is kept for thing in gc.get_objects())
+
+
+def test_without_another_kernels_package_nothing_is_said():
+    check_kernels_package()
+
+
+def test_hugging_faces_distribution_of_that_name_is_refused_by_name(tmp_path, monkeypatch):
+    """As pip leaves it in a folder of the path, whichever of the two packages is found first."""
+    metadata = tmp_path / "kernels-0.17.2.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.4\nName: kernels\nVersion: 0.17.2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(StartupError, match=r"Hugging Face \(0\.17\.2\).*pip uninstall"):
+        check_kernels_package()
+
+
+def test_a_daemon_beside_another_package_of_that_name_ends_with_one_line(tmp_path):
+    package = tmp_path / "kernels" / "__init__.py"
+    package.parent.mkdir()
+    package.write_text("raise ImportError('of another distribution')\n")
+    (tmp_path / "shape.json").write_text("{}")
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import engine_core.cli as c; "
+    shape, address = f"--model-config={tmp_path}/shape.json", f"--bind=ipc://{tmp_path}/s"
+    done = subprocess.run(
+        [sys.executable, "-c", program + "c.main()", "--load-format=dummy", shape, address],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith("engine-core: the distribution `kernels` of Hugging Face")
+    assert f"(at {tmp_path}/kernels)" in line
