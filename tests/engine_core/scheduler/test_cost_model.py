@@ -87,7 +87,6 @@ def test_a_machine_that_becomes_half_as_fast_is_followed():
     for number in range(900):
         step = random_load(rng)
         model.observe(step, SMALL_CPU.seconds(step) * (1 if number < 300 else 2))
-        if number == 310:
     errors = [
         abs(model.predict(x) / (2 * SMALL_CPU.seconds(x)) - 1)
         for x in (random_load(rng) for _ in range(100))
