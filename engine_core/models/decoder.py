@@ -13,12 +13,11 @@ from collections.abc import Iterable
 import torch
 
 from engine_core.layers.attention import Attention
-from engine_core.layers.feed_forward import GatedFeedForward
+from engine_core.layers.feed_forward import GatedFeedForward, SparseFeedForward
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.parameters import Placements, merge
 from engine_core.layers.rotary import RotaryConfig, rotary_table
-from engine_core.layers.sparse_feed_forward import SparseFeedForward
 from engine_core.layers.vocabulary import Vocabulary
 from engine_core.models.config import ModelConfig
 from engine_core.models.interface import KVCacheSpec

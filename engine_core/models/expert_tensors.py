@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine_core.layers.sparse_feed_forward import ExpertNames
+from engine_core.layers.feed_forward import ExpertNames
 from kernels.interface.weights import QuantisedTensor, WeightPart
 
 _LAYER = re.compile(r"(?P<layer>model\.layers\.\d+)\.(?P<rest>.+)")

@@ -9,7 +9,7 @@ import torch
 
 from engine_core.errors import ConfigurationError, StartupError
 from engine_core.model_files import ModelFiles
-from engine_core.model_files.known_models import cache_folder
+from engine_core.model_files.download import cache_folder
 from engine_core.models import Model, UnsupportedArchitecture, load_dummy_model, load_model
 from engine_core.models.registry import read_model_config
 from engine_core.models.weight_transfer import weight_transfer_to

@@ -9,8 +9,8 @@ from engine_core.errors import ConfigurationError
 from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.model_files import ModelFiles
 from engine_core.model_runner.cache_layout import CacheLayout, plan_cache_layout
+from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import GPUModelRunner
-from engine_core.model_runner.runner import ModelRunner
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.device import choose_cache_dtype, defaults_of, dtype_name
 from engine_core.startup.memory import (
@@ -67,7 +67,7 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
             max_num_batched_tokens=defaults.max_num_batched_tokens,
             max_num_seqs=defaults.max_num_seqs,
             max_model_len=max_model_len,
-            max_steps_in_flight=(GPUModelRunner if on_gpu else ModelRunner).max_steps_in_flight,
+            max_steps_in_flight=(GPUModelRunner if on_gpu else CPUModelRunner).max_steps_in_flight,
         ),
         max_num_logprobs=options.max_logprobs,
         eos_token_ids=files.eos_token_ids,

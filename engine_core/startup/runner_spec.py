@@ -7,10 +7,10 @@ import torch
 
 from engine_core.errors import StartupError
 from engine_core.model_runner.cache_layout import CacheLayout
-from engine_core.model_runner.gpu import DeviceQueue, GPUModelRunner, SynchronousQueue
-from engine_core.model_runner.gpu.buckets import decode_buckets
-from engine_core.model_runner.gpu.cuda_queue import CudaQueue
-from engine_core.model_runner.runner import ModelRunner
+from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.cpu.runner import CPUModelRunner
+from engine_core.model_runner.gpu import CudaQueue, DeviceQueue, GPUModelRunner, SynchronousQueue
+from engine_core.model_runner.gpu.graphs import decode_buckets
 from engine_core.scheduler import SchedulerConfig
 from engine_core.startup.memory import MemoryMeter, measure_extra_bytes
 from engine_core.startup.model import LoadedModel
@@ -20,7 +20,7 @@ from kernels.interface.device_steps import SamplingMode
 
 logger = logging.getLogger(__name__)
 
-Runner = ModelRunner | GPUModelRunner
+Runner = CPUModelRunner | GPUModelRunner
 
 _MOST_LOGPROBS_ON_DEVICE = 128
 """A row that asks for more is reported by the host, from a copy of its logits."""
@@ -63,43 +63,32 @@ class RunnerSpec:
             StartupError: the device's kernels cannot serve the model's shape or the cache's dtype.
         """
         loaded = self.loaded
-        if not self.on_device:
-            try:
-                return ModelRunner(
-                    model=loaded.model,
-                    ops=loaded.ops,
-                    layout=self.layout,
-                    num_blocks=num_blocks,
-                    num_host_blocks=num_host_blocks,
-                    block_size=self.block_size,
-                    max_num_seqs=self.scheduler.max_num_seqs,
-                    max_num_batched_tokens=self.scheduler.max_num_batched_tokens,
-                    max_model_len=max_model_len,
-                    dtype=loaded.dtype,
-                    kv_dtype=self.cache_dtype,
-                    eos_token_ids=self.eos_token_ids,
-                )
-            except ValueError as error:
-                raise StartupError(str(error)) from error
+        config = RunnerConfig(
+            model=loaded.model,
+            ops=loaded.ops,
+            layout=self.layout,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            block_size=self.block_size,
+            max_num_seqs=self.scheduler.max_num_seqs,
+            max_num_batched_tokens=self.scheduler.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            dtype=loaded.dtype,
+            kv_dtype=self.cache_dtype,
+            eos_token_ids=self.eos_token_ids,
+        )
         try:
+            if not self.on_device:
+                return CPUModelRunner(config)
             return GPUModelRunner(
-                model=loaded.model,
-                ops=loaded.ops,
+                config,
                 steps=device_step_operations(loaded.ops.device),
                 queue=_queue_of(loaded.ops.device),
-                layout=self.layout,
-                num_blocks=num_blocks,
-                num_host_blocks=num_host_blocks,
-                block_size=self.block_size,
-                max_num_seqs=self.scheduler.max_num_seqs,
-                max_num_batched_tokens=self.scheduler.max_num_batched_tokens,
-                max_model_len=max_model_len,
-                dtype=loaded.dtype,
-                kv_dtype=self.cache_dtype,
-                eos_token_ids=self.eos_token_ids,
                 use_graphs=not self.enforce_eager,
             )
         except ValueError as error:
+            if not self.on_device:
+                raise StartupError(str(error)) from error
             raise StartupError(
                 f"{loaded.architecture} of this shape cannot be served on a GPU: {error}; run with "
                 "--device cpu"

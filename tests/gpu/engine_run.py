@@ -17,8 +17,8 @@ import torch
 from engine_core.executor import InProcessExecutor
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.model_runner.cache_layout import plan_cache_layout
-from engine_core.model_runner.gpu import DeviceQueue, GPUModelRunner, SynchronousQueue
-from engine_core.model_runner.gpu.cuda_queue import CudaQueue
+from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.gpu import CudaQueue, DeviceQueue, GPUModelRunner, SynchronousQueue
 from engine_core.models import Model
 from engine_core.scheduler import (
     EngineCoreOutput,
@@ -130,11 +130,9 @@ class EngineRun:
         layout = plan_cache_layout(model.kv_cache_spec.sliding_windows)
         self.sizes = sizes
         self.num_groups = len(layout.groups)
-        self.runner = GPUModelRunner(
+        config = RunnerConfig(
             model=model,
             ops=ops,
-            steps=device_step_operations(ops.device),
-            queue=queue_of(ops.device.type),
             layout=layout,
             num_blocks=sizes.num_blocks,
             block_size=BLOCK_SIZE,
@@ -142,8 +140,13 @@ class EngineRun:
             max_model_len=sizes.max_model_len,
             max_num_batched_tokens=sizes.max_num_batched_tokens,
             dtype=dtype,
-            kv_dtype=kv_dtype,
+            kv_dtype=kv_dtype or dtype,
             eos_token_ids=(),
+        )
+        self.runner = GPUModelRunner(
+            config,
+            steps=device_step_operations(ops.device),
+            queue=queue_of(ops.device.type),
             use_graphs=use_graphs,
         )
         self.executor = InProcessExecutor(self.runner)

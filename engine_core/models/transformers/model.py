@@ -125,7 +125,7 @@ def _load(path: Path, config: dict[str, Any], dtype: torch.dtype) -> Any:
 
 
 def _make_runnable(model: Any, dtype: torch.dtype, ops: Operations) -> Model:
-    from engine_core.models.transformers.per_request import PerRequestModel
+    from engine_core.models.transformers.attention import PerRequestModel
     from engine_core.models.transformers.reference import largest_difference, run_reference
 
     own_attention = model.config._attn_implementation

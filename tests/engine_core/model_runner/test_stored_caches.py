@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from plans import Drive, spoil
+from plans import Drive
+from runners import spoil
 
 from kernels.cpu.library import NativeLibraryUnavailable, load_library
 from kernels.cpu.operations import CpuOperations

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine_core.model_runner.cache_layout import plan_cache_layout
-from engine_core.model_runner.gpu.buckets import decode_buckets
+from engine_core.model_runner.gpu.graphs import decode_buckets
 from engine_core.models import load_dummy_model
 from engine_core.scheduler import SchedulerConfig
 from engine_core.startup.model import LoadedModel
@@ -97,7 +97,7 @@ def test_a_runner_of_one_block_carries_the_plans_out(ops, max_num_batched_tokens
         assert not answer.failures
         assert len(answer.logprobs) == num_rows
     assert not runner.execute(plans[2]).req_ids
-    assert not runner.batch.row_of
+    assert not runner.rows._row_of
     meter = Meter()
     graph_bytes = len(decode_buckets(7)) * len(SamplingMode) * 12 * 1024**2
     assert spec.measure_step_bytes(meter) == graph_bytes  # nothing else grew

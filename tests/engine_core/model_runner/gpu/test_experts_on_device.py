@@ -38,22 +38,22 @@ def reference():
     return model.eval()
 
 
-def test_steps_in_flight_give_the_tokens_of_the_host(make_device_runner, make_host_runner):
+def test_steps_in_flight_give_the_tokens_of_the_host(make_device_runner, make_runner):
     names = list(KINDS)
     tokens, _ = in_flight(make_device_runner(), names, 5)
-    assert tokens == one_at_a_time(make_host_runner(), names, 5).tokens
+    assert tokens == one_at_a_time(make_runner(), names, 5).tokens
 
 
 def test_graphs_with_padding_and_chunks_give_the_tokens_of_the_host_on_triton(
-    make_device_runner, make_host_runner
+    make_device_runner, make_runner
 ):
     cpu = torch.device("cpu")
     runner = make_device_runner(
         ops=TritonOperations(cpu), steps=TritonDeviceSteps(cpu), queue=LateQueue()
     )
     names = ["greedy", "truncated", "held back"]
-    expected = one_at_a_time(make_host_runner(), names, 4)
-    plans = Plans(num_groups=runner.batch.num_groups)
+    expected = one_at_a_time(make_runner(), names, 4)
+    plans = Plans(num_groups=runner.config.num_groups)
     tokens = {name: list(PROMPTS[name]) for name in names}
     for name in names:
         plans.add(name, PROMPTS[name], KINDS[name])

@@ -42,18 +42,16 @@ def triton_runner(make_device_runner):
     )
 
 
-def test_steps_in_flight_give_the_tokens_of_the_host(triton_runner, make_host_runner):
+def test_steps_in_flight_give_the_tokens_of_the_host(triton_runner, make_runner):
     names = list(KINDS)
     tokens, _ = in_flight(triton_runner, names, 2)
-    assert tokens == one_at_a_time(make_host_runner(), names, 2).tokens
+    assert tokens == one_at_a_time(make_runner(), names, 2).tokens
 
 
-def test_graphs_with_padding_and_chunks_give_the_tokens_of_the_host(
-    triton_runner, make_host_runner
-):
+def test_graphs_with_padding_and_chunks_give_the_tokens_of_the_host(triton_runner, make_runner):
     names = ["greedy", "truncated", "held back"]
-    expected = one_at_a_time(make_host_runner(), names, 4)
-    plans = Plans(num_groups=triton_runner.batch.num_groups)
+    expected = one_at_a_time(make_runner(), names, 4)
+    plans = Plans(num_groups=triton_runner.config.num_groups)
     tokens = {name: list(PROMPTS[name]) for name in names}
     for name in names:
         plans.add(name, PROMPTS[name], KINDS[name])

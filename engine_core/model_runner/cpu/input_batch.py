@@ -1,21 +1,81 @@
-"""What the model reads in one step, gathered from the persistent batch without a loop over tokens
-or sequences.
+"""The CPU runner's persistent batch, and what the model reads of it in one step.
 
-sequence 0: 3 tokens at 4..6    sequence 1: 1 token at 9
-positions_T       4 5 6 9
-query_start_R1    0 3 4        seq_lens_R   7 10
+Flat arrays by row: a step writes only what changed, and gathers without a loop over tokens or
+sequences.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from engine_core.model_runner.persistent_batch import Int32Array, Int64Array, PersistentBatch
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(slots=True)
+class CPUInputBatch:
+    """
+    Args:
+        max_num_rows: most sequences running at once.
+        max_model_len: most tokens of a sequence.
+        block_size: tokens a KV block.
+        num_groups: KV-cache groups, each with a block table of its own.
+    """
+
+    max_num_rows: int
+    max_model_len: int
+    block_size: int
+    num_groups: int
+    token_ids: Int32Array = dataclasses.field(init=False)
+    """[row, position]: prompt, then output."""
+    num_tokens: Int64Array = dataclasses.field(init=False)
+    """[row]: tokens known."""
+    block_tables: list[Int32Array] = dataclasses.field(init=False)
+    """per group [row, logical block] -> physical block. Behind what a plan wrote stands what an
+    earlier sequence left: an id in range, which nothing reads."""
+
+    def __post_init__(self) -> None:
+        rows = self.max_num_rows
+        width = -(-self.max_model_len // self.block_size)
+        self.token_ids = np.zeros((rows, self.max_model_len), np.int32)
+        self.num_tokens = np.zeros(rows, np.int64)
+        self.block_tables = [np.zeros((rows, width), np.int32) for _ in range(self.num_groups)]
+
+    def write_row(
+        self, row: int, token_ids: Sequence[int], block_ids: Sequence[Sequence[int]]
+    ) -> None:
+        """What stood in the row is replaced."""
+        self.token_ids[row, : len(token_ids)] = token_ids
+        self.num_tokens[row] = len(token_ids)
+        self.write_blocks(row, 0, block_ids)
+
+    def write_blocks(self, row: int, start: int, block_ids: Sequence[Sequence[int]]) -> None:
+        """Put ids into the row's tables from logical block `start` on, one list a group.
+
+        Blocks behind max_model_len (lookahead) are not kept: no token is ever there.
+        """
+        for table, written in zip(self.block_tables, block_ids, strict=True):
+            stop = min(start + len(written), table.shape[1])
+            table[row, start:stop] = written[: max(0, stop - start)]
+
+    def append_tokens(self, rows: Int64Array, token_ids: Int64Array) -> None:
+        """One sampled token for each of these rows, none twice. The scheduler ends requests at
+        max_model_len, so there is room."""
+        positions = self.num_tokens[rows]
+        self.token_ids[rows, positions] = token_ids
+        self.num_tokens[rows] = positions + 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Shapes: T tokens of the step, R sequences in it, M block-table width, G groups."""
+    """Shapes: T tokens of the step, R sequences in it, M block-table width, G groups.
+
+    sequence 0: 3 tokens at 4..6    sequence 1: 1 token at 9
+    positions_T       4 5 6 9
+    query_start_R1    0 3 4        seq_lens_R   7 10
+    """
 
     batch_index_R: Int64Array
     """Where each sequence stands in the plan's batch: the step may have them in another order."""
@@ -35,7 +95,7 @@ class StepInputs:
 
 
 def gather_step_inputs(
-    batch: PersistentBatch,
+    batch: CPUInputBatch,
     *,
     rows: Int64Array,
     num_computed: Int32Array,
@@ -88,7 +148,7 @@ def gather_step_inputs(
 
 
 def _gather_decodes(
-    batch: PersistentBatch, rows_R: Int64Array, positions_R: Int64Array
+    batch: CPUInputBatch, rows_R: Int64Array, positions_R: Int64Array
 ) -> StepInputs:
     """A step in which every sequence computes one token: what is a token's is its sequence's."""
     num_rows = len(rows_R)

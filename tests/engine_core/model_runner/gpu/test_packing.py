@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_core.model_runner.gpu.packed_sampling_params import encode_sampling
-from engine_core.model_runner.gpu.packed_step_buffer import cut_updates
-from engine_core.model_runner.gpu.rows import _without_overlap
-from kernels.interface.sampling_rows import NUM_STATE_WORDS, StateFlag, StateWord
+from engine_core.model_runner.gpu.input_batch import _without_overlap, pack_sampling
+from engine_core.model_runner.gpu.packing import cut_updates
+from engine_core.model_runner.sampling_params import resolve_sampling
+from kernels.interface.sampling_rows import NUM_STATE_WORDS, StateFlag, StateWord, TokenList
 from kernels.interface.step_inputs import TOKEN_TABLE, PackedLayout, RowUpdate
 from protocol.sampling import SamplingParams
 
@@ -65,48 +65,58 @@ def test_a_buffer_that_holds_no_update_is_refused():
         list(cut_updates([RowUpdate(0, 0, 0, [1])], 12))
 
 
-def encode(vocab_size=131, **fields):
+def pack(vocab_size=131, **fields):
     params = SamplingParams(**{"max_tokens": 9, "seed": 2**63 + 5, **fields})
-    return encode_sampling(params, num_prompt_tokens=10, eos_token_ids=(7,), vocab_size=vocab_size)
+    sampling = resolve_sampling(
+        params, num_prompt_tokens=10, eos_token_ids=(7,), vocab_size=vocab_size
+    )
+    packed = pack_sampling(sampling, vocab_size=vocab_size)
+    return sampling, packed, packed.tables[TOKEN_TABLE]
 
 
 def test_a_seed_of_64_bits_stands_in_two_words():
-    state = encode().state
+    _, _, state = pack()
     pair = state[StateWord.SEED_LOW : StateWord.SEED_HIGH + 1]
     assert int(pair.view(np.uint64)[0]) == 2**63 + 5
 
 
+def test_a_request_without_a_seed_gets_one_and_a_greedy_one_none():
+    first, second = (pack(seed=None)[0].params.seed for _ in range(2))
+    assert first != second
+    assert pack(seed=None, temperature=0.0)[0].params.seed is None
+
+
 def test_plain_requests_need_nothing_else():
-    words = encode()
-    assert len(words.state) == NUM_STATE_WORDS
-    assert (words.is_truncated, words.needs_full, words.num_logprobs) == (False, False, -1)
-    assert words.held_back_until == 0
+    sampling, packed, state = pack()
+    assert len(state) == NUM_STATE_WORDS
+    assert (sampling.is_truncated, packed.needs_full, sampling.num_logprobs) == (False, False, -1)
+    assert sampling.min_length == 0
 
 
 @pytest.mark.parametrize("fields", [{"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1}])
 def test_a_limit_truncates_and_no_more(fields):
-    words = encode(**fields)
-    assert (words.is_truncated, words.needs_full) == (True, False)
+    sampling, packed, _ = pack(**fields)
+    assert (sampling.is_truncated, packed.needs_full) == (True, False)
 
 
 def test_a_top_k_of_the_vocabulary_is_no_limit():
-    words = encode(top_k=131)
-    assert (words.is_truncated, words.state[StateWord.TOP_K]) == (False, 0)
+    sampling, _, state = pack(top_k=131)
+    assert (sampling.is_truncated, state[StateWord.TOP_K]) == (False, 0)
 
 
 def test_allowed_tokens_are_a_mask_behind_the_state():
-    words = encode(allowed_token_ids=(0, 33, 130))
-    assert words.needs_full
-    assert words.state[StateWord.FLAGS] == StateFlag.MASKED
-    bits = np.unpackbits(words.state[NUM_STATE_WORDS:].view(np.uint8), bitorder="little")
+    _, packed, state = pack(allowed_token_ids=(0, 33, 130))
+    assert packed.needs_full
+    assert state[StateWord.FLAGS] == StateFlag.MASKED
+    bits = np.unpackbits(state[NUM_STATE_WORDS:].view(np.uint8), bitorder="little")
     assert np.flatnonzero(bits).tolist() == [0, 33, 130]
 
 
-def test_min_tokens_hold_back_until_so_many_are_there():
-    words = encode(min_tokens=4, stop_token_ids=(9, 7))
-    assert words.held_back_until == words.state[StateWord.HELD_BACK_UNTIL] == 14
-    assert words.held_back_ids.tolist() == [7, 9]
-    assert not words.needs_full
+def test_min_tokens_forbid_the_end_until_that_length():
+    sampling, packed, state = pack(min_tokens=4, stop_token_ids=(9, 7))
+    assert sampling.min_length == state[StateWord.HELD_BACK_UNTIL] == 14
+    assert packed.tables[TokenList.HELD_BACK].tolist() == [7, 9]
+    assert not packed.needs_full
 
 
 @pytest.mark.parametrize(
@@ -116,12 +126,12 @@ def test_min_tokens_hold_back_until_so_many_are_there():
 def test_more_log_probabilities_than_the_device_reports_come_from_the_host(
     asked, vocab_size, number, on_device
 ):
-    words = encode(logprobs=asked, vocab_size=vocab_size)
-    assert (words.num_logprobs, words.state[StateWord.NUM_LOGPROBS]) == (number, on_device)
-    assert words.needs_full == (on_device >= 0)
+    sampling, packed, state = pack(logprobs=asked, vocab_size=vocab_size)
+    assert (sampling.num_logprobs, state[StateWord.NUM_LOGPROBS]) == (number, on_device)
+    assert packed.needs_full == (on_device >= 0)
 
 
 def test_more_biases_than_a_row_holds_are_refused_by_name():
-    words = encode(logit_bias=dict.fromkeys(range(1025), 1.0))
-    assert words.refusal == "logit_bias names 1025 tokens, the device takes 1024; name fewer"
-    assert words.state[StateWord.NUM_BIASES] == 0
+    _, packed, state = pack(logit_bias=dict.fromkeys(range(1025), 1.0))
+    assert packed.refusal == "logit_bias names 1025 tokens, the device takes 1024; name fewer"
+    assert state[StateWord.NUM_BIASES] == 0

@@ -1,12 +1,10 @@
 """The persistent batch and what is gathered from it, against a plain loop over tokens."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_core.model_runner.persistent_batch import PersistentBatch
-from engine_core.model_runner.step_inputs import gather_step_inputs
+from engine_core.model_runner.cpu.input_batch import CPUInputBatch, gather_step_inputs
 
 BLOCK_SIZE = 4
 requests = st.lists(
@@ -16,7 +14,7 @@ requests = st.lists(
 
 def filled_batch(sizes, num_groups=2):
     """Sequences of (tokens, computed, scheduled), clipped to make sense; random blocks."""
-    batch = PersistentBatch(
+    batch = CPUInputBatch(
         max_num_rows=8, max_model_len=32, block_size=BLOCK_SIZE, num_groups=num_groups
     )
     random = np.random.default_rng(0)
@@ -28,7 +26,7 @@ def filled_batch(sizes, num_groups=2):
         width = -(-num_tokens // BLOCK_SIZE)
         tables = tuple(random.permutation(100)[:width].tolist() for _ in range(num_groups))
         row = (number * 3 + 5) % 8
-        batch.place(f"r{number}", row, tokens, tables)
+        batch.write_row(row, tokens, tables)
         facts.append((row, tokens, computed, scheduled, tables))
     return batch, facts
 
@@ -72,7 +70,6 @@ def test_gathering_equals_a_loop_over_tokens(sizes):
     assert inputs.batch_index_R.tolist() == list(range(len(facts)))
     assert counts[: inputs.num_decodes] == [1] * inputs.num_decodes
     assert inputs.num_decodes == len(facts) or counts[inputs.num_decodes] > 1
-    batch.check()
 
 
 @given(requests)
@@ -93,12 +90,9 @@ def test_decodes_come_first_if_asked_for_and_nothing_else_changes(sizes):
 
 
 def test_a_row_that_changes_hands_shows_the_new_sequence():
-    batch, _ = filled_batch([(9, 0, 3)] * 3)
-    row = batch.row_of["r1"]
-    assert batch.remove("r1") == row
-    assert batch.remove("r1") is None
-    batch.place("new", row, [7, 8], ([1], [2]))
-    batch.check()
+    batch, facts = filled_batch([(9, 0, 3)] * 3)
+    row = facts[1][0]
+    batch.write_row(row, [7, 8], ([1], [2]))
     inputs = gathered(batch, [(row, [7, 8], 0, 2, ([1], [2]))])
     assert inputs.token_ids_T.tolist() == [7, 8]
     assert [table.tolist() for table in inputs.block_tables_GRM] == [[[1]], [[2]]]
@@ -116,14 +110,3 @@ def test_blocks_are_written_where_they_belong_and_tokens_behind_the_last():
     assert batch.token_ids[row, :6].tolist() == [*tokens, 42]
     assert batch.token_ids[other, :3].tolist() == [*other_tokens, 43]
     assert batch.num_tokens[[row, other]].tolist() == [6, 3]
-
-
-def test_a_plan_that_gives_a_row_twice_or_moves_a_sequence_is_noticed():
-    batch, _ = filled_batch([(1, 0, 1)])
-    row = batch.row_of["r0"]
-    with pytest.raises(AssertionError, match="two sequences in one row"):
-        batch.place("thief", row, [1], ([1], [1]))
-    with pytest.raises(AssertionError, match="one sequence in two rows"):
-        batch.place("r0", row - 1, [1], ([1], [1]))
-    batch.place("r0", row, [1], ([1], [1]))
-    batch.check()

@@ -1,10 +1,8 @@
-"""What a step tells the device, in one buffer and one copy; what does not fit goes before it.
+"""What a step sends to the device: one buffer of int32 words in one copy. Updates that do not fit
+are sent in extra packets first. The layout of each part is `pack_step`'s.
 
     words of the buffer   | columns | updates of rows | pad | updates of sampling state |
                           0                           state_at                          num_words
-
-Owns the buffers on both sides and how changes are cut to fit. Must not know what the words mean;
-the layout of each part is `pack_step`'s.
 """
 
 from __future__ import annotations
@@ -16,18 +14,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.model_runner.gpu.input_batch import RowChanges
 from engine_core.model_runner.gpu.queue import DeviceQueue
-from engine_core.model_runner.gpu.rows import RowChanges
-from engine_core.model_runner.gpu.step import Step
+from engine_core.model_runner.gpu.step import GPUStep
 from kernels.interface.device_steps import DeviceStepOperations
 from kernels.interface.step_inputs import DeviceRows, PackedLayout, RowUpdate, pack_step
 
 Int32Array = npt.NDArray[np.int32]
 
 _UPDATE_WORDS = 1 << 18
-"""Of updates in one copy: a step seldom admits prompts of more tokens."""
+"""Of updates in one copy: few steps start prompts of more tokens."""
 _UPDATES_ONLY = PackedLayout(capacity=0)
-_NOBODY = np.zeros(0, np.int32)
+_EMPTY = np.zeros(0, np.int32)
 _ALIGNMENT = 4
 """Words; Triton compiles another kernel for a pointer that is not a multiple of 16 bytes."""
 
@@ -73,7 +71,7 @@ class PackedStepBuffer:
         self._empty = queue.host_tensor((layout.num_words(),), torch.int32)
         _pack(self._empty.numpy(), layout, None, ())
 
-    def pack(self, slot: int, step: Step | None, changes: RowChanges) -> PackedStep:
+    def pack(self, slot: int, step: GPUStep | None, changes: RowChanges) -> PackedStep:
         """The step's columns and all changes, into the slot's buffer, which the device no longer
         reads."""
         host = self._hosts[slot]
@@ -116,37 +114,25 @@ class PackedStepBuffer:
 
 
 def _pack(
-    words: Int32Array, layout: PackedLayout, step: Step | None, updates: Sequence[RowUpdate]
+    words: Int32Array, layout: PackedLayout, step: GPUStep | None, updates: Sequence[RowUpdate]
 ) -> int:
-    if step is None:
-        return pack_step(
-            words,
-            layout,
-            rows=_NOBODY,
-            num_computed=_NOBODY,
-            num_scheduled=_NOBODY,
-            needs_sampling=_NOBODY.astype(np.bool_),
-            updates=updates,
-        )
     return pack_step(
         words,
         layout,
-        rows=step.rows_R,
-        num_computed=step.num_computed_R,
-        num_scheduled=step.num_scheduled_R,
-        needs_sampling=step.is_due_R,
+        rows=_EMPTY if step is None else step.rows_R,
+        num_computed=_EMPTY if step is None else step.num_computed_R,
+        num_scheduled=_EMPTY if step is None else step.num_scheduled_R,
+        needs_sampling=_EMPTY.astype(np.bool_) if step is None else step.needs_sampling_R,
         updates=updates,
     )
 
 
 def _packets(updates: Sequence[RowUpdate], max_words: int) -> list[Int32Array]:
-    return [_packet(part) for part in cut_updates(updates, max_words)]
-
-
-def _packet(updates: Sequence[RowUpdate]) -> Int32Array:
-    words = np.zeros(_UPDATES_ONLY.num_words(updates), np.int32)
-    _pack(words, _UPDATES_ONLY, None, updates)
-    return words
+    packets = []
+    for part in cut_updates(updates, max_words):
+        packets.append(np.zeros(_UPDATES_ONLY.num_words(part), np.int32))
+        _pack(packets[-1], _UPDATES_ONLY, None, part)
+    return packets
 
 
 def cut_updates(updates: Sequence[RowUpdate], max_words: int) -> Iterator[list[RowUpdate]]:

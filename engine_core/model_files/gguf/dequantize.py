@@ -1,17 +1,15 @@
-"""GGUF quantised blocks to float32, for the types that models are shipped in.
-
-The specification is `gguf.quants.dequantize`; every function here gives the same bits, some five
-times faster, as torch uses all its threads on pieces that stay in the CPU's caches. Types without
-a function here go through gguf's own. Must not know files or tensor names.
+"""GGUF quantised blocks to float32: the bits of `gguf.quants.dequantize`, five times as fast, by
+all of torch's threads on pieces that stay in the CPU's caches. Rare types go through gguf's own.
 
 Block layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
-from engine_core.model_files.gguf.types import BLOCKS, GgmlType
+from engine_core.model_files.errors import BrokenModelFile
+from engine_core.model_files.gguf.header import BLOCKS, GgmlType, GgufTensor
 
 # elements a piece: 1 MiB of float32, so that a piece and its temporaries stay in the L2 caches
 _PIECE_ELEMENTS = 1 << 18
@@ -126,7 +124,7 @@ def dequantize(data: torch.Tensor, quant_type: GgmlType, shape: tuple[int, ...])
 
     Args:
         data: uint8, flat, the tensor's bytes as in the file.
-        quant_type: one of `gguf_types.SUPPORTED_TYPES`.
+        quant_type: one of `SUPPORTED_TYPES`.
         shape: of the result; the last dimension is a whole number of blocks.
 
     Returns:
@@ -148,7 +146,30 @@ def dequantize(data: torch.Tensor, quant_type: GgmlType, shape: tuple[int, ...])
 
 
 def _by_gguf(blocks_NB: torch.Tensor, quant_type: GgmlType) -> torch.Tensor:
-    import gguf  # only for rare types: see `gguf_types`
+    import gguf  # only for rare types: see `BY_GGUF`
 
     kind = gguf.GGMLQuantizationType(quant_type.value)
     return torch.from_numpy(gguf.quants.dequantize(blocks_NB.numpy(), kind))
+
+
+def unstack(
+    name: str, tensor: GgufTensor, data: torch.Tensor
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each expert of a stack, dequantised when its turn comes: a layer's stack may be gigabytes.
+
+    Args:
+        name: with {} where the expert's number belongs.
+        tensor: [X, rows, columns].
+        data: uint8, its bytes; those of an expert lie together.
+
+    Raises:
+        BrokenModelFile: not three dimensions.
+    """
+    if len(tensor.shape) != 3:
+        raise BrokenModelFile(
+            f"tensor {tensor.name!r} has shape {list(tensor.shape)}; experts are stacked in three "
+            f"dimensions: convert the model again"
+        )
+    num_experts, *shape = tensor.shape
+    for expert, part in enumerate(data.view(num_experts, -1)):
+        yield name.format(expert), dequantize(part, tensor.quant_type, tuple(shape))

@@ -1,10 +1,26 @@
-"""The log-probabilities that requests asked for, for all rows of a step at once."""
+"""What both runners answer with: log-probabilities, reasons of failures, lists of tokens."""
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from protocol.outputs import Logprobs
+
+NOT_FINITE = "the model's logits are not finite numbers"
+NO_TOKEN_LEFT = (
+    "no token is possible: allowed_token_ids holds only tokens that min_tokens forbids; change one "
+    "of them"
+)
+
+
+def as_token_lists(
+    token_ids_R: npt.NDArray[np.int32], sampled_R: npt.NDArray[np.int64]
+) -> list[list[int]]:
+    """What a step with drafts answers: a list a sequence, empty where nothing was sampled."""
+    lists: list[list[int]] = [[] for _ in token_ids_R]
+    for index in sampled_R.tolist():
+        lists[index] = [int(token_ids_R[index])]
+    return lists
 
 
 def report_logprobs(

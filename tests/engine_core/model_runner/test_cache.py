@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_core.kv_cache import CacheCopies
-from engine_core.model_runner.block_storage import BlockStorage, origin_of_each
+from engine_core.model_runner.cache import BlockStorage, origin_of_each
 from kernels.torch.operations import TorchOperations
 
 NUM_BLOCKS, NUM_HOST_BLOCKS = 6, 4

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine_core.model_runner.sampling import Sampler, SamplingState
+from engine_core.model_runner.cpu.sampler import CPUSampler
+from engine_core.model_runner.sampling_params import resolve_sampling
 from kernels.backends import select_operations
 from protocol.sampling import SamplingParams
 
@@ -12,17 +13,19 @@ V = 300
 EOS = 7
 
 
-def make(*params, prompts=None, outputs=None):
-    state = SamplingState(max_num_rows=len(params), vocab_size=V)
+def write(sampler, row, params, prompt=(1, 2), output=(), eos=(EOS,)):
+    sampling = resolve_sampling(
+        params, num_prompt_tokens=len(prompt), eos_token_ids=eos, vocab_size=V
+    )
+    sampler.write_row(row, sampling, [*prompt, *output])
+
+
+def make(*params, outputs=None):
+    ops = select_operations(torch.device("cpu"))
+    sampler = CPUSampler(ops, max_num_rows=len(params), vocab_size=V)
     for row, each in enumerate(params):
-        state.add(
-            row,
-            each,
-            prompt_token_ids=prompts[row] if prompts else [1, 2],
-            output_token_ids=outputs[row] if outputs else [],
-            eos_token_ids=(EOS,),
-        )
-    return state, Sampler(state, select_operations(torch.device("cpu")))
+        write(sampler, row, each, output=outputs[row] if outputs else ())
+    return sampler
 
 
 def logits_of(num_rows, seed=0):
@@ -48,7 +51,7 @@ MIXED = [
 
 
 def test_a_row_gets_the_same_token_alone_and_in_any_batch_in_any_order():
-    _, sampler = make(*MIXED)
+    sampler = make(*MIXED)
     logits = logits_of(len(MIXED))
     together = sample(sampler, logits).token_ids
     order = [5, 2, 7, 0, 3, 6, 1, 4]
@@ -60,7 +63,7 @@ def test_a_row_gets_the_same_token_alone_and_in_any_batch_in_any_order():
 
 
 def test_another_position_or_seed_gives_other_tokens():
-    _, sampler = make(SamplingParams(max_tokens=9, seed=1), SamplingParams(max_tokens=9, seed=2))
+    sampler = make(SamplingParams(max_tokens=9, seed=1), SamplingParams(max_tokens=9, seed=2))
     logits = torch.zeros(1, V)
     by_position = [int(sample(sampler, logits, [0], [p]).token_ids[0]) for p in range(50)]
     other_seed = [int(sample(sampler, logits, [1], [p]).token_ids[0]) for p in range(50)]
@@ -69,14 +72,14 @@ def test_another_position_or_seed_gives_other_tokens():
 
 
 def test_greedy_takes_the_best_and_the_lowest_id_on_ties():
-    _, sampler = make(*[SamplingParams(max_tokens=9, temperature=0.0)] * 2)
+    sampler = make(*[SamplingParams(max_tokens=9, temperature=0.0)] * 2)
     logits = logits_of(2)
     logits[1] = 0.0
     assert sample(sampler, logits).token_ids.tolist() == [int(logits[0].argmax()), 0]
 
 
 def test_greedy_follows_bias_and_allowed_tokens_and_penalties():
-    _, sampler = make(
+    sampler = make(
         SamplingParams(max_tokens=9, temperature=0.0, logit_bias={42: 100.0}),
         SamplingParams(max_tokens=9, temperature=0.0, allowed_token_ids=(5, 6)),
         SamplingParams(max_tokens=9, temperature=0.0, frequency_penalty=2.0),
@@ -94,26 +97,24 @@ def test_greedy_follows_bias_and_allowed_tokens_and_penalties():
 
 def test_stop_tokens_are_impossible_until_min_tokens_are_there():
     params = SamplingParams(max_tokens=9, temperature=0.0, min_tokens=2, stop_token_ids=(8,))
-    state, sampler = make(params)
+    sampler = make(params)
     logits = torch.zeros(1, V)
     logits[0, EOS], logits[0, 8], logits[0, 20] = 9.0, 8.0, 7.0
-    for expected in (20, 20, EOS):
-        token_id = int(sample(sampler, logits).token_ids[0])
-        assert token_id == expected
-        state.append(np.array([0]), np.array([token_id]))
+    for position, expected in ((2, 20), (3, 20), (4, EOS)):
+        assert sample(sampler, logits, positions=[position]).token_ids.tolist() == [expected]
 
 
 def test_penalties_count_what_was_appended():
-    state, sampler = make(SamplingParams(max_tokens=9, temperature=0.0, presence_penalty=2.0))
+    sampler = make(SamplingParams(max_tokens=9, temperature=0.0, presence_penalty=2.0))
     logits = torch.zeros(1, V)
     logits[0, 4], logits[0, 5] = 1.5, 1.0
     first = int(sample(sampler, logits).token_ids[0])
-    state.append(np.array([0]), np.array([first]))
+    sampler.append_tokens(np.array([0]), np.array([first]))
     assert [first, int(sample(sampler, logits).token_ids[0])] == [4, 5]
 
 
 def test_logprobs_are_of_the_raw_logits_with_the_sampled_token_first():
-    _, sampler = make(
+    sampler = make(
         SamplingParams(max_tokens=9, seed=3, temperature=2.0, logprobs=4, logit_bias={50: 100.0}),
         SamplingParams(max_tokens=9, temperature=0.0, logprobs=-1),
         SamplingParams(max_tokens=9, temperature=0.0),
@@ -135,7 +136,7 @@ def test_logprobs_are_of_the_raw_logits_with_the_sampled_token_first():
 
 
 def test_a_row_without_numbers_fails_alone():
-    _, sampler = make(*[SamplingParams(max_tokens=9, seed=1, logprobs=1)] * 3)
+    sampler = make(*[SamplingParams(max_tokens=9, seed=1, logprobs=1)] * 3)
     logits = logits_of(3)
     expected = sample(sampler, logits)
     logits[1, 17] = torch.nan
@@ -149,14 +150,14 @@ def test_a_row_without_numbers_fails_alone():
 
 @pytest.mark.parametrize("kind", [{"temperature": 0.0}, {"seed": 1}, {"seed": 1, "top_k": 3}])
 def test_parameters_that_leave_no_token_fail_with_a_reason(kind):
-    _, sampler = make(SamplingParams(max_tokens=9, min_tokens=3, allowed_token_ids=(EOS,), **kind))
+    sampler = make(SamplingParams(max_tokens=9, min_tokens=3, allowed_token_ids=(EOS,), **kind))
     assert "no token is possible" in sample(sampler, logits_of(1)).failures[0]
 
 
 def test_a_row_that_changes_hands_keeps_nothing():
-    state, sampler = make(MIXED[7])
-    state.remove(0)
-    state.add(0, MIXED[0], prompt_token_ids=[1], output_token_ids=[], eos_token_ids=())
+    sampler = make(MIXED[7])
+    sampler.free_row(0)
+    write(sampler, 0, MIXED[0], eos=())
     logits = logits_of(1)
     result = sample(sampler, logits)
     assert result.token_ids[0] == int(logits.argmax())
@@ -165,7 +166,7 @@ def test_a_row_that_changes_hands_keeps_nothing():
 
 def test_many_rows_report_what_each_would_report_alone_with_one_topk(monkeypatch):
     beams = [SamplingParams(max_tokens=9, temperature=0.0, logprobs=8)] * 64
-    _, sampler = make(*beams, SamplingParams(max_tokens=9, temperature=0.0))
+    sampler = make(*beams, SamplingParams(max_tokens=9, temperature=0.0))
     logits = logits_of(65)
     calls = []
     topk = torch.Tensor.topk
@@ -182,5 +183,5 @@ def test_many_rows_report_what_each_would_report_alone_with_one_topk(monkeypatch
 
 
 def test_more_logprobs_than_tokens_are_all_tokens():
-    _, sampler = make(SamplingParams(max_tokens=9, temperature=0.0, logprobs=V + 5))
+    sampler = make(SamplingParams(max_tokens=9, temperature=0.0, logprobs=V + 5))
     assert sample(sampler, logits_of(1)).logprobs[0].width == V + 1

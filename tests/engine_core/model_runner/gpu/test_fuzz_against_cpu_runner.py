@@ -8,7 +8,6 @@ from engine_loop import few_blocks, make_scheduler
 from fake_device import LateQueue
 from same_answers import V, assert_same_answer, draw_params
 
-from engine_core.model_runner.cache_layout import plan_cache_layout
 from engine_core.scheduler import Request, RequestStatus
 
 
@@ -24,16 +23,15 @@ def draw_request(draw, name, params):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_lives_of_random_requests_get_the_same_answers(
-    make_device_runner, make_host_runner, reference, seed
+    make_device_runner, make_runner, reference, seed
 ):
     draw = random.Random(seed)
     swap = draw.random() < 0.5
     queue, blocks = LateQueue(), few_blocks(reference)
     device = make_device_runner(queue=queue, **blocks)
-    host = make_host_runner(**blocks)
-    layout = plan_cache_layout(device._computation.model.kv_cache_spec.sliding_windows)
+    host = make_runner(**blocks)
     scheduler = make_scheduler(
-        layout,
+        device.config.layout,
         **blocks,
         swap=swap,
         max_num_batched_tokens=draw.choice([24, 96]),
@@ -49,7 +47,7 @@ def test_random_lives_of_random_requests_get_the_same_answers(
             scheduler.finish_requests(draw.choice(names), RequestStatus.FINISHED_ABORTED)
         plan = scheduler.schedule()
         expected, found = host.execute(plan), device.execute(plan)
-        device.batch.check()
+        device.rows.check()
         rows = plan.batch.rows
         stops = plan.batch.num_computed_tokens + plan.batch.num_scheduled_tokens
         # both counted the token that they gave to whoever was due
@@ -64,13 +62,13 @@ def test_random_lives_of_random_requests_get_the_same_answers(
     assert queue.num_replayed > 20
 
 
-def test_a_step_with_drafts_is_answered_in_lists(make_device_runner, make_host_runner):
+def test_a_step_with_drafts_is_answered_in_lists(make_device_runner, make_runner):
     from plans import Drive
     from test_runner import GREEDY, prompt_of
 
     answers = []
-    for runner in (make_device_runner(), make_host_runner()):
-        drive = Drive(runner) if hasattr(runner.batch, "num_groups") else None
+    for runner in (make_device_runner(), make_runner()):
+        drive = Drive(runner)
         drive.add("a", prompt_of(5), GREEDY)
         drive.add("b", prompt_of(9, 1), GREEDY)
         plan = drive.plans.plan({"b": 3, "a": 5}, drafts={"b": []})
