@@ -1,7 +1,5 @@
-"""vLLM's `SamplingParams` and `BeamSearchParams`, and their translation for the engine.
-
-Names, order and defaults are vLLM's. What this engine does not do is refused by name.
-"""
+"""vLLM's `SamplingParams` and `BeamSearchParams`, and their translation for the engine. Names,
+order and defaults are vLLM's. What this engine does not do is refused by name."""
 
 import contextlib
 import copy

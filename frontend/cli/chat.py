@@ -1,8 +1,6 @@
-"""`engine-client chat`: a conversation at the terminal, or line by line from a pipe.
-
-The main thread reads lines; the client runs on an event loop in another thread, so that it serves
-its connection while the user types, and Ctrl-C reaches the reader at once.
-"""
+"""`engine-client chat`: a conversation at the terminal, or line by line from a pipe. The main
+thread reads lines; the client runs on an event loop in another thread, so that it serves its
+connection while the user types, and Ctrl-C reaches the reader at once."""
 
 from __future__ import annotations
 
