@@ -53,3 +53,10 @@ class InvalidParameter(ValueError):
 
 class PromptTooLong(InvalidParameter):
     """The prompt leaves no room for an output token."""
+
+    def __init__(self, num_tokens: int, max_model_len: int, name: str = "prompt") -> None:
+        super().__init__(
+            f"{name} has {num_tokens} tokens, the limit is {max_model_len - 1} (max_model_len "
+            f"{max_model_len} less one for the answer); shorten it, set truncate_prompt_tokens, "
+            "or start the engine with a larger --max-model-len"
+        )

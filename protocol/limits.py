@@ -21,13 +21,8 @@ class ModelLimits:
     def check_prompt(self, token_ids: Sequence[int], name: str = "prompt") -> None:
         if not token_ids:
             raise InvalidParameter(f"{name} is empty; give at least one token")
-        limit = self.max_model_len - 1
-        if len(token_ids) > limit:
-            raise PromptTooLong(
-                f"{name} has {len(token_ids)} tokens, the limit is max_model_len - 1 = {limit}; "
-                "shorten it, set truncate_prompt_tokens, or start the engine with a larger "
-                "--max-model-len"
-            )
+        if len(token_ids) >= self.max_model_len:
+            raise PromptTooLong(len(token_ids), self.max_model_len, name)
         self.check_token_ids(name, token_ids)
 
     def check_sampling(self, params: SamplingParams) -> None:

@@ -1,8 +1,4 @@
-"""Self-attention over the paged cache.
-
-Owns the projections around attention. Must not know blocks: metadata and cache go straight to the
-backend.
-"""
+"""Self-attention over the paged cache, with the projections around it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Linear layers, several projections of one input fused into one product.
-
-Owns the fusing. Must not know what the projections mean.
-"""
+"""Linear layers: several projections of one input are fused into one product."""
 
 from __future__ import annotations
 

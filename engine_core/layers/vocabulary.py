@@ -1,7 +1,4 @@
-"""Token embedding and language-model head, tied or not.
-
-Owns both ends of the vocabulary. Must not know sampling: logits leave as float32.
-"""
+"""Token embedding and language-model head, tied or not. Logits leave as float32."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""From what the operator typed after `--model` to `ModelFiles`.
-
-Owns the order of guesses: a folder, a .gguf file, a known name, a hub id. Must not read formats.
-"""
+"""From the value of `--model` to `ModelFiles`: a folder, a .gguf file, a known name or a hub id."""
 
 import re
 from collections.abc import Callable, Iterator

@@ -1,8 +1,4 @@
-"""A model's shape and options, read once from its config.json and frozen.
-
-Owns the resolved form. Must not know how families of models spell their options; those who do
-are `family_configs` and `rotary_config`.
-"""
+"""A model's shape and options, resolved once from its config.json and frozen."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """The decoder that Llama, Mistral, Mixtral, Qwen 2 and Qwen 3 share, and that Gemma 3 varies.
+Every difference between the families is an option of ModelConfig.
 
     hidden = hidden + attention(norm(hidden))
     hidden = hidden + feed_forward(norm(hidden))
-
-Owns the order of layers; every difference between those families is an option of ModelConfig.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""How each family of models spells its options, with the defaults of transformers 5.
-
-Owns one reader a family. An option that changes the arithmetic in a way that our models do not
-compute raises UnsupportedArchitecture, so that it is never silently wrong.
-"""
+"""How each family of models spells its options, with the defaults of transformers 5. An option
+that changes the arithmetic and is not computed here raises UnsupportedArchitecture."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ class BeamSearch:
         return self._is_over
 
     def advance(self, candidates: BeamCandidates) -> BeamStep:
-        """Take in one step's log-probabilities of every running beam.
+        """One step, from the log-probabilities of every running beam.
 
         Raises:
             ValueError: not one row of candidates for each running beam.

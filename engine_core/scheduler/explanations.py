@@ -81,7 +81,7 @@ class Explanations:
         ahead = "1 request is" if num_ahead == 1 else f"{num_ahead} requests are"
         ahead += " in front of it"
         if self._stopped_at is None:
-            return WaitReason.QUEUE, f"{ahead}; nobody is admitted: {self._stop[1]}"
+            return WaitReason.QUEUE, f"{ahead}; no request is admitted: {self._stop[1]}"
         return WaitReason.QUEUE, (
             f"{ahead}; {self._stopped_at!r} waits for {self._stop[0].value}: {self._stop[1]}"
         )

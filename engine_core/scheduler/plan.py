@@ -143,10 +143,10 @@ class SchedulerOutput:
         for index, req_id in enumerate(self.batch.req_ids):
             if req_id in new:
                 continue
-            again, update = resumed.get(req_id), updates.get(req_id)
+            again = resumed.get(req_id)
+            changed = again or updates.get(req_id)
             cached.req_ids.append(req_id)
             cached.resumed_from_preemption.append(again is not None)
-            changed = again or update
             cached.new_block_ids.append(None if changed is None else changed.block_ids)
             cached.num_computed_tokens.append(int(self.batch.num_computed_tokens[index]))
             cached.num_output_tokens.append(int(self.num_output_tokens[index]))

@@ -83,33 +83,6 @@ class Request:
         ValueError: a field outside its limits, or two that contradict each other.
     """
 
-    __slots__ = (
-        "_status",
-        "adapter",
-        "arrival_time",
-        "beam_search",
-        "cache_lookup",
-        "cache_salt",
-        "client_index",
-        "eos_token_ids",
-        "first_output_sent",
-        "first_step_id",
-        "num_cached_tokens",
-        "num_finished_sequences",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "num_queued_tokens",
-        "num_sequences",
-        "preemptions",
-        "priority",
-        "prompt",
-        "request_id",
-        "sampling_params",
-        "sequences",
-        "tenant",
-        "tenant_number",
-    )
-
     def __init__(
         self,
         *,

@@ -38,6 +38,7 @@ from engine_core.scheduler.stop import check_stop
 from engine_core.scheduler.token_budget.base import TokenBudget
 from engine_core.scheduler.token_budget.feedback import StepFeedback
 from engine_core.scheduler.token_budget.slo import make_token_budget
+from protocol.errors import PromptTooLong
 from protocol.explanations import RequestInfo
 from protocol.outputs import EngineCoreOutputs
 
@@ -168,11 +169,7 @@ class Scheduler(SchedulerInterface):
         request.first_step_id = self._in_flight.next_step_id
         pool.add_waiting(request)
         if request.num_prompt_tokens >= max_model_len:
-            why = (
-                f"prompt has {request.num_prompt_tokens} tokens, the limit is {max_model_len - 1} "
-                f"(max_model_len {max_model_len} less one for the answer); shorten it or raise "
-                "--max-model-len"
-            )
+            why = str(PromptTooLong(request.num_prompt_tokens, max_model_len))
             pool.finish_request(request, RequestStatus.FINISHED_IGNORED, why)
             return
         if request.beam_search is not None:

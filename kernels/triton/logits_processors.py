@@ -123,11 +123,11 @@ def apply_penalties_reference(
 
 
 def adjust_tokens_reference(
-    logits_V: torch.Tensor, held_back_ids: torch.Tensor, bias_ids: torch.Tensor, bias: torch.Tensor
+    logits_V: torch.Tensor, min_tokens_ids: torch.Tensor, bias_ids: torch.Tensor, bias: torch.Tensor
 ) -> torch.Tensor:
-    """The specification, for one row; `held_back_ids` is empty once min_tokens are there."""
+    """The specification, for one row; `min_tokens_ids` is empty once min_tokens are there."""
     result_V = logits_V.clone()
-    result_V[held_back_ids] = -torch.inf
+    result_V[min_tokens_ids] = -torch.inf
     result_V[bias_ids] += bias
     return result_V
 
@@ -178,9 +178,9 @@ def _adjust_kernel(
     stride_r,
     num_rows_ptr,  # int32 [1]
     state_row_ptr,  # int64 [R]
-    num_held_back_ptr,  # int32 [R]
-    held_back_ptr,  # int32 [N, L]
-    num_held_back_slots,
+    num_min_tokens_ids_ptr,  # int32 [R]
+    min_tokens_ids_ptr,  # int32 [N, L]
+    num_min_tokens_ids_slots,
     num_biases_ptr,  # int32 [R]
     bias_ids_ptr,  # int32 [N, M]
     bias_ptr,  # float32 [N, M]
@@ -203,11 +203,11 @@ def _adjust_kernel(
         tl.store(logits_ptr + ids, logits + tl.load(bias_ptr + slot, valid, 0.0), valid)
     # last, so that no other thread's bias is read after it or written over it
     tl.debug_barrier()
-    num_held_back = tl.load(num_held_back_ptr + row)
-    for start in range(0, num_held_back, BLOCK):
+    num_min_tokens_ids = tl.load(num_min_tokens_ids_ptr + row)
+    for start in range(0, num_min_tokens_ids, BLOCK):
         index = start + tl.arange(0, BLOCK)  # [BLOCK]
-        slot = state_row * num_held_back_slots + index
-        ids = tl.load(held_back_ptr + slot, index < num_held_back, -1)
+        slot = state_row * num_min_tokens_ids_slots + index
+        ids = tl.load(min_tokens_ids_ptr + slot, index < num_min_tokens_ids, -1)
         impossible = tl.full([BLOCK], -float("inf"), tl.float32)
         tl.store(logits_ptr + ids, impossible, (ids >= 0) & (ids < V))
 
@@ -299,8 +299,8 @@ def adjust_tokens(
     *,
     num_rows_1: torch.Tensor,
     state_row_R: torch.Tensor,
-    num_held_back_R: torch.Tensor,
-    held_back_ids_NL: torch.Tensor,
+    num_min_tokens_ids_R: torch.Tensor,
+    min_tokens_ids_NL: torch.Tensor,
     num_biases_R: torch.Tensor,
     bias_ids_NM: torch.Tensor,
     bias_NM: torch.Tensor,
@@ -311,8 +311,8 @@ def adjust_tokens(
         logits_RV: float32, rows contiguous. Changed.
         num_rows_1: int32 [1]; rows at or beyond it stay as they are.
         state_row_R: int64, in [0, N): whose lists each row reads.
-        num_held_back_R: int32, entries of the list that count; 0 once min_tokens are there.
-        held_back_ids_NL: int32, contiguous: end-of-sequence and stop tokens.
+        num_min_tokens_ids_R: int32, entries of the list that count; 0 once min_tokens are there.
+        min_tokens_ids_NL: int32, contiguous: end-of-sequence and stop tokens.
         num_biases_R: int32, likewise.
         bias_ids_NM, bias_NM: int32 and float32 [N, M], contiguous; an id once in a row.
             Ids outside [0, V) are passed over.
@@ -322,18 +322,18 @@ def adjust_tokens(
     """
     rows, vocab_size = check_logits(logits_RV)
     device = logits_RV.device
-    num_states, held_back_slots = held_back_ids_NL.shape
+    num_states, min_tokens_slots = min_tokens_ids_NL.shape
     bias_slots = bias_ids_NM.shape[1]
     check_num_rows(num_rows_1, device)
     check_tensor("state_row", state_row_R, (rows,), torch.int64, device)
-    check_tensor("num_held_back", num_held_back_R, (rows,), torch.int32, device)
-    shape = (num_states, held_back_slots)
-    check_tensor("held_back_ids", held_back_ids_NL, shape, torch.int32, device)
+    check_tensor("num_min_tokens_ids", num_min_tokens_ids_R, (rows,), torch.int32, device)
+    shape = (num_states, min_tokens_slots)
+    check_tensor("min_tokens_ids", min_tokens_ids_NL, shape, torch.int32, device)
     check_tensor("num_biases", num_biases_R, (rows,), torch.int32, device)
     check_tensor("bias_ids", bias_ids_NM, (num_states, bias_slots), torch.int32, device)
     check_tensor("bias", bias_NM, (num_states, bias_slots), torch.float32, device)
     for name, tensor in (
-        ("held_back_ids", held_back_ids_NL),
+        ("min_tokens_ids", min_tokens_ids_NL),
         ("bias_ids", bias_ids_NM),
         ("bias", bias_NM),
     ):
@@ -344,9 +344,9 @@ def adjust_tokens(
             logits_RV.stride(0),
             num_rows_1,
             state_row_R,
-            num_held_back_R,
-            held_back_ids_NL,
-            held_back_slots,
+            num_min_tokens_ids_R,
+            min_tokens_ids_NL,
+            min_tokens_slots,
             num_biases_R,
             bias_ids_NM,
             bias_NM,

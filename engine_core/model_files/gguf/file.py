@@ -1,8 +1,4 @@
-"""A model as a GGUF file, or as the numbered parts of one, in Hugging Face terms.
-
-Owns opening, checking and dequantising; must not know how keys become a config (`gguf_config`) or
-a tokenizer (`gguf_tokenizer`).
-"""
+"""A model as a GGUF file, or as the numbered parts of one, in Hugging Face terms."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def decode_buckets(max_num_seqs: int) -> tuple[int, ...]:
 
 
 def choose_bucket(buckets: Sequence[int], num_sequences: int) -> int | None:
-    """The smallest that holds so many sequences, or None if none does (or there is nothing)."""
+    """The smallest that holds `num_sequences`; None if none does, or for 0."""
     if num_sequences < 1:
         return None
     index = bisect_left(buckets, num_sequences)

@@ -64,7 +64,7 @@ def steps_of_every_size(
 
 
 def _prefills(num_tokens: int, max_model_len: int) -> list[int]:
-    """As few sequences as can have so many tokens; the shortest first, if it is a decode."""
+    """As few sequences as can have `num_tokens`; the shortest first, if it is a decode."""
     full, rest = divmod(num_tokens, max_model_len)
     return [rest] * (rest > 0) + [max_model_len] * full
 

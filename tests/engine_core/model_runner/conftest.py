@@ -33,6 +33,15 @@ CONFIGS = {
 }
 
 
+@pytest.fixture(scope="package", autouse=True)
+def one_thread():
+    """Tiny tensors: torch's other threads would only wait."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session", params=CONFIGS)
 def reference(request):
     """A model of transformers, which answers for the tokens."""

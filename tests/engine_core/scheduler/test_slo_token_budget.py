@@ -1,4 +1,4 @@
-"""The budget that keeps promises: each rule alone, then against fixed budgets in a small loop."""
+"""The budget that keeps SLOs: each rule alone, then against fixed budgets in a small loop."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def trained(**options) -> SLOTokenBudget:
     return SLOTokenBudget(8_192, cost_model=model, margin=0.0, **options)
 
 
-def test_without_a_promise_or_without_decodes_a_step_may_have_all_tokens():
+def test_without_an_slo_or_without_decodes_a_step_may_have_all_tokens():
     alone = running((500, 0, 100, None))
     assert SLOTokenBudget(2_048).num_tokens(9.0, running(decode(1.0, 5)), None) == 2_048
     assert trained(target_tpot_s=0.05).num_tokens(9.0, running(), waits(1.0)) == 8_192
@@ -84,7 +84,7 @@ def test_one_that_is_behind_and_may_catch_up_lends_nothing():
     assert budget.num_tokens(7.0 + 100 * 0.05 + 1.0, behind, waits(6.0)) == 1 + 4
 
 
-def test_a_promise_broken_for_good_does_not_drag_the_rest():
+def test_an_slo_that_cannot_be_met_does_not_drag_the_rest():
     budget = trained(target_tpot_s=0.05)
     lost, new = decode(0.0, 3), decode(99.0, 1)
     alone = budget.num_tokens(99.0, running(new, decode(99.0, 1)), waits(6.0))
@@ -130,7 +130,7 @@ def test_one_prompt_is_not_saved_at_the_cost_of_many_answers():
 
 
 def test_answers_that_can_catch_up_lend_more_than_their_slack():
-    """A thousand tokens at 20 ms less than promised pay for 200 ms."""
+    """A thousand tokens at 20 ms less than the target pay for 200 ms."""
     state, queue = running(*[decode(0.0, 100, 5_000)] * 20), waits(4.1, 1, 2_000)
     state.max_len[:] = 6_100
     harmless = trained(target_tpot_s=0.05).num_tokens(5.0, state, queue)
@@ -219,7 +219,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_fewer_promises_are_broken_than_with_any_fixed_budget_at_equal_throughput(case):
+def test_fewer_slos_are_violated_than_with_any_fixed_budget_at_equal_throughput(case):
     machine, shape, target_tpot_s, target_ttft_s = CASES[case]
     trace = bursty_trace(1, **shape)
     budget = SLOTokenBudget(8_192, target_tpot_s, target_ttft_s)

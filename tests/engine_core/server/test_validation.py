@@ -39,7 +39,7 @@ def test_a_good_request_passes():
         (
             replaced(prompt_token_ids=[1] * 16),
             ErrorCode.PROMPT_TOO_LONG,
-            "prompt has 16 tokens, the limit is max_model_len - 1 = 15",
+            "prompt has 16 tokens, the limit is 15",
         ),
         (
             replaced(prompt_token_ids=[1] * 17),

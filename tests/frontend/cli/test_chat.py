@@ -117,7 +117,7 @@ def test_too_long_history_says_how_long_and_what_to_do(start_engine, address):
     start_engine(next_token=saying("yes", then_eos=True))
     code, out, err = chat(address, "one\n" + "x" * 600 + "\n")
     assert (code, out) == (1, "yes\n")
-    assert "the limit is max_model_len - 1 = 511; shorten it" in err
+    assert "the limit is 511 (max_model_len 512 less one" in err
     assert err.endswith("; /reset starts over\n")
 
 

@@ -1,4 +1,4 @@
-"""Ageing: nothing starves, nobody forces each other out in turn."""
+"""Ageing: nothing starves, and no two requests force each other out."""
 
 import itertools
 
