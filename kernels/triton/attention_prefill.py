@@ -1,7 +1,5 @@
 """Prefill attention: one program a tile of packed query rows and key/value head.
 
-Owns the results of prefill requests. Must not know how requests are cut into tiles, nor layers.
-
     keys of a tile    [low ---- | ------- all visible to every row ------- | diagonal ---- stop)
                        masked      no masks, whole tiles of BLOCK_N keys      masked
     (the masked part on the left exists with a sliding window only, and no key left of it is read)

@@ -1,7 +1,6 @@
 """Philox4x32-10 and Gumbel noise as functions that other kernels call.
 
 J. Salmon, M. Moraes, R. Dror, D. Shaw: Parallel Random Numbers: As Easy as 1, 2, 3 (SC 2011).
-Owns the random words and what they become. Must not know logits or requests.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@
 The Gumbel-max trick (Gumbel 1954; Maddison et al., A* Sampling, arXiv:1411.0030): the argmax of
 `(logits / temperature - their maximum) + noise` falls on a token with its softmax probability. The
 noise is a function of (seed, position, token), so a row gives the same token in any batch, and the
-one that the CPU gives, except as `sample` says. Owns the choice; must not know what became of the
-logits before (`penalties`, `token_masks`) nor how a threshold is found (`truncation`).
+one that the CPU gives, except as `sample` says.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ and for top_p adds up weights exp(x - best) (target p of all that min_p and top_
 
 Weights are float64 rounded to 2**-43 and sums are int64, hence exact and the same in any order:
 atomic additions, splits and batches change nothing. Float64 because the CPU uses it: a cut differs
-from the CPU's only where p falls within 1e-10 of a token's edge. Owns thresholds; must not know
-noise or penalties.
+from the CPU's only where p falls within 1e-10 of a token's edge.
 """
 
 from __future__ import annotations
