@@ -1,6 +1,5 @@
-"""The console script `engine-core`: reads options, then hands over to the daemon.
-
-Must stay quick to import: torch and the rest load only once the options are known to be good.
+"""The console script `engine-core`: reads options, then hands over to the daemon. Quick to import:
+torch and the rest load only once the options are known to be good.
 """
 
 import sys
@@ -16,9 +15,11 @@ from engine_core.options.engine import EngineOptions
 app = App(
     name="engine-core",
     help="Serve a language model to any number of clients on this machine.",
+    usage="Usage: engine-core [OPTIONS]",
     help_format="plaintext",  # a renderer of Markdown takes a fifth of the time of --help
     version_flags=["--version"],
     version=lambda: _version(),
+    default_parameter=Parameter(show=False),  # but for the common ones, which say so themselves
     result_action="return_value",
 )
 
@@ -33,7 +34,14 @@ def serve(options: EngineOptions = _DEFAULTS) -> int:
     try:
         return run_daemon(options)
     except StartupError as error:
-        return _complain(str(error))
+        return _print_error(str(error))
+
+
+@app.command(name="--help-all")
+def _help_all() -> None:
+    """Display every option and exit."""
+    app.default_parameter = None
+    app.meta(["--help"])
 
 
 @app.meta.default
@@ -43,19 +51,20 @@ def _with_config(
         Path | None,
         Parameter(
             help="A TOML file with the same options, dashes or underscores; the command "
-            "line overrides it."
+            "line overrides it.",
+            show=True,
         ),
     ] = None,
 ) -> int:
     if config is not None:
         if not config.is_file():
-            return _complain(f"--config: there is no file {config}; check the path")
+            return _print_error(f"--config: there is no file {config}; check the path")
         app.config = [cyclopts.config.Toml(config, must_exist=True)]
     result = app(tokens)
     return int(result or 0)
 
 
-def _complain(text: str) -> int:
+def _print_error(text: str) -> int:
     print(f"engine-core: {text}", file=sys.stderr)  # noqa: T201
     return 1
 

@@ -1,4 +1,4 @@
-"""The process: start up, main loop, shut down. Owns stdout (one JSON line) and the exit code."""
+"""The process: start up, main loop, shut down; one JSON line on stdout, and the exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 from engine_core.lifecycle import Lifecycle
 from engine_core.options.engine import EngineOptions
 from engine_core.server.transport import ZmqTransport
-from engine_core.startup.early_start import load_torch_library_beside, no_garbage_collection
+from engine_core.startup.before_torch import (
+    check_kernels_package,
+    load_torch_library_beside,
+    no_garbage_collection,
+    open_model,
+)
 from engine_core.startup.phases import StartPhases
 from protocol.outputs import FinishReason
 
@@ -24,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_daemon(options: EngineOptions) -> int:
-    """Serve until told to stop.
+    """Serve until asked to stop.
 
     Returns:
         The exit code: 0 after a drain, 1 after a fault.
@@ -32,7 +37,7 @@ def run_daemon(options: EngineOptions) -> int:
     Raises:
         StartupError: the daemon could not start.
     """
-    clock = StartPhases()
+    phases = StartPhases()
     options.check()
     _log_to_stderr(options.log_level)
     faulthandler.enable()
@@ -42,26 +47,26 @@ def run_daemon(options: EngineOptions) -> int:
     )
     # The address first: if it is taken, say so before the model has been loaded.
     with ZmqTransport(options.bind) as transport:
-        core, config = _start(options, transport, lifecycle, clock)
+        core, config = _start(options, transport, lifecycle, phases)
         with lifecycle.listen(transport):
-            clock.enter("serving")
-            _announce(config, clock)
+            phases.enter("serving")
+            _announce(config, phases)
             return _serve(core)
 
 
 def _start(
-    options: EngineOptions, transport: ZmqTransport, lifecycle: Lifecycle, clock: StartPhases
+    options: EngineOptions, transport: ZmqTransport, lifecycle: Lifecycle, phases: StartPhases
 ) -> tuple[EngineCore, EngineConfig]:
     with no_garbage_collection():
         load_torch_library_beside()
-        from engine_core.startup.model_opening import open_model
-
-        clock.enter("files")
+        check_kernels_package()
+        options.scheduling.check()
+        phases.enter("files")
         opened = open_model(options)
-        clock.enter("imports")
-        from engine_core.startup.start import start_engine  # torch
+        phases.enter("imports")
+        from engine_core.startup.build import build_engine  # torch
 
-    return start_engine(options, opened, transport, lifecycle, clock)
+    return build_engine(options, opened, transport, lifecycle, phases)
 
 
 def _serve(core: EngineCore) -> int:
@@ -77,34 +82,34 @@ def _serve(core: EngineCore) -> int:
     return 0
 
 
-def _announce(config: EngineConfig, clock: StartPhases) -> None:
-    """The one line on stdout. A parent that has gone away is no reason to fail."""
+def _announce(config: EngineConfig, phases: StartPhases) -> None:
+    """The one line on stdout. A parent that has exited is no reason to fail."""
     line = {
         "event": "ready",
         "address": config.address,
         "model": config.model,
-        "max_model_len": config.max_model_len,
+        "max_model_len": config.scheduler.max_model_len,
         "num_blocks": config.num_blocks,
         "block_size": config.block_size,
         "weights": config.weights,
         "kv_cache_dtype": config.kv_cache_dtype,
-        "ready_s": round(clock.total_s, 3),
-        "phases_s": {phase: round(spent_s, 3) for phase, spent_s in clock.spent_s().items()},
+        "ready_s": round(phases.total_s, 3),
+        "phases_s": {phase: round(spent_s, 3) for phase, spent_s in phases.spent_s().items()},
     }
     try:
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        logger.warning("nobody reads standard output")
+        logger.warning("standard output is closed")
 
 
 def _share_the_cores() -> None:
-    """Let idle threads of OpenMP sleep soon. Must come before torch is imported.
+    """Let idle OpenMP threads sleep soon. Must come before torch is imported.
 
     They spin between operations, by default for milliseconds. When another process needs a core,
-    the spinning threads keep it from the one that has work: a decode step then takes a hundred
+    the spinning threads take it from the thread that has work: a decode step then takes a hundred
     times as long. At this count it takes three times as long, and 5 to 10 % more on an idle
-    machine (docs/benchmarks.md). Whoever sets one of these variables knows better.
+    machine (docs/benchmarks.md). Variables that are set already are left alone.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")

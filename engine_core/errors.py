@@ -1,11 +1,11 @@
 """What can go wrong in the daemon, as exceptions.
 
 EngineError
-├── StartupError            the daemon cannot start; one line tells the operator why
+├── StartupError            the daemon cannot start; one line for the operator says why
 │   ├── ConfigurationError  an option, or a pair of options, that cannot work
 │   ├── AddressInUse        another engine listens there
 │   └── CacheTooSmall       memory does not hold a useful KV cache
-└── RequestRefused          a request that this engine cannot serve; it goes on with the others
+└── RequestRefused          a request that this engine cannot serve; the others go on
 """
 
 from protocol.errors import ErrorCode

@@ -1,8 +1,6 @@
-"""The client of engine-core: `LLM`, `AsyncLLM`, `SamplingParams` and what they return.
-
-Must not know torch or the engine: it imports only `protocol`. Each public name loads its module
-when it is first used, so that `import frontend` stays quick.
-"""
+"""The client of engine-core: `LLM`, `AsyncLLM`, `SamplingParams` and what they return. Must not
+know torch or the engine: it imports only `protocol`. Each public name loads its module when it is
+first used, so that `import frontend` stays quick."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

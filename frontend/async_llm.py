@@ -12,7 +12,6 @@ from frontend.errors import EngineUnavailable
 from frontend.event_loop import Clock
 from frontend.input_processor import ChatMessage, InputProcessor, PromptInput, TokensPrompt
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
-from frontend.request_state import RequestState
 from frontend.sampling_params import BeamSearchParams, SamplingParams
 from frontend.session import EngineSession
 from frontend.tokenizer import Tokenizer
@@ -82,7 +81,7 @@ class AsyncLLM:
         self._random = random.SystemRandom() if seed is None else random.Random(seed)
         self._clock = Clock()
         self._child: ChildDaemon | None = None
-        self._opened_session: EngineSession | None = None
+        self._session: EngineSession | None = None
         self._input_processor: InputProcessor | None = None
 
     # opening and closing
@@ -135,8 +134,8 @@ class AsyncLLM:
         Raises:
             EngineUnavailable, EngineRefused: see `connect`.
         """
-        if self._opened_session is None:
-            self._opened_session = EngineSession(
+        if self._session is None:
+            self._session = EngineSession(
                 ZmqTransport(self.address),
                 self.address,
                 self._options,
@@ -155,7 +154,7 @@ class AsyncLLM:
         Raises:
             EngineUnavailable, EngineRefused, EngineDied, ClientClosed.
         """
-        session = self._session
+        session = self.session
         await session.ready()
         welcome = session.welcome
         assert welcome is not None
@@ -171,8 +170,8 @@ class AsyncLLM:
 
     async def close(self) -> None:
         """Abort what runs, disconnect, and stop an engine that `launch` started."""
-        if self._opened_session is not None:
-            await self._opened_session.close()
+        if self._session is not None:
+            await self._session.close()
         if self._child is not None:
             await self._child.close()
 
@@ -184,16 +183,17 @@ class AsyncLLM:
         await self.close()
 
     @property
-    def _session(self) -> EngineSession:
-        if self._opened_session is None:
+    def session(self) -> EngineSession:
+        """The requests in flight and the connection, for callers that handle many at once."""
+        if self._session is None:
             raise EngineUnavailable("not connected yet; use `async with AsyncLLM() as llm:`")
-        return self._opened_session
+        return self._session
 
     # the model
 
     @property
     def input_processor(self) -> InputProcessor:
-        """Makes requests without sending them, for callers that handle many at once."""
+        """Makes requests without sending them."""
         if self._input_processor is None:
             raise EngineUnavailable("not connected yet; use `async with AsyncLLM() as llm:`")
         return self._input_processor
@@ -311,47 +311,35 @@ class AsyncLLM:
         request = self.input_processor.make_request(
             make_prompt(),
             params,
-            self.new_request_id(request_id),
+            self.session.requests.new_request_id(request_id),
             priority=priority,
             tenant=tenant,
             cache_salt=cache_salt,
         )
         try:
-            self.submit(request)
+            self.session.submit(request)
             finished = False
             while not finished:
                 output = await request.next_output()
                 finished = output.finished
                 yield output
         finally:
-            self.release(request)
-
-    def new_request_id(self, request_id: str | None = None) -> str:
-        """The id itself if no live request has it; None gives a new number."""
-        return self._session.requests.new_request_id(request_id)
-
-    def submit(self, request: RequestState) -> None:
-        """Send what `input_processor` made. It must be given to `release` in the end."""
-        self._session.submit(request)
-
-    def release(self, request: RequestState) -> None:
-        """Forget a request, and stop what still runs of it."""
-        self._session.release(request)
+            self.session.release(request)
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
         """End live requests: their streams get a last output with finish reason "abort". Unknown
         ids are ignored, as their requests may just have ended."""
         for each in (request_id,) if isinstance(request_id, str) else tuple(request_id):
-            request = self._session.requests.get(each)
+            request = self.session.requests.get(each)
             if request is not None:
                 request.finish("abort")
-                self.release(request)
+                self.session.release(request)
 
     # calls: CallRefused if the engine refuses, EngineDied if it was lost before it answered,
     # EngineUnavailable if it is not there
 
     async def _call(self, call: AnyCall, result_type: type[T]) -> T:
-        result = await self._session.call(call)
+        result = await self.session.call(call)
         assert isinstance(result, result_type)
         return result
 
@@ -363,7 +351,7 @@ class AsyncLLM:
         """A request's state and its reasons: a live one of this client by the id that `generate`
         was given, any live or lately finished one of any client by the engine's id
         (`RequestMetrics.engine_request_id`). CallRefused if there is none."""
-        request = self._session.requests.get(request_id)
+        request = self.session.requests.get(request_id)
         if request is not None and request.wire_ids:
             request_id = request.wire_ids[0]
         return await self._call(GetRequestInfo(request_id=request_id), RequestInfo)

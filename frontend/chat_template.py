@@ -1,8 +1,6 @@
-"""Conversations to prompt texts, by the Jinja2 template that came with the model.
-
-A template is foreign code: it runs in Jinja2's immutable sandbox and sees plain data only. Imported
-only where a template is rendered, because it loads jinja2.
-"""
+"""Conversations to prompt texts, by the Jinja2 template that came with the model. A template is
+foreign code: it runs in Jinja2's immutable sandbox and sees plain data only. Imported only where a
+template is rendered, because it loads jinja2."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""One connection to an engine, from HELLO to its loss. A lost connection is replaced by a new one.
-
-A loss shows as the end of the transport, as an undecodable message, or as silence.
-"""
+"""One connection to an engine, from HELLO to its loss: the end of the transport, an undecodable
+message, or silence. A lost connection is replaced by a new one."""
 
 import asyncio
 import dataclasses

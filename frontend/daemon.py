@@ -27,8 +27,8 @@ _POLL_S = 0.01
 
 
 class ChildDaemon:
-    """`engine-core` started by this process. It ends when its standard input closes, so
-    it also ends when this process is killed.
+    """`engine-core` started by this process. It ends when its standard input closes, so also when
+    this process is killed.
 
     Args:
         arguments: of the command line, without `--bind`.
@@ -67,12 +67,10 @@ class ChildDaemon:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise EngineStartError(f"cannot run {program[0]}: {error.strerror}") from None
         assert self._process.stdout is not None and self._process.stderr is not None
+        stdout, stderr = self._process.stdout, self._process.stderr
+        readers = ((self._read_stdout, stdout), (self._read_stderr, stderr))
         self._threads = [
-            threading.Thread(target=target, args=(stream,), name=f"engine-{name}", daemon=True)
-            for name, target, stream in (
-                ("stdout", self._read_stdout, self._process.stdout),
-                ("stderr", self._read_stderr, self._process.stderr),
-            )
+            threading.Thread(target=read, args=(stream,), daemon=True) for read, stream in readers
         ]
         for thread in self._threads:
             thread.start()

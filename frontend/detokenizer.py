@@ -1,7 +1,5 @@
-"""Text of a stream of tokens, as early as it is certain, and stop strings in it.
-
-Released text never changes; all of it joined equals decoding all tokens at once.
-"""
+"""Text of a stream of tokens, as early as it is certain, and stop strings in it. Released text
+never changes; all of it joined equals decoding all tokens at once."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""From keyword arguments of `LLM` to the daemon's command line.
-
-An option is passed on under its own name; the daemon itself refuses what it does not know. Here are
-only vLLM's other names, and vLLM's options that this engine does not have.
-"""
+"""From keyword arguments of `LLM` to the daemon's command line. An option is passed on under its
+own name; the daemon refuses what it does not know. Here are only vLLM's other names, and vLLM's
+options that this engine does not have."""
 
 from collections.abc import Mapping
 from os import PathLike

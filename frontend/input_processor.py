@@ -12,9 +12,11 @@ from frontend.sampling_params import (
     BeamSearchParams,
     RequestOutputKind,
     SamplingParams,
+    as_invalid_input,
     check_scheduling,
 )
 from frontend.tokenizer import Tokenizer
+from protocol.limits import ModelLimits
 from protocol.outputs import ModelInfo
 from protocol.requests import EngineRequest
 
@@ -64,6 +66,7 @@ class InputProcessor:
         self.optional_tokenizer = tokenizer
         self._seeds = seeds
         self._clock = clock
+        self._limits = ModelLimits(model.max_model_len, model.vocab_size, model.max_logprobs)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -111,7 +114,11 @@ class InputProcessor:
                 f"sampling_params is of type {type(params).__name__}, it must be SamplingParams"
             )
         check_scheduling(priority, tenant)
-        self._check_model_limits(params)
+        if params.stop_strings and self.optional_tokenizer is None:
+            raise InvalidInput(
+                "stop strings need text, and the engine's model came without a tokenizer; use "
+                "stop_token_ids"
+            )
         text, token_ids, own_salt = _parse(prompt, name)
         if token_ids is None:
             assert text is not None
@@ -119,12 +126,16 @@ class InputProcessor:
         if params.truncate_prompt_tokens is not None:
             kept = params.truncate_prompt_tokens
             token_ids = token_ids[-(self.model.max_model_len - 1 if kept == -1 else kept) :]
-        self._check_tokens(token_ids, name)
+        with as_invalid_input():
+            self._limits.check_prompt(token_ids, name)
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
+        wire_params = params.to_wire(len(token_ids), self.model.max_model_len, seed=seed)
+        with as_invalid_input():
+            self._limits.check_sampling(wire_params)
         request = EngineRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
-            sampling_params=params.to_wire(len(token_ids), self.model.max_model_len, seed=seed),
+            sampling_params=wire_params,
             num_sequences=params.n if beam_search is None else beam_search.beam_width,
             beam_search=beam_search,
             priority=priority,
@@ -152,20 +163,6 @@ class InputProcessor:
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
         return {"prompt": text, "prompt_token_ids": token_ids}
 
-    def _check_model_limits(self, params: SamplingParams) -> None:
-        if params.stop_strings and self.optional_tokenizer is None:
-            raise InvalidInput(
-                "stop strings need text, and the engine's model came without a tokenizer; use "
-                "stop_token_ids"
-            )
-        limit = self.model.max_logprobs
-        wanted = params.logprobs
-        if wanted is not None and limit >= 0 and not 0 <= wanted <= limit:
-            raise InvalidInput(
-                f"logprobs is {wanted}, the engine's limit is {limit}; ask for fewer or start it "
-                "with a larger --max-logprobs"
-            )
-
     def _encode(self, text: str, name: str) -> list[int]:
         if self.optional_tokenizer is None:
             raise InvalidInput(
@@ -174,27 +171,9 @@ class InputProcessor:
             )
         return self.optional_tokenizer.encode(text)
 
-    def _check_tokens(self, token_ids: list[int], name: str) -> None:
-        if not token_ids:
-            raise InvalidInput(f"{name} is empty; give at least one token")
-        limit = self.model.max_model_len - 1
-        if len(token_ids) > limit:
-            raise InvalidInput(
-                f"{name} has {len(token_ids)} tokens, the limit is max_model_len - 1 = {limit}; "
-                "shorten it, set truncate_prompt_tokens, or start the engine with a larger "
-                "--max-model-len"
-            )
-        vocab_size = self.model.vocab_size
-        if min(token_ids) < 0 or max(token_ids) >= vocab_size:
-            wrong = next(token for token in token_ids if not 0 <= token < vocab_size)
-            raise InvalidInput(
-                f"{name} holds token id {wrong}, the vocabulary ends at {vocab_size - 1}; "
-                "use this model's own tokenizer"
-            )
-
 
 def split_prompts(prompts: object) -> list[object]:
-    """A list of single prompts from one prompt or several; their contents are not looked at.
+    """A list of single prompts from one prompt or several, unchecked.
 
     Raises:
         InvalidInput: neither.
@@ -230,15 +209,9 @@ def _checked_salt(salt: object, name: str) -> str | None:
 def _parse(prompt: object, name: str) -> tuple[str | None, list[int] | None, str | None]:
     """Text, token ids and cache salt of a prompt in any of its forms."""
     if isinstance(prompt, str):
-        return _text(prompt, name), None, None
-    if isinstance(prompt, Mapping):
-        return _parse_mapping(prompt, name)
-    return None, _token_ids(prompt, name), None
-
-
-def _parse_mapping(
-    prompt: Mapping[object, object], name: str
-) -> tuple[str | None, list[int] | None, str | None]:
+        return prompt, None, None
+    if not isinstance(prompt, Mapping):
+        return None, _token_ids(prompt, name), None
     unknown = [key for key in prompt if key not in _KNOWN_KEYS and prompt[key] is not None]
     if unknown:
         raise InvalidInput(
@@ -246,20 +219,13 @@ def _parse_mapping(
             f"{sorted(_KNOWN_KEYS)}"
         )
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-    salt = _checked_salt(prompt.get("cache_salt"), name)
     if text is None and token_ids is None:
         raise InvalidInput(f"{name} has neither 'prompt' nor 'prompt_token_ids'; give one")
-    return (
-        None if text is None else _text(text, name),
-        None if token_ids is None else _token_ids(token_ids, name),
-        salt,
-    )
-
-
-def _text(text: object, name: str) -> str:
-    if not isinstance(text, str):
+    if text is not None and not isinstance(text, str):
         raise InvalidInput(f"the text of {name} is of type {type(text).__name__}, it must be str")
-    return text
+    if token_ids is not None:
+        token_ids = _token_ids(token_ids, name)
+    return text, token_ids, _checked_salt(prompt.get("cache_salt"), name)
 
 
 def _token_ids(token_ids: object, name: str) -> list[int]:

@@ -3,7 +3,7 @@ event loop in a thread of its own."""
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from frontend.async_llm import AsyncLLM
@@ -32,18 +32,12 @@ class LLM:
         seed: of the seeds drawn for requests that have none.
         startup_timeout_s: for an engine started here to get ready.
         reconnect_timeout_s: for a lost engine at `address` to come back.
-        engine_options: `tokenizer`, `dtype`, `max_model_len`, `max_num_seqs`,
-            `max_num_batched_tokens`, `max_chunk_size`, `block_size`, `num_blocks`,
-            `kv_cache_memory`, `memory_fraction` (vLLM's `gpu_memory_utilization`: the share of free
-            memory that the KV cache may take), `enable_prefix_caching`, `max_logprobs`,
-            `num_threads`, `log_level`; of the scheduler `scheduling_policy`, `preemption_mode`,
-            `host_cache_memory` and the others of docs/daemon.md. Other engine arguments of vLLM are
-            taken as long as they ask for nothing, such as `tensor_parallel_size=1`, and refused by
-            name otherwise.
+        engine_options: those of `engine-core` with underscores (docs/daemon.md), also by vLLM's
+            names. vLLM's other engine arguments are accepted as long as they ask for nothing, such
+            as `tensor_parallel_size=1`, and refused by name otherwise.
 
     Raises:
-        InvalidInput: an option that this engine does not support.
-        EngineStartError: the engine did not get ready; the text holds its last lines.
+        InvalidInput, EngineStartError: see `AsyncLLM.launch`.
         EngineUnavailable: no engine answers at `address`.
     """
 
@@ -127,15 +121,12 @@ class LLM:
         Args:
             prompts: text, token ids, a dictionary with `prompt` or `prompt_token_ids`, or a list
                 of those.
-            sampling_params: for all, or one a prompt; default: the model's own.
+            sampling_params: for all, or one per prompt; default: the model's own.
             use_tqdm: show a progress bar, or make one by calling this.
-            priority: one a prompt; smaller is more urgent. 0 unless the engine's policy is
-                priority.
-            tenant: whose share of the engine they use, under policy fair; default: this client's.
-            cache_salt: only requests with the same salt share cached prompts.
+            priority: one per prompt. For this, `tenant` and `cache_salt` see `AsyncLLM.generate`.
 
         Returns:
-            One output a prompt, in order. A request that the engine refused or could not finish
+            One output per prompt, in order. A request that the engine refused or could not finish
             has finish reason "error", and says why in `detail`.
 
         Raises:
@@ -204,8 +195,8 @@ class LLM:
         """The likeliest continuations of each prompt. An interrupt aborts them all.
 
         Returns:
-            One output a prompt, in order, each with its beams best first; or with none, and why,
-            where the engine refused the prompt.
+            One output per prompt, in order, each with its beams best first; or with none, and the
+            reason, where the engine refused the prompt.
 
         Raises:
             InvalidInput, EngineDied: see `generate`.
@@ -260,7 +251,7 @@ class LLM:
                 client.input_processor.make_request(
                     prompt,
                     params,
-                    client.new_request_id(),
+                    client.session.requests.new_request_id(),
                     priority=priority,
                     tenant=tenant,
                     cache_salt=cache_salt,
@@ -274,13 +265,14 @@ class LLM:
             ]
             try:
                 for request in requests:
-                    client.submit(request)
+                    client.session.submit(request)
                 return [await _final_output(request) for request in requests]
             finally:
                 for request in requests:
-                    client.release(request)
+                    client.session.release(request)
 
-        with _progress_bar(len(prompts), use_tqdm) as progress:
+        progress = _progress_bar(len(prompts), use_tqdm) if use_tqdm else None
+        with contextlib.nullcontext() if progress is None else contextlib.closing(progress):
             return self._thread.run_and_wait(run(progress))
 
     def _open_client(self) -> AsyncLLM:
@@ -299,18 +291,11 @@ def _refuse_adapter(lora_request: object) -> None:
         raise InvalidInput("this engine does not support lora_request; omit it")
 
 
-@contextlib.contextmanager
-def _progress_bar(num_prompts: int, use_tqdm: bool | Callable[..., Any]) -> Iterator[Any]:
-    """A bar over the prompts of a batch, or none."""
-    if not use_tqdm:
-        yield None
-        return
+def _progress_bar(num_prompts: int, use_tqdm: bool | Callable[..., Any]) -> Any:
     from tqdm.auto import tqdm
 
     make = use_tqdm if callable(use_tqdm) else tqdm
-    bar = make(total=num_prompts, desc="Processed prompts", dynamic_ncols=True)
-    with contextlib.closing(bar):
-        yield bar
+    return make(total=num_prompts, desc="Processed prompts", dynamic_ncols=True)
 
 
 async def _final_output(request: RequestState) -> RequestOutput:

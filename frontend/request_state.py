@@ -1,7 +1,5 @@
-"""A request from its submission to its last output, as its consumer waits for it.
-
-Outputs are built when the consumer takes them: a slow consumer gets several merged into one.
-"""
+"""A request from its submission to its last output, as its consumer waits for it. Outputs are built
+when the consumer takes them: a slow consumer gets several merged into one."""
 
 import asyncio
 import time

@@ -1,10 +1,9 @@
-"""vLLM's `SamplingParams` and `BeamSearchParams`, and their translation for the engine.
-
-Names, order and defaults are vLLM's. What this engine does not do is refused by name.
-"""
+"""vLLM's `SamplingParams` and `BeamSearchParams`, and their translation for the engine. Names,
+order and defaults are vLLM's. What this engine does not do is refused by name."""
 
 import contextlib
 import copy
+import dataclasses
 import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,22 +16,10 @@ from protocol.sampling import check_whole
 
 MAX_N = 16_384
 _MAX_PRIORITY = 2**31 - 1
-_FLAGS = (
-    "ignore_eos",
-    "detokenize",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "include_stop_str_in_output",
-)
 _INTEGRAL_DEFAULTS = frozenset({"top_k", "max_tokens", "min_tokens"})
-_DEFAULTS_TAKEN = _INTEGRAL_DEFAULTS | {
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-}
+_REAL_DEFAULTS = frozenset({
+    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+})  # fmt: skip
 
 
 class RequestOutputKind(enum.Enum):
@@ -108,12 +95,11 @@ class SamplingParams:
     @classmethod
     def from_defaults(cls, defaults: Mapping[str, float]) -> Self:
         """The parameters that a model's authors recommend; the rest by default."""
-        taken: dict[str, Any] = {
-            name: int(value) if name in _INTEGRAL_DEFAULTS else float(value)
-            for name, value in defaults.items()
-            if name in _DEFAULTS_TAKEN
+        recommended: dict[str, Any] = {
+            **{name: int(defaults[name]) for name in _INTEGRAL_DEFAULTS & defaults.keys()},
+            **{name: float(defaults[name]) for name in _REAL_DEFAULTS & defaults.keys()},
         }
-        return cls(**taken)
+        return cls(**recommended)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -131,13 +117,14 @@ class SamplingParams:
             InvalidInput: see the class.
         """
         self._refuse_unsupported()
-        with _invalid_input():
+        with as_invalid_input():
             check_whole("n", self.n, minimum=1, maximum=MAX_N)
             if self.truncate_prompt_tokens not in (None, -1):
                 check_whole("truncate_prompt_tokens", self.truncate_prompt_tokens, minimum=1)
-        for name in _FLAGS:
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidInput(f"{name} is {getattr(self, name)!r}, it must be True or False")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, bool) and not isinstance(value, bool):
+                raise InvalidInput(f"{field.name} is {value!r}, it must be True or False")
         if not isinstance(self.output_kind, RequestOutputKind):
             raise InvalidInput(
                 f"output_kind is {self.output_kind!r}, it must be a RequestOutputKind"
@@ -183,7 +170,7 @@ class SamplingParams:
     def _engine_params(
         self, *, max_tokens: int, min_tokens: int, seed: int | None = None
     ) -> protocol.sampling.SamplingParams:
-        with _invalid_input():
+        with as_invalid_input():
             return protocol.sampling.SamplingParams(
                 max_tokens=max_tokens,
                 min_tokens=min_tokens,
@@ -253,7 +240,7 @@ class BeamSearchParams:
         self.sampling_params()
 
     def to_wire(self) -> protocol.sampling.BeamSearchParams:
-        with _invalid_input():
+        with as_invalid_input():
             return protocol.sampling.BeamSearchParams(
                 beam_width=self.beam_width,
                 length_penalty=self.length_penalty,
@@ -287,15 +274,15 @@ def check_scheduling(priority: object, tenant: object) -> None:
     Raises:
         InvalidInput: not a 32-bit whole number, or not a name.
     """
-    with _invalid_input():
+    with as_invalid_input():
         check_whole("priority", priority, minimum=-_MAX_PRIORITY, maximum=_MAX_PRIORITY)
     if tenant is not None and not (isinstance(tenant, str) and tenant):
         raise InvalidInput(f"tenant is {tenant!r}, it must be a non-empty string")
 
 
 @contextlib.contextmanager
-def _invalid_input() -> Iterator[None]:
-    """The protocol's refusals as the client's."""
+def as_invalid_input() -> Iterator[None]:
+    """Raise the protocol's refusals as InvalidInput."""
     try:
         yield
     except InvalidParameter as error:

@@ -3,17 +3,12 @@
 import struct
 from collections.abc import Sequence
 from itertools import chain
-from typing import Protocol
 
 from frontend.detokenizer import IncrementalDetokenizer, StopStringMatcher
 from frontend.outputs import CompletionOutput, FinishReasonName, Logprob
 from frontend.sampling_params import SamplingParams
 from frontend.tokenizer import Tokenizer
 from protocol.outputs import EngineCoreOutput, FinishReason, Logprobs
-
-
-class TokenTexts(Protocol):
-    def token_text(self, token_id: int) -> str: ...
 
 
 class SequenceState:
@@ -182,7 +177,7 @@ class SequenceState:
             self._cumulative_logprob = (self._cumulative_logprob or 0.0) + sampled.logprob
 
 
-def logprobs_of(columns: Logprobs, tokenizer: TokenTexts | None) -> list[dict[int, Logprob]]:
+def logprobs_of(columns: Logprobs, tokenizer: Tokenizer | None) -> list[dict[int, Logprob]]:
     """One dictionary a position from the wire's columns: the sampled token first, then the
     likeliest in falling order."""
     size = columns.num_positions * columns.width

@@ -178,9 +178,7 @@ class EngineSession:
             return
         self._connection = None
         logger.warning("lost the engine at %s: %s", self._address, reason)
-        died = self._died(f"is gone: {reason}")
-        for call_id in list(self._calls):
-            self._answer_call(call_id, died)
+        self._fail_calls(self._died(f"is gone: {reason}"))
         if self.requests.num_in_flight or self._child is not None:
             self._start_recovery(self._recover(reason))
 
@@ -253,5 +251,8 @@ class EngineSession:
     def _fail_all(self, error: Exception) -> None:
         for request in self.requests.drop_wire_ids():
             request.fail(error)
+        self._fail_calls(error)
+
+    def _fail_calls(self, error: Exception) -> None:
         for call_id in list(self._calls):
             self._answer_call(call_id, error)

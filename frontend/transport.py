@@ -1,7 +1,5 @@
-"""Frames to and from one engine: what the client needs of a transport, and ZMQ as one.
-
-The raw ZMQ sockets are read through the event loop's own poll: one callback takes all that arrived.
-"""
+"""Frames to and from one engine: what the client needs of a transport, and ZMQ as one. The ZMQ
+sockets are read through the event loop's own poll: one callback takes all that arrived."""
 
 import asyncio
 import contextlib

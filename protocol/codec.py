@@ -1,7 +1,5 @@
-"""Messages to frames and back, with one typed decoder for each direction.
-
-A message is one msgpack frame, followed by the binary frames that its TensorRefs point at.
-"""
+"""Messages to frames and back, with one typed decoder for each direction. A message is one msgpack
+frame, followed by the binary frames that its TensorRefs point at."""
 
 from collections.abc import Sequence
 

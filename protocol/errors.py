@@ -4,6 +4,7 @@ ProtocolError                 a peer sent something that is not this protocol
 ├── MalformedMessage          bytes that do not decode to a known message
 └── WireVersionMismatch       a peer of another wire version
 InvalidParameter (ValueError) a parameter outside its limits; the text says which and what to do
+└── PromptTooLong
 """
 
 import enum
@@ -48,3 +49,14 @@ class WireVersionMismatch(ProtocolError):
 
 class InvalidParameter(ValueError):
     """A parameter is outside its limits; the message names value, limit and next action."""
+
+
+class PromptTooLong(InvalidParameter):
+    """The prompt leaves no room for an output token."""
+
+    def __init__(self, num_tokens: int, max_model_len: int, name: str = "prompt") -> None:
+        super().__init__(
+            f"{name} has {num_tokens} tokens, the limit is {max_model_len - 1} (max_model_len "
+            f"{max_model_len} less one for the answer); shorten it, set truncate_prompt_tokens, "
+            "or start the engine with a larger --max-model-len"
+        )

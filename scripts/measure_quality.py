@@ -14,65 +14,30 @@ A table goes to stderr, one JSON document to stdout. Exit code 0, 1 if a format 
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
-
-from cyclopts import Parameter
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.command_line import make_app, run_app
 from scripts.load.report import describe_run, write_document
+from scripts.quality import QualityOptions
 
 app = make_app("measure_quality", __doc__)
 
 
-def _help(text: str) -> Parameter:
-    return Parameter(help=text, negative="", allow_leading_hyphen=True, consume_multiple=False)
-
-
 @app.default
-def measure_quality(
-    *,
-    model: str = "smollm2-135m-instruct",
-    format: Annotated[
-        list[str] | None,
-        _help(
-            "NAME[:PERCENT]=OPTIONS; may be repeated; default: int8 within 1 percent, int4 within "
-            "5, and a GGUF's own blocks within 1."
-        ),
-    ] = None,
-    reference: Annotated[str, _help("The daemon's options.")] = "--dtype float32",
-    judge_by: Annotated[Literal["model", "own"], _help("What limits are against.")] = "own",
-    context: Annotated[int, _help("Tokens of a window.")] = 512,
-    windows: int = 24,
-    text: Path | None = None,
-    num_threads: int | None = None,
-    transformers: Annotated[
-        str | None, _help("A model folder to cross-check the reference with transformers.")
-    ] = None,
-    json: Annotated[Path | None, _help("Write the document here too.")] = None,
-) -> int:
+def measure_quality(options: QualityOptions | None = None) -> int:
     """Measure the quality of formats."""
     from engine_core.errors import StartupError
     from engine_core.model_files import ModelFilesError
     from scripts.comparison.text import TextError
     from scripts.quality.measurement import measure
 
+    options = options or QualityOptions()
     try:
-        figures = measure(
-            model=model,
-            formats=format,
-            reference=reference,
-            judge_by=judge_by,
-            context=context,
-            num_windows=windows,
-            text=text,
-            num_threads=num_threads,
-            transformers_folder=transformers,
-        )
+        figures = measure(options)
     except (TextError, ModelFilesError, StartupError) as error:
         raise ValueError(str(error)) from error
-    write_document(describe_run() | figures, json)
+    write_document(describe_run() | figures, options.json)
     return 0 if all(row.get("within_limit", True) for row in figures["formats"]) else 1
 
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.command_line import make_app, run_app
 from scripts.simulator import SimulationError, replay, simulation, validation
 from scripts.simulator.metrics import as_json, as_plan_table, as_table
-from scripts.simulator.picture import draw
 from scripts.simulator.simulation import Scenario
 from scripts.simulator.step_trace import StepTrace, fit_step_trace
 
@@ -39,11 +39,9 @@ def run(
     picture: Annotated[Path | None, Parameter(help="Where a PNG of the run goes.")] = None,
 ) -> int:
     """Serve a trace and report latencies, throughput, cache hits and preemptions."""
-    outcome = simulation.simulate(scenario, with_timeline=picture is not None)
-    print(as_table(outcome.document), file=sys.stderr)
-    if picture is not None and outcome.timeline is not None:
-        draw(picture, outcome.metrics, outcome.timeline)
-    _write(as_json(outcome.document), json)
+    document = simulation.simulate(scenario, picture)
+    print(as_table(document), file=sys.stderr)
+    _write(as_json(document), json)
     return 0
 
 
@@ -51,9 +49,12 @@ def run(
 def plan(
     *,
     budget: Annotated[
-        tuple[int, ...], Parameter(help="Token budgets to try; give it several times.")
+        tuple[int, ...],
+        Parameter(help="Token budgets to try; give it several times.", validator=Number(gte=1)),
     ] = (512, 2048, 8192),
-    max_replicas: Annotated[int, Parameter(help="Most replicas to try.")] = 64,
+    max_replicas: Annotated[
+        int, Parameter(help="Most replicas to try.", validator=Number(gte=1))
+    ] = 64,
     processes: Annotated[int | None, Parameter(help="Default: one a core.")] = None,
     scenario: Scenario = _DEFAULT,
     json: JsonFile = None,

@@ -1,17 +1,15 @@
-"""What layers that attend alike need of the cache, in whole blocks. Arithmetic without state.
-
-window 5, 4 tokens a block, about to compute position 11: it reads 7 8 9 10 and itself
-
-| 0 1 2 3 | 4 5 6 7 | 8 9 10 . |
-  dropped    needed    needed
-"""
+"""What layers that attend alike need of the cache, in whole blocks. Arithmetic without state."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KVCacheGroupSpec:
-    """Layers that share one block table.
+    """Layers that share one block table. With window 5 and 4 tokens a block, about to compute
+    position 11, which reads 7 8 9 10 and itself:
+
+        | 0 1 2 3 | 4 5 6 7 | 8 9 10 . |
+          dropped    needed    needed
 
     Args:
         sliding_window: most tokens that a token attends to, itself included; None for all.

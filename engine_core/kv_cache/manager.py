@@ -1,10 +1,4 @@
-"""Which blocks each sequence holds, and all that the scheduler may ask of the cache.
-
-allocate_slots(seq, 5), in tokens:
-
-    [0 .. cached) reused   [cached .. computed) in the cache   [computed .. computed + 5) to run
-    |-------------------- full blocks: in the prefix cache ---------------------|-- private --|
-"""
+"""Which blocks each sequence holds, and all that the scheduler may ask of the cache."""
 
 from collections.abc import Iterable, Sequence
 
@@ -29,11 +23,16 @@ from protocol.explanations import LookupEnd
 
 
 class KVCacheManager:
-    """Each entry of a sequence's table is one reference to a block.
+    """Each entry of a sequence's table is one reference to a block. In tokens, a call of
+    allocate_slots(seq, 5):
+
+        [0 .. cached) reused  [cached .. computed) in the cache  [computed .. computed + 5) to run
+        |------------------- full blocks: in the prefix cache --------------------|-- private --|
 
     `num_computed_tokens` counts what is computed or planned to be; a sequence whose planned tokens
     will not run has it set back before it is freed or swapped. A step's plan ends with
     `take_copies`.
+
     Args:
         num_blocks: usable blocks, ids 1..num_blocks. The tensors have one more, for id 0.
         block_size: tokens a block.

@@ -1,7 +1,4 @@
-"""The cache of a model that keeps nothing between steps: attention-free or embedding models.
-
-Always admits, and gives no blocks. The scheduler uses it like any other cache.
-"""
+"""The cache of a model that keeps nothing between steps: admits everything, gives no blocks."""
 
 from collections.abc import Iterable, Sequence
 
@@ -16,7 +13,7 @@ _NO_LIMIT = 2**31 - 1
 class PlaceholderKVCacheManager(KVCacheManager):
     """
     Args:
-        block_size: only told to those who ask.
+        block_size: reported, without effect.
     """
 
     def __init__(self, *, block_size: int = 16) -> None:

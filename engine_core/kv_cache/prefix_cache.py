@@ -1,8 +1,4 @@
-"""The prefix cache: hashes of full blocks, their registration, look-up and deduplication.
-
-hash(0) = H(root, tokens of block 0)      root = H(adapter, cache salt)
-hash(i) = H(hash(i - 1), tokens of block i)
-"""
+"""The prefix cache: hashes of full blocks, their registration, look-up and deduplication."""
 
 import dataclasses
 from collections import OrderedDict
@@ -19,6 +15,9 @@ from engine_core.kv_cache.sequence_blocks import (
 )
 from protocol.explanations import LookupEnd
 
+#     hash(0) = H(root, tokens of block 0)      root = H(adapter, cache salt)
+#     hash(i) = H(hash(i - 1), tokens of block i)
+#
 # A hash covers all tokens before it and whatever else changes their keys and values. H is BLAKE2b
 # with all its 64 bytes, because a collision would show one tenant's text to another; with 16 tokens
 # a block its input is exactly one of BLAKE2b's blocks. All parts of the input have a fixed length,

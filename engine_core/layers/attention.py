@@ -1,8 +1,4 @@
-"""Self-attention over the paged cache.
-
-Owns the projections around attention. Must not know blocks: metadata and cache go straight to the
-backend.
-"""
+"""Self-attention over the paged cache, with the projections around it."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import torch
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.parameters import Placements, merge
-from kernels.interface.operations import ForwardContext
+from kernels.interface.operations import AttentionParams, ForwardContext, RotaryParams
 
 
 class Attention:
@@ -44,8 +40,7 @@ class Attention:
         self._num_query_heads = num_query_heads
         self._head_size = head_size
         self._cos_sin_PD = cos_sin_PD
-        self._scale = scale
-        self._sliding_window = sliding_window
+        self._params = AttentionParams(scale=scale, sliding_window=sliding_window)
 
     def placements(self) -> Placements:
         """Of the projections and norms."""
@@ -61,19 +56,16 @@ class Attention:
         kv_cache = context.kv_caches[self._layer]
         metadata = context.metadata[self._layer]
         q_norm, k_norm = self._head_norms or (None, None)
-        q_THD = ops.rotary_and_cache(
-            self._qkv(x_TE),
+        rotary = RotaryParams(
             num_query_heads=self._num_query_heads,
             head_size=self._head_size,
             cos_sin_PD=self._cos_sin_PD,
-            positions_T=positions_T,
-            kv_cache=kv_cache,
-            slot_mapping_T=metadata.slot_mapping_T,
             q_norm_weight_D=None if q_norm is None else q_norm.weight,
             k_norm_weight_D=None if k_norm is None else k_norm.weight,
             norm_eps=0.0 if q_norm is None else q_norm.eps,
         )
-        out_THD = ops.paged_attention(
-            q_THD, *kv_cache, metadata, scale=self._scale, sliding_window=self._sliding_window
+        q_THD = ops.rotary_and_cache(
+            self._qkv(x_TE), positions_T, metadata.slot_mapping_T, kv_cache, rotary
         )
+        out_THD = ops.paged_attention(q_THD, *kv_cache, metadata, self._params)
         return self._output(out_THD.flatten(1))

@@ -1,7 +1,4 @@
-"""Linear layers, several projections of one input fused into one product.
-
-Owns the fusing. Must not know what the projections mean.
-"""
+"""Linear layers: several projections of one input are fused into one product."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ from operator import itemgetter
 import torch
 
 from engine_core.layers.parameters import CopyWeight, PackedPlacement, Placement, Placements
-from kernels.interface.operations import LinearWeight, Operations
-from kernels.interface.weights import WeightPart
+from kernels.interface.operations import Operations
+from kernels.interface.weights import LinearWeight, WeightPart
 
 
 class FusedLinear:

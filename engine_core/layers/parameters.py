@@ -1,9 +1,5 @@
-"""Where each tensor of a checkpoint goes.
-
-Owns the pairing of checkpoint names with the memory that layers keep. A layer says which names it
-takes, with their shapes; the loader hands tensors over one at a time, with the way to copy them, so
-that no second copy of the model exists. Must not know files or architectures.
-"""
+"""Where each tensor of a checkpoint goes. A layer names the tensors that it takes, with their
+shapes; the loader hands them over one at a time, so that no second copy of the model exists."""
 
 from __future__ import annotations
 

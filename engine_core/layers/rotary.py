@@ -1,10 +1,6 @@
-"""Angles of rotary position embeddings.
-
-Owns inverse frequencies for each kind of scaling and the tables made from them. Must not know how
-a config spells them. The formulas are those of transformers' modeling_rope_utils: linear
-interpolation (arXiv:2306.15595), YaRN (arXiv:2309.00071), and the frequency-dependent scaling of
-Llama 3.1.
-"""
+"""Tables of angles of rotary position embeddings, by the formulas of transformers'
+modeling_rope_utils: linear interpolation (arXiv:2306.15595), YaRN (arXiv:2309.00071), Llama
+3.1's scaling."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Token embedding and language-model head, tied or not.
-
-Owns both ends of the vocabulary. Must not know sampling: logits leave as float32.
-"""
+"""Token embedding and language-model head, tied or not. Logits leave as float32."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ from engine_core.layers.parameters import (
     Placement,
     Placements,
 )
-from kernels.interface.operations import LinearWeight, Operations
-from kernels.interface.weights import QuantisedTensor, WeightPacking, WeightPart
+from kernels.interface.operations import Operations
+from kernels.interface.weights import LinearWeight, QuantisedTensor, WeightPacking, WeightPart
 
 _LEAST_BITS = 8
 """Logits feel every error of a head at once; files in 4 bits keep it in 6 or 8, too."""

@@ -4,7 +4,6 @@ Hugging Face folders, GGUF files, known names and hub ids all come out alike, as
 not know what a model computes; only names, shapes and the conventions of file formats.
 """
 
-from engine_core.model_files.config_only import ConfigOnly
 from engine_core.model_files.errors import (
     BrokenModelFile,
     DownloadFailed,
@@ -12,6 +11,7 @@ from engine_core.model_files.errors import (
     ModelNotFound,
     UnsupportedModelFile,
 )
+from engine_core.model_files.hf_folder import ConfigOnly
 from engine_core.model_files.interface import ModelFiles, TokenizerFiles
 from engine_core.model_files.open import open_model_files
 

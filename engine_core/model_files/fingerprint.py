@@ -1,8 +1,5 @@
-"""A cheap content hash of model files: same bytes, same digest, wherever and whenever.
-
-Reads whole small files and evenly spread samples of large ones, so that a 100 GB model costs
-milliseconds. Must not look at paths or times: a copied model is the same model.
-"""
+"""A cheap content hash of model files: whole small files and spread samples of large ones, so
+that 100 GB cost milliseconds. Paths and times do not count: a copied model is the same model."""
 
 import hashlib
 from collections.abc import Iterable

@@ -1,4 +1,5 @@
-"""Linear layers of a Hugging Face folder that GPTQ or AWQ have quantised.
+"""Linear layers of a Hugging Face folder that GPTQ or AWQ have quantised (Frantar et al., 2022;
+Lin et al., 2023; layouts of AutoGPTQ and AutoAWQ). Shape suffix G: groups a row.
 
     q_proj.qweight, q_proj.qzeros, q_proj.scales[, q_proj.g_idx]   ->   q_proj.weight
 
@@ -9,11 +10,6 @@
            one, "gptq_v2" as they are
     AWQ    ("gemm") qweight int32 [E, N / 8], qzeros int32 [G, N / 8]: eight outputs in a word, in
            the order 0 2 4 6 1 3 5 7
-
-(Frantar et al., 2022; Lin et al., 2023; the layouts are those of AutoGPTQ and AutoAWQ.) Owns the
-configuration, the joining of a layer's tensors, and their meaning. Must not know who multiplies.
-
-Shape suffixes here: G groups a row.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""A model as a Hugging Face folder: config.json, *.safetensors, tokenizer files.
-
-Must not know where the folder came from, nor what the config means to the model code.
-"""
+"""A model as a Hugging Face folder (config.json, *.safetensors, tokenizer files), or as its
+config.json alone: the shape of random weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from engine_core.model_files.eos_tokens import resolve_eos_token_ids
 from engine_core.model_files.errors import ModelNotFound, UnsupportedModelFile
 from engine_core.model_files.fingerprint import fingerprint_files
 from engine_core.model_files.grouped_integers import (
@@ -30,6 +28,39 @@ from engine_core.model_files.safetensors_shards import (
 
 if TYPE_CHECKING:
     from kernels.interface.weights import WeightPart
+
+
+def resolve_eos_token_ids(
+    configs: Iterable[dict[str, Any]], tokenizer: Callable[[], TokenizerFiles | None]
+) -> tuple[int, ...]:
+    """Ids of `eos_token_id` in the first config that has it, else of the tokenizer's eos_token.
+
+    Args:
+        configs: in order of precedence.
+        tokenizer: asked only if no config answers.
+    """
+    for config in configs:
+        value = config.get("eos_token_id")
+        ids = value if isinstance(value, list) else [value]
+        numbers = tuple(dict.fromkeys(i for i in ids if isinstance(i, int) and i >= 0))
+        if numbers:
+            return numbers
+    files = tokenizer()
+    eos_token = files.special_tokens.get("eos_token") if files is not None else None
+    if files is None or eos_token is None:
+        return ()
+    eos_id = _token_id(json.loads(files.tokenizer_json), eos_token)
+    return () if eos_id is None else (eos_id,)
+
+
+def _token_id(tokenizer: dict[str, Any], token: str) -> int | None:
+    for added in tokenizer.get("added_tokens", ()):
+        if added["content"] == token:
+            return int(added["id"])
+    vocab = tokenizer["model"].get("vocab", {})
+    if isinstance(vocab, dict):
+        return vocab.get(token)
+    return next((i for i, (text, _) in enumerate(vocab) if text == token), None)
 
 
 class HfFolder:
@@ -106,3 +137,48 @@ def _read_config(folder: Path) -> dict[str, Any]:
             f"holds config.json and *.safetensors, or a .gguf file"
         )
     return read_json_object(file)
+
+
+class ConfigOnly:
+    """`ModelFiles` without weights and without a tokenizer. Named after the file, or after its
+    folder if the file is called config.json.
+
+    Raises:
+        ModelNotFound: there is no such file.
+        BrokenModelFile: it is not a JSON object.
+    """
+
+    def __init__(self, file: Path) -> None:
+        if not file.is_file():
+            raise ModelNotFound(f"{file} is not a file; name a config.json with --model-config")
+        self.path = file
+        self.name = file.resolve().parent.name if file.name == "config.json" else file.stem
+        self.config: dict[str, Any] = read_json_object(file)
+        self.generation_config: dict[str, Any] = {}
+
+    @cached_property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        text_config = self.config.get("text_config")
+        nested = [text_config] if isinstance(text_config, dict) else []
+        return resolve_eos_token_ids([self.config, *nested], self.tokenizer)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint_files([self.path])
+
+    @property
+    def weight_files(self) -> tuple[Path, ...]:
+        return ()
+
+    @property
+    def quantised_types(self) -> frozenset[str]:
+        return frozenset()
+
+    def tensors(self, *, keeps_blocks: bool = False) -> Iterator[tuple[str, WeightPart]]:
+        self._has_no_weights()
+
+    def tokenizer(self) -> TokenizerFiles | None:
+        return None
+
+    def _has_no_weights(self) -> NoReturn:
+        raise ModelNotFound(f"{self.path} has no weights beside it; use --load-format dummy")

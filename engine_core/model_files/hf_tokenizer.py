@@ -1,10 +1,6 @@
-"""The tokenizer of a Hugging Face folder, as one JSON that encodes like transformers' own.
-
-transformers adds tokens to `tokenizer.json` that only `tokenizer_config.json` has; they are written
-into the JSON here, so that a client needs nothing but `tokenizers`. BOS and EOS are the JSON's own
-business: beside a tokenizer.json, transformers ignores `add_bos_token` and `add_eos_token`. Must
-not know weights or GGUF.
-"""
+"""The tokenizer of a Hugging Face folder as one JSON that encodes as transformers does. Tokens
+that transformers adds from `tokenizer_config.json` are written into it; `add_bos_token` and
+`add_eos_token` are ignored beside a tokenizer.json, as transformers ignores them."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,4 @@
-"""What the rest of the engine sees of a model on disk, whatever its format.
-
-Owns the two shapes; must not know safetensors, GGUF, or where files come from.
-"""
+"""What the rest of the engine sees of a model on disk, whatever its format."""
 
 import dataclasses
 from collections.abc import Iterator

@@ -1,7 +1,4 @@
-"""One JSON object from one file, with errors that name the file.
-
-Must not know what the object means.
-"""
+"""One JSON object from one file, with errors that name the file."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
-"""The weights of a Hugging Face folder: which safetensors files, whole or not, and their tensors.
-
-Owns the index, the header checks and reading by mmap. Must not know configs or tokenizers.
-"""
+"""The weights of a Hugging Face folder: its safetensors files, checked to be whole, read by
+mmap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a plan to sampled tokens: persistent batch, step inputs, forward pass, sampling.
+"""From a plan to sampled tokens: the same for every model, with a runner for each kind of device.
 
-The same for every model; what differs between models lives in engine_core.models.
+What both runners need is in this folder; must not know sockets, files or a model's architecture.
 """

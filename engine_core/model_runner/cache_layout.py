@@ -1,9 +1,6 @@
-"""How the layers of a model share the KV blocks.
-
-Layers that attend alike (all tokens, or the same sliding window) form groups, each with a block
-table of its own. All groups have the same number of layers, so that one physical block holds a
-block's worth of keys and values for any group, and one pool serves them all: what a sliding
-window gives back, the full layers can use. (The idea is that of Jenga, arXiv:2503.18292.)
+"""How the layers of a model share the KV blocks, after Jenga (arXiv:2503.18292). Layers that
+attend alike form groups of one size, each with a block table of its own: one pool of blocks serves
+all.
 
     tensor 0   | layer 5  (full)    | layer 0  (window)  | layer 3 (window) |
     tensor 1   | layer 11 (full)    | layer 1  (window)  | layer 4 (window) |

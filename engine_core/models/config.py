@@ -1,8 +1,4 @@
-"""A model's shape and options, read once from its config.json and frozen.
-
-Owns the resolved form. Must not know how families of models spell their options; those who do
-are `family_configs` and `rotary_config`.
-"""
+"""A model's shape and options, resolved once from its config.json and frozen."""
 
 from __future__ import annotations
 
@@ -10,8 +6,31 @@ from dataclasses import dataclass
 
 from engine_core.layers.feed_forward import Activation
 from engine_core.layers.rotary import RotaryConfig
-from engine_core.models.expert_config import ExpertConfig
+from engine_core.models.expert_tensors import ExpertNaming
 from engine_core.models.interface import KVCacheSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertConfig:
+    """What one layer's experts are.
+
+    Attributes:
+        top_k: experts of a token.
+        intermediate_size: of one expert.
+        renormalise: the weights of a token's experts are made to sum to one.
+        round_weights: they are rounded to the model's dtype before they are used.
+    """
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    renormalise: bool
+    round_weights: bool
+    naming: ExpertNaming
+
+
+Experts = tuple[ExpertConfig | None, ...]
+"""By layer; None where the feed-forward is dense."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +38,6 @@ class ModelConfig:
     """Everything that building a decoder needs; sequences have one entry a layer.
 
     Attributes:
-        experts: of layers with a sparse feed-forward; None where it is dense.
         head_norms: q and k are normed within a head before rotation.
         sliding_windows: tokens that a query sees, itself included; None for all.
         tied_head: the head is the embedding.
@@ -35,7 +53,7 @@ class ModelConfig:
     head_size: int
     norm_eps: float
     activation: Activation
-    experts: tuple[ExpertConfig | None, ...]
+    experts: Experts
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool

@@ -1,7 +1,4 @@
-"""Typed reading of a config.json.
-
-Owns the errors for values of a wrong kind. Must not know which fields there are.
-"""
+"""Typed reading of a config.json, with errors for values of a wrong kind."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """The decoder that Llama, Mistral, Mixtral, Qwen 2 and Qwen 3 share, and that Gemma 3 varies.
+Every difference between the families is an option of ModelConfig.
 
     hidden = hidden + attention(norm(hidden))
     hidden = hidden + feed_forward(norm(hidden))
-
-Owns the order of layers; every difference between those families is an option of ModelConfig.
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ from collections.abc import Iterable
 import torch
 
 from engine_core.layers.attention import Attention
-from engine_core.layers.feed_forward import GatedFeedForward
+from engine_core.layers.feed_forward import GatedFeedForward, SparseFeedForward
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.parameters import Placements, merge
 from engine_core.layers.rotary import RotaryConfig, rotary_table
-from engine_core.layers.sparse_feed_forward import SparseFeedForward
 from engine_core.layers.vocabulary import Vocabulary
 from engine_core.models.config import ModelConfig
 from engine_core.models.interface import KVCacheSpec
@@ -196,7 +194,7 @@ class Decoder:
         self.vocabulary = build.vocabulary(embedding_scale=self._embedding_scale(config))
         self._layers = [self.layer_class(build, layer) for layer in range(config.num_layers)]
         self._final_norm = build.norm("model.norm")
-        self._forward = ops.recorded(self._compute)
+        self._forward = ops.capture(self._compute)
 
     @staticmethod
     def _embedding_scale(config: ModelConfig) -> float | None:

@@ -1,10 +1,7 @@
-"""How checkpoints hold the experts of a layer, and one form made of all.
+"""How checkpoints hold the experts of a layer; fused tensors become views of their experts.
 
-    published   model.layers.0.mlp.experts.3.gate_proj.weight     a tensor a projection and expert
-    fused       model.layers.0.mlp.experts.gate_up_proj           what transformers 5 has in memory
-
-Owns the names. Fused tensors are handed on as views of their experts, so that nothing is copied.
-Must not know files, or the layers that take the tensors.
+published   model.layers.0.mlp.experts.3.gate_proj.weight     a tensor a projection and expert
+fused       model.layers.0.mlp.experts.gate_up_proj           what transformers 5 has in memory
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine_core.layers.sparse_feed_forward import ExpertNames
+from engine_core.layers.feed_forward import ExpertNames
 from kernels.interface.weights import QuantisedTensor, WeightPart
 
 _LAYER = re.compile(r"(?P<layer>model\.layers\.\d+)\.(?P<rest>.+)")

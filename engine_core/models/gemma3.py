@@ -1,10 +1,8 @@
-"""Gemma 3, the text model.
+"""Gemma 3, the text model: embeddings are scaled by sqrt(hidden size) rounded to the model's
+dtype; norms hold their weight less one; windows and angles differ by layer.
 
     hidden = hidden + norm(attention(norm(hidden)))
     hidden = hidden + norm(feed_forward(norm(hidden)))
-
-Embeddings are scaled by sqrt(hidden size) rounded to the model's dtype; norms hold their weight
-less one; windows and angles differ by layer. Owns what differs from the shared decoder.
 """
 
 from __future__ import annotations

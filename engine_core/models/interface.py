@@ -1,4 +1,4 @@
-"""What the runner asks of a model, whoever wrote its code."""
+"""What the runner asks of a model."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""Config and tensors to a model that runs.
-
-Owns the pairing of the tensors that come with those that the model takes, and the errors about
-it. Must not know files: tensors come as (name, tensor) in any order, one at a time.
-"""
+"""Config and tensors to a model that runs: tensors come as (name, tensor) in any order, one at a
+time, or are drawn at random, to measure speed where no weights are at hand."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,7 +11,6 @@ import torch
 
 from engine_core.layers.parameters import CopyWeight, Placements, place
 from engine_core.models.decoder import Decoder
-from engine_core.models.dummy_weights import DummyWeights
 from engine_core.models.errors import ModelWeightsError
 from engine_core.models.interface import Model
 from engine_core.models.registry import Architecture, find_architecture, read_model_config
@@ -182,3 +179,35 @@ def _listed(names: Iterable[str]) -> str:
     ordered = sorted(names)
     more = len(ordered) - _MOST_NAMES
     return ", ".join(ordered[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+# ---------------------------------------------------------------------- random weights
+
+
+_STANDARD_DEVIATION = 0.02
+"""As models are initialised: activations stay far from any dtype's limits in every layer."""
+
+
+class DummyWeights:
+    """Draws tensors where they will be used: nothing passes through the host or through float32.
+
+    Args:
+        dtype: of the tensors.
+        device: on which they are made.
+        seed: equal seeds, equal weights on a kind of device, in whatever order they are drawn.
+    """
+
+    def __init__(self, *, dtype: torch.dtype, device: torch.device, seed: int) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._seed = seed
+        self._generator = torch.Generator(device)
+
+    def draw(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The tensor of a checkpoint name: ones for a norm, else normal around zero."""
+        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
+        if len(shape) == 1 and "norm" in name:
+            return tensor.fill_(1.0)
+        # 32 bits, because a CPU's generator reads no more
+        self._generator.manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
+        return tensor.normal_(0.0, _STANDARD_DEVIATION, generator=self._generator)

@@ -1,8 +1,5 @@
-"""Which of our models runs an architecture.
-
-Owns the names. Must not know files; an architecture that is not here may still run through
-another implementation, which is why it is an error of its own.
-"""
+"""Which of our models runs an architecture. One that is not here may still run through
+transformers, which is why it is an error of its own."""
 
 from __future__ import annotations
 

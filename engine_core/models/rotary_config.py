@@ -1,10 +1,7 @@
-"""Rotary options of a config.json, in its old and its new spelling.
+"""Rotary options of a config.json, as transformers 5 reads them (`RotaryEmbeddingConfigMixin`).
 
-    old   "rope_theta": 1e6, "rope_scaling": {"type" or "rope_type": "yarn", "factor": 4, ...}
-    new   "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4, ...}
-
-Owns the spelling, as transformers 5 reads it (`RotaryEmbeddingConfigMixin`). Must not know the
-formulas; those are in `engine_core.layers.rotary`.
+old   "rope_theta": 1e6, "rope_scaling": {"type" or "rope_type": "yarn", "factor": 4, ...}
+new   "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4, ...}
 """
 
 from __future__ import annotations

@@ -1,16 +1,9 @@
-"""How weights get from host memory into a model's own tensors.
-
-Owns the staging buffers and the order of their use. Must not know names, files or layers.
-
-A GPU copies at full speed, and while the host goes on, only from page-locked memory, which files
-mapped into memory are not. So each tensor passes in pieces through two page-locked buffers in turn:
+"""How weights get from host memory into a model's own tensors. A GPU copies at full speed, and
+while the host goes on, only from page-locked memory, which mapped files are not: each tensor
+passes in pieces through two page-locked buffers. Copies are work of the layers' own stream.
 
     host    fill A | fill B | wait A, fill A | wait B, fill B |
     device         | copy A | copy B         | copy A         | copy B
-
-The host's part reads the file and converts to the model's dtype; nothing but the two buffers and
-the model is in memory. The copies are work of the current stream like the layers' own (a norm that
-adds one, experts that are repacked), so no other stream has to be waited for.
 """
 
 from __future__ import annotations

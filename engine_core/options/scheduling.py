@@ -1,105 +1,69 @@
-"""The daemon's options that say who runs when. Must not import torch: `--help` reads this.
+"""The scheduler's options, by the names of `SchedulerConfig`, which checks them.
 
-None means "not given": what it becomes then is settled in `engine_core.startup.resolve`. An
-option that could have no effect beside the others is refused, so that nobody waits for what cannot
-come.
+None means "not given": what it becomes then is the model's or the device's, or SchedulerConfig's.
 """
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from engine_core.errors import ConfigurationError
-from engine_core.options.values import (
-    ABOVE_ZERO,
-    AT_LEAST_ONE,
-    AT_LEAST_ZERO,
-    option,
-    parse_weight,
-)
+from engine_core.options.values import ADVANCED_SCHEDULING, SCHEDULING, option, parse_weight
 
-_Count = int | None
+if TYPE_CHECKING:
+    from engine_core.scheduler import SchedulerConfig
 
 
 @Parameter(name="*")
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulingOptions:
     max_num_batched_tokens: Annotated[
-        _Count,
+        int | None,
         option(
-            "Most tokens a step; default: 128 on a CPU with float32 weights, 256 with "
+            "Most tokens of a step; default: 128 on a CPU with float32 weights, 256 with "
             "quantised ones, 8192 on a GPU.",
-            "Scheduler",
-            validator=AT_LEAST_ONE,
+            SCHEDULING,
+            is_common=True,
         ),
     ] = None
     max_num_seqs: Annotated[
-        _Count,
+        int | None,
         option(
             "Most sequences running at once; default: 128 on a CPU, 256 on a GPU.",
-            "Scheduler",
-            validator=AT_LEAST_ONE,
+            SCHEDULING,
+            is_common=True,
         ),
     ] = None
-    max_chunk_size: Annotated[
-        _Count,
+    scheduling_policy: Annotated[
+        Literal["fcfs", "priority", "fair"],
         option(
-            "Most prompt tokens of one request a step; default: the step's budget.",
-            "Scheduler",
-            validator=AT_LEAST_ONE,
+            "Which request is next. fcfs: first come, first served; priority: the smallest number; "
+            "fair: of the least served tenant.",
+            SCHEDULING,
+            is_common=True,
         ),
-    ] = None
-    max_num_partial_prefills: Annotated[
-        _Count,
+    ] = "fcfs"
+    tenant_weight: Annotated[
+        tuple[str, ...],
         option(
-            "Most prompts that are computed in part at once; default: no limit.",
-            "Scheduler",
-            validator=AT_LEAST_ONE,
+            "fair: NAME=W gives a tenant W times the share of others; may be repeated.",
+            SCHEDULING,
+            negative="",
+            show_default=False,
         ),
-    ] = None
-    max_long_partial_prefills: Annotated[
-        _Count,
-        option(
-            "Of those, most that are longer than --long-prefill-token-threshold.",
-            "Scheduler",
-            validator=AT_LEAST_ONE,
-        ),
-    ] = None
-    long_prefill_token_threshold: Annotated[
-        _Count,
-        option("Prompts of more tokens are long.", "Scheduler", validator=AT_LEAST_ONE),
-    ] = None
-    batching: Annotated[
-        Literal["mixed", "prefill-first"],
-        option(
-            "mixed: prompts and running requests share each step; prefill-first: a step is one "
-            "or the other.",
-            "Scheduler",
-        ),
-    ] = "mixed"
-    prefill_delay_factor: Annotated[
-        float | None,
-        option(
-            "prefill-first: prompts wait for so many times the last prompt step's time.",
-            "Scheduler",
-            validator=AT_LEAST_ZERO,
-        ),
-    ] = None
+    ] = ()
     slo_tpot_ms: Annotated[
         float | None,
         option(
-            "Milliseconds a token that running requests shall keep; each step's budget follows.",
-            "Scheduler",
-            validator=ABOVE_ZERO,
+            "Milliseconds per output token to keep; each step's token budget follows from it.",
+            SCHEDULING,
         ),
     ] = None
     slo_ttft_ms: Annotated[
         float | None,
         option(
-            "Milliseconds to the first token that shall be kept, where both cannot.",
-            "Scheduler",
-            validator=ABOVE_ZERO,
+            "Milliseconds to the first token to keep, weighed against --slo-tpot-ms.", SCHEDULING
         ),
     ] = None
     preemption_mode: Annotated[
@@ -107,73 +71,104 @@ class SchedulingOptions:
         option(
             "What happens to a preempted request's KV blocks. default: recompute one sequence, "
             "swap several; auto: what costs less.",
-            "Scheduler",
+            SCHEDULING,
         ),
     ] = "default"
     max_queued_requests: Annotated[
-        _Count,
-        option(
-            "Refuse requests while so many wait; default: no limit.",
-            "Scheduler",
-            validator=AT_LEAST_ONE,
-        ),
+        int | None, option("Refuse requests while this many wait; default: no limit.", SCHEDULING)
     ] = None
     max_queued_tokens: Annotated[
-        _Count,
+        int | None,
         option(
             "Refuse a request with which more tokens than this would wait; default: no limit.",
-            "Scheduler",
-            validator=AT_LEAST_ONE,
+            SCHEDULING,
         ),
     ] = None
-
-    scheduling_policy: Annotated[
-        Literal["fcfs", "priority", "fair"],
+    batching: Annotated[
+        Literal["mixed", "prefill-first"],
         option(
-            "Who is next. fcfs: first come, first served; priority: the smallest number; fair: "
-            "the tenant that was served least.",
-            "Policy",
+            "mixed: prefill and decode share each step; prefill-first: a step is one or the other.",
+            ADVANCED_SCHEDULING,
         ),
-    ] = "fcfs"
+    ] = "mixed"
+    prefill_delay_factor: Annotated[
+        float | None,
+        option(
+            "prefill-first: prompts wait this many times the last prefill step's duration.",
+            ADVANCED_SCHEDULING,
+        ),
+    ] = None
+    max_chunk_size: Annotated[
+        int | None,
+        option(
+            "Most prompt tokens of one request in a step; default: the step's token budget.",
+            ADVANCED_SCHEDULING,
+        ),
+    ] = None
+    max_num_partial_prefills: Annotated[
+        int | None,
+        option("Most prompts partly computed at once; default: no limit.", ADVANCED_SCHEDULING),
+    ] = None
+    max_long_partial_prefills: Annotated[
+        int | None,
+        option(
+            "Of those, most that are longer than --long-prefill-token-threshold.",
+            ADVANCED_SCHEDULING,
+        ),
+    ] = None
+    long_prefill_token_threshold: Annotated[
+        int | None, option("Prompts of more tokens are long.", ADVANCED_SCHEDULING)
+    ] = None
     force_preemption: Annotated[
         bool | None,
         option(
-            "priority: an urgent request takes the place of a running one. Default: yes.", "Policy"
+            "priority: a more urgent request preempts a running one. Default: yes.",
+            ADVANCED_SCHEDULING,
         ),
     ] = None
     priority_min_gain: Annotated[
-        _Count,
-        option(
-            "priority: by how much it must outrank the running one; default: 1.",
-            "Policy",
-            validator=AT_LEAST_ONE,
-        ),
+        int | None,
+        option("priority: by how much it must be more urgent; default: 1.", ADVANCED_SCHEDULING),
     ] = None
     priority_ageing_s: Annotated[
         float | None,
         option(
             "priority: seconds of waiting that count as one step of priority; default: none.",
-            "Policy",
-            validator=ABOVE_ZERO,
+            ADVANCED_SCHEDULING,
         ),
     ] = None
-    tenant_weight: Annotated[
-        tuple[str, ...],
-        option(
-            "fair: NAME=W gives a tenant W times the share of others; may be repeated.",
-            "Policy",
-            negative="",
-            show_default=False,
-        ),
-    ] = ()
 
-    def tenant_weights(self) -> dict[str, float]:
-        """
+    def check(self) -> None:
+        """Imports the scheduler.
+
         Raises:
-            ConfigurationError: one that is not NAME=WEIGHT, or a name twice.
+            ConfigurationError: a value outside its limits, or an option without effect.
         """
+        self.resolve(max_num_batched_tokens=2**31, max_num_seqs=2**31, max_model_len=2**31)
+
+    def resolve(self, **resolved: Any) -> "SchedulerConfig":
+        """The scheduler's settings: what was given, else `resolved`, else SchedulerConfig's own.
+
+        Raises:
+            ConfigurationError: as `check`.
+        """
+        from engine_core.scheduler import SchedulerConfig
+
+        given = {
+            field.name: value
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) is not None
+        }
+        given["tenant_weights"] = self._parse_weights(given.pop("tenant_weight"))
+        try:
+            return SchedulerConfig(**{**resolved, **given})
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+
+    @staticmethod
+    def _parse_weights(texts: tuple[str, ...]) -> dict[str, float]:
         weights: dict[str, float] = {}
-        for text in self.tenant_weight:
+        for text in texts:
             try:
                 name, weight = parse_weight(text)
             except ValueError as error:
@@ -182,49 +177,3 @@ class SchedulingOptions:
                 raise ConfigurationError(f"--tenant-weight names {name!r} twice; give it once")
             weights[name] = weight
         return weights
-
-    def check_scheduling(self) -> None:
-        """
-        Raises:
-            ConfigurationError: an option without effect, or a pair that cannot work.
-        """
-        self._check_policy()
-        if self.slo_ttft_ms is not None and self.slo_tpot_ms is None:
-            raise ConfigurationError(
-                "--slo-ttft-ms has no effect without --slo-tpot-ms; give both or omit it"
-            )
-        if self.prefill_delay_factor is not None and self.batching != "prefill-first":
-            raise ConfigurationError(
-                f"--prefill-delay-factor has no effect with --batching "
-                f"{self.batching}; omit it or use prefill-first"
-            )
-        if (self.max_long_partial_prefills is None) != (self.long_prefill_token_threshold is None):
-            raise ConfigurationError(
-                "--max-long-partial-prefills and --long-prefill-token-threshold have no effect one "
-                "without the other; give both or neither"
-            )
-        most, most_long = self.max_num_partial_prefills, self.max_long_partial_prefills
-        if most is not None and most_long is not None and most_long > most:
-            raise ConfigurationError(
-                f"--max-long-partial-prefills is {most_long}, above --max-num-partial-prefills "
-                f"{most}; lower it"
-            )
-        self.tenant_weights()
-
-    def _check_policy(self) -> None:
-        belongs_to = {
-            "--force-preemption": ("priority", self.force_preemption is not None),
-            "--priority-min-gain": ("priority", self.priority_min_gain is not None),
-            "--priority-ageing-s": ("priority", self.priority_ageing_s is not None),
-            "--tenant-weight": ("fair", bool(self.tenant_weight)),
-        }
-        for name, (policy, is_given) in belongs_to.items():
-            if is_given and self.scheduling_policy != policy:
-                raise ConfigurationError(
-                    f"{name} has no effect with --scheduling-policy {self.scheduling_policy}; "
-                    f"omit it or use --scheduling-policy {policy}"
-                )
-        if self.force_preemption is False and self.priority_min_gain is not None:
-            raise ConfigurationError(
-                "--priority-min-gain has no effect with --no-force-preemption; omit one of them"
-            )

@@ -1,26 +1,33 @@
-"""Sizes and weights as an operator types them, to numbers. Must not import torch."""
+"""How an option is declared: its group in `--help`, and sizes and weights as they are typed."""
 
 import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from cyclopts import Parameter, Token, validators
+from cyclopts import Group, Parameter, Token, validators
 
 AT_LEAST_ONE = validators.Number(gte=1)
 AT_LEAST_ZERO = validators.Number(gte=0)
-ABOVE_ZERO = validators.Number(gt=0)
+
+MODEL = Group.create_ordered("Model")
+CACHE = Group.create_ordered("KV cache")
+SCHEDULING = Group.create_ordered("Scheduling")
+ADVANCED_SCHEDULING = Group.create_ordered("Advanced scheduling")
+SERVING = Group.create_ordered("Serving")
 
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BYTES |= {f"{prefix}i": 1024**power for power, prefix in enumerate("kmgt", start=1)}
 
 
-def option(help_text: str, group: str, **more: Any) -> Parameter:
-    """One `--option` of the daemon."""
+def option(help_text: str, group: Group, *, is_common: bool = False, **more: Any) -> Parameter:
+    """One `--option` of the daemon. `--help` shows the common ones, `--help-all` every one."""
+    if is_common:
+        more["show"] = True
     return Parameter(help=help_text, group=group, **more)
 
 
-def size_option(help_text: str, group: str, **more: Any) -> Parameter:
+def size_option(help_text: str, group: Group, **more: Any) -> Parameter:
     """One that is typed as a size, such as 2GiB, and read as bytes."""
     return option(help_text, group, converter=_size, n_tokens=1, **more)
 

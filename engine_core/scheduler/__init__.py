@@ -1,6 +1,6 @@
-"""Who runs in the next step, and what came of the last one. Numbers in, a plan out.
+"""What runs in the next step, and what becomes of the last one: numbers in, a plan out.
 
-Owns requests, queues, budgets and stop rules. Must not know tensors, sockets, clocks or text.
+Must not know tensors, sockets, clocks or text.
 """
 
 from engine_core.scheduler.config import SchedulerConfig
@@ -22,10 +22,8 @@ from engine_core.scheduler.plan import (
     ScheduledBatch,
     SchedulerOutput,
 )
-from engine_core.scheduler.request import Request
-from engine_core.scheduler.request_status import RequestStatus
+from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.scheduler import Scheduler
-from engine_core.scheduler.sequence import Sequence
 from engine_core.scheduler.statistics import SchedulerStatistics
 from protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason
 

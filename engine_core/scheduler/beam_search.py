@@ -1,15 +1,5 @@
-"""One beam-search request: which beams go on, which have finished, and when it is over.
-
-A pure state: log-probabilities in, decisions out. Must not know blocks, rows, queues or requests.
-It decides as transformers' `generate(num_beams=..., do_sample=False)` does for one prompt, in the
-same float32 sums. A step, with width 3:
-
-    running beams            candidates, best first          next running beams
-    0: the cat      ->       the cat sat   (parent 0)   ->   0: the cat sat     (was 0)
-    1: a dog                 a dog <eos>   (finishes)        1: a dog ran       (was 1)
-    2: a cat                 the cat ran   (parent 0)        2: the cat ran     (was 0: replaced)
-                             a dog ran     (parent 1)
-"""
+"""One beam-search request: which beams go on, which have finished, and when it is over. It decides
+as transformers' `generate(num_beams=..., do_sample=False)` does, in the same float32 sums."""
 
 import dataclasses
 import math
@@ -101,10 +91,17 @@ class _Beam:
 
 
 class BeamSearch:
-    """
+    """Log-probabilities in, decisions out. A step, with width 3:
+
+        running beams            candidates, best first          next running beams
+        0: the cat      ->       the cat sat   (parent 0)   ->   0: the cat sat   (was 0)
+        1: a dog                 a dog <eos>   (finishes)        1: a dog ran     (was 1)
+        2: a cat                 the cat ran   (parent 0)        2: the cat ran   (was 0: replaced)
+                                 a dog ran     (parent 1)
+
     Args:
         params: width, length penalty and early stopping.
-        max_tokens: most generated tokens; the caller takes max_model_len into account.
+        max_tokens: most generated tokens.
         eos_token_ids: end a beam; empty under ignore_eos.
         stop_token_ids: likewise, and are named as the stop reason.
         min_tokens: neither ends a beam before it has this many tokens.
@@ -153,6 +150,10 @@ class BeamSearch:
         """The best `beam_width` so far, best first."""
         self._is_over = False
 
+    def limit_tokens(self, max_tokens: int) -> None:
+        """A lower limit, before the first step."""
+        self._max_tokens = min(self._max_tokens, max_tokens)
+
     @property
     def num_candidates(self) -> int:
         """How many of each beam's likeliest tokens `advance` needs, if the vocabulary has as many.
@@ -172,7 +173,7 @@ class BeamSearch:
         return self._is_over
 
     def advance(self, candidates: BeamCandidates) -> BeamStep:
-        """Take in one step's log-probabilities of every running beam.
+        """One step, from the log-probabilities of every running beam.
 
         Raises:
             ValueError: not one row of candidates for each running beam.

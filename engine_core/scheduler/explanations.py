@@ -1,13 +1,10 @@
-"""Why each request is where it is, for whoever asks. Notes what others decide; decides nothing.
-
-A step notes one reason, that of the request at which admission stopped: all behind it wait for it.
-"""
+"""Why each request is where it is. A step notes one reason: why admission stopped, and at which
+request; all behind it wait for it."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from engine_core.scheduler.request import Request
-from engine_core.scheduler.request_status import RequestStatus
+from engine_core.scheduler.request import Request, RequestStatus
 from protocol.explanations import RequestInfo, WaitReason
 
 _Reason = tuple[WaitReason, str]
@@ -16,7 +13,7 @@ _Reason = tuple[WaitReason, str]
 class Explanations:
     """
     Args:
-        num_remembered: finished requests that can still be asked for, the last ones.
+        num_remembered: how many of the last finished requests are kept.
     """
 
     def __init__(self, num_remembered: int = 1024) -> None:
@@ -30,7 +27,7 @@ class Explanations:
     # ------------------------------------------------------------------ notes of a step
 
     def new_step(self, step_id: int) -> None:
-        """What the last step noted is no longer so."""
+        """Drop what the last step noted."""
         self._step_id = step_id
         self._stopped_at = None
         self._stop = None
@@ -38,16 +35,15 @@ class Explanations:
             self._skipped = {}
 
     def stopped_at(self, request: Request | None, reason: WaitReason, why: str) -> None:
-        """Admission went no further than this request, or did not begin."""
+        """Admission stopped at this request, or did not begin."""
         self._stopped_at = None if request is None else request.request_id
         self._stop = (reason, why)
 
     def skipped(self, request: Request, reason: WaitReason, why: str) -> None:
-        """Others pass this request."""
+        """Others may pass this request."""
         self._skipped[request.request_id] = (reason, why)
 
     def finished(self, request: Request, detail: str | None) -> None:
-        """The request is over."""
         if self._num_remembered:
             self._finished.pop(request.request_id, None)
             if len(self._finished) >= self._num_remembered:
@@ -85,7 +81,7 @@ class Explanations:
         ahead = "1 request is" if num_ahead == 1 else f"{num_ahead} requests are"
         ahead += " in front of it"
         if self._stopped_at is None:
-            return WaitReason.QUEUE, f"{ahead}; nobody is admitted: {self._stop[1]}"
+            return WaitReason.QUEUE, f"{ahead}; no request is admitted: {self._stop[1]}"
         return WaitReason.QUEUE, (
             f"{ahead}; {self._stopped_at!r} waits for {self._stop[0].value}: {self._stop[1]}"
         )

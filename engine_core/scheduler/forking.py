@@ -1,74 +1,68 @@
-"""From one sequence to several: parallel samples when the prompt is computed, beams at every step.
-
-Owns which sequences a request has. Blocks are shared on the way; the first write into a shared
-block copies it. Must not know budgets or queues.
-
-    prompt  A B C D | E F        block 0 is shared for good, block 1 until each writes behind F
-    n = 3           | E F x..    sample 0
-                    | E F y..    sample 1, computes F again: its logits give its first token
-                    | E F z..    sample 2
-"""
+"""From one sequence to several: samples when the prompt is computed, beams at every step."""
 
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler.beam_search import BeamCandidates, BeamSurvivor
-from engine_core.scheduler.request import Request
+from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
-from engine_core.scheduler.request_status import RequestStatus
-from engine_core.scheduler.sequence import Sequence
 from protocol.outputs import FinishReason, Logprobs
 
 
 class SequenceForks:
-    """Makes and replaces the sequences of running requests."""
+    """Makes and replaces the sequences of running requests. They share blocks; the first write into
+    a shared block copies it.
 
-    def __init__(self, live: RequestPool, kv_cache: KVCacheManager) -> None:
-        self._live = live
+        prompt  A B C D | E F        block 0 stays shared, block 1 until each writes behind F
+        n = 3           | E F x..    sample 0, the parent
+                        | E F y..    sample 1, computes F again: its logits give its first token
+                        | E F z..    sample 2
+    """
+
+    def __init__(self, pool: RequestPool, kv_cache: KVCacheManager) -> None:
+        self._pool = pool
         self._kv_cache = kv_cache
 
     # ------------------------------------------------------------------ samples
 
     def fork(self, request: Request) -> None:
-        """The request's first sequence has caught up: the others go on from its prompt. Those that
-        are new start with the prompt's last token, whose logits give them a token of their own;
-        those that were preempted keep their output."""
-        trunk = next(sequence for sequence in request.unfinished if sequence.row is not None)
+        """The request's first sequence has caught up: the others go on from its prompt. New ones
+        start with the prompt's last token, whose logits give them a token of their own; those that
+        were preempted keep their output."""
+        parent = next(sequence for sequence in request.unfinished if sequence.row is not None)
         if request.beam_search is None:
             for index in range(len(request.sequences), request.num_sequences):
-                request.sequences.append(self._live.new_branch(request, index))
+                request.sequences.append(self._pool.new_sequence(request, index))
         for sequence in request.unfinished:
             if sequence.row is None:
-                self._start_behind_prompt(trunk, sequence)
+                self._share_prompt(parent, sequence)
                 sequence.status = RequestStatus.RUNNING
-                self._live.place(sequence)
-        self._share_tail(trunk)
-        self._live.allow_async(request)
-        self._live.restore_order()
+                self._pool.assign_row(sequence)
+        self._share_last_block(parent)
+        self._pool.allow_async(request)
+        self._pool.restore_order()
 
-    def _start_behind_prompt(self, trunk: Sequence, branch: Sequence) -> None:
-        num_prompt = trunk.num_prompt_tokens
-        is_at_prompt = trunk.num_tokens == num_prompt
+    def _share_prompt(self, parent: Sequence, child: Sequence) -> None:
+        num_prompt = parent.num_prompt_tokens
+        is_at_prompt = parent.num_tokens == num_prompt
         if is_at_prompt or all(spec.sliding_window is None for spec in self._kv_cache.groups):
-            branch.num_computed_tokens = min(num_prompt, branch.num_tokens - 1)
-            self._kv_cache.fork(trunk, branch, num_prompt)
+            child.num_computed_tokens = min(num_prompt, child.num_tokens - 1)
+            self._kv_cache.fork(parent, child, num_prompt)
         else:
-            # the window at the prompt's end may be gone: what the cache has of it is found by hash
-            hit = self._kv_cache.find_cached_prefix(branch)
-            self._kv_cache.allocate_cached(branch, hit)
-            branch.num_computed_tokens = hit.num_tokens
+            # the window at the prompt's end may be gone; the prefix cache may still have it
+            hit = self._kv_cache.find_cached_prefix(child)
+            self._kv_cache.allocate_cached(child, hit)
+            child.num_computed_tokens = hit.num_tokens
 
-    def _share_tail(self, sequence: Sequence) -> None:
-        """Its last block may be shared now: the cache is asked before the next write. So it is for
-        a sequence that the runner is to be told of, which happens on that occasion."""
-        num_allocated_slots = (
-            self._kv_cache.num_allocated_slots(sequence) if sequence.has_runner_row else 0
-        )
-        self._live.rows.num_allocated_slots[sequence.row] = num_allocated_slots
+    def _share_last_block(self, sequence: Sequence) -> None:
+        """Its last block may be shared now, so the cache is asked before the next write; likewise
+        before the runner gets a row for it."""
+        num_slots = self._kv_cache.num_allocated_slots(sequence) if sequence.has_runner_row else 0
+        self._pool.batch.num_allocated_slots[sequence.row] = num_slots
 
     # ------------------------------------------------------------------ beams
 
     def advance_beams(self, request: Request, logprobs: list[Logprobs]) -> None:
-        """One step of the search. Beams that nobody goes on from give their rows and blocks to
-        copies of those that several go on from.
+        """One step of the search. Beams without a successor give their rows and blocks to copies of
+        those that have several.
 
         Args:
             logprobs: of each running beam, by index.
@@ -86,65 +80,58 @@ class SequenceForks:
                 self._kv_cache.free(beam)
         for place, (sequence, survivor) in enumerate(zip(successors, step.survivors, strict=True)):
             if place >= len(beams):
-                self._live.place(sequence)
+                self._pool.assign_row(sequence)
             elif sequence is not beams[place]:
-                row = self._live.unplace(beams[place])
-                self._live.forget_sequence(beams[place])
-                self._live.place_instead(sequence, row)
+                row = self._pool.leave_row(beams[place])
+                self._pool.drop_id(beams[place])
+                self._pool.assign_row(sequence, row)
             sequence.append_output_token(survivor.token_id)
-            self._share_tail(sequence)
+            self._share_last_block(sequence)
             is_kept = place < len(beams) and sequence is beams[place]
-            if is_kept and survivor.token_id != sampled_token_id(logprobs[place]):
-                self._tell_runner_anew(sequence)
+            if is_kept and survivor.token_id != _sampled_token_id(logprobs[place]):
+                self._send_again(sequence)
         for beam in beams[len(successors) :]:
-            self._live.rows.give_back(self._live.unplace(beam))
-            self._live.forget_sequence(beam)
+            self._pool.free_row(beam)
+            self._pool.drop_id(beam)
         request.sequences = successors
-        self._live.restore_order()
+        self._pool.restore_order()
 
-    def roll_back(self, beam: Sequence) -> None:
-        """The beam's last token is computed once more: what was sampled behind it is not taken."""
+    def recompute_last_token(self, beam: Sequence) -> None:
+        """What was sampled behind its last token is dropped."""
         beam.num_computed_tokens -= 1
-        self._tell_runner_anew(beam)
+        self._send_again(beam)
 
-    def _tell_runner_anew(self, beam: Sequence) -> None:
+    def _send_again(self, beam: Sequence) -> None:
         """The runner's row goes on behind the token that it sampled; the beam does not."""
         beam.has_runner_row = False
-        self._live.rows.num_allocated_slots[beam.row] = 0
+        self._pool.batch.num_allocated_slots[beam.row] = 0
 
     def _successor(self, beams: list[Sequence], place: int, survivor: BeamSurvivor) -> Sequence:
         """The beam itself where it goes on from itself, else a copy of its parent."""
         parent = beams[survivor.parent]
         if survivor.parent == place:
             return parent
-        copy = self._live.new_branch(parent.request, place)
-        copy.set_output(parent.output_token_ids)
-        copy.num_computed_tokens = parent.num_computed_tokens
-        copy.status = RequestStatus.RUNNING
-        self._kv_cache.fork(parent, copy, parent.num_tokens)
-        return copy
+        child = self._pool.new_sequence(parent.request, place)
+        child.set_output(parent.output_token_ids)
+        child.num_computed_tokens = parent.num_computed_tokens
+        child.status = RequestStatus.RUNNING
+        self._kv_cache.fork(parent, child, parent.num_tokens)
+        return child
 
     def _finish(self, request: Request) -> None:
         assert request.beam_search is not None
         results = request.beam_search.results()
         for place, found in enumerate(results):
-            self._live.counters.num_generated_tokens += len(found.token_ids)
-            self._live.outputs.add_beam(
-                request,
-                place,
-                found.token_ids,
-                found.cumulative_logprob,
-                found.finish_reason,
-                found.stop_reason,
-                is_over=place == len(results) - 1,
-            )
-        stopped = results[0].finish_reason is FinishReason.STOP
-        self._live.finish_beams(
+            self._pool.counters.num_generated_tokens += len(found.token_ids)
+            is_over = place == len(results) - 1
+            self._pool.outputs.add_beam(request, place, found, is_over=is_over)
+        is_stopped = results[0].finish_reason is FinishReason.STOP
+        self._pool.finish_beams(
             request,
-            RequestStatus.FINISHED_STOPPED if stopped else RequestStatus.FINISHED_LENGTH,
+            RequestStatus.FINISHED_STOPPED if is_stopped else RequestStatus.FINISHED_LENGTH,
         )
 
 
-def sampled_token_id(logprobs: Logprobs) -> int:
+def _sampled_token_id(logprobs: Logprobs) -> int:
     """The first entry of a position: what the sampler chose."""
     return int.from_bytes(logprobs.token_ids[:4], "little")

@@ -1,20 +1,53 @@
-"""Whose turn it is: each step is planned once, then updated once. Knows steps, not requests.
-
-One step is open at a time, or as many as may be in flight; they are updated in the order in which
-they were planned. A step's sequences may all have ended before its update (a fault, the end of the
-daemon): nothing can come of it then, and it does not stand in the way of the next.
-"""
+"""Steps that were planned and not updated, and what may be scheduled behind them. Each step is
+planned once, then updated once, in order."""
 
 import dataclasses
 from collections import deque
 
 import numpy as np
 
-from engine_core.scheduler.async_scheduling import AsyncScheduling, PlacedRows
-from engine_core.scheduler.batch_state import BatchState, BoolArray
+from engine_core.scheduler.batch_state import BatchState, BoolArray, Int64Array
 from engine_core.scheduler.errors import StepOrderError
 from engine_core.scheduler.plan import SchedulerOutput
-from engine_core.scheduler.sequence import Sequence
+from engine_core.scheduler.request import Sequence
+from engine_core.scheduler.request_pool import RequestPool
+
+
+class RowSnapshot:
+    """Some rows, and which sequences have them at this moment."""
+
+    __slots__ = ("_batch", "_version", "generations", "rows")
+
+    def __init__(self, batch: BatchState, rows: Int64Array) -> None:
+        self._batch = batch
+        self.rows = rows
+        self.generations: Int64Array = batch.generation[rows]
+        self._version = batch.version
+
+    @property
+    def all_unchanged(self) -> bool:
+        """True only if all rows have the same sequences still; O(1)."""
+        return self._version == self._batch.version
+
+    def unchanged(self) -> BoolArray:
+        """Which rows have the same sequences still."""
+        unchanged: BoolArray = self._batch.generation[self.rows] == self.generations
+        return unchanged
+
+    def unchanged_rows(self) -> Int64Array:
+        return self.rows if self.all_unchanged else self.rows[self.unchanged()]
+
+    def position_of(self, sequence: Sequence) -> int | None:
+        """Where the sequence stands; None also if it had another row then, or the row had another
+        sequence."""
+        if sequence.row is None:
+            return None
+        found = (self.rows == sequence.row).nonzero()[0]
+        if not len(found):
+            return None
+        position = int(found[0])
+        is_its = self.generations[position] == self._batch.generation[sequence.row]
+        return position if is_its else None
 
 
 @dataclasses.dataclass(slots=True)  # one a step: frozen takes a microsecond more
@@ -22,130 +55,160 @@ class InFlightStep:
     """A step that was planned and not updated."""
 
     plan: SchedulerOutput
-    batch: PlacedRows
+    batch: RowSnapshot
     needs_sampling: BoolArray
     """Which sequences of the batch get a token."""
     planned_s: float
     is_behind: bool
-    """Whether another step was open when it was planned: the device had that to do first."""
-    steps_ahead: AsyncScheduling | None
+    """Whether another step was in flight when it was planned: the device ran that one first."""
+    placeholders: RowSnapshot | None = None
+    """Rows that have one output placeholder more until this step is updated."""
+    blocked: RowSnapshot | None = None
+    """Rows that are not schedulable until this step is updated."""
     is_discarded: bool = False
     """Whether it, or a step before it, failed: its requests have ended."""
 
-    def position_of(self, sequence: Sequence) -> int | None:
-        """Where the sequence stands in the batch; None also if it had another row then, or this
-        row at another time."""
-        if sequence.row is None:
-            return None
-        batch = self.batch
-        found = (batch.places == sequence.row).nonzero()[0]
-        if not len(found):
-            return None
-        position = int(found[0])
-        is_its = batch.generations[position] == batch.rows.generation[sequence.row]
-        return position if is_its else None
-
-    def num_tokens_of(self, sequence: Sequence) -> int:
-        """The sequence's tokens in this step, 0 if it has none."""
-        position = self.position_of(sequence)
-        return 0 if position is None else int(self.plan.batch.num_scheduled_tokens[position])
-
 
 class InFlightSteps:
-    """Gives out step ids and holds the open steps.
+    """The one book of steps in flight. With two of them, for one sequence:
 
-    Args:
-        max_steps_in_flight: most steps open at a time.
+        host     plan n       plan n+1     update n      plan n+2     update n+1
+                 computes a   computes b   b is known    computes c   c is known
+        device     [ a: samples b ][ b: samples c ][ c: samples d ] ...
+
+    When step n+1 is planned, b is an output placeholder: one token more to compute, with a slot of
+    its own; the device passes its value on. Where it is not sure that there will be a next token,
+    or the host has a part in it, the sequence is blocked until the result is known: at its last
+    token by length, with drafts to verify, for beams, and before a fork. A sequence that ends at b
+    (end-of-sequence, abort) computes b in vain: its row has another owner by then, and the result
+    is dropped. A prompt chunk that is not the last samples nothing, so it needs neither.
     """
 
-    def __init__(self, rows: BatchState, max_steps_in_flight: int = 1) -> None:
-        self._rows = rows
+    def __init__(self, pool: RequestPool, max_steps_in_flight: int) -> None:
+        self._pool = pool
+        self._batch = pool.batch
         self.max_steps_in_flight = max_steps_in_flight
         self.next_step_id = 0
-        self._open: deque[InFlightStep] = deque()
+        self._steps: deque[InFlightStep] = deque()
 
     @property
-    def open(self) -> list[InFlightStep]:
+    def steps(self) -> list[InFlightStep]:
         """In order."""
-        return list(self._open)
+        return list(self._steps)
 
     def num_tokens_in_flight(self, sequence: Sequence) -> int:
-        """The sequence's tokens in all open steps."""
-        return sum(step.num_tokens_of(sequence) for step in self._open)
+        """The sequence's tokens in all steps in flight."""
+        num_tokens = 0
+        for step in self._steps:
+            position = step.batch.position_of(sequence)
+            if position is not None:
+                num_tokens += int(step.plan.batch.num_scheduled_tokens[position])
+        return num_tokens
 
     def check_may_plan(self) -> None:
-        """
+        """A step whose sequences have all ended can bring nothing, and is dropped where it would
+        stand in the way.
+
         Raises:
-            StepOrderError: as many steps as may be are open, the first of them with live sequences.
+            StepOrderError: `max_steps_in_flight` steps have not been updated.
         """
-        if len(self._open) < self.max_steps_in_flight:
+        if len(self._steps) < self.max_steps_in_flight:
             return
-        first = self._open[0]
+        first = self._steps[0]
         if first.batch.unchanged().any():
             raise StepOrderError(
                 f"step {first.plan.step_id} has not been updated; call update_from_output with "
                 "its result (or discard_step first, if it has none) before the next schedule"
             )
-        self._close()
+        self._pop_first()
 
-    def planned(self, plan: SchedulerOutput, now: float) -> None:
-        """`plan` is open now."""
+    def add(self, plan: SchedulerOutput, now: float) -> None:
+        """`plan` is in flight now."""
         assert plan.step_id == self.next_step_id
-        rows = self._rows
-        batch = PlacedRows(rows, plan.batch.rows.astype(np.int64))
-        needs_sampling: BoolArray = rows.num_computed[batch.places] >= rows.lengths(batch.places)
-        steps_ahead = None
+        batch = self._batch
+        rows = RowSnapshot(batch, plan.batch.rows)
+        needs_sampling: BoolArray = batch.num_computed_tokens[rows.rows] >= batch.lengths(rows.rows)
+        step = InFlightStep(plan, rows, needs_sampling, now, is_behind=bool(self._steps))
         if self.max_steps_in_flight > 1:
-            steps_ahead = AsyncScheduling.behind(plan, batch, needs_sampling)
-        self._open.append(
-            InFlightStep(plan, batch, needs_sampling, now, bool(self._open), steps_ahead)
-        )
-        rows.num_open_steps = len(self._open)
+            self._mark(step)
+        self._steps.append(step)
+        batch.num_steps_in_flight = len(self._steps)
         self.next_step_id += 1
 
-    def check_open(self, plan: SchedulerOutput) -> InFlightStep:
+    def check_is_first(self, plan: SchedulerOutput) -> InFlightStep:
         """
         Raises:
-            StepOrderError: `plan` is not the first of the open ones.
+            StepOrderError: `plan` is not the first of the steps in flight.
         """
-        if not self._open or plan.step_id != self._open[0].plan.step_id:
-            due = f"step {self._open[0].plan.step_id} is due" if self._open else "none is due"
+        if not self._steps or plan.step_id != self._steps[0].plan.step_id:
+            due = f"step {self._steps[0].plan.step_id} is due" if self._steps else "none is due"
             raise StepOrderError(
                 f"step {plan.step_id} is not to be updated, {due}; update each step once, in order"
             )
-        return self._open[0]
+        return self._steps[0]
 
-    def updated(self, plan: SchedulerOutput) -> InFlightStep:
-        """Close the step of this plan. Returns it.
+    def remove(self, plan: SchedulerOutput) -> InFlightStep:
+        """The step of this plan is updated.
 
         Raises:
-            StepOrderError: `plan` is not the first of the open ones.
+            StepOrderError: `plan` is not the first of the steps in flight.
         """
-        step = self.check_open(plan)
-        self._close()
+        self.check_is_first(plan)
+        return self._pop_first()
+
+    def _mark(self, step: InFlightStep) -> None:
+        """Placeholders and blocked rows of a new step."""
+        batch, rows = self._batch, step.batch.rows
+        may_schedule_async = batch.may_schedule_async[rows]
+        goes_on = batch.lengths(rows) + 1 < batch.max_len[rows]
+        goes_on &= may_schedule_async
+        goes_on &= step.needs_sampling
+        drafts = step.plan.scheduled_spec_decode_tokens
+        if drafts:
+            goes_on &= np.array([name not in drafts for name in step.plan.batch.req_ids])
+        step.placeholders = step.batch
+        if np.count_nonzero(goes_on) < len(rows):
+            step.placeholders = RowSnapshot(batch, rows[goes_on])
+            is_blocked = (step.needs_sampling | ~may_schedule_async) & ~goes_on
+            step.blocked = RowSnapshot(batch, self._with_all_beams(rows[is_blocked]))
+            batch.is_blocked[step.blocked.rows] = True
+        batch.num_output_placeholders[step.placeholders.rows] += 1
+
+    def _with_all_beams(self, blocked: Int64Array) -> Int64Array:
+        """Beams advance together: while one is blocked, all are."""
+        beams = blocked[~self._batch.may_schedule_async[blocked]]
+        if not len(beams):
+            return blocked
+        rows = set(blocked.tolist())
+        for row in beams.tolist():
+            request = self._pool.sequence_in(row).request
+            rows.update(seq.row for seq in request.unfinished if seq.row is not None)
+        return np.array(sorted(rows), np.int64)
+
+    def _pop_first(self) -> InFlightStep:
+        step = self._steps.popleft()
+        if step.placeholders is not None:
+            self._batch.num_output_placeholders[step.placeholders.unchanged_rows()] -= 1
+        if step.blocked is not None:
+            self._batch.is_blocked[step.blocked.unchanged_rows()] = False
+        self._batch.num_steps_in_flight = len(self._steps)
         return step
 
     def check(self) -> None:
-        """Assert that rows are ahead or held just as the open steps have it, and that every other
-        one has something to run."""
-        rows, order = self._rows, self._rows.order
-        assert rows.num_open_steps == len(self._open) <= self.max_steps_in_flight
-        if self.max_steps_in_flight == 1 and self._open:
+        """Assert that rows have just the placeholders and blocks of the steps in flight, and that
+        every other row has something to compute."""
+        batch, order = self._batch, self._batch.order
+        assert batch.num_steps_in_flight == len(self._steps) <= self.max_steps_in_flight
+        if self.max_steps_in_flight == 1 and self._steps:
             return
-        num_ahead, is_blocked = np.zeros_like(rows.num_ahead), np.zeros_like(rows.is_blocked)
-        for step in self._open:
-            assert step.steps_ahead is not None
-            num_ahead[step.steps_ahead.ahead.unchanged_places()] += 1
-            if step.steps_ahead.held is not None:
-                is_blocked[step.steps_ahead.held.unchanged_places()] = True
-        assert (num_ahead[order] == rows.num_ahead[order]).all()
-        assert (is_blocked[order] == rows.is_blocked[order]).all()
-        num_left = rows.lengths(order.astype(np.int64)) - rows.num_computed[order]
+        num_placeholders = np.zeros_like(batch.num_output_placeholders)
+        is_blocked = np.zeros_like(batch.is_blocked)
+        for step in self._steps:
+            assert step.placeholders is not None
+            num_placeholders[step.placeholders.unchanged_rows()] += 1
+            if step.blocked is not None:
+                is_blocked[step.blocked.unchanged_rows()] = True
+        assert (num_placeholders[order] == batch.num_output_placeholders[order]).all()
+        assert (is_blocked[order] == batch.is_blocked[order]).all()
+        num_left = batch.lengths(order) - batch.num_computed_tokens[order]
         assert (is_blocked[order] | (num_left > 0)).all()
-
-    def _close(self) -> None:
-        """The first of the open steps."""
-        step = self._open.popleft()
-        if step.steps_ahead is not None:
-            step.steps_ahead.release()
-        self._rows.num_open_steps = len(self._open)

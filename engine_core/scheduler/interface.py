@@ -1,4 +1,4 @@
-"""What the engine's loop may ask of a scheduler. A public example of one step:
+"""What a scheduler is, on one page. Single-threaded: all calls come from the engine's loop.
 
 scheduler.add_request(request)
 plan = scheduler.schedule()
@@ -8,16 +8,16 @@ outputs = scheduler.update_from_output(plan, runner.execute(plan))
 import abc
 from collections.abc import Iterable
 
+from engine_core.scheduler.in_flight import InFlightStep
 from engine_core.scheduler.plan import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
-from engine_core.scheduler.request import Request
-from engine_core.scheduler.request_status import RequestStatus
+from engine_core.scheduler.request import Request, RequestStatus
 from engine_core.scheduler.statistics import SchedulerStatistics
 from protocol.explanations import RequestInfo
 from protocol.outputs import EngineCoreOutputs
 
 
 class SchedulerInterface(abc.ABC):
-    """Single-threaded, without locks: all calls come from the loop."""
+    """The six calls of the loop come first."""
 
     @abc.abstractmethod
     def add_request(self, request: Request) -> None:
@@ -32,12 +32,12 @@ class SchedulerInterface(abc.ABC):
 
     @abc.abstractmethod
     def schedule(self, now: float = 0.0) -> SchedulerOutput:
-        """Plan the next step. Never fails for lack of memory: the plan is smaller then. With steps
-        in flight it takes their tokens as computed, and plans for those that they sample.
+        """Plan the next step. Never fails for lack of memory: the plan is smaller then. Tokens of
+        steps in flight count as computed; what they sample is scheduled too.
 
         Args:
-            now: seconds, on the clock of the requests' `arrival_time`. What depends on time (delay,
-                ageing, targets) needs it; nothing else does.
+            now: seconds, on the clock of the requests' `arrival_time`. Only what depends on time
+                (prefill delay, ageing, SLOs) needs it.
 
         Raises:
             StepOrderError: as many steps as may be in flight have not been updated.
@@ -50,12 +50,12 @@ class SchedulerInterface(abc.ABC):
         model_runner_output: ModelRunnerOutput,
         now: float = 0.0,
     ) -> dict[int, EngineCoreOutputs]:
-        """Take in what a step brought, at `now`, in seconds. Returns each client's
-        outputs, by client index; terminal outputs of requests that ended otherwise since the last
-        update come first.
+        """Append what a step sampled, at `now`, in seconds. Returns each client's outputs, by
+        client index; terminal outputs of requests that ended otherwise since the last update come
+        first.
 
         Raises:
-            StepOrderError: not the first of the steps that were planned and not updated.
+            StepOrderError: not the first of the steps in flight.
         """
 
     @abc.abstractmethod
@@ -65,8 +65,8 @@ class SchedulerInterface(abc.ABC):
         finished_status: RequestStatus,
         detail: str | None = None,
     ) -> None:
-        """End requests from outside, at once; ids that are unknown or finished are ignored. Each
-        one's terminal output comes with the next update.
+        """End requests at once; ids that are unknown or finished are ignored. The terminal outputs
+        come with the next update.
 
         Raises:
             ValueError: `finished_status` is not a final one.
@@ -74,9 +74,18 @@ class SchedulerInterface(abc.ABC):
 
     @abc.abstractmethod
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
-        """Drafts to verify in the next step, in place of earlier ones. They are dropped for
-        requests that are not running, whose prompt is not computed, or whose next token a step in
-        flight samples."""
+        """Drafts to verify in the next step, in place of earlier ones. Dropped for requests that
+        are not running, whose prompt is not computed, or whose next token is in flight."""
+
+    @property
+    @abc.abstractmethod
+    def max_steps_in_flight(self) -> int:
+        """Most steps planned and not updated."""
+
+    @property
+    @abc.abstractmethod
+    def in_flight(self) -> list[InFlightStep]:
+        """Steps planned and not updated, in order."""
 
     @abc.abstractmethod
     def get_request_counts(self) -> tuple[int, int]:
@@ -84,18 +93,18 @@ class SchedulerInterface(abc.ABC):
 
     @abc.abstractmethod
     def has_work(self) -> bool:
-        """Whether a request is unfinished or a terminal output has not been handed out. Of a step
-        in flight whose requests have all ended nothing can come; it is still to be updated."""
+        """Whether a request is unfinished or a terminal output has not been handed out. Steps in
+        flight whose requests have all ended do not count, and are still to be updated."""
 
     @abc.abstractmethod
     def discard_step(self, scheduler_output: SchedulerOutput, detail: str) -> None:
-        """The step could not be run: its requests end with FINISHED_ERROR and this detail, and
-        nobody finds the blocks that it should have filled. So do those of the steps planned behind
-        it. All of them are still to be updated, in order (with an empty ModelRunnerOutput), which
-        hands out the terminal outputs.
+        """The step failed. A fault voids what is behind it: the requests of this step and of all
+        steps planned after it end with FINISHED_ERROR and this detail, and the blocks that those
+        steps should have filled leave the prefix cache. Each of them (`is_discarded`) is still to
+        be updated, in order, with an empty ModelRunnerOutput; that hands out the terminal outputs.
 
         Raises:
-            StepOrderError: not the first of the steps that were planned and not updated.
+            StepOrderError: not the first of the steps in flight.
         """
 
     @abc.abstractmethod
@@ -104,8 +113,12 @@ class SchedulerInterface(abc.ABC):
 
     @abc.abstractmethod
     def reset_prefix_cache(self) -> int:
-        """Forget every cached block that no request holds. Returns how many."""
+        """Drop every cached block that no request holds. Returns how many."""
 
     @abc.abstractmethod
     def statistics(self) -> SchedulerStatistics:
         """The numbers of this moment."""
+
+    @abc.abstractmethod
+    def num_common_prefix_blocks(self) -> list[int]:
+        """For each group, leading blocks that all running sequences share."""

@@ -1,38 +1,30 @@
-"""What clients are to be told at the next update, grouped by client. Decides nothing.
-
-One token more for a sequence of which there is nothing else to say goes into columns; first tokens,
-log-probabilities and terminal outputs are objects of their own.
-"""
+"""Outputs for clients, collected until the next update hands them out, grouped by client."""
 
 import msgspec
 import numpy as np
 
-from engine_core.scheduler.batch_state import BatchState, Int32Array
-from engine_core.scheduler.request import Request
-from engine_core.scheduler.sequence import Sequence
-from engine_core.scheduler.sequence_names import SequenceNames
-from protocol.outputs import (
-    DecodedTokens,
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    FinishReason,
-    Logprobs,
-)
+from engine_core.scheduler.batch_state import BatchState, IdsOfRows, Int32Array, Int64Array
+from engine_core.scheduler.beam_search import BeamHypothesis
+from engine_core.scheduler.request import Request, Sequence
+from protocol.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs, Logprobs
 
-_BYTES_AN_ENTRY = 4
+_ENTRY_BYTES = 4
 _WIRE_TOKEN = np.dtype("<i4")
 
 
 class OutputCollector:
-    """Keeps outputs in order until they are handed out. Until a request's last output is handed
-    out, its id is not free for another request."""
+    """An output that is one token and nothing else goes into columns; first tokens,
+    log-probabilities and terminal outputs are objects of their own. A request's id is not free for
+    another one until its last output is handed out."""
 
-    def __init__(self, rows: BatchState) -> None:
-        self._rows = rows
-        self._names: dict[int, SequenceNames] = {}
+    def __init__(self, batch: BatchState) -> None:
+        self._batch = batch
+        self._request_ids: dict[int, IdsOfRows] = {}
+        """By client."""
         self._outputs: dict[int, list[EngineCoreOutput]] = {}
         self._decoded: dict[int, DecodedTokens] = {}
         self._over: dict[str, int] = {}
+        """The client of each request whose last output is in `_outputs`."""
 
     @property
     def has_terminal(self) -> bool:
@@ -53,83 +45,65 @@ class OutputCollector:
     ) -> None:
         """One output; the sequence's terminal one if it is finished, its request's if `is_over`."""
         request, status = sequence.request, sequence.status
-        self._put(
-            request.client_index,
-            EngineCoreOutput(
-                request_id=request.request_id,
-                new_token_ids=new_token_ids,
-                finish_reason=status.finish_reason if status.is_finished else None,
-                stop_reason=sequence.stop_reason,
-                index=sequence.index,
-                logprobs=logprobs,
-                num_cached_tokens=None if request.first_output_sent else request.num_cached_tokens,
-                detail=detail,
-            ),
+        output = EngineCoreOutput(
+            request_id=request.request_id,
+            new_token_ids=new_token_ids,
+            finish_reason=status.finish_reason if status.is_finished else None,
+            stop_reason=sequence.stop_reason,
+            index=sequence.index,
+            logprobs=logprobs,
+            num_cached_tokens=None if request.first_output_sent else request.num_cached_tokens,
+            detail=detail,
         )
-        request.first_output_sent = True
-        if is_over:
-            self._close(request.request_id, request.client_index)
+        self._append(request, output, is_over)
 
     def add_beam(
-        self,
-        request: Request,
-        index: int,
-        token_ids: list[int],
-        cumulative_logprob: float,
-        finish_reason: FinishReason,
-        stop_reason: int | None,
-        *,
-        is_over: bool,
+        self, request: Request, index: int, found: BeamHypothesis, *, is_over: bool
     ) -> None:
         """A finished beam, whole."""
-        self._put(
-            request.client_index,
-            EngineCoreOutput(
-                request_id=request.request_id,
-                new_token_ids=token_ids,
-                finish_reason=finish_reason,
-                stop_reason=stop_reason,
-                index=index,
-                num_cached_tokens=None if request.first_output_sent else request.num_cached_tokens,
-                cumulative_logprob=cumulative_logprob,
-            ),
+        output = EngineCoreOutput(
+            request_id=request.request_id,
+            new_token_ids=found.token_ids,
+            finish_reason=found.finish_reason,
+            stop_reason=found.stop_reason,
+            index=index,
+            num_cached_tokens=None if request.first_output_sent else request.num_cached_tokens,
+            cumulative_logprob=found.cumulative_logprob,
         )
+        self._append(request, output, is_over)
+
+    def _append(self, request: Request, output: EngineCoreOutput, is_over: bool) -> None:
+        self._outputs.setdefault(request.client_index, []).append(output)
         request.first_output_sent = True
         if is_over:
-            self._close(request.request_id, request.client_index)
+            assert request.request_id not in self._over
+            self._over[request.request_id] = request.client_index
 
-    def _put(self, client_index: int, output: EngineCoreOutput) -> None:
-        self._outputs.setdefault(client_index, []).append(output)
-
-    def _close(self, request_id: str, client_index: int) -> None:
-        assert request_id not in self._over
-        self._over[request_id] = client_index
-
-    def add_tokens(self, rows: Int32Array, token_ids: Int32Array) -> None:
-        """One token each for the sequences in these rows. Once between two calls of `take`."""
+    def add_tokens(self, rows: Int64Array, token_ids: Int32Array) -> None:
+        """One token each for the sequences in these rows. Once between two calls of `drain`."""
         if not len(rows):
             return
-        clients = self._rows.client[rows]
+        clients = self._batch.client_index[rows]
         first = int(clients[0])
         if np.count_nonzero(clients == first) == len(rows):
-            self._decoded[first] = self._columns(first, rows, token_ids)
+            self._decoded[first] = self._as_columns(first, rows, token_ids)
             return
         for client in sorted(set(clients.tolist())):
             is_own = clients == client
-            self._decoded[client] = self._columns(client, rows[is_own], token_ids[is_own])
+            self._decoded[client] = self._as_columns(client, rows[is_own], token_ids[is_own])
 
-    def _columns(self, client: int, rows: Int32Array, token_ids: Int32Array) -> DecodedTokens:
-        names = self._names.get(client)
-        if names is None:
-            names = self._names[client] = SequenceNames(self._rows, of_requests=True)
-        indexes = self._rows.index[rows]
+    def _as_columns(self, client: int, rows: Int64Array, token_ids: Int32Array) -> DecodedTokens:
+        ids = self._request_ids.get(client)
+        if ids is None:
+            ids = self._request_ids[client] = IdsOfRows(self._batch, self._batch.request_ids)
+        indexes = self._batch.sequence_index[rows]
         return DecodedTokens(
-            request_ids=names.of(rows),
+            request_ids=ids.of(rows),
             token_ids=token_ids.astype(_WIRE_TOKEN, copy=False).tobytes(),
             indexes=indexes.tolist() if np.count_nonzero(indexes) else None,
         )
 
-    def take(self, step_id: int) -> dict[int, EngineCoreOutputs]:
+    def drain(self, step_id: int) -> dict[int, EngineCoreOutputs]:
         """Everything since the last call, by client index."""
         over: dict[int, list[str]] = {}
         for request_id, client_index in self._over.items():
@@ -143,11 +117,9 @@ class OutputCollector:
             )
             for client in self._outputs | self._decoded
         }
-        for gone in self._names.keys() - per_client.keys():
-            del self._names[gone]
-        self._outputs = {}
-        self._decoded = {}
-        self._over = {}
+        for gone in self._request_ids.keys() - per_client.keys():
+            del self._request_ids[gone]
+        self._outputs, self._decoded, self._over = {}, {}, {}
         return per_client
 
 
@@ -155,7 +127,7 @@ def trim_logprobs(logprobs: Logprobs, num_positions: int) -> Logprobs:
     """The first `num_positions` positions."""
     if logprobs.num_positions <= num_positions:
         return logprobs
-    num_bytes = num_positions * logprobs.width * _BYTES_AN_ENTRY
+    num_bytes = num_positions * logprobs.width * _ENTRY_BYTES
     return msgspec.structs.replace(
         logprobs,
         num_positions=num_positions,

@@ -1,42 +1,30 @@
-"""What passes between scheduler and model runner: plain data, a step each.
-
-The numbers of all scheduled sequences are columns (`ScheduledBatch`), one entry a sequence; what is
-rare (a new sequence, new blocks, copies) is named apart. So a step in which nothing is new costs no
-Python work a sequence, on either side. The order of the columns is the batch order. It matters: a
-sequence may read blocks that one before it fills in the same step.
-
-A sequence is one stream of tokens. A request has one, named by its request_id, or n of them
-("ID", "ID#1", "ID#2" ...): parallel samples or beams. To the runner each is a row of its own.
-
-A plan may be made before the result of the step before it is known. What it says then holds behind
-that step: its tokens count as computed, and the token that a sequence computes may be the one that
-it samples. No plan says that token's number, the runner has it. A row that computes in vain,
-because its sequence has ended meanwhile, is told of as finished in a later plan, like any other.
-"""
+"""What passes between scheduler and model runner: plain data, a step each. The numbers of all
+scheduled sequences are columns; what is rare (a new sequence, new blocks, copies) is listed apart,
+so a step in which nothing is new costs no Python work a sequence, on either side."""
 
 import dataclasses
 import functools
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 from engine_core.kv_cache import BlockIds, CacheCopies
+from engine_core.scheduler.batch_state import Int32Array, Int64Array
 from protocol.outputs import Logprobs
 from protocol.requests import MultiModalInput
 from protocol.sampling import SamplingParams
 
-Int32Array = npt.NDArray[np.int32]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """All sequences of a step, as columns of equal length R in batch order. The arrays are the
-    receiver's to keep; `req_ids` may be shared by plans and must not be changed."""
+    """All sequences of a step, as columns of equal length R in batch order. The order matters: a
+    sequence may read blocks that one before it fills in the same step. The arrays are the
+    receiver's to keep; `req_ids` may be shared by plans and must not be changed.
+
+    A request has one sequence, named by its request_id, or several: "ID", "ID#1", "ID#2" ...
+    """
 
     req_ids: list[str]
-    rows: Int32Array
-    """The persistent row that each has from its admission until it is finished or preempted."""
+    rows: Int64Array
+    """The row that each has from its admission until it is finished or preempted."""
     num_computed_tokens: Int32Array
     """In the cache, before this step's tokens."""
     num_scheduled_tokens: Int32Array
@@ -45,13 +33,13 @@ class ScheduledBatch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NewRequestData:
-    """All that the runner must know of a sequence it sees for the first time."""
+    """A sequence that the runner does not know."""
 
     req_id: str
     prompt_token_ids: Sequence[int]
     """The request's own array: not to be changed."""
     output_token_ids: list[int]
-    """Delivered by an earlier, interrupted run, or of the sequence that this one is a branch of;
+    """Delivered by an earlier, interrupted run, or of the sequence that this one was forked from;
     the tokens are prompt + output."""
     mm_features: list[MultiModalInput]
     sampling_params: SamplingParams
@@ -80,8 +68,8 @@ class ResumedRequestData:
 @dataclasses.dataclass(frozen=True, slots=True)
 class BlockUpdate:
     """Ids to be written into a known sequence's block tables, from logical block `start` on. Mostly
-    new blocks behind the last; also one that was copied before its first write, or that gave way
-    to an equal one. Blocks that fell out of a sliding window are not told: the runner masks."""
+    new blocks behind the last; also one that was copied before its first write, or was replaced by
+    an equal one. Blocks that fell out of a sliding window are not listed: the runner masks."""
 
     req_id: str
     row: int
@@ -108,7 +96,13 @@ class CachedRequestData:
 class SchedulerOutput:
     """The plan of one step. The runner carries it out in this order: drop the rows of
     `finished_req_ids` and `preempted_req_ids`; `copies`; `scheduled_new_reqs`, `resumed_reqs`,
-    `block_updates`; then the batch."""
+    `block_updates`; then the batch.
+
+    A plan may be made before the result of the step before it is known. Then the tokens of that
+    step count as computed, and the token that a sequence computes may be the one that it samples:
+    its number is in no plan, the runner has it. A row that computes in vain, as its sequence has
+    ended meanwhile, is finished in a later plan.
+    """
 
     step_id: int
     batch: ScheduledBatch
@@ -121,30 +115,26 @@ class SchedulerOutput:
     """0 means that nothing runs; finished and preempted ids and copies still count."""
     scheduled_spec_decode_tokens: dict[str, list[int]]
     """Drafts to verify, the last of the sequence's tokens in this step."""
-    scheduled_encoder_inputs: dict[str, list[int]]
-    """Multimodal inputs to encode; always empty, such requests are refused."""
-    num_common_prefix_blocks: list[int]
-    """For each group, leading blocks that all running sequences share."""
     finished_req_ids: list[str]
-    """Sequences gone since the last step: drop their rows first. An id may come back in this very
+    """Sequences gone since the last step: drop their rows first. An id may come back in the same
     plan."""
     preempted_req_ids: list[str]
     """Lost their blocks in this step: drop their rows, if they have any, and keep what else is
     known of them."""
     num_output_tokens: Int32Array
-    """Of each sequence of the batch, before this step; what open steps sample counts."""
+    """Of each sequence of the batch, before this step; output placeholders count."""
     num_lookahead_slots: int = 0
     """Slots that each sequence has behind this step's tokens."""
 
     @functools.cached_property
     def num_scheduled_tokens(self) -> dict[str, int]:
-        """By sequence, in batch order. Made when asked for; a hot path reads `batch`."""
+        """By sequence, in batch order. For tests and traces; a hot path reads `batch`."""
         batch = self.batch
         return dict(zip(batch.req_ids, batch.num_scheduled_tokens.tolist(), strict=True))
 
     @functools.cached_property
     def scheduled_cached_reqs(self) -> CachedRequestData:
-        """The known sequences. Made when asked for; a hot path reads `batch`, `resumed_reqs` and
+        """The known sequences. For tests and traces; a hot path reads `batch`, `resumed_reqs` and
         `block_updates`."""
         new = {data.req_id for data in self.scheduled_new_reqs}
         resumed = {data.req_id: data for data in self.resumed_reqs}
@@ -153,10 +143,10 @@ class SchedulerOutput:
         for index, req_id in enumerate(self.batch.req_ids):
             if req_id in new:
                 continue
-            again, update = resumed.get(req_id), updates.get(req_id)
+            again = resumed.get(req_id)
+            changed = again or updates.get(req_id)
             cached.req_ids.append(req_id)
             cached.resumed_from_preemption.append(again is not None)
-            changed = again or update
             cached.new_block_ids.append(None if changed is None else changed.block_ids)
             cached.num_computed_tokens.append(int(self.batch.num_computed_tokens[index]))
             cached.num_output_tokens.append(int(self.num_output_tokens[index]))
@@ -174,16 +164,16 @@ class DraftTokenIds:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
-    """What one step brought, as columns."""
+    """What one step sampled, as columns."""
 
     req_ids: list[str]
     """In any order if `sampled_token_ids` is a list; the batch's own order if it is an array."""
     sampled_token_ids: list[list[int]] | Int32Array
     """As lists: empty while the prompt is not finished, else accepted drafts and one token more.
-    As an array [R]: one token for each sequence of the batch, and no drafts in the step; what
-    stands at sequences whose prompt is not finished is not read."""
+    As an array [R]: one token for each sequence of the batch, and no drafts in the step; tokens of
+    sequences whose prompt is not finished are not read."""
     logprobs: dict[str, Logprobs] | None = None
     """Of the sequences that asked, one position a sampled token."""
     draft_token_ids: DraftTokenIds | None = None
     failures: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Sequences whose result is no result, and why; their requests end with an error, no others."""
+    """Sequences without a valid result, and why; their requests end with an error, no others."""

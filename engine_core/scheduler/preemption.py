@@ -1,74 +1,57 @@
-"""Taking a running request's blocks: how it will come back, and the move itself.
-
-The rules decide between computing again and copying to host memory; `Preemptor` carries it out.
-Who the victim is, is the policy's to say.
-"""
+"""Taking a running request's blocks: how it will come back, the move itself, and preemption for a
+more urgent request. Which request is the victim, the policy decides."""
 
 import enum
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.plan_builder import PlanBuilder
-from engine_core.scheduler.request import Request
+from engine_core.scheduler.policies.base import SchedulingPolicy
+from engine_core.scheduler.request import Request, RequestStatus
 from engine_core.scheduler.request_pool import RequestPool
-from engine_core.scheduler.request_status import RequestStatus
 from protocol.explanations import Preemption
 
 
 class PreemptionMode(enum.StrEnum):
     RECOMPUTE = "recompute"
-    """Blocks are freed; all tokens are computed again, less what the cache still has."""
+    """Blocks are freed; all tokens are computed again, less those in the prefix cache."""
     SWAP = "swap"
     """Blocks are copied to host memory and back."""
 
 
-class PreemptionRule(Protocol):
-    def mode(self, victim: Request) -> PreemptionMode:
-        """How this running request is preempted."""
-        ...
-
-    def observe(self, num_tokens: int, num_copied_blocks: int, duration_s: float) -> None:
-        """A step computed and copied that much in that time."""
-        ...
-
-
-class FixedRule:
-    """Always the same."""
+class PreemptionRule:
+    """Chooses each victim's mode: always the same."""
 
     def __init__(self, mode: PreemptionMode) -> None:
         self._mode = mode
 
     def mode(self, victim: Request) -> PreemptionMode:
+        """How this running request is preempted."""
         return self._mode
 
     def observe(self, num_tokens: int, num_copied_blocks: int, duration_s: float) -> None:
-        """Nothing to learn."""
+        """A step computed and copied that much in that time."""
 
 
-class RecomputeSingleSwapGroups(FixedRule):
-    """One sequence is computed again; several, whose blocks are shared, are swapped."""
+class RecomputeSingleSwapGroups(PreemptionRule):
+    """One sequence is recomputed; several, whose blocks are shared, are swapped."""
 
     def __init__(self) -> None:
         super().__init__(PreemptionMode.RECOMPUTE)
 
     def mode(self, victim: Request) -> PreemptionMode:
-        if victim.get_max_num_running_seqs() > 1:
-            return PreemptionMode.SWAP
-        return PreemptionMode.RECOMPUTE
+        return PreemptionMode.SWAP if victim.num_running_sequences > 1 else self._mode
 
 
-class MeasuredPreemption:
+class MeasuredPreemption(PreemptionRule):
     """Compares the measured time of copying a request's blocks out and in with that of computing
-    its tokens again: exponentially weighted means of seconds a token and seconds a block.
-
-    Args:
-        block_size: tokens a block.
-    """
+    its tokens again: exponentially weighted means of seconds a token and seconds a block."""
 
     _WEIGHT = 0.1
 
     def __init__(self, block_size: int) -> None:
+        super().__init__(PreemptionMode.SWAP)
         self._block_size = block_size
         self._token_s: float | None = None
         self._block_s: float | None = None
@@ -100,10 +83,8 @@ def make_preemption_rule(config: SchedulerConfig, block_size: int) -> Preemption
     match config.preemption_mode:
         case "default":
             return RecomputeSingleSwapGroups()
-        case "recompute":
-            return FixedRule(PreemptionMode.RECOMPUTE)
-        case "swap":
-            return FixedRule(PreemptionMode.SWAP)
+        case "recompute" | "swap":
+            return PreemptionRule(PreemptionMode(config.preemption_mode))
         case "auto":
             return MeasuredPreemption(block_size)
         case unknown:
@@ -113,8 +94,8 @@ def make_preemption_rule(config: SchedulerConfig, block_size: int) -> Preemption
 class Preemptor:
     """Moves a running request, all its sequences, back to the waiting queue."""
 
-    def __init__(self, live: RequestPool, kv_cache: KVCacheManager, rule: PreemptionRule) -> None:
-        self._live = live
+    def __init__(self, pool: RequestPool, kv_cache: KVCacheManager, rule: PreemptionRule) -> None:
+        self._pool = pool
         self._kv_cache = kv_cache
         self._rule = rule
 
@@ -125,36 +106,35 @@ class Preemptor:
         reason: str,
         mode: PreemptionMode | None = None,
     ) -> None:
-        """Every block that it holds is released; what the plan had for it is refunded. What an
-        open step samples for it will be sampled again, and be the same: (seed, position) say it.
+        """Free its blocks and refund its tokens in the plan. What a step in flight samples for it
+        is dropped, and will be sampled again, equal: (seed, position) determine it.
 
         Args:
-            reason: in words, for whoever asks.
-            mode: instead of what the rule says.
+            reason: in words, for explanations.
+            mode: instead of the rule's.
         """
+        pool, kv_cache = self._pool, self._kv_cache
         plan.drop(victim)
         sequences = [sequence for sequence in victim.unfinished if sequence.row is not None]
         num_tokens = sum(sequence.num_computed_tokens for sequence in sequences)
-        num_blocks = self._kv_cache.num_blocks_free
+        num_free_before = kv_cache.num_blocks_free
         for sequence in sequences:
-            sequence.drop_tokens_in_flight()
-            row = self._live.unplace(sequence)
-            self._live.rows.give_back(row)
+            sequence.drop_placeholders()
+            pool.free_row(sequence)
         mode = mode or self._rule.mode(victim)
         if len(sequences) < len(victim.unfinished):
-            mode = PreemptionMode.RECOMPUTE  # it was being computed again: there is little to keep
-        if mode is PreemptionMode.SWAP and self._kv_cache.swap_out(sequences) is not None:
+            mode = PreemptionMode.RECOMPUTE  # it was being recomputed: there is little to keep
+        if mode is PreemptionMode.SWAP and kv_cache.swap_out(sequences) is not None:
             status = RequestStatus.SWAPPED
-            self._live.counters.num_preemptions_by_swap += 1
+            pool.counters.num_preemptions_by_swap += 1
         else:
-            # also where the host has no room: a request is never lost for that
+            # also where the host has no room: no request is lost for that
             mode, status = PreemptionMode.RECOMPUTE, RequestStatus.PREEMPTED
             for sequence in sequences:
-                self._kv_cache.free(sequence)
+                kv_cache.free(sequence)
                 sequence.num_computed_tokens = 0
-        num_blocks = self._kv_cache.num_blocks_free - num_blocks
-        self._live.back_to_queue(victim, status)
-        self._live.counters.num_preemptions += 1
+        pool.requeue(victim, status)
+        pool.counters.num_preemptions += 1
         victim.num_preemptions += 1
         victim.preemptions.append(
             Preemption(
@@ -162,18 +142,41 @@ class Preemptor:
                 mode=mode.value,
                 reason=reason,
                 num_tokens=num_tokens,
-                num_blocks=num_blocks,
+                num_blocks=kv_cache.num_blocks_free - num_free_before,
             )
         )
 
-    def compute_again(self, swapped: list[Request]) -> None:
-        """These waiting requests have nothing in host memory any more that can be trusted."""
+    def recompute_swapped(self, swapped: list[Request]) -> None:
+        """The host blocks of these waiting requests cannot be trusted any more."""
         for request in reversed(swapped):
-            self._live.waiting.remove_request(request)
-            self._live.num_swapped -= 1
+            self._pool.waiting.remove_request(request)
+            self._pool.num_swapped -= 1
             for sequence in request.unfinished:
                 self._kv_cache.invalidate(sequence)
                 self._kv_cache.free(sequence)
                 sequence.num_computed_tokens = 0
             request.status = RequestStatus.PREEMPTED
-            self._live.waiting.prepend_request(request)
+            self._pool.waiting.prepend_request(request)
+
+
+class ForcedPreemption:
+    """Preempts for a more urgent waiting request though memory is free. The victims are recomputed,
+    behind the head of the queue."""
+
+    def __init__(self, pool: RequestPool, policy: SchedulingPolicy, preemptor: Preemptor) -> None:
+        self._pool = pool
+        self._policy = policy
+        self._preemptor = preemptor
+
+    def preempt(self, plan: PlanBuilder) -> None:
+        pool = self._pool
+        if pool.waiting.is_empty or not pool.running:
+            return
+        head = pool.waiting.peek_request()
+        if head.status is RequestStatus.SWAPPED:
+            return
+        victims = self._policy.select_forced_victims(pool.running)
+        why = f"request {head.request_id!r} of priority {head.priority} is more urgent"
+        for victim in victims:
+            self._preemptor.preempt(victim, plan, why, PreemptionMode.RECOMPUTE)
+        pool.counters.num_preemptions_forced += len(victims)

@@ -1,73 +1,87 @@
-"""One request: a prompt, its parameters, and the sequences that go on from it.
+"""One request, and its sequences: the streams of tokens that go on from its prompt."""
 
-Must not know queues, blocks or the wire's framing. A request starts with one sequence, the prompt;
-one that asked for n branches into n when the prompt is computed. It is admitted, preempted and
-finished as a unit.
-"""
-
+import dataclasses
+import enum
 from array import array
 from collections.abc import Sequence as AnySequence
+from math import nan
 
+import msgspec
+import numpy as np
+
+from engine_core.scheduler.batch_state import BatchState
 from engine_core.scheduler.beam_search import BeamSearch
-from engine_core.scheduler.request_checks import check_request, checked_token_ids
-from engine_core.scheduler.request_status import RequestStatus
-from engine_core.scheduler.sequence import Sequence
 from protocol.explanations import CacheLookup, Preemption
+from protocol.outputs import FinishReason
 from protocol.requests import EngineRequest
-from protocol.sampling import BeamSearchParams, SamplingParams
+from protocol.sampling import BeamSearchParams, SamplingParams, sequence_seed
+
+_MAX_TOKEN_ID = 2**31 - 1
+
+
+class RequestStatus(enum.IntEnum):
+    """Ordered: all final states come last.
+
+    WAITING ──> RUNNING ──> FINISHED_*
+                 │   ^
+                 v   │
+        PREEMPTED | SWAPPED       every state may go to FINISHED_* (abort, fault)
+    """
+
+    WAITING = 0
+    """Not admitted yet."""
+    RUNNING = 1
+    """Has blocks; may or may not be part of a given step."""
+    PREEMPTED = 2
+    """Lost its blocks; at the head of the waiting queue, to be recomputed."""
+    SWAPPED = 3
+    """Its blocks are in host memory; ahead of all waiting requests that are not swapped."""
+    FINISHED_STOPPED = 4
+    FINISHED_LENGTH = 5
+    FINISHED_ABORTED = 6
+    FINISHED_IGNORED = 7
+    """Can never fit."""
+    FINISHED_ERROR = 8
+
+    @property
+    def is_finished(self) -> bool:
+        return self >= RequestStatus.FINISHED_STOPPED
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Its name on the wire. Only for final states."""
+        return _FINISH_REASONS[self]
+
+
+_FINISH_REASONS = {
+    RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
+    RequestStatus.FINISHED_LENGTH: FinishReason.LENGTH,
+    RequestStatus.FINISHED_ABORTED: FinishReason.ABORT,
+    RequestStatus.FINISHED_IGNORED: FinishReason.LENGTH,
+    RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
+}
 
 
 class Request:
-    """Counters are the scheduler's.
+    """Starts with one sequence; one of n samples forks into n when the prompt is computed. It is
+    admitted, preempted and finished as a unit.
 
     Args:
         request_id: unique among live requests.
         prompt_token_ids: at least one.
-        sampling_params: checked already, on construction.
-        client_index: who gets the outputs.
+        client_index: which client gets the outputs.
         arrival_time: seconds on the caller's clock.
         eos_token_ids: the model's; they end a sequence unless `ignore_eos`.
-        output_token_ids: delivered by an earlier, interrupted run; the request goes on behind
-            them and they count against `max_tokens`.
-        cache_salt: only requests with the same salt share cached blocks.
-        adapter: likewise.
+        output_token_ids: delivered by an earlier, interrupted run; they count against `max_tokens`.
+        cache_salt, adapter: only requests that agree in both share cached blocks.
         priority: smaller is more urgent.
-        tenant: whose service policy fair counts; None for the client's own.
+        tenant: which service counter policy fair charges; None for the client's own.
         num_sequences: samples of the prompt.
         beam_search: if given, the sequences are beams, `num_sequences` of them.
-        max_model_len: if given, the prompt is checked against it here.
 
     Raises:
-        ValueError: a field outside its limits.
+        ValueError: a field outside its limits, or two that contradict each other.
     """
-
-    __slots__ = (
-        "_status",
-        "adapter",
-        "arrival_time",
-        "beam_params",
-        "beam_search",
-        "cache_lookup",
-        "cache_salt",
-        "client_index",
-        "eos_token_ids",
-        "first_output_sent",
-        "first_step_id",
-        "num_cached_tokens",
-        "num_finished_sequences",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "num_queued_tokens",
-        "num_sequences",
-        "preemptions",
-        "priority",
-        "prompt",
-        "request_id",
-        "sampling_params",
-        "sequences",
-        "tenant",
-        "tenant_number",
-    )
 
     def __init__(
         self,
@@ -85,61 +99,66 @@ class Request:
         tenant: str | None = None,
         num_sequences: int = 1,
         beam_search: BeamSearchParams | None = None,
-        max_model_len: int | None = None,
     ) -> None:
+        if not request_id:
+            raise ValueError("request_id is empty; give each request an id of its own")
+        if not isinstance(sampling_params, SamplingParams):
+            raise ValueError(
+                f"sampling_params is {sampling_params!r}, it must be "
+                "protocol.sampling.SamplingParams"
+            )
         self.request_id = request_id
-        self.prompt: array[int] = checked_token_ids("prompt_token_ids", prompt_token_ids)
-        output = checked_token_ids("output_token_ids", output_token_ids)
+        self.prompt: array[int] = _checked_ids("prompt_token_ids", prompt_token_ids)
+        self.num_prompt_tokens = len(self.prompt)
+        if not self.num_prompt_tokens:
+            raise ValueError("the prompt is empty; send at least one token")
+        if num_sequences < 1:
+            raise ValueError(f"num_sequences is {num_sequences}, it must be at least 1")
+        if num_sequences > 1 and output_token_ids:
+            raise ValueError(
+                f"output_token_ids are given for num_sequences {num_sequences}; send one request a "
+                "sequence to go on with"
+            )
+        if beam_search is not None and beam_search.beam_width != num_sequences:
+            raise ValueError(
+                f"num_sequences is {num_sequences}, the beam width {beam_search.beam_width}; make "
+                "them equal"
+            )
         self.sampling_params = sampling_params
-        self.num_sequences = num_sequences
-        check_request(self, beam_search, len(output), max_model_len)
         self.client_index = client_index
         self.arrival_time = arrival_time
-        self.priority = priority
-        self.tenant = tenant
         self.eos_token_ids = frozenset(eos_token_ids)
         self.cache_salt = cache_salt
         self.adapter = adapter
-        self.num_prompt_tokens = len(self.prompt)
-        self.beam_params = beam_search
-        self.beam_search = None if beam_search is None else self._new_beam_search(max_model_len)
+        self.priority = priority
+        self.tenant = tenant
+        self.num_sequences = num_sequences
+        self.beam_search: BeamSearch | None = None
+        if beam_search is not None:
+            self.beam_search = BeamSearch(
+                beam_search,
+                max_tokens=sampling_params.max_tokens,
+                eos_token_ids=() if sampling_params.ignore_eos else self.eos_token_ids,
+                stop_token_ids=sampling_params.stop_token_ids,
+                min_tokens=sampling_params.min_tokens,
+            )
         self.sequences = [Sequence(self)]
         """Those that exist, finished ones included, by index; one until the prompt is computed."""
-        if output:
-            self.sequences[0].set_output(output.tolist())
+        if output_token_ids:
+            self.sequences[0].set_output(_checked_ids("output_token_ids", output_token_ids))
         self._status = RequestStatus.WAITING
         self.num_finished_sequences = 0
         self.num_queued_tokens = 0
-        """Its tokens when it joined the waiting queue last."""
+        """Its tokens when it last joined the waiting queue."""
         self.num_preemptions = 0
         self.num_cached_tokens: int | None = None
         """Prompt tokens found in the cache at the first admission; None before it."""
         self.cache_lookup: CacheLookup | None = None
         self.preemptions: list[Preemption] = []
         self.first_output_sent = False
-        """Whether an output has gone to the client."""
         self.tenant_number = 0
         self.first_step_id = 0
-        """The first step that was planned with this request waiting."""
-
-    def _new_beam_search(self, max_model_len: int | None) -> BeamSearch:
-        assert self.beam_params is not None
-        params = self.sampling_params
-        max_tokens = params.max_tokens
-        if max_model_len is not None:
-            max_tokens = min(max_tokens, max_model_len - self.num_prompt_tokens)
-        return BeamSearch(
-            self.beam_params,
-            max_tokens=max_tokens,
-            eos_token_ids=() if params.ignore_eos else self.eos_token_ids,
-            stop_token_ids=params.stop_token_ids,
-            min_tokens=params.min_tokens,
-        )
-
-    def limit_beams(self, max_model_len: int) -> None:
-        """Beams end where the model's length ends. Before the request runs."""
-        if self.beam_params is not None:
-            self.beam_search = self._new_beam_search(max_model_len)
+        """The first step that was planned while it waited."""
 
     @classmethod
     def from_engine_core_request(
@@ -149,20 +168,13 @@ class Request:
         client_index: int,
         arrival_time: float,
         eos_token_ids: AnySequence[int],
-        max_model_len: int | None = None,
     ) -> "Request":
-        """A request as a client sent it.
+        """A request as a client sent it. What the model or the engine cannot serve is refused
+        before (`server.validation`).
 
         Raises:
-            ValueError: a field outside its limits, or a feature that is not supported.
+            ValueError: a field outside its limits.
         """
-        unsupported = {
-            "prompt_embeds": message.prompt_embeds is not None,
-            "multimodal_inputs": bool(message.multimodal_inputs),
-        }
-        for name, is_asked in unsupported.items():
-            if is_asked:
-                raise ValueError(f"{name} is not supported; omit it and send prompt_token_ids")
         return cls(
             request_id=message.request_id,
             prompt_token_ids=message.prompt_token_ids,
@@ -177,10 +189,7 @@ class Request:
             tenant=message.tenant,
             num_sequences=message.num_sequences,
             beam_search=message.beam_search,
-            max_model_len=max_model_len,
         )
-
-    # ------------------------------------------------------------------ the request as a unit
 
     @property
     def status(self) -> RequestStatus:
@@ -195,21 +204,26 @@ class Request:
                 sequence.status = status
 
     @property
-    def max_tokens(self) -> int:
-        return self.sampling_params.max_tokens
-
-    @property
     def is_finished(self) -> bool:
         return self._status.is_finished
 
     @property
-    def is_prefill(self) -> bool:
-        """Whether the prompt is not computed."""
-        return self.sequences[0].num_computed_tokens < self.num_prompt_tokens
+    def max_tokens(self) -> int:
+        return self.sampling_params.max_tokens
 
     @property
-    def has_branches_due(self) -> bool:
-        """Whether it runs and has sequences without a row: they branch off when its first one has
+    def unfinished(self) -> list["Sequence"]:
+        """Its sequences that are not finished, by index."""
+        return [seq for seq in self.sequences if not seq.status.is_finished]
+
+    @property
+    def num_running_sequences(self) -> int:
+        """Most sequences that run at once for the rest of its life."""
+        return self.num_sequences - self.num_finished_sequences
+
+    @property
+    def has_pending_forks(self) -> bool:
+        """Whether it runs and has sequences without a row: they are forked when its first one has
         caught up."""
         if self.num_sequences == 1:
             return False
@@ -217,38 +231,20 @@ class Request:
             return True
         return any(sequence.row is None for sequence in self.unfinished)
 
-    def get_seqs(self, status: RequestStatus | None = None) -> list[Sequence]:
-        """Its sequences, those of one status if given."""
-        return [seq for seq in self.sequences if status is None or seq.status is status]
-
-    @property
-    def unfinished(self) -> list[Sequence]:
-        """Its sequences that are not finished, by index."""
-        return [seq for seq in self.sequences if not seq.status.is_finished]
-
-    def get_max_num_running_seqs(self) -> int:
-        """Most sequences that run at once for the rest of its life."""
-        return self.num_sequences - self.num_finished_sequences
-
     # ------------------------------------------------------------------ its first sequence
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """A copy."""
+        """A copy of `prompt`."""
         return self.prompt.tolist()
 
     @property
-    def output_token_ids(self) -> list[int]:
-        return self.sequences[0].output_token_ids
-
-    @property
-    def all_token_ids(self) -> list[int]:
-        return self.sequences[0].all_token_ids
-
-    @property
     def num_tokens(self) -> int:
-        """Prompt and output."""
         return self.sequences[0].num_tokens
+
+    @property
+    def num_tokens_with_spec(self) -> int:
+        return self.num_tokens + len(self.sequences[0].spec_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
@@ -259,33 +255,247 @@ class Request:
         return self.sequences[0].num_computed_tokens
 
     @property
-    def spec_token_ids(self) -> list[int]:
-        return self.sequences[0].spec_token_ids
-
-    @spec_token_ids.setter
-    def spec_token_ids(self, drafts: list[int]) -> None:
-        self.sequences[0].spec_token_ids = drafts
+    def output_token_ids(self) -> list[int]:
+        return self.sequences[0].output_token_ids
 
     @property
-    def num_tokens_with_spec(self) -> int:
-        """Prompt, output and drafts."""
-        return self.num_tokens + len(self.spec_token_ids)
-
-    @property
-    def block_hashes(self) -> list[bytes]:
-        return self.sequences[0].block_hashes
-
-    @property
-    def stop_reason(self) -> int | None:
-        """The stop token that ended it; None for end-of-sequence."""
-        return self.sequences[0].stop_reason
-
-    def append_output_token(self, token_id: int) -> None:
-        """A sampled token."""
-        self.sequences[0].append_output_token(token_id)
+    def all_token_ids(self) -> list[int]:
+        return self.sequences[0].all_token_ids
 
     def __repr__(self) -> str:
         return (
             f"Request({self.request_id!r}, {self._status.name}, "
             f"computed {self.num_computed_tokens} of {self.num_tokens})"
         )
+
+
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
+class Sequence:
+    """One stream of tokens. While it runs, its numbers and tokens are in its row of the batch
+    state; before and after, they are here.
+
+        |---- prompt ----|---- output ----|-- drafts --|
+        0 .. num_computed .. num_tokens ..  num_tokens_with_spec
+    """
+
+    request: Request
+    index: int = 0
+    """Which of the request's sequences."""
+    serial: int = 0
+    """Tells apart the sequences that had the same index in turn (beams)."""
+    sequence_id: str = ""
+    status: RequestStatus = RequestStatus.WAITING
+    """Its request's, unless it finished before it."""
+    stop_reason: int | None = None
+    """The stop token that ended it; None for end-of-sequence."""
+    block_hashes: list[bytes] = dataclasses.field(default_factory=list)
+    first_token_s: float = nan
+    """When its first output token was there, on the scheduler's clock."""
+    is_known_to_runner: bool = False
+    has_runner_row: bool = False
+    """Whether the runner has exactly these tokens in its row."""
+    row: int | None = None
+    _batch: BatchState | None = None
+    _output: "array[int]" = dataclasses.field(default_factory=lambda: array("i"))
+    _num_computed: int = 0
+    _drafts: list[int] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        request_id = self.request.request_id
+        self.sequence_id = f"{request_id}#{self.serial}" if self.serial else request_id
+
+    # ------------------------------------------------------------------ numbers
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.request.num_prompt_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output."""
+        if self._batch is None:
+            return self.request.num_prompt_tokens + len(self._output)
+        return int(self._batch.num_tokens[self.row])
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.request.num_prompt_tokens
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Scheduled tokens count."""
+        if self._batch is None:
+            return self._num_computed
+        return int(self._batch.num_computed_tokens[self.row])
+
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, value: int) -> None:
+        if self._batch is None:
+            self._num_computed = value
+        else:
+            self._batch.num_computed_tokens[self.row] = value
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens to compute, output placeholders included. Of a running sequence."""
+        assert self._batch is not None
+        batch, row = self._batch, self.row
+        length = batch.num_tokens[row] + batch.num_output_placeholders[row]
+        return int(length - batch.num_computed_tokens[row])
+
+    @property
+    def has_output_placeholder(self) -> bool:
+        """Whether a step in flight samples the token to be computed next."""
+        return self._batch is not None and bool(self._batch.num_output_placeholders[self.row])
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether tokens other than the last sampled one are to be computed."""
+        num_computed = self.num_computed_tokens
+        return num_computed < self.num_prompt_tokens or self.num_tokens - num_computed > 1
+
+    @property
+    def cache_salt(self) -> str | None:
+        return self.request.cache_salt
+
+    @property
+    def adapter(self) -> str | None:
+        return self.request.adapter
+
+    @property
+    def sampling_params(self) -> SamplingParams:
+        """The request's, with a seed of its own; for a beam, with the likeliest tokens reported."""
+        request, params = self.request, self.request.sampling_params
+        if request.beam_search is not None:
+            return msgspec.structs.replace(
+                params, temperature=0.0, logprobs=request.beam_search.num_candidates, min_tokens=0
+            )
+        if self.index == 0 or params.seed is None:
+            return params
+        return msgspec.structs.replace(params, seed=sequence_seed(params.seed, self.index))
+
+    # ------------------------------------------------------------------ tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """A copy."""
+        if self._batch is None:
+            return self._output.tolist()
+        start, stop = self.request.num_prompt_tokens, self.num_tokens
+        output: list[int] = self._batch.token_ids[self.row, start:stop].tolist()
+        return output
+
+    @property
+    def all_token_ids(self) -> list[int]:
+        """Prompt and output, a copy."""
+        return self.request.prompt.tolist() + self.output_token_ids
+
+    @property
+    def last_token_id(self) -> int:
+        if self._batch is None:
+            return self._output[-1] if self._output else self.request.prompt[-1]
+        return int(self._batch.token_ids[self.row, self.num_tokens - 1])
+
+    def token_bytes(self, start: int, stop: int) -> bytes:
+        """Tokens [start, stop) as int32, little-endian."""
+        if self._batch is not None:
+            tokens: np.ndarray = self._batch.token_ids[self.row, start:stop]
+            return tokens.tobytes()
+        prompt, num_prompt = self.request.prompt, self.request.num_prompt_tokens
+        if stop <= num_prompt:
+            return memoryview(prompt)[start:stop].tobytes()
+        tail = self._output[max(0, start - num_prompt) : stop - num_prompt].tobytes()
+        return memoryview(prompt)[start:num_prompt].tobytes() + tail
+
+    def append_output_token(self, token_id: int) -> None:
+        if self._batch is None:
+            self._output.append(token_id)
+        else:
+            batch, row = self._batch, self.row
+            batch.token_ids[row, batch.num_tokens[row]] = token_id
+            batch.num_tokens[row] += 1
+
+    def set_output(self, token_ids: AnySequence[int]) -> None:
+        """All of the output, of a sequence without a row."""
+        assert self._batch is None
+        self._output = array("i", token_ids)
+
+    def drop_placeholders(self) -> None:
+        """What steps in flight sample for it is dropped: its last token is to be computed again if
+        the sequence goes on."""
+        if self._batch is not None and self._batch.num_steps_in_flight:
+            self.num_computed_tokens = min(self.num_computed_tokens, self.num_tokens - 1)
+
+    @property
+    def spec_token_ids(self) -> list[int]:
+        """Drafts to verify in the next step."""
+        return self._drafts
+
+    @spec_token_ids.setter
+    def spec_token_ids(self, drafts: list[int]) -> None:
+        self._drafts = drafts
+        if self._batch is not None and self.row is not None:
+            rows = self._batch.rows_with_drafts
+            (rows.add if drafts else rows.discard)(self.row)
+
+    # ------------------------------------------------------------------ rows
+
+    def enter_row(self, batch: BatchState, row: int) -> None:
+        """From here on its numbers and tokens are in that row."""
+        num_tokens, num_prompt = self.num_tokens, self.request.num_prompt_tokens
+        batch.token_ids[row, :num_prompt] = self.request.prompt
+        if self._output:
+            batch.token_ids[row, num_prompt:num_tokens] = self._output
+        batch.num_tokens[row] = num_tokens
+        batch.num_prompt_tokens[row] = num_prompt
+        batch.num_computed_tokens[row] = self._num_computed
+        batch.num_allocated_slots[row] = 0
+        batch.num_output_placeholders[row] = 0
+        batch.is_blocked[row] = False
+        batch.first_token_s[row] = self.first_token_s
+        batch.sequence_index[row] = self.index
+        batch.sequence_ids[row] = self.sequence_id
+        batch.request_ids[row] = self.request.request_id
+        self.row = row
+        self._batch = batch
+
+    def leave_row(self) -> int:
+        """Take numbers and tokens out of the row. Returns it; to free it is the caller's."""
+        batch, row = self._batch, self.row
+        assert batch is not None
+        assert row is not None
+        self.has_runner_row = False
+        self.spec_token_ids = []
+        self.first_token_s = float(batch.first_token_s[row])
+        self._output = array("i", self.token_bytes(self.num_prompt_tokens, self.num_tokens))
+        self._num_computed = self.num_computed_tokens
+        self._batch = None
+        self.row = None
+        return row
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({self.sequence_id!r}, {self.status.name}, "
+            f"computed {self.num_computed_tokens} of {self.num_tokens})"
+        )
+
+
+def _checked_ids(name: str, token_ids: AnySequence[int]) -> "array[int]":
+    """Token ids as a flat array of 4 bytes each.
+
+    Raises:
+        ValueError: an id below 0 or above 2**31 - 1, or no whole number.
+    """
+    try:
+        flat = array("I", token_ids)  # faster than "i", and the bytes are the same
+        is_valid = not flat or int(np.frombuffer(flat, np.uint32).max()) <= _MAX_TOKEN_ID
+    except OverflowError:
+        is_valid = False
+    except TypeError as error:
+        raise ValueError(f"{name} holds something that is not a token id: {error}") from error
+    if not is_valid:
+        raise ValueError(
+            f"{name} holds ids from {min(token_ids)} to {max(token_ids)}, they must be from 0 to "
+            f"{_MAX_TOKEN_ID}; use the model's own tokenizer"
+        )
+    return flat

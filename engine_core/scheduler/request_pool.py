@@ -1,9 +1,6 @@
-"""Every unfinished request, in exactly one of two queues, and the one way out.
+"""Every unfinished request, in exactly one of two queues; rows; and the one way out."""
 
-Owns membership, rows, and that each request leaves with its blocks given back and one terminal
-event. Must not know budgets, or why a request moves.
-"""
-
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
 
@@ -11,40 +8,58 @@ from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler.batch_state import BatchState
 from engine_core.scheduler.outputs import OutputCollector
 from engine_core.scheduler.policies.base import SchedulingPolicy
-from engine_core.scheduler.request import Request
-from engine_core.scheduler.request_status import RequestStatus
-from engine_core.scheduler.sequence import Sequence
-from engine_core.scheduler.statistics import Counters
-from engine_core.scheduler.stop import stop_token_ids
-from engine_core.scheduler.stop_tokens import StopTokens
-from protocol.outputs import Logprobs
+from engine_core.scheduler.request import Request, RequestStatus, Sequence
+from engine_core.scheduler.stop import StopTokens, stop_token_ids
+from protocol.outputs import FinishReason, Logprobs
+
+
+@dataclasses.dataclass(slots=True)
+class Counters:
+    """What the scheduler counts while it runs."""
+
+    num_steps: int = 0
+    """Steps that ran at least one token."""
+    num_prompt_tokens: int = 0
+    """Of all requests at their first admission, cached ones included."""
+    num_cached_prompt_tokens: int = 0
+    num_host_cached_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_preemptions: int = 0
+    num_preemptions_by_swap: int = 0
+    num_preemptions_forced: int = 0
+    num_refused: int = 0
+    num_finished: dict[FinishReason, int] = dataclasses.field(
+        default_factory=lambda: dict.fromkeys(FinishReason, 0)
+    )
 
 
 class RequestPool:
     """`running` is in order of admission; a dict, so that one in the middle leaves in O(1).
 
     Args:
-        on_leave: told of each request that is over, before it is forgotten.
+        on_finish: called with each request that is over, and the detail, before it is dropped.
     """
 
     def __init__(
         self,
         kv_cache: KVCacheManager,
         policy: SchedulingPolicy,
-        rows: BatchState,
+        batch: BatchState,
         *,
         max_model_len: int,
-        on_leave: Callable[[Request, str | None], None],
+        on_finish: Callable[[Request, str | None], None],
     ) -> None:
         self._kv_cache = kv_cache
         self._policy = policy
         self._max_model_len = max_model_len
-        self._on_leave = on_leave
-        self.rows = rows
+        self._on_finish = on_finish
+        self.batch = batch
+        self.sequences: list[Sequence | None] = [None] * batch.max_num_rows
+        """By row."""
         self.by_id: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
         self.waiting = policy.waiting
-        self.outputs = OutputCollector(rows)
+        self.outputs = OutputCollector(batch)
         self.counters = Counters()
         self.stop_tokens = StopTokens()
         self.num_reserved_rows = 0
@@ -53,106 +68,109 @@ class RequestPool:
         """Prompt and output tokens of the waiting requests."""
         self.num_swapped = 0
         self._served: Counter[int] = Counter()
-        self._branches: dict[str, Sequence] = {}
+        self._forked: dict[str, Sequence] = {}
         self._finished_req_ids: list[str] = []
 
-    def find_sequence(self, name: str) -> Sequence | None:
-        request = self.by_id.get(name)
-        sequence = self._branches.get(name) if request is None else request.sequences[0]
+    def find_sequence(self, sequence_id: str) -> Sequence | None:
+        request = self.by_id.get(sequence_id)
+        sequence = self._forked.get(sequence_id) if request is None else request.sequences[0]
         return None if sequence is None or sequence.status.is_finished else sequence
 
-    def new_branch(self, request: Request, index: int) -> Sequence:
-        """One more sequence of a live request, under a name that nobody has."""
+    def sequence_in(self, row: int) -> Sequence:
+        """The sequence in a row that is in use."""
+        sequence = self.sequences[row]
+        assert sequence is not None
+        return sequence
+
+    def new_sequence(self, request: Request, index: int) -> Sequence:
+        """One more sequence of a live request, under an id that is free."""
         serial = 1
         while self.is_taken(f"{request.request_id}#{serial}"):
             serial += 1
-        branch = Sequence(request, index, serial)
-        self._branches[branch.sequence_id] = branch
-        return branch
+        sequence = Sequence(request, index, serial)
+        self._forked[sequence.sequence_id] = sequence
+        return sequence
 
     def is_taken(self, name: str) -> bool:
-        """Whether a live request or sequence has this name, or one that clients have not been told
-        the end of."""
-        return (
-            name in self.by_id or name in self._branches or self.outputs.is_terminal_pending(name)
-        )
+        """Whether a live request or sequence has this id, or one whose terminal output has not been
+        handed out."""
+        return name in self.by_id or name in self._forked or self.outputs.is_terminal_pending(name)
 
     # ------------------------------------------------------------------ in and out of the queue
 
-    def add(self, request: Request) -> None:
+    def add_waiting(self, request: Request) -> None:
         """To the tail of the waiting queue."""
         self.by_id[request.request_id] = request
-        request.tenant_number = self._policy.joined(request)
+        request.tenant_number = self._policy.on_arrival(request)
         self.waiting.add_request(request)
-        self._joined_queue(request)
+        self._count_queued(request)
 
     def admit_head(self) -> Request:
         """The head of the waiting queue runs, as the newest. Its sequences get no rows by this."""
         request = self.waiting.pop_request()
-        self._left_queue(request)
+        self._uncount_queued(request)
         self.running[request.request_id] = request
-        self.num_reserved_rows += request.get_max_num_running_seqs()
+        self.num_reserved_rows += request.num_running_sequences
         request.status = RequestStatus.RUNNING
         return request
 
-    def back_to_queue(self, request: Request, status: RequestStatus) -> None:
+    def requeue(self, request: Request, status: RequestStatus) -> None:
         """A running request waits again; its sequences have left their rows."""
         del self.running[request.request_id]
-        self.num_reserved_rows -= request.get_max_num_running_seqs()
+        self.num_reserved_rows -= request.num_running_sequences
         request.status = status
         self.waiting.prepend_request(request)
-        self._joined_queue(request)
+        self._count_queued(request)
 
-    def _joined_queue(self, request: Request) -> None:
+    def _count_queued(self, request: Request) -> None:
         request.num_queued_tokens = sum(sequence.num_tokens for sequence in request.unfinished)
         self.num_queued_tokens += request.num_queued_tokens
         self.num_swapped += request.status is RequestStatus.SWAPPED
 
-    def _left_queue(self, request: Request) -> None:
+    def _uncount_queued(self, request: Request) -> None:
         self.num_queued_tokens -= request.num_queued_tokens
         self.num_swapped -= request.status is RequestStatus.SWAPPED
 
     # ------------------------------------------------------------------ rows
 
-    def place(self, sequence: Sequence) -> None:
-        """Give a sequence a row, the last in order."""
-        self._enter(sequence, self.rows.take(sequence))
-
-    def place_instead(self, sequence: Sequence, row: int) -> None:
-        """The row of a sequence that has just left it goes to another of the same request."""
-        self.rows.replace(row, sequence)
-        self._enter(sequence, row)
-
-    def _enter(self, sequence: Sequence, row: int) -> None:
-        request, rows = sequence.request, self.rows
-        sequence.enter_row(rows, row)
-        limit = request.num_prompt_tokens + request.max_tokens
-        rows.stop_length[row] = min(limit, self._max_model_len)
-        rows.client[row] = request.client_index
-        rows.tenant[row] = request.tenant_number
-        rows.arrival_s[row] = request.arrival_time
-        rows.first_token_s[row] = sequence.first_token_s
-        rows.is_plain[row] = False
-        rows.may_schedule_async[row] = request.num_sequences == 1 and request.beam_search is None
+    def assign_row(self, sequence: Sequence, row: int | None = None) -> None:
+        """A free row, the last in order; or this one, whose sequence has just left it."""
+        request, batch = sequence.request, self.batch
+        if row is None:
+            row = batch.allocate_row()
+        else:
+            batch.change_owner(row)
+        self.sequences[row] = sequence
+        sequence.enter_row(batch, row)
+        limit = request.num_prompt_tokens + request.sampling_params.max_tokens
+        batch.max_len[row] = min(limit, self._max_model_len)
+        batch.client_index[row] = request.client_index
+        batch.tenant_number[row] = request.tenant_number
+        batch.arrival_s[row] = request.arrival_time
+        batch.fast_path[row] = False
+        batch.may_schedule_async[row] = request.num_sequences == 1 and request.beam_search is None
         self.stop_tokens.add(stop_token_ids(request))
 
-    def allow_async(self, request: Request) -> None:
-        """All of the request's sequences are there: samples need nobody's result but their own."""
-        if request.beam_search is None and not request.has_branches_due:
-            for sequence in request.unfinished:
-                self.rows.may_schedule_async[sequence.row] = True
-
-    def unplace(self, sequence: Sequence) -> int:
-        """Take a sequence out of its row. Returns the row, which is to be given back or handed
-        on."""
-        sequence.first_token_s = float(self.rows.first_token_s[sequence.row])
+    def leave_row(self, sequence: Sequence) -> int:
+        """Take a sequence out of its row. Returns the row, to be freed or assigned again."""
         row = sequence.leave_row()
         self.stop_tokens.remove(stop_token_ids(sequence.request))
         return row
 
+    def free_row(self, sequence: Sequence) -> None:
+        row = self.leave_row(sequence)
+        self.sequences[row] = None
+        self.batch.free_row(row)
+
+    def allow_async(self, request: Request) -> None:
+        """All of the request's samples exist, so each can be scheduled asynchronously."""
+        if request.beam_search is None and not request.has_pending_forks:
+            for sequence in request.unfinished:
+                self.batch.may_schedule_async[sequence.row] = True
+
     def restore_order(self) -> None:
         """Each request's rows stand together, in order of admission."""
-        self.rows.set_order(
+        self.batch.set_order(
             [
                 sequence.row
                 for request in self.running.values()
@@ -163,7 +181,7 @@ class RequestPool:
 
     # ------------------------------------------------------------------ the way out
 
-    def tell(
+    def emit_output(
         self, sequence: Sequence, token_ids: list[int], logprobs: Logprobs | None = None
     ) -> None:
         """Output for the client; if the sequence's status is final, it ends with this output, and
@@ -174,25 +192,27 @@ class RequestPool:
         if not sequence.status.is_finished:
             self.outputs.add(sequence, token_ids, logprobs)
             return
-        is_over = request.get_max_num_running_seqs() == 1
+        is_over = request.num_running_sequences == 1
         if is_over:
             self._leave_queues(request)
             request.status = sequence.status
         else:
             self.num_reserved_rows -= 1
         self.outputs.add(sequence, token_ids, logprobs, is_over=is_over)
-        sequence.drop_tokens_in_flight()
+        sequence.drop_placeholders()
         self.drop_sequence(sequence)
         request.num_finished_sequences += 1
         if is_over:
-            self._forget(request, None)
+            self._drop_request(request, None)
 
-    def end(self, request: Request, status: RequestStatus, detail: str | None = None) -> None:
+    def finish_request(
+        self, request: Request, status: RequestStatus, detail: str | None = None
+    ) -> None:
         """Out of everything at once, with an empty terminal output for each sequence that has not
         had one."""
         self._leave_queues(request)
         ending = request.unfinished
-        num_missing = request.get_max_num_running_seqs() - len(ending)
+        num_missing = request.num_running_sequences - len(ending)
         indexes = set(range(request.num_sequences)) - {seq.index for seq in request.sequences}
         ending += [Sequence(request, index) for index in sorted(indexes)[:num_missing]]
         request.status = status
@@ -202,49 +222,49 @@ class RequestPool:
         for sequence in request.sequences:
             if sequence in ending:
                 self.drop_sequence(sequence)
-        self._forget(request, detail)
+        self._drop_request(request, detail)
 
     def finish_beams(self, request: Request, status: RequestStatus) -> None:
-        """A beam search is over and its results are told: the request leaves."""
+        """A beam search is over and its results are in the outputs: the request leaves."""
         self._leave_queues(request)
         self._served[request.tenant_number] += request.sequences[0].num_output_tokens
         beams = request.unfinished
         request.status = status
         for sequence in beams:
             self.drop_sequence(sequence)
-        self._forget(request, None)
+        self._drop_request(request, None)
 
     def drop_sequence(self, sequence: Sequence) -> None:
-        """Blocks and row go back."""
+        """Free its blocks and row."""
         self._kv_cache.free(sequence)
         if sequence.row is not None:
-            self.rows.give_back(self.unplace(sequence))
-        self.forget_sequence(sequence)
+            self.free_row(sequence)
+        self.drop_id(sequence)
 
-    def forget_sequence(self, sequence: Sequence) -> None:
-        """A sequence whose blocks and row are no longer its own."""
-        self._branches.pop(sequence.sequence_id, None)
+    def drop_id(self, sequence: Sequence) -> None:
+        """Of a sequence without blocks and row."""
+        self._forked.pop(sequence.sequence_id, None)
         self._finished_req_ids.append(sequence.sequence_id)
 
     def _leave_queues(self, request: Request) -> None:
         if self.running.pop(request.request_id, None) is not None:
-            self.num_reserved_rows -= request.get_max_num_running_seqs()
+            self.num_reserved_rows -= request.num_running_sequences
         else:
             self.waiting.remove_request(request)
-            self._left_queue(request)
+            self._uncount_queued(request)
 
-    def _forget(self, request: Request, detail: str | None) -> None:
+    def _drop_request(self, request: Request, detail: str | None) -> None:
         del self.by_id[request.request_id]
         self.counters.num_finished[request.status.finish_reason] += 1
-        self._policy.left(request)
-        self._on_leave(request, detail)
+        self._policy.on_finish(request)
+        self._on_finish(request, detail)
 
-    def take_served(self) -> dict[int, int]:
-        """Tokens told one by one since the last call, by tenant number."""
+    def drain_served(self) -> dict[int, int]:
+        """Tokens emitted one by one since the last call, by tenant number."""
         served, self._served = self._served, Counter()
         return served
 
-    def take_finished_req_ids(self) -> list[str]:
+    def drain_finished_req_ids(self) -> list[str]:
         """Sequences that left since the last call."""
         finished, self._finished_req_ids = self._finished_req_ids, []
         return finished

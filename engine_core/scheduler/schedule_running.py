@@ -1,86 +1,78 @@
-"""The running requests' turn in a step: each gets tokens and slots, in order of admission.
-
-Owns the split of the budget among them, and who is preempted for whom. Must not know the waiting
-queue. Where slots last, the turn is arithmetic on columns, and only sequences that need a new block
-are touched one by one; where they do not, it goes on request by request (`_go_on_carefully`).
-"""
+"""The running requests' part of a step: each gets tokens and slots, in order of admission."""
 
 import enum
 
 import numpy as np
 
-from engine_core.kv_cache import KVCacheManager, TableUpdate
-from engine_core.scheduler.batch_state import Int32Array
+from engine_core.kv_cache import KVCacheManager
+from engine_core.scheduler.batch_state import BoolArray, Int32Array, Int64Array
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.preemption import Preemptor
-from engine_core.scheduler.request import Request
+from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
-from engine_core.scheduler.request_status import RequestStatus
-from engine_core.scheduler.sequence import Sequence
 
 
 class Select(enum.Enum):
-    """Which running sequences a turn is for."""
+    """Which running sequences are scheduled."""
 
     ALL = enum.auto()
     PREFILLS = enum.auto()
-    """Tokens are to be computed that were not sampled last."""
+    """Tokens other than the last sampled one are to be computed."""
     DECODES = enum.auto()
 
 
 class RunningScheduler:
-    """Schedules the running sequences."""
+    """Where slots last this is arithmetic on columns, and only sequences that need a new block are
+    touched one by one. Where they do not, it goes on request by request."""
 
     def __init__(
         self,
-        live: RequestPool,
+        pool: RequestPool,
         kv_cache: KVCacheManager,
         policy: SchedulingPolicy,
         preemptor: Preemptor,
         config: SchedulerConfig,
     ) -> None:
-        self._live = live
+        self._pool = pool
         self._kv_cache = kv_cache
         self._policy = policy
         self._preemptor = preemptor
         self._max_chunk = config.max_chunk
         self._num_lookahead_slots = config.num_lookahead_slots
 
-    def fill(self, plan: PlanBuilder, select: Select = Select.ALL) -> None:
+    def schedule(self, plan: PlanBuilder, select: Select = Select.ALL) -> None:
         """Spend the plan's budget on running sequences. Never fails for lack of memory: requests
-        are preempted, the last of them the one that asks."""
-        state = self._live.rows
-        rows = state.schedulable
+        are preempted, the asking one itself last."""
+        batch = self._pool.batch
+        rows = batch.schedulable
         if select is not Select.ALL:
             rows = rows[self._is_prefill(rows) == (select is Select.PREFILLS)]
         if not len(rows) or not plan.budget:
             return
         num_done = 0
-        if not state.drafted:
-            # numpy looks up by 64-bit numbers several times as fast
-            places = rows.astype(np.int64)
-            computed = state.num_computed[places]
-            wanted = state.lengths(places) - computed
+        if not batch.rows_with_drafts:
+            computed = batch.num_computed_tokens[rows]
+            wanted = batch.lengths(rows) - computed
             counts = self._within_budget(rows, wanted, plan.budget)
-            num_done = self._give_slots(plan, rows[: len(counts)], counts, computed)
+            num_done = self._allocate_columns(plan, rows[: len(counts)], counts, computed)
             plan.add_rows(rows[:num_done], counts[:num_done])
             if num_done == len(counts):
                 return
-        self._go_on_carefully(plan, rows[num_done:])
+        self._schedule_by_request(plan, rows[num_done:])
 
-    def _is_prefill(self, rows: Int32Array) -> np.ndarray:
-        state = self._live.rows
-        computed = state.num_computed[rows]
-        prefill: np.ndarray = (computed < state.num_prompt[rows]) | (
-            state.num_tokens[rows] - computed > 1
+    def _is_prefill(self, rows: Int64Array) -> BoolArray:
+        batch = self._pool.batch
+        computed = batch.num_computed_tokens[rows]
+        is_prefill: BoolArray = (computed < batch.num_prompt_tokens[rows]) | (
+            batch.num_tokens[rows] - computed > 1
         )
-        return prefill
+        return is_prefill
 
     # ------------------------------------------------------------------ columns
 
-    def _within_budget(self, rows: Int32Array, wanted: Int32Array, budget: int) -> Int32Array:
+    def _within_budget(self, rows: Int64Array, wanted: Int32Array, budget: int) -> Int32Array:
         """Tokens for the first rows, each at least 1; the last may get fewer than it wants. The
         sequences of one request all get some, or none does."""
         # argmin and argmax cost a fraction of min, max and cumsum where rows are few
@@ -99,38 +91,38 @@ class RunningScheduler:
         return self._whole_requests(rows, wanted, counts, budget)
 
     def _whole_requests(
-        self, rows: Int32Array, wanted: Int32Array, counts: Int32Array, budget: int
+        self, rows: Int64Array, wanted: Int32Array, counts: Int32Array, budget: int
     ) -> Int32Array:
         """`counts` for the first rows, changed if they end between two sequences of a request: all
         of them then share what is left, or get nothing if there is not a token for each."""
         first, stop = len(counts) - 1, len(counts)
-        request = _request_at(self._live, int(rows[first]))
-        while stop < len(rows) and _request_at(self._live, int(rows[stop])) is request:
+        request = self._pool.sequence_in(rows[first]).request
+        while stop < len(rows) and self._pool.sequence_in(rows[stop]).request is request:
             stop += 1
         if stop == len(counts):
             return counts
-        while first and _request_at(self._live, int(rows[first - 1])) is request:
+        while first and self._pool.sequence_in(rows[first - 1]).request is request:
             first -= 1
         share = (budget - int(counts[:first].sum())) // (stop - first)
         if not share:
             return counts[:first]
         return np.concatenate((counts[:first], np.minimum(wanted[first:stop], share)))
 
-    def _give_slots(
-        self, plan: PlanBuilder, rows: Int32Array, counts: Int32Array, computed: Int32Array
+    def _allocate_columns(
+        self, plan: PlanBuilder, rows: Int64Array, counts: Int32Array, computed: Int32Array
     ) -> int:
         """Returns how many of the rows have slots for their tokens: all, or those before the first
         for which no block is left."""
-        state = self._live.rows
+        batch, sequences = self._pool.batch, self._pool.sequences
         ends = computed[: len(rows)] + counts
         if self._num_lookahead_slots:
             ends += self._num_lookahead_slots
-        needs_more = ends > state.num_allocated_slots[rows.astype(np.int64)]
+        needs_blocks = ends > batch.num_allocated_slots[rows]
         if counts[counts.argmax()] > 1:
-            # blocks that a chunk fills can be found from now on, also where no new one is needed
-            needs_more |= counts > 1
-        for index in needs_more.nonzero()[0].tolist():
-            sequence = state.sequences[rows[index]]
+            # blocks that a chunk fills enter the prefix cache now, also where no new one is needed
+            needs_blocks |= counts > 1
+        for index in needs_blocks.nonzero()[0].tolist():
+            sequence = sequences[rows[index]]
             assert sequence is not None
             if not self._allocate(plan, sequence, int(counts[index])):
                 return int(index)
@@ -140,70 +132,60 @@ class RunningScheduler:
         update = self._kv_cache.allocate_slots(sequence, num_tokens, self._num_lookahead_slots)
         if update is None:
             return False
-        self._placed(plan, sequence, update)
-        return True
-
-    def _placed(self, plan: PlanBuilder, sequence: Sequence, update: TableUpdate) -> None:
-        self._live.rows.num_allocated_slots[sequence.row] = (
-            update.num_blocks * self._kv_cache.block_size
-        )
+        num_slots = update.num_blocks * self._kv_cache.block_size
+        self._pool.batch.num_allocated_slots[sequence.row] = num_slots
         if not sequence.has_runner_row:
             plan.add_new_sequence(sequence, self._kv_cache.block_ids(sequence))
         elif not update.is_empty:
             plan.add_block_update(sequence, update)
+        return True
 
     # ------------------------------------------------------------------ request by request
 
-    def _go_on_carefully(self, plan: PlanBuilder, rows: Int32Array) -> None:
-        """Blocks are short, or there are drafts: the rest of the turn, a request at a time."""
-        state = self._live.rows
+    def _schedule_by_request(self, plan: PlanBuilder, rows: Int64Array) -> None:
+        """Blocks are short, or there are drafts."""
         requests: dict[str, list[Sequence]] = {}
         for row in rows.tolist():
-            sequence = state.sequences[row]
-            assert sequence is not None
+            sequence = self._pool.sequence_in(row)
             requests.setdefault(sequence.request.request_id, []).append(sequence)
         for sequences in requests.values():
             request = sequences[0].request
             if request.status is not RequestStatus.RUNNING:
-                continue  # it gave way to one before it
-            if plan.budget < len(sequences) or not self._schedule(plan, request, sequences):
+                continue  # it was preempted for one before it
+            if plan.budget < len(sequences) or not self._schedule_request(plan, request, sequences):
                 break
 
-    def _schedule(self, plan: PlanBuilder, request: Request, sequences: list[Sequence]) -> bool:
-        """All of the request's sequences, or none. False if it came to preempt itself."""
+    def _schedule_request(
+        self, plan: PlanBuilder, request: Request, sequences: list[Sequence]
+    ) -> bool:
+        """All of the request's sequences, or none. False if it was itself preempted."""
         for num_behind, sequence in zip(range(len(sequences) - 1, -1, -1), sequences, strict=True):
             if plan.is_scheduled(sequence):
                 continue
-            num_tokens = min(sequence.num_left, self._max_chunk, plan.budget - num_behind)
-            drafts = sequence.spec_token_ids[: plan.budget - num_behind - num_tokens]
+            budget = plan.budget - num_behind
+            num_tokens = min(sequence.num_uncomputed_tokens, self._max_chunk, budget)
+            drafts = sequence.spec_token_ids[: budget - num_tokens]
             sequence.spec_token_ids = []
-            # what is not known yet is a bet (drafts, tokens in flight): nobody is preempted for it
+            # drafts and tokens in flight are not certain: no request is preempted for them
             if not (drafts and self._allocate(plan, sequence, num_tokens + len(drafts))):
                 drafts = []
-                if sequence.is_ahead:
+                if sequence.has_output_placeholder:
                     if not self._allocate(plan, sequence, num_tokens):
                         continue
-                elif not self._make_room(plan, request, sequence, num_tokens):
+                elif not self._preempt_until_allocated(plan, request, sequence, num_tokens):
                     return False
-            plan.add(sequence, num_tokens + len(drafts), drafts)
+            plan.add_sequence(sequence, num_tokens + len(drafts), drafts)
         return True
 
-    def _make_room(
+    def _preempt_until_allocated(
         self, plan: PlanBuilder, request: Request, sequence: Sequence, num_tokens: int
     ) -> bool:
-        """Preempts until there is room; False if that came to the request itself."""
+        """False if the request itself was preempted in the end."""
         while not self._allocate(plan, sequence, num_tokens):
-            victim = self._policy.victim(self._live.running, request)
+            victim = self._policy.select_victim(self._pool.running, request)
             needed = f"request {request.request_id!r} needed a KV block"
             free = f"{self._kv_cache.num_blocks_free} of {self._kv_cache.num_blocks} were free"
             self._preemptor.preempt(victim, plan, f"{needed}, {free}")
             if victim is request:
                 return False
         return True
-
-
-def _request_at(live: RequestPool, row: int) -> Request:
-    """Whose row this is."""
-    sequence = live.rows.sequences[row]
-    assert sequence is not None
-    return sequence.request

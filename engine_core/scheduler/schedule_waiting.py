@@ -1,131 +1,128 @@
-"""The waiting requests' turn in a step: the head is admitted while everything that it needs lasts.
+"""May this request start? The head of the waiting queue is admitted while everything that it needs
+lasts: rows, tokens of the step, KV blocks."""
 
-Owns the order of these questions and what is noted of the answer. Must not know the policy behind
-the queue's order, or who runs already.
-"""
+import numpy as np
 
 from engine_core.kv_cache import AllocStatus, CacheHit, KVCacheManager
-from engine_core.scheduler.block_needs import BlockNeeds, why_never
+from engine_core.scheduler.admission_control import PartialPrefills
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.explanations import Explanations
-from engine_core.scheduler.partial_prefills import PartialPrefills
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.policies.base import SchedulingPolicy
-from engine_core.scheduler.request import Request
+from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
-from engine_core.scheduler.request_status import RequestStatus
-from engine_core.scheduler.sequence import Sequence
 from protocol.explanations import CacheLookup, WaitReason
 
 _MAX_SKIPPED = 64
-"""Most requests that others may pass in one step: the step stays flat in the queue's length."""
+"""Most requests skipped in one step, so that a step's cost does not grow with the queue."""
 
 
 class WaitingScheduler:
-    """Admits from the head of the waiting queue. Only who waits for an adapter, or a long prompt
-    for its turn, is passed by others; else the first one without room ends the turn."""
+    """Requests that wait for an adapter, and long prompts beyond their limit, are skipped; any
+    other that does not fit ends the search."""
 
     def __init__(
         self,
-        live: RequestPool,
+        pool: RequestPool,
         kv_cache: KVCacheManager,
         policy: SchedulingPolicy,
         explanations: Explanations,
         config: SchedulerConfig,
     ) -> None:
-        self._live = live
+        self._pool = pool
         self._kv_cache = kv_cache
         self._policy = policy
-        self._partial = PartialPrefills(live, config)
+        self._partial = PartialPrefills(pool, config)
         self._explanations = explanations
         self._config = config
-        self._needs = BlockNeeds(live, kv_cache, config)
-        self._num_promised = 0
+        self._max_chunk = config.max_chunk
+        self._num_lookahead_slots = config.num_lookahead_slots
+        self._num_reserved_blocks = 0
         """Blocks that running requests will still take, in the step at hand."""
 
-    def fill(
+    def schedule(
         self, plan: PlanBuilder, *, only_swapped: bool = False, whole_prompts: bool = False
     ) -> None:
         """Spend what is left of the plan's budget on the waiting requests.
 
         Args:
-            only_swapped: admit nobody who is not swapped.
+            only_swapped: admit swapped requests only.
             whole_prompts: a prompt is cut only if it is longer than a whole step.
         """
-        live = self._live
-        if live.waiting.is_empty:
+        waiting = self._pool.waiting
+        if waiting.is_empty:
+            return
+        if plan.has_preempted:
+            why = "a request was preempted in this step"
+            self._explanations.stopped_at(None, WaitReason.PREEMPTION, why)
             return
         self._partial.count(plan)
-        self._num_promised = self._needs.of_running()
+        self._num_reserved_blocks = self._blocks_of_running()
         skipped: list[Request] = []
-        while not live.waiting.is_empty and len(skipped) < _MAX_SKIPPED:
-            request = live.waiting.peek_request()
+        while not waiting.is_empty and len(skipped) < _MAX_SKIPPED:
+            request = waiting.peek_request()
             if only_swapped and request.status is not RequestStatus.SWAPPED:
-                self._note(request, WaitReason.DECODES, "this step is for decoding")
+                self._stop_at(request, WaitReason.DECODES, "this step is for decoding")
                 break
             if plan.budget <= 0:
-                self._note(request, WaitReason.TOKEN_BUDGET, "the step's tokens are given out")
+                self._stop_at(request, WaitReason.TOKEN_BUDGET, "the step's tokens are given out")
                 break
-            if (why := self._why_skip(request)) is not None:
-                skipped.append(live.waiting.pop_request())
-                self._explanations.skipped(request, *why)
+            if (why_skip := self._why_skip(request)) is not None:
+                skipped.append(waiting.pop_request())
+                self._explanations.skipped(request, *why_skip)
                 continue
-            if not self._admit(request, plan, whole_prompts):
+            if not self._try_admit(request, plan, whole_prompts):
                 break
         if len(skipped) == _MAX_SKIPPED:
             limit = f"{_MAX_SKIPPED} requests were passed in this step, no more are"
             self._explanations.stopped_at(None, WaitReason.QUEUE, limit)
         for request in reversed(skipped):
-            live.waiting.prepend_request(request)
+            waiting.prepend_request(request)
 
-    def _note(self, request: Request, reason: WaitReason, why: str) -> None:
+    def _stop_at(self, request: Request, reason: WaitReason, why: str) -> bool:
         self._explanations.stopped_at(request, reason, why)
+        return False
 
-    # ------------------------------------------------------------------ may it?
+    # ------------------------------------------------------------------ may it start?
 
     def _why_skip(self, request: Request) -> tuple[WaitReason, str] | None:
         limit = self._config.max_num_adapters
         if limit is not None and request.adapter is not None:
-            in_use = {other.adapter for other in self._live.running.values()} - {None}
+            in_use = {other.adapter for other in self._pool.running.values()} - {None}
             if request.adapter not in in_use and len(in_use) >= limit:
-                return (
-                    WaitReason.ADAPTERS,
-                    f"the adapters in use are {len(in_use)}, the limit is {limit}",
-                )
-        if (why := self._partial.why_skip(request)) is not None:
-            return WaitReason.PARTIAL_PREFILLS, why
+                why = f"the adapters in use are {len(in_use)}, the limit is {limit}"
+                return WaitReason.ADAPTERS, why
+        if (why_not := self._partial.why_skip(request)) is not None:
+            return WaitReason.PARTIAL_PREFILLS, why_not
         return None
 
-    def _admit(self, request: Request, plan: PlanBuilder, whole_prompts: bool) -> bool:
-        """Whether the turn goes on: the request was admitted, or is over."""
-        num_seqs = self._live.num_reserved_rows + request.get_max_num_running_seqs()
+    def _try_admit(self, request: Request, plan: PlanBuilder, whole_prompts: bool) -> bool:
+        """Whether the next one may be tried: this one was admitted, or can never run."""
+        num_seqs = self._pool.num_reserved_rows + request.num_running_sequences
         if num_seqs > self._config.max_num_seqs:
             why = f"{num_seqs} sequences would run, the limit is {self._config.max_num_seqs}"
-            self._note(request, WaitReason.SEQUENCES, why)
-            return False
+            return self._stop_at(request, WaitReason.SEQUENCES, why)
         if request.status is RequestStatus.SWAPPED:
-            return self._admit_swapped(request, plan)
+            return self._try_swap_in(request, plan)
         first = request.unfinished[0]
         hit = self._kv_cache.find_cached_prefix(first)
         num_left = first.num_tokens - hit.num_tokens
-        num_tokens = min(num_left, self._config.max_chunk, plan.budget)
-        is_cut = num_tokens < min(num_left, self._config.max_chunk)
+        num_tokens = min(num_left, self._max_chunk, plan.budget)
+        is_cut = num_tokens < min(num_left, self._max_chunk)
         if is_cut and whole_prompts and not plan.is_empty:
             why = f"{num_left} tokens are to be computed, {plan.budget} are left in this step"
-            self._note(request, WaitReason.TOKEN_BUDGET, why)
-            return False
+            return self._stop_at(request, WaitReason.TOKEN_BUDGET, why)
         if num_tokens < num_left and (why_not := self._partial.why_wait()) is not None:
-            self._note(request, WaitReason.PARTIAL_PREFILLS, why_not)
-            return False
+            return self._stop_at(request, WaitReason.PARTIAL_PREFILLS, why_not)
         status = self._kv_cache.can_admit(
             first,
             hit,
-            max_chunk=self._config.max_chunk,
-            num_reserved_blocks=self._num_promised,
-            is_alone=not self._live.running,
+            max_chunk=self._max_chunk,
+            num_reserved_blocks=self._num_reserved_blocks,
+            is_alone=not self._pool.running,
             is_resumed=request.status is RequestStatus.PREEMPTED,
-            num_lookahead_slots=self._config.num_lookahead_slots,
-            num_extra_blocks=self._needs.of_branches(request),
+            num_lookahead_slots=self._num_lookahead_slots,
+            num_extra_blocks=self._blocks_of_forks(request),
         )
         if self._has_room(request, status):
             self._start(request, first, hit, num_tokens, plan)
@@ -134,90 +131,156 @@ class WaitingScheduler:
     def _has_room(self, request: Request, status: AllocStatus) -> bool:
         """Ends a request that can never run."""
         if status is AllocStatus.NEVER:
-            why = why_never(request, self._kv_cache, self._config) or (
-                f"its {request.get_max_num_running_seqs()} sequences have "
-                f"{request.num_queued_tokens} tokens and do not fit in the cache's "
-                f"{self._kv_cache.num_blocks} KV blocks together; ask for fewer or raise "
-                "--num-blocks"
+            why = self.why_never(request) or (
+                f"its {request.num_running_sequences} sequences have {request.num_queued_tokens} "
+                f"tokens and do not fit in the cache's {self._kv_cache.num_blocks} KV blocks "
+                "together; ask for fewer or raise --num-blocks"
             )
-            self._live.end(request, RequestStatus.FINISHED_IGNORED, why)
+            self._pool.finish_request(request, RequestStatus.FINISHED_IGNORED, why)
         elif status is AllocStatus.LATER:
             num_free, num_blocks = self._kv_cache.num_blocks_free, self._kv_cache.num_blocks
             why = (
                 f"its {request.num_queued_tokens} tokens need KV blocks; {num_free} of {num_blocks}"
-                f" are free, {self._num_promised} of them promised to running requests and "
+                f" are free, {self._num_reserved_blocks} of them reserved for running requests and "
                 f"{self._kv_cache.watermark_blocks} kept as head-room"
             )
-            self._note(request, WaitReason.BLOCKS, why)
+            self._stop_at(request, WaitReason.BLOCKS, why)
         return status is AllocStatus.OK
 
-    # ------------------------------------------------------------------ it may
+    def why_never(self, request: Request) -> str | None:
+        """Why the request cannot run even alone, or None if it can."""
+        for limit, option in (
+            (self._config.max_num_seqs, "--max-num-seqs"),
+            (self._config.max_num_batched_tokens, "--max-num-batched-tokens"),
+        ):
+            if request.num_sequences > limit:
+                return (
+                    f"num_sequences is {request.num_sequences}, the limit is {limit} ({option}); "
+                    "ask for fewer or raise it"
+                )
+        kv_cache = self._kv_cache
+        num_needed = self._peak_blocks(request.num_tokens, self._num_lookahead_slots)
+        num_needed += (request.num_sequences - 1) * len(kv_cache.groups)
+        num_usable = kv_cache.num_blocks
+        if request.status is RequestStatus.WAITING:
+            num_usable -= kv_cache.watermark_blocks
+        if num_needed <= num_usable:
+            return None
+        what = "prompt and output have" if request.num_output_tokens else "prompt has"
+        return (
+            f"{what} {request.num_tokens} tokens and need {num_needed} KV blocks of "
+            f"{kv_cache.block_size} tokens, the cache has {kv_cache.num_blocks} less "
+            f"{kv_cache.num_blocks - num_usable} as head-room; shorten the prompt or raise "
+            "--num-blocks"
+        )
+
+    # ------------------------------------------------------------------ start it
 
     def _start(
         self, request: Request, first: Sequence, hit: CacheHit, num_tokens: int, plan: PlanBuilder
     ) -> None:
-        """With what the cache has of it. Its other sequences branch off later."""
-        kv_cache, live = self._kv_cache, self._live
+        """With the cached prefix. Its other sequences fork later."""
+        kv_cache, pool = self._kv_cache, self._pool
         if request.status is RequestStatus.WAITING:
-            self._note_lookup(request, first, hit)
+            self._count_lookup(request, first, hit)
         kv_cache.allocate_cached(first, hit)
-        live.admit_head()
-        live.place(first)
+        pool.admit_head()
+        pool.assign_row(first)
         first.num_computed_tokens = hit.num_tokens
-        update = kv_cache.allocate_slots(first, num_tokens, self._config.num_lookahead_slots)
-        assert update is not None, "can_admit promised room"
-        live.rows.num_allocated_slots[first.row] = update.num_blocks * kv_cache.block_size
+        update = kv_cache.allocate_slots(first, num_tokens, self._num_lookahead_slots)
+        assert update is not None, "can_admit found room"
+        pool.batch.num_allocated_slots[first.row] = update.num_blocks * kv_cache.block_size
         plan.add_new_sequence(first, kv_cache.block_ids(first))
-        plan.add(first, num_tokens)
+        plan.add_sequence(first, num_tokens)
         if hit.num_tokens + num_tokens < first.num_tokens:
-            self._num_promised += self._needs.of_sequence(first)
-            self._partial.started(request)
-        self._num_promised += self._needs.of_branches(request)
+            self._num_reserved_blocks += self._blocks_of(first)
+            self._partial.add(request)
+        self._num_reserved_blocks += self._blocks_of_forks(request)
 
-    def _note_lookup(self, request: Request, first: Sequence, hit: CacheHit) -> None:
-        counters = self._live.counters
-        request.num_cached_tokens = min(hit.num_tokens, request.num_prompt_tokens)
+    def _count_lookup(self, request: Request, first: Sequence, hit: CacheHit) -> None:
+        """At the first admission."""
+        counters, num_prompt = self._pool.counters, request.num_prompt_tokens
+        num_cached = request.num_cached_tokens = min(hit.num_tokens, num_prompt)
         request.cache_lookup = CacheLookup(
-            num_tokens=request.num_cached_tokens,
+            num_tokens=num_cached,
             num_host_tokens=hit.num_host_tokens,
             ended=self._kv_cache.explain_lookup(first, hit),
         )
-        counters.num_prompt_tokens += request.num_prompt_tokens
-        counters.num_cached_prompt_tokens += request.num_cached_tokens
+        counters.num_prompt_tokens += num_prompt
+        counters.num_cached_prompt_tokens += num_cached
         counters.num_host_cached_prompt_tokens += hit.num_host_tokens
-        self._policy.admitted(request, request.num_prompt_tokens - request.num_cached_tokens)
+        self._policy.on_admit(request, num_prompt - num_cached)
 
-    def _admit_swapped(self, request: Request, plan: PlanBuilder) -> bool:
+    def _try_swap_in(self, request: Request, plan: PlanBuilder) -> bool:
         """All its sequences come back at once."""
         sequences = request.unfinished
         if plan.budget < len(sequences):
             why = f"its {len(sequences)} sequences need a token each, {plan.budget} are left"
-            self._note(request, WaitReason.TOKEN_BUDGET, why)
-            return False
+            return self._stop_at(request, WaitReason.TOKEN_BUDGET, why)
         status = self._kv_cache.can_swap_in(
             sequences,
-            num_reserved_blocks=self._num_promised,
-            is_alone=not self._live.running,
-            num_lookahead_slots=self._config.num_lookahead_slots + 1,
+            num_reserved_blocks=self._num_reserved_blocks,
+            is_alone=not self._pool.running,
+            num_lookahead_slots=self._num_lookahead_slots + 1,
         )
         if not self._has_room(request, status):
             return status is AllocStatus.NEVER
         self._kv_cache.swap_in(sequences)
-        self._live.admit_head()
+        self._pool.admit_head()
         num_behind = len(sequences)
         for sequence in sequences:
             num_behind -= 1
-            self._live.place(sequence)
+            self._pool.assign_row(sequence)
             num_left = sequence.num_tokens - sequence.num_computed_tokens
-            num_tokens = min(num_left, self._config.max_chunk, plan.budget - num_behind)
-            update = self._kv_cache.allocate_slots(
-                sequence, num_tokens, self._config.num_lookahead_slots
-            )
-            self._live.rows.num_allocated_slots[sequence.row] = self._kv_cache.num_allocated_slots(
-                sequence
-            )
+            num_tokens = min(num_left, self._max_chunk, plan.budget - num_behind)
+            update = self._kv_cache.allocate_slots(sequence, num_tokens, self._num_lookahead_slots)
+            num_slots = self._kv_cache.num_allocated_slots(sequence)
+            self._pool.batch.num_allocated_slots[sequence.row] = num_slots
             plan.add_new_sequence(sequence, self._kv_cache.block_ids(sequence))
             if update is not None:  # else it runs from the next step on
-                plan.add(sequence, num_tokens)
-        self._live.allow_async(request)
+                plan.add_sequence(sequence, num_tokens)
+        self._pool.allow_async(request)
         return True
+
+    # ------------------------------------------------------------------ blocks not taken yet
+
+    def _blocks_of_running(self) -> int:
+        """Blocks that running requests will still take for the tokens that they have."""
+        batch = self._pool.batch
+        order = batch.order
+        is_prefill = batch.num_tokens[order] - batch.num_computed_tokens[order] > 1
+        num_blocks = 0
+        if np.count_nonzero(is_prefill):
+            prefills = order[is_prefill].tolist()
+            num_blocks += sum(self._blocks_of(self._pool.sequence_in(row)) for row in prefills)
+        if self._pool.num_reserved_rows > len(order):
+            num_blocks += sum(map(self._blocks_of_forks, self._pool.running.values()))
+        return num_blocks
+
+    def _blocks_of(self, sequence: Sequence) -> int:
+        return self._kv_cache.num_reserved_blocks(
+            sequence, self._max_chunk, self._num_lookahead_slots
+        )
+
+    def _blocks_of_forks(self, request: Request) -> int:
+        """Blocks that the sequences without a row will take when they are forked: all but the
+        prompt's full blocks, for what they have sampled and one token more."""
+        if request.num_sequences == 1:
+            return 0
+        existing = request.unfinished
+        lengths = [seq.num_tokens for seq in existing if seq.row is None]
+        if request.status is not RequestStatus.RUNNING:
+            lengths = lengths[1:]  # the first is the parent
+        lengths += [request.num_prompt_tokens] * (request.num_running_sequences - len(existing))
+        # with sliding windows the prompt is shared only as long as nothing has been sampled
+        has_windows = any(spec.sliding_window is not None for spec in self._kv_cache.groups)
+        num_shared = 0
+        if not has_windows or len(request.sequences) == 1:
+            num_full = request.num_prompt_tokens // self._kv_cache.block_size
+            num_shared = num_full * len(self._kv_cache.groups)
+        num_slots = self._num_lookahead_slots + 1
+        return sum(max(1, self._peak_blocks(length, num_slots) - num_shared) for length in lengths)
+
+    def _peak_blocks(self, num_tokens: int, num_slots: int) -> int:
+        """Most blocks at once of that many tokens with slots behind them."""
+        return self._kv_cache.num_peak_blocks(num_tokens + num_slots, self._max_chunk + num_slots)

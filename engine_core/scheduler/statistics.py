@@ -1,20 +1,17 @@
-"""The scheduler's numbers at one moment. Counters grow from the start."""
+"""The scheduler's numbers at one moment, and the check that its parts agree with each other."""
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler.policies.base import SchedulingPolicy
-from protocol.outputs import FinishReason
-
-if TYPE_CHECKING:
-    from engine_core.scheduler.request_pool import RequestPool
+from engine_core.scheduler.request import RequestStatus
+from engine_core.scheduler.request_pool import Counters, RequestPool
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SchedulerStatistics:
-    """Blocks: total = in use + cached (free, still findable) + empty. Fields are those of the
-    wire's EngineStatistics, where what they count is said."""
+@dataclasses.dataclass(slots=True, kw_only=True)
+class SchedulerStatistics(Counters):
+    """Counters since the start, and the state now. Blocks: total = in use + cached (free, in the
+    prefix cache) + empty. Fields are those of the wire's EngineStatistics, which documents them."""
 
     num_running: int
     num_waiting: int
@@ -31,51 +28,21 @@ class SchedulerStatistics:
     num_host_blocks_in_use: int
     num_host_blocks_cached: int
     num_deduplicated_blocks: int
-    num_steps: int
-    """Steps that ran at least one token."""
-    num_prompt_tokens: int
-    """Of all requests at their first admission, cached ones included."""
-    num_cached_prompt_tokens: int
-    num_host_cached_prompt_tokens: int
-    num_generated_tokens: int
-    num_preemptions: int
-    num_preemptions_by_swap: int
-    num_preemptions_forced: int
-    num_refused: int
-    num_finished: dict[FinishReason, int]
     service_by_tenant: dict[str, float]
 
 
-@dataclasses.dataclass(slots=True)
-class Counters:
-    """What the scheduler counts while it runs."""
-
-    num_steps: int = 0
-    num_prompt_tokens: int = 0
-    num_cached_prompt_tokens: int = 0
-    num_host_cached_prompt_tokens: int = 0
-    num_generated_tokens: int = 0
-    num_preemptions: int = 0
-    num_preemptions_by_swap: int = 0
-    num_preemptions_forced: int = 0
-    num_refused: int = 0
-    num_finished: dict[FinishReason, int] = dataclasses.field(
-        default_factory=lambda: dict.fromkeys(FinishReason, 0)
-    )
-
-
 def collect_statistics(
-    live: "RequestPool", kv_cache: KVCacheManager, policy: SchedulingPolicy, now: float
+    pool: RequestPool, kv_cache: KVCacheManager, policy: SchedulingPolicy, now: float
 ) -> SchedulerStatistics:
-    """The numbers of this moment; `now` in seconds, on the clock of `arrival_time`."""
-    counters = live.counters
-    running = [seq for request in live.running.values() for seq in request.unfinished]
-    waiting_since = (request.arrival_time for request in live.waiting)
+    """The numbers at `now`, in seconds on the clock of `arrival_time`."""
+    running = [seq for request in pool.running.values() for seq in request.unfinished]
+    waiting_since = (request.arrival_time for request in pool.waiting)
     return SchedulerStatistics(
-        num_running=len(live.running),
-        num_waiting=len(live.waiting),
-        num_swapped=live.num_swapped,
-        num_queued_tokens=live.num_queued_tokens,
+        **dataclasses.asdict(pool.counters),
+        num_running=len(pool.running),
+        num_waiting=len(pool.waiting),
+        num_swapped=pool.num_swapped,
+        num_queued_tokens=pool.num_queued_tokens,
         max_wait_s=max(0.0, now - min(waiting_since, default=now)),
         num_blocks=kv_cache.num_blocks,
         num_blocks_in_use=kv_cache.num_blocks_in_use,
@@ -87,15 +54,43 @@ def collect_statistics(
         num_host_blocks_in_use=kv_cache.num_host_blocks_in_use,
         num_host_blocks_cached=kv_cache.num_host_blocks_cached,
         num_deduplicated_blocks=kv_cache.num_deduplicated_blocks,
-        num_steps=counters.num_steps,
-        num_prompt_tokens=counters.num_prompt_tokens,
-        num_cached_prompt_tokens=counters.num_cached_prompt_tokens,
-        num_host_cached_prompt_tokens=counters.num_host_cached_prompt_tokens,
-        num_generated_tokens=counters.num_generated_tokens,
-        num_preemptions=counters.num_preemptions,
-        num_preemptions_by_swap=counters.num_preemptions_by_swap,
-        num_preemptions_forced=counters.num_preemptions_forced,
-        num_refused=counters.num_refused,
-        num_finished=dict(counters.num_finished),
         service_by_tenant=policy.service_by_tenant(),
     )
+
+
+def check_pool(pool: RequestPool, kv_cache: KVCacheManager, max_num_seqs: int) -> None:
+    """Assert that each request is in one queue, has rows and blocks if it runs, and is counted."""
+    waiting = list(pool.waiting)
+    names = [request.request_id for request in waiting] + list(pool.running)
+    assert sorted(names) == sorted(pool.by_id)
+    assert len(pool.waiting) == len(waiting)
+    pool.batch.check()
+    for request in waiting:
+        assert not request.is_finished
+        assert request.status is not RequestStatus.RUNNING
+        assert all(sequence.row is None for sequence in request.sequences)
+    in_rows = []
+    for request in pool.running.values():
+        assert request.status is RequestStatus.RUNNING
+        assert 0 < len(request.unfinished) <= request.num_sequences
+        placed = [sequence for sequence in request.unfinished if sequence.row is not None]
+        assert placed, f"{request} runs and has no row"
+        in_rows += placed
+        for sequence in request.sequences:
+            assert sequence.request is request
+            assert not (sequence.status.is_finished and sequence.row is not None)
+    order = pool.batch.order.tolist()
+    assert [pool.sequences[row] for row in order] == in_rows, "rows are in order of admission"
+    assert [sequence.row for sequence in in_rows] == order
+    assert sum(sequence is not None for sequence in pool.sequences) == len(order)
+    assert pool.num_reserved_rows <= max_num_seqs
+    assert pool.num_reserved_rows == sum(
+        request.num_running_sequences for request in pool.running.values()
+    )
+    swapped = [request for request in waiting if request.status is RequestStatus.SWAPPED]
+    assert waiting[: len(swapped)] == swapped, "swapped requests stand in front"
+    assert pool.num_swapped == len(swapped)
+    assert pool.num_queued_tokens == sum(
+        sequence.num_tokens for request in waiting for sequence in request.unfinished
+    )
+    kv_cache.check(in_rows)

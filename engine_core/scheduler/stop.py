@@ -1,16 +1,17 @@
-"""When a sequence is over. Decisions only; nothing is freed here."""
+"""When a sequence is over: end-of-sequence and stop tokens, and the limits of its length."""
 
-from engine_core.scheduler.request import Request
-from engine_core.scheduler.request_status import RequestStatus
-from engine_core.scheduler.sequence import Sequence
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+
+from engine_core.scheduler.batch_state import BoolArray, Int32Array
+from engine_core.scheduler.request import Request, RequestStatus, Sequence
 
 
 def append_until_stop(sequence: Sequence, token_ids: list[int], max_model_len: int) -> list[int]:
-    """Append sampled tokens up to and including the one that ends the sequence.
-
-    Sets `status` and `stop_reason` if one does. Returns the tokens that were appended: what was
-    sampled behind the last one is dropped.
-    """
+    """Append sampled tokens up to and including the one that ends the sequence, which sets `status`
+    and `stop_reason`. Returns the tokens that were appended."""
     for count, token_id in enumerate(token_ids, start=1):
         sequence.append_output_token(token_id)
         if check_stop(sequence, max_model_len):
@@ -49,3 +50,39 @@ def stop_token_ids(request: Request) -> list[int]:
     if params.ignore_eos:
         return [*params.stop_token_ids]
     return [*request.eos_token_ids, *params.stop_token_ids]
+
+
+class StopTokens:
+    """The union of the stop tokens of all running sequences, as a table: one look for a whole
+    step's tokens. Which sequence stops is then checked one by one (`check_stop`)."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+        self._table: BoolArray = np.zeros(1, np.bool_)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._counts
+
+    def add(self, token_ids: Iterable[int]) -> None:
+        """One more sequence stops at each of these."""
+        for token_id in token_ids:
+            self._counts[token_id] += 1
+            if token_id + 1 >= len(self._table):
+                # the last entry stands for all ids beyond the table, and is false
+                table = np.zeros(2 * token_id + 2, np.bool_)
+                table[: len(self._table)] = self._table
+                self._table = table
+            self._table[token_id] = True
+
+    def remove(self, token_ids: Iterable[int]) -> None:
+        """One sequence less stops at each of these."""
+        for token_id in token_ids:
+            self._counts[token_id] -= 1
+            if not self._counts[token_id]:
+                del self._counts[token_id]
+                self._table[token_id] = False
+
+    def may_stop(self, token_ids: Int32Array) -> BoolArray:
+        """For each token whether it may end a sequence."""
+        return self._table[np.minimum(token_ids, len(self._table) - 1)]

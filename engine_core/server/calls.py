@@ -21,7 +21,7 @@ from protocol.requests import Call
 from protocol.statistics import EngineStatistics
 
 
-class Callable(Protocol):
+class EngineControls(Protocol):
     """What calls may ask of the engine."""
 
     @property
@@ -33,7 +33,7 @@ class Callable(Protocol):
     def live_request_ids(self) -> list[str]: ...
 
 
-def answer_call(call: Call, engine: Callable) -> CallResult | CallFailed:
+def answer_call(call: Call, engine: EngineControls) -> CallResult | CallFailed:
     """Carry out one call and return its answer."""
     match call.call:
         case Ping():

@@ -1,4 +1,4 @@
-"""Who is connected, and whose request is whose. Must not know sockets or the scheduler."""
+"""Connected clients and the live requests of each."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Client:
-    """A connected client. `index` is what the scheduler knows it by, and is never used again."""
+    """A connected client. The scheduler knows it by `index`, which is never used again."""
 
     index: int
     identity: bytes
@@ -19,7 +19,7 @@ class Client:
 
 
 class ClientRegistry:
-    """Clients from HELLO to their departure, and the live requests of each."""
+    """Clients from HELLO until they leave."""
 
     def __init__(self) -> None:
         self._by_identity: dict[bytes, Client] = {}

@@ -1,4 +1,4 @@
-"""The answer to a HELLO: what a client must know of the model, and the tokenizer itself."""
+"""The answer to a HELLO: what a client must know of the model, and the tokenizer."""
 
 import hashlib
 import secrets
@@ -14,10 +14,10 @@ from protocol.requests import Hello, TensorRef
 class Handshake:
     """
     Args:
-        model: what clients are told, without the tokenizer.
+        model: what clients are sent, without the tokenizer.
         tokenizer: likewise, without its document; None if the model has none.
         tokenizer_json: the `tokenizers` document.
-        heartbeat_s: longest silence that clients are promised.
+        heartbeat_s: longest time between two messages to a client.
     """
 
     def __init__(

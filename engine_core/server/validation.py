@@ -1,31 +1,25 @@
-"""What this engine can serve: a request is checked once, before the scheduler sees it.
-
-Must not know sockets or the scheduler; a refusal is an exception that names value, limit and
-next action.
+"""What this engine can serve: a request is checked here once, before the scheduler sees it. What
+there is room for, the scheduler decides. A refusal names value, limit and next action.
 """
 
 import dataclasses
 import re
-from collections.abc import Collection
 from typing import Literal, NoReturn
 
 from engine_core.errors import RequestRefused
-from engine_core.server.beam_validation import check_beam_search
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, InvalidParameter, PromptTooLong
+from protocol.limits import ModelLimits
 from protocol.requests import EngineRequest
-from protocol.sampling import SamplingParams
+from protocol.sampling import BeamSearchParams
 
 _MAX_NAME_CHARS = 256
 _SEQUENCE_NAME = re.compile(r"#\d+\Z", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RequestValidator:
+class RequestValidator(ModelLimits):
     """What a request is measured against. Counts are in tokens, but for `max_num_seqs`."""
 
-    max_model_len: int
-    vocab_size: int
-    max_logprobs: int
     max_num_seqs: int
     """Most sequences of a request: all of them run at once."""
     scheduling_policy: Literal["fcfs", "priority", "fair"]
@@ -42,13 +36,26 @@ class RequestValidator:
                 "sequence; let it not end with # and a number"
             )
         _check_features(request)
-        self._check_turn(request)
+        self._check_policy_fields(request)
         self._check_sequences(request)
-        self._check_tokens(request)
-        self._check_sampling(request.sampling_params)
+        try:
+            self.check_prompt(request.prompt_token_ids)
+            self.check_token_ids("output_token_ids", request.output_token_ids)
+            self.check_sampling(request.sampling_params)
+        except PromptTooLong as error:
+            _refuse(str(error), ErrorCode.PROMPT_TOO_LONG)
+        except InvalidParameter as error:
+            _refuse(str(error))
+        num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
+        if num_tokens >= self.max_model_len:
+            _refuse(
+                f"prompt and delivered tokens are {num_tokens}, the limit is "
+                f"{self.max_model_len - 1}; nothing is left to generate",
+                ErrorCode.PROMPT_TOO_LONG,
+            )
 
-    def _check_turn(self, request: EngineRequest) -> None:
-        """What only some policies look at."""
+    def _check_policy_fields(self, request: EngineRequest) -> None:
+        """Fields that only some policies use."""
         for name, value, is_asked, policy in (
             ("priority", request.priority, request.priority != 0, "priority"),
             ("tenant", request.tenant, request.tenant is not None, "fair"),
@@ -56,7 +63,7 @@ class RequestValidator:
             if is_asked and self.scheduling_policy != policy:
                 _refuse(
                     f"{name} is {value!r}, and the scheduling policy is "
-                    f"{self.scheduling_policy}, which does not look at it; omit it, or start the "
+                    f"{self.scheduling_policy}, which does not use it; omit it, or start the "
                     f"engine with --scheduling-policy {policy}",
                     ErrorCode.NOT_SUPPORTED,
                 )
@@ -71,61 +78,56 @@ class RequestValidator:
                 f"{self.max_num_seqs}; ask for fewer or raise --max-num-seqs"
             )
         if request.beam_search is not None:
-            check_beam_search(request, request.beam_search, vocab_size=self.vocab_size)
+            self._check_beam_search(request, request.beam_search)
         elif num_sequences > 1 and request.output_token_ids:
             _refuse(
                 f"output_token_ids with num_sequences {num_sequences}: which sequence they belong "
-                "to is not said; resume each sequence as a request of its own"
+                "to is not given; resume each sequence as a request of its own"
             )
 
-    def _check_tokens(self, request: EngineRequest) -> None:
-        num_tokens = len(request.prompt_token_ids)
-        if num_tokens == 0:
-            _refuse("the prompt is empty; send at least one token")
-        if num_tokens >= self.max_model_len:
+    def _check_beam_search(self, request: EngineRequest, beams: BeamSearchParams) -> None:
+        if request.num_sequences != beams.beam_width:
             _refuse(
-                f"prompt has {num_tokens} tokens, the limit is {self.max_model_len - 1} "
-                f"(max_model_len {self.max_model_len} less one for the answer); shorten it or "
-                "raise --max-model-len",
-                ErrorCode.PROMPT_TOO_LONG,
+                f"num_sequences is {request.num_sequences}, beam_width is {beams.beam_width}; "
+                "they must be equal"
             )
-        if num_tokens + len(request.output_token_ids) >= self.max_model_len:
+        if 2 * beams.beam_width > self.vocab_size:
             _refuse(
-                f"prompt and delivered tokens are {num_tokens + len(request.output_token_ids)}, "
-                f"the limit is {self.max_model_len - 1}; nothing is left to generate",
-                ErrorCode.PROMPT_TOO_LONG,
+                f"beam_width is {beams.beam_width}, the limit is half the vocabulary, "
+                f"{self.vocab_size // 2}; lower it"
             )
-        self._check_ids("prompt_token_ids", request.prompt_token_ids)
-        self._check_ids("output_token_ids", request.output_token_ids)
-
-    def _check_sampling(self, params: SamplingParams) -> None:
-        self._check_ids("stop_token_ids", params.stop_token_ids)
-        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
-        self._check_ids("logit_bias", params.logit_bias)
-        limit = self.vocab_size if self.max_logprobs < 0 else self.max_logprobs
-        wanted = params.logprobs or 0
-        if wanted > limit or (wanted < 0 <= self.max_logprobs):
+        params = request.sampling_params
+        if params.temperature != 0.0:
             _refuse(
-                f"logprobs is {wanted}, the limit is {limit}; ask for fewer or raise --max-logprobs"
+                f"temperature is {params.temperature} in a beam search, which draws nothing; set "
+                "it to 0"
             )
-
-    def _check_ids(self, name: str, token_ids: Collection[int]) -> None:
-        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
-            wrong = next(token for token in token_ids if not 0 <= token < self.vocab_size)
-            _refuse(
-                f"{name} holds token id {wrong}, the vocabulary ends at {self.vocab_size - 1}; "
-                "use this model's own tokenizer"
-            )
+        unsupported = {
+            "output_token_ids (send the prompt again)": bool(request.output_token_ids),
+            "logprobs": params.logprobs is not None,
+            "min_tokens": params.min_tokens != 0,
+            "repetition_penalty": params.repetition_penalty != 1.0,
+            "presence_penalty": params.presence_penalty != 0.0,
+            "frequency_penalty": params.frequency_penalty != 0.0,
+            "logit_bias": bool(params.logit_bias),
+            "allowed_token_ids": params.allowed_token_ids is not None,
+            "top_k": params.top_k != 0,
+            "top_p": params.top_p != 1.0,
+            "min_p": params.min_p != 0.0,
+        }
+        for name, is_asked in unsupported.items():
+            if is_asked:
+                _refuse(f"a beam search does not support {name}; omit it", ErrorCode.NOT_SUPPORTED)
 
 
 def _check_features(request: EngineRequest) -> None:
-    """What the wire can say and this engine does not do yet is refused by name."""
-    asked = {
+    """What the wire format has and this engine does not do yet is refused by name."""
+    unsupported = {
         "adapter": request.adapter is not None,
         "prompt_embeds": request.prompt_embeds is not None,
         "multimodal_inputs": bool(request.multimodal_inputs),
     }
-    for name, is_asked in asked.items():
+    for name, is_asked in unsupported.items():
         if is_asked:
             _refuse(f"this engine does not support {name}; omit it", ErrorCode.NOT_SUPPORTED)
 

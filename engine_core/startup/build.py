@@ -1,16 +1,22 @@
-"""The engine's parts, put together around a loaded model: runner, scheduler, loop, welcome.
+"""Builds the engine from its options and an open model: device, weights, sizes, parts, in order."""
 
-The one place that sees all of them; nothing here runs after start-up. Must not know options or
-files' formats.
-"""
-
+import dataclasses
 import logging
+import time
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from engine_core.config import EngineConfig
 from engine_core.core import EngineCore
+from engine_core.errors import ConfigurationError, StartupError
 from engine_core.executor import InProcessExecutor
+from engine_core.kv_cache import KVCacheManager
 from engine_core.lifecycle import Lifecycle
+from engine_core.model_files import ModelFilesError
+from engine_core.models import ModelError
+from engine_core.options.engine import EngineOptions
 from engine_core.scheduler import Scheduler
 from engine_core.server.clients import ClientRegistry
 from engine_core.server.handshake import Handshake, fingerprint_of
@@ -18,12 +24,14 @@ from engine_core.server.inbox import Inbox
 from engine_core.server.outbox import Outbox
 from engine_core.server.transport import ZmqTransport
 from engine_core.server.validation import RequestValidator
-from engine_core.startup.model_opening import OpenModel
+from engine_core.startup.before_torch import OpenModel
+from engine_core.startup.device import choose_device
+from engine_core.startup.model import load_by_options
 from engine_core.startup.phases import StartPhases
-from engine_core.startup.resolve import groups_of
+from engine_core.startup.resolve import groups_of, plan_runner, resolve_config
 from engine_core.startup.runner_spec import RunnerSpec
-from engine_core.startup.scheduler_setup import kv_cache_of, scheduler_config_of, trace_of
-from kernels.compile_counter import CompileCounter
+from engine_core.trace.writer import TraceWriter
+from kernels.compile_counter import CompileCounter, watch_triton
 from protocol.outputs import ModelInfo, TokenizerInfo
 
 logger = logging.getLogger(__name__)
@@ -32,62 +40,138 @@ HEARTBEAT_S = 0.25
 """Longest silence towards a client, so that a dead one is found within that time."""
 
 
-def assemble(
+def build_engine(
+    options: EngineOptions,
     opened: OpenModel,
-    runner_spec: RunnerSpec,
-    config: EngineConfig,
     transport: ZmqTransport,
     lifecycle: Lifecycle,
-    compilations: CompileCounter,
-    clock: StartPhases,
-) -> EngineCore:
-    """The engine, warm: nothing that it can launch is left to be compiled.
+    phases: StartPhases,
+) -> tuple[EngineCore, EngineConfig]:
+    """Load the model and build everything around it.
 
     Raises:
-        ConfigurationError: the record's file cannot be written.
+        StartupError: with one line for the operator.
     """
+    if options.num_threads is not None:
+        torch.set_num_threads(options.num_threads)
+    device = choose_device(options.device)
+    options.check_device(device.type)
+    try:
+        phases.enter("weights")
+        compilations = CompileCounter()
+        loaded = load_by_options(options, opened.files, device)
+        if loaded.ops.device.type == "cuda":
+            watch_triton(compilations)  # for as long as this process lives
+        if loaded.is_packed:
+            # what is left to torch is small, and its threads would take turns on the same cores
+            # with those of the native library
+            torch.set_num_threads(1)
+        phases.enter("cache")
+        runner_spec = plan_runner(options, opened.files, loaded)
+        config = resolve_config(options, opened.files, runner_spec, address=transport.address)
+        logger.info("configuration: %s", config)
+        executor = _warm_executor(runner_spec, config, compilations, phases)
+        core = _assemble(opened, runner_spec, config, executor, transport, lifecycle, compilations)
+        return core, config
+    except (ModelFilesError, ModelError) as error:
+        raise StartupError(str(error)) from error
+    except torch.OutOfMemoryError as error:
+        reason = str(error).split(". ", 1)[0]
+        raise StartupError(
+            f"the GPU has not enough memory for the weights and the largest step ({reason}); lower "
+            "--max-num-batched-tokens or --max-num-seqs, free the GPU, or serve a smaller model"
+        ) from error
+
+
+def _warm_executor(
+    runner_spec: RunnerSpec,
+    config: EngineConfig,
+    compilations: CompileCounter,
+    phases: StartPhases,
+) -> InProcessExecutor:
+    """Nothing that it can launch is left to be compiled."""
     runner = runner_spec.build(
         num_blocks=config.num_blocks,
         num_host_blocks=config.num_host_blocks,
-        max_model_len=config.max_model_len,
+        max_model_len=config.scheduler.max_model_len,
     )
-    clock.enter("warm_up")
+    phases.enter("warm_up")
     runner_spec.warm_up(runner)
     compilations.mark_ready()
-    clock.enter("serving")
+    phases.enter("serving")
     if compilations.num_compilations:
         logger.info(
             "warm after %.1f s; %d kernels were compiled or loaded",
-            clock.spent_s()["warm_up"],
+            phases.spent_s()["warm_up"],
             compilations.num_compilations,
         )
-    files = opened.files
-    executor = InProcessExecutor(runner)
-    groups = groups_of(runner_spec.layout)
-    scheduler_config = scheduler_config_of(config, max_steps_in_flight=executor.max_steps_in_flight)
+    return InProcessExecutor(runner)
+
+
+def _assemble(
+    opened: OpenModel,
+    runner_spec: RunnerSpec,
+    config: EngineConfig,
+    executor: InProcessExecutor,
+    transport: ZmqTransport,
+    lifecycle: Lifecycle,
+    compilations: CompileCounter,
+) -> EngineCore:
     vocab_size = runner_spec.loaded.model.kv_cache_spec.vocab_size
+    groups = groups_of(runner_spec.layout)
+    kv_cache = KVCacheManager(
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        groups=groups,
+        enable_prefix_caching=config.enable_prefix_caching,
+        watermark=config.watermark,
+        num_host_blocks=config.num_host_blocks,
+    )
+    # Besides the configuration a replay needs these two.
+    replayed = {
+        "sliding_windows": [group.sliding_window for group in groups],
+        "eos_token_ids": list(opened.files.eos_token_ids),
+    }
     clients = ClientRegistry()
     outbox = Outbox(transport, clients, heartbeat_s=HEARTBEAT_S)
-    desk = _handshake(opened, config, vocab_size)
-    inbox = Inbox(transport, clients, outbox, idle_wait_s=HEARTBEAT_S, welcome=desk.welcome)
+    handshake = _handshake(opened, config, vocab_size)
     return EngineCore(
-        inbox=inbox,
+        inbox=Inbox(transport, clients, outbox, idle_wait_s=HEARTBEAT_S, welcome=handshake.welcome),
         outbox=outbox,
         clients=clients,
-        scheduler=Scheduler(scheduler_config, kv_cache_of(config, groups)),
+        scheduler=Scheduler(config.scheduler, kv_cache),
         executor=executor,
         lifecycle=lifecycle,
         validator=RequestValidator(
-            max_model_len=config.max_model_len,
+            max_model_len=config.scheduler.max_model_len,
             vocab_size=vocab_size,
             max_logprobs=config.max_logprobs,
-            max_num_seqs=config.max_num_seqs,
-            scheduling_policy=config.scheduling_policy,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            scheduling_policy=config.scheduler.scheduling_policy,
         ),
-        eos_token_ids=files.eos_token_ids,
-        observers=trace_of(config, scheduler_config, groups, files.eos_token_ids),
+        eos_token_ids=opened.files.eos_token_ids,
+        observers=() if config.trace is None else (_trace_writer(config.trace, config, replayed),),
         compilations=compilations,
     )
+
+
+def _trace_writer(path: str, config: EngineConfig, replayed: dict[str, Any]) -> TraceWriter:
+    """
+    Raises:
+        ConfigurationError: the file cannot be written.
+    """
+    try:
+        return TraceWriter(
+            Path(path),
+            started_s=time.monotonic(),
+            model=config.model,
+            config=dataclasses.asdict(config) | replayed,
+            max_steps_in_flight=config.scheduler.max_steps_in_flight,
+        )
+    except OSError as error:
+        raise ConfigurationError(
+            f"--trace: cannot write {path}: {error.strerror}; choose another file"
+        ) from error
 
 
 def _handshake(opened: OpenModel, config: EngineConfig, vocab_size: int) -> Handshake:
@@ -96,7 +180,7 @@ def _handshake(opened: OpenModel, config: EngineConfig, vocab_size: int) -> Hand
         name=config.model,
         architecture=config.architecture,
         fingerprint=files.fingerprint,
-        max_model_len=config.max_model_len,
+        max_model_len=config.scheduler.max_model_len,
         vocab_size=vocab_size,
         dtype=config.dtype,
         num_blocks=config.num_blocks,

@@ -1,7 +1,4 @@
-"""What "auto" means on this machine: the device, its dtypes and its defaults.
-
-Owns those choices. Must not know memory, files or the scheduler.
-"""
+"""What "auto" means on this machine: the device, its dtypes and its defaults."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,7 +6,7 @@ from typing import Any
 
 import torch
 
-from engine_core.options.device import (
+from engine_core.options.engine import (
     CacheDtypeName,
     DeviceName,
     DtypeName,

@@ -1,7 +1,4 @@
-"""Where the time from launch to ready goes: one phase after the other, without gaps.
-
-Owns the phases' names and their clock. Must not know what is done in a phase.
-"""
+"""Where the time from launch to ready goes: one phase after the other, without gaps."""
 
 import os
 import time
@@ -55,8 +52,8 @@ class StartPhases:
 def process_launched_s() -> float:
     """When this process began, by `time.monotonic`.
 
-    Linux says it in clock ticks of 10 ms, rounded down; one tick is added, so that no more time is
-    told than a parent can have measured. Elsewhere it is now.
+    Linux says it in clock ticks of 10 ms, rounded down; one tick is added, so that it is
+    never more than a parent can have measured. Elsewhere it is now.
 
     Source: proc_pid_stat(5), field 22.
     """

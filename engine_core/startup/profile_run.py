@@ -1,7 +1,5 @@
-"""The step that takes the most memory, as a plan: what the KV cache must leave room for.
-
-As many tokens as a step may have, as many rows as may run, and every row samples with all that
-sampling offers. Owns those plans. Must not know memory, tensors or models.
+"""The step that takes the most memory, as a plan: what the KV cache must leave room for. As many
+tokens and rows as a step may have, and every row samples with all that sampling offers.
 """
 
 import dataclasses
@@ -13,12 +11,12 @@ from engine_core.scheduler import NewRequestData, ScheduledBatch, SchedulerOutpu
 from protocol.sampling import SamplingParams
 
 _ONLY_BLOCK = 1
-"""Stands at every place of every block table. What it holds is nobody's, so that rows may overwrite
-each other there: memory is measured, not answers."""
+"""Every entry of every block table. Rows overwrite each other there: memory is measured, not
+answers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StepLimits:
+class LargestStep:
     """The most that a step can be."""
 
     max_num_batched_tokens: int
@@ -44,11 +42,11 @@ class StepLimits:
         return lengths
 
 
-def profile_steps(limits: StepLimits) -> list[SchedulerOutput]:
+def profile_steps(limits: LargestStep) -> list[SchedulerOutput]:
     """Plans to be run in order on a runner with at least one block: the largest step that computes
-    prompts, the largest that decodes, and one without tokens, after which no row is taken."""
+    prompts, the largest that decodes, and one without tokens, which frees all rows."""
     lengths = limits.prompt_lengths()
-    names = [f"worst-{row}" for row in range(len(lengths))]
+    names = [f"profile-{row}" for row in range(len(lengths))]
     counts = np.array(lengths, np.int32)
     nothing = np.zeros(len(lengths), np.int32)
     new = [
@@ -62,7 +60,7 @@ def profile_steps(limits: StepLimits) -> list[SchedulerOutput]:
     ]
 
 
-def _new_request(name: str, row: int, length: int, limits: StepLimits) -> NewRequestData:
+def _new_request(name: str, row: int, length: int, limits: LargestStep) -> NewRequestData:
     num_blocks = -(-(length + 1) // limits.block_size)
     return NewRequestData(
         req_id=name,
@@ -93,7 +91,7 @@ def _plan(
     names: list[str],
     computed: np.ndarray,
     scheduled: np.ndarray,
-    limits: StepLimits,
+    limits: LargestStep,
     *,
     new: list[NewRequestData] | None = None,
     finished: list[str] | None = None,
@@ -112,8 +110,6 @@ def _plan(
         copies=CacheCopies(),
         total_num_scheduled_tokens=int(scheduled.sum()),
         scheduled_spec_decode_tokens={},
-        scheduled_encoder_inputs={},
-        num_common_prefix_blocks=[0] * limits.num_groups,
         finished_req_ids=finished or [],
         preempted_req_ids=[],
         num_output_tokens=np.zeros(len(names), np.int32),

@@ -1,20 +1,28 @@
-"""From options and a loaded model to the configuration in force: sizes, cache, defaults.
-
-Resolves every "auto" and None that the model or the memory decides. Must not know sockets or the
-loop.
+"""From options and a loaded model to the configuration in force: every "auto" and None that the
+model or the memory decides.
 """
+
+import dataclasses
 
 from engine_core.config import EngineConfig
 from engine_core.errors import ConfigurationError
 from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.model_files import ModelFiles
 from engine_core.model_runner.cache_layout import CacheLayout, plan_cache_layout
+from engine_core.model_runner.cpu.runner import CPUModelRunner
+from engine_core.model_runner.gpu import GPUModelRunner
 from engine_core.options.engine import EngineOptions
-from engine_core.startup.cache_size import CacheDemand, choose_num_blocks, choose_num_host_blocks
-from engine_core.startup.capacity import RequestNeed, fit_max_model_len
 from engine_core.startup.device import choose_cache_dtype, defaults_of, dtype_name
-from engine_core.startup.device_memory import CudaMeter, read_device_memory
-from engine_core.startup.model_loading import LoadedModel
+from engine_core.startup.memory import (
+    CacheDemand,
+    CudaMeter,
+    RequestBlocks,
+    choose_num_blocks,
+    choose_num_host_blocks,
+    fit_max_model_len,
+    read_device_memory,
+)
+from engine_core.startup.model import LoadedModel
 from engine_core.startup.runner_spec import RunnerSpec
 from kernels.interface.operations import cached_head_bytes
 
@@ -33,7 +41,8 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
             f"--max-model-len is {max_model_len}, the model was made for {spec.max_model_len}; "
             "lower it"
         )
-    if loaded.ops.device.type == "cuda" and options.block_size & (options.block_size - 1):
+    on_gpu = loaded.ops.device.type == "cuda"
+    if on_gpu and options.block_size & (options.block_size - 1):
         raise ConfigurationError(
             f"--block-size is {options.block_size}; on a GPU it must be a power of two, such as 16"
         )
@@ -54,12 +63,15 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
         cache_dtype=cache_dtype,
         block_size=options.block_size,
         block_bytes=layout.num_tensors * options.block_size * slot_bytes,
-        max_num_seqs=options.max_num_seqs or defaults.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens or defaults.max_num_batched_tokens,
-        max_model_len=max_model_len,
+        scheduler=options.scheduling.resolve(
+            max_num_batched_tokens=defaults.max_num_batched_tokens,
+            max_num_seqs=defaults.max_num_seqs,
+            max_model_len=max_model_len,
+            max_steps_in_flight=(GPUModelRunner if on_gpu else CPUModelRunner).max_steps_in_flight,
+        ),
         max_num_logprobs=options.max_logprobs,
         eos_token_ids=files.eos_token_ids,
-        on_device=loaded.ops.device.type == "cuda",
+        on_device=on_gpu,
         capture_at_start=options.capture_at_start,
         enforce_eager=options.enforce_eager,
     )
@@ -75,10 +87,9 @@ def resolve_config(
         CacheTooSmall: memory does not hold a useful cache.
     """
     loaded = runner.loaded
-    limit = runner.max_num_batched_tokens
-    max_chunk_size = min(options.max_chunk_size or limit, limit)
-    need = RequestNeed(groups_of(runner.layout), max_chunk_size, runner.block_size)
-    num_blocks = _choose_num_blocks(options, runner, need)
+    scheduler = runner.scheduler
+    request_blocks = RequestBlocks(groups_of(runner.layout), scheduler.max_chunk, runner.block_size)
+    num_blocks = _choose_num_blocks(options, runner, request_blocks)
     num_host_blocks = choose_num_host_blocks(
         options.host_cache_memory,
         block_bytes=runner.block_bytes,
@@ -98,16 +109,6 @@ def resolve_config(
         capture_at_start=options.capture_at_start,
         enforce_eager=options.enforce_eager,
         num_threads=loaded.ops.num_threads,
-        max_model_len=fit_max_model_len(
-            need,
-            num_blocks=num_blocks,
-            watermark=options.watermark,
-            max_model_len=runner.max_model_len,
-            is_asked_for=options.max_model_len is not None,
-        ),
-        max_num_batched_tokens=runner.max_num_batched_tokens,
-        max_num_seqs=runner.max_num_seqs,
-        max_chunk_size=max_chunk_size,
         block_size=runner.block_size,
         num_blocks=num_blocks,
         kv_cache_bytes=num_blocks * runner.block_bytes,
@@ -119,21 +120,16 @@ def resolve_config(
         address=address,
         drain_timeout_s=options.drain_timeout,
         trace=None if options.trace is None else str(options.trace.absolute()),
-        batching=options.batching,
-        prefill_delay_factor=options.prefill_delay_factor or 0.0,
-        preemption_mode=options.preemption_mode,
-        scheduling_policy=options.scheduling_policy,
-        force_preemption=options.force_preemption is not False,
-        priority_min_gain=options.priority_min_gain or 1,
-        priority_ageing_s=options.priority_ageing_s,
-        tenant_weights=options.tenant_weights(),
-        slo_tpot_ms=options.slo_tpot_ms,
-        slo_ttft_ms=options.slo_ttft_ms,
-        max_num_partial_prefills=options.max_num_partial_prefills,
-        max_long_partial_prefills=options.max_long_partial_prefills,
-        long_prefill_token_threshold=options.long_prefill_token_threshold,
-        max_queued_requests=options.max_queued_requests,
-        max_queued_tokens=options.max_queued_tokens,
+        scheduler=dataclasses.replace(
+            scheduler,
+            max_model_len=fit_max_model_len(
+                request_blocks,
+                num_blocks=num_blocks,
+                watermark=options.watermark,
+                max_model_len=scheduler.max_model_len,
+                is_asked_for=options.max_model_len is not None,
+            ),
+        ),
     )
 
 
@@ -142,11 +138,16 @@ def groups_of(layout: CacheLayout) -> list[KVCacheGroupSpec]:
     return [KVCacheGroupSpec(group.sliding_window) for group in layout.groups]
 
 
-def _choose_num_blocks(options: EngineOptions, runner: RunnerSpec, need: RequestNeed) -> int:
+def _choose_num_blocks(
+    options: EngineOptions, runner: RunnerSpec, request_blocks: RequestBlocks
+) -> int:
+    scheduler = runner.scheduler
     device = runner.loaded.ops.device
     if device.type == "cpu":
         memory = None
-        step_bytes = runner.loaded.step_bytes(runner.max_num_batched_tokens, runner.max_num_seqs)
+        step_bytes = runner.loaded.step_bytes(
+            scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+        )
     else:
         meter = CudaMeter(device)
         memory = read_device_memory(meter)
@@ -154,8 +155,8 @@ def _choose_num_blocks(options: EngineOptions, runner: RunnerSpec, need: Request
     return choose_num_blocks(
         CacheDemand(
             block_bytes=runner.block_bytes,
-            blocks_per_request=need.num_blocks(runner.max_model_len),
-            max_num_seqs=runner.max_num_seqs,
+            blocks_per_request=request_blocks.num_blocks(scheduler.max_model_len),
+            max_num_seqs=scheduler.max_num_seqs,
             step_bytes=step_bytes,
         ),
         num_blocks=options.num_blocks,

@@ -1,7 +1,4 @@
-"""The model runner of a device, and what its largest step takes there.
-
-Owns how a runner is made. Must not know options, the scheduler's rules or sockets.
-"""
+"""How the model runner of a device is made, and what its largest step takes there."""
 
 import dataclasses
 import logging
@@ -10,19 +7,20 @@ import torch
 
 from engine_core.errors import StartupError
 from engine_core.model_runner.cache_layout import CacheLayout
-from engine_core.model_runner.gpu import DeviceQueue, GPUModelRunner, SynchronousQueue
-from engine_core.model_runner.gpu.buckets import decode_buckets
-from engine_core.model_runner.gpu.cuda_queue import CudaQueue
-from engine_core.model_runner.runner import ModelRunner
-from engine_core.startup.device_memory import MemoryMeter, measure_extra_bytes
-from engine_core.startup.model_loading import LoadedModel
-from engine_core.startup.profile_run import StepLimits, profile_steps
+from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.cpu.runner import CPUModelRunner
+from engine_core.model_runner.gpu import CudaQueue, DeviceQueue, GPUModelRunner, SynchronousQueue
+from engine_core.model_runner.gpu.graphs import decode_buckets
+from engine_core.scheduler import SchedulerConfig
+from engine_core.startup.memory import MemoryMeter, measure_extra_bytes
+from engine_core.startup.model import LoadedModel
+from engine_core.startup.profile_run import LargestStep, profile_steps
 from kernels.backends import device_step_operations
 from kernels.interface.device_steps import SamplingMode
 
 logger = logging.getLogger(__name__)
 
-Runner = ModelRunner | GPUModelRunner
+Runner = CPUModelRunner | GPUModelRunner
 
 _MOST_LOGPROBS_ON_DEVICE = 128
 """A row that asks for more is reported by the host, from a copy of its logits."""
@@ -38,6 +36,7 @@ class RunnerSpec:
     Attributes:
         cache_dtype: of keys and values.
         block_bytes: of one block over all cache tensors.
+        scheduler: `max_model_len` is still the model's or the operator's.
         max_num_logprobs: the most that a request may ask for; -1: the whole vocabulary.
         on_device: rows and sampling are the device's, and a step is in flight while the next is
             planned; else one step at a time, with rows on the host.
@@ -50,9 +49,7 @@ class RunnerSpec:
     cache_dtype: torch.dtype
     block_size: int
     block_bytes: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
+    scheduler: SchedulerConfig
     max_num_logprobs: int
     eos_token_ids: tuple[int, ...]
     on_device: bool
@@ -66,43 +63,32 @@ class RunnerSpec:
             StartupError: the device's kernels cannot serve the model's shape or the cache's dtype.
         """
         loaded = self.loaded
-        if not self.on_device:
-            try:
-                return ModelRunner(
-                    model=loaded.model,
-                    ops=loaded.ops,
-                    layout=self.layout,
-                    num_blocks=num_blocks,
-                    num_host_blocks=num_host_blocks,
-                    block_size=self.block_size,
-                    max_num_seqs=self.max_num_seqs,
-                    max_num_batched_tokens=self.max_num_batched_tokens,
-                    max_model_len=max_model_len,
-                    dtype=loaded.dtype,
-                    kv_dtype=self.cache_dtype,
-                    eos_token_ids=self.eos_token_ids,
-                )
-            except ValueError as error:
-                raise StartupError(str(error)) from error
+        config = RunnerConfig(
+            model=loaded.model,
+            ops=loaded.ops,
+            layout=self.layout,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            block_size=self.block_size,
+            max_num_seqs=self.scheduler.max_num_seqs,
+            max_num_batched_tokens=self.scheduler.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            dtype=loaded.dtype,
+            kv_dtype=self.cache_dtype,
+            eos_token_ids=self.eos_token_ids,
+        )
         try:
+            if not self.on_device:
+                return CPUModelRunner(config)
             return GPUModelRunner(
-                model=loaded.model,
-                ops=loaded.ops,
+                config,
                 steps=device_step_operations(loaded.ops.device),
                 queue=_queue_of(loaded.ops.device),
-                layout=self.layout,
-                num_blocks=num_blocks,
-                num_host_blocks=num_host_blocks,
-                block_size=self.block_size,
-                max_num_seqs=self.max_num_seqs,
-                max_num_batched_tokens=self.max_num_batched_tokens,
-                max_model_len=max_model_len,
-                dtype=loaded.dtype,
-                kv_dtype=self.cache_dtype,
-                eos_token_ids=self.eos_token_ids,
                 use_graphs=not self.enforce_eager,
             )
         except ValueError as error:
+            if not self.on_device:
+                raise StartupError(str(error)) from error
             raise StartupError(
                 f"{loaded.architecture} of this shape cannot be served on a GPU: {error}; run with "
                 "--device cpu"
@@ -115,14 +101,14 @@ class RunnerSpec:
                 logger.info("no CUDA graphs: every step is launched kernel by kernel")
             runner.warm_up(capture_at_start=self.capture_at_start)
 
-    def step_limits(self) -> StepLimits:
+    def largest_step(self) -> LargestStep:
         """The most that a step can be, at the full max_model_len."""
         vocab_size = self.loaded.model.kv_cache_spec.vocab_size
         asked = vocab_size if self.max_num_logprobs < 0 else self.max_num_logprobs
-        return StepLimits(
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_num_seqs=self.max_num_seqs,
-            max_model_len=self.max_model_len,
+        return LargestStep(
+            max_num_batched_tokens=self.scheduler.max_num_batched_tokens,
+            max_num_seqs=self.scheduler.max_num_seqs,
+            max_model_len=self.scheduler.max_model_len,
             block_size=self.block_size,
             num_groups=len(self.layout.groups),
             num_logprobs=min(asked, vocab_size, _MOST_LOGPROBS_ON_DEVICE),
@@ -137,15 +123,17 @@ class RunnerSpec:
         """
 
         def run() -> None:
-            runner = self.build(num_blocks=1, num_host_blocks=0, max_model_len=self.max_model_len)
-            for plan in profile_steps(self.step_limits()):
+            runner = self.build(
+                num_blocks=1, num_host_blocks=0, max_model_len=self.scheduler.max_model_len
+            )
+            for plan in profile_steps(self.largest_step()):
                 runner.submit(plan)
                 runner.collect()
 
         # the null block and the only one
         extra = measure_extra_bytes(run, meter, expected_bytes=2 * self.block_bytes)
         meter.release()
-        num_buckets = 0 if self.enforce_eager else len(decode_buckets(self.max_num_seqs))
+        num_buckets = 0 if self.enforce_eager else len(decode_buckets(self.scheduler.max_num_seqs))
         num_graphs = num_buckets * len(SamplingMode)
         total = extra + num_graphs * _BYTES_A_GRAPH
         logger.info("steps take up to %.0f MiB beside weights and cache", total / 1024**2)

@@ -119,7 +119,7 @@ class TraceStep(_Event, frozen=True, kw_only=True, tag="step"):
 
     @property
     def was_discarded(self) -> bool:
-        """The model runner raised an error: the scheduler was told to discard the step."""
+        """The model runner raised an error, and the step was discarded."""
         return bool(self.nums) and self.sampled_by_id == {}
 
     def model_output(self) -> ModelRunnerOutput:

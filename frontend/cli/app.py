@@ -22,6 +22,7 @@ from frontend.cli.options import (
     UsageError,
     print_fault,
 )
+from frontend.errors import EngineClientError
 
 _COMPLETION = CompletionOptions()
 _DAEMON = DaemonAddress()
@@ -49,12 +50,7 @@ def chat(
     """Talk with the model. /reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer."""
     from frontend.cli.chat import run_chat
 
-    return run_chat(
-        daemon.address,
-        system=system,
-        sampling=sampling,
-        scheduling=scheduling,
-    )
+    return run_chat(daemon.address, system, sampling, scheduling)
 
 
 @app.command
@@ -80,15 +76,7 @@ def complete(
         if sys.stdin.isatty():
             raise UsageError("there is no PROMPT; give a text, or pipe one in")
         prompt = sys.stdin.read()
-    return _run(
-        run_complete(
-            daemon.address,
-            prompt,
-            options=options,
-            sampling=sampling,
-            scheduling=scheduling,
-        )
-    )
+    return _run(run_complete(daemon.address, prompt, options, sampling, scheduling))
 
 
 @app.command
@@ -134,16 +122,10 @@ def run_command_line(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAULT
     # the library's own errors and wrong input; anything else is a bug and shows its traceback
-    except _user_errors() as error:
+    except (EngineClientError, ValueError, OSError) as error:
         print_fault(error)
         return EXIT_FAULT
     return int(result or 0)
-
-
-def _user_errors() -> tuple[type[Exception], ...]:
-    from frontend.errors import EngineClientError
-
-    return EngineClientError, ValueError, OSError
 
 
 def _run(command: Coroutine[Any, Any, int]) -> int:

@@ -1,15 +1,12 @@
-"""`engine-client chat`: a conversation at the terminal, or line by line from a pipe.
-
-The main thread reads lines; the client runs on an event loop in another thread, so that it serves
-its connection while the user types, and Ctrl-C reaches the reader at once.
-"""
+"""`engine-client chat`: a conversation at the terminal, or line by line from a pipe. The main
+thread reads lines; the client runs on an event loop in another thread, so that it serves its
+connection while the user types, and Ctrl-C reaches the reader at once."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import sys
-from dataclasses import dataclass
 
 from frontend.async_llm import AsyncLLM
 from frontend.cli.options import EXIT_FAULT, SamplingOptions, SchedulingOptions, print_fault
@@ -22,17 +19,8 @@ _COMMANDS = "/reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 _COMMAND = re.compile(r"/\w+")
 
 
-@dataclass
-class Answer:
-    """An answer so far."""
-
-    text: str = ""
-    last: CompletionOutput | None = None
-
-
 def run_chat(
     address: str | None,
-    *,
     system: str | None,
     sampling: SamplingOptions,
     scheduling: SchedulingOptions,
@@ -117,9 +105,9 @@ class _Chat:
     def _answer(self, line: str) -> bool:
         turns = self._turns
         turns.append({"role": "user", "content": line})
-        answer = Answer()
+        parts: list[CompletionOutput] = []
         try:
-            self._loop.run_and_wait(self._stream(answer))
+            self._loop.run_and_wait(self._stream(parts))
         except KeyboardInterrupt:
             if not self._is_terminal:
                 raise
@@ -127,17 +115,18 @@ class _Chat:
         except EngineClientError as error:
             # the question is dropped: it may be asked again, shorter or later
             turns.pop()
-            if answer.text:
+            if parts:
                 sys.stdout.write("\n")
             hint = "; /reset starts over" if isinstance(error, InvalidInput) else ""
             print_fault(f"{error}{hint}")
             return False
         sys.stdout.write("\n")
         sys.stdout.flush()
-        turns.append({"role": "assistant", "content": answer.text})
-        return self._report_end(answer.last)
+        turns.append({"role": "assistant", "content": "".join(part.text for part in parts)})
+        return not parts or self._report_end(parts[-1])
 
-    async def _stream(self, answer: Answer) -> None:
+    async def _stream(self, parts: list[CompletionOutput]) -> None:
+        """Prints the answer's parts and appends them to `parts`."""
         stream = self._llm.chat(
             [*self._system, *self._turns],
             self._params,
@@ -146,14 +135,12 @@ class _Chat:
         )
         async with contextlib.aclosing(stream) as outputs:
             async for output in outputs:
-                for part in output.outputs:
-                    answer.text += part.text
-                    answer.last = part
-                    sys.stdout.write(part.text)
-                    sys.stdout.flush()
+                parts += output.outputs
+                sys.stdout.write("".join(part.text for part in output.outputs))
+                sys.stdout.flush()
 
-    def _report_end(self, last: CompletionOutput | None) -> bool:
-        if last is None or last.finish_reason in (None, "stop"):
+    def _report_end(self, last: CompletionOutput) -> bool:
+        if last.finish_reason in (None, "stop"):
             return True
         if last.finish_reason == "length":
             self._say("[the answer was cut: max_tokens or the model's length is reached]")

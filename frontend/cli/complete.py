@@ -26,7 +26,6 @@ from frontend.sampling_params import RequestOutputKind
 async def run_complete(
     address: str | None,
     prompt: str,
-    *,
     options: CompletionOptions,
     sampling: SamplingOptions,
     scheduling: SchedulingOptions,

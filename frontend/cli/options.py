@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from frontend.errors import InvalidInput
 from protocol.addresses import default_address
 
 if TYPE_CHECKING:
@@ -125,7 +126,6 @@ class SamplingOptions:
         Raises:
             UsageError: values outside their limits, or that contradict each other.
         """
-        from frontend.errors import InvalidInput
         from frontend.sampling_params import SamplingParams
 
         recommended = SamplingParams.from_defaults(model.default_sampling)

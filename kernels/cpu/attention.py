@@ -1,7 +1,6 @@
 """Paged attention of the native library, and its planner.
 
-Owns the checks of tensors and what C++ needs to know of a step. Must not know layers. Block tables,
-lengths and starts are checked by the library at each call, before it reads the cache.
+Block tables, lengths and starts are checked by the library at each call, before it reads the cache.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.cpu.kv_cache import KVCacheFormat, kind_of_cache, row_length
+from kernels.cpu.kv_cache import KVCacheFormat, format_of_cache, format_of_dtype, row_length
 from kernels.cpu.library import NativeLibrary, check
-from kernels.interface.attention import AttentionMetadata
+from kernels.interface.operations import AttentionMetadata, AttentionParams, AttentionSpec
 
 _POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
-class Geometry(ctypes.Structure):
-    """Mirrors `AttentionGeometry` of src/program.h."""
+class AttentionGeometry(ctypes.Structure):
+    """Mirrors `AttentionGeometry` of src/graph.h."""
 
     _fields_ = (
         ("num_requests", _INT64),
@@ -31,7 +30,7 @@ class Geometry(ctypes.Structure):
         ("num_kv_heads", _INT64),
         ("head_size", _INT64),
         ("window", _INT64),
-        ("stored_kind", _INT64),
+        ("kv_format", _INT64),
         ("starts", _POINTER),
         ("lengths", _POINTER),
         ("table", _POINTER),
@@ -46,49 +45,45 @@ class NativeAttentionPlan:
     The geometry is the planner's: its address is the same at every step.
     """
 
-    geometry: Geometry
+    geometry: AttentionGeometry
     address: int
     keeps: tuple[torch.Tensor, ...]
 
 
 class NativeAttentionPlanner:
-    """See `kernels.interface.attention.AttentionPlanner`. The order of requests does not matter.
+    """See `kernels.interface.operations.AttentionPlanner`. Takes requests in any order.
 
-    How the work is cut is decided by the library, from the lengths alone. `stored_kind` is the form
-    of the cache.
+    How the work is cut is decided by the library, from the lengths alone.
+
+    Args:
+        spec: for float32 over a cache of a dtype that `format_of_dtype` knows.
 
     Raises:
-        ValueError: counts that do not fit each other.
+        ValueError: counts that do not fit each other, or another dtype.
     """
 
-    def __init__(
-        self,
-        *,
-        num_query_heads: int,
-        num_kv_heads: int,
-        head_size: int,
-        block_size: int,
-        sliding_window: int | None,
-        stored_kind: KVCacheFormat = KVCacheFormat.F32,
-    ) -> None:
-        if num_kv_heads < 1 or num_query_heads % num_kv_heads:
+    def __init__(self, spec: AttentionSpec) -> None:
+        kv_format = format_of_dtype(spec.kv_dtype)
+        if spec.dtype is not torch.float32 or kv_format is None:
+            raise ValueError(f"attention in {spec.dtype} over {spec.kv_dtype} is not native")
+        if spec.num_kv_heads < 1 or spec.num_query_heads % spec.num_kv_heads:
             raise ValueError(
-                f"{num_query_heads} query heads over {num_kv_heads} key/value heads: "
+                f"{spec.num_query_heads} query heads over {spec.num_kv_heads} key/value heads: "
                 "the first must be a multiple of the second"
             )
-        if sliding_window is not None and sliding_window < 1:
+        if spec.sliding_window is not None and spec.sliding_window < 1:
             raise ValueError(
-                f"sliding_window is {sliding_window}, it must be 1 or above; give None for "
+                f"sliding_window is {spec.sliding_window}, it must be 1 or above; give None for "
                 "full attention"
             )
-        self._sliding_window = sliding_window
-        self._geometry = Geometry(
-            block_size=block_size,
-            num_query_heads=num_query_heads,
-            num_kv_heads=num_kv_heads,
-            head_size=head_size,
-            window=sliding_window or 0,
-            stored_kind=stored_kind,
+        self._sliding_window = spec.sliding_window
+        self._geometry = AttentionGeometry(
+            block_size=spec.block_size,
+            num_query_heads=spec.num_query_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_size=spec.head_size,
+            window=spec.sliding_window or 0,
+            kv_format=kv_format,
         )
         self._address = ctypes.addressof(self._geometry)
 
@@ -147,7 +142,7 @@ class NativeAttentionPlanner:
 
 
 class NativeAttention:
-    """Runs planned attention in float32, for any head size and form of the cache.
+    """Runs planned attention in float32, for any head size and format of the cache.
 
     The bits of a token depend on its own sequence and position only: not on the batch, nor on
     whether it came in a prompt, a chunk or alone.
@@ -174,13 +169,9 @@ class NativeAttention:
         k_cache_BSKD: torch.Tensor,
         v_cache_BSKD: torch.Tensor,
         plan: NativeAttentionPlan,
-        *,
-        scale: float,
-        softcap: float | None,
-        sinks_H: torch.Tensor | None,
-        alibi_slopes_H: torch.Tensor | None,
+        params: AttentionParams,
     ) -> torch.Tensor:
-        """See `AttentionOperations.paged_attention`. Everything but the cache is float32.
+        """See `Operations.paged_attention`. Everything but the cache is float32.
 
         Raises:
             ValueError: a tensor that does not fit the plan, or a block table that points outside
@@ -205,10 +196,10 @@ class NativeAttention:
             k_cache_BSKD.data_ptr(),
             v_cache_BSKD.data_ptr(),
             out_THD.data_ptr(),
-            scale,
-            softcap or 0.0,
-            of_each_head("sinks", sinks_H, num_heads),
-            of_each_head("slopes", alibi_slopes_H, num_heads),
+            params.scale,
+            params.softcap or 0.0,
+            head_values("sinks", params.sinks_H, num_heads),
+            head_values("slopes", params.alibi_slopes_H, num_heads),
         )
         if refusal is not None:
             check(refusal)
@@ -218,29 +209,30 @@ class NativeAttention:
 def check_caches(
     plan: NativeAttentionPlan, k_cache_BSKD: torch.Tensor, v_cache_BSKD: torch.Tensor
 ) -> None:
-    """Refuse caches of another form than the plan's.
+    """Refuse caches of another format than the plan's.
 
     Raises:
         ValueError: naming both.
     """
     geometry = plan.geometry
-    kind = KVCacheFormat(geometry.stored_kind)
-    length = row_length(kind, geometry.head_size)
+    kv_format = KVCacheFormat(geometry.kv_format)
+    length = row_length(kv_format, geometry.head_size)
     if (
         k_cache_BSKD.shape[1:] != (geometry.block_size, geometry.num_kv_heads, length)
         or v_cache_BSKD.shape != k_cache_BSKD.shape
         or not (k_cache_BSKD.is_contiguous() and v_cache_BSKD.is_contiguous())
-        or kind_of_cache(k_cache_BSKD) is not kind
-        or kind_of_cache(v_cache_BSKD) is not kind
+        or format_of_cache(k_cache_BSKD) is not kv_format
+        or format_of_cache(v_cache_BSKD) is not kv_format
     ):
         raise ValueError(
             f"keys {k_cache_BSKD.dtype} {tuple(k_cache_BSKD.shape)} and values "
             f"{v_cache_BSKD.dtype} {tuple(v_cache_BSKD.shape)}: the plan is for a contiguous "
-            f"cache in {kind.name} of [B, {geometry.block_size}, {geometry.num_kv_heads}, {length}]"
+            f"cache in {kv_format.name} of [B, {geometry.block_size}, {geometry.num_kv_heads}, "
+            f"{length}]"
         )
 
 
-def of_each_head(name: str, values_H: torch.Tensor | None, num_heads: int) -> int | None:
+def head_values(name: str, values_H: torch.Tensor | None, num_heads: int) -> int | None:
     """Address of one float32 a query head, or None for None.
 
     Raises:

@@ -1,7 +1,6 @@
 """Norms, gated activations, rotation with the cache write, and embedding of the native library.
 
-Owns the checks of tensors. Must not know layers. Everything is float32 on the CPU; the formulas are
-those of `kernels.interface.operations.Operations`.
+Everything is float32 on the CPU; the formulas are those of `kernels.interface.operations`.
 """
 
 from __future__ import annotations
@@ -10,8 +9,9 @@ import ctypes
 
 import torch
 
-from kernels.cpu.kv_cache import head_size_of, kind_of_cache
+from kernels.cpu.kv_cache import format_of_cache, head_size_of
 from kernels.cpu.library import NativeLibrary, check
+from kernels.interface.operations import KVCache, RotaryParams
 
 _POINTER, _INT, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 
@@ -38,7 +38,7 @@ class Rotary(ctypes.Structure):
         ("num_kv_heads", _INT64),
         ("head_size", _INT64),
         ("half", _INT64),
-        ("stored_kind", _INT64),
+        ("kv_format", _INT64),
         ("eps", _FLOAT),
     )
 
@@ -146,60 +146,66 @@ class NativeElementwise:
     def rotary_and_cache(
         self,
         qkv_TN: torch.Tensor,
-        *,
-        num_query_heads: int,
-        head_size: int,
-        cos_sin_PD: torch.Tensor,
         positions_T: torch.Tensor,
-        k_cache_BSKD: torch.Tensor,
-        v_cache_BSKD: torch.Tensor,
         slot_mapping_T: torch.Tensor,
-        q_norm_weight_D: torch.Tensor | None,
-        k_norm_weight_D: torch.Tensor | None,
-        norm_eps: float,
+        kv_cache: KVCache,
+        params: RotaryParams,
     ) -> torch.Tensor:
-        """See `AttentionOperations.rotary_and_cache`; q_THD is a view of `qkv_TN`."""
+        """See `Operations.rotary_and_cache`; q_THD is a view of `qkv_TN`."""
         num_tokens, width = qkv_TN.shape
-        num_blocks, block_size, num_kv_heads, _ = k_cache_BSKD.shape
-        kind = kind_of_cache(k_cache_BSKD)
-        num_heads = num_query_heads + 2 * num_kv_heads
-        if head_size_of(k_cache_BSKD) != head_size or width != num_heads * head_size:
+        keys, values = kv_cache
+        num_heads = params.num_query_heads + 2 * keys.shape[2]
+        head_size = params.head_size
+        if head_size_of(keys) != head_size or width != num_heads * head_size:
             raise ValueError(
-                f"qkv is {tuple(qkv_TN.shape)}; {num_query_heads} heads of q and twice the "
-                f"{num_kv_heads} of the cache {tuple(k_cache_BSKD.shape)}, each of {head_size}, "
+                f"qkv is {tuple(qkv_TN.shape)}; {params.num_query_heads} heads of q and twice the "
+                f"{keys.shape[2]} of the cache {tuple(keys.shape)}, each of {head_size}, "
                 f"are {num_heads * head_size} columns"
             )
         _check("qkv", qkv_TN, (num_tokens, width))
-        if kind is None:
-            raise ValueError(f"keys are {k_cache_BSKD.dtype}: no form of cache that is known")
-        _check("keys", k_cache_BSKD, k_cache_BSKD.shape, k_cache_BSKD.dtype)
-        _check("values", v_cache_BSKD, k_cache_BSKD.shape, k_cache_BSKD.dtype)
-        _check("cos_sin", cos_sin_PD, cos_sin_PD.shape)
+        if format_of_cache(keys) is None:
+            raise ValueError(f"keys are {keys.dtype}: no format of the cache that is known")
+        _check("keys", keys, keys.shape, keys.dtype)
+        _check("values", values, keys.shape, keys.dtype)
+        _check("cos_sin", params.cos_sin_PD, params.cos_sin_PD.shape)
         _check("positions", positions_T, (num_tokens,), torch.int64)
         _check("slot_mapping", slot_mapping_T, (num_tokens,), torch.int64)
         call = self._rotary
+        fill_rotary(call, kv_cache, params)
         call.qkv = qkv_TN.data_ptr()
-        call.cos_sin = cos_sin_PD.data_ptr()
         call.positions = positions_T.data_ptr()
         call.slots = slot_mapping_T.data_ptr()
-        call.k_cache = k_cache_BSKD.data_ptr()
-        call.v_cache = v_cache_BSKD.data_ptr()
-        call.q_weight = head_weight("q_norm_weight", q_norm_weight_D, head_size)
-        call.k_weight = head_weight("k_norm_weight", k_norm_weight_D, head_size)
         call.num_tokens = num_tokens
         call.qkv_stride = width
-        call.num_positions = cos_sin_PD.shape[0]
-        call.num_slots = num_blocks * block_size
-        call.num_query_heads = num_query_heads
-        call.num_kv_heads = num_kv_heads
-        call.head_size = head_size
-        call.half = cos_sin_PD.shape[1] // 2
-        call.stored_kind = kind
-        call.eps = norm_eps
         refusal = self._rotary_and_cache(self._rotary_address)
         if refusal is not None:
             check(refusal)
-        return qkv_TN.as_strided((num_tokens, num_query_heads, head_size), (width, head_size, 1))
+        shape = (num_tokens, params.num_query_heads, head_size)
+        return qkv_TN.as_strided(shape, (width, head_size, 1))
+
+
+def fill_rotary(call: Rotary, kv_cache: KVCache, params: RotaryParams) -> None:
+    """The fields of `call` that are a layer's; those of a step are left.
+
+    Raises:
+        ValueError: a weight of another shape, dtype or layout.
+    """
+    keys, values = kv_cache
+    num_blocks, block_size, num_kv_heads, _ = keys.shape
+    head_size, cos_sin_PD = params.head_size, params.cos_sin_PD
+    call.cos_sin = cos_sin_PD.data_ptr()
+    call.k_cache = keys.data_ptr()
+    call.v_cache = values.data_ptr()
+    call.q_weight = _head_weight("q_norm_weight", params.q_norm_weight_D, head_size)
+    call.k_weight = _head_weight("k_norm_weight", params.k_norm_weight_D, head_size)
+    call.num_positions = cos_sin_PD.shape[0]
+    call.num_slots = num_blocks * block_size
+    call.num_query_heads = params.num_query_heads
+    call.num_kv_heads = num_kv_heads
+    call.head_size = head_size
+    call.half = cos_sin_PD.shape[1] // 2
+    call.kv_format = format_of_cache(keys)
+    call.eps = params.norm_eps
 
 
 def _check(
@@ -223,7 +229,7 @@ def _norm_size(x: torch.Tensor, weight_E: torch.Tensor) -> int:
     return size
 
 
-def head_weight(name: str, weight_D: torch.Tensor | None, head_size: int) -> int | None:
+def _head_weight(name: str, weight_D: torch.Tensor | None, head_size: int) -> int | None:
     if weight_D is None:
         return None
     _check(name, weight_D, (head_size,))

@@ -1,10 +1,7 @@
-"""Forms of the KV cache that the native library reads: float32, bfloat16, or int8 with scales.
+"""Formats of the KV cache that the native library reads: float32, bfloat16, or int8 with scales.
 
-Owns the forms, and their values in torch for whoever reads or writes a cache without the library's
-attention. `src/stored_rows.h` draws them. Must not know blocks or layers.
-
-A cache of int8 is a uint8 tensor [B, S, K, D + 4]: the codes of a head, then their float32 scale
-`max|x| / 127`. So a block carries its scales wherever it is copied.
+`src/kv_cache.h` draws them. A cache of int8 is a uint8 tensor [B, S, K, D + 4]: the codes of a
+head, then their float32 scale `max|x| / 127`. So a block carries its scales wherever it is copied.
 """
 
 from __future__ import annotations
@@ -17,42 +14,42 @@ _SCALE_BYTES = 4
 
 
 class KVCacheFormat(IntEnum):
-    """The forms of `src/stored_rows.h`, by its numbers."""
+    """The formats of `src/kv_cache.h`, by its numbers."""
 
     F32 = 0
     BF16 = 1
     I8 = 2
 
 
-_KIND_OF_DTYPE = {
+_FORMAT_OF_DTYPE = {
     torch.float32: KVCacheFormat.F32,
     torch.bfloat16: KVCacheFormat.BF16,
     torch.int8: KVCacheFormat.I8,
 }
-_KIND_OF_STORAGE = {
+_FORMAT_OF_STORAGE = {
     torch.float32: KVCacheFormat.F32,
     torch.bfloat16: KVCacheFormat.BF16,
     torch.uint8: KVCacheFormat.I8,
 }
 
 
-def kind_of_dtype(kv_dtype: torch.dtype) -> KVCacheFormat | None:
-    """The form asked for as `kv_dtype`; None: the library has none."""
-    return _KIND_OF_DTYPE.get(kv_dtype)
+def format_of_dtype(kv_dtype: torch.dtype) -> KVCacheFormat | None:
+    """The format asked for as `kv_dtype`; None: the library has none."""
+    return _FORMAT_OF_DTYPE.get(kv_dtype)
 
 
-def kind_of_cache(cache_BSKD: torch.Tensor) -> KVCacheFormat | None:
-    """The form that a tensor of the cache has; None: not the library's."""
-    return _KIND_OF_STORAGE.get(cache_BSKD.dtype)
+def format_of_cache(cache_BSKD: torch.Tensor) -> KVCacheFormat | None:
+    """The format of a tensor of the cache; None: not the library's."""
+    return _FORMAT_OF_STORAGE.get(cache_BSKD.dtype)
 
 
-def row_length(kind: KVCacheFormat, head_size: int) -> int:
+def row_length(kv_format: KVCacheFormat, head_size: int) -> int:
     """Last dimension of the cache's tensors."""
-    return head_size + _SCALE_BYTES if kind is KVCacheFormat.I8 else head_size
+    return head_size + _SCALE_BYTES if kv_format is KVCacheFormat.I8 else head_size
 
 
 def head_size_of(cache_BSKD: torch.Tensor) -> int:
-    """D of a cache of any form."""
+    """D of a cache of any format."""
     length = cache_BSKD.shape[3]
     return length - _SCALE_BYTES if cache_BSKD.dtype is torch.uint8 else length
 

@@ -1,7 +1,6 @@
 """Choosing tokens with the native library: Gumbel noise, truncation, penalties.
 
-Owns the checks of tensors. Must not know requests. Noise is that of
-`kernels.torch.sampling_noise`, a function of (seed, position, token) alone.
+Noise is that of `kernels.torch.sampling`, a function of (seed, position, token) alone.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import ctypes
 import torch
 
 from kernels.cpu.library import NativeLibrary, check
+from kernels.interface.operations import Penalties, SamplingLimits
 
 _POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -57,32 +57,14 @@ class NativeSampling:
         )
         return ids_R, best_R
 
-    def sample_from_all(
-        self, logits_RV: torch.Tensor, seeds_R: torch.Tensor, positions_R: torch.Tensor
-    ) -> torch.Tensor:
-        """See `Operations.sample_from_all`."""
-        return self._choose(logits_RV, seeds_R, positions_R, None)
-
-    def sample_truncated(
+    def sample(
         self,
         logits_RV: torch.Tensor,
         seeds_R: torch.Tensor,
         positions_R: torch.Tensor,
-        *,
-        top_k_R: torch.Tensor,
-        top_p_R: torch.Tensor,
-        min_p_R: torch.Tensor,
+        limits: SamplingLimits | None = None,
     ) -> torch.Tensor:
-        """See `Operations.sample_truncated`."""
-        return self._choose(logits_RV, seeds_R, positions_R, (top_k_R, top_p_R, min_p_R))
-
-    def _choose(
-        self,
-        logits_RV: torch.Tensor,
-        seeds_R: torch.Tensor,
-        positions_R: torch.Tensor,
-        limits: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
-    ) -> torch.Tensor:
+        """See `Operations.sample`."""
         logits_RV = _rows(logits_RV)
         num_rows, vocab_size = logits_RV.shape
         seeds_R = _column("seeds", seeds_R, num_rows, torch.int64)
@@ -90,9 +72,9 @@ class NativeSampling:
         kept: list[torch.Tensor] = []
         if limits is not None:
             kept = [
-                _column("top_k", limits[0], num_rows, torch.int64),
-                _column("top_p", limits[1], num_rows, torch.float32),
-                _column("min_p", limits[2], num_rows, torch.float32),
+                _column("top_k", limits.top_k_R, num_rows, torch.int64),
+                _column("top_p", limits.top_p_R, num_rows, torch.float32),
+                _column("min_p", limits.min_p_R, num_rows, torch.float32),
             ]
         chosen_R = torch.empty(num_rows, dtype=torch.int64)
         check(
@@ -114,10 +96,7 @@ class NativeSampling:
         logits_V: torch.Tensor,
         prompt_mask_V: torch.Tensor,
         output_counts_V: torch.Tensor,
-        *,
-        repetition_penalty: float,
-        presence_penalty: float,
-        frequency_penalty: float,
+        penalties: Penalties,
     ) -> None:
         """See `Operations.apply_penalties`."""
         size = logits_V.shape[0]
@@ -130,9 +109,9 @@ class NativeSampling:
                 prompt_mask_V.data_ptr(),
                 output_counts_V.data_ptr(),
                 size,
-                repetition_penalty,
-                presence_penalty,
-                frequency_penalty,
+                penalties.repetition_penalty,
+                penalties.presence_penalty,
+                penalties.frequency_penalty,
             )
         )
 

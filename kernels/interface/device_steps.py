@@ -1,17 +1,15 @@
-"""The entrance to what a step needs on the device beside the model: its inputs and its sampling.
+"""What a step needs on the device beside the model: its inputs and its sampling.
 
-Owns the protocols `DeviceStepOperations` and `StepSampler`. Must not know the model, the scheduler
-or how a backend works. The torch implementation (`kernels.torch.device_steps`, CPU tensors
-only) is the specification.
+The torch implementation (`kernels.torch.device_steps`, CPU tensors only) is the specification.
 
-    packed words --> apply_row_updates --> rows (tokens, block tables, sampling state)
+    packed step --> apply_row_updates --> rows (tokens, block tables, sampling state)
          |                                  |                ^
          +----------> prepare_step <--------+                | append_sampled
                           |                                  |
                      StepTensors --> model --> logits --> sample --> tokens, log-probabilities
 
-Everything reads how many sequences there are from the packed words, on the device: so a call whose
-tensors are those of a bucket can be recorded in a CUDA graph and replayed for any step that fits.
+The number of sequences is read from the packed step, on the device: so a call whose tensors are
+those of a bucket can be captured in a CUDA graph and replayed for any step that fits.
 Nothing here waits for the device. All calls of an engine go to one stream, in order: a step reads
 the tokens that the step before it appended.
 """
@@ -24,29 +22,7 @@ from typing import Protocol
 import torch
 
 from kernels.interface.sampling_rows import SamplingRows, StepResults
-from kernels.interface.step_packing import (
-    TOKEN_TABLE,
-    IntArray,
-    PackedLayout,
-    RowUpdate,
-    pack_step,
-)
-from kernels.interface.step_tensors import DeviceRows, StepTensors
-
-__all__ = [
-    "TOKEN_TABLE",
-    "DeviceRows",
-    "DeviceStepOperations",
-    "IntArray",
-    "PackedLayout",
-    "RowUpdate",
-    "SamplingMode",
-    "SamplingRows",
-    "StepResults",
-    "StepSampler",
-    "StepTensors",
-    "pack_step",
-]
+from kernels.interface.step_inputs import DeviceRows, PackedLayout, StepTensors
 
 
 class SamplingMode(enum.Enum):

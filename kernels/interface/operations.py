@@ -1,9 +1,6 @@
-"""The one entrance to device operations: what models and layers may ask of a backend.
+"""What models and layers may ask of a backend: the `Operations` protocol and its data.
 
-Owns the `Operations` protocol and the data that crosses it; attention and its cache, with their
-data, stand in `kernels.interface.attention`. It must not know any model, the scheduler, or how a
-backend works. Every backend gives the results of the torch one
-(`kernels/torch`), which is the specification.
+Every backend gives the results of the torch one (`kernels/torch`), which is the specification.
 
 Shape suffixes: T tokens in the step, R requests, H query heads, K key/value heads, D head size,
 E inputs of a layer, N outputs of a layer, F feed-forward, V vocabulary, B blocks, S slots a block,
@@ -21,53 +18,201 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
-from kernels.interface.attention import (
-    AttentionMetadata,
-    AttentionOperations,
-    AttentionPlanner,
-    KVCache,
-    cached_head_bytes,
-)
+from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
 
-if TYPE_CHECKING:
-    from kernels.interface.weights import WeightPacking
-
-__all__ = [
-    "AttentionMetadata",
-    "AttentionPlanner",
-    "ExpertWeights",
-    "Forward",
-    "ForwardContext",
-    "KVCache",
-    "LinearWeight",
-    "Operations",
-    "cached_head_bytes",
-]
+KVCache = tuple[torch.Tensor, torch.Tensor]
+"""Keys and values of one layer. The layout is the backend's own: two tensors [B, S, K, D] (torch),
+or views [B, K, S, D] of one allocation (Triton). Common to all: four dimensions, blocks first, the
+head's elements last; everything else goes through `Operations`."""
 
 
-class LinearWeight(Protocol):
-    """A weight in the layout its backend computes with; made by `Operations.prepare_linear`
-    or by `WeightPacking.pack`."""
+def cached_head_bytes(head_size: int, kv_dtype: torch.dtype) -> int:
+    """Bytes of one head's key, or value, of one token in a cache of `kv_dtype`.
 
-    @property
-    def num_inputs(self) -> int: ...
-
-    @property
-    def num_outputs(self) -> int: ...
+    Elements of int8 come with a float32 scale a head and token.
+    """
+    return head_size * kv_dtype.itemsize + (4 if kv_dtype is torch.int8 else 0)
 
 
-class ExpertWeights(Protocol):
-    """The experts of one layer in the layout of their backend; made by `prepare_experts`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionMetadata:
+    """What attention must know about a step, built once a step for each KV-cache group.
 
-    @property
-    def num_experts(self) -> int: ...
+    All layers of the group read it; nobody writes it. Made by `AttentionPlanner.plan`, never by
+    hand.
+
+    Attributes:
+        query_start_loc_R1: int32 [R + 1], where each request's tokens start; the last entry is T.
+        seq_lens_R: int32 [R], tokens of each request including those of this step.
+        block_table_RM: int32 [R, M], physical block of each logical block. Entries past the
+            sequence's end, and those wholly left of the sliding window, are never used and must
+            hold a block id in range (0, the null block, by convention).
+        slot_mapping_T: int64 [T], `block id * block_size + offset` where each token's key and
+            value are written.
+        block_size: slots in a block.
+        sliding_window: what the plan was made for; None is full attention.
+        plan: private to the backend that made it.
+    """
+
+    query_start_loc_R1: torch.Tensor
+    seq_lens_R: torch.Tensor
+    block_table_RM: torch.Tensor
+    slot_mapping_T: torch.Tensor
+    block_size: int
+    sliding_window: int | None
+    plan: object
 
 
-class Operations(AttentionOperations, Protocol):
+class AttentionPlanner(Protocol):
+    """Plans the attention of one KV-cache group, step after step.
+
+    Made once by `Operations.make_attention_planner`. It may write its plans into memory of its own:
+    a plan holds until the next one of the same planner.
+    """
+
+    def plan(
+        self,
+        *,
+        query_start_loc_R1: torch.Tensor,
+        seq_lens_R: torch.Tensor,
+        block_table_RM: torch.Tensor,
+        slot_mapping_T: torch.Tensor,
+        num_decodes: int,
+        num_decode_tokens: int,
+    ) -> AttentionMetadata:
+        """Everything about a step's attention that does not depend on the layer.
+
+        R and T are taken from the shapes of `seq_lens_R` and `slot_mapping_T`: host numbers. On a
+        GPU nothing waits and no tensor is read on the host, so that the call can be captured in a
+        CUDA graph and replayed for other contents.
+
+        Args: see AttentionMetadata. The tensors live on the backend's device and must stay
+            unchanged until the step's last layer has run. R may be 0.
+            num_decodes: requests [0, num_decodes) compute one token each (or none: the padding of
+                a bucket, with a sequence length of 0). Those after them may compute any number of
+                tokens, at least 1. The results are those of the specification for any order; a
+                backend with `needs_decodes_first` is slower where a request with one token comes
+                later, and the last bits of such a request may differ. The torch backend takes no
+                notice.
+            num_decode_tokens: tokens of the first `num_decodes` requests together: equal to
+                `num_decodes` as long as no decode carries drafts.
+
+        Raises:
+            ValueError: more requests or tokens than the planner was made for.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """What `Operations.make_attention_planner` plans for: layers of equal heads and window.
+
+    Attributes:
+        block_size: a power of two, if the device is a GPU.
+        max_num_seqs, max_num_batched_tokens: most requests and tokens of a step.
+        max_model_len: most tokens of a request.
+        dtype: of q.
+        kv_dtype: of the cache: `dtype`, or float8_e4m3fn, bfloat16 or int8 where the backend has
+            it.
+    """
+
+    num_query_heads: int
+    num_kv_heads: int
+    head_size: int
+    block_size: int
+    sliding_window: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotaryParams:
+    """What a layer asks of `Operations.rotary_and_cache`, the same in every step.
+
+    Attributes:
+        cos_sin_PD: one row a position, cosines then sines, each rotary_size / 2 wide. Only the
+            first rotary_size elements of a head turn (halves, not neighbours, form pairs).
+        q_norm_weight_D, k_norm_weight_D: of the norms before the rotation; None: no norm.
+    """
+
+    num_query_heads: int
+    head_size: int
+    cos_sin_PD: torch.Tensor
+    q_norm_weight_D: torch.Tensor | None = None
+    k_norm_weight_D: torch.Tensor | None = None
+    norm_eps: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionParams:
+    """What a layer asks of `Operations.paged_attention`, the same in every step.
+
+    Attributes:
+        sliding_window: that of the planner.
+        sinks_H: float32, a score a head that takes part in the softmax and has no value.
+        alibi_slopes_H: float32, of each head.
+    """
+
+    scale: float
+    sliding_window: int | None = None
+    softcap: float | None = None
+    sinks_H: torch.Tensor | None = None
+    alibi_slopes_H: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertRouting:
+    """How `Operations.mixture_of_experts` weighs the experts of a token.
+
+    Attributes:
+        top_k: experts a token, in [1, X].
+        renormalise: a token's weights are divided by their sum.
+        weights_dtype: what they are rounded to: float32 (Mixtral), the model's (Qwen3-MoE).
+    """
+
+    top_k: int
+    renormalise: bool
+    weights_dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingLimits:
+    """Which tokens of each row may be sampled; applied in the order min_p, top_k, top_p.
+
+    Attributes:
+        top_k_R: int64, 0 for no limit; tokens that tie with the k-th stay.
+        top_p_R: float32; the token that crosses p stays.
+        min_p_R: float32, 0 for no limit.
+    """
+
+    top_k_R: torch.Tensor
+    top_p_R: torch.Tensor
+    min_p_R: torch.Tensor
+
+    def of_rows(self, rows: torch.Tensor | slice) -> SamplingLimits:
+        """Those of some rows."""
+        return SamplingLimits(
+            top_k_R=self.top_k_R[rows], top_p_R=self.top_p_R[rows], min_p_R=self.min_p_R[rows]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Penalties:
+    """Of one row; see `kernels.torch.sampling.apply_penalties` for the formula."""
+
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+
+
+class Operations(Protocol):
     """The operations of one device. Tensors live on `device`; floating dtype is the model's.
 
     Unless said otherwise an operation mutates none of its arguments and returns a new tensor.
@@ -84,6 +229,11 @@ class Operations(AttentionOperations, Protocol):
     @property
     def num_threads(self) -> int:
         """Threads of the host that share the work of an operation, where the host does any."""
+        ...
+
+    @property
+    def needs_decodes_first(self) -> bool:
+        """Whether a step's requests should be ordered: those that compute one token first."""
         ...
 
     def prepare_linear(
@@ -122,10 +272,7 @@ class Operations(AttentionOperations, Protocol):
         x_TE: torch.Tensor,
         router_logits_TX: torch.Tensor,
         experts: ExpertWeights,
-        *,
-        top_k: int,
-        renormalise: bool,
-        weights_dtype: torch.dtype = torch.float32,
+        routing: ExpertRouting,
     ) -> torch.Tensor:
         """Each token through its `top_k` likeliest experts (arXiv:1701.06538) -> [T, E].
 
@@ -136,13 +283,11 @@ class Operations(AttentionOperations, Protocol):
 
         Rounded to the dtype of x are `silu(g) * u` (a backend may round g, u and silu(g) too), each
         expert's output, and the sum, which runs in float32. transformers rounds so too, but for
-        the terms of Qwen3-MoE's sum. An expert that nobody chose costs nothing but its memory.
+        the terms of Qwen3-MoE's sum. An expert without tokens costs nothing but its memory.
 
         Args:
             x_TE: float32, float16 or bfloat16, as the experts' weights.
             router_logits_TX: floating, contiguous rows.
-            top_k: in [1, X].
-            weights_dtype: what w is rounded to: float32 (Mixtral), the model's (Qwen3-MoE).
         """
         ...
 
@@ -190,20 +335,25 @@ class Operations(AttentionOperations, Protocol):
         """
         ...
 
-    def recorded(self, forward: Forward) -> Forward:
+    def capture(self, forward: Forward) -> Forward:
         """What gives the results of `forward`, a model's pass over the tokens of a step.
 
-        A backend may run `forward` once, find out by that which operations it consists of, and from
-        then on run those alone, with the bits that `forward` gives. So `forward` must do the same
-        at every call, and with activations nothing but operations, `.flatten(1)`, and `.mul_` with
-        one number; one that does more is run as it is.
+        A backend may run `forward` once, capture the operations that it consists of as a graph, and
+        from then on run that alone, with the bits that `forward` gives. So `forward` must do the
+        same at every call, and with activations nothing but operations, `.flatten(1)`, and `.mul_`
+        with one number; one that does more is run as it is.
         """
         ...
 
-    def sample_from_all(
-        self, logits_RV: torch.Tensor, seeds_R: torch.Tensor, positions_R: torch.Tensor
+    def sample(
+        self,
+        logits_RV: torch.Tensor,
+        seeds_R: torch.Tensor,
+        positions_R: torch.Tensor,
+        limits: SamplingLimits | None = None,
     ) -> torch.Tensor:
-        """One token a row, int64 [R], each with its softmax probability.
+        """One token a row, int64 [R], each with its softmax probability, renormalised over the
+        tokens that `limits` leaves.
 
         `argmax((logits - max) + noise)`, with standard Gumbel noise that is a function of (seed,
         position, token) alone; every backend computes the same (see `kernels.torch.sampling`).
@@ -215,40 +365,119 @@ class Operations(AttentionOperations, Protocol):
         """
         ...
 
-    def sample_truncated(
-        self,
-        logits_RV: torch.Tensor,
-        seeds_R: torch.Tensor,
-        positions_R: torch.Tensor,
-        *,
-        top_k_R: torch.Tensor,
-        top_p_R: torch.Tensor,
-        min_p_R: torch.Tensor,
-    ) -> torch.Tensor:
-        """`sample_from_all` over what min_p, top_k and top_p leave, in that order.
-
-        Args:
-            top_k_R: int64, 0 for no limit; tokens that tie with the k-th stay.
-            top_p_R: float32; the token that crosses p stays.
-            min_p_R: float32, 0 for no limit.
-        """
-        ...
-
     def apply_penalties(
         self,
         logits_V: torch.Tensor,
         prompt_mask_V: torch.Tensor,
         output_counts_V: torch.Tensor,
-        *,
-        repetition_penalty: float,
-        presence_penalty: float,
-        frequency_penalty: float,
+        penalties: Penalties,
     ) -> None:
         """Penalise tokens of one row of logits in place.
 
         Args:
             prompt_mask_V: bool, tokens of the prompt: they count for repetition only.
             output_counts_V: float32, occurrences in the output.
+        """
+        ...
+
+    def rotary_and_cache(
+        self,
+        qkv_TN: torch.Tensor,
+        positions_T: torch.Tensor,
+        slot_mapping_T: torch.Tensor,
+        kv_cache: KVCache,
+        params: RotaryParams,
+    ) -> torch.Tensor:
+        """Norm (if weights are given) and rotate q and k, write k and v to the cache.
+
+        Args:
+            qkv_TN: [T, (H + 2K) * D], heads of q, then k, then v. Consumed: may be overwritten.
+            positions_T: int64, each below P.
+            slot_mapping_T: int64, see AttentionMetadata.
+            kv_cache: written in place; its K gives the number of key/value heads.
+
+        Returns:
+            q_THD, rotated.
+        """
+        ...
+
+    def write_kv_cache(
+        self,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        slot_mapping_T: torch.Tensor,
+        kv_cache: KVCache,
+    ) -> None:
+        """Write keys and values as they are to `kv_cache` at `slot_mapping_T`."""
+        ...
+
+    def read_kv_cache(self, kv_cache: KVCache, slots_L: torch.Tensor) -> KVCache:
+        """(k_LKD, v_LKD) of int64 `slots_L`, in the cache's dtype (int8: float32): a copy."""
+        ...
+
+    def paged_attention(
+        self,
+        q_THD: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        """Causal attention of this step's tokens over the cache, which already holds their k, v.
+
+        A query at position p sees keys in (p - sliding_window, p], or [0, p] without a window.
+        Scores are `scale * q @ k`, then `softcap * tanh(score / softcap)` if softcap is given, then
+        plus `slope * (key position - query position)` if slopes are (ALiBi, arXiv:2108.12409).
+        Query head h reads key/value head `h // (H / K)`.
+
+        Args:
+            k_cache, v_cache: the KVCache of the layer.
+            metadata: planned with the same `sliding_window` and head counts.
+
+        Returns:
+            out_THD.
+        """
+        ...
+
+    def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:
+        """What plans the steps of one KV-cache group. Made once, with all memory that its plans
+        will need.
+
+        Raises:
+            ValueError: heads, a block size or a dtype that the backend cannot take.
+        """
+        ...
+
+    def allocate_kv_cache(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+    ) -> KVCache:
+        """The zeroed cache of one layer on `device`, in the backend's own layout.
+
+        Args:
+            dtype: the planner's `kv_dtype`.
+        """
+        ...
+
+    def allocate_host_kv_cache(self, like: KVCache, num_blocks: int) -> KVCache:
+        """`num_blocks` blocks in host memory, in the layout of `like`; what they hold is undefined.
+
+        Page-locked where the device is a GPU. On a CPU the system hands out a page when it is
+        first written.
+        """
+        ...
+
+    def copy_blocks(
+        self, src: KVCache, dst: KVCache, src_ids_N: torch.Tensor, dst_ids_N: torch.Tensor
+    ) -> None:
+        """`dst[dst_ids[i]] = src[src_ids[i]]`, keys and values; all is read before any is written.
+
+        Args: src and dst may be one cache, or one of them in host memory. ids: int64 on the CPU,
+            `dst_ids_N` each once.
         """
         ...
 

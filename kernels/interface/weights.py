@@ -1,8 +1,6 @@
 """Weights that a backend keeps in a layout of its own, made of a file's quantised values or floats.
 
-Owns what crosses between a model and such a backend. Must not know files, models, or layouts.
-
-    file -> QuantisedTensor or torch.Tensor, part by part -> WeightPacking.pack -> LinearWeight
+file -> QuantisedTensor or torch.Tensor, part by part -> WeightPacking.pack -> LinearWeight
 """
 
 from __future__ import annotations
@@ -14,7 +12,23 @@ from typing import Protocol
 
 import torch
 
-from kernels.interface.operations import LinearWeight
+
+class LinearWeight(Protocol):
+    """A weight in the layout its backend computes with; made by `Operations.prepare_linear`
+    or by `WeightPacking.pack`."""
+
+    @property
+    def num_inputs(self) -> int: ...
+
+    @property
+    def num_outputs(self) -> int: ...
+
+
+class ExpertWeights(Protocol):
+    """The experts of one layer in the layout of their backend; made by `prepare_experts`."""
+
+    @property
+    def num_experts(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

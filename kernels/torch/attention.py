@@ -1,7 +1,4 @@
-"""Paged attention over the groups of a plan: gather, batched products, scatter.
-
-Owns the arithmetic and the buffers that gathered keys and values land in. Must not know requests;
-those are in the plan. `reference_attention` is the specification.
+"""Paged attention: the specification, and the torch backend's over the groups of a plan.
 
 The query heads that share a key/value head are packed into the query dimension, so that keys and
 values are never repeated: q [G, K, Q * (H / K), D] against k [G, K, L, D].
@@ -12,7 +9,51 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from kernels.torch.attention_plan import TileGroup
+from kernels.interface.operations import AttentionMetadata, AttentionParams
+from kernels.torch.attention_planner import TileGroup
+
+
+def reference_paged_attention(
+    q_THD: torch.Tensor,
+    k_cache_BSKD: torch.Tensor,
+    v_cache_BSKD: torch.Tensor,
+    metadata: AttentionMetadata,
+    params: AttentionParams,
+) -> torch.Tensor:
+    """`softmax(softcap(scale * q k) + bias + mask) v` for each request, see `Operations`.
+
+    The specification that every fast attention is tested against; not for serving.
+    """
+    sliding_window, softcap = params.sliding_window, params.softcap
+    sinks_H, alibi_slopes_H = params.sinks_H, params.alibi_slopes_H
+    out_THD = torch.empty_like(q_THD)
+    group_size = q_THD.shape[1] // k_cache_BSKD.shape[2]
+    starts = metadata.query_start_loc_R1.tolist()
+    for request, length in enumerate(metadata.seq_lens_R.tolist()):
+        start, stop = starts[request], starts[request + 1]
+        blocks_M = metadata.block_table_RM[request].long()
+        k_LHD = k_cache_BSKD[blocks_M].flatten(0, 1)[:length].float()
+        v_LHD = v_cache_BSKD[blocks_M].flatten(0, 1)[:length].float()
+        k_LHD = k_LHD.repeat_interleave(group_size, dim=1)
+        v_LHD = v_LHD.repeat_interleave(group_size, dim=1)
+        scores_HQL = params.scale * torch.einsum("qhd,lhd->hql", q_THD[start:stop].float(), k_LHD)
+        if softcap is not None:
+            scores_HQL = softcap * torch.tanh(scores_HQL / softcap)
+        key_L = torch.arange(length)
+        query_Q1 = torch.arange(length - (stop - start), length).unsqueeze(1)
+        if alibi_slopes_H is not None:
+            scores_HQL = scores_HQL + alibi_slopes_H[:, None, None] * (key_L - query_Q1)
+        visible_QL = key_L <= query_Q1
+        if sliding_window is not None:
+            visible_QL &= key_L > query_Q1 - sliding_window
+        scores_HQL = scores_HQL.masked_fill(~visible_QL, float("-inf"))
+        if sinks_H is not None:
+            sinks_HQ1 = sinks_H[:, None, None].expand(-1, stop - start, 1)
+            scores_HQL = torch.cat((scores_HQL, sinks_HQ1), dim=-1)
+        weights_HQL = scores_HQL.softmax(-1)[..., :length]
+        out_THD[start:stop] = torch.einsum("hql,lhd->qhd", weights_HQL, v_LHD).to(q_THD.dtype)
+    return out_THD
+
 
 _MOST_ROWS_FOR_BMM = 16
 """Up to this many packed query rows two plain batched products beat the fused kernel (by 1.2-1.7
@@ -32,14 +73,11 @@ class PagedAttention:
         k_cache_BSKD: torch.Tensor,
         v_cache_BSKD: torch.Tensor,
         groups: tuple[TileGroup, ...],
-        *,
-        scale: float,
-        softcap: float | None,
-        sinks_H: torch.Tensor | None = None,
-        alibi_slopes_H: torch.Tensor | None = None,
+        params: AttentionParams,
     ) -> torch.Tensor:
         """See `Operations.paged_attention`."""
-        is_plain = softcap is None and sinks_H is None and alibi_slopes_H is None
+        is_plain = params.softcap is None and params.sinks_H is None
+        is_plain = is_plain and params.alibi_slopes_H is None
         num_kv_heads, head_size = k_cache_BSKD.shape[2:]
         out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
         for group in groups:
@@ -49,12 +87,10 @@ class PagedAttention:
             q_GKND = _pack_queries(q_THD, group, num_kv_heads)
             if is_plain and q_GKND.shape[2] > _MOST_ROWS_FOR_BMM:
                 o_GKND = F.scaled_dot_product_attention(
-                    q_GKND, k_GKLD, v_GKLD, attn_mask=group.mask, scale=scale
+                    q_GKND, k_GKLD, v_GKLD, attn_mask=group.mask, scale=params.scale
                 )
             else:
-                o_GKND = self._attend(
-                    q_GKND, k_GKLD, v_GKLD, group, scale, softcap, sinks_H, alibi_slopes_H
-                )
+                o_GKND = self._attend(q_GKND, k_GKLD, v_GKLD, group, params)
             o_NHD = _unpack_queries(o_GKND, group, q_THD.shape[1])
             if group.output_token is None:
                 return o_NHD
@@ -69,25 +105,24 @@ class PagedAttention:
         k_GKLD: torch.Tensor,
         v_GKLD: torch.Tensor,
         group: TileGroup,
-        scale: float,
-        softcap: float | None,
-        sinks_H: torch.Tensor | None,
-        alibi_slopes_H: torch.Tensor | None,
+        params: AttentionParams,
     ) -> torch.Tensor:
         """Two batched products with the softmax in float32 between them."""
         num_tiles, num_kv_heads, num_rows, head_size = q_GKND.shape
         num_keys = k_GKLD.shape[2]
         scores = self._buffer("scores", (num_tiles * num_kv_heads, num_rows, num_keys), q_GKND)
-        torch.bmm((q_GKND * scale).flatten(0, 1), k_GKLD.flatten(0, 1).transpose(1, 2), out=scores)
+        torch.bmm(
+            (q_GKND * params.scale).flatten(0, 1), k_GKLD.flatten(0, 1).transpose(1, 2), out=scores
+        )
         scores_GKNL = scores.view(num_tiles, num_kv_heads, num_rows, num_keys).float()
-        if softcap is not None:
-            scores_GKNL.div_(softcap).tanh_().mul_(softcap)
-        if alibi_slopes_H is not None:
-            scores_GKNL += _alibi(group, alibi_slopes_H.view(num_kv_heads, -1))
+        if params.softcap is not None:
+            scores_GKNL.div_(params.softcap).tanh_().mul_(params.softcap)
+        if params.alibi_slopes_H is not None:
+            scores_GKNL += _alibi(group, params.alibi_slopes_H.view(num_kv_heads, -1))
         if group.mask is not None:
             scores_GKNL += group.mask
-        if sinks_H is not None:  # one more key, whose value is zero
-            sinks_K1H = sinks_H.view(num_kv_heads, 1, -1).expand(-1, group.num_queries, -1)
+        if params.sinks_H is not None:  # one more key, whose value is zero
+            sinks_K1H = params.sinks_H.view(num_kv_heads, 1, -1).expand(-1, group.num_queries, -1)
             sinks_GKN1 = sinks_K1H.reshape(1, num_kv_heads, num_rows, 1).expand(
                 num_tiles, -1, -1, -1
             )

@@ -1,6 +1,14 @@
-"""`AttentionPlanner` of the torch backend: a group's numbers, and the shared cutting.
+"""How a step's attention is cut into pieces that batched products can take.
 
-Owns nothing but the joining. Must not know how a step is cut.
+    requests        chunk of 300 tokens    decode    decode    decode
+    tiles           |100|100|100|             |         |         |
+    groups          [100] [100] [100]       [ decode    decode ]  [ decode ]   similar lengths
+
+A tile is a run of queries of one request with the keys that they can see: exactly
+`[position of the first - window + 1, position of the last]`, so that neither a block's tail nor
+what has left the window is read. Tiles of similar shape form a group, padded to its largest; large
+tiles stand alone and their mask is a view of one template, because it depends on nothing but the
+distance between key and query.
 """
 
 from __future__ import annotations
@@ -8,27 +16,300 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from kernels.interface.attention import AttentionMetadata
-from kernels.torch.attention_plan import TilePlanner
+from kernels.interface.operations import AttentionMetadata, AttentionSpec
+
+Int64Array = npt.NDArray[np.int64]
+
+_TILE_ROWS = 768
+"""Queries of a tile times query heads of a key/value head; 256 tokens at 3 heads. Causality is not
+used inside a tile, so larger ones waste more; smaller ones make the fused kernel slower. 512-token
+chunks were fastest here (3.5 ms, against 4.3 at twice and 4.5 at half the size)."""
+_GROUP_KEY_ROWS = 8192
+"""Keys of a group times key/value heads: 2 MiB of float32 at head size 64, which stays in the
+cache between the gather and the products (at twice to eight times that, decode was 10-80 % slower).
+"""
+_GROUP_SCORES = 1 << 19
+_GATHER_COST = 2
+"""What reading a key costs, in queries that use it."""
+_GROUP_COST = 1024
+"""What a further group costs, in key-query pairs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
+class TileGroup:
+    """G tiles padded to Q queries and L keys.
+
+    Attributes:
+        query_index: token of each padded query [G * Q]; None if they are all tokens in order.
+        output_index: rows of the [G * Q] results that are real; None if all are.
+        output_token: the token of each real result.
+        key_rows: rows of the cache viewed as [B * S * K, D], in the order [G, K, L].
+        mask: additive, broadcasts to [G, K, Q * (H / K), L]; None if everything is visible.
+        first_distances: of each tile, the position of its first key less that of its first query.
+    """
+
+    num_tiles: int
+    num_queries: int
+    num_keys: int
+    query_index: torch.Tensor | None
+    output_index: torch.Tensor | None
+    output_token: torch.Tensor | None
+    key_rows: torch.Tensor
+    mask: torch.Tensor | None
+    first_distances: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """One entry a tile. Keys are positions [key_start, key_stop) of the request."""
+
+    request: Int64Array
+    query_start: Int64Array
+    num_queries: Int64Array
+    position: Int64Array
+    key_start: Int64Array
+    key_stop: Int64Array
+
+
+class TilePlanner:
+    """Cuts steps of any group. Keeps only mask templates, which grow with the longest context."""
+
+    def __init__(self) -> None:
+        self._templates = MaskTemplates()
+
+    def plan(
+        self,
+        *,
+        query_start_loc_R1: Int64Array,
+        seq_lens_R: Int64Array,
+        block_table_RM: Int64Array,
+        spec: AttentionSpec,
+    ) -> tuple[TileGroup, ...]:
+        """The groups of a step; every token is a query of exactly one of them."""
+        heads_per_kv = spec.num_query_heads // spec.num_kv_heads
+        tile_queries = max(16, _TILE_ROWS // heads_per_kv)
+        tiles = _cut_tiles(query_start_loc_R1, seq_lens_R, tile_queries, spec.sliding_window)
+        num_tokens = int(query_start_loc_R1[-1])
+        return tuple(
+            self._build_group(tiles, members, num_tokens, block_table_RM, spec)
+            for members in _group_tiles(tiles, spec.num_kv_heads, heads_per_kv)
+        )
+
+    def _build_group(
+        self,
+        tiles: _Tiles,
+        members: Int64Array,
+        num_tokens: int,
+        block_table_RM: Int64Array,
+        spec: AttentionSpec,
+    ) -> TileGroup:
+        block_size, num_kv_heads = spec.block_size, spec.num_kv_heads
+        heads_per_kv = spec.num_query_heads // num_kv_heads
+        sliding_window, dtype = spec.sliding_window, spec.dtype
+        num_queries_G = tiles.num_queries[members]
+        key_start_G1 = tiles.key_start[members, None]
+        key_stop_G1 = tiles.key_stop[members, None]
+        num_tiles, num_queries = len(members), int(num_queries_G.max())
+        num_keys = int((key_stop_G1 - key_start_G1).max())
+
+        # Padding repeats the tile's own last key and query: finite numbers of the same request.
+        key_GL = key_start_G1 + np.arange(num_keys)
+        read_GL = np.minimum(key_GL, key_stop_G1 - 1)
+        logical_GL, offset_GL = np.divmod(read_GL, block_size)
+        slots_GL = block_table_RM[tiles.request[members, None], logical_GL] * block_size + offset_GL
+        key_rows = slots_GL[:, None, :] * num_kv_heads + np.arange(num_kv_heads)[None, :, None]
+        step_Q = np.arange(num_queries)
+        step_GQ = np.minimum(step_Q, num_queries_G[:, None] - 1)
+        query_GQ = tiles.query_start[members, None] + step_GQ
+
+        query_index = output_index = output_token = None
+        flat = query_GQ.reshape(-1)
+        if flat.size != num_tokens or not np.array_equal(flat, np.arange(num_tokens)):
+            query_index = output_token = torch.from_numpy(flat)
+            real = np.flatnonzero((step_Q < num_queries_G[:, None]).reshape(-1))
+            if real.size != flat.size:
+                output_index = torch.from_numpy(real)
+                output_token = torch.from_numpy(flat[real])
+
+        mask: torch.Tensor | None = None
+        if num_tiles == 1:
+            if num_queries > 1:
+                mask = self._templates.get(
+                    num_before=int(tiles.position[members[0]] - key_start_G1[0, 0]),
+                    num_queries=num_queries,
+                    heads_per_kv=heads_per_kv,
+                    sliding_window=sliding_window,
+                    dtype=dtype,
+                )
+        elif num_queries > 1 or bool((key_GL >= key_stop_G1).any()):
+            mask = _group_mask(
+                key_GL, tiles.position[members, None] + step_GQ, heads_per_kv, sliding_window, dtype
+            )
+        return TileGroup(
+            num_tiles=num_tiles,
+            num_queries=num_queries,
+            num_keys=num_keys,
+            query_index=query_index,
+            output_index=output_index,
+            output_token=output_token,
+            key_rows=torch.from_numpy(key_rows.reshape(-1)),
+            mask=mask,
+            first_distances=tuple((tiles.key_start - tiles.position)[members].tolist()),
+        )
+
+
+def _cut_tiles(
+    query_start_loc_R1: Int64Array,
+    seq_lens_R: Int64Array,
+    tile_queries: int,
+    sliding_window: int | None,
+) -> _Tiles:
+    num_queries_R = np.diff(query_start_loc_R1)
+    num_tiles_R = -(-num_queries_R // tile_queries)
+    # as equal as whole numbers allow: 130 queries are 65 + 65, not 128 + 2
+    size_R = -(-num_queries_R // np.maximum(num_tiles_R, 1))
+    request = np.repeat(np.arange(len(seq_lens_R)), num_tiles_R)
+    first_R = np.cumsum(num_tiles_R) - num_tiles_R
+    offset = (np.arange(len(request)) - first_R[request]) * size_R[request]
+    num_queries = np.minimum(size_R[request], num_queries_R[request] - offset)
+    position = (seq_lens_R - num_queries_R)[request] + offset
+    key_start = np.zeros_like(position)
+    if sliding_window is not None:
+        key_start = np.maximum(key_start, position - sliding_window + 1)
+    return _Tiles(
+        request=request,
+        query_start=query_start_loc_R1[request] + offset,
+        num_queries=num_queries,
+        position=position,
+        key_start=key_start,
+        key_stop=position + num_queries,
+    )
+
+
+def _group_tiles(tiles: _Tiles, num_kv_heads: int, heads_per_kv: int) -> list[Int64Array]:
+    """Cut the tiles, ordered by shape, where padding would cost more than a group of its own."""
+    num_keys = tiles.key_stop - tiles.key_start
+    order = np.lexsort((num_keys, tiles.num_queries))
+    cuts: list[int] = []
+    first, area = 0, 0
+    queries_of, keys_of = tiles.num_queries[order].tolist(), num_keys[order].tolist()
+    most_keys = 0
+    for index, (queries, keys) in enumerate(zip(queries_of, keys_of, strict=True)):
+        own_area = (queries + _GATHER_COST) * keys
+        count, widest = index - first + 1, max(most_keys, keys)
+        padded_keys = count * widest
+        if index > first and (
+            padded_keys * num_kv_heads > _GROUP_KEY_ROWS
+            or padded_keys * num_kv_heads * heads_per_kv * queries > _GROUP_SCORES
+            or padded_keys * (queries + _GATHER_COST)
+            > 1.25 * (area + own_area) + min(_GROUP_COST, area)
+        ):
+            cuts.append(index)
+            first, area, widest = index, 0, keys
+        area, most_keys = area + own_area, widest
+    return np.split(order, cuts) if len(order) else []
+
+
+def _group_mask(
+    key_GL: Int64Array,
+    query_GQ: Int64Array,
+    heads_per_kv: int,
+    sliding_window: int | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Additive [G, 1, Q * heads_per_kv, L], or [G, 1, 1, L] for one query a tile.
+
+    Keys past a tile's own are later than its last query, so causality hides them too.
+    """
+    visible_GQL = key_GL[:, None, :] <= query_GQ[:, :, None]
+    if sliding_window is not None:
+        visible_GQL &= key_GL[:, None, :] > query_GQ[:, :, None] - sliding_window
+    if visible_GQL.shape[1] > 1:
+        visible_GQL = np.repeat(visible_GQL, heads_per_kv, axis=1)
+    mask = torch.zeros(visible_GQL.shape, dtype=dtype)
+    return mask.masked_fill_(torch.from_numpy(~visible_GQL), float("-inf")).unsqueeze(1)
+
+
+_SMALLEST_CONTEXT = 1024
+
+
+class MaskTemplates:
+    """Causal masks of any context length, as views of one template for each (heads, window, dtype).
+
+    A mask depends only on the distance from query to key, so that moving a window over the columns
+    of one template gives the mask of every tile:
+
+                  columns: key position - position of the tile's first query
+                   -W ......... -3 -2 -1   0  1  2  3
+      query 0       0 ......... 0  0  0    0  x  x  x      x is -inf, W the widest context so far
+      query 1       0 ......... 0  0  0    0  0  x  x
+      query 2       0 ......... 0  0  0    0  0  0  x
+
+    Each row is repeated for the query heads that share a key/value head. A template doubles when a
+    longer context comes.
+    """
+
+    def __init__(self) -> None:
+        self._templates: dict[tuple[int, int | None, torch.dtype], torch.Tensor] = {}
+        self._num_before: dict[tuple[int, int | None, torch.dtype], int] = {}
+
+    def get(
+        self,
+        *,
+        num_before: int,
+        num_queries: int,
+        heads_per_kv: int,
+        sliding_window: int | None,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Mask of a tile whose keys begin `num_before` before its first query and end with its
+        last: a view [1, 1, num_queries * heads_per_kv, num_before + num_queries].
+        """
+        key = (heads_per_kv, sliding_window, dtype)
+        template = self._templates.get(key)
+        rows = num_queries * heads_per_kv
+        width = self._num_before.get(key, 0)
+        if template is None or template.shape[0] < rows or width < num_before:
+            most_queries = num_queries
+            if template is not None:
+                most_queries = max(num_queries, template.shape[0] // heads_per_kv)
+            width = max(width, _SMALLEST_CONTEXT)
+            while width < num_before:
+                width *= 2
+            template = _build(width, most_queries, heads_per_kv, sliding_window, dtype)
+            self._templates[key], self._num_before[key] = template, width
+        return template[:rows, width - num_before : width + num_queries][None, None]
+
+
+def _build(
+    num_before: int,
+    num_queries: int,
+    heads_per_kv: int,
+    sliding_window: int | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    query_Q1 = torch.arange(num_queries).unsqueeze(1)
+    key_L = torch.arange(-num_before, num_queries)
+    hidden_QL = key_L > query_Q1
+    if sliding_window is not None:
+        hidden_QL |= key_L <= query_Q1 - sliding_window
+    mask_QL = torch.zeros(hidden_QL.shape, dtype=dtype).masked_fill_(hidden_QL, float("-inf"))
+    return mask_QL.repeat_interleave(heads_per_kv, dim=0)
+
+
+@dataclass(frozen=True, slots=True)
 class TorchAttentionPlanner:
-    """See `kernels.interface.operations.AttentionPlanner`. The order of requests does not matter
-    to it.
+    """See `kernels.interface.operations.AttentionPlanner`. Takes requests in any order.
 
     Attributes:
         tiles: shared by the groups of a backend, because masks depend on no group.
     """
 
     tiles: TilePlanner
-    num_query_heads: int
-    num_kv_heads: int
-    block_size: int
-    sliding_window: int | None
-    dtype: torch.dtype
+    spec: AttentionSpec
 
     def plan(
         self,
@@ -45,18 +326,14 @@ class TorchAttentionPlanner:
             query_start_loc_R1=query_start_loc_R1.numpy().astype(np.int64),
             seq_lens_R=seq_lens_R.numpy().astype(np.int64),
             block_table_RM=block_table_RM.numpy().astype(np.int64),
-            block_size=self.block_size,
-            num_query_heads=self.num_query_heads,
-            num_kv_heads=self.num_kv_heads,
-            dtype=self.dtype,
-            sliding_window=self.sliding_window,
+            spec=self.spec,
         )
         return AttentionMetadata(
             query_start_loc_R1=query_start_loc_R1,
             seq_lens_R=seq_lens_R,
             block_table_RM=block_table_RM,
             slot_mapping_T=slot_mapping_T,
-            block_size=self.block_size,
-            sliding_window=self.sliding_window,
+            block_size=self.spec.block_size,
+            sliding_window=self.spec.sliding_window,
             plan=groups,
         )

@@ -1,8 +1,6 @@
-"""Step inputs and sampling on CPU tensors, read out of the packed words: the specification.
+"""Step inputs and sampling on CPU tensors, read out of the packed step: the specification.
 
-Owns `TorchDeviceSteps`, which implements `kernels.interface.device_steps.DeviceStepOperations`.
-Says each
-rule plainly, a sequence at a time; speed is no aim. Must not know kernels.
+Says each rule plainly, a sequence at a time; speed is no aim.
 """
 
 from __future__ import annotations
@@ -11,16 +9,17 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.interface.device_steps import (
-    TOKEN_TABLE,
-    DeviceRows,
-    PackedLayout,
-    SamplingMode,
+from kernels.interface.device_steps import SamplingMode
+from kernels.interface.operations import Penalties, SamplingLimits
+from kernels.interface.sampling_rows import (
+    WORD_BITS,
     SamplingRows,
+    StateFlag,
+    StateWord,
     StepResults,
-    StepTensors,
+    TokenList,
 )
-from kernels.interface.sampling_rows import WORD_BITS, StateFlag, StateWord, TokenList
+from kernels.interface.step_inputs import TOKEN_TABLE, DeviceRows, PackedLayout, StepTensors
 from kernels.torch.sampling import apply_penalties, sample_from_all, sample_truncated
 
 _RECORD_WORDS = 4
@@ -57,7 +56,7 @@ def _sequences(packed: torch.Tensor, layout: PackedLayout) -> list[_Sequence]:
 
 
 class TorchDeviceSteps:
-    """See the module."""
+    """See `kernels.interface.device_steps.DeviceStepOperations`."""
 
     def apply_row_updates(self, packed: torch.Tensor, rows: DeviceRows) -> None:
         """See `DeviceStepOperations.apply_row_updates`."""
@@ -180,9 +179,11 @@ class TorchStepSampler:
         if numbers[StateWord.FLAGS] & StateFlag.MASKED:
             allowed_V = _bits(rows.state_NX[row, rows.mask_words])[: rows.vocab_size]
             logits_V[~allowed_V] = -torch.inf
-        if sequence.seq_len < numbers[StateWord.HELD_BACK_UNTIL]:
-            held_back = lists_3M[TokenList.HELD_BACK, : numbers[StateWord.NUM_HELD_BACK]]
-            logits_V[held_back.long()] = -torch.inf
+        if sequence.seq_len < numbers[StateWord.MIN_LENGTH]:
+            min_tokens_ids = lists_3M[
+                TokenList.MIN_TOKENS_IDS, : numbers[StateWord.NUM_MIN_TOKENS_IDS]
+            ]
+            logits_V[min_tokens_ids.long()] = -torch.inf
         num_biases = numbers[StateWord.NUM_BIASES]
         biases = lists_3M[TokenList.BIAS_VALUES, :num_biases].view(torch.float32)
         logits_V[lists_3M[TokenList.BIAS_IDS, :num_biases].long()] += biases
@@ -191,9 +192,11 @@ class TorchStepSampler:
                 logits_V,
                 _bits(rows.prompt_bits_NW[row])[: rows.vocab_size],
                 rows.output_counts_NV[row].float(),
-                repetition_penalty=reals[StateWord.REPETITION],
-                presence_penalty=reals[StateWord.PRESENCE],
-                frequency_penalty=reals[StateWord.FREQUENCY],
+                Penalties(
+                    repetition_penalty=reals[StateWord.REPETITION],
+                    presence_penalty=reals[StateWord.PRESENCE],
+                    frequency_penalty=reals[StateWord.FREQUENCY],
+                ),
             )
 
     def _choose(
@@ -210,11 +213,8 @@ class TorchStepSampler:
         min_p_1 = state.view(torch.float32)[StateWord.MIN_P][None]
         if mode is SamplingMode.PLAIN or not (top_k_1 > 0 or top_p_1 < 1 or min_p_1 > 0):
             return int(sample_from_all(logits_1V, seed_1, position_1))
-        return int(
-            sample_truncated(
-                logits_1V, seed_1, position_1, top_k_R=top_k_1, top_p_R=top_p_1, min_p_R=min_p_1
-            )
-        )
+        limits = SamplingLimits(top_k_R=top_k_1, top_p_R=top_p_1, min_p_R=min_p_1)
+        return int(sample_truncated(logits_1V, seed_1, position_1, limits))
 
     def _report(self, raw_V: torch.Tensor, token_id: int, due: int, number: int) -> None:
         out = self.results

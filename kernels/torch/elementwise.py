@@ -1,8 +1,4 @@
-"""Norms and gated activations in torch.
-
-Owns the formulas. Must not know layers. References: RMSNorm, arXiv:1910.07467; gated linear units,
-arXiv:2002.05202.
-"""
+"""Norms (RMSNorm, arXiv:1910.07467) and gated activations (arXiv:2002.05202) in torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Dense products on a CPU: float32 weights repacked once for oneDNN.
-
-Owns the layout of weights. Must not know which layer a weight belongs to.
+"""Dense products on a CPU, float32 weights repacked once for oneDNN, and mixtures of experts.
 
 Measured on 2 cores with 576 x 3072 weights: repacked is 2.3 times as fast as `F.linear` at 1 and
 16 rows, 1.6 times at 64, 1.25 times at 512. Other dtypes stay as they are.
@@ -12,6 +10,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+
+from kernels.interface.operations import ExpertRouting
+from kernels.torch.elementwise import silu_and_mul
 
 # oneDNN chooses a layout for a number of rows; this one was the best, or equal to it, from 1 to 512
 _ROWS_PACKED_FOR = 64
@@ -50,3 +51,89 @@ def linear(x_TE: torch.Tensor, weight: TorchLinearWeight) -> torch.Tensor:
         )
         return out_TN
     return F.linear(x_TE, weight.weight, weight.bias_N)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchExpertWeights:
+    """Of each expert, in the layout that `linear` computes with; F outputs of gate, then of up."""
+
+    gate_up: tuple[TorchLinearWeight, ...]
+    down: tuple[TorchLinearWeight, ...]
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.down)
+
+
+def prepare_experts(gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> TorchExpertWeights:
+    """See `Operations.prepare_experts`. Where `linear` repacks, the layer is in memory twice until
+    this returns.
+
+    Raises:
+        ValueError: shapes that do not fit each other.
+    """
+    num_experts, width, features = down_XEF.shape
+    if tuple(gate_up_XFE.shape) != (num_experts, 2 * features, width):
+        raise ValueError(
+            f"gate_up weights are {tuple(gate_up_XFE.shape)} and down weights "
+            f"{tuple(down_XEF.shape)}; give [X, 2F, E] and [X, E, F]"
+        )
+    return TorchExpertWeights(
+        gate_up=tuple(prepare_linear(weight, None) for weight in gate_up_XFE),
+        down=tuple(prepare_linear(weight, None) for weight in down_XEF),
+    )
+
+
+def choose_experts(
+    router_logits_TX: torch.Tensor, top_k: int, renormalise: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `top_k` likeliest experts of each token, falling; the lower id first in a tie.
+
+    Returns:
+        (int64 ids_TA, float32 weights_TA).
+    """
+    probabilities_TX = torch.softmax(router_logits_TX, dim=-1, dtype=torch.float32)
+    falling_TX, ids_TX = probabilities_TX.sort(dim=-1, descending=True, stable=True)
+    weights_TA = falling_TX[:, :top_k]
+    if renormalise:
+        weights_TA = weights_TA / weights_TA.sum(dim=-1, keepdim=True)
+    return ids_TX[:, :top_k], weights_TA
+
+
+def mixture_of_experts(
+    x_TE: torch.Tensor,
+    router_logits_TX: torch.Tensor,
+    experts: TorchExpertWeights,
+    routing: ExpertRouting,
+) -> torch.Tensor:
+    """See `Operations.mixture_of_experts`: tokens gathered by expert, each expert computed once.
+
+    A pair is one (token, chosen expert), numbered `token * top_k + rank`. Pairs are sorted by
+    expert, so that an expert's weights are read once a step however many tokens chose it:
+
+        order_P     | expert 0 ..... | expert 2 .. | expert 3 ............. |
+        products      one of 7 rows    one of 4      one of 11 rows            none for expert 1
+
+    Shape suffixes here: P pairs, A chosen experts a token (top_k).
+    """
+    num_tokens, width = x_TE.shape
+    top_k = routing.top_k
+    ids_TA, weights_TA = choose_experts(router_logits_TX, top_k, routing.renormalise)
+    weights_TA = weights_TA.to(routing.weights_dtype).float()
+    ids_P = ids_TA.flatten()
+    order_P = ids_P.argsort(stable=True)
+    token_P = order_P // top_k
+    y_PE = x_TE.new_empty(num_tokens * top_k, width)
+    stop = 0
+    for expert, count in enumerate(ids_P.bincount(minlength=experts.num_experts).tolist()):
+        if not count:
+            continue
+        start, stop = stop, stop + count
+        hidden = silu_and_mul(linear(x_TE[token_P[start:stop]], experts.gate_up[expert]))
+        y_PE[order_P[start:stop]] = linear(hidden, experts.down[expert])
+    y_TAE = y_PE.view(num_tokens, top_k, width)
+    # one rank after the other: a token's sum must not depend on which of its experts come first
+    out_TE = y_TAE[:, 0].float() * weights_TA[:, :1]
+    for rank in range(1, top_k):
+        out_TE.addcmul_(y_TAE[:, rank].float(), weights_TA[:, rank, None])
+    return out_TE.to(x_TE.dtype)

@@ -1,7 +1,4 @@
-"""`Operations` on a CPU through torch.
-
-Owns the joining of this folder's functions into one backend. Must not contain arithmetic.
-"""
+"""`Operations` on a CPU through torch: joins this folder's functions."""
 
 from __future__ import annotations
 
@@ -14,19 +11,29 @@ import torch.nn.functional as F
 
 from kernels.interface.operations import (
     AttentionMetadata,
+    AttentionParams,
     AttentionPlanner,
-    ExpertWeights,
+    AttentionSpec,
+    ExpertRouting,
     Forward,
     KVCache,
-    LinearWeight,
+    Penalties,
+    RotaryParams,
+    SamplingLimits,
 )
-from kernels.interface.weights import WeightPacking
-from kernels.torch import block_copies, elementwise, rotary, sampling
+from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
+from kernels.torch import elementwise, sampling
+from kernels.torch import kv_cache as cache_writes
 from kernels.torch.attention import PagedAttention
-from kernels.torch.attention_plan import TileGroup, TilePlanner
-from kernels.torch.attention_planner import TorchAttentionPlanner
-from kernels.torch.experts import TorchExpertWeights, mixture_of_experts, prepare_experts
-from kernels.torch.linear import TorchLinearWeight, linear, prepare_linear
+from kernels.torch.attention_planner import TileGroup, TilePlanner, TorchAttentionPlanner
+from kernels.torch.linear import (
+    TorchExpertWeights,
+    TorchLinearWeight,
+    linear,
+    mixture_of_experts,
+    prepare_experts,
+    prepare_linear,
+)
 
 
 class TorchOperations:
@@ -75,20 +82,10 @@ class TorchOperations:
         x_TE: torch.Tensor,
         router_logits_TX: torch.Tensor,
         experts: ExpertWeights,
-        *,
-        top_k: int,
-        renormalise: bool,
-        weights_dtype: torch.dtype = torch.float32,
+        routing: ExpertRouting,
     ) -> torch.Tensor:
         assert isinstance(experts, TorchExpertWeights), "prepared by another backend"
-        return mixture_of_experts(
-            x_TE,
-            router_logits_TX,
-            experts,
-            top_k=top_k,
-            renormalise=renormalise,
-            weights_dtype=weights_dtype,
-        )
+        return mixture_of_experts(x_TE, router_logits_TX, experts, routing)
 
     def embedding(
         self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeight
@@ -108,39 +105,21 @@ class TorchOperations:
     def rotary_and_cache(
         self,
         qkv_TN: torch.Tensor,
-        *,
-        num_query_heads: int,
-        head_size: int,
-        cos_sin_PD: torch.Tensor,
         positions_T: torch.Tensor,
-        kv_cache: KVCache,
         slot_mapping_T: torch.Tensor,
-        q_norm_weight_D: torch.Tensor | None = None,
-        k_norm_weight_D: torch.Tensor | None = None,
-        norm_eps: float = 0.0,
+        kv_cache: KVCache,
+        params: RotaryParams,
     ) -> torch.Tensor:
-        return rotary.rotary_and_cache(
-            qkv_TN,
-            num_query_heads=num_query_heads,
-            head_size=head_size,
-            cos_sin_PD=cos_sin_PD,
-            positions_T=positions_T,
-            kv_cache=kv_cache,
-            slot_mapping_T=slot_mapping_T,
-            q_norm_weight_D=q_norm_weight_D,
-            k_norm_weight_D=k_norm_weight_D,
-            norm_eps=norm_eps,
-        )
+        return cache_writes.rotary_and_cache(qkv_TN, positions_T, slot_mapping_T, kv_cache, params)
 
     def write_kv_cache(
         self,
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
-        *,
-        kv_cache: KVCache,
         slot_mapping_T: torch.Tensor,
+        kv_cache: KVCache,
     ) -> None:
-        rotary.write_kv_cache(k_TKD, v_TKD, kv_cache, slot_mapping_T)
+        cache_writes.write_kv_cache(k_TKD, v_TKD, slot_mapping_T, kv_cache)
 
     def read_kv_cache(self, kv_cache: KVCache, slots_L: torch.Tensor) -> KVCache:
         keys_BSKD, values_BSKD = kv_cache
@@ -152,25 +131,11 @@ class TorchOperations:
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        sinks_H: torch.Tensor | None = None,
-        alibi_slopes_H: torch.Tensor | None = None,
+        params: AttentionParams,
     ) -> torch.Tensor:
-        assert sliding_window == metadata.sliding_window, "planned for another window"
+        assert params.sliding_window == metadata.sliding_window, "planned for another window"
         groups = cast("tuple[TileGroup, ...]", metadata.plan)
-        return self._attention.run(
-            q_THD,
-            k_cache,
-            v_cache,
-            groups,
-            scale=scale,
-            softcap=softcap,
-            sinks_H=sinks_H,
-            alibi_slopes_H=alibi_slopes_H,
-        )
+        return self._attention.run(q_THD, k_cache, v_cache, groups, params)
 
     def silu_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
         return elementwise.silu_and_mul(gate_up_TF2)
@@ -182,75 +147,37 @@ class TorchOperations:
         best_R, token_ids_R = logits_RV.max(dim=1)
         return token_ids_R, best_R
 
-    def recorded(self, forward: Forward) -> Forward:
+    def capture(self, forward: Forward) -> Forward:
         return forward
 
-    def sample_from_all(
-        self, logits_RV: torch.Tensor, seeds_R: torch.Tensor, positions_R: torch.Tensor
-    ) -> torch.Tensor:
-        return sampling.sample_from_all(logits_RV, seeds_R, positions_R)
-
-    def sample_truncated(
+    def sample(
         self,
         logits_RV: torch.Tensor,
         seeds_R: torch.Tensor,
         positions_R: torch.Tensor,
-        *,
-        top_k_R: torch.Tensor,
-        top_p_R: torch.Tensor,
-        min_p_R: torch.Tensor,
+        limits: SamplingLimits | None = None,
     ) -> torch.Tensor:
-        return sampling.sample_truncated(
-            logits_RV, seeds_R, positions_R, top_k_R=top_k_R, top_p_R=top_p_R, min_p_R=min_p_R
-        )
+        if limits is None:
+            return sampling.sample_from_all(logits_RV, seeds_R, positions_R)
+        return sampling.sample_truncated(logits_RV, seeds_R, positions_R, limits)
 
     def apply_penalties(
         self,
         logits_V: torch.Tensor,
         prompt_mask_V: torch.Tensor,
         output_counts_V: torch.Tensor,
-        *,
-        repetition_penalty: float,
-        presence_penalty: float,
-        frequency_penalty: float,
+        penalties: Penalties,
     ) -> None:
-        sampling.apply_penalties(
-            logits_V,
-            prompt_mask_V,
-            output_counts_V,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-        )
+        sampling.apply_penalties(logits_V, prompt_mask_V, output_counts_V, penalties)
 
-    def make_attention_planner(
-        self,
-        *,
-        num_query_heads: int,
-        num_kv_heads: int,
-        head_size: int,
-        block_size: int,
-        sliding_window: int | None,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_model_len: int,
-        dtype: torch.dtype,
-        kv_dtype: torch.dtype,
-    ) -> AttentionPlanner:
-        if kv_dtype != dtype:
+    def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:
+        if spec.kv_dtype != spec.dtype:
             raise ValueError(
-                f"a KV cache of {kv_dtype} under a model of {dtype}: on a CPU only the native "
-                "kernels have that, for float32 over bfloat16 or int8; leave --kv-cache-dtype at "
-                "auto"
+                f"a KV cache of {spec.kv_dtype} under a model of {spec.dtype}: on a CPU only the "
+                "native kernels have that, for float32 over bfloat16 or int8; leave "
+                "--kv-cache-dtype at auto"
             )
-        return TorchAttentionPlanner(
-            tiles=self._tiles,
-            num_query_heads=num_query_heads,
-            num_kv_heads=num_kv_heads,
-            block_size=block_size,
-            sliding_window=sliding_window,
-            dtype=dtype,
-        )
+        return TorchAttentionPlanner(self._tiles, spec)
 
     def allocate_kv_cache(
         self,
@@ -272,7 +199,7 @@ class TorchOperations:
     def copy_blocks(
         self, src: KVCache, dst: KVCache, src_ids_N: torch.Tensor, dst_ids_N: torch.Tensor
     ) -> None:
-        block_copies.copy_blocks(src, dst, src_ids_N, dst_ids_N)
+        cache_writes.copy_blocks(src, dst, src_ids_N, dst_ids_N)
 
 
 def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -1,18 +1,83 @@
-"""Paged attention of a step: checks, and the launches for its decodes and its prefills.
-
-Owns the public function. Must not know how kernels work; the specification is
-`attention_reference`.
-"""
+"""Paged attention: its specification, the checks, the launches for decodes and prefills."""
 
 from __future__ import annotations
 
 import torch
 
-from kernels.interface.operations import AttentionMetadata
+from kernels.interface.operations import AttentionMetadata, AttentionParams
 from kernels.triton.attention_decode import decode_attention
 from kernels.triton.attention_prefill import prefill_attention
 from kernels.triton.attention_reduce import reduce_splits
 from kernels.triton.attention_work import AttentionWork
+
+
+def reference_paged_attention(
+    q_THD: torch.Tensor,
+    k_cache_BKSD: torch.Tensor,
+    v_cache_BKSD: torch.Tensor,
+    *,
+    query_start_loc_R1: torch.Tensor,
+    seq_lens_R: torch.Tensor,
+    block_table_RM: torch.Tensor,
+    scale: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks_H: torch.Tensor | None = None,
+    alibi_slopes_H: torch.Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of each request's last tokens over its cached keys and values.
+
+    For the query at position i and the key at position j <= i (and j > i - sliding_window):
+
+        score_ij = softcap(scale * q_i . (k_scale * k_j)) + slope * (j - i)
+        lse_i    = log(sum_j exp(score_ij) + exp(sink))
+        out_i    = sum_j exp(score_ij - lse_i) * v_scale * v_j
+
+    A query without any visible key gives zero.
+
+    Returns:
+        out_THD and lse_TH, both float32.
+    """
+    num_tokens, num_heads, _ = q_THD.shape
+    group_size = num_heads // k_cache_BKSD.shape[1]
+    out_THD = torch.zeros(q_THD.shape, dtype=torch.float32)
+    lse_TH = torch.zeros(num_tokens, num_heads)
+    starts = query_start_loc_R1.tolist()
+    for request, length in enumerate(seq_lens_R.tolist()):
+        start, stop = starts[request], starts[request + 1]
+        k_HLD = _gather(k_cache_BKSD, block_table_RM[request], length, group_size) * k_scale
+        v_HLD = _gather(v_cache_BKSD, block_table_RM[request], length, group_size) * v_scale
+        scores_HQL = scale * torch.einsum("qhd,hld->hql", q_THD[start:stop].float(), k_HLD)
+        if softcap is not None:
+            scores_HQL = softcap * torch.tanh(scores_HQL / softcap)
+        key_L = torch.arange(length)
+        query_Q1 = torch.arange(length - (stop - start), length).unsqueeze(1)
+        if alibi_slopes_H is not None:
+            scores_HQL = scores_HQL + alibi_slopes_H.float()[:, None, None] * (key_L - query_Q1)
+        visible_QL = key_L <= query_Q1
+        if sliding_window is not None:
+            visible_QL &= key_L > query_Q1 - sliding_window
+        scores_HQL = scores_HQL.masked_fill(~visible_QL, float("-inf"))
+        lse_HQ = torch.logsumexp(scores_HQL, dim=-1)
+        if sinks_H is not None:
+            lse_HQ = torch.logaddexp(lse_HQ, sinks_H.float()[:, None].expand_as(lse_HQ))
+        weights_HQL = (scores_HQL - lse_HQ.unsqueeze(-1)).exp().nan_to_num(nan=0.0)
+        out_THD[start:stop] = torch.einsum("hql,hld->qhd", weights_HQL, v_HLD)
+        lse_TH[start:stop] = lse_HQ.T
+    return out_THD, lse_TH
+
+
+def _gather(
+    cache_BKSD: torch.Tensor, blocks_M: torch.Tensor, length: int, group_size: int
+) -> torch.Tensor:
+    """The first `length` slots of a request, [H, L, D] in float32."""
+    used = -(-length // cache_BKSD.shape[2])
+    blocks_MKSD = cache_BKSD[blocks_M[:used].long()].float()
+    rows_KLD = blocks_MKSD.permute(1, 0, 2, 3).flatten(1, 2)[:, :length]
+    return rows_KLD.repeat_interleave(group_size, dim=0)
+
 
 _KV_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn)
 
@@ -22,12 +87,8 @@ def paged_attention(
     k_cache_BKSD: torch.Tensor,
     v_cache_BKSD: torch.Tensor,
     metadata: AttentionMetadata,
+    params: AttentionParams,
     *,
-    scale: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    sinks_H: torch.Tensor | None = None,
-    alibi_slopes_H: torch.Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     out: torch.Tensor | None = None,
@@ -56,9 +117,7 @@ def paged_attention(
             float8_e4m3fn. D contiguous.
         metadata: its `plan` is the `AttentionWork` of `AttentionWorkspace.plan`, made with the same
             window and head counts. Requests are ordered: decodes first, then prefills.
-        scale: above 0.
-        sinks_H: float32, a logit a head that takes part in the denominator only.
-        alibi_slopes_H: float32.
+        params: scale and softcap above 0.
         out: written in place and returned if given, [T, H, D] of q's dtype, D contiguous; must not
             share memory with q. Rows of tokens that belong to no request stay as they are.
         lse_TH: float32, written if given, heads contiguous.
@@ -75,9 +134,9 @@ def paged_attention(
         raise TypeError(
             f"the plan is a {type(work).__name__}; make it with AttentionWorkspace.plan"
         )
-    _check(q_THD, k_cache_BKSD, v_cache_BKSD, work, scale, sliding_window, softcap)
-    _check_heads(q_THD, sinks_H, "sinks_H")
-    _check_heads(q_THD, alibi_slopes_H, "alibi_slopes_H")
+    _check(q_THD, k_cache_BKSD, v_cache_BKSD, work, params)
+    _check_heads(q_THD, params.sinks_H, "sinks_H")
+    _check_heads(q_THD, params.alibi_slopes_H, "alibi_slopes_H")
     _check_tables(metadata, work)
     if out is None:
         out = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
@@ -95,29 +154,17 @@ def paged_attention(
         )
     tables = (q_THD, k_cache_BKSD, v_cache_BKSD, metadata.block_table_RM, work)
     if work.num_decodes:
-        decode_attention(
-            *tables, scale=scale, softcap=softcap, alibi_slopes_H=alibi_slopes_H, k_scale=k_scale
-        )
+        decode_attention(*tables, params, k_scale=k_scale)
         reduce_splits(
             work,
             metadata.query_start_loc_R1,
             out,
             v_scale=v_scale,
-            sinks_H=sinks_H,
+            sinks_H=params.sinks_H,
             lse_TH=lse_TH,
         )
     if work.max_tiles:
-        prefill_attention(
-            *tables,
-            out,
-            scale=scale,
-            softcap=softcap,
-            sinks_H=sinks_H,
-            alibi_slopes_H=alibi_slopes_H,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            lse_TH=lse_TH,
-        )
+        prefill_attention(*tables, params, out, k_scale=k_scale, v_scale=v_scale, lse_TH=lse_TH)
     return out
 
 
@@ -126,10 +173,9 @@ def _check(
     k_cache_BKSD: torch.Tensor,
     v_cache_BKSD: torch.Tensor,
     work: AttentionWork,
-    scale: float,
-    sliding_window: int | None,
-    softcap: float | None,
+    params: AttentionParams,
 ) -> None:
+    scale, sliding_window, softcap = params.scale, params.sliding_window, params.softcap
     if q_THD.dim() != 3 or k_cache_BKSD.dim() != 4 or k_cache_BKSD.shape != v_cache_BKSD.shape:
         raise ValueError(
             f"q is {tuple(q_THD.shape)}, caches {tuple(k_cache_BKSD.shape)} and"

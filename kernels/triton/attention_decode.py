@@ -1,8 +1,5 @@
 """Decode attention: persistent programs over a list of (request, split) pieces of keys.
 
-Owns the partial results of the splits; `attention_reduce` joins them. Must not know how requests
-are cut into splits, nor layers.
-
 The specification is `attention_reference`; a split's result is attention over its keys alone.
 """
 
@@ -12,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.interface.operations import AttentionParams
 from kernels.triton.attention_tile import attend_tile
 from kernels.triton.attention_work import AttentionWork
 
@@ -133,11 +131,12 @@ def decode_kernel(
         tl.store(partial_lse + out_row_M, lse_M, mask=valid_M)
 
 
-def score_numbers(scale: float, k_scale: float, softcap: float | None) -> tuple[float, float]:
+def score_numbers(params: AttentionParams, k_scale: float) -> tuple[float, float]:
     """(score_scale, multiplier) of `attend_tile`, which works in units of log2."""
-    if softcap is not None:
-        return scale * k_scale / softcap, softcap * LOG2_E
-    return scale * k_scale * LOG2_E, scale * k_scale * LOG2_E
+    scale = params.scale * k_scale
+    if params.softcap is not None:
+        return scale / params.softcap, params.softcap * LOG2_E
+    return scale * LOG2_E, scale * LOG2_E
 
 
 def decode_attention(
@@ -146,10 +145,8 @@ def decode_attention(
     v_cache_BKSD: torch.Tensor,
     block_table_RM: torch.Tensor,
     work: AttentionWork,
+    params: AttentionParams,
     *,
-    scale: float,
-    softcap: float | None,
-    alibi_slopes_H: torch.Tensor | None,
     k_scale: float,
 ) -> None:
     """Write each split's output and log-sum-exp to the scratch of `work`.
@@ -160,7 +157,8 @@ def decode_attention(
     """
     _, num_kv_heads, block_size, head_size = k_cache_BKSD.shape
     group_size = work.num_query_heads // num_kv_heads
-    score_scale, multiplier = score_numbers(scale, k_scale, softcap)
+    alibi_slopes_H = params.alibi_slopes_H
+    score_scale, multiplier = score_numbers(params, k_scale)
     constants, launch = configuration(
         group_size=group_size,
         head_size=head_size,
@@ -190,7 +188,7 @@ def decode_attention(
         K=num_kv_heads,
         S=block_size,
         HAS_WINDOW=work.sliding_window is not None,
-        HAS_SOFTCAP=softcap is not None,
+        HAS_SOFTCAP=params.softcap is not None,
         HAS_ALIBI=alibi_slopes_H is not None,
         **constants,
         **launch,

@@ -1,14 +1,10 @@
-"""`AttentionPlanner` of the Triton backend: one workspace a KV-cache group, with shared scratch.
-
-Owns the workspaces' sizes, and whether decodes are split. Must not know how requests are cut
-(`attention_work`), nor keys and values.
-"""
+"""`AttentionPlanner` of the Triton backend: one workspace a KV-cache group, with shared scratch."""
 
 from __future__ import annotations
 
 import torch
 
-from kernels.interface.attention import AttentionMetadata
+from kernels.interface.operations import AttentionMetadata, AttentionSpec
 from kernels.triton.attention_work import (
     MOST_DECODE_ROWS,
     TILE_ROWS,
@@ -58,47 +54,37 @@ class TritonAttentionPlanner:
 
     def __init__(
         self,
+        spec: AttentionSpec,
         *,
         device: torch.device,
         scratch: SplitScratch,
         only_tiles: bool,
-        num_query_heads: int,
-        num_kv_heads: int,
-        head_size: int,
-        block_size: int,
-        sliding_window: int | None,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_model_len: int,
-        dtype: torch.dtype,
-        kv_dtype: torch.dtype,
     ) -> None:
         """
-        Args: see `Operations.make_attention_planner`.
-
         Raises:
             ValueError: heads, a block size or a dtype that the kernels cannot take.
         """
-        _check(num_query_heads, num_kv_heads, head_size, block_size, dtype, kv_dtype)
+        _check(spec)
         if device.type == "cuda":
-            _check_float32(head_size, dtype, kv_dtype)
-        self._block_size = block_size
-        self._sliding_window = sliding_window
-        self._only_tiles = only_tiles or num_query_heads // num_kv_heads > MOST_DECODE_ROWS
-        max_decodes = 0 if self._only_tiles else max_num_seqs
-        num_splits = max_decodes * split_bound(max_model_len, sliding_window, max_queries=1)
-        partial_out, partial_lse = scratch.of(num_splits * num_query_heads, head_size)
+            _check_float32(spec)
+        self._spec = spec
+        group_size = spec.num_query_heads // spec.num_kv_heads
+        self._only_tiles = only_tiles or group_size > MOST_DECODE_ROWS
+        max_decodes = 0 if self._only_tiles else spec.max_num_seqs
+        bound = split_bound(spec.max_model_len, spec.sliding_window, max_queries=1)
+        num_rows = max_decodes * bound * spec.num_query_heads
+        partial_out, partial_lse = scratch.of(num_rows, spec.head_size)
         self._workspace = AttentionWorkspace(
             device=device,
             max_decodes=max_decodes,
-            max_prefill_tokens=max_num_batched_tokens,
-            max_prefills=max_num_seqs,
-            max_seq_len=max_model_len,
-            num_query_heads=num_query_heads,
-            num_kv_heads=num_kv_heads,
-            head_size=head_size,
+            max_prefill_tokens=spec.max_num_batched_tokens,
+            max_prefills=spec.max_num_seqs,
+            max_seq_len=spec.max_model_len,
+            num_query_heads=spec.num_query_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_size=spec.head_size,
             num_programs=_num_programs(device),
-            sliding_window=sliding_window,
+            sliding_window=spec.sliding_window,
             partial_out=partial_out,
             partial_lse=partial_lse,
         )
@@ -139,8 +125,8 @@ class TritonAttentionPlanner:
             seq_lens_R=seq_lens_R,
             block_table_RM=block_table_RM,
             slot_mapping_T=slot_mapping_T,
-            block_size=self._block_size,
-            sliding_window=self._sliding_window,
+            block_size=self._spec.block_size,
+            sliding_window=self._spec.sliding_window,
             plan=work,
         )
 
@@ -153,18 +139,12 @@ def _num_programs(device: torch.device) -> int:
     return _PROGRAMS_A_MULTIPROCESSOR * int(properties.multi_processor_count)
 
 
-def _check(
-    num_query_heads: int,
-    num_kv_heads: int,
-    head_size: int,
-    block_size: int,
-    dtype: torch.dtype,
-    kv_dtype: torch.dtype,
-) -> None:
-    if num_query_heads > TILE_ROWS * num_kv_heads:
+def _check(spec: AttentionSpec) -> None:
+    head_size, block_size = spec.head_size, spec.block_size
+    if spec.num_query_heads > TILE_ROWS * spec.num_kv_heads:
         raise ValueError(
-            f"{num_query_heads} query heads over {num_kv_heads} key/value heads: the limit is "
-            f"{TILE_ROWS} query heads a key/value head; run this model with --device cpu"
+            f"{spec.num_query_heads} query heads over {spec.num_kv_heads} key/value heads: the "
+            f"limit is {TILE_ROWS} query heads a key/value head; run this model with --device cpu"
         )
     if head_size > _LARGEST_HEAD:
         raise ValueError(
@@ -175,25 +155,25 @@ def _check(
         raise ValueError(
             f"block size {block_size} is not a power of two; choose --block-size 16, 32, 64 or 128"
         )
-    if dtype not in _DTYPES or kv_dtype not in (dtype, torch.float8_e4m3fn):
+    if spec.dtype not in _DTYPES or spec.kv_dtype not in (spec.dtype, torch.float8_e4m3fn):
         raise ValueError(
-            f"a model of {dtype} with a KV cache of {kv_dtype}: the model must be bfloat16, "
-            "float16 or float32, and the cache of that dtype or float8_e4m3fn; choose --dtype and "
-            "--kv-cache-dtype so"
+            f"a model of {spec.dtype} with a KV cache of {spec.kv_dtype}: the model must be "
+            "bfloat16, float16 or float32, and the cache of that dtype or float8_e4m3fn; choose "
+            "--dtype and --kv-cache-dtype so"
         )
 
 
-def _check_float32(head_size: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+def _check_float32(spec: AttentionSpec) -> None:
     """What a GPU has no room for, and the interpreter has."""
-    if dtype != torch.float32:
+    if spec.dtype != torch.float32:
         return
-    if head_size > _LARGEST_FLOAT32_HEAD:
+    if spec.head_size > _LARGEST_FLOAT32_HEAD:
         raise ValueError(
-            f"heads of {head_size} elements in float32, the limit on a GPU is "
+            f"heads of {spec.head_size} elements in float32, the limit on a GPU is "
             f"{_LARGEST_FLOAT32_HEAD}; choose --dtype bfloat16 or float16"
         )
-    if kv_dtype != dtype:
+    if spec.kv_dtype != spec.dtype:
         raise ValueError(
-            f"a float32 model with a KV cache of {kv_dtype} does not run on a GPU; choose --dtype "
-            "bfloat16 or float16, or leave --kv-cache-dtype at auto"
+            f"a float32 model with a KV cache of {spec.kv_dtype} does not run on a GPU; choose "
+            "--dtype bfloat16 or float16, or leave --kv-cache-dtype at auto"
         )

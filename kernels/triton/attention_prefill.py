@@ -1,7 +1,5 @@
 """Prefill attention: one program a tile of packed query rows and key/value head.
 
-Owns the results of prefill requests. Must not know how requests are cut into tiles, nor layers.
-
     keys of a tile    [low ---- | ------- all visible to every row ------- | diagonal ---- stop)
                        masked      no masks, whole tiles of BLOCK_N keys      masked
     (the masked part on the left exists with a sliding window only, and no key left of it is read)
@@ -16,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.interface.operations import AttentionParams
 from kernels.triton.attention_decode import score_numbers
 from kernels.triton.attention_tile import attend_tile
 from kernels.triton.attention_work import (
@@ -161,12 +160,9 @@ def prefill_attention(
     v_cache_BKSD: torch.Tensor,
     block_table_RM: torch.Tensor,
     work: AttentionWork,
+    params: AttentionParams,
     out_THD: torch.Tensor,
     *,
-    scale: float,
-    softcap: float | None,
-    sinks_H: torch.Tensor | None,
-    alibi_slopes_H: torch.Tensor | None,
     k_scale: float,
     v_scale: float,
     lse_TH: torch.Tensor | None,
@@ -178,7 +174,8 @@ def prefill_attention(
     checked them.
     """
     _, num_kv_heads, block_size, head_size = k_cache_BKSD.shape
-    score_scale, multiplier = score_numbers(scale, k_scale, softcap)
+    sinks_H, alibi_slopes_H = params.sinks_H, params.alibi_slopes_H
+    score_scale, multiplier = score_numbers(params, k_scale)
     constants, launch = _configuration(
         group_size=work.num_query_heads // num_kv_heads,
         head_size=head_size,
@@ -209,7 +206,7 @@ def prefill_attention(
         work.sliding_window or 0,
         S=block_size,
         HAS_WINDOW=work.sliding_window is not None,
-        HAS_SOFTCAP=softcap is not None,
+        HAS_SOFTCAP=params.softcap is not None,
         HAS_ALIBI=alibi_slopes_H is not None,
         HAS_SINKS=sinks_H is not None,
         HAS_LSE=lse_TH is not None,

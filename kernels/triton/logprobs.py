@@ -3,9 +3,8 @@
     splits   each: maximum, sum of exp(x - maximum), logits above the sampled one, its best n
     rows     the splits' sums in fixed order; their best n merged, as each list is falling
 
-Owns this report on logits as they are given (the engine gives raw ones). Must not know how the
-token was chosen. Sums go in an order that depends on V alone, so a row's bits do not depend on its
-batch. Ranks and choices compare logits, which log_softmax's rounding can only make equal.
+Sums go in an order that depends on V alone, so a row's bits do not depend on its batch. Ranks and
+choices compare logits, which log_softmax's rounding can only make equal.
 """
 
 from __future__ import annotations

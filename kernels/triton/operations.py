@@ -1,7 +1,6 @@
 """`Operations` on an NVIDIA GPU through Triton, dense products through cuBLAS.
 
-Owns the joining of this folder's functions into one backend. Must not contain arithmetic. Under
-Triton's interpreter the same code runs on CPU tensors, which is how it is proven without a GPU.
+Under Triton's interpreter the same code runs on CPU tensors: so it is proven without a GPU.
 """
 
 from __future__ import annotations
@@ -12,21 +11,25 @@ import torch
 
 from kernels.interface.operations import (
     AttentionMetadata,
+    AttentionParams,
     AttentionPlanner,
-    ExpertWeights,
+    AttentionSpec,
+    ExpertRouting,
     Forward,
     KVCache,
-    LinearWeight,
+    Penalties,
+    RotaryParams,
+    SamplingLimits,
 )
-from kernels.interface.weights import WeightPacking
-from kernels.triton import activation, linear_weights, norm, rotary_cache
+from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
+from kernels.triton import activation, norm, rotary_cache
 from kernels.triton import kv_cache as cache_of_layer
+from kernels.triton import linear as linear_layers
 from kernels.triton.attention import paged_attention
 from kernels.triton.attention_planner import SplitScratch, TritonAttentionPlanner
-from kernels.triton.experts import TritonExpertWeights, mixture_of_experts, prepare_experts
-from kernels.triton.linear_weights import TritonLinearWeight
-from kernels.triton.packing import QUANTISED_TYPES, TritonPacking
-from kernels.triton.sampling_calls import SamplingCalls
+from kernels.triton.linear import QUANTISED_TYPES, TritonLinearWeight, TritonPacking
+from kernels.triton.moe_linear import TritonExpertWeights, mixture_of_experts, prepare_experts
+from kernels.triton.sampling import SamplingCalls
 
 
 class TritonOperations:
@@ -87,7 +90,7 @@ class TritonOperations:
         return self._packing
 
     def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
-        return linear_weights.linear(x_TE, weight, batch_invariant=self._batch_invariant)
+        return linear_layers.linear(x_TE, weight, batch_invariant=self._batch_invariant)
 
     def prepare_experts(self, gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> ExpertWeights:
         return prepare_experts(gate_up_XFE, down_XEF)
@@ -97,26 +100,17 @@ class TritonOperations:
         x_TE: torch.Tensor,
         router_logits_TX: torch.Tensor,
         experts: ExpertWeights,
-        *,
-        top_k: int,
-        renormalise: bool,
-        weights_dtype: torch.dtype = torch.float32,
+        routing: ExpertRouting,
     ) -> torch.Tensor:
         assert isinstance(experts, TritonExpertWeights), "prepared by another backend"
         return mixture_of_experts(
-            x_TE,
-            router_logits_TX,
-            experts,
-            top_k=top_k,
-            renormalise=renormalise,
-            weights_dtype=weights_dtype,
-            batch_invariant=self._batch_invariant,
+            x_TE, router_logits_TX, experts, routing, batch_invariant=self._batch_invariant
         )
 
     def embedding(
         self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeight
     ) -> torch.Tensor:
-        return linear_weights.gather_rows(token_ids_T, weight_VE)
+        return linear_layers.gather_rows(token_ids_T, weight_VE)
 
     def rms_norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
         return norm.rms_norm(x_TE, weight_E, eps)
@@ -129,40 +123,21 @@ class TritonOperations:
     def rotary_and_cache(
         self,
         qkv_TN: torch.Tensor,
-        *,
-        num_query_heads: int,
-        head_size: int,
-        cos_sin_PD: torch.Tensor,
         positions_T: torch.Tensor,
-        kv_cache: KVCache,
         slot_mapping_T: torch.Tensor,
-        q_norm_weight_D: torch.Tensor | None = None,
-        k_norm_weight_D: torch.Tensor | None = None,
-        norm_eps: float = 0.0,
+        kv_cache: KVCache,
+        params: RotaryParams,
     ) -> torch.Tensor:
-        return rotary_cache.rotary_and_cache(
-            qkv_TN,
-            num_query_heads=num_query_heads,
-            num_kv_heads=kv_cache[0].shape[1],
-            head_size=head_size,
-            slot_mapping_T=slot_mapping_T,
-            kv_cache=kv_cache,
-            cos_sin_PD=cos_sin_PD,
-            positions_T=positions_T,
-            q_norm_weight_D=q_norm_weight_D,
-            k_norm_weight_D=k_norm_weight_D,
-            norm_eps=norm_eps,
-        )
+        return rotary_cache.rotary_and_cache(qkv_TN, positions_T, slot_mapping_T, kv_cache, params)
 
     def write_kv_cache(
         self,
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
-        *,
-        kv_cache: KVCache,
         slot_mapping_T: torch.Tensor,
+        kv_cache: KVCache,
     ) -> None:
-        rotary_cache.write_kv_cache(k_TKD, v_TKD, kv_cache=kv_cache, slot_mapping_T=slot_mapping_T)
+        rotary_cache.write_kv_cache(k_TKD, v_TKD, slot_mapping_T, kv_cache)
 
     def read_kv_cache(self, kv_cache: KVCache, slots_L: torch.Tensor) -> KVCache:
         return cache_of_layer.read_kv_cache(kv_cache, slots_L)
@@ -173,24 +148,9 @@ class TritonOperations:
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        sinks_H: torch.Tensor | None = None,
-        alibi_slopes_H: torch.Tensor | None = None,
+        params: AttentionParams,
     ) -> torch.Tensor:
-        return paged_attention(
-            q_THD,
-            k_cache,
-            v_cache,
-            metadata,
-            scale=scale,
-            sliding_window=sliding_window,
-            softcap=softcap,
-            sinks_H=sinks_H,
-            alibi_slopes_H=alibi_slopes_H,
-        )
+        return paged_attention(q_THD, k_cache, v_cache, metadata, params)
 
     def silu_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
         return activation.silu_and_mul(gate_up_TF2)
@@ -202,75 +162,30 @@ class TritonOperations:
         best_R, token_ids_R = logits_RV.max(dim=1)
         return token_ids_R, best_R
 
-    def recorded(self, forward: Forward) -> Forward:
+    def capture(self, forward: Forward) -> Forward:
         return forward
 
-    def sample_from_all(
-        self, logits_RV: torch.Tensor, seeds_R: torch.Tensor, positions_R: torch.Tensor
-    ) -> torch.Tensor:
-        return self._sampling.sample(logits_RV, seeds_R, positions_R)
-
-    def sample_truncated(
+    def sample(
         self,
         logits_RV: torch.Tensor,
         seeds_R: torch.Tensor,
         positions_R: torch.Tensor,
-        *,
-        top_k_R: torch.Tensor,
-        top_p_R: torch.Tensor,
-        min_p_R: torch.Tensor,
+        limits: SamplingLimits | None = None,
     ) -> torch.Tensor:
-        return self._sampling.sample(
-            logits_RV, seeds_R, positions_R, top_k_R=top_k_R, top_p_R=top_p_R, min_p_R=min_p_R
-        )
+        return self._sampling.sample(logits_RV, seeds_R, positions_R, limits)
 
     def apply_penalties(
         self,
         logits_V: torch.Tensor,
         prompt_mask_V: torch.Tensor,
         output_counts_V: torch.Tensor,
-        *,
-        repetition_penalty: float,
-        presence_penalty: float,
-        frequency_penalty: float,
+        penalties: Penalties,
     ) -> None:
-        self._sampling.apply_penalties(
-            logits_V,
-            prompt_mask_V,
-            output_counts_V,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-        )
+        self._sampling.apply_penalties(logits_V, prompt_mask_V, output_counts_V, penalties)
 
-    def make_attention_planner(
-        self,
-        *,
-        num_query_heads: int,
-        num_kv_heads: int,
-        head_size: int,
-        block_size: int,
-        sliding_window: int | None,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_model_len: int,
-        dtype: torch.dtype,
-        kv_dtype: torch.dtype,
-    ) -> AttentionPlanner:
+    def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:
         return TritonAttentionPlanner(
-            device=self._device,
-            scratch=self._scratch,
-            only_tiles=self._batch_invariant,
-            num_query_heads=num_query_heads,
-            num_kv_heads=num_kv_heads,
-            head_size=head_size,
-            block_size=block_size,
-            sliding_window=sliding_window,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=max_model_len,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
+            spec, device=self._device, scratch=self._scratch, only_tiles=self._batch_invariant
         )
 
     def allocate_kv_cache(

@@ -1,7 +1,6 @@
 """Philox4x32-10 and Gumbel noise as functions that other kernels call.
 
 J. Salmon, M. Moraes, R. Dror, D. Shaw: Parallel Random Numbers: As Easy as 1, 2, 3 (SC 2011).
-Owns the random words and what they become. Must not know logits or requests.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.torch import philox as reference
-from kernels.torch.sampling_noise import STREAM
+from kernels.torch import sampling as reference
 from kernels.triton.sampling_arguments import check_tensor
 
 _MULTIPLIER_0 = tl.constexpr(reference.MULTIPLIERS[0])
@@ -19,7 +17,7 @@ _MULTIPLIER_1 = tl.constexpr(reference.MULTIPLIERS[1])
 _INCREMENT_0 = tl.constexpr(reference.KEY_INCREMENTS[0])
 _INCREMENT_1 = tl.constexpr(reference.KEY_INCREMENTS[1])
 _NUM_ROUNDS = tl.constexpr(reference.NUM_ROUNDS)
-_STREAM = tl.constexpr(STREAM)
+_STREAM = tl.constexpr(reference.STREAM)
 _UNIT = tl.constexpr(2.0**-23)
 _BLOCK = 256
 

@@ -1,12 +1,9 @@
 """Norm and rotation of queries and keys, and the write to the KV cache, in one launch.
 
-Owns that launch, with every part optional. Must not know how the table of angles was made, what a
-slot stands for, or which layer calls. Sources: rotary positions, arXiv:2104.09864 (halves paired
-as in GPT-NeoX); norm of queries and keys, arXiv:2302.05442 with RMSNorm, arXiv:1910.07467.
-The reference is in `kernels.triton.rotary_reference`.
-
-One program takes `BLOCK_H` heads of one kind of one token. A head is read as three tiles, so that
-the two elements of a pair lie in one thread, and a thread overwrites only what it read itself:
+Sources: rotary positions, arXiv:2104.09864 (halves paired as in GPT-NeoX); norm of queries and
+keys, arXiv:2302.05442 with RMSNorm, arXiv:1910.07467. One program takes `BLOCK_H` heads of one kind
+of one token. A head is read as three tiles, so that the two elements of a pair lie in one thread,
+and a thread overwrites only what it read itself:
 
     |<-- HALF -->|<-- HALF -->|<- the rest ->|   D elements
        left          right       never turns
@@ -20,8 +17,62 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.quantised import quantise
+from kernels.interface.operations import KVCache, RotaryParams
+from kernels.torch.elementwise import rms_norm
+from kernels.triton.quantised import quantise, quantise_reference
 from kernels.triton.tensor_checks import check_tensor
+
+
+def rotary_and_cache_reference(
+    qkv_TN: torch.Tensor,
+    positions_T: torch.Tensor,
+    slot_mapping_T: torch.Tensor,
+    kv_cache: KVCache,
+    params: RotaryParams,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> torch.Tensor:
+    """What `rotary_and_cache` computes, in torch; changes the caches only. Returns q_THD.
+
+    Agrees bit for bit with `kernels.torch.kv_cache` where both apply.
+    """
+    k_cache_BKSD, v_cache_BKSD = kv_cache
+    block_size, num_kv_heads = k_cache_BKSD.shape[2], k_cache_BKSD.shape[1]
+    num_query_heads, head_size, cos_sin_PD = (
+        params.num_query_heads,
+        params.head_size,
+        params.cos_sin_PD,
+    )
+    heads_THD = qkv_TN.clone().view(qkv_TN.shape[0], -1, head_size)
+    q_THD, k_v_THD = heads_THD[:, :num_query_heads], heads_THD[:, num_query_heads:]
+    k_TKD, v_TKD = k_v_THD[:, :num_kv_heads], k_v_THD[:, num_kv_heads:]
+    real_T = slot_mapping_T >= 0
+    half = cos_sin_PD.shape[1] // 2
+    angles_T1D = cos_sin_PD[torch.where(real_T, positions_T, 0)].unsqueeze(1)
+    cos, sin = angles_T1D[..., :half], angles_T1D[..., half:]
+    for part_THD, weight_D in ((q_THD, params.q_norm_weight_D), (k_TKD, params.k_norm_weight_D)):
+        if weight_D is not None:
+            part_THD.copy_(rms_norm(part_THD, weight_D, params.norm_eps))
+        left, right = part_THD[..., :half], part_THD[..., half : 2 * half]
+        left_before_sin = left * sin
+        left.mul_(cos).addcmul_(right, sin, value=-1)
+        right.mul_(cos).add_(left_before_sin)
+    slots_N = slot_mapping_T[real_T]
+    blocks_N, offsets_N = slots_N // block_size, slots_N % block_size
+    for part_TKD, cache_BKSD, scale in (
+        (k_TKD, k_cache_BKSD, k_scale),
+        (v_TKD, v_cache_BKSD, v_scale),
+    ):
+        written_NKD = part_TKD[real_T]
+        if cache_BKSD.dtype == torch.float8_e4m3fn:
+            written_NKD = quantise_reference(written_NKD, 1.0 / scale).view(torch.uint8)
+            cache_BKSD = cache_BKSD.view(torch.uint8)
+        cache_BKSD[blocks_N, :, offsets_N] = written_NKD
+    q_out_THD = qkv_TN.clone().view(qkv_TN.shape[0], -1, head_size)[:, :num_query_heads]
+    q_out_THD[real_T] = q_THD[real_T]
+    return q_out_THD
+
 
 _BLOCK_H = 8
 """Heads a program. Constant, so that a row's bits never depend on the size of the batch."""
@@ -193,17 +244,11 @@ def rotary_cache_kernel(
 
 def rotary_and_cache(
     qkv_TN: torch.Tensor,
-    *,
-    num_query_heads: int,
-    num_kv_heads: int,
-    head_size: int,
+    positions_T: torch.Tensor,
     slot_mapping_T: torch.Tensor,
-    kv_cache: tuple[torch.Tensor, torch.Tensor] | None,
-    cos_sin_PD: torch.Tensor | None = None,
-    positions_T: torch.Tensor | None = None,
-    q_norm_weight_D: torch.Tensor | None = None,
-    k_norm_weight_D: torch.Tensor | None = None,
-    norm_eps: float = 0.0,
+    kv_cache: KVCache,
+    params: RotaryParams,
+    *,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     q_out_THD: torch.Tensor | None = None,
@@ -211,22 +256,21 @@ def rotary_and_cache(
     """Norm and rotate q and k, write k and v to the cache; one launch.
 
         x' = x / sqrt(mean(x^2) + eps) * weight                     if a weight is given
-        left, right = left * cos - right * sin, right * cos + left * sin      if a table is given
+        left, right = left * cos - right * sin, right * cos + left * sin
         cache[slot // S, head, slot % S] = x', or fp8(clamp(x' / scale, -448, 448))
 
-    Rounds where `kernels.torch.rotary` rounds. A token whose slot is negative is padding:
+    Rounds where `kernels.torch.kv_cache` rounds. A token whose slot is negative is padding:
     nothing of it is read or written, in `q_out_THD` neither.
 
     Args:
         qkv_TN: [T, (H + 2K) * D], heads of q, then k, then v, rows contiguous. Its queries are
-            overwritten unless `q_out_THD` is given; its keys only if there is no cache.
+            overwritten unless `q_out_THD` is given.
+        positions_T: int64, each below P.
         slot_mapping_T: int64.
         kv_cache: two views [B, K, S, D] of the model's dtype or float8_e4m3fn, last dimension
-            contiguous; or None: keys are then rotated where they stand.
-        cos_sin_PD: [P, rotary_size] in the model's dtype or float32, cosines then sines;
-            rotary_size <= D. None: no rotation.
-        positions_T: int64, each below P; with a table only.
-        q_norm_weight_D, k_norm_weight_D: in the model's dtype or float32, each optional.
+            contiguous.
+        params: the table [P, rotary_size] and the weights of norms in the model's dtype or
+            float32; rotary_size <= D.
         k_scale, v_scale: what a stored fp8 value is multiplied by when read.
         q_out_THD: [T, H, D], heads contiguous; None: in place.
 
@@ -236,35 +280,32 @@ def rotary_and_cache(
     Raises:
         ValueError: shapes, dtypes or devices that do not fit each other.
     """
-    width = (num_query_heads + 2 * num_kv_heads) * head_size
-    _check("qkv_TN", qkv_TN, (qkv_TN.shape[0], width), qkv_TN, contiguous_dims=1)
-    heads_THD = qkv_TN.view(qkv_TN.shape[0], -1, head_size)
-    q_THD, k_v_THD = heads_THD[:, :num_query_heads], heads_THD[:, num_query_heads:]
-    k_TKD, v_TKD = k_v_THD[:, :num_kv_heads], k_v_THD[:, num_kv_heads:]
+    H, K, D = params.num_query_heads, kv_cache[0].shape[1], params.head_size
+    _check("qkv_TN", qkv_TN, (qkv_TN.shape[0], (H + 2 * K) * D), qkv_TN, contiguous_dims=1)
+    heads_THD = qkv_TN.view(qkv_TN.shape[0], -1, D)
+    q_THD, k_v_THD = heads_THD[:, :H], heads_THD[:, H:]
+    k_TKD, v_TKD = k_v_THD[:, :K], k_v_THD[:, K:]
     if q_out_THD is None:
         q_out_THD = q_THD
     _check("q_out_THD", q_out_THD, q_THD.shape, qkv_TN, contiguous_dims=2)
-    _launch(
-        (q_THD, k_TKD, v_TKD, q_out_THD),
-        kv_cache,
-        slot_mapping_T,
-        cos_sin_PD=cos_sin_PD,
-        positions_T=positions_T,
-        q_norm_weight_D=q_norm_weight_D,
-        k_norm_weight_D=k_norm_weight_D,
-        norm_eps=norm_eps,
-        k_scale=k_scale,
-        v_scale=v_scale,
-    )
+    _check("positions_T", positions_T, qkv_TN.shape[:1], qkv_TN, (torch.int64,))
+    cos_sin_PD, dtypes = params.cos_sin_PD, (qkv_TN.dtype, torch.float32)
+    shape = (cos_sin_PD.shape[0], min(cos_sin_PD.shape[-1] // 2 * 2, D))
+    _check("cos_sin_PD", cos_sin_PD, shape, qkv_TN, dtypes)
+    for name, weight_D in (("q", params.q_norm_weight_D), ("k", params.k_norm_weight_D)):
+        if weight_D is not None:
+            _check(f"{name}_norm_weight_D", weight_D, (D,), qkv_TN, dtypes)
+    heads = (q_THD, k_TKD, v_TKD, q_out_THD)
+    _launch(heads, kv_cache, slot_mapping_T, (k_scale, v_scale), positions_T, params)
     return q_out_THD
 
 
 def write_kv_cache(
     k_TKD: torch.Tensor,
     v_TKD: torch.Tensor,
-    *,
-    kv_cache: tuple[torch.Tensor, torch.Tensor],
     slot_mapping_T: torch.Tensor,
+    kv_cache: KVCache,
+    *,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
@@ -279,57 +320,42 @@ def write_kv_cache(
     _check("v_TKD", v_TKD, k_TKD.shape, k_TKD, contiguous_dims=2)
     no_q_THD = k_TKD[:, :0]
     heads = (no_q_THD, k_TKD, v_TKD, no_q_THD)
-    _launch(heads, kv_cache, slot_mapping_T, k_scale=k_scale, v_scale=v_scale)
+    _launch(heads, kv_cache, slot_mapping_T, (k_scale, v_scale))
 
 
 def _launch(
     heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
-    kv_cache: tuple[torch.Tensor, torch.Tensor] | None,
+    kv_cache: KVCache,
     slot_mapping_T: torch.Tensor,
-    *,
-    cos_sin_PD: torch.Tensor | None = None,
+    scales: tuple[float, float],
     positions_T: torch.Tensor | None = None,
-    q_norm_weight_D: torch.Tensor | None = None,
-    k_norm_weight_D: torch.Tensor | None = None,
-    norm_eps: float = 0.0,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    params: RotaryParams | None = None,
 ) -> None:
+    """Without positions and parameters keys and values are written as they are."""
     q_THD, k_TKD, v_TKD, q_out_THD = heads
     num_tokens, K, D = k_TKD.shape
+    k_cache, v_cache = kv_cache
+    B, S = k_cache.shape[0], k_cache.shape[2]
+    dtypes = (k_TKD.dtype, torch.float8_e4m3fn)
     _check("slot_mapping_T", slot_mapping_T, (num_tokens,), k_TKD, (torch.int64,))
-    rotary_size = D // 2 * 2  # an odd head ends with an element of no pair
-    if cos_sin_PD is not None:
-        rotary_size = min(cos_sin_PD.shape[-1] // 2 * 2, D)
-        shape = (cos_sin_PD.shape[0], rotary_size)
-        _check("cos_sin_PD", cos_sin_PD, shape, k_TKD, (k_TKD.dtype, torch.float32))
-        if positions_T is None:
-            raise ValueError("cos_sin_PD is given without positions_T; pass both or neither")
-        _check("positions_T", positions_T, (num_tokens,), k_TKD, (torch.int64,))
-    for name, weight_D in (("q", q_norm_weight_D), ("k", k_norm_weight_D)):
-        if weight_D is not None:
-            dtypes = (k_TKD.dtype, torch.float32)
-            _check(f"{name}_norm_weight_D", weight_D, (D,), k_TKD, dtypes)
-    if not (k_scale > 0 and v_scale > 0):
-        raise ValueError(f"scales are {k_scale} (k) and {v_scale} (v); they must be positive")
-    k_cache, v_cache = kv_cache if kv_cache is not None else (k_TKD, v_TKD)
-    if kv_cache is not None:
-        B, S = k_cache.shape[0], k_cache.shape[2]
-        dtypes = (k_TKD.dtype, torch.float8_e4m3fn)
-        _check("k_cache_BKSD", k_cache, (B, K, S, D), k_TKD, dtypes, contiguous_dims=1)
-        _check("v_cache_BKSD", v_cache, (B, K, S, D), k_TKD, (k_cache.dtype,), contiguous_dims=1)
-    has_rope = cos_sin_PD is not None
-    # in place, with nothing to compute, queries need no programs
-    has_query_work = has_rope or q_norm_weight_D is not None or q_out_THD is not q_THD
-    H = q_THD.shape[1] if has_query_work else 0
+    _check("k_cache_BKSD", k_cache, (B, K, S, D), k_TKD, dtypes, contiguous_dims=1)
+    _check("v_cache_BKSD", v_cache, (B, K, S, D), k_TKD, (k_cache.dtype,), contiguous_dims=1)
+    if min(scales) <= 0:
+        raise ValueError(f"scales are {scales[0]} (k) and {scales[1]} (v); they must be positive")
     if not num_tokens or not K:
         return
-    constants = _constants(H, K, D, rotary_size)
-    programs = -(-H // _BLOCK_H) + -(-K // _BLOCK_H) * (2 if kv_cache is not None else 1)
+    H = q_THD.shape[1]
+    table = q_weight = k_weight = None
+    rotary_size = D // 2 * 2  # an odd head ends with an element of no pair
+    if params is not None:
+        table, q_weight, k_weight = (
+            params.cos_sin_PD,
+            params.q_norm_weight_D,
+            params.k_norm_weight_D,
+        )
+        rotary_size = table.shape[1]
     unused = slot_mapping_T
-    k_strides = k_cache.stride() if kv_cache is not None else (0, 0, 0, 1)
-    v_strides = v_cache.stride() if kv_cache is not None else (0, 0, 0, 1)
-    rotary_cache_kernel[(num_tokens, programs)](
+    rotary_cache_kernel[(num_tokens, -(-H // _BLOCK_H) + -(-K // _BLOCK_H) * 2)](
         q_THD,
         k_TKD,
         v_TKD,
@@ -338,24 +364,24 @@ def _launch(
         v_cache,
         slot_mapping_T,
         unused if positions_T is None else positions_T,
-        unused if cos_sin_PD is None else cos_sin_PD,
-        unused if q_norm_weight_D is None else q_norm_weight_D,
-        unused if k_norm_weight_D is None else k_norm_weight_D,
-        norm_eps,
-        1.0 / k_scale,
-        1.0 / v_scale,
+        unused if table is None else table,
+        unused if q_weight is None else q_weight,
+        unused if k_weight is None else k_weight,
+        0.0 if params is None else params.norm_eps,
+        1.0 / scales[0],
+        1.0 / scales[1],
         q_THD.stride(0),
         k_TKD.stride(0),
         v_TKD.stride(0),
         q_out_THD.stride(0),
-        *k_strides[:3],
-        *v_strides[:3],
-        S=k_cache.shape[2] if kv_cache is not None else 1,
-        HAS_ROPE=has_rope,
-        HAS_Q_NORM=q_norm_weight_D is not None,
-        HAS_K_NORM=k_norm_weight_D is not None,
-        HAS_CACHE=kv_cache is not None,
-        **constants,
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        S=S,
+        HAS_ROPE=table is not None,
+        HAS_Q_NORM=q_weight is not None,
+        HAS_K_NORM=k_weight is not None,
+        HAS_CACHE=True,
+        **_constants(H, K, D, rotary_size),
         num_warps=_num_warps(rotary_size),
     )
 

@@ -3,8 +3,8 @@
     row of logits   [ 0 .. TILE )[ TILE .. 2 TILE )[ ..... V )
                       split 0       split 1          split S - 1
 
-A split is a program, so that one row fills a GPU too. Owns the splits and the best of each; must
-not know temperatures, noise or limits. Maxima are exact, so their order of reduction cannot matter.
+A split is a program, so that one row fills a GPU too. Maxima are exact, so their order of reduction
+cannot matter.
 """
 
 from __future__ import annotations

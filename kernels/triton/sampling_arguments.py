@@ -1,6 +1,6 @@
 """What the sampling kernels ask of their tensors, said in errors a caller can act on.
 
-Owns the checks only: no kernel, no arithmetic. They read metadata and never wait for the device.
+They read metadata and never wait for the device.
 """
 
 from collections.abc import Sequence

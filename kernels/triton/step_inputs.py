@@ -1,8 +1,6 @@
 """What the model reads in a step, made on the device from one packed buffer.
 
-Owns the kernels that write the rows on the device and gather a step from them:
-the reference is `engine_core.model_runner`'s gather of step inputs. The buffer's layout is in
-`kernels.interface.step_packing`. Must not know the model, sampling, or the scheduler.
+The buffer's layout is in `kernels.interface.step_inputs`.
 
     packed words --> apply_row_updates --> rows (tokens, block tables)
          |                                  |                ^
@@ -20,8 +18,13 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.interface.step_packing import HEADER_WORDS, MOST_IDS, PackedLayout
-from kernels.interface.step_tensors import DeviceRows, StepTensors
+from kernels.interface.step_inputs import (
+    HEADER_WORDS,
+    MOST_IDS,
+    DeviceRows,
+    PackedLayout,
+    StepTensors,
+)
 from kernels.triton.tensor_checks import check_tensor
 
 _BLOCK = 1024

@@ -1,6 +1,6 @@
 """Refusals of tensors that a kernel cannot take.
 
-Owns their wording: what, the value, the next action. Reads attributes only, never a tensor's data.
+Reads attributes only, never a tensor's data.
 """
 
 from __future__ import annotations

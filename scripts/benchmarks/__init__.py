@@ -1,1 +1,27 @@
-"""What `scripts/bench.py` measures, a file for each of its commands."""
+"""The commands of `scripts/bench.py`, and what they share. Imports no torch."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from scripts.load.report import describe_run, write_document
+
+Json = Annotated[Path | None, Parameter(help="Write the document here too.")]
+Model = Annotated[str, Parameter(help="A known model, a file or a folder.")]
+Rows = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]
+Repeat = Annotated[int, Parameter(help="Medians of this many are reported.")]
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+def report(figures: Mapping[str, Any], json: Path | None, table: str = "") -> None:
+    if table:
+        print(table, file=sys.stderr)
+    write_document(describe_run() | figures, json)
+
+
+def check_repeat(repeat: int) -> None:
+    if repeat < 1:
+        raise ValueError(f"--repeat is {repeat}, it must be 1 or more")

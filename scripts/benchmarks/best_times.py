@@ -1,9 +1,23 @@
 """Times calls of several backends in alternation, so that a ratio is one of the same minute."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import torch
+from cyclopts import Parameter
+
+from kernels.cpu.library import THREADS_VARIABLE
+
+Threads = Annotated[int | None, Parameter(help="Default: one a core.")]
+
+
+def set_threads(threads: int | None) -> None:
+    """Of torch and of the native library."""
+    num_threads = threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(num_threads)
+    os.environ[THREADS_VARIABLE] = str(num_threads)
 
 
 def clock() -> float:

@@ -3,16 +3,18 @@
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import torch
+from cyclopts import Parameter
 
 from kernels.cpu.gguf_blocks import pack_gguf
 from kernels.cpu.library import ISA_NAMES, NativeLibrary, load_library
 from kernels.cpu.linear import NativeLinear
 from kernels.cpu.weights import PackedLinear, pack_float, quantise_int4, quantise_int8
 from kernels.torch import linear as torch_linear
+from scripts.benchmarks import Json, Rows, report
 from scripts.benchmarks.best_times import best_times
 
 SHAPES = {
@@ -32,6 +34,8 @@ GGUF_BLOCKS = {
     "Q6_K": (256, 210, (208,)),
 }
 OWN_KINDS = {"float32": pack_float, "int8": quantise_int8, "int4": quantise_int4}
+Kind = Literal["float32", "int8", "int4", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"]
+ALL_KINDS: tuple[Kind, ...] = get_args(Kind)
 Shape = tuple[int, int]
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -70,13 +74,30 @@ def products(
     return made
 
 
-def measure(
-    rows: Sequence[int], rounds: int, kinds: Sequence[str] | None, isa: str | None, *, step: bool
-) -> dict[str, Any]:
-    """All kinds of weights alternate; the first, torch's, is what ratios are against.
+def cpu_kernels(
+    *,
+    rows: Rows = (1, 4, 16, 64, 256, 512),
+    rounds: int = 10,
+    kinds: Annotated[tuple[Kind, ...], Parameter(consume_multiple=True, negative="")] = ALL_KINDS,
+    isa: str | None = None,
+    step: bool = False,
+    json: Json = None,
+) -> None:
+    """The native dense products beside torch's prepacked ones, at SmolLM2-135M's shapes.
 
-    Raises:
-        ValueError: an unknown instruction set.
+    All products of a shape alternate in one process, so a ratio is one of the same minute; the best
+    of several rounds is given. With ENGINE_CORE_NATIVE_THREADS=1 the clock is the thread's own,
+    which other programs disturb less.
+
+    Parameters
+    ----------
+    kinds
+        Of weights.
+    isa
+        Not the machine's best, but this one.
+    step
+        All products of one step of the model, 30 layers and the logits, with weights that no cache
+        holds, in place of single shapes.
     """
     if isa is not None and isa not in ISA_NAMES:
         raise ValueError(f"--isa is {isa}, it must be one of {', '.join(ISA_NAMES)}")
@@ -87,14 +108,11 @@ def measure(
         layer = [shape for name, shape in SHAPES.items() if name != "logits"]
         cases = {"all products of a step": [*layer * NUM_LAYERS, SHAPES["logits"]]}
     with library.forced_isa(isa or library.machine_isa):
-        reports = [
-            report
-            for name, shapes in cases.items()
-            for report in _measure_case(
-                library, name, shapes, rows, rounds, kinds or [*OWN_KINDS, *GGUF_BLOCKS]
-            )
-        ]
-        return {"threads": library.num_threads, "isa": library.isa, "reports": reports}
+        reports: list[dict[str, Any]] = []
+        for name, shapes in cases.items():
+            reports += _measure_case(library, name, shapes, rows, rounds, kinds)
+        figures = {"threads": library.num_threads, "isa": library.isa, "reports": reports}
+    report(figures, json)
 
 
 def _measure_case(

@@ -4,14 +4,23 @@ import itertools
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Annotated
 
 import numpy as np
 import torch
+from cyclopts import Parameter
 
 from kernels.cpu.library import load_library
 from kernels.cpu.operations import CpuOperations
+from kernels.interface.operations import (
+    AttentionParams,
+    AttentionSpec,
+    RotaryParams,
+    SamplingLimits,
+)
 from kernels.torch.operations import TorchOperations
-from scripts.benchmarks.best_times import best_times
+from scripts.benchmarks import Json, report
+from scripts.benchmarks.best_times import Threads, best_times, set_threads
 
 HEADS, KV_HEADS, HEAD_SIZE, WIDTH, FEED_FORWARD, VOCAB = 9, 3, 64, 576, 1536, 49_152
 BLOCK_SIZE = 16
@@ -26,16 +35,18 @@ def attention_case(ops: TorchOperations, requests: list[tuple[int, int]]) -> Cas
     starts = torch.tensor([0, *(queries for queries, _ in requests)]).cumsum(0).int()
     num_tokens = int(starts[-1])
     planner = ops.make_attention_planner(
-        num_query_heads=HEADS,
-        num_kv_heads=KV_HEADS,
-        head_size=HEAD_SIZE,
-        block_size=BLOCK_SIZE,
-        sliding_window=None,
-        max_num_seqs=256,
-        max_num_batched_tokens=8192,
-        max_model_len=8192,
-        dtype=torch.float32,
-        kv_dtype=torch.float32,
+        AttentionSpec(
+            num_query_heads=HEADS,
+            num_kv_heads=KV_HEADS,
+            head_size=HEAD_SIZE,
+            block_size=BLOCK_SIZE,
+            sliding_window=None,
+            max_num_seqs=256,
+            max_num_batched_tokens=8192,
+            max_model_len=8192,
+            dtype=torch.float32,
+            kv_dtype=torch.float32,
+        )
     )
     metadata = planner.plan(
         query_start_loc_R1=starts,
@@ -56,7 +67,7 @@ def attention_case(ops: TorchOperations, requests: list[tuple[int, int]]) -> Cas
 
     def attend() -> torch.Tensor:
         k_cache, v_cache = next(layers)
-        return ops.paged_attention(q, k_cache, v_cache, metadata, scale=0.125)
+        return ops.paged_attention(q, k_cache, v_cache, metadata, AttentionParams(scale=0.125))
 
     return attend
 
@@ -69,12 +80,10 @@ def rotary_case(ops: TorchOperations, num_tokens: int) -> Case:
     positions, slots = torch.arange(num_tokens), torch.randperm(1024)[:num_tokens]
     return lambda: ops.rotary_and_cache(
         qkv,
-        num_query_heads=HEADS,
-        head_size=HEAD_SIZE,
-        cos_sin_PD=table,
-        positions_T=positions,
-        kv_cache=cache,
-        slot_mapping_T=slots,
+        positions,
+        slots,
+        cache,
+        RotaryParams(num_query_heads=HEADS, head_size=HEAD_SIZE, cos_sin_PD=table),
     )
 
 
@@ -98,13 +107,13 @@ def sampling_case(
     logits = torch.randn(num_rows, VOCAB) * spread
     seeds, positions = torch.arange(num_rows), torch.arange(num_rows)
     if not truncated:
-        return lambda: ops.sample_from_all(logits, seeds, positions)
+        return lambda: ops.sample(logits, seeds, positions)
     limits = {
         "top_k_R": torch.full((num_rows,), 50),
         "top_p_R": torch.full((num_rows,), 0.9),
         "min_p_R": torch.zeros(num_rows),
     }
-    return lambda: ops.sample_truncated(logits, seeds, positions, **limits)
+    return lambda: ops.sample(logits, seeds, positions, SamplingLimits(**limits))
 
 
 CASES: dict[str, Callable[[TorchOperations], Case]] = {
@@ -139,8 +148,18 @@ CASES: dict[str, Callable[[TorchOperations], Case]] = {
 }
 
 
-def measure(only: str) -> dict[str, dict[str, float]]:
-    """Microseconds of both backends, of the operations whose name contains `only`."""
+def cpu_operations(
+    *,
+    only: Annotated[str, Parameter(help="Those whose name contains this.")] = "",
+    threads: Threads = None,
+    json: Json = None,
+) -> None:
+    """Native CPU operations beside torch's, each alone, at SmolLM2-135M's shapes.
+
+    Backends alternate in one process; the best of several rounds is given. With --threads 1 the
+    time is that of the one core's work, which other programs disturb little.
+    """
+    set_threads(threads)
     native, reference = CpuOperations(load_library()), TorchOperations()
     results = {}
     print(f"{'':38}{'torch us':>10}{'native us':>11}{'times':>7}   {native.name}", file=sys.stderr)
@@ -151,4 +170,4 @@ def measure(only: str) -> dict[str, dict[str, float]]:
             results[name] = {"torch_us": torch_us, "native_us": native_us}
             line = f"{name:38}{torch_us:10.1f}{native_us:11.1f}{torch_us / native_us:7.1f}"
             print(line, file=sys.stderr)
-    return results
+    report(results, json)

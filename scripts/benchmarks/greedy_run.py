@@ -8,7 +8,8 @@ import torch
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.model_files import ModelFiles
 from engine_core.model_runner.cache_layout import plan_cache_layout
-from engine_core.model_runner.runner import ModelRunner
+from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.models import load_model
 from engine_core.scheduler import Request, Scheduler, SchedulerConfig
 from kernels.interface.operations import Operations
@@ -61,7 +62,7 @@ class GreedyRun:
         self._groups = [KVCacheGroupSpec(group.sliding_window) for group in layout.groups]
         self._num_blocks = (max_tokens // BLOCK_SIZE + 2 * max_rows) * len(layout.groups) + 1
         self._max_length = max_length
-        self._runner = ModelRunner(
+        config = RunnerConfig(
             model=self._model,
             ops=ops,
             layout=layout,
@@ -69,10 +70,12 @@ class GreedyRun:
             block_size=BLOCK_SIZE,
             max_num_seqs=max_rows,
             max_model_len=max_length,
+            max_num_batched_tokens=max_rows * max_length,
             dtype=torch.float32,
             kv_dtype=torch.float32,
             eos_token_ids=(),
         )
+        self._runner = CPUModelRunner(config)
 
     def generate(
         self,

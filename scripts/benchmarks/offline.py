@@ -5,27 +5,31 @@ import random
 import resource
 import statistics
 import time
-from typing import Any
 
 from frontend import LLM, SamplingParams, TokensPrompt
+from scripts.benchmarks import DEFAULT_MODEL, Json, Model, Repeat, check_repeat, report
 
 BATCH_SIZE, BATCH_PROMPT, BATCH_OUTPUT = 64, (32, 512), 64
 SINGLE_PROMPT, SINGLE_OUTPUT = 64, 128
 
 
-def measure(model: str, repeat: int) -> dict[str, Any]:
+def offline(*, model: Model = DEFAULT_MODEL, repeat: Repeat = 3, json: Json = None) -> None:
+    """Throughput and single-stream speed, through the daemon and the client library.
+
+    Random token ids, greedy, end-of-sequence ignored. Batch: 64 requests at once, prompt lengths
+    log-uniform 32-512, 64 output tokens each. Single: one request, 64 tokens in, 128 out.
+    """
+    check_repeat(repeat)
     with LLM(model=model, enable_prefix_caching=False) as llm:
         runs = [measure_once(llm, seed) for seed in range(repeat)]
         medians = {name: round(statistics.median(run[name] for run in runs), 2) for name in runs[0]}
         # of this process, or of the largest child that it waited for
         usage = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         peak_bytes = max(each.ru_maxrss for each in usage) * 1024
-    return {"model": model, "runs": runs, "median": medians, "peak_memory_bytes": peak_bytes}
-
-
-def as_table(figures: dict[str, Any]) -> str:
-    lines = [f"{'':28}{'median':>10}   of {len(figures['runs'])}"]
-    return "\n".join(lines + [f"{name:28}{n:>10}" for name, n in figures["median"].items()])
+    lines = [f"{name:28}{value:>10}" for name, value in medians.items()]
+    table = "\n".join([f"{'':28}{'median':>10}   of {repeat}", *lines])
+    figures = {"model": model, "runs": runs, "median": medians, "peak_memory_bytes": peak_bytes}
+    report(figures, json, table)
 
 
 def measure_once(llm: LLM, seed: int) -> dict[str, float]:

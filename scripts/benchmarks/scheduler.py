@@ -3,8 +3,9 @@
 import gc
 import resource
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from engine_core.scheduler import (
 )
 from protocol.codec import decode_engine_message, encode
 from protocol.sampling import SamplingParams
+from scripts.benchmarks import Json, report
 
 BLOCK_SIZE = 16
 PROMPT_LEN = 512
@@ -128,43 +130,29 @@ def measure_arrival(num_requests: int) -> dict[str, float]:
     prompts = make_prompts(num_requests, spread=False)
     scheduler = make_scheduler(num_requests, ADMISSION_BUDGET)
     gc.collect()
-    parts: dict[str, float] = {}
-
-    def timed(name: str, work: Callable[[], Any]) -> Any:
-        start = clock_us()
-        result = work()
-        parts[name] = round((clock_us() - start) / num_requests, 2)
-        return result
-
-    def hash_and_look_up() -> None:
-        # in a cache of its own, in which nothing is found; the request keeps the hashes
-        cache = KVCacheManager(num_blocks=PROMPT_LEN, block_size=BLOCK_SIZE)
-        for request in requests:
-            cache.find_cached_prefix(request.sequences[0])
-
-    def add() -> None:
-        for request in requests:
-            scheduler.add_request(request)
-
-    def admit() -> None:
-        while scheduler.get_request_counts()[1]:
-            start = clock_us()
-            plan = scheduler.schedule(now=0.0)
-            scheduling.append(clock_us() - start)
-            start = clock_us()
-            scheduler.update_from_output(plan, sampled(plan), now=0.0)
-            updating.append(clock_us() - start)
-
-    scheduling: list[float] = []
-    updating: list[float] = []
-    requests = timed("request_object", lambda: make_requests(prompts))
-    timed("block_hashes", hash_and_look_up)
-    timed("add_request", add)
-    admit()
-    parts["schedule_until_all_are_admitted"] = round(sum(scheduling) / num_requests, 2)
-    parts["update_until_all_are_admitted"] = round(sum(updating) / num_requests, 2)
-    parts["all"] = round(sum(parts.values()), 2)
-    return parts
+    start = clock_us()
+    requests = make_requests(prompts)
+    made = clock_us()
+    # in a cache of its own, in which nothing is found; the request keeps the hashes
+    cache = KVCacheManager(num_blocks=PROMPT_LEN, block_size=BLOCK_SIZE)
+    for request in requests:
+        cache.find_cached_prefix(request.sequences[0])
+    hashed = clock_us()
+    for request in requests:
+        scheduler.add_request(request)
+    spent_us = {
+        "request_object": made - start,
+        "block_hashes": hashed - made,
+        "add_request": clock_us() - hashed,
+        "schedule_until_all_are_admitted": 0.0,
+        "update_until_all_are_admitted": 0.0,
+    }
+    while scheduler.get_request_counts()[1]:
+        times = run_steps(scheduler, 1)
+        spent_us["schedule_until_all_are_admitted"] += times["schedule"][0]
+        spent_us["update_until_all_are_admitted"] += times["update"][0]
+    parts = {name: round(us / num_requests, 2) for name, us in spent_us.items()}
+    return parts | {"all": round(sum(parts.values()), 2)}
 
 
 def resident_bytes() -> int:
@@ -224,12 +212,22 @@ def measure_messages(num_running: int, num_steps: int) -> dict[str, Any]:
     return {"num_running": num_running, "num_bytes": num_bytes} | summary(times)
 
 
-def measure(*, quick: bool) -> dict[str, Any]:
+def scheduler(*, quick: bool = False, json: Json = None) -> None:
+    """Microseconds that the scheduler takes: a step, an arrival, a long queue, a step's messages.
+
+    No model and no torch: the sampled tokens are made up. One thread; the garbage collector runs as
+    it does in the engine.
+
+    Parameters
+    ----------
+    quick
+        Tiny sizes: does it run at all?
+    """
     sizes = (4, 16) if quick else (64, 256, 1024, 4096)
     num_steps = 16 if quick else 256
     queue = (0, 10, 100) if quick else (0, 1000, 10_000, 100_000)
     many = 16 if quick else 1024
-    return {
+    figures = {
         # first, in a process that is still small
         "queue": measure_queue(min(sizes), queue, num_steps),
         "decode": [
@@ -240,6 +238,9 @@ def measure(*, quick: bool) -> dict[str, Any]:
         "arrival": {"num_requests": many, "num_tokens": PROMPT_LEN} | measure_arrival(many),
         "messages": measure_messages(many, num_steps),
     }
+    if "torch" in sys.modules:
+        raise RuntimeError("torch was imported: the scheduler must not need it")
+    report(figures, json, as_table(figures))
 
 
 def as_table(result: dict[str, Any]) -> str:

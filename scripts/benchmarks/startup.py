@@ -1,9 +1,7 @@
 """From launch to ready and to the first token, and the daemon's memory, in a process of its own."""
 
-import json
 import os
 import shlex
-import signal
 import statistics
 import subprocess
 import sys
@@ -11,11 +9,14 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from frontend import AsyncLLM, SamplingParams, run
+from scripts.benchmarks import DEFAULT_MODEL, Json, Model, Repeat, check_repeat, report
 from scripts.comparison.engines import Conditions, ServerCommand, parse_server
-from scripts.comparison.processes import EngineFailed
+from scripts.comparison.processes import EngineFailed, EngineProcess
 from scripts.comparison.rounds import warm_up_figures
 from scripts.comparison.workloads import Workload
 from scripts.load.workload import PlannedRequest
@@ -36,19 +37,28 @@ with LLM(sys.argv[1]) as llm:
 """
 
 
-def measure(model: str, options: str, repeat: int, server_texts: Sequence[str]) -> dict[str, Any]:
-    """The daemon and the servers in alternation. All options are checked before the first launch.
+def startup(
+    *,
+    model: Model = DEFAULT_MODEL,
+    options: Annotated[str, Parameter(allow_leading_hyphen=True, help="Of the daemon.")] = "",
+    repeat: Repeat = 3,
+    server: Annotated[
+        tuple[str, ...],
+        Parameter(help="NAME=COMMAND ... {port}: an OpenAI-compatible server. May be repeated."),
+    ] = (),
+    json: Json = None,
+) -> int:
+    """From launch to ready and to the first token, and the daemon's memory.
 
-    Raises:
-        ValueError: two engines have one name.
-        DescriptionError: a server that cannot be understood.
-        RuntimeError: the daemon did not start.
+    Servers are launched in alternation with the daemon. The first launch is not counted: it warms
+    the file cache, and what is compiled or packed once is there from then on.
     """
-    servers = [parse_server(text) for text in server_texts]
+    check_repeat(repeat)
+    servers = [parse_server(text) for text in server]
     words = shlex.split(options)
-    runs: dict[str, list[Figures]] = {OURS: [], **{server.name: [] for server in servers}}
+    runs: dict[str, list[Figures]] = {OURS: [], **{one.name: [] for one in servers}}
     if len(runs) <= len(servers):
-        names = ", ".join([OURS, *(server.name for server in servers)])
+        names = ", ".join([OURS, *(one.name for one in servers)])
         raise ValueError(f"two engines have one name: {names}; give them other names")
     failed: dict[str, str] = {}
     measure_daemon(model, words)
@@ -56,22 +66,19 @@ def measure(model: str, options: str, repeat: int, server_texts: Sequence[str]) 
         runs[OURS].append(measure_daemon(model, words))
         if not words:
             runs[OURS][-1] |= measure_clients(model)
-        for server in servers:
+        for one in servers:
             try:
-                runs[server.name].append(measure_server(server, model))
+                runs[one.name].append(measure_server(one, model))
             except EngineFailed as error:
-                failed[server.name] = str(error)
+                failed[one.name] = str(error)
     medians = {name: median_of(each) for name, each in runs.items() if each}
-    return {"model": model, "options": options, "runs": runs, "median": medians, "failed": failed}
-
-
-def as_table(figures: dict[str, Any]) -> str:
     lines = []
-    for name, medians in figures["median"].items():
-        lines += [name, *(f"  {figure:32}{value:>16,}" for figure, value in medians.items())]
-    return "\n".join(
-        [*lines, *(f"{name} failed: {why}" for name, why in figures["failed"].items())]
-    )
+    for name, figures in medians.items():
+        lines += [name, *(f"  {figure:32}{value:>16,}" for figure, value in figures.items())]
+    lines += [f"{name} failed: {reason}" for name, reason in failed.items()]
+    described = {"model": model, "options": options}
+    report(described | {"runs": runs, "median": medians, "failed": failed}, json, "\n".join(lines))
+    return 1 if failed else 0
 
 
 def median_of(runs: Sequence[Mapping[str, float]]) -> Figures:
@@ -84,35 +91,24 @@ def measure_daemon(model: str, options: Sequence[str]) -> Figures:
     """One launch of the daemon.
 
     Raises:
-        RuntimeError: it did not start; stderr has its error.
+        EngineFailed: it did not start.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "engine_core.cli", "--model", model, *options]
         command += ["--bind", f"ipc://{folder}/engine.sock", "--log-level", "error"]
-        started_s = time.perf_counter()
-        daemon = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env=plain_environment()
-        )
-        try:
-            assert daemon.stdout is not None
-            line = daemon.stdout.readline()
-            if not line:
-                raise RuntimeError(f"{shlex.join(command)} ended with code {daemon.wait()}")
-            ready_s = time.perf_counter() - started_s
+        log = Path(folder) / "log"
+        with EngineProcess(command, plain_environment(), log, answers=True) as daemon:
+            ready = daemon.ready_answer(_STARTUP_TIMEOUT_S)
+            ready_s = daemon.since_launch_s
             cpu_s = cpu_seconds(daemon.pid)
-            ready = json.loads(line)
             run(first_token(ready["address"]))
-            first_token_s = time.perf_counter() - started_s
+            first_token_s = daemon.since_launch_s
             peak_bytes = peak_memory_bytes(daemon.pid)
-        finally:
-            daemon.send_signal(signal.SIGTERM)
-            daemon.wait()
-    phases = {f"phase_{name}_s": spent_s for name, spent_s in ready["phases_s"].items()}
     return {
         "launch_to_ready_s": ready_s,
         "launch_to_first_token_s": first_token_s,
         "cpu_to_ready_s": cpu_s,
-        **phases,
+        **{f"phase_{name}_s": spent_s for name, spent_s in ready["phases_s"].items()},
         "peak_memory_bytes": peak_bytes,
     }
 
@@ -127,9 +123,9 @@ async def first_token(address: str) -> None:
 def measure_clients(model: str) -> Figures:
     """What a user waits for at a terminal, and with a script that starts an engine of its own."""
     return {
-        "script_to_first_token_s": seconds_to_output("-c", _USE_FROM_A_SCRIPT, model),
-        "help_s": seconds_to_end("-m", "engine_core.cli", "--help"),
-        "import_frontend_s": seconds_to_end("-c", "import frontend"),
+        "script_to_first_token_s": seconds_of("-c", _USE_FROM_A_SCRIPT, model, to_first_line=True),
+        "help_s": seconds_of("-m", "engine_core.cli", "--help"),
+        "import_frontend_s": seconds_of("-c", "import frontend"),
     }
 
 
@@ -153,25 +149,16 @@ def measure_server(server: ServerCommand, model: str) -> Figures:
             return warm_up_figures(running, [Workload("first token", (request,))])
 
 
-def seconds_to_end(*arguments: str) -> float:
-    """From the launch of a Python to exit code 0."""
+def seconds_of(*arguments: str, to_first_line: bool = False) -> float:
+    """From the launch of a Python to its end, or to its first line of output."""
     started_s = time.perf_counter()
     command = [sys.executable, *arguments]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=plain_environment())
-    return time.perf_counter() - started_s
-
-
-def seconds_to_output(*arguments: str) -> float:
-    """From the launch of a Python to its first line."""
-    started_s = time.perf_counter()
-    with subprocess.Popen(
-        [sys.executable, *arguments], stdout=subprocess.PIPE, env=plain_environment()
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=plain_environment()) as process:
         assert process.stdout is not None
-        line = process.stdout.readline()
+        (process.stdout.readline if to_first_line else process.communicate)()
         elapsed_s = time.perf_counter() - started_s
-    if not line or process.returncode:
-        raise RuntimeError(f"{arguments[0]} ended with code {process.returncode}")
+    if process.returncode:
+        raise RuntimeError(f"python {arguments[0]} ended with code {process.returncode}")
     return elapsed_s
 
 

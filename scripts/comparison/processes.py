@@ -28,7 +28,7 @@ _THREAD_VARIABLES = (
 )
 
 
-class EngineFailed(Exception):
+class EngineFailed(RuntimeError):
     """The engine did not start, or not answer as it should. The text has its last output."""
 
 
@@ -71,6 +71,7 @@ class EngineProcess:
                 )
             except OSError as error:
                 raise EngineFailed(f"{command[0]} cannot be run: {error.strerror}") from error
+        self.pid = self._process.pid
 
     def __enter__(self) -> Self:
         return self
@@ -159,7 +160,7 @@ class EngineProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self.pid, number)
 
 
 class MemoryWatch:

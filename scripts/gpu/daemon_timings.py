@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from scripts.gpu.timing import TimingGroup
-from tests.gpu.daemon_run import DaemonRun, Wanted, is_wrong
+from tests.gpu.daemon_run import ClientRequest, DaemonRun, is_wrong
 from tests.gpu.model_shapes import PUBLISHED, Shape
 
 NUM_REQUESTS = 256
@@ -47,10 +47,10 @@ def measure_daemon(
         RuntimeError: a request was not served as it asked.
     """
     prompts, num_outputs = workload(shape, number, shortest, longest)
-    requests = [Wanted(*pair) for pair in zip(prompts, num_outputs, strict=True)]
+    requests = [ClientRequest(*pair) for pair in zip(prompts, num_outputs, strict=True)]
     with DaemonRun(shape, device=device, options=options) as daemon:
         phases = daemon.phases()
-        daemon.serve([Wanted(prompts[0], 8)])
+        daemon.serve([ClientRequest(prompts[0], 8)])
         started_s = time.perf_counter()
         seen = daemon.serve(requests)
         seconds = time.perf_counter() - started_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from kernels.triton.activation import silu_and_mul
-from kernels.triton.block_copies import copy_blocks
 from kernels.triton.dense_linear import dense_linear as own_linear
 from kernels.triton.fp8_linear import float8_linear, prepare_float8
+from kernels.triton.kv_cache import copy_within
 from kernels.triton.moe_linear import fused_moe
 from kernels.triton.moe_routing import route
 from kernels.triton.norm import add_rms_norm
@@ -78,7 +78,7 @@ def time_block_copies(pairs: int, num_layers: int, *, device: str = "cuda") -> W
     ids = torch.randperm(block_copies.NUM_BLOCKS)
     src_ids, dst_ids = ids[:pairs], ids[pairs : 2 * pairs]
     return Work(
-        call=lambda: copy_blocks(caches, src_ids, dst_ids),
+        call=lambda: copy_within(caches, src_ids, dst_ids),
         num_bytes=2.0 * num_layers * pairs * caches[0][0].numel() * 2,
     )
 
@@ -214,116 +214,93 @@ def time_step_inputs(shape: step_inputs.Shape, *, device: str = "cuda") -> Work:
     )
 
 
+def _each(
+    name: str, prepare: Callable[..., Work], cases: Iterable[tuple[Any, ...]]
+) -> dict[str, Callable[[], Work]]:
+    """A timing for each case, its numbers put into the name."""
+    return {name.format(*case): partial(prepare, *case) for case in cases}
+
+
 def elementwise_timings() -> list[TimingGroup]:
-    widths = ((1, 4096), (64, 4096), (256, 4096), (8192, 4096), (256, 1024))
-    features = ((1, 14336), (64, 14336), (256, 14336), (8192, 14336), (256, 3072))
-    shapes = {name: rotary.SHAPES[name] for name in ("Llama-3.1-8B", "Qwen3-0.6B")}
+    widths = [(1, 4096), (64, 4096), (256, 4096), (8192, 4096), (256, 1024)]
+    features = [(1, 14336), (64, 14336), (256, 14336), (8192, 14336), (256, 3072)]
+
+    def rotary_group(name: str, *num_tokens: int) -> TimingGroup:
+        shape = rotary.SHAPES[name]
+        check = partial(rotary.check, shape, 333, BF16, device="cuda")
+        title, prepare = f"rotary + cache {name} {{}} tokens", partial(time_rotary, shape)
+        timings = _each(title, prepare, [(number,) for number in num_tokens])
+        return TimingGroup(f"rotary {name}", check, rotary.ROUNDING, timings)
+
     return [
         TimingGroup(
             "norm",
             partial(norm.check, 300, 4096, BF16, device="cuda"),
             norm.BF16_ROUNDING,
-            {
-                f"add + norm {rows} x {width}": partial(time_norm, rows, width)
-                for rows, width in widths
-            },
+            _each("add + norm {} x {}", time_norm, widths),
         ),
         TimingGroup(
             "activation",
             partial(activation.check, 300, 14336, BF16, device="cuda"),
             activation.BF16_ROUNDING,
-            {
-                f"silu x up {rows} x {width}": partial(time_activation, rows, width)
-                for rows, width in features
-            },
+            _each("silu x up {} x {}", time_activation, features),
         ),
-        *(
-            TimingGroup(
-                f"rotary {name}",
-                partial(rotary.check, shape, 333, BF16, device="cuda"),
-                rotary.ROUNDING,
-                {
-                    f"rotary + cache {name} {rows} tokens": partial(time_rotary, shape, rows)
-                    for rows in ((1, 256, 8192) if name == "Llama-3.1-8B" else (256,))
-                },
-            )
-            for name, shape in shapes.items()
-        ),
+        rotary_group("Llama-3.1-8B", 1, 256, 8192),
+        rotary_group("Qwen3-0.6B", 256),
         TimingGroup(
             "block copies",
             partial(block_copies.check_copies, 100, overlapping=False, device="cuda"),
             0,
-            {
-                f"copy {pairs} blocks in 32 layers": partial(time_block_copies, pairs, 32)
-                for pairs in (1, 64)
-            },
+            _each("copy {} blocks in {} layers", time_block_copies, [(1, 32), (64, 32)]),
         ),
     ]
 
 
 def product_timings() -> list[TimingGroup]:
+    few = [(rows, *shape) for shape in PROJECTIONS for rows in (1, 64, 256)]
+    many = [(8192, *shape) for shape in PROJECTIONS if shape[1] < 128256]
+    packed = [(1, 4096, 28672), (16, 4096, 28672), (64, 4096, 28672), (1, 4096, 4096)]
+
+    def packed_group(bits: int) -> TimingGroup:
+        check = partial(quantised_linear.check, 63, 3072, 4096, num_bits=bits, device="cuda")
+        prepare = partial(time_quantised_linear, num_bits=bits)
+        timings = _each(f"int{bits} linear {{}} x {{}} -> {{}}", prepare, packed)
+        return TimingGroup(f"int{bits} linear", check, quantised_linear.ROUNDING, timings)
+
     return [
         TimingGroup(
             "torch linear",
             partial(dense.check_linear, 63, 4096, 6144, device="cuda"),
             dense.ROUNDING,
-            {
-                f"torch linear bf16 {rows} x {inputs} -> {outputs}": partial(
-                    time_linear, F.linear, rows, inputs, outputs
-                )
-                for inputs, outputs in PROJECTIONS
-                for rows in (1, 64, 256)
-            },
+            _each("torch linear bf16 {} x {} -> {}", partial(time_linear, F.linear), few),
         ),
         TimingGroup(
             "own linear",
             partial(dense_linear.check, 63, 4096, 6144, BF16, device="cuda"),
             dense_linear.ROUNDING,
-            {
-                f"own linear bf16 {rows} x {inputs} -> {outputs}": partial(
-                    time_linear, own_linear, rows, inputs, outputs
-                )
-                for inputs, outputs in PROJECTIONS
-                for rows in (1, 64, 256, 8192)
-                if rows < 8192 or outputs < 128256
-            },
+            _each("own linear bf16 {} x {} -> {}", partial(time_linear, own_linear), few + many),
         ),
         TimingGroup(
             "fp8 linear",
             partial(fp8_linear.check, 300, 4096, 3072, device="cuda"),
             fp8_linear.ROUNDING,
-            {
-                f"fp8 linear {rows} x 4096 -> 28672": partial(time_float8_linear, rows, 4096, 28672)
-                for rows in (1, 64, 256, 8192)
-            },
+            _each(
+                "fp8 linear {} x {} -> {}",
+                time_float8_linear,
+                [(rows, 4096, 28672) for rows in (1, 64, 256, 8192)],
+            ),
         ),
-        *(
-            TimingGroup(
-                f"int{num_bits} linear",
-                partial(quantised_linear.check, 63, 3072, 4096, num_bits=num_bits, device="cuda"),
-                quantised_linear.ROUNDING,
-                {
-                    f"int{num_bits} linear {rows} x {inputs} -> {outputs}": partial(
-                        time_quantised_linear, rows, inputs, outputs, num_bits
-                    )
-                    for rows, inputs, outputs in (
-                        (1, 4096, 28672),
-                        (16, 4096, 28672),
-                        (64, 4096, 28672),
-                        (1, 4096, 4096),
-                    )
-                },
-            )
-            for num_bits in (8, 4)
-        ),
+        packed_group(8),
+        packed_group(4),
         TimingGroup(
             "moe",
             partial(moe.check, 1000, moe.QWEN3_MOE, device="cuda"),
             moe.ROUNDING,
-            {
-                f"moe Qwen3-MoE {rows} tokens": partial(time_experts, rows, moe.QWEN3_MOE)
-                for rows in (1, 64, 256, 8192)
-            },
+            _each(
+                "moe Qwen3-MoE {} tokens",
+                partial(time_experts, shape=moe.QWEN3_MOE),
+                [(1,), (64,), (256,), (8192,)],
+            ),
         ),
     ]
 
@@ -395,49 +372,43 @@ def attention_timings() -> list[TimingGroup]:
 
 
 def sampling_timings() -> list[TimingGroup]:
-    def of_rows(
-        name: str, prepare: Callable[..., Work], *options: bool
-    ) -> dict[str, Callable[[], Work]]:
-        return {
-            f"{name} {rows} x {VOCAB_SIZE}": partial(prepare, rows, VOCAB_SIZE, *options)
-            for rows in (1, 64, 256)
-        }
+    rows = [(1, VOCAB_SIZE), (64, VOCAB_SIZE), (256, VOCAB_SIZE)]
+
+    def sampling_group(name: str, limits: bool) -> TimingGroup:
+        check = partial(sampling.check, 96, VOCAB_SIZE, limits=limits, device="cuda")
+        timings = _each(f"sample {name} {{}} x {{}}", partial(time_sampling, limits=limits), rows)
+        return TimingGroup(f"sampling {name}", check, 1, timings)
 
     return [
         TimingGroup(
             "masks",
             partial(logits.check_masks, 33, VOCAB_SIZE, device="cuda"),
             0,
-            of_rows("masks", time_masks),
+            _each("masks {} x {}", time_masks, rows),
         ),
         TimingGroup(
             "penalties",
             partial(logits.check_penalties, 33, VOCAB_SIZE, device="cuda"),
             0,
-            of_rows("penalties", time_penalties),
+            _each("penalties {} x {}", time_penalties, rows),
         ),
-        *(
-            TimingGroup(
-                f"sampling {name}",
-                partial(sampling.check, 96, VOCAB_SIZE, limits=limits, device="cuda"),
-                1,
-                of_rows(f"sample {name}", time_sampling, limits),
-            )
-            for name, limits in (("free", False), ("limits", True))
-        ),
+        sampling_group("free", False),
+        sampling_group("limits", True),
         TimingGroup(
             "logprobs",
             partial(logprobs.check, 63, VOCAB_SIZE, device="cuda"),
             1e-5,
-            of_rows("logprobs", time_logprobs),
+            _each("logprobs {} x {}", time_logprobs, rows),
         ),
         TimingGroup(
             "step inputs",
             partial(step_inputs.check, step_inputs.Shape(64, 0), num_updates=20, device="cuda"),
             0,
             {
-                f"step inputs {rows} rows": partial(time_step_inputs, step_inputs.Shape(rows, 0))
-                for rows in (1, 64, 256, 1024)
+                f"step inputs {number} rows": partial(
+                    time_step_inputs, step_inputs.Shape(number, 0)
+                )
+                for number in (1, 64, 256, 1024)
             },
         ),
     ]

@@ -88,8 +88,8 @@ def _run(
         rows_path, log_path = Path(folder, "rows"), Path(folder, "log")
         rows_path.touch()
         if instruction is not None:
-            told = dataclasses.replace(instruction, rows_path=str(rows_path))
-            command = [*command, json.dumps(dataclasses.asdict(told))]
+            instruction = dataclasses.replace(instruction, rows_path=str(rows_path))
+            command = [*command, json.dumps(dataclasses.asdict(instruction))]
         lost = None
         with log_path.open("w") as log:
             process = subprocess.Popen(
@@ -100,9 +100,10 @@ def _run(
                 stderr=log,
             )
             try:
-                # pytest ends with 1 after failed tests, with 5 if there are none
                 code = process.wait(timeout=seconds)
-                if code not in (0, 1, 5) or (code == 1 and not rows_path.stat().st_size):
+                # pytest ends with 1 after failed tests, with 5 if there are none
+                is_pytest, has_rows = instruction is None, rows_path.stat().st_size > 0
+                if code and not (is_pytest and (code == 5 or (code == 1 and has_rows))):
                     lines = log_path.read_text().strip().splitlines() or ["no output"]
                     why = f"its process ended with {code}: {lines[-1][:400]}"
                     lost = {"state": "error", "why": why}

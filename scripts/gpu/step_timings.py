@@ -22,7 +22,7 @@ from kernels.interface.device_steps import SamplingMode
 from protocol.sampling import SamplingParams
 from scripts.gpu.timing import TimingGroup, Work
 from tests.gpu.checks.whole_models import HALF_RATIO, check_published
-from tests.gpu.engine_run import BLOCK_SIZE, Asked, EngineRun, Sizes, triton_operations
+from tests.gpu.engine_run import BLOCK_SIZE, EngineRun, RequestSpec, Sizes, triton_operations
 from tests.gpu.model_shapes import PUBLISHED, Shape
 
 CONTEXT = 1024
@@ -73,7 +73,7 @@ class ReadyEngine:
         names = [f"timed {at}" for at in range(batch)]
         for name in names:
             prompt = torch.randint(self.vocab_size, (context,)).tolist()
-            engine.add(Asked(name, prompt, num_steps + batch, temperature=1.0))
+            engine.add(RequestSpec(name, prompt, num_steps + batch, temperature=1.0))
         while not all(engine.answers[name].tokens for name in names):
             engine.step()
         for _ in range(3):  # the first records the graph
@@ -131,8 +131,6 @@ class ReadyEngine:
             copies=CacheCopies(),
             total_num_scheduled_tokens=int((table[:, 0] - table[:, 1]).sum()),
             scheduled_spec_decode_tokens={},
-            scheduled_encoder_inputs={},
-            num_common_prefix_blocks=[0] * self.engine.num_groups,
             finished_req_ids=finished,
             preempted_req_ids=[],
             num_output_tokens=np.zeros(len(new), np.int32),

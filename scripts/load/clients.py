@@ -241,7 +241,7 @@ async def _send_share(
         pipe.send(None)
         start = await asyncio.to_thread(pipe.recv)
         await share.run(Client(stream, start, pipe.send))
-        pipe.send(None)
+    pipe.send(None)
 
 
 def engine_stream(llm: AsyncLLM, sampling: Sampling) -> Stream:

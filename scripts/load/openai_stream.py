@@ -15,7 +15,7 @@ _PROBE_S = 2.0
 
 
 class ServerError(Exception):
-    """The server answered with something that is no stream of completions."""
+    """The answer is not a stream of completions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +31,16 @@ class Server:
     model: str
 
     @classmethod
-    def at(cls, url: str, *, model: str = "") -> Server:
+    def at(cls, url: str) -> Server:
         """
         Raises:
             ValueError: not an http:// address.
         """
         parts = urllib.parse.urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
-            raise ValueError(f"{url!r} is no http:// address, such as http://127.0.0.1:8000")
+            raise ValueError(f"{url!r} is not an http:// address, such as http://127.0.0.1:8000")
         base = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(parts.hostname, parts.port or 80, base, model)
+        return cls(parts.hostname, parts.port or 80, base, "")
 
     @property
     def url(self) -> str:

@@ -9,11 +9,12 @@ from engine_core.cli import app
 from engine_core.model_files import open_model_files
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.device import choose_device
+from engine_core.startup.model import load_by_options
 from engine_core.startup.resolve import plan_runner
-from engine_core.startup.start import load_by_options
 from kernels.cpu.linear import PackedParts
 from kernels.cpu.weights import PackedLinear
-from kernels.interface.operations import ForwardContext, LinearWeight, Operations
+from kernels.interface.operations import AttentionSpec, ForwardContext, Operations
+from kernels.interface.weights import LinearWeight
 
 
 class FormatError(ValueError):
@@ -32,6 +33,7 @@ def parse_options(words: Sequence[str]) -> EngineOptions:
         if not isinstance(options, EngineOptions):
             raise FormatError(f"{' '.join(words)!r} names no model")
         options.check()
+        options.scheduling.check()
     except FormatError:
         raise
     except Exception as error:  # cyclopts has many kinds
@@ -96,16 +98,18 @@ class LoadedFormat:
         self._windows = spec.sliding_windows
         self._planners = {
             window: self._ops.make_attention_planner(
-                num_query_heads=spec.num_query_heads,
-                num_kv_heads=spec.num_kv_heads,
-                head_size=spec.head_size,
-                block_size=options.block_size,
-                sliding_window=window,
-                max_num_seqs=1,
-                max_num_batched_tokens=max_tokens,
-                max_model_len=max_tokens,
-                dtype=loaded.dtype,
-                kv_dtype=assembly.cache_dtype,
+                AttentionSpec(
+                    num_query_heads=spec.num_query_heads,
+                    num_kv_heads=spec.num_kv_heads,
+                    head_size=spec.head_size,
+                    block_size=options.block_size,
+                    sliding_window=window,
+                    max_num_seqs=1,
+                    max_num_batched_tokens=max_tokens,
+                    max_model_len=max_tokens,
+                    dtype=loaded.dtype,
+                    kv_dtype=assembly.cache_dtype,
+                )
             )
             for window in set(spec.sliding_windows)
         }

@@ -6,7 +6,6 @@ import math
 import shlex
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ import torch
 from engine_core.model_files import open_model_files
 from engine_core.options.engine import EngineOptions
 from scripts.comparison.text import english_text, prefix_of, tokens_of
+from scripts.quality import QualityOptions
 from scripts.quality.loaded_format import FormatError, LoadedFormat, parse_options
 from scripts.quality.perplexity import Window, compare, cut_windows, negative_log_likelihoods
 
@@ -51,38 +51,31 @@ class Format:
         return cls(name, limit_percent, tuple(shlex.split(options)))
 
 
-def measure(
-    *,
-    model: str,
-    formats: list[str] | None,
-    reference: str,
-    judge_by: str,
-    context: int,
-    num_windows: int,
-    text: Path | None,
-    num_threads: int | None,
-    transformers_folder: str | None,
-) -> dict[str, Any]:
+def measure(options: QualityOptions) -> dict[str, Any]:
     """The whole report. All options are read before anything is loaded.
 
     Raises:
         ValueError, TextError, ModelFilesError, StartupError: it cannot be made.
     """
+    model, judge_by = options.model, options.judge_by
     common = ["--model", model]
-    if num_threads is not None:
-        common += ["--num-threads", str(num_threads)]
-    reference_options = parse_options([*common, *shlex.split(reference)])
-    if formats is None:
+    if options.num_threads is not None:
+        common += ["--num-threads", str(options.num_threads)]
+    reference_options = parse_options([*common, *shlex.split(options.reference)])
+    texts = options.format
+    if texts is None:
         path = open_model_files(model, report=lambda _line: None).path
-        formats = [*([_OWN_BLOCKS] if path.suffix == ".gguf" else []), *_DEFAULT_FORMATS]
-    wanted = [Format.parse(one) for one in formats]
-    options = [parse_options([*common, *one.options]) for one in wanted]
-    token_ids = tokens_of(english_text(text), model)
-    windows = cut_windows(token_ids, prefix_of(model), context=context, num_windows=num_windows)
+        texts = (*([_OWN_BLOCKS] if path.suffix == ".gguf" else []), *_DEFAULT_FORMATS)
+    formats = [Format.parse(one) for one in texts]
+    their_options = [parse_options([*common, *one.options]) for one in formats]
+    token_ids = tokens_of(english_text(options.text), model)
+    windows = cut_windows(
+        token_ids, prefix_of(model), context=options.context, num_windows=options.windows
+    )
     reference_N, tokens_per_s = _measure(reference_options, windows)
     rows = [_row("reference", reference_N, model=reference_N) | {"tokens_per_s": tokens_per_s}]
     _log(rows[0])
-    for one, its_options in zip(wanted, options, strict=True):
+    for one, its_options in zip(formats, their_options, strict=True):
         own_N, _ = _measure(its_options, windows, in_floats=True)
         nll_N, tokens_per_s = _measure(its_options, windows)
         row = _row(one.name, nll_N, model=reference_N, own=own_N) | {"tokens_per_s": tokens_per_s}
@@ -91,18 +84,18 @@ def measure(
             row["within_limit"] = row[f"above_{judge_by}_percent"] <= one.limit_percent
         rows.append(row)
         _log(row)
-    if transformers_folder:
-        nll_N = _through_transformers(transformers_folder, windows)
+    if options.transformers:
+        nll_N = _through_transformers(options.transformers, windows)
         rows.append(_row("transformers, float32", nll_N, model=reference_N))
         _log(rows[-1])
     return {
         "model": model,
-        "reference": reference,
-        "text": str(text or "the Python language reference"),
-        "context": context,
-        "windows": num_windows,
+        "reference": options.reference,
+        "text": str(options.text or "the Python language reference"),
+        "context": options.context,
+        "windows": options.windows,
         "judged_by": judge_by,
-        "options": {one.name: shlex.join(one.options) for one in wanted},
+        "options": {one.name: shlex.join(one.options) for one in formats},
         "formats": rows,
     }
 

@@ -14,7 +14,6 @@ from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import Request, Scheduler, SchedulerConfig, SchedulerStatistics
 from engine_core.scheduler.errors import QueueFull
 from engine_core.scheduler.plan import Int32Array, ModelRunnerOutput, SchedulerOutput
-from protocol.outputs import EngineCoreOutput
 from protocol.sampling import SamplingParams
 from scripts.simulator import SimulationError
 from scripts.simulator.metrics import RequestMetrics
@@ -126,7 +125,12 @@ class SimulatedEngine:
         refused: list[TraceRequest] = []
         for of_client in outputs.values():
             for output in of_client.other_outputs:
-                self._process(output, end_s, finished, refused)
+                one = self._live[output.request_id]
+                if one.first_token_s is None and output.new_token_ids:
+                    one.first_token_s = end_s
+                if output.finish_reason is not None:
+                    is_finished = self._finish(self._live.pop(output.request_id), end_s)
+                    (finished if is_finished else refused).append(one.traced)
         return finished, refused
 
     # ------------------------------------------------------------------ inside
@@ -171,39 +175,19 @@ class SimulatedEngine:
             assert one.slot is not None
             self._times.assign_row(one.slot, resumed.row)
 
-    def _process(
-        self,
-        output: EngineCoreOutput,
-        now_s: float,
-        finished: list[TraceRequest],
-        refused: list[TraceRequest],
-    ) -> None:
-        one = self._live[output.request_id]
-        if one.first_token_s is None and output.new_token_ids:
-            one.first_token_s = now_s
-        if output.finish_reason is None:
-            return
-        del self._live[output.request_id]
+    def _finish(self, one: _Live, now_s: float) -> bool:
+        """False if it was refused."""
         # a request and its sequence refer to each other: with many engines they would stay in
         # memory until the garbage collector comes to them
         one.request.sequences.clear()
-        traced = one.traced
         longest_gap_s = 0.0 if one.slot is None else self._times.remove_sequence(one.slot)
         if one.first_token_s is None or not one.is_running:
             self._metrics.refuse("can never fit")
-            refused.append(traced)
-            return
-        self._metrics.finish(
-            arrival_s=traced.arrival_s,
-            first_token_s=one.first_token_s,
-            finished_s=now_s,
-            longest_gap_s=longest_gap_s,
-            num_prompt_tokens=traced.num_prompt_tokens,
-            num_output_tokens=min(
-                traced.num_output_tokens, self._max_model_len - traced.num_prompt_tokens
-            ),
-        )
-        finished.append(traced)
+            return False
+        traced = one.traced
+        num_tokens = min(traced.num_output_tokens, self._max_model_len - traced.num_prompt_tokens)
+        self._metrics.finish(traced, num_tokens, one.first_token_s, now_s, longest_gap_s)
+        return True
 
     def _idle(self, duration_s: float) -> float:
         """Nothing to compute: outputs to send, copies, or a policy that waits."""

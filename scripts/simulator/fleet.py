@@ -13,7 +13,6 @@ from scripts.simulator.engine import SimulatedEngine
 from scripts.simulator.trace import TraceRequest
 
 _ARRIVAL, _STEP_END, _STEP_START = range(3)
-_MASK = 2**64 - 1
 _MIN_MATCH = 0.5
 """Least share of the prompt that an engine must have been sent."""
 
@@ -65,7 +64,8 @@ class Sticky:
     reads_loads = False
 
     def choose(self, request: TraceRequest, loads: list[int]) -> int:
-        return scramble(request.index if request.session is None else request.session) % len(loads)
+        session = request.index if request.session is None else request.session
+        return hash((session, session)) % len(loads)
 
 
 class CacheAware:
@@ -137,23 +137,16 @@ class CacheAware:
 
 
 def _prefixes(request: TraceRequest) -> tuple[list[int], list[int]]:
-    """Of each prefix of the prompt a hash and its length."""
+    """Of each prefix of the prompt a hash and its length. Hashes of numbers are the same in every
+    process."""
     prefixes, ends = [], []
     prefix = end = 0
-    for token_id, length in request.segments:
-        prefix = scramble(prefix ^ scramble(token_id << 32 | length))
-        end += length
+    for segment in request.segments:
+        prefix = hash((prefix, segment))
+        end += segment[1]
         prefixes.append(prefix)
         ends.append(end)
     return prefixes, ends
-
-
-def scramble(value: int) -> int:
-    """A 64-bit number that looks random, the same in every run (splitmix64's last steps)."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
 
 
 def make_router(name: str, seed: int) -> Router:

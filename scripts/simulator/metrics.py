@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from scripts.load.records import distribution, throughput
 from scripts.load.report import latency_lines
+from scripts.simulator.trace import TraceRequest
 
 LATENCIES = {
     "ttft": "time to first token",
@@ -45,21 +46,19 @@ class RequestMetrics:
 
     def finish(
         self,
-        *,
-        arrival_s: float,
+        request: TraceRequest,
+        num_output_tokens: int,
         first_token_s: float,
         finished_s: float,
         longest_gap_s: float,
-        num_prompt_tokens: int,
-        num_output_tokens: int,
     ) -> None:
         columns, num_gaps = self._latencies_s, num_output_tokens - 1
-        columns["ttft"].append(first_token_s - arrival_s)
-        columns["end_to_end"].append(finished_s - arrival_s)
+        columns["ttft"].append(first_token_s - request.arrival_s)
+        columns["end_to_end"].append(finished_s - request.arrival_s)
         # an answer of one token has no time per token after the first
         columns["tpot"].append((finished_s - first_token_s) / num_gaps if num_gaps else np.nan)
         columns["longest_gap"].append(longest_gap_s if num_gaps else np.nan)
-        self._num_prompt_tokens += num_prompt_tokens
+        self._num_prompt_tokens += request.num_prompt_tokens
         self._num_output_tokens.append(num_output_tokens)
 
     def refuse(self, reason: str) -> None:

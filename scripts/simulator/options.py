@@ -4,12 +4,12 @@ planner's processes make the same parts again.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import SchedulerConfig
@@ -23,10 +23,17 @@ from scripts.simulator.synthetic import (
     Chats,
     SharedPrefixes,
     SyntheticTrace,
+    independent,
     parse_lengths,
     read_pairs,
 )
-from scripts.simulator.trace import TraceFile, TraceRequest, take_part
+from scripts.simulator.trace import MAX_REQUESTS, TraceFile, TraceRequest, take_part
+
+MAX_ENGINES = 100_000
+
+
+def _option(text: str, **limits: float) -> Parameter:
+    return Parameter(help=text, validator=Number(**limits))
 
 
 @Parameter(name="*", group="Trace")
@@ -45,8 +52,8 @@ class TraceOptions:
     burstiness: Annotated[
         float, Parameter(help="Gamma: coefficient of variation of the gaps, 1 is Poisson.")
     ] = 2.0
-    swing: Annotated[float, Parameter(help="Diurnal: share by which the rate rises, falls.")] = 0.5
-    period: Annotated[float, Parameter(help="Diurnal: seconds.")] = 3600.0
+    swing: Annotated[float, _option("Diurnal: share by which the rate varies.", gte=0, lte=1)] = 0.5
+    period: Annotated[float, _option("Diurnal: seconds.", gt=0)] = 3600.0
     prompt_len: Annotated[
         str, Parameter(help="Tokens: 512, uniform:A:B, log-uniform:A:B, lognormal:MEDIAN:SIGMA:MAX")
     ] = "log-uniform:32:2048"
@@ -54,27 +61,25 @@ class TraceOptions:
     length_pairs: Annotated[
         Path | None, Parameter(help="Lines `prompt,output` to draw lengths from, instead.")
     ] = None
-    prefixes: Annotated[int, Parameter(help="Number of shared system prompts.")] = 0
-    prefix_len: Annotated[int, Parameter(help="Tokens of each, besides the prompt's own.")] = 512
+    prefixes: Annotated[int, _option("Number of shared system prompts.", gte=0)] = 0
+    prefix_len: Annotated[int, _option("Tokens of each, besides the prompt's own.", gte=1)] = 512
     prefix_zipf: Annotated[float, Parameter(help="Exponent of their popularity.")] = 1.0
-    turns: Annotated[float, Parameter(help="Mean turns of a chat; 1: no chats.")] = 1.0
-    think: Annotated[float, Parameter(help="Mean seconds between answer and next turn.")] = 10.0
-    tenants: Annotated[int, Parameter(help="Number of tenants; 0: requests have none.")] = 0
+    turns: Annotated[float, _option("Mean turns of a chat; 1: no chats.", gte=1)] = 1.0
+    think: Annotated[float, _option("Mean seconds between answer and next turn.", gte=0)] = 10.0
+    tenants: Annotated[int, _option("Number of tenants; 0: requests have none.", gte=0)] = 0
     num_requests: Annotated[
-        int | None, Parameter(help="Most requests; default: 1000, of a file all.")
+        int | None, _option("Most requests; default: 1000, of a file all.", gte=1, lte=MAX_REQUESTS)
     ] = None
-    rate_scale: Annotated[float, Parameter(help="Factor of the arrival rate.")] = 1.0
-    skip: Annotated[float, Parameter(help="Leave out the trace's first seconds.")] = 0.0
+    rate_scale: Annotated[float, _option("Factor of the arrival rate.", gt=0)] = 1.0
+    skip: Annotated[float, _option("Leave out the trace's first seconds.", gte=0)] = 0.0
     duration: Annotated[
-        float | None, Parameter(help="Seconds of the trace's own clock to take.")
+        float | None, _option("Seconds of the trace's own clock to take.", gt=0)
     ] = None
-    delay: Annotated[float, Parameter(help="Shift all arrivals by seconds.")] = 0.0
-    seed: Annotated[int, Parameter(help="Of all that is random.")] = 0
+    delay: Annotated[float, _option("Shift all arrivals by seconds.", gte=0)] = 0.0
+    seed: Annotated[int, _option("Of all that is random.", gte=0)] = 0
 
     def make(self, max_model_len: int) -> TraceFile | SyntheticTrace:
         """The whole trace, of which `requests` takes a part."""
-        if self.seed < 0:
-            raise SimulationError(f"--seed is {self.seed}, it must be at least 0")
         if (self.trace is None) != (self.trace_format is None):
             given, missing = ("--trace", "--trace-format")[:: 1 if self.trace else -1]
             raise SimulationError(f"{given} is given without {missing}; give both or neither")
@@ -119,17 +124,19 @@ class TraceOptions:
             "gamma": functools.partial(arrivals.gamma, self.rate, self.burstiness),
             "diurnal": functools.partial(arrivals.diurnal, self.rate, self.swing, self.period),
         }
+        lengths = independent(
+            parse_lengths("--prompt-len", self.prompt_len),
+            parse_lengths("--output-len", self.output_len),
+        )
         return SyntheticTrace(
             arrivals=processes[self.arrivals],
-            prompt_lengths=parse_lengths("--prompt-len", self.prompt_len),
-            output_lengths=parse_lengths("--output-len", self.output_len),
+            lengths=lengths if self.length_pairs is None else read_pairs(self.length_pairs),
             num_requests=1000 if self.num_requests is None else self.num_requests,
             seed=self.seed,
             prefixes=SharedPrefixes(self.prefixes, self.prefix_len, self.prefix_zipf)
             if self.prefixes
             else None,
             chats=Chats(self.turns, self.think, max_model_len // 2) if self.turns != 1 else None,
-            length_pairs=None if self.length_pairs is None else read_pairs(self.length_pairs),
             num_tenants=self.tenants,
         )
 
@@ -191,7 +198,7 @@ class StepTimeOptions:
 
     hardware: Annotated[Literal[tuple(HARDWARE)], Parameter(help="Roofline of.")] = "h200"  # type: ignore[valid-type]
     model: Annotated[Literal[tuple(SHAPES)], Parameter(help="Its shapes.")] = "llama-3.1-8b"  # type: ignore[valid-type]
-    step_overhead_ms: Annotated[float, Parameter(help="Added to every step.")] = 0.0
+    step_overhead_ms: Annotated[float, _option("Added to every step.", gte=0)] = 0.0
     fitted: Annotated[
         Path | None, Parameter(help="Fit the daemon's step trace instead (engine-core --trace).")
     ] = None
@@ -200,10 +207,6 @@ class StepTimeOptions:
     ] = False
 
     def roofline(self, block_size: int) -> Roofline:
-        if self.step_overhead_ms < 0:
-            raise SimulationError(
-                f"--step-overhead-ms is {self.step_overhead_ms}, it must be at least 0"
-            )
         hardware = dataclasses.replace(
             HARDWARE[self.hardware], overhead_s=self.step_overhead_ms / 1000
         )
@@ -228,24 +231,20 @@ class StepTimeOptions:
 class FleetOptions:
     """Engines, their router and the SLO."""
 
-    engines: Annotated[int, Parameter(help="Engines behind the router.")] = 1
+    engines: Annotated[int, _option("Engines behind the router.", gte=1, lte=MAX_ENGINES)] = 1
     router: Literal["round-robin", "random", "least-loaded", "cache-aware", "sticky"] = (
         "round-robin"
     )
     router_view_ms: Annotated[
-        float, Parameter(help="Time between the router's looks at loads; 0: it always knows them.")
+        float, _option("Time between the router's looks at loads; 0: it always knows them.", gte=0)
     ] = 0.0
-    slo_ttft_ms: Annotated[float | None, Parameter(help="Limit of the TTFT.")] = None
-    slo_tpot_ms: Annotated[float | None, Parameter(help="Limit of the TPOT.")] = None
+    slo_ttft_ms: Annotated[float | None, _option("Limit of the TTFT.", gt=0)] = None
+    slo_tpot_ms: Annotated[float | None, _option("Limit of the TPOT.", gt=0)] = None
     max_duration: Annotated[
         float | None, Parameter(help="Break off after seconds of virtual time.")
     ] = None
 
     def view_s(self, router: Router) -> float:
-        if not (self.router_view_ms >= 0 and math.isfinite(self.router_view_ms)):
-            raise SimulationError(
-                f"--router-view-ms is {self.router_view_ms}, it must be at least 0"
-            )
         if self.router_view_ms and not router.reads_loads:
             raise SimulationError(
                 f"--router-view-ms is {self.router_view_ms} and does nothing with --router "
@@ -254,10 +253,8 @@ class FleetOptions:
         return self.router_view_ms / 1000
 
     def slo(self) -> SLO:
-        limits_s = {}
-        for name in ("ttft", "tpot"):
-            value = getattr(self, f"slo_{name}_ms")
-            if value is not None and not value > 0:
-                raise SimulationError(f"--slo-{name}-ms is {value}, it must be above 0")
-            limits_s[f"{name}_s"] = None if value is None else value / 1000
-        return SLO(**limits_s)
+        ttft_ms, tpot_ms = self.slo_ttft_ms, self.slo_tpot_ms
+        return SLO(
+            ttft_s=None if ttft_ms is None else ttft_ms / 1000,
+            tpot_s=None if tpot_ms is None else tpot_ms / 1000,
+        )

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import multiprocessing
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,7 @@ from scripts.simulator.engine import SimulatedEngine
 from scripts.simulator.fleet import CacheAware, Fleet, make_router
 from scripts.simulator.metrics import RequestMetrics
 from scripts.simulator.options import EngineOptions, FleetOptions, StepTimeOptions, TraceOptions
-from scripts.simulator.picture import Timeline
-
-MAX_ENGINES = 100_000
-_COUNTERS = (
-    "num_prompt_tokens",
-    "num_cached_prompt_tokens",
-    "num_host_cached_prompt_tokens",
-    "num_preemptions",
-    "num_preemptions_by_swap",
-    "num_preemptions_forced",
-)
+from scripts.simulator.picture import Timeline, draw
 
 
 @Parameter(name="*")
@@ -47,17 +38,9 @@ class Scenario:
         }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
-    document: dict[str, Any]
-    metrics: RequestMetrics
-    timeline: Timeline | None
-
-
-def simulate(scenario: Scenario, *, with_timeline: bool = False) -> Outcome:
+def simulate(scenario: Scenario, picture: Path | None = None) -> dict[str, Any]:
+    """The document; a picture of the run too if there is a path for it."""
     options = scenario.fleet
-    if not 1 <= options.engines <= MAX_ENGINES:
-        raise SimulationError(f"--engines is {options.engines}, it must be from 1 to {MAX_ENGINES}")
     slo = options.slo()
     config = scenario.engine.scheduler_config(options)
     block_size, num_blocks = scenario.engine.block_size, scenario.engine.num_blocks
@@ -66,14 +49,16 @@ def simulate(scenario: Scenario, *, with_timeline: bool = False) -> Outcome:
     trace = scenario.trace.make(config.max_model_len)
     model = scenario.step_times.make(block_size, scenario.trace.seed)
     router = make_router(options.router, scenario.trace.seed)
-    metrics, timeline = RequestMetrics(), Timeline() if with_timeline else None
+    metrics, timeline = RequestMetrics(), None if picture is None else Timeline()
     engines = [
         SimulatedEngine(config, scenario.engine.make_cache(num_blocks), model, metrics, timeline)
         for _ in range(options.engines)
     ]
     fleet = Fleet(engines, router, options.max_duration, view_s=options.view_s(router))
     fleet.run(scenario.trace.requests(trace))
-    document = {
+    if picture is not None and timeline is not None:
+        draw(picture, metrics, timeline)
+    return {
         "scenario": scenario.describe(),
         "step_model": model.describe(),
         "trace": {
@@ -91,40 +76,45 @@ def simulate(scenario: Scenario, *, with_timeline: bool = False) -> Outcome:
             else None,
         },
     }
-    return Outcome(document, metrics, timeline)
 
 
 def engine_summary(
     engines: list[SimulatedEngine], num_blocks: int, duration_s: float
 ) -> dict[str, Any]:
     """Over all engines."""
-    statistics = [engine.statistics() for engine in engines]
-    totals = {name: sum(getattr(one, name) for one in statistics) for name in _COUNTERS}
     counters = [engine.counters for engine in engines]
-    num_steps = sum(one.num_steps for one in counters)
+    statistics = [engine.statistics() for engine in engines]
+
+    def total(counted: Sequence[object], name: str) -> float:
+        return sum(getattr(one, name) for one in counted)
+
+    num_steps = int(total(counters, "num_steps"))
     engine_seconds = duration_s * len(engines)
     received = [one.num_received for one in counters]
-    cached, in_host = totals["num_cached_prompt_tokens"], totals["num_host_cached_prompt_tokens"]
+    prompt = total(statistics, "num_prompt_tokens")
+    cached = total(statistics, "num_cached_prompt_tokens")
+    in_host = total(statistics, "num_host_cached_prompt_tokens")
+    swapped = total(statistics, "num_preemptions_by_swap")
     return {
         "num_engines": len(engines),
         "num_steps": num_steps,
-        "mean_tokens_a_step": _ratio(sum(one.num_step_tokens for one in counters), num_steps),
-        "mean_batch": _ratio(sum(one.num_step_sequences for one in counters), num_steps),
-        "utilisation": _ratio(sum(one.busy_s for one in counters), engine_seconds),
+        "mean_tokens_a_step": _ratio(total(counters, "num_step_tokens"), num_steps),
+        "mean_batch": _ratio(total(counters, "num_step_sequences"), num_steps),
+        "utilisation": _ratio(total(counters, "busy_s"), engine_seconds),
         "cache_hit_rate": {
-            "all": _ratio(cached, totals["num_prompt_tokens"]),
-            "device": _ratio(cached - in_host, totals["num_prompt_tokens"]),
-            "host": _ratio(in_host, totals["num_prompt_tokens"]),
+            "all": _ratio(cached, prompt),
+            "device": _ratio(cached - in_host, prompt),
+            "host": _ratio(in_host, prompt),
         },
         "preemptions": {
-            "recompute": totals["num_preemptions"] - totals["num_preemptions_by_swap"],
-            "swap": totals["num_preemptions_by_swap"],
-            "forced": totals["num_preemptions_forced"],
+            "recompute": total(statistics, "num_preemptions") - swapped,
+            "swap": swapped,
+            "forced": total(statistics, "num_preemptions_forced"),
         },
         "blocks": {
             "total_an_engine": num_blocks,
             "mean_share_used": _ratio(
-                sum(one.block_seconds for one in counters), engine_seconds * num_blocks
+                total(counters, "block_seconds"), engine_seconds * num_blocks
             ),
             "peak_share_used": max(one.peak_blocks for one in counters) / num_blocks,
         },
@@ -152,9 +142,6 @@ def plan(
     slo = scenario.fleet.slo()
     if slo.ttft_s is None and slo.tpot_s is None:
         raise SimulationError("there is no SLO; give --slo-ttft-ms or --slo-tpot-ms, or both")
-    for name, values in (("--budget", budgets), ("--max-replicas", (max_replicas,))):
-        if not values or min(values) < 1:
-            raise SimulationError(f"{name} is {list(values)}, each must be at least 1")
     budgets = tuple(sorted(set(budgets)))
     search = functools.partial(fewest_replicas, scenario, max_replicas=max_replicas)
     num_processes = min(num_processes or os.cpu_count() or 1, len(budgets))
@@ -208,7 +195,7 @@ def _try(scenario: Scenario, budget: int, replicas: int) -> dict[str, Any]:
         engine=dataclasses.replace(scenario.engine, max_num_batched_tokens=budget),
         fleet=dataclasses.replace(scenario.fleet, engines=replicas),
     )
-    document = simulate(scenario).document
+    document = simulate(scenario)
     requests = document["requests"]
     ttft, tpot = (
         None if requests[name] is None else requests[name]["p99"] for name in ("ttft_s", "tpot_s")

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,32 +17,24 @@ _MIN_STEPS = 8
 _NUM_RESIDUALS = 4096
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StepWork:
+class StepWork(NamedTuple):
     """What a step computes, in the numbers that its time depends on."""
 
     num_tokens: int
     num_sequences: int
-    num_sampled: int
-    """Sequences that get a new token: all their tokens are computed after this step."""
     num_context_tokens: int
     """Keys and values read: of each sequence, its tokens up to the last one of this step."""
     num_attention_pairs: int
     """Query-key pairs, each query with itself and all tokens before it."""
-    num_copied_blocks: int = 0
+    num_copied_blocks: int
     """Between device and host memory."""
+    num_sampled: int
+    """Sequences that get a new token: all their tokens are computed after this step."""
 
     @property
     def features(self) -> tuple[float, ...]:
         """In the order of FEATURES."""
-        return (
-            1.0,
-            self.num_tokens,
-            self.num_sequences,
-            self.num_context_tokens,
-            self.num_attention_pairs,
-            self.num_copied_blocks,
-        )
+        return (1.0, *self[:5])
 
 
 def work_of(plan: SchedulerOutput, num_sampled: int) -> StepWork:
@@ -56,10 +48,10 @@ def work_of(plan: SchedulerOutput, num_sampled: int) -> StepWork:
     return StepWork(
         num_tokens=num_tokens,
         num_sequences=num_sequences,
-        num_sampled=num_sampled,
         num_context_tokens=context,
         num_attention_pairs=pairs,
         num_copied_blocks=len(copies.swap_in) + len(copies.swap_out),
+        num_sampled=num_sampled,
     )
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from scripts.simulator import SimulationError
-from scripts.simulator.trace import MAX_REQUESTS, Segment, TraceRequest, Turn, shared_segment
+from scripts.simulator.trace import Segment, TraceRequest, Turn, shared_segment
 
 Int64Array = npt.NDArray[np.int64]
 Lengths = Callable[[np.random.Generator, int], Int64Array]
-"""(random numbers, how many) to that many lengths."""
+"""(random numbers, count) to that many lengths, [count]; of pairs, [count, 2]."""
 _CHUNK = 1024
 
 
@@ -64,8 +64,13 @@ def parse_lengths(option: str, text: str) -> Lengths:
     )
 
 
-def read_pairs(path: Path) -> Int64Array:
-    """Lines of `prompt tokens,output tokens`, to be drawn from with replacement; [N, 2]."""
+def independent(prompts: Lengths, outputs: Lengths) -> Lengths:
+    """Pairs."""
+    return lambda random, count: np.stack([prompts(random, count), outputs(random, count)], axis=1)
+
+
+def read_pairs(path: Path) -> Lengths:
+    """Pairs drawn with replacement from a file's lines of `prompt tokens,output tokens`."""
     pairs = []
     try:
         for number, line in enumerate(path.read_text().splitlines(), start=1):
@@ -79,7 +84,8 @@ def read_pairs(path: Path) -> Int64Array:
         raise SimulationError(f"cannot read {path}: {error.strerror}") from None
     if not pairs or min(map(min, pairs)) < 1:
         raise SimulationError(f"{path} must hold pairs of lengths above 0, write lines as 512,128")
-    return np.array(pairs, np.int64)
+    array = np.array(pairs, np.int64)
+    return lambda random, count: array[random.integers(len(array), size=count)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,18 +118,16 @@ class SyntheticTrace:
     Args:
         arrivals: from a generator to endless rising times (`scripts.load.arrivals`).
         num_requests: in all, later turns of chats included.
-        length_pairs: [N, 2], drawn together; if given, the two distributions are not used.
+        lengths: draws prompts' own tokens and outputs, as `parse_lengths` and `read_pairs` do.
         num_tenants: each request belongs to one of them, drawn at random; 0 for none.
     """
 
     arrivals: Callable[[np.random.Generator], Iterator[float]]
-    prompt_lengths: Lengths
-    output_lengths: Lengths
+    lengths: Lengths
     num_requests: int
     seed: int
     prefixes: SharedPrefixes | None = None
     chats: Chats | None = None
-    length_pairs: Int64Array | None = None
     num_tenants: int = 0
 
     @property
@@ -131,23 +135,6 @@ class SyntheticTrace:
         return f"synthetic, seed {self.seed}"
 
     num_skipped: ClassVar[int] = 0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.num_requests <= MAX_REQUESTS:
-            raise SimulationError(
-                f"num_requests is {self.num_requests}, it must be from 1 to {MAX_REQUESTS}"
-            )
-        prefixes, chats = self.prefixes, self.chats
-        if prefixes is not None and (prefixes.count < 1 or prefixes.num_tokens < 1):
-            raise SimulationError(
-                f"{prefixes.count} shared prefixes of {prefixes.num_tokens} tokens were asked for, "
-                "both must be at least 1"
-            )
-        if chats is not None and not (chats.mean_turns >= 1 and chats.mean_think_s >= 0):
-            raise SimulationError(
-                f"chats of {chats.mean_turns} turns with {chats.mean_think_s} s between them were "
-                "asked for; turns must be at least 1, seconds at least 0"
-            )
 
     def __iter__(self) -> Iterator[TraceRequest]:
         # arrivals have a generator of their own: other lengths leave the times as they are
@@ -180,7 +167,7 @@ class SyntheticTrace:
             if chats is not None:
                 num_turns = random.geometric(1 / chats.mean_turns, _CHUNK).tolist()
             total = sum(num_turns)
-            texts, outputs = self._draw_lengths(random, total)
+            texts, outputs = self.lengths(random, total).T.tolist()
             thinks = random.exponential(chats.mean_think_s, total) if chats else np.zeros(total)
             prefixes = self.prefixes.draw(random, _CHUNK) if self.prefixes else [()] * _CHUNK
             tenants: list[str | None] = [None] * _CHUNK
@@ -208,12 +195,3 @@ class SyntheticTrace:
                 return tuple(turns[:place])
             num_said += turn.num_text_tokens + turn.num_output_tokens
         return tuple(turns)
-
-    def _draw_lengths(self, random: np.random.Generator, count: int) -> tuple[list[int], list[int]]:
-        if self.length_pairs is not None:
-            pairs = self.length_pairs[random.integers(len(self.length_pairs), size=count)]
-            return pairs[:, 0].tolist(), pairs[:, 1].tolist()
-        prompts, outputs = (
-            lengths(random, count) for lengths in (self.prompt_lengths, self.output_lengths)
-        )
-        return prompts.tolist(), outputs.tolist()

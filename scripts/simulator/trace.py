@@ -6,9 +6,9 @@ import datetime
 import itertools
 import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Annotated, ClassVar, TextIO
 
 import msgspec
 
@@ -120,14 +120,6 @@ def take_part(
         max_requests: without the later turns of chats.
         delay_s: added to every arrival, after scaling.
     """
-    for name, value in (("rate_scale", rate_scale), ("duration_s", duration_s)):
-        if value is not None and not value > 0:
-            raise SimulationError(f"{name} is {value}, it must be above 0")
-    for name, value in (("skip_s", skip_s), ("delay_s", delay_s)):
-        if not value >= 0:
-            raise SimulationError(f"{name} is {value}, it must be at least 0")
-    if max_requests is not None and max_requests < 1:
-        raise SimulationError(f"num_requests is {max_requests}, it must be at least 1")
     stop_s = math.inf if duration_s is None else skip_s + duration_s
     part = itertools.takewhile(
         lambda request: request.arrival_s < stop_s,
@@ -143,43 +135,50 @@ def take_part(
 
 MOONCAKE_BLOCK_TOKENS = 512
 """Of each hash id."""
-FORMATS = ("azure", "mooncake", "burstgpt")
+_Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-def azure_time_s(text: str) -> float:
-    """`2023-11-16 18:15:46.6805900`, with or without a zone; in seconds since 1970."""
-    time = datetime.datetime.fromisoformat(text)
-    return (time if time.tzinfo else time.replace(tzinfo=datetime.UTC)).timestamp()
+class _Azure(msgspec.Struct, frozen=True):
+    time: datetime.datetime = msgspec.field(name="TIMESTAMP")
+    num_prompt_tokens: _Count = msgspec.field(name="ContextTokens")
+    num_output_tokens: _Count = msgspec.field(name="GeneratedTokens")
+    hash_ids: ClassVar[tuple[int, ...]] = ()
+
+    @property
+    def time_s(self) -> float:
+        time = self.time if self.time.tzinfo else self.time.replace(tzinfo=datetime.UTC)
+        return time.timestamp()
 
 
-_CSV: dict[str, tuple[tuple[str, str, str], Callable[[str], float]]] = {
-    "azure": (("TIMESTAMP", "ContextTokens", "GeneratedTokens"), azure_time_s),
-    "burstgpt": (("Timestamp", "Request tokens", "Response tokens"), float),
-}
+class _BurstGPT(msgspec.Struct, frozen=True):
+    time_s: float = msgspec.field(name="Timestamp")
+    num_prompt_tokens: _Count = msgspec.field(name="Request tokens")
+    num_output_tokens: _Count = msgspec.field(name="Response tokens")
+    hash_ids: ClassVar[tuple[int, ...]] = ()
 
 
-class _Row(msgspec.Struct, frozen=True):
-    """A line of a Mooncake trace; the others are brought to its form."""
+class _Mooncake(msgspec.Struct, frozen=True):
+    """In lines of JSON; the others are CSV."""
 
-    timestamp: float
-    input_length: int
-    output_length: int
+    time_ms: float = msgspec.field(name="timestamp")
+    num_prompt_tokens: _Count = msgspec.field(name="input_length")
+    num_output_tokens: _Count = msgspec.field(name="output_length")
     hash_ids: tuple[int, ...] = ()
+
+    @property
+    def time_s(self) -> float:
+        return self.time_ms / 1000
+
+
+_Row = _Azure | _BurstGPT | _Mooncake
+FORMATS: dict[str, type[_Row]] = {"azure": _Azure, "mooncake": _Mooncake, "burstgpt": _BurstGPT}
 
 
 class TraceFile:
-    """A trace in a public format, read a row at a time.
-
-        azure      CSV: TIMESTAMP, ContextTokens, GeneratedTokens
-        burstgpt   CSV: Timestamp (s), Request tokens, Response tokens
-        mooncake   JSON lines: timestamp (ms), input_length, output_length, hash_ids
+    """A trace in a public format, read a row at a time and anew for each iteration.
 
     Times are shifted so that the first request arrives at 0. A row without prompt or answer is a
     request that failed where it was recorded: it is skipped and counted.
-
-    Args:
-        path: read anew for each iteration.
-        file_format: one of FORMATS.
     """
 
     def __init__(self, path: Path, file_format: str) -> None:
@@ -187,87 +186,62 @@ class TraceFile:
             raise SimulationError(
                 f"the trace format is {file_format!r}, it must be one of {', '.join(FORMATS)}"
             )
+        self.name = f"{file_format}, {path.name}"
         self._path = path
-        self._format = file_format
+        self._row_type = FORMATS[file_format]
         self.num_skipped = 0
         """Rows that are no requests; complete after the last request."""
 
-    @property
-    def name(self) -> str:
-        return f"{self._format}, {self._path.name}"
-
     def __iter__(self) -> Iterator[TraceRequest]:
         self.num_skipped = index = 0
-        first_ms = last_ms = None
+        first_s = last_s = None
         try:
             with self._path.open(newline="", encoding="utf-8-sig") as file:
-                read = self._json_rows if self._format == "mooncake" else self._csv_rows
-                for line, row in read(file):
-                    self._check(line, row, last_ms)
-                    last_ms = row.timestamp
-                    if not row.output_length or not row.input_length:
+                for line, row in self._rows(file):
+                    self._check(line, row, last_s)
+                    last_s = row.time_s
+                    if not row.num_output_tokens or not row.num_prompt_tokens:
                         self.num_skipped += 1
                         continue
-                    first_ms = row.timestamp if first_ms is None else first_ms
-                    yield _request(index, row, (row.timestamp - first_ms) / 1000)
+                    first_s = row.time_s if first_s is None else first_s
+                    yield _request(index, row, row.time_s - first_s)
                     index += 1
         except OSError as error:
             raise SimulationError(f"cannot read {self._path}: {error.strerror}") from None
         except UnicodeDecodeError as error:
             raise SimulationError(f"{self._path} is no text in UTF-8: {error.reason}") from None
 
-    def _json_rows(self, file: TextIO) -> Iterator[tuple[int, _Row]]:
-        decoder = msgspec.json.Decoder(_Row)
-        for line, text in enumerate(file, start=1):
-            if text.strip():
-                try:
-                    yield line, decoder.decode(text)
-                except msgspec.MsgspecError as error:
-                    raise self._error(line, f"{text.strip()!r:.80}: {error}") from None
+    def _rows(self, file: TextIO) -> Iterator[tuple[int, _Row]]:
+        line, row = 0, None
+        try:
+            if self._row_type is _Mooncake:
+                decoder = msgspec.json.Decoder(_Mooncake)
+                for line, row in enumerate(map(str.strip, file), start=1):
+                    if row:
+                        yield line, decoder.decode(row)
+            else:
+                reader = csv.DictReader(file, skipinitialspace=True)
+                for row in reader:
+                    line = reader.line_num
+                    yield line, msgspec.convert(row, self._row_type, strict=False)
+        except msgspec.MsgspecError as error:
+            raise self._error(line, f"{row!r:.200}: {error}; choose another format?") from None
 
-    def _csv_rows(self, file: TextIO) -> Iterator[tuple[int, _Row]]:
-        columns, time_s = _CSV[self._format]
-        reader = csv.reader(file)
-        header = [name.strip() for name in next(reader, [])]
-        missing = [name for name in columns if name not in header]
-        if missing:
-            raise self._error(
-                1, f"no column {', '.join(missing)} among {header}; choose another format"
-            )
-        for row in filter(None, reader):
-            line = reader.line_num
-            values = dict(zip(header, map(str.strip, row), strict=False))
-            if len(values) < len(header):
-                raise self._error(line, f"{len(row)} values in {row}, {len(header)} are needed")
-            numbers = []
-            for column, kind in zip(columns, (time_s, int, int), strict=True):
-                try:
-                    numbers.append(kind(values[column]))
-                except ValueError:
-                    wanted = "whole number" if kind is int else "time"
-                    raise self._error(
-                        line, f"{column} is {values[column]!r}, it must be a {wanted}"
-                    ) from None
-            yield line, _Row(1000 * numbers[0], int(numbers[1]), int(numbers[2]))
-
-    def _check(self, line: int, row: _Row, last_ms: float | None) -> None:
-        for name, value in (("prompt", row.input_length), ("answer", row.output_length)):
-            if value < 0:
-                raise self._error(line, f"the {name} has {value} tokens, least is 0")
-        if not math.isfinite(row.timestamp):
-            raise self._error(line, f"the time is {row.timestamp}, it must be finite")
-        if last_ms is not None and row.timestamp < last_ms:
+    def _check(self, line: int, row: _Row, last_s: float | None) -> None:
+        if not math.isfinite(row.time_s):
+            raise self._error(line, f"the time is {row.time_s}, it must be finite")
+        if last_s is not None and row.time_s < last_s:
             raise self._error(
                 line,
-                f"the time {row.timestamp / 1000} s lies before that of the row above, "
-                f"{last_ms / 1000} s; sort the file by time",
+                f"the time {row.time_s} s lies before that of the row above, {last_s} s; sort the "
+                "file by time",
             )
-        most = -(-row.input_length // MOONCAKE_BLOCK_TOKENS)
+        most = -(-row.num_prompt_tokens // MOONCAKE_BLOCK_TOKENS)
         if len(row.hash_ids) > most:
             raise self._error(
                 line,
-                f"{len(row.hash_ids)} hash ids for a prompt of {row.input_length} tokens, {most} "
-                f"blocks of {MOONCAKE_BLOCK_TOKENS} are the most",
+                f"{len(row.hash_ids)} hash ids for a prompt of {row.num_prompt_tokens} tokens, "
+                f"{most} blocks of {MOONCAKE_BLOCK_TOKENS} are the most",
             )
 
     def _error(self, line: int, text: str) -> SimulationError:
@@ -276,7 +250,7 @@ class TraceFile:
 
 def _request(index: int, row: _Row, arrival_s: float) -> TraceRequest:
     context: list[Segment] = []
-    num_left = row.input_length
+    num_left = row.num_prompt_tokens
     for hash_id in row.hash_ids:
         length = min(num_left, MOONCAKE_BLOCK_TOKENS)
         context.append(shared_segment(hash_id, length))
@@ -285,6 +259,6 @@ def _request(index: int, row: _Row, arrival_s: float) -> TraceRequest:
         index=index,
         arrival_s=arrival_s,
         num_text_tokens=num_left,
-        num_output_tokens=row.output_length,
+        num_output_tokens=row.num_output_tokens,
         context=tuple(context),
     )

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from engine_core.cli import main
-from engine_core.startup import model_loading, runner_spec, start
+from engine_core.startup import build, model, runner_spec
 
 FAKE_DEVICE = Path(__file__).parents[1] / "engine_core" / "model_runner" / "gpu"
 
@@ -16,9 +16,15 @@ def pretend_a_gpu():
     sys.path.insert(0, str(FAKE_DEVICE))
     from fake_device import LateQueue, PaddedOperations
 
-    plan_runner = start.plan_runner
-    start.plan_runner = lambda *options: dataclasses.replace(plan_runner(*options), on_device=True)
-    model_loading.select_operations = lambda device, **options: PaddedOperations()
+    plan_runner = build.plan_runner
+
+    def plan_device_runner(*options):
+        spec = plan_runner(*options)
+        scheduler = dataclasses.replace(spec.scheduler, max_steps_in_flight=2)
+        return dataclasses.replace(spec, on_device=True, scheduler=scheduler)
+
+    build.plan_runner = plan_device_runner
+    model.select_operations = lambda device, **options: PaddedOperations()
     runner_spec._queue_of = lambda device: LateQueue()
 
 

@@ -74,9 +74,9 @@ def test_help_loads_options_and_nothing_of_the_engine():
 
 
 def test_opening_a_model_and_its_tokenizer_needs_no_torch():
-    assert packages(loaded_by("-c", "import engine_core.startup.model_opening")) <= (
-        {"engine_core", "protocol", "msgspec"} | OF_OPTIONS | OF_MODEL_FILES
-    )
+    assert packages(
+        loaded_by("-c", "import engine_core.startup.before_torch, engine_core.model_files")
+    ) <= ({"engine_core", "protocol", "msgspec"} | OF_OPTIONS | OF_MODEL_FILES)
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,10 @@ def raw_request(**changes):
     ("changes", "words"),
     [
         ({"prompt_token_ids": []}, "prompt is empty"),
-        ({"prompt_token_ids": [1] * 256}, "prompt has 256 tokens, the limit is 255"),
+        (
+            {"prompt_token_ids": [1] * 256},
+            "prompt has 256 tokens, the limit is 255",
+        ),
         ({"prompt_token_ids": [1] * 257}, "prompt has 257 tokens"),
         ({"prompt_token_ids": [97]}, "token id 97, the vocabulary ends at 96"),
         ({"prompt_token_ids": [-1]}, "token id -1"),

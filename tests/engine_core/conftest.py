@@ -14,7 +14,7 @@ import torch
 from engine_core.models import Model
 from kernels.cpu.library import NativeLibraryUnavailable, load_library
 from kernels.cpu.operations import CpuOperations
-from kernels.interface.operations import ForwardContext, Operations
+from kernels.interface.operations import AttentionSpec, ForwardContext, Operations
 from kernels.torch.operations import TorchOperations
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -55,16 +55,18 @@ class PagedRun:
                 tensor[1:] = 1e4
         self.planners = {
             window: ops.make_attention_planner(
-                num_query_heads=spec.num_query_heads,
-                num_kv_heads=spec.num_kv_heads,
-                head_size=spec.head_size,
-                block_size=block_size,
-                sliding_window=window,
-                max_num_seqs=len(sequences),
-                max_num_batched_tokens=sum(map(len, sequences)),
-                max_model_len=max(map(len, sequences)),
-                dtype=dtype,
-                kv_dtype=dtype,
+                AttentionSpec(
+                    num_query_heads=spec.num_query_heads,
+                    num_kv_heads=spec.num_kv_heads,
+                    head_size=spec.head_size,
+                    block_size=block_size,
+                    sliding_window=window,
+                    max_num_seqs=len(sequences),
+                    max_num_batched_tokens=sum(map(len, sequences)),
+                    max_model_len=max(map(len, sequences)),
+                    dtype=dtype,
+                    kv_dtype=dtype,
+                )
             )
             for window in set(spec.sliding_windows)
         }

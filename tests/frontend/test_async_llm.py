@@ -178,7 +178,7 @@ async def test_leaving_a_stream_early_aborts_its_request(client, engine):
     await stream.aclose()
     await client.ping()
     assert engine.aborted == [engine.requests[0].request_id]
-    assert len(client._session.requests) == 0
+    assert len(client.session.requests) == 0
 
 
 async def test_cancelling_the_consumer_aborts_its_request(client, engine):

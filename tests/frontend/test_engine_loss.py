@@ -93,7 +93,7 @@ async def test_an_engine_that_stays_away_ends_every_stream_with_its_address(star
         assert results[0].address == engine.address
         assert engine.address in str(results[0])
         assert "within 0.3 s" in str(results[0])
-        assert len(client._session.requests) == 0
+        assert len(client.session.requests) == 0
         with pytest.raises(EngineUnavailable):
             await anext(client.generate("later"))
 
@@ -189,7 +189,7 @@ async def test_an_engine_that_forgot_the_client_is_greeted_again(engine, client)
     stream = client.generate("x", SamplingParams(max_tokens=100, seed=3))
     await anext(stream)
     unknown = ErrorMessage(code="hello_required", message="say HELLO")
-    client._session._on_message(unknown)
+    client.session._on_message(unknown)
     outputs = await collect(stream)
     assert len(outputs[-1].outputs[0].token_ids) == 100
     assert len(engine.requests) == 2

@@ -1,5 +1,7 @@
 """vLLM's engine arguments: passed on, taken because they ask for nothing, or refused by name."""
 
+import dataclasses
+
 import pytest
 from cyclopts.exceptions import UnknownOptionError
 
@@ -33,13 +35,14 @@ def test_every_option_reaches_the_daemon():
     }  # fmt: skip
     read = parsed(daemon_arguments("some/model", options))
     assert read.model == "some/model"
-    assert {name: getattr(read, name) for name in options} == options
+    given = dataclasses.asdict(read.scheduling) | dataclasses.asdict(read)
+    assert {name: given[name] for name in options} == options
 
 
 def test_tenants_weights_are_a_dictionary():
     options = {"scheduling_policy": "fair", "tenant_weights": {"a": 2, "b": 0.5}}
     read = parsed(daemon_arguments("m", options))
-    assert read.tenant_weights() == {"a": 2.0, "b": 0.5}
+    assert read.scheduling.tenant_weight == ("a=2", "b=0.5")
     assert parsed(daemon_arguments("m", {"tenant_weights": None})) == EngineOptions(model="m")
 
 

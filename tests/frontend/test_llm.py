@@ -7,7 +7,7 @@ import pytest
 from fake_engine import wait_until
 from fake_model import EOS_ID, ids_of
 
-from frontend import LLM, EngineDied, EngineUnavailable, InvalidInput, SamplingParams
+from frontend import LLM, EngineDied, InvalidInput, SamplingParams
 from frontend.errors import ClientClosed
 
 
@@ -149,11 +149,6 @@ def test_engine_options_without_a_model_are_refused():
         LLM(address="ipc:///nowhere", max_num_seqs=4)
     with pytest.raises(InvalidInput, match="give one of them"):
         LLM("model", address="ipc:///nowhere")
-
-
-def test_nobody_there_is_told(address):
-    with pytest.raises(EngineUnavailable, match="does not exist"):
-        LLM(address=address)
 
 
 def test_a_closed_llm_says_so(engine):

@@ -142,14 +142,6 @@ async def test_a_sequence_stopped_here_and_another_there_stop_the_request_too(st
     assert engine.num_live == 0
 
 
-async def test_leaving_the_stream_aborts_the_one_request(client, engine):
-    stream = client.generate("x", SamplingParams(n=4, max_tokens=400))
-    await anext(stream)
-    await stream.aclose()
-    await client.ping()
-    assert engine.aborted == [engine.requests[0].request_id]
-
-
 async def test_logprobs_of_every_sequence_are_its_own(client):
     params = SamplingParams(n=2, seed=3, max_tokens=4, logprobs=1)
     outputs = await collect(client.generate("x", params))

@@ -26,7 +26,7 @@ _STOP_S = 20.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Wanted:
+class ClientRequest:
     """A request of a client. `leave_after`: tokens after which the client goes away."""
 
     prompt: list[int]
@@ -35,7 +35,7 @@ class Wanted:
 
 
 @dataclasses.dataclass(slots=True)
-class Seen:
+class ClientResult:
     """What its client saw.
 
     Attributes:
@@ -52,7 +52,7 @@ class Seen:
     first_token_s: float | None = None
 
 
-def is_wrong(wanted: Wanted, seen: Seen, vocab_size: int) -> bool:
+def is_wrong(wanted: ClientRequest, seen: ClientResult, vocab_size: int) -> bool:
     """Whether the request did not end once, with as many tokens as it asked for."""
     if seen.is_late or any(not 0 <= token < vocab_size for token in seen.tokens):
         return True
@@ -116,8 +116,8 @@ class DaemonRun:
     def phases(self) -> dict[str, float | None]:
         """Seconds of the start's phases, as far as the daemon says."""
         log = self._log.read_text()
-        told = {f"{name}_s": seconds for name, seconds in self.ready.get("phases_s", {}).items()}
-        return told | {
+        phases = {f"{name}_s": seconds for name, seconds in self.ready.get("phases_s", {}).items()}
+        return phases | {
             "launch_to_ready_s": round(self.launch_to_ready_s, 3),
             "ready_s": self.ready["ready_s"],
             "load_s": _number(r": loaded .* in ([0-9.]+) s", log),
@@ -125,7 +125,9 @@ class DaemonRun:
             "num_compiled": _number(r"; ([0-9]+) kernels were compiled or loaded", log),
         }
 
-    def serve(self, requests: Sequence[Wanted], *, temperature: float = 0.6) -> list[Seen]:
+    def serve(
+        self, requests: Sequence[ClientRequest], *, temperature: float = 0.6
+    ) -> list[ClientResult]:
         """All of them at once, of one client."""
         return run(_serve(self.ready["address"], requests, temperature))
 
@@ -152,13 +154,15 @@ def _number(pattern: str, log: str) -> float | None:
     return None if found is None else float(found[1])
 
 
-async def _serve(address: str, requests: Sequence[Wanted], temperature: float) -> list[Seen]:
+async def _serve(
+    address: str, requests: Sequence[ClientRequest], temperature: float
+) -> list[ClientResult]:
     async with AsyncLLM(address) as llm:
         return await asyncio.gather(*(_follow(llm, each, temperature) for each in requests))
 
 
-async def _follow(llm: AsyncLLM, wanted: Wanted, temperature: float) -> Seen:
-    seen, started_s = Seen(), time.perf_counter()
+async def _follow(llm: AsyncLLM, wanted: ClientRequest, temperature: float) -> ClientResult:
+    seen, started_s = ClientResult(), time.perf_counter()
     params = SamplingParams(
         max_tokens=wanted.num_output,
         temperature=temperature,

@@ -17,8 +17,8 @@ import torch
 from engine_core.executor import InProcessExecutor
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.model_runner.cache_layout import plan_cache_layout
-from engine_core.model_runner.gpu import DeviceQueue, GPUModelRunner, SynchronousQueue
-from engine_core.model_runner.gpu.cuda_queue import CudaQueue
+from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.gpu import CudaQueue, DeviceQueue, GPUModelRunner, SynchronousQueue
 from engine_core.models import Model
 from engine_core.scheduler import (
     EngineCoreOutput,
@@ -55,7 +55,7 @@ class Sizes:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Asked:
+class RequestSpec:
     """A request. Without `temperature` it is greedy; its seed matters otherwise."""
 
     name: str
@@ -67,7 +67,7 @@ class Asked:
 
 
 @dataclasses.dataclass(slots=True)
-class Answer:
+class GeneratedOutput:
     """What a request was given.
 
     Attributes:
@@ -130,11 +130,9 @@ class EngineRun:
         layout = plan_cache_layout(model.kv_cache_spec.sliding_windows)
         self.sizes = sizes
         self.num_groups = len(layout.groups)
-        self.runner = GPUModelRunner(
+        config = RunnerConfig(
             model=model,
             ops=ops,
-            steps=device_step_operations(ops.device),
-            queue=queue_of(ops.device.type),
             layout=layout,
             num_blocks=sizes.num_blocks,
             block_size=BLOCK_SIZE,
@@ -142,8 +140,13 @@ class EngineRun:
             max_model_len=sizes.max_model_len,
             max_num_batched_tokens=sizes.max_num_batched_tokens,
             dtype=dtype,
-            kv_dtype=kv_dtype,
+            kv_dtype=kv_dtype or dtype,
             eos_token_ids=(),
+        )
+        self.runner = GPUModelRunner(
+            config,
+            steps=device_step_operations(ops.device),
+            queue=queue_of(ops.device.type),
             use_graphs=use_graphs,
         )
         self.executor = InProcessExecutor(self.runner)
@@ -161,13 +164,13 @@ class EngineRun:
                 watermark=0.0,
             ),
         )
-        self.answers: dict[str, Answer] = collections.defaultdict(Answer)
+        self.answers: dict[str, GeneratedOutput] = collections.defaultdict(GeneratedOutput)
         self.requests: dict[str, Request] = {}
         self.host_s = 0.0
         """Spent on planning, launching and taking in; not on waiting."""
         self._open: collections.deque[SchedulerOutput] = collections.deque()
 
-    def answer(self, requests: Iterable[Asked]) -> dict[str, Answer]:
+    def generate(self, requests: Iterable[RequestSpec]) -> dict[str, GeneratedOutput]:
         """Serve them all, together.
 
         Raises:
@@ -187,7 +190,7 @@ class EngineRun:
                 )
         return {request.name: self.answers[request.name] for request in requests}
 
-    def add(self, request: Asked) -> None:
+    def add(self, request: RequestSpec) -> None:
         """Queue a request."""
         added = self.requests[request.name] = Request(
             request_id=request.name,
@@ -222,7 +225,7 @@ class EngineRun:
             before_s = time.perf_counter()
             result = self.executor.collect()
             waiting_s = time.perf_counter() - before_s
-            self._take_in(self._open.popleft(), result)
+            self._process_outputs(self._open.popleft(), result)
         self.host_s += time.perf_counter() - started_s - waiting_s
 
     def abort(self, names: Iterable[str]) -> None:
@@ -231,7 +234,7 @@ class EngineRun:
         while self.has_work():
             self.step()
 
-    def _take_in(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
+    def _process_outputs(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
         for outputs in self.scheduler.update_from_output(plan, result).values():
             for output in outputs.outputs:
                 self._keep(output)

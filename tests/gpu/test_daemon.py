@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from tests.gpu.daemon_run import DaemonRun, Wanted, is_wrong
+from tests.gpu.daemon_run import ClientRequest, DaemonRun, is_wrong
 from tests.gpu.device import on_gpu
 from tests.gpu.model_shapes import PUBLISHED
 
@@ -26,7 +26,7 @@ def random_requests(vocab_size, number, longest):
         prompt = [draw.randrange(vocab_size) for _ in range(draw.randint(1, longest))]
         num_output = draw.randint(1, longest)
         leave_after = draw.randint(1, num_output) if at % 5 == 0 else None
-        requests.append(Wanted(prompt, num_output, leave_after))
+        requests.append(ClientRequest(prompt, num_output, leave_after))
     return requests
 
 

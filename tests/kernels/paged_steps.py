@@ -2,22 +2,31 @@
 
 import torch
 
+from kernels.interface.operations import AttentionSpec, RotaryParams
+
 
 def make_planner(
     ops, heads, head_size, block_size, window=None, dtype=torch.float32, kv_dtype=None
 ):
     return ops.make_attention_planner(
-        num_query_heads=heads[0],
-        num_kv_heads=heads[1],
-        head_size=head_size,
-        block_size=block_size,
-        sliding_window=window,
-        max_num_seqs=64,
-        max_num_batched_tokens=1024,
-        max_model_len=8192,
-        dtype=dtype,
-        kv_dtype=kv_dtype or dtype,
+        AttentionSpec(
+            num_query_heads=heads[0],
+            num_kv_heads=heads[1],
+            head_size=head_size,
+            block_size=block_size,
+            sliding_window=window,
+            max_num_seqs=64,
+            max_num_batched_tokens=1024,
+            max_model_len=8192,
+            dtype=dtype,
+            kv_dtype=kv_dtype or dtype,
+        )
     )
+
+
+def rotate(run, qkv_TN, kv_cache, *, positions_T, slot_mapping_T, **params):
+    """Of a backend's `rotary_and_cache`, with everything else by name."""
+    return run(qkv_TN, positions_T, slot_mapping_T, kv_cache, RotaryParams(**params))
 
 
 def step(

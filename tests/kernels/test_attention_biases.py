@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kernels.interface.operations import AttentionParams, AttentionSpec
+from kernels.torch.attention import reference_paged_attention
 from kernels.torch.operations import TorchOperations
-from kernels.torch.reference_attention import reference_paged_attention
 from kernels.triton.operations import TritonOperations
 
 TORCH = TorchOperations()
@@ -59,18 +60,20 @@ def attend(ops, step, *, window=None, softcap=None, **biases):
         step["num_blocks"], BLOCK_SIZE, num_kv_heads, head_size, torch.float32
     )
     slots = torch.arange(step["num_blocks"] * BLOCK_SIZE)
-    ops.write_kv_cache(step["k"], step["v"], kv_cache=cache, slot_mapping_T=slots)
+    ops.write_kv_cache(step["k"], step["v"], slots, cache)
     metadata = ops.make_attention_planner(
-        num_query_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_size=head_size,
-        block_size=BLOCK_SIZE,
-        sliding_window=window,
-        max_num_seqs=8,
-        max_num_batched_tokens=1024,
-        max_model_len=1024,
-        dtype=torch.float32,
-        kv_dtype=torch.float32,
+        AttentionSpec(
+            num_query_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            block_size=BLOCK_SIZE,
+            sliding_window=window,
+            max_num_seqs=8,
+            max_num_batched_tokens=1024,
+            max_model_len=1024,
+            dtype=torch.float32,
+            kv_dtype=torch.float32,
+        )
     ).plan(
         query_start_loc_R1=step["starts"],
         seq_lens_R=step["lengths"],
@@ -80,9 +83,9 @@ def attend(ops, step, *, window=None, softcap=None, **biases):
         num_decode_tokens=step["num_decodes"],
     )
     options = {"scale": 0.3, "sliding_window": window, "softcap": softcap, **biases}
-    out = ops.paged_attention(step["q"], *cache, metadata, **options)
+    out = ops.paged_attention(step["q"], *cache, metadata, AttentionParams(**options))
     plain = [x.view(-1, BLOCK_SIZE, num_kv_heads, head_size) for x in (step["k"], step["v"])]
-    return out, reference_paged_attention(step["q"], *plain, metadata, **options)
+    return out, reference_paged_attention(step["q"], *plain, metadata, AttentionParams(**options))
 
 
 @pytest.mark.parametrize("kind", BIASES)

@@ -7,7 +7,8 @@ from transformers import MixtralConfig, Qwen3MoeConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from kernels.torch.experts import choose_experts
+from kernels.interface.operations import ExpertRouting
+from kernels.torch.linear import choose_experts
 from kernels.torch.operations import TorchOperations
 
 OPS = TorchOperations()
@@ -25,7 +26,9 @@ def make_layer(num_tokens, num_experts, width=36, features=22):
 
 
 def run(x, logits, gate_up, down, **options):
-    return OPS.mixture_of_experts(x, logits, OPS.prepare_experts(gate_up, down), **options)
+    return OPS.mixture_of_experts(
+        x, logits, OPS.prepare_experts(gate_up, down), ExpertRouting(**options)
+    )
 
 
 def plain(x, logits, gate_up, down, *, top_k, renormalise):
@@ -102,9 +105,9 @@ def test_weights_are_rounded_to_the_dtype_asked_for():
     logits = torch.tensor([[0.3, 0.0]])
     experts = OPS.prepare_experts(gate_up, down)
     rounded = OPS.mixture_of_experts(
-        x, logits, experts, top_k=1, renormalise=False, weights_dtype=torch.bfloat16
+        x, logits, experts, ExpertRouting(top_k=1, renormalise=False, weights_dtype=torch.bfloat16)
     )
-    one = OPS.mixture_of_experts(x, logits, experts, top_k=1, renormalise=True)
+    one = OPS.mixture_of_experts(x, logits, experts, ExpertRouting(top_k=1, renormalise=True))
     weight = torch.softmax(logits[0], 0)[0].bfloat16().float()
     torch.testing.assert_close(rounded, one * weight)
 

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_steps import make_planner, step
 
+from kernels.interface.operations import AttentionParams
+from kernels.torch.attention import reference_paged_attention
 from kernels.torch.operations import TorchOperations
-from kernels.torch.reference_attention import reference_paged_attention
 
 OPS = TorchOperations()
 
@@ -17,16 +18,18 @@ def check(requests, *, window=None, softcap=None, **options):
     q, k_cache, v_cache, metadata = step(OPS, requests, window=window, **options)
     before = q.clone(), k_cache.clone()
     out = OPS.paged_attention(
-        q, k_cache, v_cache, metadata, scale=0.3, sliding_window=window, softcap=softcap
+        q,
+        k_cache,
+        v_cache,
+        metadata,
+        AttentionParams(scale=0.3, sliding_window=window, softcap=softcap),
     )
     expected = reference_paged_attention(
         q,
         k_cache.nan_to_num(),
         v_cache.nan_to_num(),
         metadata,
-        scale=0.3,
-        sliding_window=window,
-        softcap=softcap,
+        AttentionParams(scale=0.3, sliding_window=window, softcap=softcap),
     )
     tolerance = 1e-5 if q.dtype == torch.float32 else 3e-2
     torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
@@ -93,13 +96,13 @@ def test_empty_step_gives_an_empty_result():
         num_decodes=0,
         num_decode_tokens=0,
     )
-    assert OPS.paged_attention(q, *caches, metadata, scale=1.0).shape == (0, 4, 8)
+    assert OPS.paged_attention(q, *caches, metadata, AttentionParams(scale=1.0)).shape == (0, 4, 8)
 
 
 def test_reference_equals_torch_on_whole_sequences():
     q, k_cache, v_cache, metadata = step(OPS, [(21, 21), (50, 50)])
     out = reference_paged_attention(
-        q, k_cache.nan_to_num(), v_cache.nan_to_num(), metadata, scale=0.3
+        q, k_cache.nan_to_num(), v_cache.nan_to_num(), metadata, AttentionParams(scale=0.3)
     )
     for request, (start, stop) in enumerate([(0, 21), (21, 71)]):
         blocks = metadata.block_table_RM[request].long()

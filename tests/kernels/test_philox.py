@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.torch.philox import philox_4x32
+from kernels.torch.sampling import philox_4x32
 
 ONES = 0xFFFFFFFF
 KNOWN_ANSWERS = [

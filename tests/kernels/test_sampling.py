@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.interface.operations import Penalties, SamplingLimits
 from kernels.torch.sampling import (
     apply_penalties,
     gumbel_noise,
@@ -54,7 +55,8 @@ def test_the_noise_has_the_gumbel_distribution():
 def test_extreme_bits_give_finite_noise():
     from kernels.torch.sampling import _to_gumbel
 
-    assert _to_gumbel(torch.tensor([0, 1, 2**32 - 1, 2**31])).isfinite().all()
+    words = torch.tensor([0, 1, 2**32 - 1, 2**31])
+    assert _to_gumbel((words >> 9).float()).isfinite().all()
 
 
 @pytest.mark.parametrize("truncated", [False, True])
@@ -69,9 +71,11 @@ def test_tokens_come_as_often_as_softmax_says(truncated):
             rows,
             seeds_R,
             positions_R,
-            top_k_R=torch.zeros(draws, dtype=torch.int64),
-            top_p_R=torch.full((draws,), 0.9999999),
-            min_p_R=torch.zeros(draws),
+            SamplingLimits(
+                top_k_R=torch.zeros(draws, dtype=torch.int64),
+                top_p_R=torch.full((draws,), 0.9999999),
+                min_p_R=torch.zeros(draws),
+            ),
         )
     else:
         chosen = sample_from_all(rows, seeds_R, positions_R)
@@ -99,9 +103,11 @@ def test_truncated_sampling_equals_masking_and_sampling_from_all(
         logits,
         seeds_R,
         positions_R,
-        top_k_R=torch.full((3,), top_k),
-        top_p_R=torch.full((3,), top_p),
-        min_p_R=torch.full((3,), min_p),
+        SamplingLimits(
+            top_k_R=torch.full((3,), top_k),
+            top_p_R=torch.full((3,), top_p),
+            min_p_R=torch.full((3,), min_p),
+        ),
     )
     masked = torch.stack(
         [row.masked_fill(~plain_mask(row, top_k, top_p, min_p), -torch.inf) for row in logits]
@@ -122,9 +128,11 @@ def test_flat_distributions_beyond_the_first_candidates_are_right():
             logits,
             seeds(seed, seed),
             torch.tensor([1, 2]),
-            top_k_R=torch.tensor([0, 3000]),
-            top_p_R=torch.tensor([0.99, 1.0]),
-            min_p_R=torch.tensor([0.0, 0.5]),
+            SamplingLimits(
+                top_k_R=torch.tensor([0, 3000]),
+                top_p_R=torch.tensor([0.99, 1.0]),
+                min_p_R=torch.tensor([0.0, 0.5]),
+            ),
         ).tolist()
         for seed in range(40)
     ]
@@ -158,9 +166,11 @@ def test_the_kept_set_is_that_of_transformers(top_k, top_p, min_p):
         logits.expand(draws, -1).contiguous(),
         seeds(*range(draws)),
         torch.arange(draws),
-        top_k_R=torch.full((draws,), top_k),
-        top_p_R=torch.full((draws,), top_p),
-        min_p_R=torch.full((draws,), min_p),
+        SamplingLimits(
+            top_k_R=torch.full((draws,), top_k),
+            top_p_R=torch.full((draws,), top_p),
+            min_p_R=torch.full((draws,), min_p),
+        ),
     )
     assert set(chosen.tolist()) <= set(kept)
     likely = [i for i in kept if logits[0, kept].softmax(0)[kept.index(i)] > 0.01]
@@ -179,7 +189,10 @@ def test_repetition_penalty_is_that_of_transformers():
     counts[[4, 17, 49]] = 1.0
     own = logits[0].clone()
     apply_penalties(
-        own, prompt, counts, repetition_penalty=1.3, presence_penalty=0.0, frequency_penalty=0.0
+        own,
+        prompt,
+        counts,
+        Penalties(repetition_penalty=1.3, presence_penalty=0.0, frequency_penalty=0.0),
     )
     torch.testing.assert_close(own, expected)
 
@@ -189,6 +202,9 @@ def test_presence_counts_once_and_frequency_each_time_and_the_prompt_not_at_all(
     prompt = torch.tensor([True, False, False, False, False])
     counts = torch.tensor([0.0, 1.0, 3.0, 0.0, 0.0])
     apply_penalties(
-        logits, prompt, counts, repetition_penalty=1.0, presence_penalty=0.5, frequency_penalty=0.25
+        logits,
+        prompt,
+        counts,
+        Penalties(repetition_penalty=1.0, presence_penalty=0.5, frequency_penalty=0.25),
     )
     assert logits.tolist() == [0.0, -0.75, -1.25, 0.0, 0.0]

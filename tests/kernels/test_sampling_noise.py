@@ -4,13 +4,16 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.interface.operations import SamplingLimits
 from kernels.torch.sampling import (
+    LARGEST_NOISE,
     gumbel_noise_of_vocabulary,
+    noise_of_tokens,
+    noise_of_vocabulary,
     sample_from_all,
     sample_truncated,
     truncate_by_sorting,
 )
-from kernels.torch.sampling_noise import LARGEST_NOISE, noise_of_tokens, noise_of_vocabulary
 
 SEEDS_AND_POSITIONS = [(0, 0), (1, 7), (-1, 2**31 + 5), (2**63 - 1, 2**40), (-(2**63), 1)]
 
@@ -93,9 +96,11 @@ def test_a_truncated_row_gets_the_same_token_whatever_its_neighbours_ask_for():
     }
     for position in range(20):
         seeds_R, positions_R = torch.arange(6), torch.full((6,), position)
-        together = sample_truncated(logits_RV, seeds_R, positions_R, **settings)
+        together = sample_truncated(logits_RV, seeds_R, positions_R, SamplingLimits(**settings))
         for row in range(6):
             one = slice(row, row + 1)
             mine = {name: values[one] for name, values in settings.items()}
-            alone = sample_truncated(logits_RV[one], seeds_R[one], positions_R[one], **mine)
+            alone = sample_truncated(
+                logits_RV[one], seeds_R[one], positions_R[one], SamplingLimits(**mine)
+            )
             assert int(alone[0]) == int(together[row])

@@ -7,6 +7,7 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from kernels.backends import UnsupportedDevice, select_operations
+from kernels.interface.operations import RotaryParams
 from kernels.torch.operations import TorchOperations
 
 OPS = TorchOperations()
@@ -71,15 +72,17 @@ def test_rotary_and_cache_rotates_like_transformers_and_fills_the_slots(normed):
     cache = OPS.allocate_kv_cache(3, 4, num_kv_heads, head_size, torch.float32)
     rotated = OPS.rotary_and_cache(
         torch.cat([q, k, v], dim=1).flatten(1),
-        num_query_heads=num_heads,
-        head_size=head_size,
-        cos_sin_PD=torch.cat([angles.cos(), angles.sin()], dim=1),
-        positions_T=positions,
-        kv_cache=cache,
-        slot_mapping_T=slots,
-        q_norm_weight_D=q_weight,
-        k_norm_weight_D=k_weight,
-        norm_eps=1e-6,
+        positions,
+        slots,
+        cache,
+        RotaryParams(
+            num_query_heads=num_heads,
+            head_size=head_size,
+            cos_sin_PD=torch.cat([angles.cos(), angles.sin()], dim=1),
+            q_norm_weight_D=q_weight,
+            k_norm_weight_D=k_weight,
+            norm_eps=1e-6,
+        ),
     )
     if normed:
         q, k = OPS.rms_norm(q, q_weight, 1e-6), OPS.rms_norm(k, k_weight, 1e-6)
@@ -101,12 +104,14 @@ def test_partial_rotation_leaves_the_rest_of_a_head():
     angles = torch.randn(3, 2)
     rotated = OPS.rotary_and_cache(
         qkv.clone(),
-        num_query_heads=1,
-        head_size=8,
-        cos_sin_PD=torch.cat([angles.cos(), angles.sin()], dim=1),
-        positions_T=torch.tensor([1, 2]),
-        kv_cache=cache,
-        slot_mapping_T=torch.tensor([0, 1]),
+        torch.tensor([1, 2]),
+        torch.tensor([0, 1]),
+        cache,
+        RotaryParams(
+            num_query_heads=1,
+            head_size=8,
+            cos_sin_PD=torch.cat([angles.cos(), angles.sin()], dim=1),
+        ),
     )
     torch.testing.assert_close(rotated[:, 0, 4:], qkv[:, 4:8])
     assert not torch.allclose(rotated[:, 0, :4], qkv[:, :4])

@@ -252,7 +252,7 @@ def test_the_script_compares_what_it_is_given_and_prints_one_json_line(tmp_path)
         (["--engine", "a=", "--engine", "a=--dtype float32"], "names of their own"),
         (["--engine", "--dtype float32"], "begins with no name"),
         (["--server", "a=serve --port 80"], "{port}"),
-        (["--peer", "a=https://there"], "no http:// address"),
+        (["--peer", "a=https://there"], "not an http:// address"),
         (["--peer", "nobody=python3"], "transformers, vllm"),
         (["--engine", "a=", "--engine", "b=", "--rounds", "0"], "at least 1"),
         (["--speed", "1"], "--speed"),

@@ -1,18 +1,77 @@
-"""GGUF metadata to a config.json as transformers 5 writes it, for the architectures served.
+"""GGUF metadata to a config.json as transformers 5 writes it, for the architectures served. What
+changes the mathematics and is not understood is refused by name.
 
-Everything that changes the mathematics and is not understood is refused by name here, so that no
-file is served wrongly. Must not know tensor data or tokenizers.
-
-Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and llama.cpp's llama-hparams.h
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
-from engine_core.model_files.errors import BrokenModelFile
-from engine_core.model_files.gguf.experts import mixtral_config, qwen3_moe_config
+import numpy as np
+
+from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
 from engine_core.model_files.gguf.header import GgufTensor
-from engine_core.model_files.gguf.metadata import GgufMetadata
-from engine_core.model_files.gguf.rope import LOCAL_ROPE_THETA, rope_parameters
+
+SUPPORTED_ARCHITECTURES = ("gemma3", "llama", "qwen2", "qwen3", "qwen3moe")
+_REQUIRED = object()
+
+
+class GgufMetadata:
+    """Metadata of one file with the architecture's prefix understood and errors that name it."""
+
+    def __init__(self, file: str, metadata: dict[str, Any]) -> None:
+        self.file = file
+        self.raw = metadata
+        self.architecture = self._architecture()
+
+    @property
+    def family(self) -> str:
+        """The architecture, but that Mixtral, which llama.cpp calls llama, has its own name."""
+        has_experts = self.raw.get(f"{self.architecture}.expert_count", 0)
+        return "mixtral" if self.architecture == "llama" and has_experts else self.architecture
+
+    def _architecture(self) -> str:
+        architecture = self.raw.get("general.architecture")
+        if architecture not in SUPPORTED_ARCHITECTURES:
+            raise UnsupportedModelFile(
+                f"{self.file} is of architecture {architecture!r}; GGUF files are read for "
+                f"{', '.join(SUPPORTED_ARCHITECTURES)}; use the model's Hugging Face folder"
+            )
+        return str(architecture)
+
+    def number(self, key: str, default: Any = _REQUIRED) -> Any:
+        """Value of `<architecture>.<key>`: one number for the whole model.
+
+        Raises:
+            BrokenModelFile: absent and without default.
+            UnsupportedModelFile: a list that differs from layer to layer.
+        """
+        value = self.raw.get(f"{self.architecture}.{key}")
+        if value is None:
+            if default is _REQUIRED:
+                raise BrokenModelFile(
+                    f"{self.file} lacks {self.architecture}.{key}; convert the model again with a "
+                    f"current llama.cpp"
+                )
+            return default
+        if isinstance(value, list):
+            if len(set(value)) != 1:
+                self.refuse(f"{key} differs from layer to layer")
+            value = value[0]
+        # stored as float32; the shortest number that gives it is what the model's config said
+        return float(str(np.float32(value))) if isinstance(value, float) else value
+
+    def refuse(self, what: str) -> None:
+        """Raises: UnsupportedModelFile, always."""
+        raise UnsupportedModelFile(
+            f"{self.file}: {what}, which is not supported for {self.architecture} GGUF files; use "
+            f"the model's Hugging Face folder"
+        )
+
+
+# ---------------------------------------------------------------------- the whole config
+
 
 _GEMMA3_WINDOW_PATTERN = 6  # one layer in six sees everything
 _GEMMA3_27B_LAYERS = 62
@@ -125,7 +184,7 @@ def _llama_like(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[str,
     if meta.architecture == "qwen3moe":
         return (
             common
-            | qwen3_moe_config(meta)
+            | _qwen3_moe_experts(meta)
             | {
                 "model_type": "qwen3_moe",
                 "architectures": ["Qwen3MoeForCausalLM"],
@@ -138,7 +197,7 @@ def _llama_like(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[str,
             meta.refuse("experts together with attention biases")
         return (
             common
-            | mixtral_config(meta)
+            | _mixtral_experts(meta)
             | {
                 "model_type": "mixtral",
                 "architectures": ["MixtralForCausalLM"],
@@ -192,3 +251,152 @@ def _gemma3(meta: GgufMetadata, config: dict[str, Any]) -> dict[str, Any]:
             "sliding_attention": {"rope_type": "default", "rope_theta": local_theta},
         },
     }
+
+
+_SOFTMAX = 1  # expert_gating_func
+
+
+def _mixtral_experts(meta: GgufMetadata) -> dict[str, Any]:
+    """The fields of a MixtralConfig that are about experts."""
+    common = _common_experts(meta)
+    if not common.pop("norm_topk_prob"):
+        meta.refuse("weights of experts that are not renormalised")
+    return {"num_local_experts": common.pop("num_experts"), **common}
+
+
+def _qwen3_moe_experts(meta: GgufMetadata) -> dict[str, Any]:
+    """The fields of a Qwen3MoeConfig that are about experts: llama.cpp has them in every layer."""
+    return _common_experts(meta) | {
+        "moe_intermediate_size": int(meta.number("expert_feed_forward_length")),
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def _common_experts(meta: GgufMetadata) -> dict[str, Any]:
+    for key in ("expert_shared_count", "expert_group_count", "leading_dense_block_count"):
+        if meta.number(key, 0):
+            meta.refuse(f"{key} {meta.number(key)}")
+    if meta.number("expert_gating_func", _SOFTMAX) not in (0, _SOFTMAX):
+        meta.refuse(f"expert_gating_func {meta.number('expert_gating_func')}")
+    if meta.number("expert_weights_scale", 1.0) not in (0.0, 1.0):
+        meta.refuse(f"expert_weights_scale {meta.number('expert_weights_scale')}")
+    return {
+        "num_experts": int(meta.number("expert_count")),
+        "num_experts_per_tok": int(meta.number("expert_used_count")),
+        "norm_topk_prob": bool(meta.number("expert_weights_norm", True)),
+    }
+
+
+# ---------------------------------------------------------------------- rotary embedding
+
+
+LOCAL_ROPE_THETA = 10_000.0  # Gemma 3's layers with a window
+_DEFAULT_THETA = {"gemma3": 1_000_000.0}
+# transformers' and llama.cpp's own defaults agree on these
+_BETA_FAST, _BETA_SLOW = 32.0, 1.0
+
+# Llama 3.1 and 3.2 have these two and 8192; other lengths are tried for models made in their image
+_LLAMA3_LOW_FREQ, _LLAMA3_HIGH_FREQ = 1.0, 4.0
+_LLAMA3_ORIGINAL_LENS = (8192, *(1 << power for power in range(4, 22)))
+
+
+def rope_parameters(meta: GgufMetadata) -> dict[str, Any]:
+    """`rope_parameters` of the config, without the tensor of factors.
+
+    Raises:
+        UnsupportedModelFile: a kind of scaling that is not read.
+    """
+    theta = float(meta.number("rope.freq_base", _DEFAULT_THETA.get(meta.architecture, 10_000.0)))
+    kind = meta.number("rope.scaling.type", None)
+    # before there were kinds there was one number, for linear scaling
+    factor = float(meta.number("rope.scaling.factor", meta.number("rope.scale_linear", 1.0)))
+    if kind is None and factor not in (0.0, 1.0):
+        kind = "linear"
+    if kind in (None, "none") or (kind == "linear" and factor in (0.0, 1.0)):
+        return {"rope_type": "default", "rope_theta": theta}
+    if kind == "linear":
+        return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
+    if kind != "yarn":
+        meta.refuse(f"rotary scaling {kind!r}")
+    if meta.number("rope.scaling.yarn_log_multiplier", 0.0):
+        meta.refuse("rotary scaling with a YaRN log multiplier")
+    return {
+        "rope_type": "yarn",
+        "rope_theta": theta,
+        "factor": factor,
+        "original_max_position_embeddings": int(
+            meta.number("rope.scaling.original_context_length")
+        ),
+        "beta_fast": float(meta.number("rope.scaling.yarn_beta_fast", _BETA_FAST)),
+        "beta_slow": float(meta.number("rope.scaling.yarn_beta_slow", _BETA_SLOW)),
+    } | _attention_factor(meta, factor)
+
+
+def _attention_factor(meta: GgufMetadata, factor: float) -> dict[str, float]:
+    """llama.cpp multiplies YaRN's own attention factor by a number of the file, if it has one."""
+    extra = float(
+        meta.number("rope.scaling.yarn_attn_factor", meta.number("rope.scaling.attn_factor", 1.0))
+    )
+    return {} if extra == 1.0 else {"attention_factor": extra * (0.1 * math.log(factor) + 1.0)}
+
+
+def apply_frequency_factors(
+    parameters: dict[str, Any], factors: Sequence[float], head_dim: int
+) -> dict[str, Any]:
+    """Account for the tensor `rope_freqs.weight`, by which each inverse frequency is divided.
+
+    llama.cpp's converter writes Llama 3's frequency-dependent scaling that way; the parameters that
+    give these factors are found again, so that the config is the model's own.
+
+    Args:
+        parameters: as `rope_parameters` gave them, of type "default".
+        factors: head_dim / 2 numbers, highest frequency first.
+
+    Returns:
+        `parameters` for the factors.
+
+    Raises:
+        ValueError: no parameters of Llama 3's formula give the factors.
+    """
+    if all(factor == 1.0 for factor in factors):
+        return parameters
+    for original_len in _LLAMA3_ORIGINAL_LENS:
+        candidate = {
+            "rope_type": "llama3",
+            "rope_theta": parameters["rope_theta"],
+            # the lowest frequencies are divided by the factor itself
+            "factor": float(round(max(factors), 4)),
+            "low_freq_factor": _LLAMA3_LOW_FREQ,
+            "high_freq_factor": _LLAMA3_HIGH_FREQ,
+            "original_max_position_embeddings": original_len,
+        }
+        expected = _llama3_factors(candidate, head_dim)
+        if len(expected) == len(factors) and all(
+            math.isclose(a, b, rel_tol=1e-4) for a, b in zip(expected, factors, strict=True)
+        ):
+            break
+    else:
+        raise ValueError("its rotary frequency factors are not Llama 3's")
+    if parameters["rope_type"] != "default":
+        raise ValueError(f"it has rotary frequency factors and {parameters['rope_type']} scaling")
+    return candidate
+
+
+def _llama3_factors(parameters: dict[str, Any], head_dim: int) -> list[float]:
+    """The formula of transformers' `_compute_llama3_parameters`, as divisors."""
+    factor, low, high = (
+        parameters[key] for key in ("factor", "low_freq_factor", "high_freq_factor")
+    )
+    original = parameters["original_max_position_embeddings"]
+    divisors = []
+    for index in range(0, head_dim, 2):
+        wavelength = 2 * math.pi * parameters["rope_theta"] ** (index / head_dim)
+        if wavelength < original / high:
+            divisors.append(1.0)
+        elif wavelength > original / low:
+            divisors.append(factor)
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            divisors.append(1.0 / ((1.0 - smooth) / factor + smooth))
+    return divisors

@@ -1,8 +1,4 @@
-"""A model as a GGUF file, or as the numbered parts of one, in Hugging Face terms.
-
-Owns opening, checking and dequantising; must not know how keys become a config (`gguf_config`) or
-a tokenizer (`gguf_tokenizer`).
-"""
+"""A model as a GGUF file, or as the numbered parts of one, in Hugging Face terms."""
 
 from __future__ import annotations
 
@@ -15,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
 from engine_core.model_files.fingerprint import fingerprint_files
-from engine_core.model_files.gguf.config import build_config
-from engine_core.model_files.gguf.experts import unstack
-from engine_core.model_files.gguf.header import GgufHeader, GgufTensor, read_gguf_header
-from engine_core.model_files.gguf.metadata import GgufMetadata
-from engine_core.model_files.gguf.rope import apply_frequency_factors
+from engine_core.model_files.gguf.config import GgufMetadata, apply_frequency_factors, build_config
+from engine_core.model_files.gguf.header import (
+    BLOCKS,
+    SUPPORTED_TYPES,
+    GgufHeader,
+    GgufTensor,
+    read_gguf_header,
+)
 from engine_core.model_files.gguf.tensor_names import (
     IGNORED,
     ROPE_FACTORS,
@@ -28,7 +27,6 @@ from engine_core.model_files.gguf.tensor_names import (
     undo,
 )
 from engine_core.model_files.gguf.tokenizer import build_tokenizer, end_token_ids
-from engine_core.model_files.gguf.types import BLOCKS, SUPPORTED_TYPES
 from engine_core.model_files.interface import TokenizerFiles
 
 if TYPE_CHECKING:
@@ -90,7 +88,8 @@ class GgufFile:
         )
 
     def tensors(self, *, keeps_blocks: bool = False) -> Iterator[tuple[str, WeightPart]]:
-        from engine_core.model_files.dequantize import dequantize  # torch: not for opening
+        # torch: not for opening
+        from engine_core.model_files.gguf.dequantize import dequantize, unstack
 
         for header in self._headers:
             for tensor, data in _mapped(header):
@@ -113,7 +112,7 @@ class GgufFile:
     def _blocks(self, tensor: GgufTensor, data: torch.Tensor, change: Change) -> QuantisedTensor:
         import torch
 
-        from engine_core.model_files.dequantize import dequantize
+        from engine_core.model_files.gguf.dequantize import dequantize
         from kernels.interface.weights import QuantisedTensor
 
         num_rows, num_inputs = tensor.shape
@@ -146,7 +145,7 @@ class GgufFile:
                 self._meta.refuse(f"tensor {tensor.name!r}")
 
     def _apply_rope_factors(self, tensor: GgufTensor) -> None:
-        from engine_core.model_files.dequantize import dequantize
+        from engine_core.model_files.gguf.dequantize import dequantize
 
         header = next(header for header in self._headers if tensor in header.tensors)
         data = next(data for found, data in _mapped(header) if found == tensor)

@@ -1,8 +1,5 @@
-"""How text is cut before byte-level merges, by the name in `tokenizer.ggml.pre`.
-
-Owns the rules; each is that of the original model's tokenizer.json (the expressions are also in
-llama.cpp's llama-vocab.cpp). Must not know vocabularies or files.
-"""
+"""How text is cut before byte-level merges, by the name in `tokenizer.ggml.pre`: the rules of
+the original models' tokenizer.json (the expressions are also in llama.cpp's llama-vocab.cpp)."""
 
 import dataclasses
 from typing import Any

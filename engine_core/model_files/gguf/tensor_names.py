@@ -1,7 +1,5 @@
-"""GGUF tensors to Hugging Face tensors: names, and what llama.cpp's converter did to the values.
-
-Source of names and changes: llama.cpp's convert_hf_to_gguf.py. Must not know files or block types.
-"""
+"""GGUF tensors to Hugging Face tensors: names, and what llama.cpp's converter did to the values
+(source: its convert_hf_to_gguf.py)."""
 
 from __future__ import annotations
 

@@ -1,20 +1,15 @@
-"""The tokenizer of a GGUF file as one tokenizer.json.
+"""The tokenizer of a GGUF file as one tokenizer.json, built from the metadata alone: transformers
+takes 3 s to import, and a client needs nothing but the JSON."""
 
-Owns special tokens, the ends of a text and the choice of vocabulary kind. Built from the metadata
-with neither transformers (3 s to import) nor a `tokenizers` object (the JSON is what a client
-needs). Must not know tensors.
-"""
-
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
-from engine_core.model_files.gguf.byte_level import byte_level_json
-from engine_core.model_files.gguf.metadata import GgufMetadata
+from engine_core.model_files.gguf.config import GgufMetadata
 from engine_core.model_files.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
-from engine_core.model_files.gguf.sentencepiece import respell_gemma, sentencepiece_json
 from engine_core.model_files.interface import TokenizerFiles
 
 _CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
@@ -190,3 +185,145 @@ def _ends(
             for text, token_id in ids.items()
         },
     }
+
+
+# ---------------------------------------------------------------------- byte-level BPE ("gpt2")
+
+
+def byte_level_json(
+    file: str, tokens: list[str], merges: list[str], pre_tokenizer: PreTokenizer
+) -> dict[str, Any]:
+    """model, normalizer, pre_tokenizer and decoder of the tokenizer.json.
+
+    Args:
+        file: for messages.
+        tokens: by id, spelled in GPT-2's byte alphabet.
+        merges: "left right", best first.
+
+    Raises:
+        BrokenModelFile: a merge makes a token that is not in the vocabulary.
+    """
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    pairs: list[tuple[str, str]] = []
+    for merge in merges:
+        left, _, right = merge.partition(" ")
+        if left + right not in vocab or left not in vocab or right not in vocab:
+            raise BrokenModelFile(
+                f"{file}: merge {merge!r} needs tokens that are not in the vocabulary; convert the "
+                f"model again, or name a tokenizer with --tokenizer"
+            )
+        pairs.append((left, right))
+    return {
+        "normalizer": {"type": "NFC"} if pre_tokenizer.normalize_nfc else None,
+        "pre_tokenizer": pre_tokenizer.to_json(),
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": "",
+            "end_of_word_suffix": "",
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": pre_tokenizer.ignore_merges,
+            "vocab": vocab,
+            "merges": pairs,
+        },
+    }
+
+
+# ---------------------------------------------------------------------- SentencePiece ("llama")
+
+
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's visible space
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+def respell_gemma(tokens: list[str]) -> list[str]:
+    """Gemma's tokens of several spaces are stored as spaces; the model spells them visibly."""
+    return [_SPACE * len(t) if " " in t and not t.strip(" ") else t for t in tokens]
+
+
+def sentencepiece_json(
+    tokens: list[str],
+    scores: Sequence[float] | None,
+    *,
+    unk_token: str | None,
+    is_gemma: bool,
+    add_space_prefix: bool,
+) -> dict[str, Any]:
+    """model, normalizer, pre_tokenizer and decoder of the tokenizer.json.
+
+    Args:
+        tokens: by id, spaces visible.
+        scores: by id, greater is joined first; None: the order of the ids (Gemma, whose scores do
+            not follow its merges).
+        is_gemma: spaces are made visible before the text is cut, not after.
+        add_space_prefix: a text begins as if with a space.
+    """
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    ranks = scores if scores is not None else [-float(i) for i in range(len(tokens))]
+    decoders: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    normalizer: dict[str, Any] | None = None
+    pre_tokenizer: dict[str, Any]
+    if is_gemma:
+        normalizer = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+        pre_tokenizer = {
+            "type": "Split",
+            "pattern": {"String": " "},
+            "behavior": "MergedWithPrevious",
+            "invert": False,
+        }
+    else:
+        pre_tokenizer = {
+            "type": "Metaspace",
+            "replacement": _SPACE,
+            "prepend_scheme": "first" if add_space_prefix else "never",
+            "split": False,
+        }
+        if add_space_prefix:
+            decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": unk_token,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": True,
+            "byte_fallback": any(map(_BYTE_TOKEN.fullmatch, tokens[:1024])),
+            "ignore_merges": False,
+            "vocab": vocab,
+            "merges": _merges(tokens, ranks, vocab),
+        },
+    }
+
+
+def _merges(
+    tokens: list[str], ranks: Sequence[float], vocab: dict[str, int]
+) -> list[tuple[str, str]]:
+    """Every cut of a token into two tokens: best score, then longest left, then longest right."""
+    found: list[tuple[float, int, int, str, str]] = []
+    for token, rank in zip(tokens, ranks, strict=True):
+        cuts = [
+            (vocab[token[:cut]], vocab[token[cut:]], cut)
+            for cut in range(1, len(token))
+            if token[:cut] in vocab and token[cut:] in vocab
+        ]
+        for _, _, cut in sorted(cuts):
+            found.append((rank, cut, len(token) - cut, token[:cut], token[cut:]))
+    # stable, also reversed: equal ones keep the order of their ids
+    found.sort(key=lambda merge: merge[:3], reverse=True)
+    return [(left, right) for _, _, _, left, right in found]

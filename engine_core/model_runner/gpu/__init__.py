@@ -1,10 +1,10 @@
 """The model runner of a GPU: rows, sampling and graphs on the device, two steps in flight.
 
-plan --> rows.py (what changed) --> step.py (order, bucket, mode) --> words.py (one buffer)
-     --> queue.py: copy; graphs.py: replay, or the step launched piece by piece --> results.py
+plan --> input_batch (what changed) --> step (order, bucket, mode) --> packing (one buffer)
+     --> queue: copy; graphs: replay, or computation launched piece by piece --> results
 """
 
-from engine_core.model_runner.gpu.queue import DeviceQueue, SynchronousQueue
+from engine_core.model_runner.gpu.queue import CudaQueue, DeviceQueue, SynchronousQueue
 from engine_core.model_runner.gpu.runner import GPUModelRunner
 
-__all__ = ["DeviceQueue", "GPUModelRunner", "SynchronousQueue"]
+__all__ = ["CudaQueue", "DeviceQueue", "GPUModelRunner", "SynchronousQueue"]

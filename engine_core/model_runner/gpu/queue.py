@@ -1,9 +1,5 @@
-"""The order in which a device works: launches, waits, pinned memory, recorded graphs.
-
-Owns the `DeviceQueue` protocol and the synchronous implementation for CPU tensors; the one for a
-GPU is `cuda_queue`. All that depends on streams, events or graphs is behind it. Must not know
-steps.
-"""
+"""The order in which a device works: launches, waits, pinned memory, captured graphs. All that
+depends on streams, events or graphs of CUDA is behind the protocol `DeviceQueue`."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ import torch
 Work = Callable[[], None]
 
 
-class Launched(Protocol):
+class LaunchedWork(Protocol):
     """Work that was given to the device."""
 
     def wait(self) -> None:
@@ -37,31 +33,79 @@ class DeviceQueue(Protocol):
         """Host memory that the device copies from and to by itself. Slow to make."""
         ...
 
-    def launch(self, work: Work) -> Launched:
+    def launch(self, work: Work) -> LaunchedWork:
         """Start `work`, which must wait for nothing. Host memory that it reads or writes belongs to
         the device until `wait` has returned."""
         ...
 
     def capture(self, work: Work) -> Work:
-        """Record `work`, without carrying it out; called inside launched work.
+        """Capture `work`, without carrying it out; called inside launched work.
 
         Returns what replays it, with the same tensors at the same addresses. `work` must have been
-        carried out once before (so that nothing is compiled while it is recorded).
+        carried out once before (so that nothing is compiled during capture).
         """
         ...
 
     def synchronize(self) -> None:
-        """Wait for everything on the device, whoever launched it."""
+        """Wait for everything on the device, on every stream."""
         ...
 
 
-class _Done:
+class _RecordedEvent:
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    def wait(self) -> None:
+        """See `LaunchedWork.wait`."""
+        self._event.synchronize()
+
+
+class CudaQueue:
+    """One stream, an event a launch, graphs in one memory pool.
+
+    Args:
+        device: with its number.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # Graphs never run at the same time, so they share the memory of their intermediate tensors.
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """See `DeviceQueue.host_tensor`."""
+        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+
+    def launch(self, work: Work) -> LaunchedWork:
+        """See `DeviceQueue.launch`."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            work()
+            event.record(self._stream)
+        return _RecordedEvent(event)
+
+    def capture(self, work: Work) -> Work:
+        """See `DeviceQueue.capture`."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
+            work()
+        return graph.replay
+
+    def synchronize(self) -> None:
+        """See `DeviceQueue.synchronize`."""
+        torch.cuda.synchronize(self.device)
+
+
+class _FinishedWork:
     def wait(self) -> None:
         """Nothing is left to wait for."""
 
 
 class SynchronousQueue:
-    """Carries work out at once, on CPU tensors; a recorded graph is the work itself."""
+    """The specification, for tests: work is done at once, on CPU tensors; a graph is the work."""
 
     device = torch.device("cpu")
 
@@ -69,10 +113,10 @@ class SynchronousQueue:
         """See `DeviceQueue.host_tensor`."""
         return torch.zeros(shape, dtype=dtype)
 
-    def launch(self, work: Work) -> Launched:
+    def launch(self, work: Work) -> LaunchedWork:
         """See `DeviceQueue.launch`."""
         work()
-        return _Done()
+        return _FinishedWork()
 
     def capture(self, work: Work) -> Work:
         """See `DeviceQueue.capture`."""

@@ -1,7 +1,4 @@
-"""What the device gave back of a step, as the scheduler wants it: in the order of the plan.
-
-Owns the buffers on the host and their reading. Must not know how tokens were chosen.
-"""
+"""What the device gave back of a step: host buffers, and the answer in the order of the plan."""
 
 from __future__ import annotations
 
@@ -11,10 +8,16 @@ import numpy as np
 import torch
 
 from engine_core.model_runner.gpu.queue import DeviceQueue
-from engine_core.model_runner.gpu.step import Step
-from engine_core.model_runner.sampling.logprobs import report_logprobs
+from engine_core.model_runner.gpu.step import GPUStep
+from engine_core.model_runner.output import (
+    NO_TOKEN_LEFT,
+    NOT_FINITE,
+    as_token_lists,
+    report_logprobs,
+)
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
-from kernels.interface.device_steps import SamplingMode, StepResults
+from kernels.interface.device_steps import SamplingMode
+from kernels.interface.sampling_rows import StepResults
 from protocol.outputs import Logprobs
 
 
@@ -29,15 +32,15 @@ class HostResults:
     results: StepResults
     raw_logits_WV: torch.Tensor | None
 
-    def fetch_logits(self, logits_NV: torch.Tensor, step: Step) -> None:
+    def fetch_logits(self, logits_NV: torch.Tensor, step: GPUStep) -> None:
         """Copy what the host needs of raw logits, before sampling changes them."""
         if self.raw_logits_WV is not None:
             for place, index in enumerate(step.from_host_N.tolist()):
                 self.raw_logits_WV[place].copy_(logits_NV[index], non_blocking=True)
 
-    def fetch(self, device: StepResults, step: Step) -> None:
+    def fetch(self, device: StepResults, step: GPUStep) -> None:
         """Copy what sampling wrote."""
-        host, number = self.results, len(step.due_N)
+        host, number = self.results, len(step.sampled_N)
         plain = slice(device.num_plain_words)
         host.words[plain].copy_(device.words[plain], non_blocking=True)
         if step.has_reports:
@@ -61,7 +64,7 @@ class ResultBuffers:
             for _ in range(num_slots)
         ]
 
-    def take(self, slot: int, step: Step | None) -> HostResults:
+    def take(self, slot: int, step: GPUStep | None) -> HostResults:
         """The slot's buffer. The step that had it before must be collected."""
         raw_logits_WV = None
         if step is not None and step.from_host_N.size:
@@ -71,52 +74,51 @@ class ResultBuffers:
 
 
 def read_results(
-    plan: SchedulerOutput, step: Step, host: HostResults, refusals: dict[int, str]
+    plan: SchedulerOutput, step: GPUStep, host: HostResults, refusals: dict[int, str]
 ) -> ModelRunnerOutput:
     """The step's answer, once the device is done with it.
 
     Args:
         refusals: by row, why the device cannot serve it.
     """
-    names, number = plan.batch.req_ids, len(step.due_N)
+    request_ids, number = plan.batch.req_ids, len(step.sampled_N)
     chosen_N = host.results.token_ids_C[:number].numpy().copy()
     failed = _failures(step, host.results)
     if refusals:
-        rows = step.due_rows_N.tolist()
+        rows = step.sampled_rows_N.tolist()
         failed |= {at: refusals[row] for at, row in enumerate(rows) if row in refusals}
     reports = _device_reports(step, host.results) | _host_reports(step, host, chosen_N)
-    due = step.due_N.tolist()
-    chosen_N[list(failed)] = 0
-    token_ids_R = np.zeros(len(names), np.int32)
-    token_ids_R[step.due_N] = chosen_N
-    logprobs = {names[due[at]]: report for at, report in reports.items() if at not in failed}
-    failures = {names[due[at]]: why for at, why in failed.items()}
-    if plan.scheduled_spec_decode_tokens:
-        lists: list[list[int]] = [[] for _ in names]
-        for at, place in enumerate(due):
-            if at not in failed:
-                lists[place] = [int(chosen_N[at])]
-        return ModelRunnerOutput(names, lists, logprobs or None, failures=failures)
-    return ModelRunnerOutput(names, token_ids_R, logprobs or None, failures=failures)
+    place_N = step.sampled_N
+    token_ids_R = np.zeros(len(request_ids), np.int32)
+    token_ids_R[place_N] = chosen_N
+    token_ids_R[place_N[list(failed)]] = 0
+    return ModelRunnerOutput(
+        req_ids=request_ids,
+        sampled_token_ids=(
+            as_token_lists(token_ids_R, np.delete(place_N, list(failed)))
+            if plan.scheduled_spec_decode_tokens
+            else token_ids_R
+        ),
+        logprobs={
+            request_ids[place_N[at]]: report for at, report in reports.items() if at not in failed
+        }
+        or None,
+        failures={request_ids[place_N[at]]: why for at, why in failed.items()},
+    )
 
 
-def _failures(step: Step, results: StepResults) -> dict[int, str]:
-    number = len(step.due_N)
+def _failures(step: GPUStep, results: StepResults) -> dict[int, str]:
+    number = len(step.sampled_N)
     best_N = results.best_logits_C[:number].numpy()
     raw_N = results.raw_best_logits_C[:number].numpy()
     raw_N = raw_N if step.mode is SamplingMode.FULL else best_N
     failed = {}
     for index in np.flatnonzero(~(np.isfinite(best_N) & np.isfinite(raw_N))).tolist():
-        failed[index] = (
-            "no token is possible: allowed_token_ids holds only tokens that "
-            "min_tokens forbids; change one of them"
-            if np.isfinite(raw_N[index])
-            else "the model's logits are not finite numbers"
-        )
+        failed[index] = NO_TOKEN_LEFT if np.isfinite(raw_N[index]) else NOT_FINITE
     return failed
 
 
-def _device_reports(step: Step, results: StepResults) -> dict[int, Logprobs]:
+def _device_reports(step: GPUStep, results: StepResults) -> dict[int, Logprobs]:
     if not step.has_reports:
         return {}
     ids_CN, logprobs_CN = results.logprob_ids_CN.numpy(), results.logprobs_CN.numpy()
@@ -135,7 +137,7 @@ def _device_reports(step: Step, results: StepResults) -> dict[int, Logprobs]:
 
 
 def _host_reports(
-    step: Step, host: HostResults, chosen_N: np.ndarray[tuple[int], np.dtype[np.int64]]
+    step: GPUStep, host: HostResults, chosen_N: np.ndarray[tuple[int], np.dtype[np.int64]]
 ) -> dict[int, Logprobs]:
     if host.raw_logits_WV is None:
         return {}

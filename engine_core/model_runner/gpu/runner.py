@@ -1,12 +1,8 @@
-"""Runs plans on a device that works by itself: one step is computed while the next is planned.
+"""Runs plans on an asynchronous device: one step is computed while the next is planned.
 
-    host     plan n | submit n | plan n + 1 | submit n + 1 | collect n | plan n + 2 | ...
-    device                |  n .......................... | n + 1 .................
-    (n + 1 reads on the device the tokens that n chose; the host sees them in collect n)
-
-Owns the steps in flight. Must not know a model's architecture, sockets, or why the scheduler chose
-what it chose. A step in which no sequence is new, resumed or given a block does no Python work a
-sequence.
+host     plan n | submit n | plan n + 1 | submit n + 1 | collect n | plan n + 2 | ...
+device                |  n .......................... | n + 1 .................
+(n + 1 reads on the device the tokens that n chose; the host sees them in collect n)
 """
 
 from __future__ import annotations
@@ -16,131 +12,93 @@ import dataclasses
 
 import torch
 
-from engine_core.model_runner.cache_layout import CacheLayout
-from engine_core.model_runner.gpu.buckets import decode_buckets
+from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.gpu.computation import StepComputation
-from engine_core.model_runner.gpu.graphs import StepGraphs
-from engine_core.model_runner.gpu.packed_step_buffer import PackedStep, PackedStepBuffer
-from engine_core.model_runner.gpu.queue import DeviceQueue, Launched, Work
+from engine_core.model_runner.gpu.graphs import StepGraphs, decode_buckets
+from engine_core.model_runner.gpu.input_batch import GPUInputBatch, PenaltyRow
+from engine_core.model_runner.gpu.packing import PackedStep, PackedStepBuffer
+from engine_core.model_runner.gpu.queue import DeviceQueue, LaunchedWork, Work
 from engine_core.model_runner.gpu.results import HostResults, ResultBuffers, read_results
-from engine_core.model_runner.gpu.rows import History, HostRows
-from engine_core.model_runner.gpu.step import Step, shape_step
+from engine_core.model_runner.gpu.step import GPUStep, arrange_step
 from engine_core.model_runner.gpu.warm_up import (
     changes_of_every_kind,
     copies_of_every_kind,
+    dummy_step,
     largest_step,
-    made_up_step,
     steps_of_every_kind,
     steps_of_every_size,
 )
-from engine_core.models import Model
+from engine_core.model_runner.rows import RunnerRows
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
-from kernels.interface.device_steps import DeviceStepOperations, PackedLayout, SamplingMode
-from kernels.interface.operations import Operations
+from kernels.interface.device_steps import DeviceStepOperations, SamplingMode
+from kernels.interface.step_inputs import PackedLayout
 
 _MAX_STEPS_IN_FLIGHT = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _InFlight:
+class _InFlightStep:
     """A step that was submitted and not collected. `step` is None if the plan had no tokens; `slot`
     says which of the host's buffers are the device's until then."""
 
     slot: int
     plan: SchedulerOutput
-    step: Step | None
+    step: GPUStep | None
     results: HostResults
     refusals: dict[int, str]
-    launched: Launched
+    launched: LaunchedWork
 
 
 class GPUModelRunner:
-    """
+    """A step in which no sequence is new, resumed or given a block does no Python work a sequence.
+
     Args:
-        model: weights and forward pass.
-        ops: the backend that the model was loaded with.
-        steps: of the same device.
-        queue: of the same device.
-        layout: how layers share blocks.
-        num_blocks: usable blocks on the device; one more is allocated for the null block, id 0.
-        block_size: tokens a block.
-        max_num_seqs: rows on the device.
-        max_model_len: most tokens a row.
-        max_num_batched_tokens: most tokens of a step.
-        dtype: of the activations.
-        kv_dtype: of the cache; None: as the activations.
-        eos_token_ids: what min_tokens holds back beside a request's own stop tokens.
-        num_host_blocks: blocks in host memory that a plan may copy from and to.
-        use_graphs: record decode steps and replay them.
+        steps, queue: of the device of the config's `ops`.
+        use_graphs: capture decode steps and replay them.
     """
 
     max_steps_in_flight = _MAX_STEPS_IN_FLIGHT
 
     def __init__(
         self,
+        config: RunnerConfig,
         *,
-        model: Model,
-        ops: Operations,
         steps: DeviceStepOperations,
         queue: DeviceQueue,
-        layout: CacheLayout,
-        num_blocks: int,
-        block_size: int,
-        max_num_seqs: int,
-        max_model_len: int,
-        max_num_batched_tokens: int,
-        dtype: torch.dtype,
-        kv_dtype: torch.dtype | None = None,
-        eos_token_ids: tuple[int, ...],
-        num_host_blocks: int = 0,
         use_graphs: bool = True,
     ) -> None:
+        self.config = config
         self._queue = queue
         self._steps = steps
-        self._vocab_size = vocab_size = model.kv_cache_spec.vocab_size
-        self._limits = {
-            "max_num_seqs": max_num_seqs,
-            "max_model_len": max_model_len,
-            "max_num_batched_tokens": max_num_batched_tokens,
-        }
-        self._buckets = decode_buckets(max_num_seqs) if use_graphs else ()
-        self._warm_up_copies = copies_of_every_kind(
-            num_blocks=num_blocks, num_host_blocks=num_host_blocks
+        self._buckets = decode_buckets(config.max_num_seqs) if use_graphs else ()
+        self.rows = RunnerRows(
+            max_num_rows=config.max_num_seqs,
+            eos_token_ids=config.eos_token_ids,
+            vocab_size=config.vocab_size,
         )
-        self.batch = HostRows(
-            max_num_rows=max_num_seqs,
-            vocab_size=vocab_size,
-            num_groups=len(layout.groups),
-            eos_token_ids=eos_token_ids,
+        self.batch = GPUInputBatch(
+            self.rows, max_num_rows=config.max_num_seqs, vocab_size=config.vocab_size
         )
-        self._words = PackedStepBuffer(
-            queue, PackedLayout(max_num_seqs), num_slots=_MAX_STEPS_IN_FLIGHT
+        self._buffer = PackedStepBuffer(
+            queue, PackedLayout(config.max_num_seqs), num_slots=_MAX_STEPS_IN_FLIGHT
         )
         self._results = ResultBuffers(
             queue,
-            capacity=max_num_seqs,
-            vocab_size=vocab_size,
+            capacity=config.max_num_seqs,
+            vocab_size=config.vocab_size,
             num_slots=_MAX_STEPS_IN_FLIGHT,
         )
         self._computation = StepComputation(
-            model=model,
-            ops=ops,
+            config,
             steps=steps,
-            layout=layout,
-            num_blocks=num_blocks,
-            num_host_blocks=num_host_blocks,
-            packed=self._words.device_words,
-            packed_layout=self._words.layout,
-            block_size=block_size,
-            **self._limits,
-            dtype=dtype,
-            kv_dtype=kv_dtype or dtype,
+            packed=self._buffer.device_words,
+            packed_layout=self._buffer.layout,
         )
         self.storage = self._computation.storage
         self.graphs = StepGraphs(
-            queue, compute=self._compute_bucket, send_empty=self._words.send_empty
+            queue, compute=self._compute_bucket, send_empty=self._buffer.send_empty
         )
-        self._in_flight: collections.deque[_InFlight] = collections.deque()
+        self._in_flight: collections.deque[_InFlightStep] = collections.deque()
         self._free_slots = collections.deque(range(_MAX_STEPS_IN_FLIGHT))
         queue.synchronize()  # what was allocated was also filled, perhaps on another stream
 
@@ -158,23 +116,23 @@ class GPUModelRunner:
             raise RuntimeError(
                 f"{_MAX_STEPS_IN_FLIGHT} steps are in flight, which is the limit; collect one first"
             )
-        changes = self.batch.take_in(plan)
+        changes = self.batch.update(plan)
         step = None
         if plan.total_num_scheduled_tokens:
-            step = shape_step(
-                plan.batch, self.batch, buckets=self._buckets, vocab_size=self._vocab_size
+            step = arrange_step(
+                plan.batch, self.batch, buckets=self._buckets, vocab_size=self.config.vocab_size
             )
             self._check_size(step)
-            self.batch.append(step.due_rows_N)
+            self.batch.append_tokens(step.sampled_rows_N)
         slot, refusals = self._free_slots[0], dict(self.batch.refusals)
-        packed = self._words.pack(slot, step, changes)
+        packed = self._buffer.pack(slot, step, changes)
         results = self._results.take(slot, step)
 
         @torch.inference_mode()
         def work() -> None:
             graph = self._graph_for(step)
             self.storage.carry_out(plan.copies)
-            self._send(packed, changes.histories)
+            self._send(packed, changes.penalties)
             if step is None:
                 self._computation.update_rows()
                 return
@@ -182,7 +140,7 @@ class GPUModelRunner:
                 self._compute(step, results)
             else:
                 graph()
-            if len(step.due_N):
+            if len(step.sampled_N):
                 results.fetch(self._computation.sampler.results, step)
 
         try:
@@ -191,10 +149,10 @@ class GPUModelRunner:
             self._queue.synchronize()  # what was launched of it may still read the buffers
             raise
         self._free_slots.popleft()
-        self._in_flight.append(_InFlight(slot, plan, step, results, refusals, launched))
+        self._in_flight.append(_InFlightStep(slot, plan, step, results, refusals, launched))
 
     def collect(self) -> ModelRunnerOutput:
-        """Wait for the oldest step in flight: the next token of every sequence that was due.
+        """Wait for the oldest step in flight: the next token of every sequence that was sampled.
 
         Raises:
             RuntimeError: none is in flight.
@@ -225,14 +183,19 @@ class GPUModelRunner:
         Called before the first plan.
 
         Args:
-            capture_at_start: record every graph now, not when it is first used.
+            capture_at_start: capture every graph now, not when it is first used.
         """
-        for counts in steps_of_every_kind(**self._limits):
+        limits = {
+            "max_num_seqs": self.config.max_num_seqs,
+            "max_model_len": self.config.max_model_len,
+            "max_num_batched_tokens": self.config.max_num_batched_tokens,
+        }
+        for counts in steps_of_every_kind(**limits):
             for mode in SamplingMode:
-                self._run(made_up_step(counts, mode))
-        for counts in steps_of_every_size(**self._limits):
-            self._run(made_up_step(counts, SamplingMode.PLAIN))
-        self._run(made_up_step(largest_step(**self._limits), SamplingMode.FULL))
+                self._run_dummy(dummy_step(counts, mode))
+        for counts in steps_of_every_size(**limits):
+            self._run_dummy(dummy_step(counts, SamplingMode.PLAIN))
+        self._run_dummy(dummy_step(largest_step(**limits), SamplingMode.FULL))
 
         @torch.inference_mode()
         def capture() -> None:
@@ -243,15 +206,18 @@ class GPUModelRunner:
         if capture_at_start:
             self._queue.launch(capture).wait()
 
-    def _run(self, step: Step) -> None:
+    def _run_dummy(self, step: GPUStep) -> None:
         slot, changes = self._free_slots[0], changes_of_every_kind()
-        packed = self._words.pack(slot, step, changes)
+        copies = copies_of_every_kind(
+            num_blocks=self.config.num_blocks, num_host_blocks=self.config.num_host_blocks
+        )
+        packed = self._buffer.pack(slot, step, changes)
         results = self._results.take(slot, step)
 
         @torch.inference_mode()
         def work() -> None:
-            self.storage.carry_out(self._warm_up_copies)
-            self._send(packed, changes.histories)
+            self.storage.carry_out(copies)
+            self._send(packed, changes.penalties)
             self._compute(step, results)
             results.fetch(self._computation.sampler.results, step)
 
@@ -259,17 +225,17 @@ class GPUModelRunner:
 
     # ------------------------------------------------------------------ on the device
 
-    def _send(self, packed: PackedStep, histories: list[History]) -> None:
+    def _send(self, packed: PackedStep, penalties: list[PenaltyRow]) -> None:
         computation = self._computation
-        self._words.send(
+        self._buffer.send(
             packed, self._steps, rows=computation.rows, sampling=computation.sampling_tables
         )
-        if histories:  # read from the rows, so that those come first; once more does no harm
+        if penalties:  # read from the rows, so that those come first; once more does no harm
             computation.update_rows()
-            for history in histories:
-                computation.write_history(history)
+            for penalty in penalties:
+                computation.count_for_penalties(penalty)
 
-    def _graph_for(self, step: Step | None) -> Work | None:
+    def _graph_for(self, step: GPUStep | None) -> Work | None:
         if step is None or step.bucket is None:
             return None
         return self.graphs.get(step.bucket, step.mode)
@@ -279,22 +245,22 @@ class GPUModelRunner:
             num_tokens=bucket,
             num_sequences=bucket,
             num_decodes=bucket,
-            num_due=bucket,
+            num_sampled=bucket,
             mode=mode,
         )
 
-    def _compute(self, step: Step, results: HostResults) -> None:
+    def _compute(self, step: GPUStep, results: HostResults) -> None:
         self._computation.run(
             num_tokens=step.num_tokens,
             num_sequences=len(step.rows_R),
             num_decodes=step.num_decodes,
-            num_due=len(step.due_N),
+            num_sampled=len(step.sampled_N),
             mode=step.mode,
             before_sampling=lambda logits_NV: results.fetch_logits(logits_NV, step),
         )
 
-    def _check_size(self, step: Step) -> None:
-        limit = self._limits["max_num_batched_tokens"]
+    def _check_size(self, step: GPUStep) -> None:
+        limit = self.config.max_num_batched_tokens
         if step.num_tokens > limit:
             raise ValueError(
                 f"a step of {step.num_tokens} tokens, the runner was made for {limit}; plan fewer "

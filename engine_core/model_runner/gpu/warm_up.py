@@ -1,7 +1,6 @@
-"""Steps made up before the first request: what must be compiled, and what takes most memory.
+"""Dummy steps before the first request: what must be compiled, and what takes most memory.
 
-Owns their sizes. Their sequences stand in the first rows, whose block tables are still all null
-block, so that they read and write nothing that anybody uses. Must not know how a step is launched.
+Their sequences are in the first rows, whose block tables are still all null block.
 """
 
 import itertools
@@ -9,26 +8,27 @@ import itertools
 import numpy as np
 
 from engine_core.kv_cache import CacheCopies
-from engine_core.model_runner.gpu.rows import History, RowChanges
-from engine_core.model_runner.gpu.step import Step
-from kernels.interface.device_steps import TOKEN_TABLE, RowUpdate, SamplingMode
+from engine_core.model_runner.gpu.input_batch import PenaltyRow, RowChanges
+from engine_core.model_runner.gpu.step import GPUStep
+from kernels.interface.device_steps import SamplingMode
 from kernels.interface.sampling_rows import StateFlag, StateWord
+from kernels.interface.step_inputs import TOKEN_TABLE, RowUpdate
 
 
-def made_up_step(counts: list[int], mode: SamplingMode) -> Step:
-    """So many tokens of each sequence, from its start; all are due.
+def dummy_step(counts: list[int], mode: SamplingMode) -> GPUStep:
+    """`counts` tokens of each sequence, from its start; all are sampled.
 
     Args:
         counts: sequences of one token first.
     """
     number = len(counts)
-    return Step(
+    return GPUStep(
         rows_R=np.arange(number),
         num_computed_R=np.zeros(number, np.int64),
         num_scheduled_R=np.array(counts, np.int64),
-        is_due_R=np.ones(number, np.bool_),
-        due_N=np.arange(number),
-        due_rows_N=np.arange(number),
+        needs_sampling_R=np.ones(number, np.bool_),
+        sampled_N=np.arange(number),
+        sampled_rows_N=np.arange(number),
         num_logprobs_N=np.full(number, -1, np.int64),
         from_host_N=np.zeros(0, np.int64),
         num_tokens=sum(counts),
@@ -64,7 +64,7 @@ def steps_of_every_size(
 
 
 def _prefills(num_tokens: int, max_model_len: int) -> list[int]:
-    """As few sequences as can have so many tokens; the shortest first, if it is a decode."""
+    """As few sequences as can have `num_tokens`; the shortest first, if it is a decode."""
     full, rest = divmod(num_tokens, max_model_len)
     return [rest] * (rest > 0) + [max_model_len] * full
 
@@ -80,16 +80,16 @@ def largest_step(
 
 
 def changes_of_every_kind() -> RowChanges:
-    """Writes to the first row what a row that nobody took has anyway, or nobody reads."""
+    """Writes to the first row what a free row holds anyway, or what is not read."""
     return RowChanges(
         rows=[RowUpdate(TOKEN_TABLE, 0, 0, [0])],
         sampling=[RowUpdate(TOKEN_TABLE, 0, StateWord.FLAGS, [int(StateFlag.GREEDY)])],
-        histories=[History(row=0, num_prompt_tokens=1, num_tokens=1)],
+        penalties=[PenaltyRow(row=0, num_prompt_tokens=1, num_tokens=1)],
     )
 
 
 def copies_of_every_kind(*, num_blocks: int, num_host_blocks: int) -> CacheCopies:
-    """Between the first block, which nobody has yet, a host's block and the null block."""
+    """Between the first block, which is still free, a host's block and the null block."""
     host = num_blocks + 1
     return CacheCopies(
         swap_in=[(host, 0)] if num_host_blocks else [],

@@ -1,13 +1,9 @@
-"""Our paged attention inside transformers' models: all tokens of a step in one pass.
-
-transformers lets a model's attention be replaced by name. Ours takes q, k and v of the flattened
-step, writes k and v to the paged cache and attends over it; no mask is ever built. What it cannot
-honour (attention sinks, position biases, masks of the model's own ...) raises CannotHonour, and the
-model runs request by request instead (`transformers_per_request`). Must not know any architecture.
-"""
+"""transformers' models over the engine's paged KV cache: all tokens of a step at once through an
+attention function of ours, or, for models with attention of their own, one request at a time."""
 
 from __future__ import annotations
 
+import itertools
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +11,17 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 from transformers import AttentionInterface
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from engine_core.models.interface import KVCacheSpec
-from engine_core.models.transformers.body import CausalBody
-from kernels.interface.operations import ForwardContext
+from engine_core.models.transformers.reference import CausalBody
+from kernels.interface.operations import (
+    AttentionMetadata,
+    AttentionParams,
+    ForwardContext,
+    KVCache,
+    Operations,
+)
 
 _NAME = "engine_core_paged"
 
@@ -134,16 +137,14 @@ def _attend(
     target.ops.write_kv_cache(
         tokens_first(key, head_size),
         tokens_first(value, head_size),
-        kv_cache=kv_cache,
-        slot_mapping_T=metadata.slot_mapping_T,
+        metadata.slot_mapping_T,
+        kv_cache,
     )
     out_THD = target.ops.paged_attention(
         tokens_first(query, head_size),
         *kv_cache,
         metadata,
-        scale=call.scale,
-        sliding_window=call.sliding_window,
-        softcap=call.softcap,
+        AttentionParams(scale=call.scale, sliding_window=call.sliding_window, softcap=call.softcap),
     )
     return out_THD[None, :, :, : value.shape[3]], None
 
@@ -185,3 +186,136 @@ def _read_call(
         sliding_window=None if window is None else int(window),
         softcap=None if softcap is None else float(softcap),
     )
+
+
+# ---------------------------------------------------------------------- one request at a time
+
+
+class PagedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer of one request, for one forward pass.
+
+    Args:
+        read_slots_L: int64, slot of every token of the sequence, this step's included.
+        write_slots_Q: int64, those of this step's tokens, which are the last ones.
+    """
+
+    is_sliding = False
+
+    def __init__(
+        self,
+        kv_cache: KVCache,
+        ops: Operations,
+        read_slots_L: torch.Tensor,
+        write_slots_Q: torch.Tensor,
+    ) -> None:
+        super().__init__()
+        self._kv_cache = kv_cache
+        self._ops = ops
+        self._read_slots_L = read_slots_L
+        self._write_slots_Q = write_slots_Q
+        self._num_seen = len(read_slots_L) - len(write_slots_Q)
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing: the blocks are there."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write [1, K, Q, d] keys and values -> those of the whole sequence, [1, K, L, d]."""
+        head_size = self._kv_cache[0].shape[3]
+        self._ops.write_kv_cache(
+            tokens_first(key_states, head_size),
+            tokens_first(value_states, head_size),
+            kv_cache=self._kv_cache,
+            slot_mapping_T=self._write_slots_Q,
+        )
+        self._num_seen = len(self._read_slots_L)
+        keys, values = (
+            states_LKD.transpose(0, 1)[None, :, :, :own_size]
+            for states_LKD, own_size in zip(
+                self._ops.read_kv_cache(self._kv_cache, self._read_slots_L),
+                (key_states.shape[3], value_states.shape[3]),
+                strict=True,
+            )
+        )
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        return self._num_seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(number of keys, position of the first one)."""
+        return self._num_seen + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class PerRequestModel:
+    """`engine_core.models.Model` that runs its requests one by one."""
+
+    def __init__(self, body: CausalBody, spec: KVCacheSpec) -> None:
+        self._body = body
+        self._spec = spec
+
+    @property
+    def kv_cache_spec(self) -> KVCacheSpec:
+        return self._spec
+
+    @torch.inference_mode()
+    def forward(
+        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """See `Model.forward`."""
+        first = context.metadata[0]
+        starts = first.query_start_loc_R1.tolist()
+        hidden_by_request = [
+            self._forward_request(
+                request, token_ids_T[start:stop], positions_T[start:stop], start, context
+            )
+            for request, (start, stop) in enumerate(itertools.pairwise(starts))
+        ]
+        return torch.cat(hidden_by_request)
+
+    def _forward_request(
+        self,
+        request: int,
+        token_ids_Q: torch.Tensor,
+        positions_Q: torch.Tensor,
+        start: int,
+        context: ForwardContext,
+    ) -> torch.Tensor:
+        stop = start + len(token_ids_Q)
+        # layers of one KV-cache group share a metadata object, and with it the slots
+        slots = {
+            key: _slots_of_sequence(metadata, request)
+            for key, metadata in {id(each): each for each in context.metadata}.items()
+        }
+        layers = [
+            PagedCacheLayer(
+                kv_cache, context.ops, slots[id(metadata)], metadata.slot_mapping_T[start:stop]
+            )
+            for kv_cache, metadata in zip(context.kv_caches, context.metadata, strict=True)
+        ]
+        num_tokens = int(context.metadata[0].seq_lens_R[request])
+        return self._body.hidden_states(
+            token_ids_Q,
+            attention_mask=torch.ones(1, num_tokens, dtype=torch.int64),
+            position_ids=positions_Q[None],
+            past_key_values=Cache(layers=layers),
+            use_cache=True,
+        )
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
+        """See `Model.compute_logits`."""
+        return self._body.logits(hidden_RE)
+
+
+def _slots_of_sequence(metadata: AttentionMetadata, request: int) -> torch.Tensor:
+    positions_L = torch.arange(
+        int(metadata.seq_lens_R[request]), device=metadata.block_table_RM.device
+    )
+    blocks_L = metadata.block_table_RM[request, positions_L // metadata.block_size].long()
+    return blocks_L * metadata.block_size + positions_L % metadata.block_size

@@ -1,12 +1,10 @@
-"""Any decoder-only architecture that transformers knows, where we have no code of our own.
+"""Any decoder-only architecture that transformers knows and that has no code here. transformers
+takes seconds to import, so it is imported when a model is loaded.
 
     folder -> transformers' model -> plain run (the reference)
                                      |- all tokens of a step at once, through our paged attention
                                      |- if that is not the same: request by request
                                      `- if that is not either: refused by name
-
-Owns what is refused, and the choice. transformers takes seconds to import, so it is imported when a
-model is loaded. Must not know the runner.
 """
 
 from __future__ import annotations
@@ -125,7 +123,7 @@ def _load(path: Path, config: dict[str, Any], dtype: torch.dtype) -> Any:
 
 
 def _make_runnable(model: Any, dtype: torch.dtype, ops: Operations) -> Model:
-    from engine_core.models.transformers.per_request import PerRequestModel
+    from engine_core.models.transformers.attention import PerRequestModel
     from engine_core.models.transformers.reference import largest_difference, run_reference
 
     own_attention = model.config._attn_implementation
@@ -204,7 +202,7 @@ def _flattened(
 
 
 def _whole_groups(model: Any, num_kv_heads: int) -> int:
-    """Query heads, for plans that nobody reads: they need as many for each key/value head."""
+    """Query heads, for plans without results: they need as many for each key/value head."""
     config = model.config.get_text_config(decoder=True)
     num_heads = getattr(config, "num_attention_heads", num_kv_heads)
     return num_heads if num_heads % num_kv_heads == 0 else num_kv_heads

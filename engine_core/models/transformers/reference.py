@@ -1,30 +1,112 @@
-"""What a transformers model computes when it is left alone, and whether ours computes the same.
-
-A model is run once, plainly, on a few tokens. That run tells what its KV cache looks like and gives
-logits to compare with: code written by others, for architectures that nobody here has seen, is
-trusted only after it has given the same logits in chunks, in a mixed batch, over shuffled blocks.
-Must not know any architecture.
-"""
+"""What a transformers model computes when it is left alone, and whether it computes the same over a
+paged cache: an unknown architecture is used only after its logits were the same in chunks, in a
+mixed batch, over shuffled blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.interface import KVCacheSpec, Model
-from engine_core.models.transformers.body import CausalBody, run_and_find_body
 from kernels.interface.operations import (
     AttentionMetadata,
     AttentionPlanner,
+    AttentionSpec,
     ForwardContext,
     KVCache,
     Operations,
 )
+
+
+class CausalBody:
+    """
+    Args:
+        model: a ...ForCausalLM.
+        body: the outermost of its modules that returns `last_hidden_state`.
+        output_type: the class of what it returns.
+    """
+
+    def __init__(self, model: Any, body: nn.Module, output_type: type[Any]) -> None:
+        self.model = model
+        self._body = body
+        self._output_type = output_type
+        self._accepted = set(inspect.signature(body.forward).parameters)
+
+    def accepts(self, name: str) -> bool:
+        """Whether the body names this argument."""
+        return name in self._accepted
+
+    def hidden_states(self, token_ids_T: torch.Tensor, **arguments: Any) -> torch.Tensor:
+        """Run the body on one sequence -> hidden_TE. Arguments that it does not name are left out:
+        it works them out from the others."""
+        known = {name: value for name, value in arguments.items() if name in self._accepted}
+        output = self._body(input_ids=token_ids_T[None], **known)
+        hidden_1TE: torch.Tensor = output.last_hidden_state
+        return hidden_1TE[0]
+
+    def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
+        """Run what follows the body -> float32 logits_RV."""
+        token_ids_1R = torch.zeros(1, hidden_RE.shape[0], dtype=torch.int64)
+        with self._answering(self._output_type(last_hidden_state=hidden_RE[None])):
+            output = self.model(input_ids=token_ids_1R, use_cache=False)
+        logits_1RV: torch.Tensor = output.logits
+        return logits_1RV[0].float()
+
+    @contextmanager
+    def _answering(self, output: Any) -> Iterator[None]:
+        """The body answers `output` to every call."""
+
+        def answer(*_args: object, **_kwargs: object) -> Any:
+            return output
+
+        self._body.forward = answer
+        try:
+            yield
+        finally:
+            # uncovers the method of the class again
+            del self._body.forward
+
+
+def run_and_find_body(model: Any, token_ids_T: torch.Tensor) -> tuple[CausalBody, Any]:
+    """Run the whole model once, plainly -> (its two halves, its output).
+
+    Raises:
+        UnsupportedArchitecture: no module returns hidden states, or nothing returns logits.
+    """
+    seen: list[tuple[nn.Module, type[Any]]] = []
+
+    def remember(module: nn.Module, _args: object, output: object) -> None:
+        if isinstance(getattr(output, "last_hidden_state", None), torch.Tensor):
+            seen.append((module, type(output)))
+
+    handles = [
+        module.register_forward_hook(remember) for module in model.modules() if module is not model
+    ]
+    try:
+        output = model(input_ids=token_ids_T[None], use_cache=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not seen or not isinstance(getattr(output, "logits", None), torch.Tensor):
+        raise UnsupportedArchitecture(
+            f"{type(model).__name__} does not go from hidden states to logits in a way that can be "
+            "split; only language models that do are supported"
+        )
+    # hooks fire when a module returns, so the outermost comes last
+    body, output_type = seen[-1]
+    return CausalBody(model, body, output_type), output
+
+
+# ---------------------------------------------------------------------- comparison
+
 
 _SEQUENCE_LENS = (8, 5)
 _STEPS = ({0: 5, 1: 3}, {1: 2, 0: 2}, {0: 1})
@@ -157,16 +239,18 @@ def _make_planners(
 ) -> dict[int | None, AttentionPlanner]:
     return {
         window: ops.make_attention_planner(
-            num_query_heads=spec.num_query_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_size=spec.head_size,
-            block_size=_BLOCK_SIZE,
-            sliding_window=window,
-            max_num_seqs=len(_SEQUENCE_LENS),
-            max_num_batched_tokens=sum(_SEQUENCE_LENS),
-            max_model_len=max(_SEQUENCE_LENS),
-            dtype=dtype,
-            kv_dtype=dtype,
+            AttentionSpec(
+                num_query_heads=spec.num_query_heads,
+                num_kv_heads=spec.num_kv_heads,
+                head_size=spec.head_size,
+                block_size=_BLOCK_SIZE,
+                sliding_window=window,
+                max_num_seqs=len(_SEQUENCE_LENS),
+                max_num_batched_tokens=sum(_SEQUENCE_LENS),
+                max_model_len=max(_SEQUENCE_LENS),
+                dtype=dtype,
+                kv_dtype=dtype,
+            )
         )
         for window in set(spec.sliding_windows)
     }

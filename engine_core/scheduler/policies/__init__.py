@@ -1,7 +1,4 @@
-"""The policies: who is next, and who gives way. Each fills in engine_core.scheduler.policies.base.
-
-They know requests by their urgency, arrival and tenant; no blocks, budgets, steps or clocks.
-"""
+"""Scheduling policies: which request is next and which is preempted."""
 
 from typing import assert_never
 

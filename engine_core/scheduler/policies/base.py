@@ -1,8 +1,4 @@
-"""Who is next and who gives way: the interface that each policy fills in.
-
-A policy orders the waiting queue and names victims. It moves nobody, and knows no blocks, budgets
-or steps; the scheduler calls it, one question at a time.
-"""
+"""Which request is next and which is preempted: what each policy fills in."""
 
 from collections.abc import Iterator, Mapping
 from typing import Protocol
@@ -14,9 +10,9 @@ from engine_core.scheduler.request import Request
 
 
 class WaitingQueue(Protocol):
-    """Requests that are not admitted, or that were preempted. A swapped request (status SWAPPED)
-    outranks every request that is not; among swapped ones, and among the others, the policy's order
-    holds. No operation searches the queue: each is O(1) or O(log n)."""
+    """Requests that are not admitted, or that were preempted. A swapped request comes before every
+    one that is not; among swapped ones, and among the others, the policy's order holds. No
+    operation searches the queue: each is O(1) or O(log n)."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Request]:
@@ -30,8 +26,8 @@ class WaitingQueue(Protocol):
         ...
 
     def prepend_request(self, request: Request) -> None:
-        """A preempted request comes back: to the head under first come, first served (also in front
-        of others preempted earlier in the same step); elsewhere to the place that its key gives."""
+        """A preempted request comes back: to the head under fcfs (also in front of others that were
+        preempted earlier in the same step); elsewhere to the place that its key gives."""
         ...
 
     def peek_request(self) -> Request:
@@ -39,65 +35,64 @@ class WaitingQueue(Protocol):
         ...
 
     def pop_request(self) -> Request:
-        """Take the one that `peek_request` shows. The queue is not empty."""
+        """Remove the one that `peek_request` shows. The queue is not empty."""
         ...
 
-    def remove_request(self, request: Request) -> None:
-        """Take this very request."""
-        ...
+    def remove_request(self, request: Request) -> None: ...
 
 
-class SchedulingPolicy(Protocol):
-    """One scheduler's policy; it may keep state (service counters, the time)."""
+class SchedulingPolicy:
+    """Orders the waiting queue and selects victims; the scheduler moves them. It knows no blocks,
+    budgets or steps. One scheduler's; it may keep state."""
 
-    @property
-    def counts_service(self) -> bool:
-        """Whether `decoded` wants to be told."""
-        ...
+    waiting: WaitingQueue
+    counts_service = False
+    """Whether `on_decode` is called."""
 
-    @property
-    def waiting(self) -> WaitingQueue:
-        """The one queue of this policy."""
-        ...
-
-    def new_step(self, now: float) -> None:
-        """A step is about to be planned; `now` in seconds, on the clock of `arrival_time`."""
-        ...
+    def new_step(self) -> None:
+        """A step is about to be planned."""
 
     def check(self, request: Request) -> None:
         """
         Raises:
             ValueError: the request asks for what this policy does not do (a priority under fcfs).
         """
-        ...
 
-    def victim(self, running: Mapping[str, Request], requester: Request) -> Request:
+    def select_victim(self, running: Mapping[str, Request], requester: Request) -> Request:
         """Which of the running requests (in order of admission, by request id; never empty) loses
         its blocks so that `requester`, one of them, gets one. It may be `requester` itself."""
-        ...
+        raise NotImplementedError
 
-    def forced_victims(self, running: Mapping[str, Request]) -> list[Request]:
-        """Running requests that give way to the head of the waiting queue though memory is free,
-        the worst first: all that it outranks by enough. Called once a step, before anything is
-        scheduled. The victims go behind the head."""
-        ...
+    def select_forced_victims(self, running: Mapping[str, Request]) -> list[Request]:
+        """Running requests to preempt for the head of the waiting queue though memory is free, the
+        least urgent first. Called once a step, before anything is scheduled."""
+        return []
 
-    def joined(self, request: Request) -> int:
-        """A request arrived. Returns the number of its tenant for `decoded`."""
-        ...
+    def on_arrival(self, request: Request) -> int:
+        """Returns the number of the request's tenant for `on_decode`."""
+        return 0
 
-    def left(self, request: Request) -> None:
+    def on_finish(self, request: Request) -> None:
         """A request is over, or will never run."""
-        ...
 
-    def admitted(self, request: Request, num_uncached_tokens: int) -> None:
+    def on_admit(self, request: Request, num_uncached_tokens: int) -> None:
         """A request starts to run; that many of its prompt tokens are not in the cache."""
-        ...
 
-    def decoded(self, num_tokens_by_tenant: npt.NDArray[np.int64]) -> None:
-        """One step's output tokens; entry i is tenant number i's. Not called with nothing in it."""
-        ...
+    def on_decode(self, num_tokens_by_tenant: npt.NDArray[np.int64]) -> None:
+        """One step's output tokens; entry i is tenant number i's. Not called without tokens."""
 
     def service_by_tenant(self) -> dict[str, float]:
         """Weighted tokens served, of tenants with live requests; empty where nothing is counted."""
-        ...
+        return {}
+
+
+def refuse_priority(request: Request, policy: str) -> None:
+    """
+    Raises:
+        ValueError: the request has a priority, which only policy priority looks at.
+    """
+    if request.priority != 0:
+        raise ValueError(
+            f"priority is {request.priority}, but policy {policy} knows only 0; omit it or start "
+            f"the engine with --scheduling-policy priority"
+        )

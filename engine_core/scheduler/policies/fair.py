@@ -1,26 +1,5 @@
 """The least served tenant first: the virtual token counter of Sheng et al., "Fairness in Serving
-Large Language Models", OSDI 2024.
-
-Each tenant has a counter of the service it had: input_weight for each prompt token that was not in
-the cache, charged when the request is admitted, and output_weight for each output token, charged as
-it is decoded, both divided by the tenant's weight. What is computed again after a preemption is not
-charged: nobody asked for it. Next is the oldest request of the waiting tenant with the least
-counter. A tenant that begins to wait is lifted to the least counter of those who wait, or, if
-nobody does, to that of the tenant served last: whoever was idle has saved up no credit. What it was
-served above the others it still owes.
-
-The bound. Let L be the longest prompt and M the tokens that admitted requests can hold (device and
-host blocks), both in tokens, and w the least weight. Then
-
-    U = max(input_weight * L, output_weight * M) / w
-
-is the most by which the counters of two waiting tenants differ (when last chosen, a tenant was the
-least; since then it grew by one prompt and by what its admitted requests decode), and over any time
-in which two tenants both wait without a break, the service to them, divided by their weights,
-differs by at most 2 * U. This holds for output_weight >= input_weight; else the sum of the two
-terms stands for their maximum. It does not depend on who sends how much, or on how many tenants
-there are. Knows no priorities, no time, no blocks.
-"""
+Large Language Models", OSDI 2024."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -28,16 +7,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.scheduler.policies.fcfs import refuse_priority
-from engine_core.scheduler.policies.service import (
-    ServiceCounters,
-    Tenant,
-    TenantKey,
-    check_weight,
-    number_of,
-)
-from engine_core.scheduler.request import Request
-from engine_core.scheduler.request_status import RequestStatus
+from engine_core.scheduler.policies.base import SchedulingPolicy, refuse_priority
+from engine_core.scheduler.policies.service import ServiceCounters, Tenant, TenantKey, number_of
+from engine_core.scheduler.request import Request, RequestStatus
 
 _SWAPPED, _OTHERS = 0, 1
 _Line = OrderedDict[str, Request]
@@ -45,7 +17,7 @@ _Line = OrderedDict[str, Request]
 
 
 class FairQueue:
-    """A line for each tenant, in two lanes: swapped requests, and all others. Choosing is one
+    """A line for each tenant, in two lanes: swapped requests, and all others. Selecting is one
     argmin over the live tenants, everything else O(1)."""
 
     def __init__(self, counters: ServiceCounters) -> None:
@@ -55,14 +27,14 @@ class FairQueue:
         """Lane and tenant, by request."""
         self._keys_by_number: dict[int, TenantKey] = {}
         self._served_last: Tenant | None = None
-        self._chosen: Request | None = None
-        """The next one stays the next while it is admitted, though that charges its tenant."""
+        self._head: Request | None = None
+        """Stays the head while it is admitted, though that charges its tenant."""
 
     def __len__(self) -> int:
         return len(self._places)
 
     def __iter__(self) -> Iterator[Request]:
-        """As if nobody were charged meanwhile."""
+        """As if no tenant were charged meanwhile."""
         for lane in (_SWAPPED, _OTHERS):
             keys = self._counters.keys[lane]
             for number in np.argsort(keys, kind="stable")[: len(self._lines[lane])].tolist():
@@ -77,7 +49,7 @@ class FairQueue:
 
     @property
     def floor(self) -> float:
-        """To which a tenant that begins to wait is lifted."""
+        """The counter to which a tenant that begins to wait is lifted."""
         if self._places:
             return float(self._counters.keys.min())
         return 0.0 if self._served_last is None else self._counters.counter(self._served_last)
@@ -87,36 +59,34 @@ class FairQueue:
         self._join(request, is_lifted=True)
 
     def prepend_request(self, request: Request) -> None:
-        """In front of its tenant's others. One that never ran was only passed over: its tenant did
-        not cease to wait."""
+        """In front of its tenant's others. One that never ran was only skipped: its tenant never
+        stopped waiting."""
         line = self._join(request, is_lifted=request.status is not RequestStatus.WAITING)
         line.move_to_end(request.request_id, last=False)
 
     def peek_request(self) -> Request:
-        """The oldest of the least served, which stays. The queue is not empty."""
-        if self._chosen is None:
+        """The oldest request of the least served tenant."""
+        if self._head is None:
             lane = _SWAPPED if self._lines[_SWAPPED] else _OTHERS
             number = int(self._counters.keys[lane].argmin())
-            self._chosen = next(iter(self._lines[lane][self._keys_by_number[number]].values()))
-        return self._chosen
+            self._head = next(iter(self._lines[lane][self._keys_by_number[number]].values()))
+        return self._head
 
-    def choose_again(self) -> None:
-        """Tenants were served: another may be next."""
-        self._chosen = None
+    def reselect_head(self) -> None:
+        """Tenants were charged: another request may be the head."""
+        self._head = None
 
     def pop_request(self) -> Request:
-        """Take the one that `peek_request` shows. The queue is not empty."""
         request = self.peek_request()
-        self._served_last = self._take(request)
+        self._served_last = self._remove(request)
         return request
 
     def remove_request(self, request: Request) -> None:
-        """Take this very request."""
-        self._take(request)
+        self._remove(request)
 
     def _join(self, request: Request, *, is_lifted: bool) -> _Line:
         assert request.request_id not in self._places
-        self._chosen = None
+        self._head = None
         lane = _SWAPPED if request.status is RequestStatus.SWAPPED else _OTHERS
         key = tenant_key(request)
         tenant = self._counters.enter(key)
@@ -131,8 +101,8 @@ class FairQueue:
         self._places[request.request_id] = (lane, key)
         return line
 
-    def _take(self, request: Request) -> Tenant:
-        self._chosen = None
+    def _remove(self, request: Request) -> Tenant:
+        self._head = None
         lane, key = self._places.pop(request.request_id)
         line = self._lines[lane][key]
         del line[request.request_id]
@@ -143,17 +113,34 @@ class FairQueue:
         return tenant
 
 
-class Fair:
-    """The newest request of the most served tenant gives way.
+class Fair(SchedulingPolicy):
+    """Each tenant has a counter of the service it had: `input_weight` for each prompt token that
+    was not in the cache, charged when the request is admitted, and `output_weight` for each output
+    token, charged as it is decoded, both divided by the tenant's weight. What is recomputed after a
+    preemption is not charged. Next is the oldest request of the waiting tenant with the least
+    counter; the victim is the newest of the most served tenant. A tenant that begins to wait is
+    lifted to the least counter of the waiting tenants, or, if there are none, to that of the tenant
+    served last: idle time earns no credit. What it was served above the others it still owes.
+
+    The bound. Let L be the longest prompt and M the tokens that admitted requests can have (device
+    and host blocks), and w the least weight. Then
+
+        U = max(input_weight * L, output_weight * M) / w
+
+    is the most by which the counters of two waiting tenants differ (when last selected, a tenant
+    was the least; since then it grew by one prompt and by what its admitted requests decode). Over
+    any time in which two tenants both wait without a break, the service to them, divided by their
+    weights, differs by at most 2 * U. This holds for output_weight >= input_weight; else the sum of
+    the two terms stands for their maximum. It does not depend on how much each tenant sends, or on
+    the number of tenants.
 
     Args:
         weights: shares of tenants by name; 1 for those not named.
         input_weight, output_weight: what a token counts for; an output token costs a step of its
             own, a prompt token shares one.
-
-    Raises:
-        ValueError: a weight that is not above 0.
     """
+
+    counts_service = True
 
     def __init__(
         self,
@@ -161,42 +148,27 @@ class Fair:
         input_weight: float = 1.0,
         output_weight: float = 2.0,
     ) -> None:
-        check_weight("input_weight", input_weight)
-        check_weight("output_weight", output_weight)
         self._input_weight = input_weight
         self._counters = ServiceCounters(weights or {}, output_weight)
-        self._waiting = FairQueue(self._counters)
+        self.waiting: FairQueue = FairQueue(self._counters)
         self._charged: set[str] = set()
         """Live requests whose prompts are charged."""
         self._leaving: list[TenantKey] = []
         """Tenants whose last request is over: the last step's output is still to be charged."""
 
-    @property
-    def counts_service(self) -> bool:
-        return True
-
-    @property
-    def waiting(self) -> FairQueue:
-        return self._waiting
-
-    def new_step(self, now: float) -> None:
-        """Time does not matter. Tenants without requests give their numbers back."""
-        self._waiting.choose_again()
+    def new_step(self) -> None:
+        """Tenants without requests give their numbers back."""
+        self.waiting.reselect_head()
         for key in self._leaving:
             tenant = self._counters.find(key)
             if tenant is not None and tenant.num_live == 0:
-                self._counters.leave(key, self._waiting.floor)
+                self._counters.leave(key, self.waiting.floor)
         self._leaving.clear()
 
     def check(self, request: Request) -> None:
-        """
-        Raises:
-            ValueError: the request has a priority.
-        """
         refuse_priority(request, "fair")
 
-    def victim(self, running: Mapping[str, Request], requester: Request) -> Request:
-        """The newest of the most served tenant's, which may be the requester."""
+    def select_victim(self, running: Mapping[str, Request], requester: Request) -> Request:
         counters: dict[TenantKey, float] = {}
         victim, most = requester, -np.inf
         for request in reversed(list(running.values())):
@@ -207,26 +179,22 @@ class Fair:
                     victim, most = request, counters[key]
         return victim
 
-    def forced_victims(self, running: Mapping[str, Request]) -> list[Request]:
-        """Fairness never takes back what it gave."""
-        return []
-
-    def joined(self, request: Request) -> int:
+    def on_arrival(self, request: Request) -> int:
         """Its tenant's number, until the first step after the tenant's last request is over."""
         tenant = self._counters.enter(tenant_key(request))
         tenant.num_live += 1
         return number_of(tenant)
 
-    def left(self, request: Request) -> None:
-        """Out of the queue first, if it was there."""
-        assert request not in self._waiting
+    def on_finish(self, request: Request) -> None:
+        """It has left the queue before."""
+        assert request not in self.waiting
         self._charged.discard(request.request_id)
         tenant = self._counters.enter(tenant_key(request))
         tenant.num_live -= 1
         if tenant.num_live == 0:
             self._leaving.append(tenant_key(request))
 
-    def admitted(self, request: Request, num_uncached_tokens: int) -> None:
+    def on_admit(self, request: Request, num_uncached_tokens: int) -> None:
         """Charge its prompt, the first time."""
         if request.request_id in self._charged:
             return
@@ -234,10 +202,10 @@ class Fair:
         tenant = self._counters.enter(tenant_key(request))
         self._counters.charge(tenant, num_uncached_tokens * self._input_weight)
 
-    def decoded(self, num_tokens_by_tenant: npt.NDArray[np.int64]) -> None:
+    def on_decode(self, num_tokens_by_tenant: npt.NDArray[np.int64]) -> None:
         """Charge one step's output."""
         self._counters.charge_output(num_tokens_by_tenant)
-        self._waiting.choose_again()
+        self.waiting.reselect_head()
 
     def service_by_tenant(self) -> dict[str, float]:
         """Weighted tokens, as charged, without lifts; not divided by the tenants' weights."""
@@ -248,5 +216,5 @@ class Fair:
 
 
 def tenant_key(request: Request) -> TenantKey:
-    """Whose service it is."""
+    """Which tenant is charged."""
     return request.client_index if request.tenant is None else request.tenant

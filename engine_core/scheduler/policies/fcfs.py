@@ -1,18 +1,16 @@
-"""First come, first served. Knows requests by id and status, and nothing of urgency or tenants."""
+"""First come, first served."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Reversible
 
-from engine_core.scheduler.policies.uncounted import NoServiceAccounting
-from engine_core.scheduler.request import Request
-from engine_core.scheduler.request_status import RequestStatus
+from engine_core.scheduler.policies.base import SchedulingPolicy, refuse_priority
+from engine_core.scheduler.request import Request, RequestStatus
 
 
 class FirstComeFirstServedQueue:
     """New requests join at the tail, preempted ones at the head, swapped ones in front of all that
     are not. Every operation is O(1): OrderedDicts rather than deques, so that an abort need not
-    search. Where a request stands is decided when it joins; one whose status changes meanwhile is
-    still found."""
+    search. A request whose status has changed since it joined is still found."""
 
     def __init__(self) -> None:
         self._swapped: OrderedDict[str, Request] = OrderedDict()
@@ -49,7 +47,6 @@ class FirstComeFirstServedQueue:
         return (self._swapped or self._others).popitem(last=False)[1]
 
     def remove_request(self, request: Request) -> None:
-        """Take this very request."""
         is_swapped = request.request_id in self._swapped
         del (self._swapped if is_swapped else self._others)[request.request_id]
 
@@ -57,43 +54,15 @@ class FirstComeFirstServedQueue:
         return self._swapped if request.status is RequestStatus.SWAPPED else self._others
 
 
-class FirstComeFirstServed(NoServiceAccounting):
-    """The newest running request gives way, so that the oldest keeps its progress."""
+class FirstComeFirstServed(SchedulingPolicy):
+    """The newest running request is the victim, so that the oldest keeps its progress."""
 
     def __init__(self) -> None:
-        self._waiting = FirstComeFirstServedQueue()
-
-    @property
-    def waiting(self) -> FirstComeFirstServedQueue:
-        return self._waiting
-
-    def new_step(self, now: float) -> None:
-        """Time does not matter."""
+        self.waiting = FirstComeFirstServedQueue()
 
     def check(self, request: Request) -> None:
-        """
-        Raises:
-            ValueError: the request has a priority.
-        """
         refuse_priority(request, "fcfs")
 
-    def victim(self, running: Mapping[str, Request], requester: Request) -> Request:
-        """The newest, which may be the requester."""
+    def select_victim(self, running: Mapping[str, Request], requester: Request) -> Request:
         in_order: Reversible[Request] = running.values()  # type: ignore[assignment]
         return next(iter(reversed(in_order)))
-
-    def forced_victims(self, running: Mapping[str, Request]) -> list[Request]:
-        """Nobody outranks anybody."""
-        return []
-
-
-def refuse_priority(request: Request, policy: str) -> None:
-    """
-    Raises:
-        ValueError: the request has a priority, which only policy priority heeds.
-    """
-    if request.priority != 0:
-        raise ValueError(
-            f"priority is {request.priority}, but policy {policy} knows only 0; omit it or start "
-            f"the engine with --scheduling-policy priority"
-        )

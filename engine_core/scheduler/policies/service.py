@@ -1,13 +1,6 @@
-"""Virtual token counters: how much service each tenant has had, per unit of weight.
-
-Knows tenants by number and tokens by count; no requests, queues or policies. A tenant has a number
-while it has live requests; numbers are used again, so that the columns stay as short as the most
-tenants at one time. Of a tenant without live requests the counter is kept while it tells anything:
-below the floor, to which a newcomer is lifted anyway, it does not.
-"""
+"""Virtual token counters: how much service each tenant has had, per unit of weight."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -22,7 +15,7 @@ _FIRST_CAPACITY = 64
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Tenant:
-    """One who sends requests. Counters lie in the columns while `number` is not None."""
+    """Its counters are in the columns while `number` is not None."""
 
     name: str
     weight: float
@@ -35,31 +28,29 @@ class Tenant:
 
 
 class ServiceCounters:
-    """
+    """A tenant has a number while it has live requests; numbers are used again, so that the columns
+    stay as short as the most tenants at one time. Of a tenant without live requests the counter is
+    kept only above the floor, to which a newcomer is lifted anyway.
+
     Args:
         weights: shares by tenant's name; 1 for all others.
         output_weight: what an output token counts for.
-
-    Raises:
-        ValueError: a weight outside its limits.
     """
 
     def __init__(self, weights: Mapping[str, float], output_weight: float) -> None:
-        for name, weight in weights.items():
-            check_weight(f"the weight of tenant {name!r}", weight)
         self._weights = dict(weights)
         self._output_weight = output_weight
         self._live: dict[TenantKey, Tenant] = {}
         self._departed: dict[TenantKey, Tenant] = {}
         """Oldest first."""
-        self._by_number: list[Tenant | None] = []
+        self._num_numbers = 0
         self._free_numbers: list[int] = []
         self._counters = np.zeros(_FIRST_CAPACITY)
         self._served = np.zeros(_FIRST_CAPACITY)
         self._output_charges = np.ones(_FIRST_CAPACITY)
         """output_weight / weight, by number."""
         self.keys = np.full((2, _FIRST_CAPACITY), np.inf)
-        """The counters of those who wait in each of two lanes, infinite for those who do not."""
+        """The counters of tenants that wait in each of two lanes, infinite for the others."""
 
     def enter(self, key: TenantKey) -> Tenant:
         """The tenant of that key, live from now on."""
@@ -84,7 +75,6 @@ class ServiceCounters:
         tenant.counter = float(self._counters[number])
         tenant.served = float(self._served[number])
         tenant.number = None
-        self._by_number[number] = None
         self._free_numbers.append(number)
         self._departed[key] = tenant
         if len(self._departed) > _MOST_DEPARTED:
@@ -92,12 +82,6 @@ class ServiceCounters:
             for oldest in list(kept)[: max(0, len(kept) - _MOST_DEPARTED // 2)]:
                 del kept[oldest]
             self._departed = kept
-
-    def tenant(self, number: int) -> Tenant:
-        """Who has that number."""
-        tenant = self._by_number[number]
-        assert tenant is not None
-        return tenant
 
     def counter(self, tenant: Tenant) -> float:
         """Virtual tokens per unit of weight; of a departed tenant the last."""
@@ -139,12 +123,11 @@ class ServiceCounters:
 
     def _give_number(self, tenant: Tenant) -> None:
         if not self._free_numbers:
-            self._free_numbers.append(len(self._by_number))
-            self._by_number.append(None)
-            if len(self._by_number) > len(self._counters):
+            self._free_numbers.append(self._num_numbers)
+            self._num_numbers += 1
+            if self._num_numbers > len(self._counters):
                 self._grow()
         number = self._free_numbers.pop()
-        self._by_number[number] = tenant
         tenant.number = number
         self._counters[number] = tenant.counter
         self._served[number] = tenant.served
@@ -163,12 +146,3 @@ def number_of(tenant: Tenant) -> int:
     """A live tenant's number."""
     assert tenant.number is not None
     return tenant.number
-
-
-def check_weight(what: str, weight: float) -> None:
-    """
-    Raises:
-        ValueError: not a finite number above 0.
-    """
-    if not (weight > 0 and math.isfinite(weight)):
-        raise ValueError(f"{what} is {weight}, it must be above 0; 1 is a full share")

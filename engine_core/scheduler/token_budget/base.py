@@ -1,12 +1,12 @@
-"""How many tokens a step may have: the interface, and the fixed answer."""
+"""How many tokens a step may have: the interface, and the fixed budget."""
 
 import dataclasses
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-Int32Array = npt.NDArray[np.int32]
+from engine_core.scheduler.batch_state import Int32Array
+
 Float64Array = npt.NDArray[np.float64]
 
 
@@ -22,8 +22,8 @@ class RunningSequences:
     first_token_s: Float64Array
     """When the first output token was there, on the scheduler's clock; NaN before it."""
     arrival_s: Float64Array
-    max_num_tokens: Int32Array
-    """With so many the sequence is over, if it did not stop before."""
+    max_len: Int32Array
+    """Length at which the sequence must stop."""
 
 
 NOTHING_RUNNING = RunningSequences(
@@ -33,16 +33,16 @@ NOTHING_RUNNING = RunningSequences(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WaitingRequests:
-    """The waiting queue in sums, as nobody looks at each of a hundred thousand in every step."""
+    """The waiting queue in sums: it may be long."""
 
     num_requests: int
     """At least 1."""
     num_tokens: int
     """Prompt and output."""
     head_arrival_s: float
-    """Of the next one."""
+    """Of the next request."""
     num_admissible: int
-    """As far as --max-num-seqs allows; blocks not looked at."""
+    """As far as --max-num-seqs allows; blocks are not considered."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,39 +58,21 @@ class StepLoad:
     """Query-key pairs, summed over sequences: scheduled * (computed + scheduled) of each."""
 
 
-class TokenBudget(Protocol):
-    """Chooses each step's token budget."""
+class TokenBudget:
+    """The same number of tokens every step. A budget that depends on the load overrides."""
 
-    @property
-    def looks_at_load(self) -> bool:
-        """Whether the answer depends on what runs and waits, and on how long steps took. If not,
-        `num_tokens` is told of nothing and `observe` is not called."""
-        ...
+    looks_at_load = False
+    """If not, `num_tokens` gets NOTHING_RUNNING, and `observe` is not called."""
+
+    def __init__(self, max_num_batched_tokens: int) -> None:
+        self._max_num_tokens = max_num_batched_tokens
 
     def num_tokens(
         self, now: float, running: RunningSequences, waiting: WaitingRequests | None
     ) -> int:
-        """Most tokens of the next step, from 1 to max_num_batched_tokens. None: nobody waits."""
-        ...
+        """Most tokens of the next step, from 1 to max_num_batched_tokens."""
+        return self._max_num_tokens
 
     def observe(self, load: StepLoad, duration_s: float) -> None:
         """A step took that long, from its planning, or from the end of the step before it if that
         was later, to its update."""
-        ...
-
-
-class FixedTokenBudget:
-    """The same number of tokens every step."""
-
-    looks_at_load = False
-
-    def __init__(self, max_num_batched_tokens: int) -> None:
-        self._num_tokens = max_num_batched_tokens
-
-    def num_tokens(
-        self, now: float, running: RunningSequences, waiting: WaitingRequests | None
-    ) -> int:
-        return self._num_tokens
-
-    def observe(self, load: StepLoad, duration_s: float) -> None:
-        """Nothing to learn."""

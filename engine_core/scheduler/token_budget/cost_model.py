@@ -1,20 +1,4 @@
-"""How long a step will take: a line with bends, fitted to the steps that were.
-
-    seconds = base + per_chunk_token * (tokens - sequences) + per_sequence * sequences
-              + per_context_token * context + per_pair * (attention pairs - context)
-              + sum over bends b: per_token_beyond_b * max(0, tokens - b)
-
-The first two lines are a + b tokens + c sequences + d context + e pairs, in other coordinates: a
-step of decodes only has no chunk tokens and no pairs beyond its context, so that what decoding
-costs and what prefilling adds are told apart by different steps. The bends are for a device that
-reads its weights in the time in which it could compute a few hundred tokens: there the first chunk
-tokens are nearly free. All coefficients are >= 0, so the line bends upwards only.
-
-The fit looks at the last steps of either kind, with and without chunks, so that a long time without
-prompts does not make it forget what prompts cost. It minimises the relative error, with Huber's
-weights: a first step that compiles, or a pause, counts little. What the steps seen do not determine
-stays as it was (ridge towards the last fit). Knows loads and durations; no clock, no requests.
-"""
+"""How long a step will take: a line with bends, fitted to the last steps."""
 
 import math
 from typing import Any
@@ -35,14 +19,29 @@ _RIDGE = 1e-4
 _HUBER = 2.0
 """In standard deviations of the relative error, as estimated by its median."""
 _LEAST_DEVIATION = 0.02
-_ERROR_FORGETTING = 0.05
 _MOST_TOKENS = 2**31 - 1
 
 Floats = npt.NDArray[np.floating[Any]]
 
 
 class CostModel:
-    """O(1) a step: one row written; every few steps one fit to the window."""
+    """Predicts a step's seconds as
+
+        base + per_chunk_token * (tokens - sequences) + per_sequence * sequences
+        + per_context_token * context + per_pair * (attention pairs - context)
+        + sum over bends b: per_token_beyond_b * max(0, tokens - b)
+
+    A step of decodes only has no chunk tokens and no pairs beyond its context, so the cost of
+    decoding and that of prefilling are determined by different steps. The bends are for a device
+    that reads its weights in the time in which it could compute a few hundred tokens: there the
+    first chunk tokens are nearly free. All coefficients are >= 0, so the line bends upwards only.
+
+    The fit looks at the last steps of either kind, with and without chunks, so a long time without
+    prompts does not erase what prompts cost. It minimises the relative error, with Huber's weights:
+    a first step that compiles, or a pause, counts little. Coefficients that the observed steps do
+    not determine stay as they were (ridge towards the last fit). O(1) a step: one row written;
+    every few steps one fit to the window.
+    """
 
     def __init__(self) -> None:
         self._loads = np.zeros((2 * _WINDOW, _NUM_FEATURES))
@@ -51,11 +50,11 @@ class CostModel:
         self._is_seen = np.zeros(2 * _WINDOW)
         self._num_seen = [0, 0]
         """Steps without and with chunks."""
-        self._most_chunk_tokens = 0
+        self.most_chunk_tokens = 0
+        """Of any step observed; beyond it the line is a guess."""
         self._scale = np.zeros(_NUM_FEATURES)
         self._fitted = np.zeros(_NUM_FEATURES)
         self._coefficients = [0.0] * _NUM_FEATURES
-        self._relative_error = 1.0
 
     @property
     def num_observed(self) -> int:
@@ -65,17 +64,6 @@ class CostModel:
     def num_observed_with_chunks(self) -> int:
         """Steps that computed more than one token of some sequence."""
         return self._num_seen[1]
-
-    @property
-    def relative_error(self) -> float:
-        """Recent mean of |predicted / taken - 1|, each at most 1, predicted before the step was
-        learnt from; 1 before the first."""
-        return self._relative_error
-
-    @property
-    def most_chunk_tokens(self) -> int:
-        """Of any step seen; farther out the line is a guess."""
-        return self._most_chunk_tokens
 
     def predict(self, load: StepLoad) -> float:
         """Seconds; 0 before anything was observed."""
@@ -134,13 +122,9 @@ class CostModel:
         """A step took that long. Times that are no times are passed over."""
         if not (duration_s > 0 and math.isfinite(duration_s)) or load.num_tokens < 1:
             return
-        if self.num_observed:
-            error = min(1.0, abs(self.predict(load) / duration_s - 1.0))
-            forgetting = max(_ERROR_FORGETTING, 1.0 / self.num_observed)
-            self._relative_error += forgetting * (error - self._relative_error)
         num_chunk_tokens = load.num_tokens - load.num_sequences
         kind = int(num_chunk_tokens > 0)
-        self._most_chunk_tokens = max(self._most_chunk_tokens, num_chunk_tokens)
+        self.most_chunk_tokens = max(self.most_chunk_tokens, num_chunk_tokens)
         row = kind * _WINDOW + self._num_seen[kind] % _WINDOW
         self._loads[row] = (
             1.0,

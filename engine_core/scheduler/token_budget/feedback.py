@@ -1,11 +1,9 @@
-"""What steps teach: their time, for budget and preemption rule; tokens served, for the policy.
-
-Owns the scheduler's notion of the present. Decides nothing itself.
-"""
+"""What is learnt from each step: its time, for token budget and preemption rule; tokens served,
+for the policy."""
 
 import numpy as np
 
-from engine_core.scheduler.batch_state import Int32Array
+from engine_core.scheduler.batch_state import Int64Array
 from engine_core.scheduler.in_flight import InFlightStep
 from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.preemption import PreemptionRule
@@ -20,58 +18,58 @@ from engine_core.scheduler.token_budget.base import (
 
 
 class StepFeedback:
-    """Asks the budget before each step, and tells of each step after it."""
+    """Asks the token budget before each step; feeds budget, rule and policy after it."""
 
     def __init__(
         self,
-        live: RequestPool,
+        pool: RequestPool,
         policy: SchedulingPolicy,
         preemption: PreemptionRule,
         budget: TokenBudget,
     ) -> None:
-        self._live = live
+        self._pool = pool
         self._policy = policy
         self._preemption = preemption
         self._budget = budget
         self.now = 0.0
-        """Seconds, at the last call with a time."""
+        """Seconds, at the last call."""
         self._last_end_s = 0.0
-        """Of the step that was observed last."""
+        """Of the last step that was observed."""
 
     def choose_budget(self, now: float) -> int:
         """Most tokens of the step to be planned."""
         self.now = now
         if not self._budget.looks_at_load:
             return self._budget.num_tokens(now, NOTHING_RUNNING, None)
-        rows = self._live.rows
-        order = rows.order
+        batch = self._pool.batch
+        order = batch.order
         running = RunningSequences(
-            num_tokens=rows.num_tokens[order],
-            num_computed_tokens=rows.num_computed[order],
-            num_prompt_tokens=rows.num_prompt[order],
-            first_token_s=rows.first_token_s[order],
-            arrival_s=rows.arrival_s[order],
-            max_num_tokens=rows.stop_length[order],
+            num_tokens=batch.num_tokens[order],
+            num_computed_tokens=batch.num_computed_tokens[order],
+            num_prompt_tokens=batch.num_prompt_tokens[order],
+            first_token_s=batch.first_token_s[order],
+            arrival_s=batch.arrival_s[order],
+            max_len=batch.max_len[order],
         )
         return self._budget.num_tokens(now, running, self._waiting())
 
     def _waiting(self) -> WaitingRequests | None:
-        live = self._live
-        if live.waiting.is_empty:
+        pool = self._pool
+        if pool.waiting.is_empty:
             return None
-        num_requests = len(live.waiting)
+        num_requests = len(pool.waiting)
         return WaitingRequests(
             num_requests=num_requests,
-            num_tokens=live.num_queued_tokens,
-            head_arrival_s=live.waiting.peek_request().arrival_time,
-            num_admissible=min(num_requests, len(live.rows.sequences) - live.num_reserved_rows),
+            num_tokens=pool.num_queued_tokens,
+            head_arrival_s=pool.waiting.peek_request().arrival_time,
+            num_admissible=min(num_requests, pool.batch.max_num_rows - pool.num_reserved_rows),
         )
 
-    def observe(self, step: InFlightStep, decoded: Int32Array, now: float) -> None:
+    def observe(self, step: InFlightStep, decoded: Int64Array, now: float) -> None:
         """A step is over; `decoded` are the rows that got a token as columns."""
         self.now = now
         plan = step.plan
-        # one that was planned behind another began when that one ended
+        # a step that was planned behind another began when that one ended
         began_s = max(step.planned_s, self._last_end_s) if step.is_behind else step.planned_s
         duration_s, self._last_end_s = now - began_s, now
         copies = plan.copies
@@ -90,12 +88,12 @@ class StepFeedback:
         if self._policy.counts_service:
             self._count_service(decoded)
 
-    def _count_service(self, decoded: Int32Array) -> None:
-        served = self._live.take_served()
-        tenants = self._live.rows.tenant[decoded]
+    def _count_service(self, decoded: Int64Array) -> None:
+        served = self._pool.drain_served()
+        tenants = self._pool.batch.tenant_number[decoded]
         if not served and not len(tenants):
             return
         totals = np.bincount(tenants, minlength=1 + max(served, default=0))
         for tenant, num_tokens in served.items():
             totals[tenant] += num_tokens
-        self._policy.decoded(totals)
+        self._policy.on_decode(totals)

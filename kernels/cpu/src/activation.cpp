@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "dispatch.h"
-#include "program.h"
+#include "graph.h"
 #include "row_chunks.h"
 
 #define EC_BODY "activation_body.h"

@@ -9,7 +9,7 @@
 #include "buffers.h"
 #include "dispatch.h"
 #include "pool.h"
-#include "program.h"
+#include "graph.h"
 
 #define EC_BODY "attention_body.h"
 #include "every_isa.h"
@@ -69,7 +69,7 @@ EC_EXPORT const char* ec_attention(const AttentionGeometry* g, const float* q, i
     using namespace ec;
     if (g->num_kv_heads < 1 || g->num_query_heads % g->num_kv_heads != 0 || g->head_size < 1 ||
         g->block_size < 1 || g->window < 0 || g->num_requests < 0 ||
-        !is_stored_kind(g->stored_kind)) {
+        !is_kv_format(g->kv_format)) {
         return refuse("%lld query heads over %lld key/value heads of %lld, blocks of %lld: counts "
                       "must be positive, and the first a multiple of the second",
                       static_cast<long long>(g->num_query_heads),
@@ -78,7 +78,7 @@ EC_EXPORT const char* ec_attention(const AttentionGeometry* g, const float* q, i
     }
     const Attention a{q, q_stride, k, v, out, g->starts, g->lengths, g->table, g->table_width,
                       g->block_size, g->num_query_heads, g->num_kv_heads, g->head_size, g->window,
-                      g->stored_kind, scale, softcap, sinks, slopes};
+                      g->kv_format, scale, softcap, sinks, slopes};
     const char* refusal = check_requests(a, g->num_requests, g->num_tokens, g->num_blocks);
     if (refusal != nullptr) return refusal;
     plan.make(a, g->num_requests);

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "pool.h"
-#include "stored_rows.h"
+#include "kv_cache.h"
 
 namespace ec {
 
@@ -29,7 +29,7 @@ constexpr int most_rows_at_once = 6;
 struct Attention {
     const float* q;
     int64_t q_stride;  // floats from one token to the next
-    const uint8_t* k;  // [num_blocks, block_size, K] rows, see stored_rows.h
+    const uint8_t* k;  // [num_blocks, block_size, K] rows, see kv_cache.h
     const uint8_t* v;
     float* out;  // [T, H, D]
     const int32_t* starts;
@@ -37,7 +37,7 @@ struct Attention {
     const int32_t* table;
     int64_t table_width, block_size, num_query_heads, num_kv_heads, head_size;
     int64_t window;  // 0: none
-    int64_t stored_kind;
+    int64_t kv_format;
     float scale;
     float softcap;        // 0: none
     const float* sinks;   // [H] or null

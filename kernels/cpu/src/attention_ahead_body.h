@@ -8,7 +8,7 @@ public:
     // What the tile at `start` holds of a member's sequence, for all heads of the item.
     void take(const Attention& a, const AttentionItem& item, const AttentionMember& member,
               int64_t start) {
-        const int64_t row_bytes = stored_row_bytes(a.stored_kind, a.head_size);
+        const int64_t row_bytes = kv_row_bytes(a.kv_format, a.head_size);
         const int32_t* blocks = a.table + member.request * a.table_width;
         const int64_t stop = a.position(member.request) + member.query_stop;
         int64_t block = start / a.block_size, block_stop = (block + 1) * a.block_size;

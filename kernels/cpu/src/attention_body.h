@@ -1,6 +1,6 @@
 // The arithmetic of paged attention; see attention.h. Included by every_isa.h: no include guard.
 
-#include "stored_rows_body.h"
+#include "kv_cache_body.h"
 
 #include "attention_ahead_body.h"
 
@@ -80,7 +80,7 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
     const int64_t group = a.group(), head_size = a.head_size, state = a.state();
     const int64_t padded = a.padded(), rows = item.rows(a);
     const int64_t head_rows = item.num_queries * group, query_floats = Tile::query_floats(a);
-    const int64_t row_bytes = stored_row_bytes(a.stored_kind, head_size);
+    const int64_t row_bytes = kv_row_bytes(a.kv_format, head_size);
     const auto take_floats = [&](int64_t count) {
         float* taken = scratch;
         scratch += (count + 15) / 16 * 16;
@@ -187,7 +187,7 @@ static void attend_with(const Attention& a, const AttentionPlan& plan, int64_t i
 static void attend(const Attention& a, const AttentionPlan& plan, int64_t index, float* partials,
                    float* scratch) {
 #if EC_LEVEL == 2
-    if (a.stored_kind == static_cast<int64_t>(StoredKind::i8) && ByteTile::can_take(a))
+    if (a.kv_format == static_cast<int64_t>(KVCacheFormat::i8) && ByteTile::can_take(a))
         return attend_with<ByteTile>(a, plan, index, partials, scratch);
 #endif
     attend_with<FloatTile>(a, plan, index, partials, scratch);

@@ -1,4 +1,4 @@
-// A tile of keys and values as the bytes that a cache of `StoredKind::i8` holds; see attention.h.
+// A tile of keys and values as the bytes that a cache of `KVCacheFormat::i8` holds; see attention.h.
 // Included by attention_body.h for AVX-512 with VNNI: no include guard.
 //
 // Products are exact integers. A row of q, and a row's weights times the values' scales, are taken

@@ -133,7 +133,7 @@ public:
               Ahead& ahead) {
         const int64_t head_size = a_.head_size, padded = a_.padded();
         const float* key_rows[tile_keys];
-        if (a_.stored_kind == static_cast<int64_t>(StoredKind::f32)) {
+        if (a_.kv_format == static_cast<int64_t>(KVCacheFormat::f32)) {
             for (int64_t j = first; j < stop; ++j) {
                 key_rows[j] = reinterpret_cast<const float*>(k[j]);
                 value_rows_[j] = reinterpret_cast<const float*>(v[j]);
@@ -146,8 +146,8 @@ public:
             for (int64_t j = first; j < stop; ++j) {
                 float* key = read_keys_ + j * head_size;
                 float* value = padded_values_ + j * padded;
-                read_row(a_.stored_kind, k[j], head_size, key);
-                read_row(a_.stored_kind, v[j], head_size, value);
+                read_row(a_.kv_format, k[j], head_size, key);
+                read_row(a_.kv_format, v[j], head_size, value);
                 for (int64_t d = head_size; d < padded; ++d) value[d] = 0.0f;
                 key_rows[j] = key;
                 value_rows_[j] = value;

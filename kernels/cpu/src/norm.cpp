@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "dispatch.h"
-#include "program.h"
+#include "graph.h"
 #include "row_chunks.h"
 
 #define EC_BODY "norm_body.h"

@@ -8,9 +8,9 @@
 #include <cstring>
 
 #include "dispatch.h"
-#include "program.h"
+#include "graph.h"
 #include "row_chunks.h"
-#include "stored_rows.h"
+#include "kv_cache.h"
 
 #define EC_BODY "rope_body.h"
 #include "every_isa.h"
@@ -21,9 +21,9 @@ EC_EXPORT const char* ec_rotary_and_cache(const ec::Rotary* r) {
         return refuse("angles of %lld elements for heads of %lld: at most the whole head turns",
                       static_cast<long long>(2 * r->half), static_cast<long long>(r->head_size));
     }
-    if (!is_stored_kind(r->stored_kind)) {
+    if (!is_kv_format(r->kv_format)) {
         return refuse("a cache of kind %lld, known are 0 to 2",
-                      static_cast<long long>(r->stored_kind));
+                      static_cast<long long>(r->kv_format));
     }
     for (int64_t t = 0; t < r->num_tokens; ++t) {
         if (r->positions[t] < 0 || r->positions[t] >= r->num_positions) {

@@ -2,7 +2,7 @@
 // every_isa.h: no include guard.
 
 #include "norm_body.h"
-#include "stored_rows_body.h"
+#include "kv_cache_body.h"
 
 // In place; pairs are (d, d + half), elements past 2 * half stay.
 EC_INLINE void rotate_head(float* x, const float* angles, int64_t half) {
@@ -31,12 +31,12 @@ static void rotate_token(const Rotary& r, int64_t token) {
         rotate_head(q, angles, r.half);
     }
     float* k = qkv + r.num_query_heads * r.head_size;
-    const int64_t row_bytes = stored_row_bytes(r.stored_kind, r.head_size);
+    const int64_t row_bytes = kv_row_bytes(r.kv_format, r.head_size);
     const int64_t slot = r.slots[token] * r.num_kv_heads * row_bytes;
     for (int64_t head = 0; head < r.num_kv_heads; ++head, k += r.head_size) {
         if (r.k_weight != nullptr) norm_row(k, r.k_weight, r.head_size, r.eps, k);
         rotate_head(k, angles, r.half);
-        store_row(r.stored_kind, k, r.head_size, r.k_cache + slot + head * row_bytes);
-        store_row(r.stored_kind, k + kv_size, r.head_size, r.v_cache + slot + head * row_bytes);
+        store_row(r.kv_format, k, r.head_size, r.k_cache + slot + head * row_bytes);
+        store_row(r.kv_format, k + kv_size, r.head_size, r.v_cache + slot + head * row_bytes);
     }
 }

@@ -3,7 +3,7 @@
 import torch
 from paged_memory import Stream, compute, make_cache
 
-from engine_core.model_runner.block_storage import BlockStorage
+from engine_core.model_runner.cache import BlockStorage
 from kernels.backends import select_operations
 
 NUM_BLOCKS, NUM_HOST_BLOCKS = 6, 4

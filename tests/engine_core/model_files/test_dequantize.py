@@ -8,8 +8,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize as reference
 
 from engine_core.model_files import UnsupportedModelFile, open_model_files
-from engine_core.model_files.dequantize import _PIECE_ELEMENTS, dequantize
-from engine_core.model_files.gguf.types import SUPPORTED_TYPES
+from engine_core.model_files.gguf.dequantize import _PIECE_ELEMENTS, dequantize
+from engine_core.model_files.gguf.header import SUPPORTED_TYPES
 
 _PLAIN = {
     GGMLQuantizationType.F32,

@@ -3,8 +3,8 @@
 import gguf
 import pytest
 
-from engine_core.model_files import dequantize
-from engine_core.model_files.gguf.types import BLOCKS, BY_TORCH, PLAIN, SUPPORTED_TYPES, GgmlType
+from engine_core.model_files.gguf import dequantize
+from engine_core.model_files.gguf.header import BLOCKS, BY_TORCH, PLAIN, SUPPORTED_TYPES, GgmlType
 
 
 @pytest.mark.parametrize("kind", GgmlType, ids=lambda kind: kind.name)

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from engine_core.model_files import BrokenModelFile
-from engine_core.model_files.eos_tokens import resolve_eos_token_ids
+from engine_core.model_files.hf_folder import resolve_eos_token_ids
 from engine_core.model_files.hf_tokenizer import read_folder_tokenizer
 
 _TEXTS = ["", "Hello, world", "a  b\n\n c<eos>d <x> é😀", "<bos>twice", "[tool]call[tool]"]

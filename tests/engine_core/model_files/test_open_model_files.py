@@ -13,7 +13,7 @@ from engine_core.model_files import (
     UnsupportedModelFile,
     open_model_files,
 )
-from engine_core.model_files.known_models import KNOWN_MODELS, find_known_model
+from engine_core.model_files.download import KNOWN_MODELS, find_known_model
 
 
 def test_a_gguf_file_and_a_folder_with_one_open_alike(tiny_llama_gguf: Path) -> None:

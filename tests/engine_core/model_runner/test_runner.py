@@ -70,8 +70,8 @@ def test_a_plan_of_no_tokens_still_drops_rows(make_runner):
     drive.plans.finish("a")
     output = drive.step({})
     assert (output.req_ids, list(output.sampled_token_ids)) == ([], [])
-    assert drive.runner.batch.row_of == {}
-    assert drive.runner._known == {}
+    assert drive.runner.rows._row_of == {}
+    assert drive.runner.rows._sampling_of == {}
 
 
 def test_an_id_that_ends_and_comes_back_in_one_plan_is_a_new_sequence(make_runner):
@@ -82,8 +82,8 @@ def test_an_id_that_ends_and_comes_back_in_one_plan_is_a_new_sequence(make_runne
     drive.add("a", prompt_of(6, 3), SamplingParams(max_tokens=9, seed=3))
     drive.step({"a": 6})
     drive.decode("a", steps=3)
-    assert drive.runner.batch.row_of == {"a": drive.plans.lines["a"].row}
-    assert not drive.runner._state.has_rules.any()
+    assert drive.runner.rows._row_of == {"a": drive.plans.lines["a"].row}
+    assert drive.runner._sampler._rules == {}
     alone = Drive(make_runner())
     alone.add("x", prompt_of(6, 3), SamplingParams(max_tokens=9, seed=3))
     alone.step({"x": 6})
@@ -134,7 +134,7 @@ def test_a_preempted_sequence_goes_on_with_the_tokens_it_would_have_had(make_run
         each.decode("a", steps=2)
     drive.plans.preempt("a")
     drive.step({})
-    assert drive.runner.batch.row_of == {}
+    assert drive.runner.rows._row_of == {}
     drive.plans.resume("a", drive.tokens["a"])
     drive.step({"a": 5})
     drive.step({"a": 4})
@@ -149,12 +149,12 @@ def test_the_seed_of_a_sequence_that_brought_none_is_drawn_once(make_runner):
     drive.add("a", prompt_of(6), RANDOM)
     drive.step({"a": 6})
     row = drive.plans.lines["a"].row
-    seed = int(drive.runner._state.seed[row])
+    seed = int(drive.runner._sampler._seed[row])
     drive.plans.preempt("a")
     drive.step({})
     drive.plans.resume("a", drive.tokens["a"])
     drive.step({"a": 7})
-    assert int(drive.runner._state.seed[drive.plans.lines["a"].row]) == seed
+    assert int(drive.runner._sampler._seed[drive.plans.lines["a"].row]) == seed
 
 
 def test_a_beam_that_goes_on_from_another_has_that_ones_tokens_in_its_own_row(

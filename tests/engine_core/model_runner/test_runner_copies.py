@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from plans import Drive, spoil
+from plans import Drive
+from runners import spoil
 
 from protocol.sampling import SamplingParams
 

@@ -4,10 +4,9 @@ import pytest
 import torch
 import transformers
 from plans import Drive
+from runners import load_reference, runner_config
 
-from engine_core.model_runner.cache_layout import plan_cache_layout
-from engine_core.model_runner.runner import ModelRunner
-from engine_core.models import load_model
+from engine_core.model_runner.cpu.runner import CPUModelRunner
 from kernels.torch.operations import TorchOperations
 from kernels.triton.operations import TritonOperations
 from protocol.sampling import SamplingParams
@@ -51,22 +50,9 @@ def reference(request):
 
 
 def drive_of(reference, ops):
-    model = load_model(
-        reference.config.to_dict(), reference.state_dict().items(), dtype=torch.float32, ops=ops
-    )
-    runner = ModelRunner(
-        model=model,
-        ops=ops,
-        layout=plan_cache_layout(model.kv_cache_spec.sliding_windows),
-        num_blocks=60,
-        block_size=4,
-        max_num_seqs=5,
-        max_model_len=64,
-        max_num_batched_tokens=40,
-        dtype=torch.float32,
-        eos_token_ids=(7,),
-    )
-    return Drive(runner, num_blocks=60, max_num_seqs=5)
+    options = {"num_blocks": 60, "max_num_seqs": 5, "max_num_batched_tokens": 40}
+    config = runner_config(load_reference(reference, ops), ops, **options)
+    return Drive(CPUModelRunner(config), num_blocks=60, max_num_seqs=5)
 
 
 def prompt_of(length, seed=0):
@@ -81,13 +67,9 @@ def greedy(reference, prompt, number):
     return tokens
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton", "triton batch invariant"])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_chunks_and_decodes_in_one_batch_give_the_tokens_of_transformers(reference, backend):
-    ops = (
-        TorchOperations()
-        if backend == "torch"
-        else TritonOperations(torch.device("cpu"), batch_invariant="invariant" in backend)
-    )
+    ops = TorchOperations() if backend == "torch" else TritonOperations(torch.device("cpu"))
     drive = drive_of(reference, ops)
     prompts = {"a": prompt_of(9), "b": prompt_of(1, 1), "c": prompt_of(17, 2)}
     drive.add("a", prompts["a"], GREEDY)
@@ -112,6 +94,7 @@ def test_batch_invariant_neither_a_crowd_nor_chunks_change_a_bit(reference):
     alone.add("a", prompt, params)
     alone.step({"a": 11})
     alone.decode("a", steps=2)
+    assert alone.tokens["a"] == greedy(reference, prompt, 3)
     crowd = drive_of(reference, ops)
     for index, name in enumerate("bcd"):
         crowd.add(name, prompt_of(5 + index, index + 1), params)

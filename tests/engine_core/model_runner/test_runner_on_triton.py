@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from plans import Drive, spoil
+from plans import Drive
+from runners import load_reference, runner_config, spoil, spoiled
 
-from engine_core.model_runner.cache_layout import plan_cache_layout
-from engine_core.model_runner.runner import ModelRunner
-from engine_core.models import load_model
+from engine_core.model_runner.cpu.runner import CPUModelRunner
 from kernels.torch.operations import TorchOperations
 from kernels.triton.operations import TritonOperations
 from protocol.sampling import SamplingParams
@@ -62,27 +61,9 @@ def reference_of(name):
 
 
 def drive_of(reference, ops, **options):
-    model = load_model(
-        reference.config.to_dict(), reference.state_dict().items(), dtype=torch.float32, ops=ops
-    )
-    runner = ModelRunner(
-        model=model,
-        ops=ops,
-        layout=plan_cache_layout(model.kv_cache_spec.sliding_windows),
-        **{
-            "num_blocks": 60,
-            "block_size": 4,
-            "max_num_seqs": 5,
-            "max_model_len": 64,
-            "max_num_batched_tokens": 40,
-            "dtype": torch.float32,
-            "eos_token_ids": (7,),
-            **options,
-        },
-    )
-    for tensors in (runner.storage.device_tensors, runner.storage.host_tensors):
-        spoil(tensors)
-    return Drive(runner, num_blocks=60, max_num_seqs=5)
+    options = {"num_blocks": 60, "max_num_seqs": 5, "max_num_batched_tokens": 40} | options
+    config = runner_config(load_reference(reference, ops), ops, **options)
+    return Drive(spoiled(CPUModelRunner(config)), num_blocks=60, max_num_seqs=5)
 
 
 def prompt_of(length, seed=0):

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from plans import Drive
+from runners import runner_config
 
 import engine_core.model_runner
-from engine_core.model_runner.cache_layout import plan_cache_layout
-from engine_core.model_runner.runner import ModelRunner
+from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.models.interface import KVCacheSpec
 from kernels.torch.operations import TorchOperations
 from protocol.sampling import SamplingParams
@@ -39,18 +39,10 @@ class CountingModel:
 
 
 def lines_run_in_a_step(number, params):
-    runner = ModelRunner(
-        model=CountingModel(),
-        ops=TorchOperations(),
-        layout=plan_cache_layout(CountingModel.kv_cache_spec.sliding_windows),
-        num_blocks=4 * number,
-        block_size=16,
-        max_num_seqs=number,
-        max_model_len=64,
-        dtype=torch.float32,
-        eos_token_ids=(),
-    )
-    drive = Drive(runner, num_blocks=4 * number, block_size=16, max_num_seqs=number)
+    options = {"num_blocks": 4 * number, "block_size": 16, "max_num_seqs": number}
+    ops = TorchOperations()
+    runner = CPUModelRunner(runner_config(CountingModel(), ops, **options))
+    drive = Drive(runner, **options)
     names = [f"r{index}" for index in range(number)]
     for name in names:
         drive.add(name, [1, 2, 3], params)
@@ -84,20 +76,11 @@ def test_a_steady_step_runs_as_many_lines_for_300_sequences_as_for_3(params):
 
 def test_the_runner_is_not_asked_for_names_in_a_steady_step():
     """The rows stand in the plan: the names could be gone."""
-    runner = ModelRunner(
-        model=CountingModel(),
-        ops=TorchOperations(),
-        layout=plan_cache_layout(CountingModel.kv_cache_spec.sliding_windows),
-        num_blocks=20,
-        block_size=16,
-        max_num_seqs=4,
-        max_model_len=64,
-        dtype=torch.float32,
-        eos_token_ids=(),
-    )
-    drive = Drive(runner, num_blocks=20, block_size=16, max_num_seqs=4)
+    options = {"num_blocks": 20, "block_size": 16, "max_num_seqs": 4}
+    ops = TorchOperations()
+    runner = CPUModelRunner(runner_config(CountingModel(), ops, **options))
+    drive = Drive(runner, **options)
     drive.add("a", [1, 2], SamplingParams(max_tokens=30, temperature=0.0))
     drive.step({"a": 2})
-    runner.batch.row_of = None
-    runner._known = None
+    runner.rows._row_of = runner.rows._sampling_of = None
     assert runner.execute(drive.plans.plan({"a": 1})).sampled_token_ids.tolist() == [4]

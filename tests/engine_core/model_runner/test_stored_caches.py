@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from plans import Drive, spoil
+from plans import Drive
+from runners import spoil
 
 from kernels.cpu.library import NativeLibraryUnavailable, load_library
 from kernels.cpu.operations import CpuOperations
-from kernels.interface.operations import cached_head_bytes
+from kernels.interface.operations import AttentionSpec, cached_head_bytes
 from kernels.torch.operations import TorchOperations
 from protocol.sampling import SamplingParams
 
@@ -118,14 +119,16 @@ def test_a_block_of_int8_takes_what_the_arithmetic_says(make_runner):
 def test_torch_alone_has_no_such_cache():
     with pytest.raises(ValueError, match=r"only the native kernels have that"):
         TorchOperations().make_attention_planner(
-            num_query_heads=2,
-            num_kv_heads=1,
-            head_size=8,
-            block_size=4,
-            sliding_window=None,
-            max_num_seqs=1,
-            max_num_batched_tokens=8,
-            max_model_len=8,
-            dtype=torch.float32,
-            kv_dtype=torch.int8,
+            AttentionSpec(
+                num_query_heads=2,
+                num_kv_heads=1,
+                head_size=8,
+                block_size=4,
+                sliding_window=None,
+                max_num_seqs=1,
+                max_num_batched_tokens=8,
+                max_model_len=8,
+                dtype=torch.float32,
+                kv_dtype=torch.int8,
+            )
         )

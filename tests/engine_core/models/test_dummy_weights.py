@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine_core.models import ModelConfigError, UnsupportedArchitecture, load_dummy_model
-from engine_core.models.dummy_weights import DummyWeights
+from engine_core.models.loading import DummyWeights
 
 CPU = torch.device("cpu")
 LLAMA = {

@@ -12,7 +12,7 @@ from quantised_folders import METHODS, save, write_quantised
 from engine_core.errors import StartupError
 from engine_core.model_files import open_model_files
 from engine_core.models import ModelWeightsError, load_model
-from engine_core.startup.model_loading import LoadRequest, load_any_model
+from engine_core.startup.model import LoadOptions, load_any_model
 from kernels.triton.operations import TritonOperations
 
 CPU = torch.device("cpu")
@@ -103,7 +103,7 @@ def test_without_their_types_a_gpu_dequantises_them_at_load(tmp_path, paged_logi
 def test_transformers_own_code_does_not_get_them(tmp_path):
     write_quantised(tmp_path, reference_of(LLAMA), METHODS["awq"])
     files = open_model_files(str(tmp_path), report=print)
-    wanted = LoadRequest(device=CPU, dtype=torch.float32, model_impl="transformers")
+    wanted = LoadOptions(device=CPU, dtype=torch.float32, model_impl="transformers")
     with pytest.raises(StartupError, match=r"quantised \(awq-int4\).* unquantised models only"):
         load_any_model(files, wanted)
 

@@ -12,10 +12,9 @@ from engine_core.models import (
     ModelWeightsError,
     UnsupportedArchitecture,
 )
-from engine_core.models.transformers import attention, per_request
-from engine_core.models.transformers.attention import FlattenedModel
+from engine_core.models.transformers import attention
+from engine_core.models.transformers.attention import FlattenedModel, PerRequestModel
 from engine_core.models.transformers.model import load_transformers_model
-from engine_core.models.transformers.per_request import PerRequestModel
 
 IDS = {"vocab_size": 131, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SHAPE = {
@@ -214,8 +213,8 @@ def test_attention_that_gives_other_logits_is_not_used(tmp_path, ops, monkeypatc
 
 def test_a_model_that_is_wrong_over_a_paged_cache_either_way_is_refused(tmp_path, ops, monkeypatch):
     _, config = save(PER_REQUEST["bloom"](), tmp_path)
-    honest = per_request._slots_of_sequence
-    monkeypatch.setattr(per_request, "_slots_of_sequence", lambda *args: honest(*args).flip(0))
+    honest = attention._slots_of_sequence
+    monkeypatch.setattr(attention, "_slots_of_sequence", lambda *args: honest(*args).flip(0))
     with pytest.raises(UnsupportedArchitecture, match="BloomForCausalLM gives other logits"):
         load_transformers_model(tmp_path, config, dtype=torch.float32, ops=ops)
 

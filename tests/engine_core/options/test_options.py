@@ -13,7 +13,9 @@ import pytest
 from engine_core.cli import app
 from engine_core.errors import ConfigurationError
 from engine_core.options.engine import EngineOptions
+from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.values import parse_bytes, parse_weight
+from engine_core.scheduler import SchedulerConfig
 
 
 def parsed(*arguments) -> EngineOptions:
@@ -23,10 +25,19 @@ def parsed(*arguments) -> EngineOptions:
     return bound.arguments["options"]
 
 
+def check(options):
+    options.check()
+    options.scheduling.check()
+
+
+def settings(options):
+    return options.scheduling.resolve(max_num_batched_tokens=8, max_num_seqs=2, max_model_len=16)
+
+
 GIVEN = {
     "scheduling_policy": "fair", "tenant_weight": ("a=2", "b=0.5"), "batching":
     "prefill-first", "prefill_delay_factor": 0.5, "preemption_mode": "swap",
-    "host_cache_memory": 2**30, "slo_tpot_ms": 50.0, "slo_ttft_ms": 900.0,
+    "slo_tpot_ms": 50.0, "slo_ttft_ms": 900.0,
     "max_queued_requests": 7, "max_queued_tokens": 7000, "max_num_partial_prefills": 4,
     "max_long_partial_prefills": 2, "long_prefill_token_threshold": 100,
 }  # fmt: skip
@@ -38,18 +49,34 @@ def test_every_scheduling_option_is_read_from_the_command_line():
         for name, value in GIVEN.items()
         for text in (value if isinstance(value, tuple) else (value,))
     ]
-    options = parsed(*arguments)
-    assert {name: getattr(options, name) for name in GIVEN} == GIVEN
-    assert options.tenant_weights() == {"a": 2.0, "b": 0.5}
-    options.check()
+    options = parsed("--host-cache-memory=1GiB", *arguments)
+    assert {name: getattr(options.scheduling, name) for name in GIVEN} == GIVEN
+    check(options)
+    config = dataclasses.asdict(settings(options))
+    given = {name: value for name, value in GIVEN.items() if name != "tenant_weight"}
+    assert given.items() <= config.items()
+    assert config["tenant_weights"] == {"a": 2.0, "b": 0.5}
+
+
+def test_every_scheduling_option_is_a_setting_of_the_scheduler_of_the_same_name():
+    settings = {field.name for field in dataclasses.fields(SchedulerConfig)}
+    options = {field.name for field in dataclasses.fields(SchedulingOptions)}
+    assert options - settings == {"tenant_weight"}
+
+
+def test_what_is_not_given_is_what_the_device_says_or_the_scheduler():
+    assert settings(parsed()) == SchedulerConfig(
+        max_num_batched_tokens=8, max_num_seqs=2, max_model_len=16
+    )
+    assert settings(parsed("--max-num-seqs=5")).max_num_seqs == 5
 
 
 def test_sizes_and_switches_are_read():
     options = parsed(
         "--host-cache-memory", "2GiB", "--no-force-preemption", "--scheduling-policy", "priority"
     )
-    assert (options.host_cache_memory, options.force_preemption) == (2**31, False)
-    options.check()
+    assert (options.host_cache_memory, options.scheduling.force_preemption) == (2**31, False)
+    check(options)
 
 
 def test_they_may_stand_in_a_toml_file(tmp_path, monkeypatch):
@@ -60,8 +87,8 @@ def test_they_may_stand_in_a_toml_file(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(app, "config", [cyclopts.config.Toml(file, must_exist=True)])
     options = parsed()
-    assert options.tenant_weights() == {"a": 2.0, "b": 3.0}
-    assert (options.max_queued_requests, options.host_cache_memory) == (5, 2**20)
+    assert settings(options).tenant_weights == {"a": 2.0, "b": 3.0}
+    assert (options.scheduling.max_queued_requests, options.host_cache_memory) == (5, 2**20)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +96,7 @@ def test_they_may_stand_in_a_toml_file(tmp_path, monkeypatch):
     [
         (["--priority-ageing-s", 5], "no effect with --scheduling-policy fcfs"),
         (["--priority-min-gain", 2], "use --scheduling-policy priority"),
-        (["--no-force-preemption"], "--force-preemption has no effect"),
-        (["--force-preemption", "--scheduling-policy", "fair"], "--force-preemption has no effect"),
+        (["--no-force-preemption"], "--no-force-preemption has no effect"),
         (["--tenant-weight", "a=2"], "use --scheduling-policy fair"),
         (
             ["--scheduling-policy", "priority", "--no-force-preemption", "--priority-min-gain", 2],
@@ -123,31 +149,31 @@ def test_they_may_stand_in_a_toml_file(tmp_path, monkeypatch):
             "--model m has no effect with --load-format dummy",
         ),
         (["--model-config", "c.json"], "--model-config has no effect without --load-format dummy"),
-        (["--slo-tpot-ms", "inf"], "--slo-tpot-ms is inf, it must be finite"),
+        (["--slo-tpot-ms", "inf"], "slo_tpot_ms is inf, it must be above 0"),
+        (["--slo-tpot-ms", 0], "slo_tpot_ms is 0.0, it must be above 0; raise --slo-tpot-ms"),
+        (["--slo-tpot-ms=50", "--slo-ttft-ms=-1"], "raise --slo-ttft-ms"),
+        (["--slo-tpot-ms", "nan"], "slo_tpot_ms is nan"),
+        (["--max-queued-requests", 0], "is 0, it must be at least 1; raise --max-queued-requests"),
+        (["--max-queued-tokens", 0], "raise --max-queued-tokens"),
+        (["--max-num-partial-prefills", 0], "raise --max-num-partial-prefills"),
+        (["--priority-min-gain", 0], "raise --priority-min-gain"),
+        (["--priority-ageing-s", 0], "raise --priority-ageing-s"),
+        (["--prefill-delay-factor=-0.1"], "raise --prefill-delay-factor"),
         (["--drain-timeout", "inf"], "--drain-timeout is inf"),
     ],
 )  # fmt: skip
 def test_what_could_have_no_effect_is_refused_by_name(arguments, words):
     with pytest.raises(ConfigurationError, match=words):
-        parsed(*arguments).check()
+        check(parsed(*arguments))
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("scheduling-policy", "lottery"),
-        ("step-composition", "decode-first"),
+        ("batching", "decode-first"),
         ("preemption-mode", "kill"),
         ("host-cache-memory", "-1"),
-        ("max-queued-requests", 0),
-        ("max-queued-tokens", 0),
-        ("max-partial-prefills", 0),
-        ("priority-min-gain", 0),
-        ("priority-ageing", 0),
-        ("target-tpot-ms", 0),
-        ("target-ttft-ms", -1),
-        ("prefill-delay-factor", -0.1),
-        ("target-tpot-ms", "nan"),
         ("memory-fraction", "nan"),
     ],
 )
@@ -167,7 +193,7 @@ def test_a_model_or_the_shape_of_one_must_be_named():
 
 def test_a_gpus_options_are_read_and_wait_for_the_device_to_be_known():
     options = parsed("--kv-cache-dtype=fp8", "--capture-at-start", "--batch-invariant")
-    options.check()  # device is auto: nobody has looked yet
+    options.check()  # device is auto: not known yet
     options.check_device("cuda")
     with pytest.raises(ConfigurationError, match="run with --device cuda"):
         options.check_device("cpu")
@@ -186,17 +212,41 @@ def test_eager_steps_may_be_asked_for_anywhere_but_not_with_graphs_from_the_star
 
 def test_nothing_given_is_first_come_first_served_without_limits():
     options = parsed()
-    options.check()
+    check(options)
     assert options == EngineOptions(model="m")
-    assert (options.scheduling_policy, options.batching) == ("fcfs", "mixed")
-    assert (options.preemption_mode, options.host_cache_memory) == ("default", 0)
+    assert (settings(options).scheduling_policy, settings(options).batching) == ("fcfs", "mixed")
+    assert (settings(options).preemption_mode, options.host_cache_memory) == ("default", 0)
 
 
 def test_every_option_has_a_help_text_and_a_group():
-    for field in dataclasses.fields(EngineOptions):
-        [parameter] = EngineOptions.__annotations__.get(field.name, field.type).__metadata__
+    fields = [*dataclasses.fields(EngineOptions), *dataclasses.fields(SchedulingOptions)]
+    for field in fields:
+        if field.name == "scheduling":
+            continue
+        [parameter] = field.type.__metadata__
         assert parameter.help, field.name
         assert parameter.group, field.name
+
+
+def shown(capsys, *arguments):
+    app.default_parameter = cyclopts.Parameter(show=False)  # as when the program starts
+    app.meta(arguments, exit_on_error=False, result_action="return_value")
+    return capsys.readouterr().out
+
+
+def test_help_shows_the_dozen_common_options_and_help_all_every_one(capsys):
+    common, everything = shown(capsys, "--help"), shown(capsys, "--help-all")
+    names = [
+        f"--{field.name.replace('_', '-')}"
+        for options in (EngineOptions, SchedulingOptions)
+        for field in dataclasses.fields(options)
+        if field.name not in ("scheduling", "long_prefill_token_threshold")  # broken over a line
+    ]
+    assert len([name for name in names if f" {name} " in common]) == 12
+    assert not [name for name in names if name not in everything]
+    assert "--help-all" in common
+    assert "Advanced scheduling" in everything
+    assert "Advanced scheduling" not in common
 
 
 def test_reading_options_needs_no_torch():

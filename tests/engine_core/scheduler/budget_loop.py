@@ -95,7 +95,7 @@ def run(machine: Machine, trace: Trace, budget: TokenBudget, *, noise=0.05, seed
                 num_prompt_tokens=trace.num_prompt_tokens[rows].astype(np.int32),
                 first_token_s=first_s[rows],
                 arrival_s=trace.arrivals[rows],
-                max_num_tokens=final[rows].astype(np.int32),
+                max_len=final[rows].astype(np.int32),
             ),
             WaitingRequests(
                 num_requests=len(waiting),

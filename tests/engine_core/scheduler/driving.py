@@ -68,7 +68,7 @@ def make_request(request_id: str, prompt: int | list[int], **options) -> Request
 def result(
     plan: SchedulerOutput, tokens: dict[str, list[int]], requests: list[Request]
 ) -> ModelRunnerOutput:
-    """Token 7 for whoever is due and not named in `tokens`."""
+    """Token 7 for each request that is due and not named in `tokens`."""
     due = {
         request.request_id: request.num_computed_tokens >= request.num_tokens
         for request in requests

@@ -39,11 +39,12 @@ def sampled_answer(request: Request, index: int, max_model_len: int) -> list[int
         output.append(next_token(request.prompt_token_ids + output, request.cache_salt, seed))
 
 
-def beam_answer(request: Request, max_model_len: int) -> list[list[int]]:
+def beam_answer(
+    request: Request, beam_search: BeamSearchParams, max_model_len: int
+) -> list[list[int]]:
     params = request.sampling_params
-    assert request.beam_params is not None
     search = BeamSearch(
-        request.beam_params,
+        beam_search,
         max_tokens=min(params.max_tokens, max_model_len - request.num_prompt_tokens),
         eos_token_ids=() if params.ignore_eos else (EOS,),
         stop_token_ids=params.stop_token_ids,
@@ -139,7 +140,7 @@ def draw_request(
     }
     request = Request(**fields)
     if beam_search is not None and request.num_prompt_tokens < max_model_len:
-        return Expected(beam_answer(request, max_model_len), request)
+        return Expected(beam_answer(request, beam_search, max_model_len), request)
     outputs = [sampled_answer(request, index, max_model_len) for index in range(num_sequences)]
     if num_sequences == 1:
         delivered = outputs[0][: draw.choice([0, 0, 0, 2])]

@@ -91,7 +91,7 @@ class Scenario:
         return self.scheduler.schedule(now=self.now)
 
     def update(self, plan: SchedulerOutput, **tokens: list[int]) -> None:
-        """Token 7 for whoever is due and not named in `tokens`."""
+        """Token 7 for each request that is due and not named in `tokens`."""
         names = list(plan.num_scheduled_tokens)
         due = [self.requests[n].num_computed_tokens >= self.requests[n].num_tokens for n in names]
         sampled = [

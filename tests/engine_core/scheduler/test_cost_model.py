@@ -40,7 +40,6 @@ def test_a_line_without_noise_is_found(machine):
         step = random_load(rng)
         model.observe(step, machine.seconds(step))
     assert relative_errors(model, machine, rng).max() < 0.01
-    assert model.relative_error < 0.01
     assert model.num_observed == 300
 
 
@@ -88,8 +87,6 @@ def test_a_machine_that_becomes_half_as_fast_is_followed():
     for number in range(900):
         step = random_load(rng)
         model.observe(step, SMALL_CPU.seconds(step) * (1 if number < 300 else 2))
-        if number == 310:
-            assert model.relative_error > 0.1
     errors = [
         abs(model.predict(x) / (2 * SMALL_CPU.seconds(x)) - 1)
         for x in (random_load(rng) for _ in range(100))
@@ -119,7 +116,6 @@ def test_whatever_is_seen_predictions_are_finite_and_more_work_never_takes_less(
     small, large = load(4, 1_000, 10, 5), load(4, 1_000, 20, 5)
     assert 0.0 <= model.predict(small) <= model.predict(large) < float("inf")
     assert model.predict(load(4, 1_000)) <= model.predict(load(5, 1_500))
-    assert 0.0 <= model.relative_error <= 1.0
 
 
 @pytest.mark.parametrize("duration", [0.0, -1.0, float("nan"), float("inf")])
@@ -127,7 +123,6 @@ def test_times_that_are_no_times_are_passed_over(duration):
     model = CostModel()
     model.observe(load(1, 10), duration)
     assert (model.num_observed, model.predict(load(1, 10))) == (0, 0.0)
-    assert model.relative_error == 1.0
 
 
 @pytest.mark.parametrize("computed", [0, 700, 20_000])

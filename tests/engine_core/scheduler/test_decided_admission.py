@@ -51,7 +51,7 @@ def test_running_requests_use_up_the_head_room():
 
 
 @pytest.mark.parametrize("batching", ["mixed", "prefill-first"])
-def test_admission_looks_at_the_whole_prompt_and_at_what_others_were_promised(batching):
+def test_admission_looks_at_the_whole_prompt_and_at_reserved_blocks(batching):
     """Chunks of four are a block each; the prompts are five blocks of eight. Proves S107, S135."""
     scenario = Scenario(
         make_request("a", 20, max_tokens=2),

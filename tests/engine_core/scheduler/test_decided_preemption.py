@@ -32,7 +32,7 @@ def test_a_swapped_request_stands_in_front_of_those_that_waited_before_it(batchi
     scenario.step()
     second, small = scenario.requests["second"], scenario.requests["small"]
     assert second.status is SWAPPED
-    assert list(scenario.scheduler._live.waiting) == [second, small]
+    assert list(scenario.scheduler._pool.waiting) == [second, small]
     for _ in range(20):
         if second.status is not SWAPPED:
             break
@@ -59,12 +59,12 @@ def test_a_swapped_request_stands_in_front_of_one_that_was_preempted_after_it():
         if single.num_preemptions:
             break
     assert (pair.status, single.status) == (SWAPPED, PREEMPTED)
-    assert list(scenario.scheduler._live.waiting) == [pair, single]
+    assert list(scenario.scheduler._pool.waiting) == [pair, single]
 
 
 def test_prefill_first_swaps_in_behind_the_decodes_and_nobody_new_in_that_step():
-    """Rules 1 and 4 of that order: with somebody swapped no prompt is admitted, and who comes back
-    comes in a decode step, beside those that run. Proves S071, S083, S123."""
+    """Rules 1 and 4 of that order: with a swapped request no prompt is admitted, and it comes
+    back in a decode step, beside the running ones. Proves S071, S083, S123."""
     scenario = Scenario(
         make_request("first", 80, max_tokens=30),
         make_request("short", 80, max_tokens=3),
@@ -95,12 +95,12 @@ def test_under_policy_priority_a_swapped_request_outranks_a_more_urgent_new_one(
     for _ in range(60):
         plan = scenario.step()
         started += [data.req_id for data in plan.resumed_reqs] + new_ids(plan)
-        # a head that is swapped forces nobody out for the urgent one behind it
+        # a head that is swapped forces none out for the urgent one behind it
         assert scenario.scheduler.statistics().num_preemptions_forced == 0 or started
     assert started[0] == "second"
 
 
-# ---------------------------------------------------------------------- nobody enters such a step
+# --------------------------------------------------------------- nothing else enters such a step
 
 
 @pytest.mark.parametrize("batching", ["mixed", "prefill-first"])
@@ -152,7 +152,7 @@ def test_victims_stand_behind_the_requester_and_before_their_equals_though_memor
     assert scenario.kv_cache.num_blocks_free > 900
     plan = scenario.step()
     assert plan.preempted_req_ids == ["b", "a"]
-    order = [request.request_id for request in scenario.scheduler._live.waiting]
+    order = [request.request_id for request in scenario.scheduler._pool.waiting]
     assert order == ["high", "a", "b", "equal"]
     assert scenario.requests["a"].num_computed_tokens == 0  # recompute, whatever the rule says
     assert scenario.step().batch.req_ids == ["high", "a"]

@@ -22,15 +22,20 @@ def test_blocks_in_common_are_those_that_every_running_sequence_holds():
     """Computed afresh for each plan. Proves S222."""
     prefix = fresh_tokens(48)
     scenario = Scenario(make_request("a", [*prefix, 1]), make_request("b", [*prefix, 2]))
-    assert scenario.step().num_common_prefix_blocks == [3]
+    scenario.step()
+    assert scenario.scheduler.num_common_prefix_blocks() == [3]
     scenario.add(make_request("c", [*prefix[:16], *fresh_tokens(20)]))
-    assert scenario.step().num_common_prefix_blocks == [1]
+    scenario.step()
+    assert scenario.scheduler.num_common_prefix_blocks() == [1]
     scenario.add(make_request("d", 20))
-    assert scenario.step().num_common_prefix_blocks == [0]
+    scenario.step()
+    assert scenario.scheduler.num_common_prefix_blocks() == [0]
     scenario.abort("c", "d")
-    assert scenario.step().num_common_prefix_blocks == [3]
+    scenario.step()
+    assert scenario.scheduler.num_common_prefix_blocks() == [3]
     scenario.abort("b")
-    assert scenario.step().num_common_prefix_blocks == [0]  # one alone has nobody to share with
+    scenario.step()
+    assert scenario.scheduler.num_common_prefix_blocks() == [0]  # one alone shares nothing
 
 
 @pytest.mark.parametrize("num_sequences", [2, 4])

@@ -26,7 +26,7 @@ def test_each_of_n_sequences_counts_against_max_num_seqs_from_admission_on():
     assert scenario.counts == (1, 1)
     scenario.add(make_request("one", 10))
     scenario.update_with_array(plan)
-    # "two" stands in front of "one" and does not fit: nobody passes it
+    # "two" stands in front of "one" and does not fit: none passes it
     assert scenario.plan().batch.req_ids == ["three", "three#1", "three#2"]
 
 
@@ -53,7 +53,7 @@ def test_a_place_is_free_again_as_each_of_n_sequences_ends():
     assert plan.batch.req_ids == ["two", "two#1"]
     output = ModelRunnerOutput(req_ids=plan.batch.req_ids, sampled_token_ids=[[9], [7]])
     scenario.take(plan, output)
-    assert two.get_max_num_running_seqs() == 1
+    assert two.num_running_sequences == 1
     assert scenario.plan().batch.req_ids == ["two#1", "one"]
 
 
@@ -68,7 +68,7 @@ def test_a_request_of_more_sequences_than_places_is_never_admitted_in_part():
 
 def test_the_blocks_of_all_n_sequences_are_wanted_before_one_runs():
     """Twelve tokens are three blocks, and each further sample takes one of its own at once. Three
-    other blocks are held, so that the trunk alone would fit. Proves S005, S135."""
+    other blocks are held, so that the parent alone would fit. Proves S005, S135."""
     scenario = Scenario(make_request("held", 10, max_tokens=2), num_blocks=8, block_size=4)
     scenario.step()
     scenario.add(make_request("r", 12, num_sequences=4))
@@ -84,7 +84,7 @@ def test_all_sequences_run_in_a_step_or_none():
             *others, make_request("r", 2, num_sequences=3), max_num_batched_tokens=8
         )
         scenario.update_with_array(scenario.plan())
-        scenario.scheduler._learning.choose_budget = lambda now, budget=budget: budget
+        scenario.scheduler._feedback.choose_budget = lambda now, budget=budget: budget
         assert set(scenario.plan().batch.req_ids) == names
 
 
@@ -116,7 +116,7 @@ def test_prefill_first_never_mixes_and_prompts_come_first():
 def test_what_a_running_request_wants_beyond_the_budget_is_clipped_and_the_rest_comes_later(
     batching, chunks
 ):
-    """A budget that is too small never stops the turn. Proves S087, S101."""
+    """A budget that is too small never stops scheduling. Proves S087, S101."""
     scenario = Scenario(
         make_request("a", 10),
         make_request("b", 50),
@@ -124,11 +124,11 @@ def test_what_a_running_request_wants_beyond_the_budget_is_clipped_and_the_rest_
         batching=batching,
     )
     assert [scenario.step().num_scheduled_tokens.get("b", 0) for _ in chunks] == chunks
-    assert not scenario.requests["b"].is_prefill
+    assert not scenario.requests["b"].sequences[0].is_prefill
 
 
 def test_a_running_prompt_is_clipped_also_where_blocks_are_short_or_drafts_wait():
-    """The careful way through the turn clips as well. Proves S087, S101, S220."""
+    """Scheduling request by request clips as well. Proves S087, S101, S220."""
     scenario = Scenario(
         make_request("a", 4), make_request("b", 50), max_num_batched_tokens=8, block_size=4
     )
@@ -217,7 +217,7 @@ def test_a_step_is_updated_once_and_in_order():
 def test_what_can_never_fit_ends_with_one_terminal_output_that_says_why(
     prompt, settings, words, batching
 ):
-    """And nobody behind it waits. Proves S011, S081, S134."""
+    """And no request behind it waits. Proves S011, S081, S134."""
     scenario = Scenario(
         make_request("big", prompt),
         make_request("small", 4, max_tokens=2),

@@ -17,7 +17,7 @@ from engine_core.scheduler import (
     Scheduler,
     SchedulerConfig,
 )
-from engine_core.scheduler.preemption import FixedRule, PreemptionMode
+from engine_core.scheduler.preemption import PreemptionMode, PreemptionRule
 from protocol.sampling import BeamSearchParams, SamplingParams
 
 
@@ -30,7 +30,7 @@ def test_the_token_in_flight_of_a_preempted_request_is_sampled_again(mode):
         num_blocks=4,
         budget=9,
         num_host_blocks=8,
-        preemption_rule=FixedRule(mode),
+        preemption_rule=PreemptionRule(mode),
     )
     first, second = flight.plan(), flight.plan()
     assert (batch_of(first), batch_of(second)) == ({"a": (0, 9)}, {"a": (9, 2), "b": (0, 3)})
@@ -38,7 +38,7 @@ def test_the_token_in_flight_of_a_preempted_request_is_sampled_again(mode):
     third = flight.plan()
     assert batch_of(third) == {"a": (11, 1), "b": (3, 1)}
     flight.take_in(second, b=4)
-    # both want a block, none is left: for a token in flight nobody is preempted
+    # both want a block, none is left: for a token in flight no request is preempted
     fourth = flight.plan()
     assert (batch_of(fourth), fourth.preempted_req_ids) == ({}, [])
     flight.take_in(third, a=7, b=5)
@@ -56,7 +56,7 @@ def test_a_request_preempted_in_flight_loses_that_token_and_samples_it_again(mod
         b := make_request("b", 2, max_tokens=5),
         num_blocks=2,
         num_host_blocks=4,
-        preemption_rule=FixedRule(mode),
+        preemption_rule=PreemptionRule(mode),
     )
     first, second = flight.plan(), flight.plan()
     assert batch_of(second) == {"b": (2, 1)}  # for the other there is no block
@@ -90,15 +90,16 @@ def test_beams_that_come_back_apart_go_on_together():
     model = PagedModel(groups, 40, 4)
     device = PagedDevice(model, 2, has_columns=True)
     scheduler = Scheduler(config, KVCacheManager(num_blocks=40, block_size=4))
+    beam_search = BeamSearchParams(beam_width=max_num_seqs, early_stopping=True)
     beams = Request(
         request_id="beams",
         prompt_token_ids=[1, 2, 3, 4, 1],
         sampling_params=SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True),
         num_sequences=max_num_seqs,
-        beam_search=BeamSearchParams(beam_width=max_num_seqs, early_stopping=True),
+        beam_search=beam_search,
         priority=3,
     )
-    expected = beam_answer(beams, max_model_len)
+    expected = beam_answer(beams, beam_search, max_model_len)
     told = {}
     model.salts = {"beams": None, "urgent": None}
     scheduler.add_request(beams)

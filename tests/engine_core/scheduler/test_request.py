@@ -3,7 +3,7 @@
 import pytest
 
 from engine_core.scheduler import Request, RequestStatus
-from protocol.requests import EngineRequest, TensorRef
+from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=4)
@@ -18,7 +18,6 @@ PARAMS = SamplingParams(max_tokens=4)
         ({"prompt_token_ids": [2**31]}, "2147483648"),
         ({"output_token_ids": [-5]}, "output_token_ids"),
         ({"sampling_params": None}, "sampling_params is None"),
-        ({"prompt_token_ids": [1] * 9, "max_model_len": 9}, "9 tokens, the limit is 8"),
     ],
 )
 def test_a_field_outside_its_limits_is_a_value_error(fields, message):
@@ -45,7 +44,7 @@ def test_a_request_is_made_from_a_message():
     assert (request.client_index, request.arrival_time, request.cache_salt) == (3, 1.5, "s")
     assert request.status is RequestStatus.WAITING
     assert request.eos_token_ids == {9}
-    request.append_output_token(5)
+    request.sequences[0].append_output_token(5)
     assert request.all_token_ids == [1, 2, 3, 5]
     assert request.output_token_ids == [3, 5]
     assert message.output_token_ids == [3]
@@ -56,7 +55,6 @@ def test_a_request_is_made_from_a_message():
     [
         ({"num_sequences": 0}, "num_sequences"),
         ({"num_sequences": 2, "output_token_ids": [1]}, "output_token_ids"),
-        ({"prompt_embeds": TensorRef(frame=0, dtype="float32", shape=(1, 2))}, "prompt_embeds"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(fields, name):

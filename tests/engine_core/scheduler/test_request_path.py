@@ -25,24 +25,28 @@ def test_sequences_are_told_by_status_and_a_request_is_finished_when_all_are():
     """Proves S006, S008, S010, S013."""
     request = make_request("r", 20, num_sequences=3, eos_token_ids=[9])
     scenario = Scenario(request, max_num_batched_tokens=16)
-    assert [each.status for each in request.get_seqs()] == [RequestStatus.WAITING]
+
+    def of_status(status):
+        return [seq for seq in request.sequences if seq.status is status]
+
+    assert [each.status for each in request.sequences] == [RequestStatus.WAITING]
     states = []
     plan = scenario.plan()
-    states.append((request.is_prefill, request.is_finished))
+    states.append((request.sequences[0].is_prefill, request.is_finished))
     scenario.update_with_array(plan)
     scenario.update_with_array(scenario.plan())
-    states.append((request.is_prefill, request.is_finished))
-    assert len(request.get_seqs(RequestStatus.RUNNING)) == 3
-    assert request.get_seqs(RequestStatus.WAITING) == []
+    states.append((request.sequences[0].is_prefill, request.is_finished))
+    assert len(of_status(RequestStatus.RUNNING)) == 3
+    assert of_status(RequestStatus.WAITING) == []
     for number, ending in enumerate(("r#1", "r", "r#2"), start=1):
         plan = scenario.plan()
         tokens = [[9 if name == ending else 7] for name in plan.batch.req_ids]
         scenario.take(plan, ModelRunnerOutput(plan.batch.req_ids, tokens))
-        ended = request.get_seqs(RequestStatus.FINISHED_STOPPED)
+        ended = of_status(RequestStatus.FINISHED_STOPPED)
         assert len(ended) == number
         assert ending in {sequence.sequence_id for sequence in ended}
-        assert set(request.get_seqs()) == {*ended, *request.get_seqs(RequestStatus.RUNNING)}
-        states.append((request.is_prefill, request.is_finished))
+        assert set(request.sequences) == {*ended, *of_status(RequestStatus.RUNNING)}
+        states.append((request.sequences[0].is_prefill, request.is_finished))
     assert states == [(True, False), (False, False), (False, False), (False, False), (False, True)]
 
 
@@ -131,7 +135,7 @@ def test_a_plan_is_numbers_and_names_and_never_the_caches_contents():
         assert all(type(number) is int for pair in pairs for number in pair)
     for field in dataclasses.fields(plan.batch):
         column = getattr(plan.batch, field.name)
-        assert isinstance(column, list) or column.dtype == np.int32
+        assert isinstance(column, list) or np.issubdtype(column.dtype, np.integer)
     folder = Path(inspect.getfile(engine_core.scheduler)).parent
     for path in [*folder.rglob("*.py"), *(folder.parent / "kv_cache").rglob("*.py")]:
         assert "import torch" not in path.read_text(), path

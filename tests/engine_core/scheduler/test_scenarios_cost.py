@@ -42,7 +42,7 @@ def decoding(num_running: int, **settings) -> Scenario:
 
 
 def step(scenario: Scenario) -> None:
-    """All running requests decode. Only the scheduler's calls: nobody reads the outputs."""
+    """All running requests decode. Only the scheduler's calls: the outputs are not read."""
     plan = scenario.scheduler.schedule(now=scenario.now)
     sampled = np.full(len(plan.batch.req_ids), 7, dtype=np.int32)
     assert len(sampled) == scenario.counts[0]

@@ -116,7 +116,7 @@ def test_the_same_tokens_behind_others_are_not_the_same_block():
     ],
 )
 def test_only_requests_of_the_same_salt_share(first, second, num_expected):
-    """Whoever the client is. Proves S027, S152."""
+    """For any client. Proves S027, S152."""
     prompt = fresh_tokens(2 * BLOCK + 1)
     scenario = Scenario()
     run_alone(scenario, "first", prompt, **first)
@@ -191,7 +191,7 @@ def test_the_watermark_is_left_free_beside_others():
     scenario.add(make_request("large", 6 * BLOCK))
     assert new_ids(scenario.step()) == []
     scenario.add(make_request("small", BLOCK))
-    assert new_ids(scenario.step()) == [], "nobody overtakes the head"
+    assert new_ids(scenario.step()) == [], "no request overtakes the head"
     scenario.abort("large")
     assert new_ids(scenario.step()) == ["small"]
 

@@ -272,7 +272,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 break
             self._launch()
             self._receive_what_is_due()
-        assert not self.scheduler.has_work(), "somebody starves"
+        assert not self.scheduler.has_work(), "a request starves"
         assert self.over == self.expected.keys()
         assert self.kv_cache.num_blocks_in_use == 0
         assert self.kv_cache.num_host_blocks_in_use == 0

@@ -133,5 +133,5 @@ def test_a_preempted_request_forgets_its_drafts():
     c = drive.requests[2]
     drive.scheduler.update_draft_token_ids(DraftTokenIds(["c"], [[1, 2]]))
     assert drive.step().preempted_req_ids == ["c"]
-    assert c.spec_token_ids == []
+    assert c.sequences[0].spec_token_ids == []
     assert c.num_tokens_with_spec == c.num_tokens == 9

@@ -143,11 +143,14 @@ def test_num_common_prefix_blocks_counts_what_all_running_requests_share():
     drive = Drive(
         make_scheduler(), make_request("a", [*shared, 1]), make_request("b", [*shared, 2])
     )
-    assert drive.step().num_common_prefix_blocks == [3]
+    drive.step()
+    assert drive.scheduler.num_common_prefix_blocks() == [3]
     drive.add(make_request("c", [*shared[:8], 3]))
-    assert drive.step().num_common_prefix_blocks == [2]
+    drive.step()
+    assert drive.scheduler.num_common_prefix_blocks() == [2]
     drive.add(make_request("d", 1))
-    assert drive.step().num_common_prefix_blocks == [0]
+    drive.step()
+    assert drive.scheduler.num_common_prefix_blocks() == [0]
 
 
 def test_an_empty_step_plans_nothing():

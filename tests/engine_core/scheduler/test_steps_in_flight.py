@@ -20,7 +20,7 @@ from engine_core.scheduler import (
     StepOrderError,
 )
 from engine_core.scheduler.policies import Fair
-from engine_core.scheduler.preemption import FixedRule, PreemptionMode
+from engine_core.scheduler.preemption import PreemptionMode, PreemptionRule
 from protocol.sampling import BeamSearchParams, SamplingParams
 
 
@@ -176,7 +176,7 @@ def test_drafts_wait_for_their_result_and_those_for_a_token_in_flight_are_droppe
     flight.take_in(first, a=4)
     drafts = DraftTokenIds(req_ids=["a"], draft_token_ids=[[5, 6]])
     flight.scheduler.update_draft_token_ids(drafts)
-    assert a.spec_token_ids == []
+    assert a.sequences[0].spec_token_ids == []
     flight.take_in(second, a=5)
     flight.scheduler.update_draft_token_ids(drafts)
     third, fourth = flight.plan(), flight.plan()
@@ -193,7 +193,7 @@ def test_drafts_wait_for_their_result_and_those_for_a_token_in_flight_are_droppe
 def test_a_step_lasts_from_the_end_of_the_one_before_it():
     durations = []
 
-    class Rule(FixedRule):
+    class Rule(PreemptionRule):
         def observe(self, num_tokens, num_copied_blocks, duration_s):
             durations.append(duration_s)
 

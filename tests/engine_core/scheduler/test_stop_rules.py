@@ -52,7 +52,7 @@ def test_tokens_behind_the_stop_are_dropped_with_their_logprobs():
     drive = Drive(make_scheduler(), make_request("a", 3, stop_token_ids=(5,)))
     drive.step()
     request = drive.requests[0]
-    request.spec_token_ids = [8, 5, 8]
+    request.sequences[0].spec_token_ids = [8, 5, 8]
     plan = drive.scheduler.schedule()
     columns = Logprobs(
         num_positions=4,

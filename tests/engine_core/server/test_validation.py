@@ -41,7 +41,11 @@ def test_a_good_request_passes():
             ErrorCode.PROMPT_TOO_LONG,
             "prompt has 16 tokens, the limit is 15",
         ),
-        (replaced(prompt_token_ids=[1] * 17), ErrorCode.PROMPT_TOO_LONG, "shorten it or raise"),
+        (
+            replaced(prompt_token_ids=[1] * 17),
+            ErrorCode.PROMPT_TOO_LONG,
+            "shorten it.*--max-model-len",
+        ),
         (
             replaced(prompt_token_ids=[1] * 10, output_token_ids=[1] * 6),
             ErrorCode.PROMPT_TOO_LONG,

@@ -4,8 +4,13 @@ import pytest
 from fake_gpu import FakeGpu
 
 from engine_core.errors import CacheTooSmall, ConfigurationError
-from engine_core.startup.cache_size import CacheDemand, DeviceMemory, choose_num_blocks
-from engine_core.startup.device_memory import measure_extra_bytes, read_device_memory
+from engine_core.startup.memory import (
+    CacheDemand,
+    DeviceMemory,
+    choose_num_blocks,
+    measure_extra_bytes,
+    read_device_memory,
+)
 
 GIB = 1024**3
 MIB = 1024**2

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from engine_core.model_runner.cache_layout import plan_cache_layout
-from engine_core.model_runner.gpu.buckets import decode_buckets
+from engine_core.model_runner.gpu.graphs import decode_buckets
 from engine_core.models import load_dummy_model
-from engine_core.startup.model_loading import LoadedModel
-from engine_core.startup.profile_run import StepLimits, profile_steps
+from engine_core.scheduler import SchedulerConfig
+from engine_core.startup.model import LoadedModel
+from engine_core.startup.profile_run import LargestStep, profile_steps
 from engine_core.startup.runner_spec import RunnerSpec
 from kernels.interface.device_steps import SamplingMode
 
@@ -30,7 +31,7 @@ def limits(**changes):
         "max_num_batched_tokens": 100, "max_num_seqs": 8, "max_model_len": 64, "block_size": 4,
         "num_groups": 1, "num_logprobs": 5,
     }  # fmt: skip
-    return StepLimits(**values | changes)
+    return LargestStep(**values | changes)
 
 
 @pytest.mark.parametrize(
@@ -85,12 +86,10 @@ class Meter:
 def test_a_runner_of_one_block_carries_the_plans_out(ops, max_num_batched_tokens, on_device):
     """Proves S194."""
     ops = PaddedOperations() if on_device else ops
-    assembly = make_assembly(
-        ops, max_num_batched_tokens=max_num_batched_tokens, on_device=on_device
-    )
-    plans = profile_steps(assembly.step_limits())
-    runner = assembly.build(num_blocks=1, num_host_blocks=0, max_model_len=64)
-    assembly.warm_up(runner)
+    spec = make_spec(ops, max_num_batched_tokens=max_num_batched_tokens, on_device=on_device)
+    plans = profile_steps(spec.largest_step())
+    runner = spec.build(num_blocks=1, num_host_blocks=0, max_model_len=64)
+    spec.warm_up(runner)
     num_rows = min(7, max_num_batched_tokens)
     for plan in plans[:2]:
         answer = runner.execute(plan)
@@ -98,27 +97,27 @@ def test_a_runner_of_one_block_carries_the_plans_out(ops, max_num_batched_tokens
         assert not answer.failures
         assert len(answer.logprobs) == num_rows
     assert not runner.execute(plans[2]).req_ids
-    assert not runner.batch.row_of
+    assert not runner.rows._row_of
     meter = Meter()
     graph_bytes = len(decode_buckets(7)) * len(SamplingMode) * 12 * 1024**2
-    assert assembly.measure_step_bytes(meter) == graph_bytes  # nothing else grew
+    assert spec.measure_step_bytes(meter) == graph_bytes  # nothing else grew
     assert meter.num_releases == 2
 
 
 def test_eager_steps_use_no_graph_and_no_memory_for_any(caplog):
     caplog.set_level("INFO")
     for enforce_eager in (False, True):
-        assembly = make_assembly(PaddedOperations(), on_device=True, enforce_eager=enforce_eager)
-        runner = assembly.build(num_blocks=8, num_host_blocks=0, max_model_len=64)
-        assembly.warm_up(runner)
-        for plan in profile_steps(assembly.step_limits()):  # the second one only decodes
+        spec = make_spec(PaddedOperations(), on_device=True, enforce_eager=enforce_eager)
+        runner = spec.build(num_blocks=8, num_host_blocks=0, max_model_len=64)
+        spec.warm_up(runner)
+        for plan in profile_steps(spec.largest_step()):  # the second one only decodes
             assert not runner.execute(plan).failures
         assert (len(runner.graphs) == 0) is enforce_eager
         assert ("no CUDA graphs" in caplog.text) is enforce_eager
-    assert assembly.measure_step_bytes(Meter()) == 0
+    assert spec.measure_step_bytes(Meter()) == 0
 
 
-def make_assembly(ops, **changes):
+def make_spec(ops, *, max_num_batched_tokens=40, **changes):
     model = load_dummy_model(CONFIG, dtype=torch.float32, ops=ops)
     values = dict(  # noqa: C408
         loaded=LoadedModel(
@@ -128,9 +127,9 @@ def make_assembly(ops, **changes):
         cache_dtype=torch.float32,
         block_size=4,
         block_bytes=256,
-        max_num_seqs=7,
-        max_num_batched_tokens=40,
-        max_model_len=64,
+        scheduler=SchedulerConfig(
+            max_num_seqs=7, max_num_batched_tokens=max_num_batched_tokens, max_model_len=64
+        ),
         max_num_logprobs=-1,
         eos_token_ids=(),
         capture_at_start=False,

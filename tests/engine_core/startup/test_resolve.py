@@ -1,4 +1,4 @@
-"""The configuration on a GPU, whose memory is numbers and which nobody runs on."""
+"""The configuration on a GPU, whose memory is numbers and which runs nothing."""
 
 import json
 from types import SimpleNamespace
@@ -11,10 +11,12 @@ from engine_core.errors import ConfigurationError, StartupError
 from engine_core.model_files import ConfigOnly
 from engine_core.models import load_dummy_model
 from engine_core.options.engine import EngineOptions
+from engine_core.options.scheduling import SchedulingOptions
+from engine_core.startup import model as model_module
 from engine_core.startup import resolve as resolve_module
-from engine_core.startup import start
-from engine_core.startup.model_loading import LoadedModel
-from engine_core.startup.model_opening import open_model
+from engine_core.startup.before_torch import open_model
+from engine_core.startup.build import build_engine
+from engine_core.startup.model import LoadedModel
 from engine_core.startup.phases import StartPhases
 from engine_core.startup.resolve import plan_runner, resolve_config
 from engine_core.startup.runner_spec import RunnerSpec
@@ -52,7 +54,8 @@ def resolve(files, loaded, monkeypatch):
     monkeypatch.setattr(RunnerSpec, "measure_step_bytes", lambda self, meter: STEP_BYTES)
 
     def resolve(**options):
-        options = EngineOptions(model="m", **options)
+        limits = {n: options.pop(n) for n in ("max_num_seqs",) if n in options}
+        options = EngineOptions(model="m", scheduling=SchedulingOptions(**limits), **options)
         return resolve_config(
             options, files, plan_runner(options, files, loaded), address="ipc://a"
         )
@@ -64,7 +67,7 @@ def test_the_cache_gets_what_the_fraction_leaves_beside_the_measured_step(resolv
     config = resolve(max_num_seqs=10**6)
     assert config.num_blocks == (9 * GIB - int(4.5 * GIB) - STEP_BYTES - 256 * MIB) // BLOCK_BYTES
     assert (config.device, config.dtype, config.kv_cache_dtype) == ("cuda", "bfloat16", "bfloat16")
-    assert config.max_num_batched_tokens == 8192
+    assert config.scheduler.max_num_batched_tokens == 8192
     assert resolve(memory_fraction=0.6, max_num_seqs=10**6).num_blocks < config.num_blocks // 4
 
 
@@ -79,7 +82,7 @@ def test_an_8_bit_cache_has_twice_the_blocks_in_the_same_bytes(resolve):
 def test_options_of_the_device_are_in_the_configuration(resolve):
     config = resolve(batch_invariant=True, capture_at_start=True, max_num_seqs=32)
     assert (config.batch_invariant, config.capture_at_start) == (True, True)
-    assert (config.max_num_seqs, config.load_format) == (32, "auto")
+    assert (config.scheduler.max_num_seqs, config.load_format) == (32, "auto")
     assert not config.enforce_eager
     assert resolve(enforce_eager=True).enforce_eager
 
@@ -98,7 +101,7 @@ def test_a_cache_by_hand_that_leaves_no_room_for_a_step_is_refused(resolve):
 
 
 def test_host_blocks_are_not_taken_from_the_gpu(resolve, monkeypatch):
-    monkeypatch.setattr("engine_core.startup.cache_size.available_memory_bytes", lambda: GIB)
+    monkeypatch.setattr("engine_core.startup.memory.available_memory_bytes", lambda: GIB)
     config = resolve(kv_cache_memory=4 * GIB, host_cache_memory=GIB)
     assert config.host_cache_bytes == GIB
 
@@ -107,10 +110,10 @@ def test_a_gpu_without_room_for_the_weights_is_one_line_for_the_operator(monkeyp
     def load(files, wanted):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 has ...")
 
-    monkeypatch.setattr(start, "load_any_model", load)
+    monkeypatch.setattr(model_module, "load_any_model", load)
     (tmp_path / "shape.json").write_text(json.dumps(CONFIG))
     options = EngineOptions(load_format="dummy", model_config=tmp_path / "shape.json")
     with pytest.raises(StartupError, match=r"not enough memory .*\(CUDA out of memory\); lower"):
-        start.start_engine(
+        build_engine(
             options, open_model(options), SimpleNamespace(address="ipc://a"), None, StartPhases()
         )

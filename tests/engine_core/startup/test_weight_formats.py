@@ -8,7 +8,7 @@ import torch
 from engine_core.errors import ConfigurationError
 from engine_core.model_files import ConfigOnly
 from engine_core.startup.device import float_weights_of, keeps_blocks
-from engine_core.startup.model_loading import LoadRequest, load_any_model
+from engine_core.startup.model import LoadOptions, load_any_model
 from kernels.cpu.library import NativeLibraryUnavailable, load_library
 
 DENSE = {
@@ -33,14 +33,14 @@ def native_kernels():
 
 @pytest.fixture
 def load(tmp_path):
-    """(config, options of LoadRequest) -> the model with random weights."""
+    """(config, options of LoadOptions) -> the model with random weights."""
 
     def load(config=DENSE, *, dtype=torch.float32, **options):
         file = tmp_path / "shape.json"
         file.write_text(json.dumps(config))
         return load_any_model(
             ConfigOnly(file),
-            LoadRequest(device=torch.device("cpu"), dtype=dtype, load_format="dummy", **options),
+            LoadOptions(device=torch.device("cpu"), dtype=dtype, load_format="dummy", **options),
         )
 
     return load
@@ -75,7 +75,7 @@ def test_batch_invariance_is_refused_where_torch_has_a_part_in_products(load, co
 def test_quantisation_is_refused_for_transformers_model_code(tmp_path):
     file = tmp_path / "shape.json"
     file.write_text(json.dumps(DENSE))
-    wanted = LoadRequest(
+    wanted = LoadOptions(
         device=torch.device("cpu"),
         dtype=torch.float32,
         model_impl="transformers",

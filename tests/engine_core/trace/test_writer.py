@@ -57,8 +57,6 @@ def plan_of(step_id, ids, *, nums=None, context=None, **more):
         copies=more.pop("copies", CacheCopies()),
         total_num_scheduled_tokens=sum(nums or [1] * size),
         scheduled_spec_decode_tokens={},
-        scheduled_encoder_inputs={},
-        num_common_prefix_blocks=[0],
         num_output_tokens=np.zeros(size, np.int32),
         finished_req_ids=more.pop("finished", []),
         preempted_req_ids=more.pop("preempted", []),

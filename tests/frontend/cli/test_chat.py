@@ -1,6 +1,7 @@
 """`engine-client chat` from a pipe and at a pseudo-terminal, against a scripted engine."""
 
 import contextlib
+import io
 import os
 import pty
 import select
@@ -11,6 +12,8 @@ import time
 
 import pytest
 from fake_model import TOKENIZER, ids_of, saying
+
+from frontend.cli.app import run_command_line
 
 
 def chat(address, text, *options):
@@ -114,21 +117,18 @@ def test_too_long_history_says_how_long_and_what_to_do(start_engine, address):
     start_engine(next_token=saying("yes", then_eos=True))
     code, out, err = chat(address, "one\n" + "x" * 600 + "\n")
     assert (code, out) == (1, "yes\n")
-    assert "the limit is max_model_len - 1 = 511; shorten it" in err
+    assert "the limit is 511 (max_model_len 512 less one" in err
     assert err.endswith("; /reset starts over\n")
 
 
-def test_engine_that_dies_in_an_answer_is_reported_in_one_line(start_engine, address):
+@pytest.mark.usefixtures("short_reconnect")
+def test_engine_that_dies_in_an_answer_is_reported_in_one_line(
+    start_engine, address, monkeypatch, capsys
+):
     start_engine(next_token=saying("tick "), die_after_tokens=10)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "frontend.cli", "chat", "--address", address],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    out, err = process.communicate("Hi\n", timeout=60)
-    assert process.returncode == 1
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\n"))
+    assert run_command_line(["chat", "--address", address]) == 1
+    out, err = capsys.readouterr()
     assert out == "tick tick \n"
     assert err.startswith("engine-client: ")
     assert "is gone" in err

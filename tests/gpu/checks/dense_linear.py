@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.triton.attention_planner import SplitScratch, TritonAttentionPlanner
+from kernels.interface.operations import AttentionParams, AttentionSpec
 from kernels.triton.dense_linear import dense_linear
 from kernels.triton.kv_cache import allocate_kv_cache
 from kernels.triton.operations import TritonOperations
@@ -53,10 +53,7 @@ def check_attention_in_chunks(
     cache = allocate_kv_cache(num_blocks, block_size, kv_heads, head_size, dtype, place)
     for view in cache:
         view.normal_()
-    planner = TritonAttentionPlanner(
-        device=place,
-        scratch=SplitScratch(place),
-        only_tiles=True,
+    spec = AttentionSpec(
         num_query_heads=heads,
         num_kv_heads=kv_heads,
         head_size=head_size,
@@ -68,6 +65,7 @@ def check_attention_in_chunks(
         dtype=dtype,
         kv_dtype=dtype,
     )
+    planner = ops.make_attention_planner(spec)
     q_THD = torch.randn(length, heads, head_size, device=device).to(dtype)
 
     def attend(start: int, stop: int) -> torch.Tensor:
@@ -79,7 +77,9 @@ def check_attention_in_chunks(
             num_decodes=int(stop - start == 1),
             num_decode_tokens=int(stop - start == 1),
         )
-        return ops.paged_attention(q_THD[start:stop], *cache, metadata, scale=0.125)
+        return ops.paged_attention(
+            q_THD[start:stop], *cache, metadata, AttentionParams(scale=0.125)
+        )
 
     one_by_one = torch.cat([attend(token, token + 1) for token in range(length)])
     return num_different(one_by_one, attend(0, length))

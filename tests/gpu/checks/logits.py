@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from kernels.triton.penalties import apply_penalties, apply_penalties_reference
-from kernels.triton.token_masks import (
+from kernels.interface.operations import Penalties
+from kernels.triton.logits_processors import (
+    apply_penalties,
+    apply_penalties_reference,
     apply_token_masks,
     apply_token_masks_reference,
     num_mask_words,
@@ -78,8 +80,10 @@ def check_penalties(num_rows: int, vocab_size: int, *, device: str) -> float:
             expected_RV[row],
             (words_NW[state, token_V // 32] >> (token_V % 32)) & 1 == 1,
             inputs.counts_NV[state].cpu(),
-            repetition_penalty=float(inputs.repetition_R[row]),
-            presence_penalty=float(inputs.presence_R[row]),
-            frequency_penalty=float(inputs.frequency_R[row]),
+            Penalties(
+                repetition_penalty=float(inputs.repetition_R[row]),
+                presence_penalty=float(inputs.presence_R[row]),
+                frequency_penalty=float(inputs.frequency_R[row]),
+            ),
         )
     return num_different(inputs.penalise(inputs.logits_RV).cpu(), expected_RV)

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from kernels.interface.operations import AttentionMetadata
-from kernels.triton.attention import paged_attention
-from kernels.triton.attention_reference import reference_paged_attention
+from kernels.interface.operations import AttentionMetadata, AttentionParams
+from kernels.triton.attention import paged_attention, reference_paged_attention
 from kernels.triton.attention_work import AttentionWorkspace
 from tests.gpu.checks.errors import poison
 
@@ -55,7 +54,7 @@ class PagedStep:
         widths = [-(-length // size) for length, _ in requests]
         num_tokens = sum(queries for _, queries in requests)
         order = torch.randperm(sum(widths)) + 1
-        # block 0 belongs to nobody; the rows of the table end in it
+        # block 0 is in no sequence; the rows of the table end in it
         table_RM = torch.zeros(len(requests), max(widths) + 1, dtype=torch.int32)
         shape = (1 + sum(widths), 2, heads.num_kv_heads, size, heads.head_size)
         kv_B2KSD = torch.randn(shape, device=device, dtype=heads.dtype)
@@ -112,15 +111,15 @@ class PagedStep:
 
     def attend(self, out: torch.Tensor, **options: Any) -> torch.Tensor:
         """The kernels."""
+        scales = {name: options.pop(name) for name in ("k_scale", "v_scale") if name in options}
         return paged_attention(
             self.q_THD,
             self.kv_B2KSD[:, 0],
             self.kv_B2KSD[:, 1],
             self.metadata,
-            scale=self.scale,
-            sliding_window=self.heads.sliding_window,
+            AttentionParams(scale=self.scale, sliding_window=self.heads.sliding_window, **options),
+            **scales,
             out=out,
-            **options,
         )
 
     def reference(self, **options: Any) -> torch.Tensor:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.triton.rotary_cache import rotary_and_cache
-from kernels.triton.rotary_reference import rotary_and_cache_reference
+from kernels.interface.operations import RotaryParams
+from kernels.triton.rotary_cache import rotary_and_cache, rotary_and_cache_reference
 from tests.gpu.checks.errors import row_error, worst
 
 EPS = 1e-6
@@ -74,19 +74,25 @@ class Inputs:
 
     def call(self, q_out_THD: torch.Tensor | None = None) -> torch.Tensor:
         """The kernel; overwrites queries in place unless there is somewhere else."""
+        kv_cache = self.kv_B2KSD[:, 0], self.kv_B2KSD[:, 1]
         return rotary_and_cache(
             self.qkv_TN,
-            num_query_heads=self.shape.num_query_heads,
-            num_kv_heads=self.shape.num_kv_heads,
-            head_size=self.shape.head_size,
-            slot_mapping_T=self.slots_T,
-            kv_cache=(self.kv_B2KSD[:, 0], self.kv_B2KSD[:, 1]),
-            cos_sin_PD=self.cos_sin_PD,
-            positions_T=self.positions_T,
-            q_norm_weight_D=self.q_weight_D,
-            k_norm_weight_D=self.k_weight_D,
-            norm_eps=EPS,
+            self.positions_T,
+            self.slots_T,
+            kv_cache,
+            self.params(torch.bfloat16),
             q_out_THD=q_out_THD,
+        )
+
+    def params(self, dtype: torch.dtype) -> RotaryParams:
+        q_weight_D, k_weight_D = self.q_weight_D, self.k_weight_D
+        return RotaryParams(
+            num_query_heads=self.shape.num_query_heads,
+            head_size=self.shape.head_size,
+            cos_sin_PD=self.cos_sin_PD.to(dtype),
+            q_norm_weight_D=None if q_weight_D is None else q_weight_D.to(dtype),
+            k_norm_weight_D=None if k_weight_D is None else k_weight_D.to(dtype),
+            norm_eps=EPS,
         )
 
 
@@ -94,19 +100,12 @@ def check(shape: Shape, num_tokens: int, kv_dtype: torch.dtype, *, device: str) 
     """Queries and both caches, what stays as it was included, against float32 arithmetic."""
     inputs = Inputs(shape, num_tokens, kv_dtype, device)
     expected_B2KSD = inputs.kv_B2KSD.float()
-    q_weight_D, k_weight_D = inputs.q_weight_D, inputs.k_weight_D
     expected_q = rotary_and_cache_reference(
         inputs.qkv_TN.float(),
-        num_query_heads=shape.num_query_heads,
-        head_size=shape.head_size,
-        k_cache_BKSD=expected_B2KSD[:, 0],
-        v_cache_BKSD=expected_B2KSD[:, 1],
-        slot_mapping_T=inputs.slots_T,
-        cos_sin_PD=inputs.cos_sin_PD.float(),
-        positions_T=inputs.positions_T,
-        q_norm_weight_D=None if q_weight_D is None else q_weight_D.float(),
-        k_norm_weight_D=None if k_weight_D is None else k_weight_D.float(),
-        norm_eps=EPS,
+        inputs.positions_T,
+        inputs.slots_T,
+        (expected_B2KSD[:, 0], expected_B2KSD[:, 1]),
+        inputs.params(torch.float32),
     )
     q_THD = inputs.call()
     return worst(row_error(q_THD, expected_q), row_error(inputs.kv_B2KSD.float(), expected_B2KSD))

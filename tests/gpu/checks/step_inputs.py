@@ -10,8 +10,14 @@ import dataclasses
 import numpy as np
 import torch
 
-from kernels.interface.step_packing import TOKEN_TABLE, PackedLayout, RowUpdate, pack_step
-from kernels.interface.step_tensors import DeviceRows, StepTensors
+from kernels.interface.step_inputs import (
+    TOKEN_TABLE,
+    DeviceRows,
+    PackedLayout,
+    RowUpdate,
+    StepTensors,
+    pack_step,
+)
 from kernels.torch.device_steps import TorchDeviceSteps
 from kernels.triton.step_inputs import append_sampled, apply_row_updates, prepare_step
 from tests.gpu.checks.errors import num_different, poison

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from tests.gpu.checks.errors import worst
-from tests.gpu.engine_run import Answer, Asked, EngineRun, Sizes, triton_operations
+from tests.gpu.engine_run import EngineRun, GeneratedOutput, RequestSpec, Sizes, triton_operations
 from tests.gpu.quantised_parts import TYPES, quantise_reference
 from tests.gpu.tiny_models import (
     VOCAB_SIZE,
@@ -108,7 +108,7 @@ def compare(
         use_graphs=use_graphs,
     )
     requests = [
-        Asked(
+        RequestSpec(
             f"r{at}",
             torch.randint(VOCAB_SIZE, (length,)).tolist(),
             num_output,
@@ -118,7 +118,7 @@ def compare(
         )
         for at, length in enumerate(prompt_lengths)
     ]
-    answers = engine.answer(requests)
+    answers = engine.generate(requests)
     assert bool(len(engine.runner.graphs)) == use_graphs, "graphs were not used as asked"
     ours = {request.name: answers[request.name].logprobs_of_all(VOCAB_SIZE) for request in requests}
     for request in requests:
@@ -155,7 +155,7 @@ def check_published(
 
 
 def _references(
-    reference: Any, requests: list[Asked], answers: dict[str, Answer], device: str
+    reference: Any, requests: list[RequestSpec], answers: dict[str, GeneratedOutput], device: str
 ) -> dict[str, torch.Tensor]:
     return {
         request.name: reference_logprobs(

@@ -158,15 +158,10 @@ def test_a_table_is_read_as_it_was_written_and_another_compilers_is_refused(tmp_
         read_table(path, "3.6.0")
 
 
-def _end_process(number):
-    if number == 1:
-        os._exit(134)
-    return number
-
-
 def test_a_work_item_that_ends_its_process_is_named_and_the_others_are_done():
-    results = run_in_workers(_end_process, [0, 1, 2], lambda item: f"{item} died")
-    assert results == [0, "1 died", 2]
+    dying = "import os; os._exit(134)"
+    results = run_in_workers(exec, ["", dying, ""], lambda item: f"{item} died")
+    assert results == [None, f"{dying} died", None]
 
 
 def test_a_fetch_that_fails_says_how_to_do_it_and_leaves_nothing(tmp_path, monkeypatch):

@@ -12,7 +12,8 @@ from paged_steps import make_planner
 
 from kernels.cpu.attention import NativeAttentionPlan
 from kernels.cpu.operations import CpuOperations
-from kernels.torch.reference_attention import reference_paged_attention
+from kernels.interface.operations import AttentionParams
+from kernels.torch.attention import reference_paged_attention
 
 
 @pytest.fixture
@@ -28,10 +29,10 @@ def check(ops, requests, *, window=None, options=None, **shapes):
     assert isinstance(metadata.plan, NativeAttentionPlan)
     before = q.clone(), k_cache.clone()
     arguments = {"scale": 0.3, "sliding_window": window, **(options or {})}
-    out = ops.paged_attention(q, k_cache, v_cache, metadata, **arguments)
+    out = ops.paged_attention(q, k_cache, v_cache, metadata, AttentionParams(**arguments))
     metadata.block_table_RM.clamp_(min=0)
     expected = reference_paged_attention(
-        q, k_cache.nan_to_num(), v_cache.nan_to_num(), metadata, **arguments
+        q, k_cache.nan_to_num(), v_cache.nan_to_num(), metadata, AttentionParams(**arguments)
     )
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     assert torch.equal(q, before[0])
@@ -123,7 +124,7 @@ def test_a_token_has_the_same_bits_in_a_prompt_a_chunk_a_crowd_and_alone(ops, wi
             num_decode_tokens=0,
         )
         return wanted, ops.paged_attention(
-            q[wanted], k_cache, v_cache, plan, scale=0.125, sliding_window=window
+            q[wanted], k_cache, v_cache, plan, AttentionParams(scale=0.125, sliding_window=window)
         )
 
     _, whole = run([(0, length)])
@@ -142,13 +143,15 @@ def test_queries_may_be_a_view_of_a_wider_product(ops):
     q, k_cache, v_cache, metadata = step(ops, [(3, 9), (1, 70)])
     wide = torch.randn(4, 15, 16)
     wide[:, :9] = q
-    view = ops.paged_attention(wide[:, :9], k_cache, v_cache, metadata, scale=0.3)
-    assert torch.equal(view, ops.paged_attention(q, k_cache, v_cache, metadata, scale=0.3))
+    view = ops.paged_attention(wide[:, :9], k_cache, v_cache, metadata, AttentionParams(scale=0.3))
+    assert torch.equal(
+        view, ops.paged_attention(q, k_cache, v_cache, metadata, AttentionParams(scale=0.3))
+    )
 
 
 def test_requests_without_tokens_are_passed_over(ops):
     q, k_cache, v_cache, metadata = step(ops, [(1, 9), (1, 20)])
-    expected = ops.paged_attention(q, k_cache, v_cache, metadata, scale=0.3)
+    expected = ops.paged_attention(q, k_cache, v_cache, metadata, AttentionParams(scale=0.3))
     padded = make_planner(ops, (9, 3), 16, 4).plan(
         query_start_loc_R1=torch.tensor([0, 1, 1, 2, 2]).int(),
         seq_lens_R=torch.tensor([9, 0, 20, 0]).int(),
@@ -157,7 +160,9 @@ def test_requests_without_tokens_are_passed_over(ops):
         num_decodes=4,
         num_decode_tokens=2,
     )
-    assert torch.equal(ops.paged_attention(q, k_cache, v_cache, padded, scale=0.3), expected)
+    assert torch.equal(
+        ops.paged_attention(q, k_cache, v_cache, padded, AttentionParams(scale=0.3)), expected
+    )
 
 
 def test_an_empty_step_gives_an_empty_result(ops):
@@ -170,15 +175,15 @@ def test_an_empty_step_gives_an_empty_result(ops):
         num_decode_tokens=0,
     )
     caches = torch.zeros(2, 4, 2, 8), torch.zeros(2, 4, 2, 8)
-    out = ops.paged_attention(torch.empty(0, 4, 8), *caches, metadata, scale=1.0)
+    out = ops.paged_attention(torch.empty(0, 4, 8), *caches, metadata, AttentionParams(scale=1.0))
     assert out.shape == (0, 4, 8)
 
 
 def test_half_precision_goes_to_torch(ops):
     q, k_cache, v_cache, metadata = step(ops, MIXES["mixed"], dtype=torch.bfloat16)
-    out = ops.paged_attention(q, k_cache, v_cache, metadata, scale=0.3)
+    out = ops.paged_attention(q, k_cache, v_cache, metadata, AttentionParams(scale=0.3))
     expected = reference_paged_attention(
-        q, k_cache.nan_to_num(), v_cache.nan_to_num(), metadata, scale=0.3
+        q, k_cache.nan_to_num(), v_cache.nan_to_num(), metadata, AttentionParams(scale=0.3)
     )
     torch.testing.assert_close(out, expected, atol=3e-2, rtol=3e-2)
 
@@ -188,7 +193,7 @@ def test_a_block_outside_the_cache_is_refused_before_it_is_read(ops, block):
     q, k_cache, v_cache, metadata = step(ops, [(1, 9), (1, 20)])
     metadata.block_table_RM[1, 2] = block
     with pytest.raises(ValueError, match=f"block 2 of request 1 is {block}, the cache has blocks"):
-        ops.paged_attention(q, k_cache, v_cache, metadata, scale=0.3)
+        ops.paged_attention(q, k_cache, v_cache, metadata, AttentionParams(scale=0.3))
 
 
 @pytest.mark.parametrize(
@@ -211,19 +216,23 @@ def test_lengths_that_do_not_fit_are_refused(ops, starts, lengths, text):
         num_decode_tokens=0,
     )
     with pytest.raises(ValueError, match=text):
-        ops.paged_attention(q, k_cache, v_cache, broken, scale=0.3)
+        ops.paged_attention(q, k_cache, v_cache, broken, AttentionParams(scale=0.3))
 
 
 def test_tensors_that_do_not_fit_the_plan_are_refused(ops):
     q, k_cache, v_cache, metadata = step(ops, [(1, 9), (1, 20)])
     with pytest.raises(ValueError, match=r"q is \(2, 8, 16\), the plan is for .* \[2, 9, 16\]"):
-        ops.paged_attention(q[:, :8], k_cache, v_cache, metadata, scale=0.3)
+        ops.paged_attention(q[:, :8], k_cache, v_cache, metadata, AttentionParams(scale=0.3))
     with pytest.raises(ValueError, match=r"the plan is for a contiguous cache in F32"):
-        ops.paged_attention(q, k_cache[:, :2], v_cache, metadata, scale=0.3)
+        ops.paged_attention(q, k_cache[:, :2], v_cache, metadata, AttentionParams(scale=0.3))
     with pytest.raises(ValueError, match=r"the plan is for a contiguous cache in F32"):
-        ops.paged_attention(q, k_cache.double(), v_cache.double(), metadata, scale=0.3)
+        ops.paged_attention(
+            q, k_cache.double(), v_cache.double(), metadata, AttentionParams(scale=0.3)
+        )
     with pytest.raises(ValueError, match=r"sinks .* must be contiguous float32 of \[9\]"):
-        ops.paged_attention(q, k_cache, v_cache, metadata, scale=0.3, sinks_H=torch.zeros(3))
+        ops.paged_attention(
+            q, k_cache, v_cache, metadata, AttentionParams(scale=0.3, sinks_H=torch.zeros(3))
+        )
 
 
 @pytest.mark.parametrize(("heads", "window"), [((4, 3), None), ((4, 0), None), ((4, 2), 0)])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from paged_steps import rotate
 
 from kernels.cpu.operations import CpuOperations
 from kernels.torch.operations import TorchOperations
@@ -120,8 +121,8 @@ def test_rotation_and_cache_are_those_of_torch(ops, num_tokens, heads, rotary_si
         num_tokens, heads=heads, head_size=head_size, rotary_size=rotary_size, normed=normed
     )
     own, reference = (ops.allocate_kv_cache(40, 4, heads[1], head_size, qkv.dtype) for _ in "ab")
-    expected = TORCH.rotary_and_cache(qkv.clone(), kv_cache=reference, **arguments)
-    rotated = ops.rotary_and_cache(qkv, kv_cache=own, **arguments)
+    expected = rotate(TORCH.rotary_and_cache, qkv.clone(), reference, **arguments)
+    rotated = rotate(ops.rotary_and_cache, qkv, own, **arguments)
     torch.testing.assert_close(rotated, expected, atol=2e-6, rtol=2e-6)
     torch.testing.assert_close(own[0], reference[0], atol=2e-6, rtol=2e-6)
     assert torch.equal(own[1], reference[1])
@@ -144,7 +145,7 @@ def test_positions_and_slots_out_of_range_are_refused_and_nothing_is_written(
     cache = ops.allocate_kv_cache(40, 4, 2, 8, torch.float32)
     before = qkv.clone()
     with pytest.raises(ValueError, match=text):
-        ops.rotary_and_cache(qkv, kv_cache=cache, **arguments)
+        rotate(ops.rotary_and_cache, qkv, cache, **arguments)
     assert torch.equal(qkv, before) and not cache[0].any() and not cache[1].any()
 
 
@@ -152,16 +153,14 @@ def test_tensors_that_do_not_fit_are_refused(ops):
     qkv, arguments = rotary_case(5)
     cache = ops.allocate_kv_cache(40, 4, 2, 8, torch.float32)
     with pytest.raises(ValueError, match=r"qkv is \(5, 79\)"):
-        ops.rotary_and_cache(qkv[:, :79].contiguous(), kv_cache=cache, **arguments)
+        rotate(ops.rotary_and_cache, qkv[:, :79].contiguous(), cache, **arguments)
     with pytest.raises(ValueError, match=r"values is torch.float64"):
-        ops.rotary_and_cache(qkv, kv_cache=(cache[0], cache[1].double()), **arguments)
+        rotate(ops.rotary_and_cache, qkv, (cache[0], cache[1].double()), **arguments)
     with pytest.raises(ValueError, match=r"positions is torch.int32"):
         wrong = {**arguments, "positions_T": arguments["positions_T"].int()}
-        ops.rotary_and_cache(qkv, kv_cache=cache, **wrong)
+        rotate(ops.rotary_and_cache, qkv, cache, **wrong)
     with pytest.raises(ValueError, match=r"angles of 10 elements for heads of 8"):
-        ops.rotary_and_cache(
-            qkv, kv_cache=cache, **{**arguments, "cos_sin_PD": torch.randn(10, 10)}
-        )
+        rotate(ops.rotary_and_cache, qkv, cache, **{**arguments, "cos_sin_PD": torch.randn(10, 10)})
     with pytest.raises(ValueError, match=r"weight .* must be contiguous .* \(8,\)"):
         ops.rms_norm(torch.randn(2, 8), torch.randn(7), 1e-6)
     with pytest.raises(ValueError, match=r"residual .* must be contiguous .* \(2, 8\)"):

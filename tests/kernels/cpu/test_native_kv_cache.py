@@ -5,8 +5,9 @@ import torch
 from paged_steps import make_planner
 
 from kernels.cpu.operations import CpuOperations
+from kernels.interface.operations import AttentionParams, RotaryParams
+from kernels.torch.attention import reference_paged_attention
 from kernels.torch.operations import TorchOperations
-from kernels.torch.reference_attention import reference_paged_attention
 
 TORCH = TorchOperations()
 HEADS, KV_HEADS, BLOCK = 9, 3, 4
@@ -47,15 +48,19 @@ def written(ops, dtype, *, head_size, num_tokens=30, norms=False):
         queries.append(
             backend.rotary_and_cache(
                 qkv.clone(),
-                num_query_heads=HEADS,
-                head_size=head_size,
-                cos_sin_PD=torch.randn(64, head_size // 2 * 2, generator=generator.manual_seed(1)),
-                positions_T=torch.arange(num_tokens),
-                kv_cache=cache,
-                slot_mapping_T=slots,
-                q_norm_weight_D=norm,
-                k_norm_weight_D=norm,
-                norm_eps=1e-6,
+                torch.arange(num_tokens),
+                slots,
+                cache,
+                RotaryParams(
+                    num_query_heads=HEADS,
+                    head_size=head_size,
+                    cos_sin_PD=torch.randn(
+                        64, head_size // 2 * 2, generator=generator.manual_seed(1)
+                    ),
+                    q_norm_weight_D=norm,
+                    k_norm_weight_D=norm,
+                    norm_eps=1e-6,
+                ),
             )
         )
         caches.append(cache)
@@ -89,7 +94,7 @@ def test_whole_writes_and_reads_have_the_same_form(ops, dtype):
     cache, _, slots, qkv = written(ops, dtype, head_size=8)
     values = qkv.view(len(qkv), -1, 8)[:, HEADS + KV_HEADS :]
     other = ops.allocate_kv_cache(12, BLOCK, KV_HEADS, 8, dtype)
-    ops.write_kv_cache(values, values, kv_cache=other, slot_mapping_T=slots)
+    ops.write_kv_cache(values, values, slots, other)
     assert torch.equal(other[1], cache[1])
     keys, read = ops.read_kv_cache(other, slots)
     assert torch.equal(keys.float(), read.float())
@@ -104,12 +109,10 @@ def test_a_value_that_is_no_number_is_read_as_none(ops, dtype, bad):
     qkv[0, 20] = bad
     ops.rotary_and_cache(
         qkv,
-        num_query_heads=1,
-        head_size=8,
-        cos_sin_PD=torch.ones(4, 8),
-        positions_T=torch.zeros(1, dtype=torch.int64),
-        kv_cache=cache,
-        slot_mapping_T=torch.tensor([5]),
+        torch.zeros(1, dtype=torch.int64),
+        torch.tensor([5]),
+        cache,
+        RotaryParams(num_query_heads=1, head_size=8, cos_sin_PD=torch.ones(4, 8)),
     )
     values = values_of(cache[1]).flatten(0, 1)[5, 0]
     assert not values[4].isfinite()
@@ -130,7 +133,7 @@ class Sequences:
         shape = (num_blocks * block_size, KV_HEADS, head_size)
         rows = [torch.randn(shape, generator=generator) * 2 for _ in "kv"]
         everywhere = torch.arange(num_blocks * block_size)
-        ops.write_kv_cache(*rows, kv_cache=self.caches, slot_mapping_T=everywhere)
+        ops.write_kv_cache(*rows, everywhere, self.caches)
         self.planner = make_planner(
             ops, (HEADS, KV_HEADS), head_size, block_size, window, kv_dtype=dtype
         )
@@ -148,7 +151,11 @@ class Sequences:
             num_decode_tokens=0,
         )
         arguments = {"scale": self.head_size**-0.5 / 2, "sliding_window": self.window}
-        return self.ops.paged_attention(q, *self.caches, metadata, **arguments), metadata, arguments
+        return (
+            self.ops.paged_attention(q, *self.caches, metadata, AttentionParams(**arguments)),
+            metadata,
+            arguments,
+        )
 
 
 PIECES = [(0, 0, 37), (1, 89, 90), (2, 255, 257), (3, 40, 190), (4, 0, 1), (5, 699, 700)]
@@ -164,7 +171,7 @@ def test_attention_over_a_stored_cache_is_that_over_its_values(ops, isa, dtype, 
     q = torch.randn(sum(stop - first for _, first, stop in PIECES), HEADS, head_size)
     out, metadata, arguments = sequences.attend(q, PIECES)
     expected = reference_paged_attention(
-        q, *map(values_of, sequences.caches), metadata, **arguments
+        q, *map(values_of, sequences.caches), metadata, AttentionParams(**arguments)
     )
     if dtype is torch.int8 and isa == "avx512":
         # integers: queries and weights in 16 bits, here a hundredth of what the cache has rounded

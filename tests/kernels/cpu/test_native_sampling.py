@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernels.cpu.operations import CpuOperations
+from kernels.interface.operations import Penalties, SamplingLimits
 from kernels.torch.operations import TorchOperations
 from kernels.torch.sampling import truncate_by_sorting
 
@@ -30,19 +31,19 @@ def test_tokens_from_all_are_those_of_torch(ops, vocab_size, spread):
     logits = torch.randn(rows, vocab_size, generator=generator) * spread + 5
     seeds_R = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator)
     positions_R = torch.randint(0, 2**40, (rows,), generator=generator)
-    chosen = ops.sample_from_all(logits, seeds_R, positions_R)
-    assert torch.equal(chosen, TORCH.sample_from_all(logits, seeds_R, positions_R))
+    chosen = ops.sample(logits, seeds_R, positions_R)
+    assert torch.equal(chosen, TORCH.sample(logits, seeds_R, positions_R))
 
 
 def test_tokens_of_a_whole_vocabulary_are_those_of_torch_in_any_batch(ops):
     logits = torch.randn(24, 49_152, generator=torch.Generator().manual_seed(0))
     logits *= torch.linspace(0, 8, 24)[:, None]
     seeds_R, positions_R = seeds(*range(24)), torch.arange(24) * 1000
-    chosen = ops.sample_from_all(logits, seeds_R, positions_R)
-    assert torch.equal(chosen, TORCH.sample_from_all(logits, seeds_R, positions_R))
+    chosen = ops.sample(logits, seeds_R, positions_R)
+    assert torch.equal(chosen, TORCH.sample(logits, seeds_R, positions_R))
     for row in (0, 11, 23):
         one = slice(row, row + 1)
-        assert ops.sample_from_all(logits[one], seeds_R[one], positions_R[one]) == chosen[row]
+        assert ops.sample(logits[one], seeds_R[one], positions_R[one]) == chosen[row]
 
 
 def test_tokens_come_as_often_as_softmax_says(ops):
@@ -50,7 +51,7 @@ def test_tokens_come_as_often_as_softmax_says(ops):
     logits = torch.randn(14, generator=torch.Generator().manual_seed(3)) * 1.5
     draws = 20_000
     rows = logits[None].expand(draws, -1)  # a row stride of 0
-    chosen = ops.sample_from_all(rows, torch.arange(draws), torch.arange(draws) % 97)
+    chosen = ops.sample(rows, torch.arange(draws), torch.arange(draws) % 97)
     expected = logits.double().softmax(0) * draws
     counts = torch.bincount(chosen, minlength=14)
     assert float(((counts - expected) ** 2 / expected).sum()) < 41
@@ -80,13 +81,15 @@ def test_truncated_tokens_are_those_of_masking_by_sorting(
     logits[0, 1:2] = 0.0
     top_k = min(top_k, vocab_size)
     seeds_R, positions_R = seeds(seed, seed + 1, 5), torch.tensor([0, 9, 1000])
-    chosen = ops.sample_truncated(
+    chosen = ops.sample(
         logits,
         seeds_R,
         positions_R,
-        top_k_R=torch.full((3,), top_k),
-        top_p_R=torch.full((3,), top_p),
-        min_p_R=torch.full((3,), min_p),
+        SamplingLimits(
+            top_k_R=torch.full((3,), top_k),
+            top_p_R=torch.full((3,), top_p),
+            min_p_R=torch.full((3,), min_p),
+        ),
     )
     for row in range(3):
         if not logits[row].isfinite().any():
@@ -94,10 +97,10 @@ def test_truncated_tokens_are_those_of_masking_by_sorting(
             continue
         one = slice(row, row + 1)
         kept = truncate_by_sorting(logits[row], top_k=top_k, top_p=top_p, min_p=min_p)
-        expected = TORCH.sample_from_all(kept[None], seeds_R[one], positions_R[one])
+        expected = TORCH.sample(kept[None], seeds_R[one], positions_R[one])
         if chosen[row] != expected:  # only where a cut falls within rounding of a token
             possible = {
-                int(TORCH.sample_from_all(cut[None], seeds_R[one], positions_R[one]))
+                int(TORCH.sample(cut[None], seeds_R[one], positions_R[one]))
                 for nudge in (-1e-5, 1e-5)
                 for cut in [
                     truncate_by_sorting(
@@ -120,9 +123,9 @@ def test_truncated_tokens_of_a_whole_vocabulary_are_those_of_torch(ops):
         "min_p_R": torch.tensor([0.0, 0.0, 0.05] * 20),
     }
     seeds_R, positions_R = torch.arange(60) * 77, torch.arange(60)
-    chosen = ops.sample_truncated(logits, seeds_R, positions_R, **limits)
+    chosen = ops.sample(logits, seeds_R, positions_R, SamplingLimits(**limits))
     limits["top_k_R"] = limits["top_k_R"].clamp(max=49_152)
-    assert torch.equal(chosen, TORCH.sample_truncated(logits, seeds_R, positions_R, **limits))
+    assert torch.equal(chosen, TORCH.sample(logits, seeds_R, positions_R, SamplingLimits(**limits)))
 
 
 @pytest.mark.parametrize("vocab_size", [1, 3, 31, 64, 65, 1000, 49_152])
@@ -159,8 +162,8 @@ def test_penalties_have_the_bits_of_torch(ops):
         expected = logits.clone()
         names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
         arguments = dict(zip(names, penalties, strict=True))
-        TORCH.apply_penalties(expected, prompt, counts, **arguments)
-        ops.apply_penalties(logits, prompt, counts, **arguments)
+        TORCH.apply_penalties(expected, prompt, counts, Penalties(**arguments))
+        ops.apply_penalties(logits, prompt, counts, Penalties(**arguments))
         assert torch.equal(logits, expected)
 
 
@@ -168,24 +171,22 @@ def test_wrong_columns_are_refused(ops):
     logits = torch.randn(2, 9)
     good = torch.zeros(2, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"seeds is torch.int64 \(3,\).* \[2\]"):
-        ops.sample_from_all(logits, torch.zeros(3, dtype=torch.int64), good)
+        ops.sample(logits, torch.zeros(3, dtype=torch.int64), good)
     with pytest.raises(ValueError, match=r"logits are torch.float64, they must be float32"):
-        ops.sample_from_all(logits.double(), good, good)
+        ops.sample(logits.double(), good, good)
     with pytest.raises(ValueError, match=r"top_k of row 1 is -1"):
-        ops.sample_truncated(
+        ops.sample(
             logits,
             good,
             good,
-            top_k_R=torch.tensor([0, -1]),
-            top_p_R=torch.ones(2),
-            min_p_R=torch.zeros(2),
+            SamplingLimits(
+                top_k_R=torch.tensor([0, -1]), top_p_R=torch.ones(2), min_p_R=torch.zeros(2)
+            ),
         )
     with pytest.raises(ValueError, match=r"output_counts is .* \[9\]"):
         ops.apply_penalties(
             logits[0],
             torch.zeros(9, dtype=torch.bool),
             torch.zeros(8),
-            repetition_penalty=1.1,
-            presence_penalty=0.0,
-            frequency_penalty=0.0,
+            Penalties(repetition_penalty=1.1, presence_penalty=0.0, frequency_penalty=0.0),
         )

@@ -9,9 +9,8 @@ from itertools import accumulate
 import pytest
 import torch
 
-from kernels.interface.operations import AttentionMetadata
-from kernels.triton.attention import paged_attention
-from kernels.triton.attention_reference import reference_paged_attention
+from kernels.interface.operations import AttentionMetadata, AttentionParams
+from kernels.triton.attention import paged_attention, reference_paged_attention
 from kernels.triton.attention_work import AttentionWorkspace
 
 NAN = float("nan")
@@ -122,9 +121,10 @@ def run(step: Step, metadata: AttentionMetadata, **options: object) -> tuple[tor
     out = torch.full_like(step.q_THD, NAN)
     lse = torch.full(step.q_THD.shape[:2], NAN)
     k_cache, v_cache = step.kv_B2KSD[:, 0], step.kv_B2KSD[:, 1]
-    settings = {"scale": 0.2, "sliding_window": metadata.sliding_window} | options
+    scales = {name: options.pop(name) for name in ("k_scale", "v_scale") if name in options}
+    params = AttentionParams(**{"scale": 0.2, "sliding_window": metadata.sliding_window, **options})
     result = paged_attention(
-        step.q_THD, k_cache, v_cache, metadata, out=out, lse_TH=lse, **settings
+        step.q_THD, k_cache, v_cache, metadata, params, **scales, out=out, lse_TH=lse
     )
     assert result is out
     return out, lse
@@ -152,12 +152,10 @@ def check(step: Step, *, tolerance: float = 1e-5, window: int | None = None, **o
 @pytest.fixture(autouse=True)
 def reference_reads_what_it_may_not_see(monkeypatch):
     """The reference multiplies hidden slots by zero, so there NaN must read as zero."""
-    from kernels.triton import attention_reference
+    from kernels.triton import attention
 
-    gather = attention_reference._gather
-    monkeypatch.setattr(
-        attention_reference, "_gather", lambda *args: gather(*args).nan_to_num(nan=0.0)
-    )
+    gather = attention._gather
+    monkeypatch.setattr(attention, "_gather", lambda *args: gather(*args).nan_to_num(nan=0.0))
 
 
 @pytest.mark.parametrize("heads", [(9, 3), (2, 2), (2, 1), (4, 1), (5, 1), (6, 1), (7, 1), (16, 2)])
@@ -321,7 +319,9 @@ def test_requests_beyond_the_promised_keys_give_nan_and_leave_the_others_right()
 def test_without_an_output_argument_a_new_tensor_is_returned():
     step = make_step(DECODES[:2], [], head_size=16)
     metadata = plan(step, make_workspace(step), None)
-    out = paged_attention(step.q_THD, step.kv_B2KSD[:, 0], step.kv_B2KSD[:, 1], metadata, scale=0.2)
+    out = paged_attention(
+        step.q_THD, step.kv_B2KSD[:, 0], step.kv_B2KSD[:, 1], metadata, AttentionParams(scale=0.2)
+    )
     assert torch.equal(out[:2], run(step, metadata)[0][:2])
 
 

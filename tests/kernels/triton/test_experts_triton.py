@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from kernels.torch import experts as torch_experts
-from kernels.triton.experts import (
+from kernels.interface.operations import ExpertRouting
+from kernels.torch import linear as torch_experts
+from kernels.triton.moe_linear import (
+    choose_tile_rows,
     invariant_tile_rows,
     mixture_of_experts,
     prepare_experts,
 )
-from kernels.triton.moe_linear import choose_tile_rows
 
 
 def make_layer(num_tokens, num_experts, width=40, features=24, dtype=torch.float32):
@@ -25,13 +26,15 @@ def make_layer(num_tokens, num_experts, width=40, features=24, dtype=torch.float
 def run(x, logits, gate_up, down, *, batch_invariant=False, **options):
     options = {"renormalise": True, "weights_dtype": torch.float32, **options}
     experts = prepare_experts(gate_up, down)
-    return mixture_of_experts(x, logits, experts, batch_invariant=batch_invariant, **options)
+    return mixture_of_experts(
+        x, logits, experts, ExpertRouting(**options), batch_invariant=batch_invariant
+    )
 
 
 def run_torch(x, logits, gate_up, down, **options):
     options = {"renormalise": True, "weights_dtype": torch.float32, **options}
     experts = torch_experts.prepare_experts(gate_up, down)
-    return torch_experts.mixture_of_experts(x, logits, experts, **options)
+    return torch_experts.mixture_of_experts(x, logits, experts, ExpertRouting(**options))
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])

@@ -2,7 +2,15 @@
 
 import pytest
 import torch
+from paged_steps import rotate
 
+from kernels.interface.operations import (
+    AttentionParams,
+    AttentionSpec,
+    ExpertRouting,
+    Penalties,
+    SamplingLimits,
+)
 from kernels.torch.operations import TorchOperations
 from kernels.triton.kv_cache import whole_cache
 from kernels.triton.operations import TritonOperations
@@ -38,19 +46,21 @@ def assert_same_contents(ours, theirs):
 
 def planner_of(ops, heads, head_size, window=None, **options):
     return ops.make_attention_planner(
-        num_query_heads=heads[0],
-        num_kv_heads=heads[1],
-        head_size=head_size,
-        **{
-            "block_size": BLOCK_SIZE,
-            "sliding_window": window,
-            "max_num_seqs": 6,
-            "max_num_batched_tokens": 80,
-            "max_model_len": 600,
-            "dtype": torch.float32,
-            "kv_dtype": torch.float32,
-            **options,
-        },
+        AttentionSpec(
+            num_query_heads=heads[0],
+            num_kv_heads=heads[1],
+            head_size=head_size,
+            **{
+                "block_size": BLOCK_SIZE,
+                "sliding_window": window,
+                "max_num_seqs": 6,
+                "max_num_batched_tokens": 80,
+                "max_model_len": 600,
+                "dtype": torch.float32,
+                "kv_dtype": torch.float32,
+                **options,
+            },
+        )
     )
 
 
@@ -112,8 +122,8 @@ def test_rotary_and_cache_then_reading_the_cache(has_norm, rotary_size):
     if has_norm:
         options |= {f"{x}_norm_weight_D": random(8, seed=4 + i) for i, x in enumerate("qk")}
     qkv = random(5, (heads + 2 * kv_heads) * head_size, seed=6)
-    expected = TORCH.rotary_and_cache(qkv.clone(), kv_cache=theirs, **options)
-    close(TRITON.rotary_and_cache(qkv.clone(), kv_cache=ours, **options), expected)
+    expected = rotate(TORCH.rotary_and_cache, qkv.clone(), theirs, **options)
+    close(rotate(TRITON.rotary_and_cache, qkv.clone(), ours, **options), expected)
     assert_same_contents(ours, theirs)
     for mine, reference in zip(
         TRITON.read_kv_cache(ours, slots), TORCH.read_kv_cache(theirs, slots), strict=True
@@ -124,8 +134,8 @@ def test_rotary_and_cache_then_reading_the_cache(has_norm, rotary_size):
 def test_writing_keys_and_values_as_they_are():
     theirs, ours = caches_of_both(3, 2, 5)
     k, v, slots = random(4, 2, 5, seed=8), random(4, 2, 5, seed=9), torch.tensor([11, 0, 7, 2])
-    TORCH.write_kv_cache(k, v, kv_cache=theirs, slot_mapping_T=slots)
-    TRITON.write_kv_cache(k, v, kv_cache=ours, slot_mapping_T=slots)
+    TORCH.write_kv_cache(k, v, slots, theirs)
+    TRITON.write_kv_cache(k, v, slots, ours)
     assert_same_contents(ours, theirs)
 
 
@@ -172,7 +182,10 @@ def test_paged_attention(ops, step, heads, window, softcap):
         )
         out.append(
             backend.paged_attention(
-                q, *cache, metadata, scale=0.3, sliding_window=window, softcap=softcap
+                q,
+                *cache,
+                metadata,
+                AttentionParams(scale=0.3, sliding_window=window, softcap=softcap),
             )
         )
     close(*out)
@@ -212,7 +225,9 @@ def test_a_token_has_the_same_bits_as_decode_and_in_a_chunk_if_batch_invariant()
             num_decodes=int(queries == 1),
             num_decode_tokens=int(queries == 1),
         )
-        out = INVARIANT.paged_attention(q[17 - queries :].clone(), *cache, metadata, scale=0.3)
+        out = INVARIANT.paged_attention(
+            q[17 - queries :].clone(), *cache, metadata, AttentionParams(scale=0.3)
+        )
         rows.append(out[-1])
     assert torch.equal(rows[0], rows[1]) and torch.equal(rows[0], rows[2])
 
@@ -225,15 +240,15 @@ POSITIONS = torch.tensor([0, 1, 2**40, 5, 9, 5])
 def test_sampling_gives_the_tokens_of_the_cpu(vocab_size):
     logits = random(6, vocab_size, seed=7) * 3
     before = logits.clone()
-    expected = TORCH.sample_from_all(logits.clone(), SEEDS, POSITIONS)
-    assert torch.equal(TRITON.sample_from_all(logits, SEEDS, POSITIONS), expected)
+    expected = TORCH.sample(logits.clone(), SEEDS, POSITIONS)
+    assert torch.equal(TRITON.sample(logits, SEEDS, POSITIONS), expected)
     limits = {
         "top_k_R": torch.tensor([0, 3, 1, 0, 5, 2]),
         "top_p_R": torch.tensor([0.9, 1.0, 0.5, 0.3, 0.95, 1.0]),
         "min_p_R": torch.tensor([0.0, 0.1, 0.0, 0.05, 0.0, 0.0]),
     }
-    expected = TORCH.sample_truncated(logits.clone(), SEEDS, POSITIONS, **limits)
-    assert torch.equal(TRITON.sample_truncated(logits, SEEDS, POSITIONS, **limits), expected)
+    expected = TORCH.sample(logits.clone(), SEEDS, POSITIONS, SamplingLimits(**limits))
+    assert torch.equal(TRITON.sample(logits, SEEDS, POSITIONS, SamplingLimits(**limits)), expected)
     assert torch.equal(logits, before)
 
 
@@ -242,9 +257,9 @@ def test_sampling_memory_follows_rows_and_vocabulary():
     for rows, vocab_size in ((2, 7), (40, 7), (3, 4100), (1, 7)):
         logits = random(rows, vocab_size, seed=rows)
         seeds, positions = torch.arange(rows), torch.arange(rows) + 5
-        expected = TORCH.sample_from_all(logits.clone(), seeds, positions)
-        assert torch.equal(ops.sample_from_all(logits, seeds, positions), expected)
-    assert ops.sample_from_all(torch.empty(0, 7), *[torch.empty(0).long()] * 2).shape == (0,)
+        expected = TORCH.sample(logits.clone(), seeds, positions)
+        assert torch.equal(ops.sample(logits, seeds, positions), expected)
+    assert ops.sample(torch.empty(0, 7), *[torch.empty(0).long()] * 2).shape == (0,)
 
 
 @pytest.mark.parametrize("vocab_size", [31, 64, 2049])
@@ -254,8 +269,8 @@ def test_penalties_change_the_row_in_place_as_the_cpu_does(vocab_size):
     counts = torch.randint(3, (vocab_size,), generator=torch.Generator().manual_seed(1)).float()
     options = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2}
     expected, actual = logits.clone(), logits.clone()
-    TORCH.apply_penalties(expected[1], prompt, counts, **options)
-    TRITON.apply_penalties(actual[1], prompt, counts, **options)
+    TORCH.apply_penalties(expected[1], prompt, counts, Penalties(**options))
+    TRITON.apply_penalties(actual[1], prompt, counts, Penalties(**options))
     assert torch.equal(actual, expected) and not torch.equal(actual, logits)
 
 
@@ -263,11 +278,11 @@ def test_experts():
     x, router = random(5, 16), random(5, 4, seed=1)
     gate_up, down = random(4, 2 * 24, 16, seed=2) * 0.2, random(4, 16, 24, seed=3) * 0.2
     expected = TORCH.mixture_of_experts(
-        x, router, TORCH.prepare_experts(gate_up, down), top_k=2, renormalise=True
+        x, router, TORCH.prepare_experts(gate_up, down), ExpertRouting(top_k=2, renormalise=True)
     )
     for ops in (TRITON, INVARIANT):
         prepared = ops.prepare_experts(gate_up, down)
-        out = ops.mixture_of_experts(x, router, prepared, top_k=2, renormalise=True)
+        out = ops.mixture_of_experts(x, router, prepared, ExpertRouting(top_k=2, renormalise=True))
         close(out, expected, 1e-4)
 
 
@@ -343,11 +358,11 @@ def test_a_float8_cache_keeps_what_float8_keeps():
     theirs = TORCH.allocate_kv_cache(7, BLOCK_SIZE, heads[1], head_size, torch.float32)
     slots = torch.arange(4, 4 + length)
     k, v = (random(length, heads[1], head_size, seed=i).to(dtype).float() for i in (1, 2))
-    TRITON.write_kv_cache(k, v, kv_cache=ours, slot_mapping_T=slots)
+    TRITON.write_kv_cache(k, v, slots, ours)
     k_read, v_read = TRITON.read_kv_cache(ours, slots)
     assert k_read.dtype == v_read.dtype == dtype
     assert torch.equal(k_read.float(), k) and torch.equal(v_read.float(), v)
-    TORCH.write_kv_cache(k, v, kv_cache=theirs, slot_mapping_T=slots)
+    TORCH.write_kv_cache(k, v, slots, theirs)
     q, out = random(length, heads[0], head_size, seed=3), []
     for backend, cache, kv_dtype in ((TRITON, ours, dtype), (TORCH, theirs, torch.float32)):
         metadata = planner_of(backend, heads, head_size, kv_dtype=kv_dtype).plan(
@@ -358,7 +373,7 @@ def test_a_float8_cache_keeps_what_float8_keeps():
             num_decodes=0,
             num_decode_tokens=0,
         )
-        out.append(backend.paged_attention(q, *cache, metadata, scale=0.3))
+        out.append(backend.paged_attention(q, *cache, metadata, AttentionParams(scale=0.3)))
     close(*out)
 
 
@@ -381,7 +396,9 @@ def test_the_padding_of_a_bucket_changes_nothing_for_the_others(ops):
             num_decodes=3 + padding,
             num_decode_tokens=3 + padding,
         )
-        out.append(ops.paged_attention(q[: 3 + padding], *cache, metadata, scale=0.3)[:3])
+        out.append(
+            ops.paged_attention(q[: 3 + padding], *cache, metadata, AttentionParams(scale=0.3))[:3]
+        )
     assert torch.equal(*out)
 
 

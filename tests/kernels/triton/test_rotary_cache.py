@@ -1,11 +1,13 @@
 """Rotation and cache write against torch, in Triton's interpreter."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from kernels.torch.rotary import rotary_and_cache as torch_rotary_and_cache
-from kernels.triton.rotary_cache import rotary_and_cache, write_kv_cache
-from kernels.triton.rotary_reference import rotary_and_cache_reference
+from kernels.interface.operations import RotaryParams
+from kernels.torch.kv_cache import rotary_and_cache as torch_rotary_and_cache
+from kernels.triton.rotary_cache import rotary_and_cache, rotary_and_cache_reference, write_kv_cache
 
 # every head size, full and partial rotation, GQA groups 1, 3, 4, 7, awkward block sizes
 SHAPES = [  # H, K, D, rotary_size, S, T
@@ -51,6 +53,10 @@ def _cache(K: int, S: int, D: int, dtype: torch.dtype) -> tuple[torch.Tensor, to
     return kv_cache_B2KSD[:, 0], kv_cache_B2KSD[:, 1]
 
 
+def _rotate(run, kv_cache, *, qkv_TN, positions_T, slot_mapping_T, **params):
+    return run(qkv_TN, positions_T, slot_mapping_T, kv_cache, RotaryParams(**params))
+
+
 def _near_fp8(shape: torch.Size) -> torch.Tensor:
     """Values that round to fp8 up and down, but never to the next power of two: the interpreter's
     conversion loses that carry. Some are past the largest fp8."""
@@ -76,11 +82,9 @@ def test_norm_rotation_and_write_are_those_of_torch(
     case = _case(H, K, D, rotary_size, S, T, dtype)
     expected_cache, cache = _cache(K, S, D, dtype), _cache(K, S, D, dtype)
     heads = {"num_query_heads": H, "head_size": D, "norm_eps": 1e-6}
-    expected = rotary_and_cache_reference(
-        **case, **heads, k_cache_BKSD=expected_cache[0], v_cache_BKSD=expected_cache[1]
-    )
+    expected = _rotate(rotary_and_cache_reference, expected_cache, **case, **heads)
     before = case["qkv_TN"].clone()
-    actual = rotary_and_cache(**case, **heads, num_kv_heads=K, kv_cache=cache)
+    actual = _rotate(rotary_and_cache, cache, **case, **heads)
     _assert_close(actual, expected)
     _assert_close(cache[0], expected_cache[0])
     assert torch.equal(cache[1].nan_to_num(-7.0), expected_cache[1].nan_to_num(-7.0))
@@ -95,10 +99,8 @@ def test_the_reference_is_the_torch_backend(dtype: torch.dtype) -> None:
     heads = {"num_query_heads": H, "head_size": D, "norm_eps": 1e-6}
     cache = _cache(K, S, D, dtype)
     k_cache_BSKD, v_cache_BSKD = (torch.full((6, S, K, D), float("nan")).to(dtype) for _ in "kv")
-    expected = rotary_and_cache_reference(
-        **case, **heads, k_cache_BKSD=cache[0], v_cache_BKSD=cache[1]
-    )
-    actual = torch_rotary_and_cache(**case, **heads, kv_cache=(k_cache_BSKD, v_cache_BSKD))
+    expected = _rotate(rotary_and_cache_reference, cache, **case, **heads)
+    actual = _rotate(torch_rotary_and_cache, (k_cache_BSKD, v_cache_BSKD), **case, **heads)
     assert torch.equal(actual, expected)
     for ours, theirs in ((cache[0], k_cache_BSKD), (cache[1], v_cache_BSKD)):
         assert torch.equal(ours.transpose(1, 2).nan_to_num(9.0), theirs.nan_to_num(9.0))
@@ -110,40 +112,27 @@ def test_float16_is_rounded_where_torch_rounds() -> None:
     del case["q_norm_weight_D"], case["k_norm_weight_D"]
     expected_cache, cache = (_cache(K, S, D, torch.float16) for _ in range(2))
     heads = {"num_query_heads": H, "head_size": D}
-    expected = rotary_and_cache_reference(
-        **case, **heads, k_cache_BKSD=expected_cache[0], v_cache_BKSD=expected_cache[1]
-    )
-    actual = rotary_and_cache(**case, **heads, num_kv_heads=K, kv_cache=cache)
+    expected = _rotate(rotary_and_cache_reference, expected_cache, **case, **heads)
+    actual = _rotate(rotary_and_cache, cache, **case, **heads)
     assert torch.equal(actual, expected)
     assert torch.equal(cache[0].nan_to_num(9.0), expected_cache[0].nan_to_num(9.0))
 
 
-@pytest.mark.parametrize("missing", ["norms", "q norm", "rotation", "cache"])
-def test_each_part_can_be_left_out(missing: str) -> None:
+@pytest.mark.parametrize("missing", ["norms", "q norm"])
+def test_norms_can_be_left_out(missing: str) -> None:
     H, K, D, S, T = 6, 2, 64, 16, 4
     case = _case(H, K, D, 64, S, T)
     if missing in ("norms", "q norm"):
         del case["q_norm_weight_D"]
     if missing == "norms":
         del case["k_norm_weight_D"]
-    if missing == "rotation":
-        del case["cos_sin_PD"], case["positions_T"]
     heads = {"num_query_heads": H, "head_size": D, "norm_eps": 1e-5}
     expected_cache, cache = (_cache(K, S, D, torch.float32) for _ in range(2))
-    expected = rotary_and_cache_reference(
-        **case, **heads, k_cache_BKSD=expected_cache[0], v_cache_BKSD=expected_cache[1]
-    )
-    given_cache = None if missing == "cache" else cache
-    actual = rotary_and_cache(**case, **heads, num_kv_heads=K, kv_cache=given_cache)
+    expected = _rotate(rotary_and_cache_reference, expected_cache, **case, **heads)
+    actual = _rotate(rotary_and_cache, cache, **case, **heads)
     _assert_close(actual, expected)
-    if missing == "cache":
-        keys_TKD = case["qkv_TN"].view(T, -1, D)[:, H : H + K]
-        for token, slot in enumerate(case["slot_mapping_T"].tolist()):
-            if slot >= 0:
-                _assert_close(keys_TKD[token], expected_cache[0][slot // S, :, slot % S])
-    else:
-        _assert_close(cache[0], expected_cache[0])
-        _assert_close(cache[1], expected_cache[1])
+    _assert_close(cache[0], expected_cache[0])
+    _assert_close(cache[1], expected_cache[1])
 
 
 def test_a_float32_table_and_float32_norm_weights_serve_a_half_model() -> None:
@@ -153,10 +142,8 @@ def test_a_float32_table_and_float32_norm_weights_serve_a_half_model() -> None:
         case[name] = case[name].float()
     heads = {"num_query_heads": H, "head_size": D, "norm_eps": 1e-5}
     expected_cache, cache = (_cache(K, S, D, torch.float16) for _ in range(2))
-    expected = rotary_and_cache_reference(
-        **case, **heads, k_cache_BKSD=expected_cache[0], v_cache_BKSD=expected_cache[1]
-    )
-    actual = rotary_and_cache(**case, **heads, num_kv_heads=K, kv_cache=cache)
+    expected = _rotate(rotary_and_cache_reference, expected_cache, **case, **heads)
+    actual = _rotate(rotary_and_cache, cache, **case, **heads)
     _assert_close(actual, expected)
     _assert_close(cache[0], expected_cache[0])
 
@@ -168,10 +155,8 @@ def test_rotated_bfloat16_is_within_its_roundings_of_torch() -> None:
     del case["q_norm_weight_D"], case["k_norm_weight_D"]
     heads = {"num_query_heads": H, "head_size": D, "norm_eps": 1e-5}
     expected_cache, cache = (_cache(K, S, D, torch.bfloat16) for _ in range(2))
-    expected = rotary_and_cache_reference(
-        **case, **heads, k_cache_BKSD=expected_cache[0], v_cache_BKSD=expected_cache[1]
-    )
-    actual = rotary_and_cache(**case, **heads, num_kv_heads=K, kv_cache=cache)
+    expected = _rotate(rotary_and_cache_reference, expected_cache, **case, **heads)
+    actual = _rotate(rotary_and_cache, cache, **case, **heads)
     scale = float(expected.float().abs().max())
     torch.testing.assert_close(actual, expected, rtol=0, atol=2**-6 * scale)
     assert torch.equal(cache[1].nan_to_num(9.0), expected_cache[1].nan_to_num(9.0))
@@ -182,15 +167,13 @@ def test_an_fp8_cache_holds_scaled_and_clamped_values(dtype: torch.dtype) -> Non
     H, K, D, S, T = 2, 2, 64, 16, 4
     case = _case(H, K, D, 64, S, T, dtype)
     case["qkv_TN"] = _near_fp8(case["qkv_TN"].shape).to(dtype)
-    del case["cos_sin_PD"], case["positions_T"]
+    case["cos_sin_PD"][:, :32], case["cos_sin_PD"][:, 32:] = 1.0, 0.0  # no rotation
     del case["q_norm_weight_D"], case["k_norm_weight_D"]
     scales = {"k_scale": 0.5, "v_scale": 2.0}
     heads = {"num_query_heads": H, "head_size": D}
     expected_cache, cache = (_cache(K, S, D, torch.float8_e4m3fn) for _ in range(2))
-    rotary_and_cache_reference(
-        **case, **heads, **scales, k_cache_BKSD=expected_cache[0], v_cache_BKSD=expected_cache[1]
-    )
-    rotary_and_cache(**case, **heads, **scales, num_kv_heads=K, kv_cache=cache)
+    _rotate(partial(rotary_and_cache_reference, **scales), expected_cache, **case, **heads)
+    _rotate(partial(rotary_and_cache, **scales), cache, **case, **heads)
     for ours, theirs in zip(cache, expected_cache, strict=True):
         assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
 
@@ -203,15 +186,8 @@ def test_queries_can_go_to_a_new_tensor_and_padding_rows_are_left_alone() -> Non
     before = case["qkv_TN"].clone()
     out_THD = torch.full((T, H, D), float("nan"))
     cache = _cache(K, S, D, torch.float32)
-    returned = rotary_and_cache(
-        **case,
-        num_query_heads=H,
-        num_kv_heads=K,
-        head_size=D,
-        norm_eps=1e-5,
-        kv_cache=cache,
-        q_out_THD=out_THD,
-    )
+    heads = {"num_query_heads": H, "head_size": D, "norm_eps": 1e-5}
+    returned = _rotate(partial(rotary_and_cache, q_out_THD=out_THD), cache, **case, **heads)
     assert returned is out_THD
     assert torch.equal(case["qkv_TN"], before)
     padding_T = case["slot_mapping_T"] < 0
@@ -223,10 +199,10 @@ def test_queries_can_go_to_a_new_tensor_and_padding_rows_are_left_alone() -> Non
 def test_a_row_has_the_same_bits_alone_and_in_a_crowd() -> None:
     H, K, D, S, T = 9, 3, 80, 16, 5
     case = _case(H, K, D, 32, S, T)
-    heads = {"num_query_heads": H, "num_kv_heads": K, "head_size": D, "norm_eps": 1e-6}
+    heads = {"num_query_heads": H, "head_size": D, "norm_eps": 1e-6}
     alone = {name: x[4:5].clone() if name.endswith(("TN", "_T")) else x for name, x in case.items()}
-    crowd_THD = rotary_and_cache(**case, **heads, kv_cache=_cache(K, S, D, torch.float32))
-    alone_THD = rotary_and_cache(**alone, **heads, kv_cache=_cache(K, S, D, torch.float32))
+    crowd_THD = _rotate(rotary_and_cache, _cache(K, S, D, torch.float32), **case, **heads)
+    alone_THD = _rotate(rotary_and_cache, _cache(K, S, D, torch.float32), **alone, **heads)
     assert torch.equal(crowd_THD[4:5], alone_THD)
 
 
@@ -237,7 +213,7 @@ def test_writing_keys_and_values_copies_their_bits(dtype: torch.dtype) -> None:
     v_TKD = torch.randn(T, K, D).to(dtype)
     slots_T = torch.tensor([31, -1, 32, 0])
     cache = _cache(K, S, D, dtype)
-    write_kv_cache(k_TKD, v_TKD, kv_cache=cache, slot_mapping_T=slots_T)
+    write_kv_cache(k_TKD, v_TKD, slots_T, cache)
     for part_TKD, cache_BKSD in ((k_TKD, cache[0]), (v_TKD, cache[1])):
         for token, slot in enumerate(slots_T.tolist()):
             if slot >= 0:
@@ -248,7 +224,7 @@ def test_writing_keys_and_values_copies_their_bits(dtype: torch.dtype) -> None:
 def test_an_empty_step_writes_nothing() -> None:
     cache = _cache(1, 16, 64, torch.float32)
     empty_TKD, no_slots_T = torch.empty(0, 1, 64), torch.empty(0, dtype=torch.int64)
-    write_kv_cache(empty_TKD, empty_TKD, kv_cache=cache, slot_mapping_T=no_slots_T)
+    write_kv_cache(empty_TKD, empty_TKD, no_slots_T, cache)
     assert cache[0].isnan().all()
 
 
@@ -257,18 +233,20 @@ def test_an_empty_step_writes_nothing() -> None:
     [
         ({"qkv_TN": torch.zeros(4, 63)}, r"\[4, 320\]"),
         ({"slot_mapping_T": torch.zeros(3, dtype=torch.int64)}, r"int64 \[4\]"),
-        ({"positions_T": None}, "without positions_T"),
+        ({"positions_T": torch.zeros(4).int()}, r"positions_T .* int64 \[4\]"),
         ({"cos_sin_PD": torch.zeros(70, 66)}, "cos_sin_PD is .* 64"),
         ({"q_norm_weight_D": torch.zeros(63)}, r"q_norm_weight_D .* \[64\]"),
         ({"k_norm_weight_D": torch.zeros(64).half()}, "float32"),
-        ({"kv_cache": _cache(2, 16, 64, torch.float32)}, r"\[6, 1, 16, 64\]"),
+        ({"kv_cache": _cache(2, 16, 64, torch.float32)}, r"\[4, 448\]"),
         ({"kv_cache": _cache(1, 16, 64, torch.float16)}, "float8_e4m3fn"),
         ({"q_out_THD": torch.zeros(4, 3, 63)}, "q_out_THD"),
         ({"v_scale": 0.0}, r"1\.0 \(k\) and 0\.0 \(v\)"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(change: dict[str, object], message: str) -> None:
-    case = _case(3, 1, 64, 64, 16, 4)
-    arguments = {**case, "kv_cache": _cache(1, 16, 64, torch.float32), **change}
+    arguments = {**_case(3, 1, 64, 64, 16, 4), **change}
+    cache = arguments.pop("kv_cache", _cache(1, 16, 64, torch.float32))
+    given = {name: arguments.pop(name) for name in ("q_out_THD", "v_scale") if name in arguments}
+    run = partial(rotary_and_cache, **given)
     with pytest.raises(ValueError, match=message):
-        rotary_and_cache(**arguments, num_query_heads=3, num_kv_heads=1, head_size=64)
+        _rotate(run, cache, **arguments, num_query_heads=3, head_size=64)

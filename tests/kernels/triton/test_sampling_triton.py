@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernels.interface.operations import SamplingLimits
 from kernels.torch import sampling as torch_sampling
 from kernels.triton.row_maxima import TILE
 from kernels.triton.sampling import SamplingMemory, sample, sample_reference
@@ -111,11 +112,11 @@ def test_truncated_rows_give_the_tokens_of_sample_truncated():
         out,
         torch_sampling.sample_truncated(
             logits,
-            **{
-                name: tensor
-                for name, tensor in batch.rows.items()
-                if name not in ("is_greedy_R", "temperature_R")
-            },
+            batch.rows["seeds_R"],
+            batch.rows["positions_R"],
+            SamplingLimits(
+                **{name: batch.rows[name] for name in ("top_k_R", "top_p_R", "min_p_R")}
+            ),
         ),
     )
 

@@ -6,16 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from engine_core.model_runner.persistent_batch import PersistentBatch
-from engine_core.model_runner.step_inputs import StepInputs, gather_step_inputs
-from kernels.interface.step_packing import (
+from engine_core.model_runner.cpu.input_batch import (
+    CPUInputBatch,
+    StepInputs,
+    gather_step_inputs,
+)
+from kernels.interface.step_inputs import (
     MOST_IDS,
     TOKEN_TABLE,
+    DeviceRows,
     PackedLayout,
     RowUpdate,
+    StepTensors,
     pack_step,
 )
-from kernels.interface.step_tensors import DeviceRows, StepTensors
 from kernels.triton.step_inputs import append_sampled, apply_row_updates, prepare_step
 
 NUM_ROWS, MAX_LEN, S, G = 9, 2100, 16, 2
@@ -34,10 +38,10 @@ STEPS = [  # computed, scheduled: decodes, prefills, chunks, ends on and beside 
 ]
 
 
-def _filled() -> tuple[PersistentBatch, DeviceRows]:
+def _filled() -> tuple[CPUInputBatch, DeviceRows]:
     """The same random rows on both sides."""
     generator = np.random.default_rng(0)
-    batch = PersistentBatch(NUM_ROWS, MAX_LEN, S, G)
+    batch = CPUInputBatch(NUM_ROWS, MAX_LEN, S, G)
     rows = DeviceRows.allocate(
         num_rows=NUM_ROWS, max_model_len=MAX_LEN, block_size=S, num_groups=G, device=CPU
     )
@@ -204,7 +208,7 @@ def test_more_updates_than_programs_are_all_carried_out() -> None:
 def test_steps_in_flight_give_what_the_runner_gives_one_after_the_other() -> None:
     """Tokens never visit the host: prompt, chunk and decodes, each step planned before its tokens
     are known."""
-    batch = PersistentBatch(NUM_ROWS, MAX_LEN, S, G)
+    batch = CPUInputBatch(NUM_ROWS, MAX_LEN, S, G)
     rows = DeviceRows.allocate(
         num_rows=NUM_ROWS, max_model_len=MAX_LEN, block_size=S, num_groups=G, device=CPU
     )
@@ -212,7 +216,7 @@ def test_steps_in_flight_give_what_the_runner_gives_one_after_the_other() -> Non
     updates = []
     for row, tokens in prompts.items():
         blocks = [[row * 10 + block + group * 1000 for block in range(4)] for group in range(G)]
-        batch.place(str(row), row, tokens, blocks)
+        batch.write_row(row, tokens, blocks)
         updates.append(RowUpdate(TOKEN_TABLE, row, 0, tokens))
         updates += [RowUpdate(group, row, 0, ids) for group, ids in enumerate(blocks)]
     plans = [  # (row, computed, scheduled, index in the previous step's sampled tokens)

@@ -9,7 +9,7 @@ from engine_core.kv_cache import KVCacheManager
 from engine_core.observers import FinishedStep
 from engine_core.scheduler import Request, Scheduler, SchedulerConfig
 from engine_core.scheduler.plan import ModelRunnerOutput
-from engine_core.scheduler.request_status import RequestStatus
+from engine_core.scheduler.request import RequestStatus
 from engine_core.trace.writer import TraceWriter
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams

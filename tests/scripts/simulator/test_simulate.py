@@ -50,12 +50,12 @@ def test_the_same_options_give_the_same_bytes_in_another_process_too(tmp_path):
 def test_another_seed_gives_another_document():
     other = dataclasses.replace(SMALL, trace=dataclasses.replace(SMALL.trace, seed=5))
 
-    assert as_json(simulate(SMALL).document) == as_json(simulate(SMALL).document)
-    assert as_json(simulate(SMALL).document) != as_json(simulate(other).document)
+    assert as_json(simulate(SMALL)) == as_json(simulate(SMALL))
+    assert as_json(simulate(SMALL)) != as_json(simulate(other))
 
 
 def test_the_document_agrees_with_itself():
-    document = simulate(SMALL).document
+    document = simulate(SMALL)
     requests, engines = document["requests"], document["engines"]
 
     assert requests["num_finished"] == document["trace"]["num_requests"] == 120
@@ -77,7 +77,7 @@ def test_a_file_trace_of_each_format_is_served(tmp_path):
     scenario = dataclasses.replace(
         SMALL, trace=TraceOptions(trace=path, trace_format="mooncake"), fleet=FleetOptions()
     )
-    engines = simulate(scenario).document["engines"]
+    engines = simulate(scenario)["engines"]
 
     assert engines["cache_hit_rate"]["all"] == pytest.approx(1024 / 2300)
 
@@ -140,23 +140,26 @@ def test_a_picture_is_drawn_and_changes_nothing(tmp_path):
     ("options", "message"),
     [
         ("run --rate 0", "the rate is 0.0 requests a second"),
-        ("run --engines 0", "--engines is 0, it must be from 1"),
+        ("run --engines 0", "for --engines. Must be >= 1"),
         ("run --trace x", "--trace is given without --trace-format"),
         ("run --trace-format azure", "--trace-format is given without --trace"),
         ("run --burstiness 3", "--burstiness is 3.0 and does nothing, as --arrivals is not gamma"),
         ("run --think 3", "--think is 3.0 and does nothing, as --turns is 1"),
-        ("run --seed -1", "--seed is -1"),
+        ("run --seed -1", "for --seed. Must be >= 0"),
+        ("run --rate-scale 0", "for --rate-scale. Must be > 0"),
+        ("run --skip -1", "for --skip. Must be >= 0"),
+        ("run --duration 0", "for --duration. Must be > 0"),
         ("run --noise", "--noise needs --fitted"),
         ("run --max-num-batched-tokens 0", "max_num_batched_tokens is 0"),
-        ("run --slo-ttft-ms 0", "--slo-ttft-ms is 0"),
+        ("run --slo-ttft-ms 0", "for --slo-ttft-ms. Must be > 0"),
         (
             "run --router cache-aware --router-view-ms -1",
-            "--router-view-ms is -1.0, it must be at least 0",
+            "for --router-view-ms. Must be >= 0",
         ),
         ("run --router-view-ms 5", "--router-view-ms is 5.0 and does nothing with --router round"),
         ("run --slo-budget", "--slo-budget does nothing without --slo-tpot-ms"),
         ("plan --rate 3", "there is no SLO"),
-        ("plan --slo-ttft-ms 5 --budget 0", "--budget is [0]"),
+        ("plan --slo-ttft-ms 5 --budget 0", "Must be >= 1"),
         ("run --wrong", "--wrong"),
         ("verify /no/such/file", "cannot read /no/such/file"),
     ],
@@ -176,7 +179,7 @@ def test_a_token_budget_that_follows_the_slo_keeps_more_requests_within_it():
     attained = []
     for slo_budget in (False, True):
         engine = EngineOptions(max_num_batched_tokens=8192, slo_budget=slo_budget)
-        document = simulate(Scenario(trace=trace, engine=engine, fleet=fleet)).document
+        document = simulate(Scenario(trace=trace, engine=engine, fleet=fleet))
         attained.append(document["requests"]["goodput"]["slo_attainment"])
     assert attained[0] < attained[1]
 
@@ -204,6 +207,6 @@ def test_a_run_takes_step_times_from_a_record(tmp_path):
         scenario = dataclasses.replace(
             SMALL, step_times=StepTimeOptions(fitted=path, noise=noise), fleet=FleetOptions()
         )
-        document = simulate(scenario).document
+        document = simulate(scenario)
         assert document["step_model"]["model"] == "fitted"
         assert document["requests"]["num_finished"] == 120

@@ -20,11 +20,11 @@ from scripts.simulator.step_times import (
 
 def decode(batch, context):
     # the token that is computed attends to itself: `context` tokens in all
-    return StepWork(batch, batch, batch, batch * context, batch * context)
+    return StepWork(batch, batch, batch * context, batch * context, 0, batch)
 
 
 def prefill(tokens):
-    return StepWork(tokens, 1, 1, tokens, tokens * (tokens + 1) // 2)
+    return StepWork(tokens, 1, tokens, tokens * (tokens + 1) // 2, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_copies_and_overhead_are_added_and_an_empty_step_costs_only_them():
 
     hardware = dataclasses.replace(HARDWARE["h200"], overhead_s=0.001)
     roofline = Roofline(hardware, SHAPES["llama-3.1-8b"], 16)
-    empty = StepWork(0, 0, 0, 0, 0, num_copied_blocks=100)
+    empty = StepWork(0, 0, 0, 0, 100, 0)
 
     assert roofline.duration_s(empty) == pytest.approx(0.001 + 100 * 16 * 131072 / 50e9)
 
@@ -96,7 +96,7 @@ def test_a_fit_of_noisy_times_predicts_new_ones_and_knows_its_error():
     model = FittedModel.from_rows(rows(3000), rows(3000) @ truth * noise)
 
     for feature in rows(50, seed=2):
-        work = StepWork(*(int(feature[place]) for place in (1, 2, 2, 3, 4)))
+        work = StepWork(*(int(feature[place]) for place in (1, 2, 3, 4, 5, 2)))
         assert model.duration_s(work) == pytest.approx(float(feature @ truth), rel=0.1)
     assert model.mean_relative_error == pytest.approx(0.08, abs=0.02)
     described = model.describe()["measured_to_predicted"]
@@ -130,7 +130,7 @@ def test_noise_is_a_function_of_its_seed_and_keeps_the_total_time():
     factors = np.random.default_rng(1).lognormal(0.0, 0.3, 4000)
     features = rows(4000)
     model = FittedModel.from_rows(features, features @ truth * factors)
-    work = StepWork(500, 1, 1, 500, 500)
+    work = StepWork(500, 1, 500, 500, 0, 1)
     one, same, other = NoisyModel(model, 1), NoisyModel(model, 1), NoisyModel(model, 2)
     drawn = [one.duration_s(work) for _ in range(3000)]
 

@@ -1,4 +1,4 @@
-"""Traces: the public formats, made-up ones, and parts of them."""
+"""Traces: the public formats, synthetic ones, and parts of them."""
 
 import functools
 import itertools
@@ -12,6 +12,7 @@ from scripts.simulator.synthetic import (
     Chats,
     SharedPrefixes,
     SyntheticTrace,
+    independent,
     parse_lengths,
     read_pairs,
 )
@@ -86,12 +87,28 @@ def test_burstgpt_rows_without_an_answer_are_skipped_and_counted(tmp_path):
 @pytest.mark.parametrize(
     ("file_format", "text", "message"),
     [
-        ("azure", AZURE + "2023-11-16,many,3\n", r"line 5: ContextTokens is 'many'"),
-        ("azure", AZURE + "yesterday,1,3\n", r"line 5: TIMESTAMP is 'yesterday'"),
-        ("azure", AZURE + "2023-11-16 18:16:05,1\n", r"line 5: 2 values in"),
-        ("azure", AZURE + "2023-11-16 18:16:05,-1,3\n", r"line 5: the prompt has -1 tokens"),
+        (
+            "azure",
+            AZURE + "2023-11-16 18:16:05,many,3\n",
+            r"line 5: .*'many'.*ContextTokens",
+        ),
+        (
+            "azure",
+            AZURE + "yesterday,1,3\n",
+            r"line 5: .*'yesterday'.*TIMESTAMP",
+        ),
+        (
+            "azure",
+            AZURE + "2023-11-16 18:16:05,1\n",
+            r"line 5: .*GeneratedTokens",
+        ),
+        (
+            "azure",
+            AZURE + "2023-11-16 18:16:05,-1,3\n",
+            r"line 5: .*>= 0 .*ContextTokens",
+        ),
         ("azure", AZURE + "2022-11-16 18:16:05,1,3\n", r"line 5: .* sort the file by time"),
-        ("azure", BURSTGPT, r"line 1: no column TIMESTAMP, ContextTokens, GeneratedTokens"),
+        ("azure", BURSTGPT, r"line 2: .*`TIMESTAMP`; choose another format"),
         ("burstgpt", BURSTGPT + "nan,a,1,1,2,b\n", r"line 5: the time is nan"),
         ("mooncake", MOONCAKE + "{]\n", r"line 3: '\{\]'"),
         ("mooncake", '{"timestamp": 1, "input_length": 9}', r"line 1: .*output_length"),
@@ -115,14 +132,19 @@ def test_a_missing_file_and_an_unknown_format_are_named(tmp_path):
         TraceFile(tmp_path / "absent", "csv")
 
 
-# ---------------------------------------------------------------------- made-up
+# ---------------------------------------------------------------------- synthetic
 
 
-def synthetic(seed=1, num_requests=4000, **more):
+LENGTHS = independent(
+    parse_lengths("--prompt-len", "log-uniform:32:512"),
+    parse_lengths("--output-len", "uniform:10:20"),
+)
+
+
+def synthetic(seed=1, num_requests=4000, lengths=LENGTHS, **more):
     return SyntheticTrace(
         arrivals=functools.partial(arrivals.poisson, 10.0),
-        prompt_lengths=parse_lengths("--prompt-len", "log-uniform:32:512"),
-        output_lengths=parse_lengths("--output-len", "uniform:10:20"),
+        lengths=lengths,
         num_requests=num_requests,
         seed=seed,
         **more,
@@ -212,7 +234,7 @@ def test_length_pairs_are_drawn_together(tmp_path):
     path = tmp_path / "pairs"
     path.write_text("100,7\n200,9\n")
 
-    assert set(lengths(synthetic(length_pairs=read_pairs(path)))) == {(100, 7), (200, 9)}
+    assert set(lengths(synthetic(lengths=read_pairs(path)))) == {(100, 7), (200, 9)}
     path.write_text("100,7\n200;9\n")
     with pytest.raises(SimulationError, match="line 2: '200;9'"):
         read_pairs(path)
@@ -250,10 +272,3 @@ def test_a_trace_is_cut_shifted_and_sped_up():
     assert [request.index for request in part] == [request.index for request in chosen]
     assert part[0].arrival_s == pytest.approx((chosen[0].arrival_s - 100) / 4 + 3)
     assert len(list(take_part(synthetic(), max_requests=7))) == 7
-
-
-@pytest.mark.parametrize("wrong", [{"rate_scale": 0.0}, {"skip_s": -1.0}, {"duration_s": 0.0}])
-def test_a_part_outside_its_limits_is_refused(wrong):
-    (name,) = wrong
-    with pytest.raises(SimulationError, match=f"{name} is"):
-        next(take_part(synthetic(), **wrong))

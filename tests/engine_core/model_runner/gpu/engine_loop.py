@@ -49,7 +49,6 @@ class EngineLoop:
                 num_sequences=num_sequences,
                 beam_search=beam_search,
                 eos_token_ids=(7,),
-                max_model_len=64,
             )
         )
 
@@ -69,7 +68,7 @@ class EngineLoop:
         plan = self.open.popleft()
         outputs = self.scheduler.update_from_output(plan, self.runner.collect())
         self.scheduler.check()
-        self.runner.batch.check()
+        self.runner.rows.check()
         for output in (output for each in outputs.values() for output in each.outputs):
             place = (output.request_id, output.index)
             self.tokens[place] += output.new_token_ids

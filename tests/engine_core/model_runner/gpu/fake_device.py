@@ -61,25 +61,22 @@ class LateQueue(SynchronousQueue):
 
 class PaddedOperations(TorchOperations):
     """The torch backend with the padding of a bucket: tokens with slot -1 and sequences of no
-    tokens, which a GPU's kernels pass over. Their results are NaN, which nobody may read."""
+    tokens, which a GPU's kernels pass over. Their results are NaN, which must not be read."""
 
-    def rotary_and_cache(self, qkv_TN, *, positions_T, slot_mapping_T, **options):
+    def rotary_and_cache(self, qkv_TN, positions_T, slot_mapping_T, kv_cache, params):
         number = int((slot_mapping_T >= 0).sum())
         q_THD = super().rotary_and_cache(
-            qkv_TN[:number],
-            positions_T=positions_T[:number],
-            slot_mapping_T=slot_mapping_T[:number],
-            **options,
+            qkv_TN[:number], positions_T[:number], slot_mapping_T[:number], kv_cache, params
         )
         return _padded(q_THD, len(qkv_TN))
 
-    def paged_attention(self, q_THD, k_cache, v_cache, metadata, **options):
+    def paged_attention(self, q_THD, k_cache, v_cache, metadata, params):
         number = len(metadata.slot_mapping_T)
-        out_THD = super().paged_attention(q_THD[:number], k_cache, v_cache, metadata, **options)
+        out_THD = super().paged_attention(q_THD[:number], k_cache, v_cache, metadata, params)
         return _padded(out_THD, len(q_THD))
 
-    def make_attention_planner(self, **options):
-        return _PaddedPlanner(super().make_attention_planner(**options))
+    def make_attention_planner(self, spec):
+        return _PaddedPlanner(super().make_attention_planner(spec))
 
 
 class _PaddedPlanner:

@@ -4,13 +4,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from fake_device import LateQueue
 from plans import Plans
+from runners import runner_config
 from test_steady_step import CountingModel
 
 import engine_core.model_runner
-from engine_core.model_runner.cache_layout import plan_cache_layout
 from engine_core.model_runner.gpu import GPUModelRunner
 from kernels.torch.device_steps import TorchDeviceSteps
 from kernels.torch.operations import TorchOperations
@@ -21,22 +20,12 @@ FOLDER = str(Path(engine_core.model_runner.__file__).parent)
 
 def lines_run_in_a_step(number, params):
     queue = LateQueue()
-    runner = GPUModelRunner(
-        model=CountingModel(),
-        ops=TorchOperations(),
-        steps=TorchDeviceSteps(),
-        queue=queue,
-        layout=plan_cache_layout(CountingModel.kv_cache_spec.sliding_windows),
-        num_blocks=4 * number,
-        block_size=16,
-        max_num_seqs=number,
-        max_model_len=64,
-        max_num_batched_tokens=3 * number,
-        dtype=torch.float32,
-        eos_token_ids=(),
+    options = {"num_blocks": 4 * number, "block_size": 16, "max_num_seqs": number}
+    config = runner_config(
+        CountingModel(), TorchOperations(), max_num_batched_tokens=3 * number, **options
     )
-    groups = runner.batch.num_groups
-    plans = Plans(num_groups=groups, num_blocks=4 * number, block_size=16, max_num_seqs=number)
+    runner = GPUModelRunner(config, steps=TorchDeviceSteps(), queue=queue)
+    plans = Plans(num_groups=config.num_groups, **options)
     names = [f"r{index}" for index in range(number)]
     for name in names:
         plans.add(name, [1, 2, 3], params)

@@ -11,21 +11,7 @@ from engine_loop import EngineLoop, few_blocks, make_scheduler
 from fake_device import LateQueue
 from same_answers import V, draw_params
 
-from engine_core.model_runner.cache_layout import plan_cache_layout
 from protocol.sampling import BeamSearchParams, SamplingParams
-
-
-class InTurn:
-    """The host's runner as the loop wants one."""
-
-    def __init__(self, runner):
-        self.runner, self.batch, self.plan = runner, runner.batch, None
-
-    def submit(self, plan):
-        self.plan = plan
-
-    def collect(self):
-        return self.runner.execute(self.plan)
 
 
 def requests_of(draw, number):
@@ -62,10 +48,9 @@ def run(loop, requests, *, seed, num_aborts):
     return aborted
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("swap", [False, True], ids=["recompute", "swap"])
+@pytest.mark.parametrize(("seed", "swap"), [(0, False), (1, True)], ids=["recompute", "swap"])
 def test_each_sequence_gets_the_tokens_that_it_gets_one_step_at_a_time(
-    make_device_runner, make_host_runner, reference, seed, swap
+    make_device_runner, make_runner, reference, seed, swap
 ):
     draw = random.Random(seed)
     requests = requests_of(draw, 30)
@@ -73,15 +58,9 @@ def test_each_sequence_gets_the_tokens_that_it_gets_one_step_at_a_time(
     loops, aborted, queue = [], set(), LateQueue()
     for depth in (1, 2):
         blocks = few_blocks(reference)
-        runner = (
-            InTurn(make_host_runner(**blocks))
-            if depth == 1
-            else make_device_runner(queue=queue, **blocks)
-        )
-        device = runner.runner._model if depth == 1 else runner._computation.model
-        layout = plan_cache_layout(device.kv_cache_spec.sliding_windows)
+        runner = make_runner(**blocks) if depth == 1 else make_device_runner(queue=queue, **blocks)
         scheduler = make_scheduler(
-            layout,
+            runner.config.layout,
             **blocks,
             swap=swap,
             depth=depth,
@@ -101,4 +80,4 @@ def test_each_sequence_gets_the_tokens_that_it_gets_one_step_at_a_time(
         assert first.ends[place] == second.ends[place]
     assert second.num_ahead > 50
     assert queue.num_replayed > 20
-    assert second.scheduler._live.counters.num_preemptions > 0
+    assert second.scheduler._pool.counters.num_preemptions > 0

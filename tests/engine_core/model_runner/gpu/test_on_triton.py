@@ -1,4 +1,5 @@
-"""The device runner on the real kernels, interpreted, against the host's runner: a few steps."""
+"""The device runner on the real kernels, interpreted, against the CPU's runner: a few steps. Models
+with norms of q and k and two groups of layers, and with experts."""
 
 import pytest
 import torch
@@ -7,32 +8,58 @@ from fake_device import LateQueue
 from plans import Plans
 from test_steps_in_flight import KINDS, PROMPTS, in_flight, one_at_a_time
 
+from kernels.torch.operations import TorchOperations
 from kernels.triton.device_steps import TritonDeviceSteps
 from kernels.triton.operations import TritonOperations
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def reference():
-    """Two layers and two groups, with norms of q and k."""
-    torch.manual_seed(0)
-    config = transformers.Qwen3Config(
-        vocab_size=131,
-        hidden_size=36,
-        intermediate_size=50,
-        num_hidden_layers=2,
+SHAPE = {
+    "vocab_size": 131,
+    "hidden_size": 36,
+    "intermediate_size": 50,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "head_dim": 8,
+}
+CONFIGS = {
+    "two groups": transformers.Qwen3Config(
+        **SHAPE,
         num_attention_heads=6,
         num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=128,
-        initializer_range=0.3,
         use_sliding_window=True,
         sliding_window=5,
         layer_types=["sliding_attention", "full_attention"],
+    ),
+    "experts": transformers.Qwen3MoeConfig(
+        **SHAPE,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=20,
+        norm_topk_prob=True,
+        decoder_sparse_step=2,
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def reference(request):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(
+        CONFIGS[request.param], attn_implementation="eager"
     )
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    for name, parameter in model.named_parameters():
+        if name.endswith("mlp.gate.weight"):  # they begin as 0
+            torch.nn.init.normal_(parameter, std=0.3)
     return model.eval()
+
+
+@pytest.fixture
+def ops():
+    """Of the CPU's runner. One backend: what is compared here is the device's."""
+    return TorchOperations()
 
 
 @pytest.fixture
@@ -42,27 +69,33 @@ def triton_runner(make_device_runner):
     )
 
 
-def test_steps_in_flight_give_the_tokens_of_the_host(triton_runner, make_host_runner):
+@pytest.mark.parametrize("reference", ["two groups"], indirect=True)
+def test_steps_in_flight_give_the_tokens_of_the_cpu(triton_runner, make_runner):
     names = list(KINDS)
     tokens, _ = in_flight(triton_runner, names, 2)
-    assert tokens == one_at_a_time(make_host_runner(), names, 2).tokens
+    assert tokens == one_at_a_time(make_runner(), names, 2).tokens
 
 
-def test_graphs_with_padding_and_chunks_give_the_tokens_of_the_host(
-    triton_runner, make_host_runner
-):
-    names = ["greedy", "truncated", "held back"]
-    expected = one_at_a_time(make_host_runner(), names, 4)
-    plans = Plans(num_groups=triton_runner.batch.num_groups)
+@pytest.mark.parametrize("reference", ["experts"], indirect=True)
+def test_experts_in_flight_give_the_tokens_of_the_cpu(make_device_runner, make_runner):
+    """On torch: five steps of all kinds, chunks and graphs with padding at once."""
+    names = list(KINDS)
+    tokens, _ = in_flight(make_device_runner(), names, 5)
+    assert tokens == one_at_a_time(make_runner(), names, 5).tokens
+
+
+def test_graphs_with_padding_and_chunks_give_the_tokens_of_the_cpu(triton_runner, make_runner):
+    names = ["greedy", "truncated", "min tokens"]
+    expected = one_at_a_time(make_runner(), names, 4)
+    plans = Plans(num_groups=triton_runner.config.num_groups)
     tokens = {name: list(PROMPTS[name]) for name in names}
     for name in names:
         plans.add(name, PROMPTS[name], KINDS[name])
-    steps = [
-        {"truncated": 3, "greedy": 4, "held back": 9},
-        {"truncated": 7, "greedy": 1, "held back": 7},
+    for counts in (
+        {"truncated": 3, "greedy": 4, "min tokens": 9},
+        {"truncated": 7, "greedy": 1, "min tokens": 7},
         *[dict.fromkeys(names, 1)] * 2,
-    ]
-    for counts in steps:
+    ):
         triton_runner.submit(plans.plan(counts))
         answer = triton_runner.collect()
         for name, token_id in zip(answer.req_ids, answer.sampled_token_ids, strict=True):
@@ -70,5 +103,5 @@ def test_graphs_with_padding_and_chunks_give_the_tokens_of_the_host(
                 tokens[name].append(int(token_id))
     assert triton_runner._queue.num_replayed == 2
     for name in names:
-        number = len(tokens[name])
-        assert tokens[name] == expected.tokens[name][:number]
+        assert len(tokens[name]) > len(PROMPTS[name]) + 1
+        assert tokens[name] == expected.tokens[name][: len(tokens[name])]

@@ -16,7 +16,7 @@ KINDS = {
     "penalised": SamplingParams(
         max_tokens=99, seed=7, repetition_penalty=1.3, frequency_penalty=0.4, logprobs=3
     ),
-    "held back": SamplingParams(
+    "min tokens": SamplingParams(
         max_tokens=99, temperature=0.0, min_tokens=4, stop_token_ids=tuple(range(0, V, 2))
     ),
     "reported by the host": SamplingParams(max_tokens=99, seed=8, logprobs=-1),
@@ -40,7 +40,7 @@ def one_at_a_time(runner, names, num_decodes):
 
 def in_flight(runner, names, num_decodes):
     """The same plans, each launched before the one before it is collected."""
-    plans = Plans(num_groups=runner.batch.num_groups)
+    plans = Plans(num_groups=runner.config.num_groups)
     for name in names:
         plans.add(name, PROMPTS[name], KINDS[name])
     answers = []
@@ -58,9 +58,9 @@ def in_flight(runner, names, num_decodes):
 
 @pytest.mark.parametrize("names", [list(KINDS), SHORT, ["greedy", "random"], ["truncated"]])
 def test_a_step_launched_before_the_last_is_known_reads_the_tokens_that_it_chose(
-    make_device_runner, make_host_runner, names
+    make_device_runner, make_runner, names
 ):
-    expected = one_at_a_time(make_host_runner(), names, 9)
+    expected = one_at_a_time(make_runner(), names, 9)
     tokens, answers = in_flight(make_device_runner(), names, 9)
     assert tokens == expected.tokens
     for name, reports in expected.logprobs.items():
@@ -71,10 +71,10 @@ def test_a_step_launched_before_the_last_is_known_reads_the_tokens_that_it_chose
             np.testing.assert_allclose(*values, rtol=1e-4, atol=1e-4)
 
 
-def test_a_prompt_of_one_token_is_due_in_a_replayed_graph(make_device_runner, make_host_runner):
+def test_a_prompt_of_one_token_is_due_in_a_replayed_graph(make_device_runner, make_runner):
     queue = LateQueue()
-    params = {"a": KINDS["penalised"], "b": KINDS["held back"]}
-    drives = [Drive(make_device_runner(queue=queue)), Drive(make_host_runner())]
+    params = {"a": KINDS["penalised"], "b": KINDS["min tokens"]}
+    drives = [Drive(make_device_runner(queue=queue)), Drive(make_runner())]
     for drive in drives:
         for at, (name, each) in enumerate(params.items()):
             drive.add(name, [at + 3], each)
@@ -84,10 +84,10 @@ def test_a_prompt_of_one_token_is_due_in_a_replayed_graph(make_device_runner, ma
 
 
 def test_decodes_stand_before_prefills_whatever_the_order_of_the_plan(
-    make_device_runner, make_host_runner
+    make_device_runner, make_runner
 ):
     """The padded planner asserts the order; tokens say that answers are in the plan's."""
-    drives = [Drive(make_device_runner()), Drive(make_host_runner())]
+    drives = [Drive(make_device_runner()), Drive(make_runner())]
     for drive in drives:
         for name in ("greedy", "random", "truncated"):
             drive.add(name, PROMPTS[name], KINDS[name])
@@ -103,7 +103,7 @@ def test_a_graph_is_recorded_once_for_a_bucket_and_a_mode_and_reads_the_same_mem
 ):
     queue = LateQueue()
     runner = make_device_runner(queue=queue)
-    model, seen = runner._computation.model, {}
+    model, seen = runner._computation._model, {}
 
     class Watching:
         kv_cache_spec = model.kv_cache_spec
@@ -115,16 +115,16 @@ def test_a_graph_is_recorded_once_for_a_bucket_and_a_mode_and_reads_the_same_mem
             seen.setdefault(tuple(token_ids_T.shape), set()).add(place)
             return model.forward(token_ids_T, positions_T, context)
 
-    runner._computation.model = Watching()
-    names = ["greedy", "random", "held back"]
+    runner._computation._model = Watching()
+    names = ["greedy", "random", "min tokens"]
     in_flight(runner, names, 7)
-    # three sequences in a bucket of four: held back tokens need FULL, and later nothing does
+    # three sequences in a bucket of four: min_tokens needs FULL, and later nothing does
     assert queue.num_captured == len(runner.graphs) == 2
     assert queue.num_replayed == 7
     assert all(len(places) == 1 for places in seen.values())
 
 
-def test_all_graphs_can_be_recorded_before_the_first_request(make_device_runner, make_host_runner):
+def test_all_graphs_can_be_recorded_before_the_first_request(make_device_runner, make_runner):
     queue = LateQueue()
     runner = make_device_runner(queue=queue)
     runner.warm_up(capture_at_start=True)
@@ -132,31 +132,29 @@ def test_all_graphs_can_be_recorded_before_the_first_request(make_device_runner,
     assert num_captured == len(runner.graphs) == 4 * 3  # buckets 1, 2, 4, 8
     tokens, _ = in_flight(runner, SHORT, 5)
     assert queue.num_captured == num_captured
-    assert tokens == one_at_a_time(make_host_runner(), SHORT, 5).tokens
+    assert tokens == one_at_a_time(make_runner(), SHORT, 5).tokens
 
 
-def test_warming_up_leaves_nothing_behind(make_device_runner, make_host_runner):
+def test_warming_up_leaves_nothing_behind(make_device_runner, make_runner):
     runner = make_device_runner()
     runner.warm_up()
     assert len(runner.graphs) == 0
     tokens, _ = in_flight(runner, SHORT, 4)
-    assert tokens == one_at_a_time(make_host_runner(), SHORT, 4).tokens
+    assert tokens == one_at_a_time(make_runner(), SHORT, 4).tokens
 
 
-def test_prompts_that_do_not_fit_into_one_copy_go_before_the_step(
-    make_device_runner, make_host_runner
-):
+def test_prompts_that_do_not_fit_into_one_copy_go_before_the_step(make_device_runner, make_runner):
     runner = make_device_runner()
-    words = runner._words
+    words = runner._buffer
     small = words.layout.num_words() + 40
     words._hosts = [host[:small] for host in words._hosts]
     tokens, _ = in_flight(runner, SHORT, 5)
-    assert tokens == one_at_a_time(make_host_runner(), SHORT, 5).tokens
+    assert tokens == one_at_a_time(make_runner(), SHORT, 5).tokens
 
 
 def test_a_third_step_and_a_collection_of_nothing_are_refused(make_device_runner):
     runner = make_device_runner()
-    plans = Plans(num_groups=runner.batch.num_groups)
+    plans = Plans(num_groups=runner.config.num_groups)
     plans.add("greedy", PROMPTS["greedy"], KINDS["greedy"])
     with pytest.raises(RuntimeError, match="no step is in flight"):
         runner.collect()
@@ -168,7 +166,7 @@ def test_a_third_step_and_a_collection_of_nothing_are_refused(make_device_runner
 
 def test_a_step_of_more_tokens_than_the_runner_was_made_for_is_refused(make_device_runner):
     runner = make_device_runner(max_num_batched_tokens=6)
-    plans = Plans(num_groups=runner.batch.num_groups)
+    plans = Plans(num_groups=runner.config.num_groups)
     plans.add("random", PROMPTS["random"], KINDS["random"])
     with pytest.raises(ValueError, match="a step of 7 tokens, the runner was made for 6"):
         runner.submit(plans.plan({"random": 7}))
@@ -195,7 +193,7 @@ def test_a_sequence_whose_logits_are_no_numbers_fails_alone(make_device_runner, 
     names = ["greedy", "penalised", "truncated"]
     expected, _ = in_flight(make_device_runner(), names, 0)
     runner = make_device_runner()
-    model = runner._computation.model
+    model = runner._computation._model
 
     class Spoiled:
         kv_cache_spec = model.kv_cache_spec
@@ -207,7 +205,7 @@ def test_a_sequence_whose_logits_are_no_numbers_fails_alone(make_device_runner, 
             logits_RV[bad_row, 3] = torch.nan
             return logits_RV
 
-    runner._computation.model = Spoiled()
+    runner._computation._model = Spoiled()
     tokens, (answer,) = in_flight(runner, names, 0)
     assert answer.failures == {names[bad_row]: "the model's logits are not finite numbers"}
     for name in set(names) - {names[bad_row]}:
@@ -216,7 +214,7 @@ def test_a_sequence_whose_logits_are_no_numbers_fails_alone(make_device_runner, 
 
 def test_an_exception_of_the_model_reaches_the_one_who_collects(make_device_runner):
     runner = make_device_runner()
-    model = runner._computation.model
+    model = runner._computation._model
     drive = Drive(runner)
     drive.add("greedy", PROMPTS["greedy"], KINDS["greedy"])
     drive.step({"greedy": 4})
@@ -228,10 +226,10 @@ def test_an_exception_of_the_model_reaches_the_one_who_collects(make_device_runn
         def forward(*arguments):
             raise ZeroDivisionError("the model broke")
 
-    runner._computation.model = Broken()
+    runner._computation._model = Broken()
     with pytest.raises(ZeroDivisionError):
         runner.execute(drive.plans.plan({"greedy": 1}))
-    runner._computation.model = model
+    runner._computation._model = model
     drive.plans.finish("greedy")
     drive.add("random", PROMPTS["random"], KINDS["random"])
     drive.step({"random": 7})

@@ -1,4 +1,4 @@
-"""Made-up steps: within the limits, decodes first, and between them everything that is compiled."""
+"""Dummy steps: within the limits, decodes first, and between them everything that is compiled."""
 
 import itertools
 
@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_core.model_runner.gpu.warm_up import (
+    dummy_step,
     largest_step,
-    made_up_step,
     steps_of_every_kind,
     steps_of_every_size,
 )
@@ -33,7 +33,7 @@ def test_every_step_is_within_the_limits_and_has_its_decodes_first(limits):
         assert 1 <= len(counts) <= limits["max_num_seqs"]
         assert sum(counts) <= limits["max_num_batched_tokens"]
         assert all(1 <= count <= limits["max_model_len"] for count in counts)
-        step = made_up_step(counts, SamplingMode.PLAIN)
+        step = dummy_step(counts, SamplingMode.PLAIN)
         assert all(count == 1 for count in counts[: step.num_decodes])
         assert step.num_tokens == sum(counts)
 
@@ -50,7 +50,7 @@ def test_sizes_at_most_double_up_to_all_that_a_step_can_have(limits):
 @pytest.mark.parametrize(("num_experts", "top_k"), [(8, 2), (128, 8), (64, 6), (16, 1)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("most_tokens", [1, 33, 700, 8192])
-def test_no_step_can_have_tiles_of_experts_that_no_made_up_step_had(
+def test_no_step_can_have_tiles_of_experts_that_no_dummy_step_had(
     num_experts, top_k, dtype, most_tokens
 ):
     limits = {"max_num_seqs": 200, "max_model_len": 900, "max_num_batched_tokens": most_tokens}
@@ -62,7 +62,7 @@ def test_no_step_can_have_tiles_of_experts_that_no_made_up_step_had(
 
 @pytest.mark.parametrize("max_num_seqs", [1, 20, 40, 65, 256])
 @pytest.mark.parametrize("most_tokens", [1, 33, 700])
-def test_no_step_can_have_tiles_of_quantised_products_that_no_made_up_step_had(
+def test_no_step_can_have_tiles_of_quantised_products_that_no_dummy_step_had(
     max_num_seqs, most_tokens
 ):
     limits = {

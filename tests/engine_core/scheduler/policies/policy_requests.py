@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from engine_core.scheduler.request_status import RequestStatus
+from engine_core.scheduler.request import RequestStatus
 
 
 @dataclasses.dataclass(eq=False)

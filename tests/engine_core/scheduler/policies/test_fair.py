@@ -6,19 +6,19 @@ from policy_requests import PolicyRequest, by_id, drain, ids
 
 from engine_core.scheduler.policies import Fair
 from engine_core.scheduler.policies.service import ServiceCounters
-from engine_core.scheduler.request_status import RequestStatus
+from engine_core.scheduler.request import RequestStatus
 
 
 def join(policy: Fair, name: str, tenant: str | None, client_index: int = 0) -> PolicyRequest:
     request = PolicyRequest(name, tenant=tenant, client_index=client_index)
-    request.number = policy.joined(request)
+    request.number = policy.on_arrival(request)
     policy.waiting.add_request(request)
     return request
 
 
 def serve(policy: Fair, num_prompt_tokens: int = 0) -> PolicyRequest:
     request = policy.waiting.pop_request()
-    policy.admitted(request, num_prompt_tokens)
+    policy.on_admit(request, num_prompt_tokens)
     request.status = RequestStatus.RUNNING
     return request
 
@@ -26,7 +26,7 @@ def serve(policy: Fair, num_prompt_tokens: int = 0) -> PolicyRequest:
 def decode(policy: Fair, request: PolicyRequest, num_tokens: int) -> None:
     by_tenant = np.zeros(request.number + 1, dtype=np.int64)
     by_tenant[request.number] = num_tokens
-    policy.decoded(by_tenant)
+    policy.on_decode(by_tenant)
 
 
 def test_the_least_served_tenant_is_next_and_within_a_tenant_the_oldest():
@@ -71,11 +71,11 @@ def test_without_a_tenant_the_client_is_one_and_no_name_can_pose_as_it():
 def test_who_comes_back_from_idling_has_saved_up_no_credit():
     policy = Fair()
     join(policy, "idle1", "idle")
-    policy.left(serve(policy, 1))
+    policy.on_finish(serve(policy, 1))
     for number in range(40):
         join(policy, f"busy{number}", "busy")
     for _ in range(20):
-        policy.left(serve(policy, 100))
+        policy.on_finish(serve(policy, 100))
     for number in range(5):
         join(policy, f"back{number}", "idle")
     served = [serve(policy, 100).tenant for _ in range(10)]
@@ -101,8 +101,8 @@ def test_a_debt_is_remembered_while_its_tenant_is_away():
     join(policy, "heavy1", "heavy"), join(policy, "light1", "light")
     heavy, light = serve(policy, 1_000), serve(policy, 10)
     join(policy, "light2", "light")
-    policy.left(heavy), policy.left(light)
-    policy.new_step(1.0)
+    policy.on_finish(heavy), policy.on_finish(light)
+    policy.new_step()
     join(policy, "heavy2", "heavy"), join(policy, "light3", "light")
     assert drain(policy.waiting) == ["light2", "light3", "heavy2"]
 
@@ -135,16 +135,16 @@ def test_the_victim_is_the_newest_request_of_the_most_served_tenant():
     a1, b1, b2, a2 = (serve(policy, n) for n in (100, 10, 10, 10))
     running = by_id(a1, b1, a2, b2)
     assert [request.tenant for request in running.values()] == ["a", "b", "a", "b"]
-    assert policy.victim(running, b1) is a2
-    assert policy.victim(by_id(b1), b1) is b1
-    assert policy.forced_victims(running) == []
+    assert policy.select_victim(running, b1) is a2
+    assert policy.select_victim(by_id(b1), b1) is b1
+    assert policy.select_forced_victims(running) == []
 
 
 def test_the_request_that_is_shown_is_the_one_taken_though_it_was_charged_meanwhile():
     policy = Fair()
     shown, other = join(policy, "a", "a"), join(policy, "b", "b")
     assert policy.waiting.peek_request() is shown
-    policy.admitted(shown, 100)
+    policy.on_admit(shown, 100)
     assert policy.waiting.pop_request() is shown
     assert policy.waiting.pop_request() is other
 
@@ -175,10 +175,10 @@ def test_the_last_output_of_a_tenant_that_goes_is_charged_to_it():
     going = join(policy, "one token", "going")
     join(policy, "other", "other")
     serve(policy, 10)
-    policy.left(going)
+    policy.on_finish(going)
     decode(policy, going, 1)
     assert policy.service_by_tenant() == {"other": 0.0}
-    policy.new_step(1.0)
+    policy.new_step()
     join(policy, "again", "going")
     assert policy.service_by_tenant() == {"other": 0.0, "going": 12.0}
 
@@ -188,8 +188,8 @@ def test_numbers_are_used_again_and_counters_do_not_pass_over_with_them():
     keep = join(policy, "keep", "keep")
     gone = join(policy, "gone", "gone")
     serve(policy, 1), serve(policy, 5)
-    policy.left(gone)
-    policy.new_step(1.0)
+    policy.on_finish(gone)
+    policy.new_step()
     fresh = join(policy, "fresh", "fresh")
     assert fresh.number == gone.number != keep.number
     assert policy.service_by_tenant() == {"keep": 1.0, "fresh": 0.0}
@@ -202,9 +202,9 @@ def test_an_aborted_request_leaves_nothing_behind():
     requests = [join(policy, f"r{i}", f"t{i % 3}") for i in range(9)]
     for request in requests[::2] + requests[1::2]:
         policy.waiting.remove_request(request)
-        policy.left(request)
+        policy.on_finish(request)
     assert policy.waiting.is_empty
-    policy.new_step(1.0)
+    policy.new_step()
     assert list(policy.waiting) == []
     assert policy.service_by_tenant() == {}
 
@@ -225,16 +225,6 @@ def test_tenants_that_went_are_not_remembered_for_ever():
         counters.leave(f"t{number}", floor=0.0)
     assert len(counters._departed) <= 4_096
     assert counters.counter(counters.enter("t19999")) == 19_999.0
-
-
-@pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_weight_that_is_no_share_is_refused(weight):
-    with pytest.raises(ValueError, match=r"the weight of tenant 'x' is .* above 0"):
-        Fair({"x": weight})
-    with pytest.raises(ValueError, match="input_weight is"):
-        Fair(input_weight=weight)
-    with pytest.raises(ValueError, match="output_weight is"):
-        Fair(output_weight=weight)
 
 
 def test_a_priority_is_refused():

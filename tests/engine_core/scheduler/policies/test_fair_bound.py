@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from policy_requests import PolicyRequest
 
 from engine_core.scheduler.policies import Fair, FirstComeFirstServed
-from engine_core.scheduler.request_status import RequestStatus
+from engine_core.scheduler.request import RequestStatus
 
 
 class Loop:
@@ -33,21 +33,21 @@ class Loop:
         request = PolicyRequest(name, tenant=tenant, num_prompt_tokens=num_prompt)
         request.size = num_prompt + num_output
         self.left_to_decode[name] = num_output
-        self.numbers[tenant] = self.policy.joined(request)
+        self.numbers[tenant] = self.policy.on_arrival(request)
         self.policy.waiting.add_request(request)
         self.num_waiting[tenant] += 1
         self._check()
 
     def step(self) -> None:
         waiting = self.policy.waiting
-        self.policy.new_step(0.0)
+        self.policy.new_step()
         while not waiting.is_empty:
             held = sum(request.size for request in self.running.values())
             if held + waiting.peek_request().size > self.pool:
                 break
             request = waiting.peek_request()
             if request.status is RequestStatus.WAITING:
-                self.policy.admitted(request, request.num_prompt_tokens)
+                self.policy.on_admit(request, request.num_prompt_tokens)
             assert waiting.pop_request() is request
             self.num_waiting[request.tenant] -= 1
             if request.status is RequestStatus.WAITING:
@@ -62,16 +62,16 @@ class Loop:
             decoded[self.numbers[request.tenant]] += 1
             self.service[request.tenant] += self.output_weight
             self.left_to_decode[request.request_id] -= 1
-        self.policy.decoded(decoded)
+        self.policy.on_decode(decoded)
         for request in list(self.running.values()):
             if not self.left_to_decode[request.request_id]:
                 del self.running[request.request_id]
-                self.policy.left(request)
+                self.policy.on_finish(request)
         self._check()
 
     def preempt(self) -> None:
         if self.running:
-            victim = self.policy.victim(self.running, next(iter(self.running.values())))
+            victim = self.policy.select_victim(self.running, next(iter(self.running.values())))
             del self.running[victim.request_id]
             victim.status = RequestStatus.PREEMPTED
             self.policy.waiting.prepend_request(victim)

@@ -4,7 +4,7 @@ import pytest
 from policy_requests import PolicyRequest, by_id, drain, ids
 
 from engine_core.scheduler.policies import FirstComeFirstServed, FirstComeFirstServedQueue
-from engine_core.scheduler.request_status import RequestStatus
+from engine_core.scheduler.request import RequestStatus
 
 
 def make(*names: str, status: RequestStatus = RequestStatus.WAITING) -> list[PolicyRequest]:
@@ -57,16 +57,16 @@ def test_the_newest_running_request_gives_way_though_it_be_the_one_that_asks():
     """Proves S119, S128."""
     policy = FirstComeFirstServed()
     old, new = make("old", "new")
-    assert policy.victim(by_id(old, new), old) is new
-    assert policy.victim(by_id(old, new), new) is new
-    assert policy.victim(by_id(old), old) is old
+    assert policy.select_victim(by_id(old, new), old) is new
+    assert policy.select_victim(by_id(old, new), new) is new
+    assert policy.select_victim(by_id(old), old) is old
 
 
 def test_nobody_is_forced_out_and_nothing_is_counted():
     policy = FirstComeFirstServed()
     running, waiting = make("running", "waiting")
     policy.waiting.add_request(waiting)
-    assert policy.forced_victims(by_id(running)) == []
+    assert policy.select_forced_victims(by_id(running)) == []
     assert policy.counts_service is False
     assert policy.service_by_tenant() == {}
 

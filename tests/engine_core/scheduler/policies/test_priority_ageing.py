@@ -1,4 +1,4 @@
-"""Ageing: nothing starves, nobody forces each other out in turn."""
+"""Ageing: nothing starves, and no two requests force each other out."""
 
 import itertools
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from policy_requests import PolicyRequest, by_id
 
 from engine_core.scheduler.policies import Priority, PriorityQueue
-from engine_core.scheduler.request_status import RequestStatus
+from engine_core.scheduler.request import RequestStatus
 
 
 def steps_until_served(ageing_s: float | None, *, limit: int) -> int | None:
@@ -16,7 +16,7 @@ def steps_until_served(ageing_s: float | None, *, limit: int) -> int | None:
     lax = PolicyRequest("lax", priority=10, arrival_time=0.0)
     policy.waiting.add_request(lax)
     for step in range(limit):
-        policy.new_step(float(step))
+        policy.new_step()
         policy.waiting.add_request(PolicyRequest(f"u{step}", priority=0, arrival_time=float(step)))
         if policy.waiting.pop_request() is lax:
             return step
@@ -40,9 +40,9 @@ def test_with_ageing_nothing_starves_behind_urgent_requests_that_never_end():
     policy = Priority(ageing_s=2.0)
     running = PolicyRequest("runs for ever", priority=0, arrival_time=30.0)
     policy.waiting.add_request(PolicyRequest("lax", priority=10, arrival_time=8.5))
-    assert policy.forced_victims(by_id(running)) == []
+    assert policy.select_forced_victims(by_id(running)) == []
     policy.waiting.add_request(PolicyRequest("older", priority=10, arrival_time=7.5))
-    assert policy.forced_victims(by_id(running)) == [running]
+    assert policy.select_forced_victims(by_id(running)) == [running]
 
 
 @given(
@@ -81,10 +81,10 @@ def test_requests_never_force_each_other_out_in_turn(ageing_s, min_gain, num_slo
         key=lambda request: request.arrival_time,
     )
     for step in range(200):
-        policy.new_step(float(step))
+        policy.new_step()
         while arrivals and arrivals[0].arrival_time <= step:
             policy.waiting.add_request(arrivals.pop(0))
-        if len(running) == num_slots and (victims := policy.forced_victims(running)):
+        if len(running) == num_slots and (victims := policy.select_forced_victims(running)):
             head, victim = policy.waiting.peek_request(), victims[0]
             assert (victim.request_id, head.request_id) not in forced
             assert (head.request_id, victim.request_id) not in forced

@@ -7,6 +7,7 @@ import torch
 from kernels.cpu.elementwise import NativeElementwise
 from kernels.cpu.library import ISA_NAMES, NativeLibrary, check
 from kernels.cpu.sampling import NativeSampling
+from kernels.interface.operations import Penalties, SamplingLimits
 from tests.kernels.cpu.fuzz.random_case import RandomCase, must_refuse
 
 
@@ -45,27 +46,25 @@ def sampling(library: NativeLibrary, case: RandomCase) -> None:
     logits = case.strided(num_rows, size)
     seeds = case.integers((num_rows,), 2**62, torch.int64)
     positions = case.integers((num_rows,), 10_000, torch.int64)
-    tokens = run.sample_from_all(logits, seeds, positions)
+    tokens = run.sample(logits, seeds, positions)
     limits = {
         "top_k_R": case.integers((num_rows,), size + 10, torch.int64),
         "top_p_R": torch.rand(num_rows).clamp(1e-6, 1),
         "min_p_R": torch.rand(num_rows) * case.below(2),
     }
-    truncated = run.sample_truncated(logits, seeds, positions, **limits)
+    truncated = run.sample(logits, seeds, positions, SamplingLimits(**limits))
     for chosen in (tokens, truncated):
         assert ((chosen >= 0) & (chosen < size)).all(), f"token {chosen} of {size}"
     if num_rows:
         limits["top_k_R"][0] = -1 - case.below(100)
         must_refuse(
-            "negative top_k", lambda: run.sample_truncated(logits, seeds, positions, **limits)
+            "negative top_k", lambda: run.sample(logits, seeds, positions, SamplingLimits(**limits))
         )
         run.apply_penalties(
             logits[0].contiguous(),
             case.integers((size,), 2, torch.bool),
             case.integers((size,), 3, torch.float32),
-            repetition_penalty=1.1,
-            presence_penalty=0.2,
-            frequency_penalty=0.3,
+            Penalties(repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.3),
         )
 
 

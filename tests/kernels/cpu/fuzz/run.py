@@ -66,7 +66,7 @@ def fuzz(path: Path, seconds: float, seed: int) -> None:
         rows.threads_and_instructions,
         steps.attention,
         steps.rotary,
-        steps.recorded_step,
+        steps.captured_step,
     )
     library = CountedLibrary(path, 2)
     library.memory = ExactMemory()

@@ -1,16 +1,21 @@
-"""Fuzzing of attention, rotation and recorded steps: random requests over a random cache."""
+"""Fuzzing of attention, rotation and captured steps: random requests over a random cache."""
 
 import torch
 
 from kernels.cpu.attention import NativeAttention, NativeAttentionPlan, NativeAttentionPlanner
+from kernels.cpu.captured_forward import CapturedForward
 from kernels.cpu.elementwise import NativeElementwise
 from kernels.cpu.kv_cache import KVCacheFormat, row_length
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.operations import CpuOperations
-from kernels.cpu.recording import RecordedForward
 from kernels.cpu.weights import pack_float
-from kernels.interface.attention import AttentionMetadata
-from kernels.interface.operations import ForwardContext
+from kernels.interface.operations import (
+    AttentionMetadata,
+    AttentionParams,
+    AttentionSpec,
+    ForwardContext,
+    RotaryParams,
+)
 from tests.kernels.cpu.fuzz.products import random_weight
 from tests.kernels.cpu.fuzz.random_case import RandomCase, must_refuse
 
@@ -61,13 +66,20 @@ class _Step:
             row_length(self.kind, self.head_size),
         )
         self.k, self.v = (_stored(case, self.kind, shape) for _ in "kv")
+        dtypes = {KVCacheFormat.BF16: torch.bfloat16, KVCacheFormat.I8: torch.int8}
         self.planner = NativeAttentionPlanner(
-            num_query_heads=self.heads,
-            num_kv_heads=self.kv_heads,
-            head_size=self.head_size,
-            block_size=self.block_size,
-            sliding_window=self.window,
-            stored_kind=self.kind,
+            AttentionSpec(
+                num_query_heads=self.heads,
+                num_kv_heads=self.kv_heads,
+                head_size=self.head_size,
+                block_size=self.block_size,
+                sliding_window=self.window,
+                max_num_seqs=num_requests,
+                max_num_batched_tokens=self.num_tokens,
+                max_model_len=max(lengths),
+                dtype=torch.float32,
+                kv_dtype=dtypes.get(self.kind, torch.float32),
+            )
         )
 
     def plan(self) -> AttentionMetadata:
@@ -94,10 +106,12 @@ def attention(library: NativeLibrary, case: RandomCase) -> None:
             step.k,
             step.v,
             plan,
-            scale=0.1,
-            softcap=30.0 if case.one_in(3) else None,
-            sinks_H=case.numbers(step.heads) if case.one_in(3) else None,
-            alibi_slopes_H=case.numbers(step.heads) if case.one_in(3) else None,
+            AttentionParams(
+                scale=0.1,
+                softcap=30.0 if case.one_in(3) else None,
+                sinks_H=case.numbers(step.heads) if case.one_in(3) else None,
+                alibi_slopes_H=case.numbers(step.heads) if case.one_in(3) else None,
+            ),
         )
 
     attend()
@@ -128,16 +142,17 @@ def rotary(library: NativeLibrary, case: RandomCase) -> None:
     def rotate() -> torch.Tensor:
         return run.rotary_and_cache(
             case.numbers(step.num_tokens, (step.heads + 2 * step.kv_heads) * step.head_size),
-            num_query_heads=step.heads,
-            head_size=step.head_size,
-            cos_sin_PD=angles,
-            positions_T=step.positions,
-            k_cache_BSKD=step.k,
-            v_cache_BSKD=step.v,
-            slot_mapping_T=step.slots,
-            q_norm_weight_D=case.numbers(step.head_size) if normed else None,
-            k_norm_weight_D=case.numbers(step.head_size) if normed else None,
-            norm_eps=1e-5,
+            step.positions,
+            step.slots,
+            (step.k, step.v),
+            RotaryParams(
+                num_query_heads=step.heads,
+                head_size=step.head_size,
+                cos_sin_PD=angles,
+                q_norm_weight_D=case.numbers(step.head_size) if normed else None,
+                k_norm_weight_D=case.numbers(step.head_size) if normed else None,
+                norm_eps=1e-5,
+            ),
         )
 
     rotate()
@@ -150,7 +165,7 @@ def rotary(library: NativeLibrary, case: RandomCase) -> None:
         must_refuse("a rotation with a wrong index", rotate)
 
 
-def recorded_step(library: NativeLibrary, case: RandomCase) -> None:
+def captured_step(library: NativeLibrary, case: RandomCase) -> None:
     ops = CpuOperations(library)
     step = _Step(case)
     size = case.size(64)
@@ -166,29 +181,30 @@ def recorded_step(library: NativeLibrary, case: RandomCase) -> None:
         residual = ops.embedding(ids_T, table)
         q = ops.rotary_and_cache(
             ops.linear(ops.rms_norm(residual, norm, 1e-5), into),
-            num_query_heads=step.heads,
-            head_size=step.head_size,
-            cos_sin_PD=angles,
-            positions_T=positions_T,
-            kv_cache=c.kv_caches[0],
-            slot_mapping_T=c.metadata[0].slot_mapping_T,
+            positions_T,
+            c.metadata[0].slot_mapping_T,
+            c.kv_caches[0],
+            RotaryParams(num_query_heads=step.heads, head_size=step.head_size, cos_sin_PD=angles),
         )
         attended = ops.paged_attention(
-            q, *c.kv_caches[0], c.metadata[0], scale=0.1, sliding_window=step.window
+            q,
+            *c.kv_caches[0],
+            c.metadata[0],
+            AttentionParams(scale=0.1, sliding_window=step.window),
         )
         out = ops.linear(attended.flatten(1), back)
         x, residual = ops.add_rms_norm(out, residual, norm, 1e-5)
         return ops.linear(x, last).mul_(factor)
 
-    recorded = RecordedForward(library, forward)
+    captured = CapturedForward(library, forward)
     context = ForwardContext(kv_caches=[(step.k, step.v)], metadata=[step.plan()], ops=ops)
     ids = case.integers((step.num_tokens,), len(table), torch.int64)
     for _ in range(2):
-        out = recorded(ids, step.positions, context)
-        assert recorded.is_recorded, "a forward pass of native operations was not recorded"
+        out = captured(ids, step.positions, context)
+        assert captured.is_captured, "a forward pass of native operations was not captured"
         assert out.shape == (len(ids), last.num_outputs)
     if not len(ids):
         return
     wrong, limit = ((ids, len(table)), (step.positions, 50))[case.below(2)]
     wrong[case.below(len(ids))] = case.index(limit)
-    must_refuse("a step with a wrong index", lambda: recorded(ids, step.positions, context))
+    must_refuse("a step with a wrong index", lambda: captured(ids, step.positions, context))

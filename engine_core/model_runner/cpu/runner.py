@@ -1,0 +1,134 @@
+"""Runs plans on a CPU: only code common to every model. Be paranoid about adding a line.
+
+A step in which no sequence is new, resumed or given a block does no Python work a sequence.
+"""
+
+import numpy as np
+import torch
+
+from engine_core.model_runner.cache import PagedKVCache
+from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.cpu.input_batch import (
+    CPUInputBatch,
+    StepInputs,
+    gather_step_inputs,
+)
+from engine_core.model_runner.cpu.sampler import CPUSampler
+from engine_core.model_runner.output import as_token_lists
+from engine_core.model_runner.rows import RunnerRows
+from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
+from protocol.outputs import Logprobs
+
+
+class CPUModelRunner:
+    """One step at a time: it is computed when it is collected."""
+
+    max_steps_in_flight = 1
+
+    def __init__(self, config: RunnerConfig) -> None:
+        self.config = config
+        self._model = config.model
+        self._ops = config.ops
+        self._cache = PagedKVCache(config)
+        self.storage = self._cache.storage
+        self.rows = RunnerRows(
+            max_num_rows=config.max_num_seqs,
+            eos_token_ids=config.eos_token_ids,
+            vocab_size=config.vocab_size,
+        )
+        self.batch = CPUInputBatch(
+            max_num_rows=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            block_size=config.block_size,
+            num_groups=config.num_groups,
+        )
+        self._sampler = CPUSampler(
+            config.ops, max_num_rows=config.max_num_seqs, vocab_size=config.vocab_size
+        )
+        self._in_flight: SchedulerOutput | None = None
+
+    def submit(self, plan: SchedulerOutput) -> None:
+        """Take the step that the next `collect` runs."""
+        assert self._in_flight is None, "collect the step in flight first"
+        self._in_flight = plan
+
+    def collect(self) -> ModelRunnerOutput:
+        """See `execute`."""
+        plan, self._in_flight = self._in_flight, None
+        assert plan is not None, "no step is in flight"
+        return self.execute(plan)
+
+    @torch.inference_mode()
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step and choose the next token of every sequence that is up to date.
+
+        Raises:
+            Exception: whatever the model raises; the plan's requests cannot go on.
+        """
+        self._update_rows(plan)
+        self.storage.carry_out(plan.copies)
+        if not plan.total_num_scheduled_tokens:
+            return ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
+        inputs = gather_step_inputs(
+            self.batch,
+            rows=plan.batch.rows,
+            num_computed=plan.batch.num_computed_tokens,
+            num_scheduled=plan.batch.num_scheduled_tokens,
+            decodes_first=self._ops.needs_decodes_first,
+        )
+        context = self._cache.forward_context(
+            query_start_loc_R1=torch.from_numpy(inputs.query_start_R1),
+            seq_lens_R=torch.from_numpy(inputs.seq_lens_R),
+            block_tables_GRM=[torch.from_numpy(table) for table in inputs.block_tables_GRM],
+            slot_mappings_GT=[torch.from_numpy(slots) for slots in inputs.slot_mappings_GT],
+            num_decodes=inputs.num_decodes,
+        )
+        hidden_TE = self._model.forward(
+            torch.from_numpy(inputs.token_ids_T), torch.from_numpy(inputs.positions_T), context
+        )
+        return self._sample(plan, inputs, hidden_TE)
+
+    def _update_rows(self, plan: SchedulerOutput) -> None:
+        for row in self.rows.free(plan):
+            self._sampler.free_row(row)
+        for placed in self.rows.place(plan):
+            self.batch.write_row(placed.row, placed.token_ids, placed.block_ids)
+            self._sampler.write_row(placed.row, placed.sampling, placed.token_ids)
+        for update in plan.block_updates:
+            self.batch.write_blocks(update.row, update.start, update.block_ids)
+
+    def _sample(
+        self, plan: SchedulerOutput, inputs: StepInputs, hidden_TE: torch.Tensor
+    ) -> ModelRunnerOutput:
+        request_ids = plan.batch.req_ids
+        token_ids_R = np.zeros(len(request_ids), np.int32)
+        logprobs: dict[str, Logprobs] = {}
+        failures: dict[str, str] = {}
+        sampled_R = inputs.sampled_R
+        if sampled_R.size:
+            rows = inputs.rows_R[sampled_R]
+            if sampled_R.size != len(hidden_TE):  # else each token is its sequence's last
+                last_R = torch.from_numpy(inputs.query_start_R1[1:][sampled_R].astype("int64"))
+                hidden_TE = hidden_TE[last_R - 1]
+            logits_RV = self._model.compute_logits(hidden_TE)
+            result = self._sampler.sample(logits_RV, rows, self.batch.num_tokens[rows])
+            sampled_R = inputs.batch_index_R[sampled_R]  # from here on as the plan has them
+            logprobs = {request_ids[sampled_R[at]]: each for at, each in result.logprobs.items()}
+            failures = {request_ids[sampled_R[at]]: why for at, why in result.failures.items()}
+            chosen = result.token_ids
+            if failures:
+                good = np.delete(np.arange(len(rows)), list(result.failures))
+                sampled_R, rows, chosen = sampled_R[good], rows[good], chosen[good]
+            token_ids_R[sampled_R] = chosen
+            self.batch.append_tokens(rows, chosen)
+            self._sampler.append_tokens(rows, chosen)
+        return ModelRunnerOutput(
+            req_ids=request_ids,
+            sampled_token_ids=(
+                as_token_lists(token_ids_R, sampled_R)
+                if plan.scheduled_spec_decode_tokens
+                else token_ids_R
+            ),
+            logprobs=logprobs or None,
+            failures=failures,
+        )

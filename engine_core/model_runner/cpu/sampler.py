@@ -1,0 +1,261 @@
+"""Chooses the next token of each row, by what the row's request asked for.
+
+raw logits -> log-probabilities, for rows that want them
+-> allowed tokens -> min_tokens -> bias -> penalties -> greedy rows take the best here
+-> temperature -> min_p -> top_k -> top_p -> Gumbel-max
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_core.model_runner.output import NO_TOKEN_LEFT, NOT_FINITE, report_logprobs
+from engine_core.model_runner.sampling_params import ResolvedSampling
+from kernels.interface.operations import Operations, Penalties, SamplingLimits
+from protocol.outputs import Logprobs
+from protocol.sampling import SamplingParams
+
+_NONE: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """One token a row of logits. `failures` says, by index, why a row has none; `logprobs` holds
+    by index what was asked for."""
+
+    token_ids: npt.NDArray[np.int64]
+    logprobs: dict[int, Logprobs]
+    failures: dict[int, str]
+
+
+@dataclasses.dataclass(slots=True)
+class PenaltyCounts:
+    """What penalties need of the tokens so far: a bool mask of the prompt's, and how often each is
+    in the output, as float32."""
+
+    prompt_mask_V: torch.Tensor
+    output_counts_V: torch.Tensor
+
+    @classmethod
+    def of(
+        cls, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int], vocab_size: int
+    ) -> "PenaltyCounts":
+        prompt_mask_V = torch.zeros(vocab_size, dtype=torch.bool)
+        prompt_mask_V[torch.tensor(prompt_token_ids, dtype=torch.int64)] = True
+        output_ids = torch.tensor(output_token_ids, dtype=torch.int64)
+        counts_V = torch.bincount(output_ids, minlength=vocab_size).to(torch.float32)
+        return cls(prompt_mask_V, counts_V)
+
+
+@dataclasses.dataclass(slots=True)
+class LogitRules:
+    """What changes single logits of a row before the distribution is formed. Ids are int64."""
+
+    params: SamplingParams
+    min_length: int
+    min_tokens_ids: torch.Tensor
+    bias_ids: torch.Tensor
+    bias_values: torch.Tensor
+    allowed_ids: torch.Tensor | None
+    counts: PenaltyCounts | None
+
+
+class CPUSampler:
+    """Columns by row of the persistent batch, and the steps from logits to tokens over them.
+
+    Args:
+        ops: the backend.
+        vocab_size: length of a row of logits.
+    """
+
+    def __init__(self, ops: Operations, *, max_num_rows: int, vocab_size: int) -> None:
+        self._ops = ops
+        self._vocab_size = vocab_size
+        self._temperature: npt.NDArray[np.float32] = np.ones(max_num_rows, np.float32)
+        self._top_k: npt.NDArray[np.int64] = np.zeros(max_num_rows, np.int64)
+        self._top_p: npt.NDArray[np.float32] = np.ones(max_num_rows, np.float32)
+        self._min_p: npt.NDArray[np.float32] = np.zeros(max_num_rows, np.float32)
+        self._seed: npt.NDArray[np.int64] = np.zeros(max_num_rows, np.int64)
+        """The 64 bits of the seed, as a signed number."""
+        self._is_greedy: npt.NDArray[np.bool_] = np.ones(max_num_rows, np.bool_)
+        self._is_plain: npt.NDArray[np.bool_] = np.ones(max_num_rows, np.bool_)
+        """Greedy, without rules or log-probabilities: the best logit is all that is wanted."""
+        self._is_truncated: npt.NDArray[np.bool_] = np.zeros(max_num_rows, np.bool_)
+        self._num_logprobs: npt.NDArray[np.int64] = np.full(max_num_rows, -1, np.int64)
+        self._rules: dict[int, LogitRules] = {}
+        """Only rows that have any; `_has_rules` says the same as a column."""
+        self._has_rules: npt.NDArray[np.bool_] = np.zeros(max_num_rows, np.bool_)
+
+    # ------------------------------------------------------------------ rows
+
+    def write_row(self, row: int, sampling: ResolvedSampling, token_ids: Sequence[int]) -> None:
+        """A request takes the row with these tokens; nothing of an earlier one is left."""
+        params = sampling.params
+        self._temperature[row] = params.temperature
+        self._top_k[row] = sampling.top_k
+        self._top_p[row] = params.top_p
+        self._min_p[row] = params.min_p
+        self._seed[row] = np.uint64(params.seed or 0).astype(np.int64)
+        self._is_greedy[row] = params.is_greedy
+        self._is_truncated[row] = sampling.is_truncated
+        self._num_logprobs[row] = sampling.num_logprobs
+        rules = self._rules_of(sampling, token_ids)
+        self._has_rules[row] = rules is not None
+        self._is_plain[row] = params.is_greedy and sampling.num_logprobs < 0 and rules is None
+        if rules is None:
+            self._rules.pop(row, None)
+        else:
+            self._rules[row] = rules
+
+    def free_row(self, row: int) -> None:
+        """The row's rules need memory no longer."""
+        self._rules.pop(row, None)
+
+    def append_tokens(self, rows: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> None:
+        """Count a token that was chosen for each of these rows."""
+        if not self._rules:
+            return
+        for index in np.flatnonzero(self._has_rules[rows]).tolist():
+            counts = self._rules[int(rows[index])].counts
+            if counts is not None:
+                counts.output_counts_V[int(token_ids[index])] += 1
+
+    def _rules_of(self, sampling: ResolvedSampling, token_ids: Sequence[int]) -> LogitRules | None:
+        params = sampling.params
+        if not (
+            params.has_penalties
+            or params.logit_bias
+            or params.allowed_token_ids is not None
+            or sampling.min_tokens_ids
+        ):
+            return None
+        allowed, start = params.allowed_token_ids, sampling.num_prompt_tokens
+        return LogitRules(
+            params=params,
+            min_length=sampling.min_length,
+            min_tokens_ids=torch.tensor(sampling.min_tokens_ids, dtype=torch.int64),
+            bias_ids=torch.tensor(list(params.logit_bias), dtype=torch.int64),
+            bias_values=torch.tensor(list(params.logit_bias.values()), dtype=torch.float32),
+            allowed_ids=None if allowed is None else torch.tensor(allowed, dtype=torch.int64),
+            counts=(
+                PenaltyCounts.of(token_ids[:start], token_ids[start:], self._vocab_size)
+                if params.has_penalties
+                else None
+            ),
+        )
+
+    # ------------------------------------------------------------------ one step
+
+    def sample(
+        self,
+        logits_RV: torch.Tensor,
+        rows: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+    ) -> SampledTokens:
+        """
+        Args:
+            logits_RV: float32; may be overwritten.
+            rows: [R], the row of the batch that each row of logits belongs to.
+            positions: [R], index in the sequence of the token being chosen.
+        """
+        if self._is_plain[rows].all():
+            best_ids_R, best_R = self._ops.best_of_rows(logits_RV)
+            return SampledTokens(best_ids_R.numpy(), {}, _not_numbers(logits_RV, best_R))
+        wanted = np.flatnonzero(self._num_logprobs[rows] >= 0)
+        raw_WV: torch.Tensor | None = None
+        if wanted.size:  # the usual "all of them" without a copy
+            everyone = wanted.size == len(rows)
+            asked_WV = logits_RV if everyone else logits_RV[torch.from_numpy(wanted)]
+            raw_WV = asked_WV.log_softmax(dim=1)
+        best_ids_R, best_R = self._ops.best_of_rows(logits_RV)
+        failures = _not_numbers(logits_RV, best_R)
+        ruled = np.flatnonzero(self._has_rules[rows]) if self._rules else _NONE
+        for index in ruled.tolist():
+            if index in failures:
+                continue
+            rules, position = self._rules[int(rows[index])], int(positions[index])
+            _apply_rules(logits_RV[index], rules, position, self._ops)
+            if not logits_RV[index].isfinite().any():
+                failures[index] = NO_TOKEN_LEFT
+                logits_RV[index] = 0.0  # sampled below with the others, and not used
+        if ruled.size:
+            best_ids_R[ruled] = self._ops.best_of_rows(logits_RV[ruled])[0]
+        chosen = self._choose(logits_RV, rows, positions, best_ids_R.numpy())
+        logprobs: dict[int, Logprobs] = {}
+        if raw_WV is not None:
+            reported = report_logprobs(raw_WV, chosen[wanted], self._num_logprobs[rows[wanted]])
+            logprobs = {
+                index: columns
+                for index, columns in zip(wanted.tolist(), reported, strict=True)
+                if index not in failures
+            }
+        return SampledTokens(chosen, logprobs, failures)
+
+    def _choose(
+        self,
+        logits_RV: torch.Tensor,
+        rows: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        best_ids: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.int64]:
+        """`best_ids` with those of rows that are not greedy replaced, in place."""
+        greedy = self._is_greedy[rows]
+        if greedy.all():
+            return best_ids
+        truncated = ~greedy & self._is_truncated[rows]
+        for kind in (truncated, ~greedy & ~truncated):
+            indices = np.flatnonzero(kind)
+            if not indices.size:
+                continue
+            part_RV = logits_RV[torch.from_numpy(indices)]
+            mine = rows[indices]
+            part_RV /= torch.from_numpy(self._temperature[mine])[:, None]
+            seeds_R = torch.from_numpy(self._seed[mine])
+            positions_R = torch.from_numpy(positions[indices])
+            limits = None
+            if kind is truncated:
+                limits = SamplingLimits(
+                    top_k_R=torch.from_numpy(self._top_k[mine]),
+                    top_p_R=torch.from_numpy(self._top_p[mine]),
+                    min_p_R=torch.from_numpy(self._min_p[mine]),
+                )
+            chosen_R = self._ops.sample(part_RV, seeds_R, positions_R, limits)
+            best_ids[indices] = chosen_R.numpy()
+        return best_ids
+
+
+def _not_numbers(logits_RV: torch.Tensor, best_R: torch.Tensor) -> dict[int, str]:
+    """Rows whose best logit is NaN or infinite. Zeroed: they are sampled with the others."""
+    is_finite_R = np.isfinite(best_R.numpy())
+    if is_finite_R.all():
+        return {}
+    bad = np.flatnonzero(~is_finite_R).tolist()
+    for index in bad:
+        logits_RV[index] = 0.0
+    return dict.fromkeys(bad, NOT_FINITE)
+
+
+def _apply_rules(logits_V: torch.Tensor, rules: LogitRules, position: int, ops: Operations) -> None:
+    """Change one row of logits, in place."""
+    if rules.allowed_ids is not None:
+        allowed = logits_V[rules.allowed_ids]
+        logits_V.fill_(-torch.inf)
+        logits_V[rules.allowed_ids] = allowed
+    if position < rules.min_length:
+        logits_V[rules.min_tokens_ids] = -torch.inf
+    if rules.bias_ids.numel():
+        logits_V[rules.bias_ids] += rules.bias_values
+    if rules.counts is not None:
+        ops.apply_penalties(
+            logits_V,
+            rules.counts.prompt_mask_V,
+            rules.counts.output_counts_V,
+            Penalties(
+                repetition_penalty=rules.params.repetition_penalty,
+                presence_penalty=rules.params.presence_penalty,
+                frequency_penalty=rules.params.frequency_penalty,
+            ),
+        )

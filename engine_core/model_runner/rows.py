@@ -1,0 +1,87 @@
+"""Which sequence has which row of a runner's batch; the scheduler chooses it, and a sequence keeps
+it from step to step. What it asked for is also kept while it has none."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from engine_core.kv_cache import BlockIds
+from engine_core.model_runner.sampling_params import ResolvedSampling, resolve_sampling
+from engine_core.scheduler import SchedulerOutput
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlacedRow:
+    """A new or resumed sequence; its row is written anew.
+
+    Attributes:
+        token_ids: prompt, then output.
+    """
+
+    row: int
+    token_ids: list[int]
+    block_ids: BlockIds
+    sampling: ResolvedSampling
+
+
+class RunnerRows:
+    """
+    Args:
+        max_num_rows: most sequences running at once.
+        eos_token_ids, vocab_size: see `resolve_sampling`.
+    """
+
+    def __init__(
+        self, *, max_num_rows: int, eos_token_ids: tuple[int, ...], vocab_size: int
+    ) -> None:
+        self._eos_token_ids = eos_token_ids
+        self._vocab_size = vocab_size
+        self._row_of: dict[str, int] = {}
+        self._sequence_of: list[str | None] = [None] * max_num_rows
+        self._sampling_of: dict[str, ResolvedSampling] = {}
+        """Of every sequence that has not finished, with a row or preempted."""
+
+    def free(self, plan: SchedulerOutput) -> list[int]:
+        """Forget what finished and take the rows of what was preempted. Returns the freed rows."""
+        for request_id in plan.finished_req_ids:
+            self._sampling_of.pop(request_id, None)
+        gone = (*plan.finished_req_ids, *plan.preempted_req_ids)
+        rows = [self._row_of.pop(request_id) for request_id in gone if request_id in self._row_of]
+        for row in rows:
+            self._sequence_of[row] = None
+        return rows
+
+    def place(self, plan: SchedulerOutput) -> list[PlacedRow]:
+        """The plan's new and resumed sequences, each in a row that is free or its own."""
+        for new in plan.scheduled_new_reqs:
+            self._sampling_of[new.req_id] = resolve_sampling(
+                new.sampling_params,
+                num_prompt_tokens=len(new.prompt_token_ids),
+                eos_token_ids=self._eos_token_ids,
+                vocab_size=self._vocab_size,
+            )
+        placed = [
+            self._place(
+                new.req_id, new.row, [*new.prompt_token_ids, *new.output_token_ids], new.block_ids
+            )
+            for new in plan.scheduled_new_reqs
+        ]
+        return placed + [
+            self._place(again.req_id, again.row, again.token_ids, again.block_ids)
+            for again in plan.resumed_reqs
+        ]
+
+    def check(self) -> None:
+        """Assert that every taken row is one sequence's."""
+        taken = {name: row for row, name in enumerate(self._sequence_of) if name is not None}
+        assert taken == self._row_of
+        assert self._row_of.keys() <= self._sampling_of.keys()
+
+    def _place(
+        self, request_id: str, row: int, token_ids: list[int], block_ids: BlockIds
+    ) -> PlacedRow:
+        assert self._sequence_of[row] in (None, request_id), "two sequences in one row"
+        assert self._row_of.get(request_id, row) == row, "one sequence in two rows"
+        self._row_of[request_id] = row
+        self._sequence_of[row] = request_id
+        return PlacedRow(row, token_ids, block_ids, self._sampling_of[request_id])

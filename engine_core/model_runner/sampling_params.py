@@ -1,0 +1,58 @@
+"""What a request asked of sampling, resolved once for its whole life: both runners read this."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Iterable
+
+import msgspec
+
+from protocol.sampling import SamplingParams
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedSampling:
+    """
+    Attributes:
+        params: as sent, with a seed unless the request is greedy.
+        top_k: 0 for no limit.
+        is_truncated: top_k, top_p or min_p leave something out.
+        num_logprobs: -1 for none; at most the vocabulary.
+        min_tokens_ids: tokens that are impossible until min_tokens are there, rising.
+        min_length: tokens of the sequence from which they are possible; 0 if there are none.
+    """
+
+    params: SamplingParams
+    num_prompt_tokens: int
+    top_k: int
+    is_truncated: bool
+    num_logprobs: int
+    min_tokens_ids: tuple[int, ...]
+    min_length: int
+
+
+def resolve_sampling(
+    params: SamplingParams,
+    *,
+    num_prompt_tokens: int,
+    eos_token_ids: Iterable[int],
+    vocab_size: int,
+) -> ResolvedSampling:
+    """A request without a seed gets one here: once, so that a preemption changes no token."""
+    if not params.is_greedy and params.seed is None:
+        params = msgspec.structs.replace(params, seed=secrets.randbits(64))
+    top_k = params.top_k if params.top_k < vocab_size else 0
+    min_tokens_ids = {*eos_token_ids, *params.stop_token_ids} if params.min_tokens else ()
+    num_logprobs = -1 if params.logprobs is None else params.logprobs
+    if params.logprobs is not None and not 0 <= params.logprobs <= vocab_size:
+        num_logprobs = vocab_size
+    return ResolvedSampling(
+        params=params,
+        num_prompt_tokens=num_prompt_tokens,
+        top_k=top_k,
+        is_truncated=top_k > 0 or params.top_p < 1 or params.min_p > 0,
+        num_logprobs=num_logprobs,
+        min_tokens_ids=tuple(sorted(min_tokens_ids)),
+        min_length=num_prompt_tokens + params.min_tokens if min_tokens_ids else 0,
+    )

@@ -1,0 +1,125 @@
+"""What a step is made of: prefill and decode mixed, or one at a time."""
+
+from typing import Protocol
+
+from engine_core.scheduler.config import SchedulerConfig
+from engine_core.scheduler.explanations import Explanations
+from engine_core.scheduler.plan_builder import PlanBuilder
+from engine_core.scheduler.preemption import ForcedPreemption
+from engine_core.scheduler.request_pool import RequestPool
+from engine_core.scheduler.schedule_running import RunningScheduler, Select
+from engine_core.scheduler.schedule_waiting import WaitingScheduler
+from protocol.explanations import WaitReason
+
+
+class BatchingPolicy(Protocol):
+    def fill(self, plan: PlanBuilder) -> None:
+        """Spend the plan's budget."""
+        ...
+
+
+class MixedBatching:
+    """Prefill chunks and decodes share a step (Agrawal et al., Sarathi-Serve, OSDI 2024): each
+    request catches up with its tokens, running ones first."""
+
+    def __init__(
+        self, forced: ForcedPreemption, running: RunningScheduler, waiting: WaitingScheduler
+    ) -> None:
+        self._forced = forced
+        self._running = running
+        self._waiting = waiting
+
+    def fill(self, plan: PlanBuilder) -> None:
+        self._forced.preempt(plan)
+        self._running.schedule(plan)
+        self._waiting.schedule(plan)
+
+
+class PrefillFirstBatching:
+    """A step is all prefill or all decode, prompts first (Orca, and vLLM's first design):
+
+    1  nothing swapped, the delay has passed: running prompts go on, new ones are admitted
+    2  nothing to prefill: more urgent requests may force out running ones
+    3  nothing to prefill: running requests decode
+    4  nothing preempted: swapped requests come back
+
+    Args:
+        delay_factor: prompts wait until the first of them has waited for more than this many times
+            the duration of the last prefill step, so that more of them share a step; 0: they do
+            not wait. Without running requests they never wait.
+    """
+
+    def __init__(
+        self,
+        pool: RequestPool,
+        forced: ForcedPreemption,
+        running: RunningScheduler,
+        waiting: WaitingScheduler,
+        explanations: Explanations,
+        delay_factor: float,
+    ) -> None:
+        self._pool = pool
+        self._forced = forced
+        self._running = running
+        self._waiting = waiting
+        self._explanations = explanations
+        self._delay_factor = delay_factor
+        self._last_step_s = 0.0
+        self._was_prefill = False
+        self._last_prefill_s = 0.0
+        """Duration of the last prefill step."""
+
+    def fill(self, plan: PlanBuilder) -> None:
+        has_swapped = self._pool.num_swapped > 0
+        may_admit = self._has_passed_delay(plan.now)
+        self._running.schedule(plan, Select.PREFILLS)
+        if not has_swapped and may_admit:
+            self._waiting.schedule(plan, whole_prompts=True)
+        if not plan.is_empty:
+            self._was_prefill = True
+            self._explain(has_swapped=has_swapped, may_admit=may_admit)
+            return
+        self._forced.preempt(plan)
+        self._running.schedule(plan, Select.DECODES)
+        if has_swapped:
+            self._waiting.schedule(plan, only_swapped=True)
+        else:
+            self._explain(has_swapped=False, may_admit=may_admit)
+
+    def _explain(self, *, has_swapped: bool, may_admit: bool) -> None:
+        """Why no new request is admitted, where the batching is the reason."""
+        if has_swapped:
+            why = "swapped requests come back first"
+        elif not may_admit:
+            why = f"prompts wait for {self._delay_factor} x {self._last_prefill_s:.3f} s"
+        else:
+            return
+        self._explanations.stopped_at(None, WaitReason.DECODES, why)
+
+    def _has_passed_delay(self, now: float) -> bool:
+        """Also notes how long the last prefill step took. The earliest arrival is taken to be the
+        head's, which is exact under fcfs."""
+        if self._was_prefill:
+            self._last_prefill_s = now - self._last_step_s
+        self._last_step_s, self._was_prefill = now, False
+        pool = self._pool
+        if not self._delay_factor or pool.waiting.is_empty or not pool.running:
+            return True
+        waited_s = now - pool.waiting.peek_request().arrival_time
+        return waited_s > self._delay_factor * self._last_prefill_s
+
+
+def make_batching(
+    config: SchedulerConfig,
+    pool: RequestPool,
+    forced: ForcedPreemption,
+    running: RunningScheduler,
+    waiting: WaitingScheduler,
+    explanations: Explanations,
+) -> BatchingPolicy:
+    """The batching policy that `config.batching` names."""
+    if config.batching == "mixed":
+        return MixedBatching(forced, running, waiting)
+    return PrefillFirstBatching(
+        pool, forced, running, waiting, explanations, config.prefill_delay_factor
+    )

@@ -1,0 +1,135 @@
+"""What a start does before it imports torch: its largest library is loaded beside, and the model's
+files are opened, so that a wrong name or a broken file ends the start early.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import gc
+import importlib.util
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine_core.errors import StartupError
+from engine_core.options.engine import EngineOptions
+
+if TYPE_CHECKING:
+    from engine_core.model_files import ModelFiles, TokenizerFiles
+
+logger = logging.getLogger(__name__)
+
+_LIBRARY = "libtorch_cpu.so"
+_OF_A_GPU = ("libtorch_cuda.so", "libtorch_hip.so")
+
+
+def check_kernels_package() -> None:
+    """
+    Raises:
+        StartupError: Hugging Face's distribution `kernels` is installed. Its package has the name
+            of ours: one hides, or overwrites, the other.
+    """
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    spec = importlib.util.find_spec("kernels")
+    found = "" if spec is None or spec.origin is None else spec.origin
+    ours = Path(__file__).parents[2] / "kernels" / "__init__.py"
+    try:
+        version = distribution("kernels").version
+    except PackageNotFoundError:
+        if not found or Path(found).resolve() == ours.resolve():
+            return
+        version = f"at {Path(found).parent}"
+    raise StartupError(
+        f"the distribution `kernels` of Hugging Face ({version}) is installed beside engine-core, "
+        "whose own package `kernels` it hides or overwrites; run `pip uninstall kernels`, install "
+        "engine-core again, or use a virtual environment of its own"
+    )
+
+
+def load_torch_library_beside() -> threading.Thread | None:
+    """Let a thread map and relocate torch's largest library while this one reads and imports.
+
+    That takes a fifth of a second, in which `import torch` would hold the interpreter's lock. A
+    build for GPUs is left alone: its libraries are found by rules of its own.
+
+    Returns:
+        The thread, which needs no join, or None where there is no such library.
+    """
+    library = _torch_library()
+    if library is None:
+        return None
+    # The system's loader takes one library at a time: what is imported beside it must have none
+    # left to load, and numpy is all that comes with its own.
+    import numpy  # noqa: F401
+
+    # No daemon thread: an early exit waits for it rather than end the process under the loader.
+    thread = threading.Thread(target=_load, args=(library,), name="load-torch")
+    thread.start()
+    return thread
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Inside, nothing is searched for cycles; what exists at the end is never searched.
+
+    Imports make 300,000 objects, nearly all for good: the collector would walk them over and
+    over, a tenth of the start, and later stop a step for a tenth of a second. Not for work that
+    may leave tensors in cycles.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _load(library: Path) -> None:
+    with contextlib.suppress(OSError):  # `import torch` says it better
+        ctypes.CDLL(str(library))
+
+
+def _torch_library() -> Path | None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(spec.submodule_search_locations[0]) / "lib"
+    if any((folder / name).exists() for name in _OF_A_GPU):
+        return None
+    library = folder / _LIBRARY
+    return library if library.is_file() else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A model's files and what its clients need of them; None: they must send token ids."""
+
+    files: "ModelFiles"
+    tokenizer: "TokenizerFiles | None"
+
+
+def open_model(options: EngineOptions) -> OpenModel:
+    """The model's files as the options name them, with the tokenizer built.
+
+    Raises:
+        StartupError: with one line for the operator.
+    """
+    from engine_core.model_files import ConfigOnly, ModelFilesError, open_model_files
+
+    try:
+        files: ModelFiles
+        if options.load_format == "dummy":
+            assert options.model_config is not None, "EngineOptions.check was not called"
+            files = ConfigOnly(options.model_config)
+        else:
+            assert options.model is not None, "EngineOptions.check was not called"
+            files = open_model_files(options.model, tokenizer=options.tokenizer, report=logger.info)
+        tokenizer = files.tokenizer()
+    except ModelFilesError as error:
+        raise StartupError(str(error)) from error
+    if tokenizer is None:
+        logger.warning("the model has no tokenizer: clients must send token ids")
+    return OpenModel(files, tokenizer)

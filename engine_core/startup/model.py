@@ -1,0 +1,247 @@
+"""Files to a model that runs: our own model code, or transformers' where there is none of ours."""
+
+import dataclasses
+import logging
+import time
+from typing import Literal
+
+import torch
+
+from engine_core.errors import ConfigurationError, StartupError
+from engine_core.model_files import ModelFiles
+from engine_core.model_files.download import cache_folder
+from engine_core.models import Model, UnsupportedArchitecture, load_dummy_model, load_model
+from engine_core.models.registry import read_model_config
+from engine_core.models.weight_transfer import weight_transfer_to
+from engine_core.options.engine import EngineOptions
+from engine_core.startup.device import choose_dtype, dtype_name, float_weights_of, keeps_blocks
+from engine_core.startup.weight_cache import DEFAULT_LIMIT_BYTES, PackedWeightCache
+from kernels.backends import FloatWeights, UnsupportedDevice, select_operations
+from kernels.interface.operations import Operations
+from kernels.interface.weights import WeightPacking
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with the backend that it was loaded for.
+
+    Attributes:
+        weights: formats of the dense layers' weights, the one with most bytes first.
+        is_packed: on a CPU, every product is of packed weights: none is left to torch.
+    """
+
+    model: Model
+    ops: Operations
+    dtype: torch.dtype
+    architecture: str
+    model_impl: str
+    weights: str
+    is_packed: bool
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether most of the weights' bytes are."""
+        return "float" not in self.weights.split("+")[0]
+
+    @property
+    def computes_in_bytes(self) -> bool:
+        """Whether products are of bytes on a CPU, and attention our own."""
+        is_own = self.model_impl != "transformers"
+        return self.is_quantised and self.ops.device.type == "cpu" and is_own
+
+    def step_bytes(self, max_num_tokens: int, max_num_seqs: int) -> int:
+        """Upper estimate of one step's activations, in bytes.
+
+        Hidden states, projections and the feed-forward's intermediate live one layer at a time
+        (about 32 hidden widths a token); logits are float32, with copies for sampling.
+        """
+        spec = self.model.kv_cache_spec
+        hidden_size = spec.num_query_heads * spec.head_size
+        per_token = 32 * hidden_size * self.dtype.itemsize
+        return max_num_tokens * per_token + max_num_seqs * spec.vocab_size * 4 * 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """How to load.
+
+    Attributes:
+        load_format: "dummy" takes random weights of the config's shape instead of the files'.
+        max_model_len: most positions that will be used, if fewer than the model has.
+        batch_invariant, float_weights, keeps_blocks, num_threads: see
+            `kernels.backends.select_operations`.
+        weight_cache: keeps packed weights for the next start; None: nothing does.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    model_impl: Literal["auto", "native", "transformers"] = "auto"
+    load_format: Literal["auto", "dummy"] = "auto"
+    max_model_len: int | None = None
+    batch_invariant: bool = False
+    float_weights: FloatWeights = "float32"
+    keeps_blocks: bool = False
+    num_threads: int | None = None
+    weight_cache: PackedWeightCache | None = None
+
+
+def load_by_options(options: EngineOptions, files: ModelFiles, device: torch.device) -> LoadedModel:
+    """The model as the options ask for it, in the formats that the daemon would serve.
+
+    Raises:
+        StartupError: as `load_any_model`.
+    """
+    return load_any_model(
+        files,
+        LoadOptions(
+            device=device,
+            dtype=choose_dtype(options.dtype, device, files.config),
+            model_impl=options.model_impl,
+            load_format=options.load_format,
+            max_model_len=options.max_model_len,
+            batch_invariant=options.batch_invariant,
+            float_weights=float_weights_of(options.quantization),
+            keeps_blocks=keeps_blocks(options.quantization, options.dtype),
+            num_threads=options.num_threads,
+            weight_cache=_weight_cache(options, device),
+        ),
+    )
+
+
+def _weight_cache(options: EngineOptions, device: torch.device) -> PackedWeightCache | None:
+    if device.type != "cpu":
+        return None  # a GPU's layouts are made at once, on the device
+    limit = DEFAULT_LIMIT_BYTES if options.weight_cache is None else options.weight_cache
+    return PackedWeightCache(cache_folder() / "weights", limit)
+
+
+def load_any_model(files: ModelFiles, wanted: LoadOptions) -> LoadedModel:
+    """
+    Raises:
+        StartupError: the device cannot serve, or neither we nor transformers can run the model;
+            the message says why.
+    """
+    started_s = time.monotonic()
+    try:
+        ops = select_operations(
+            wanted.device,
+            batch_invariant=wanted.batch_invariant,
+            float_weights=wanted.float_weights,
+            keeps_blocks=wanted.keeps_blocks,
+            num_threads=wanted.num_threads,
+            quantised_types=files.quantised_types,
+            report=logger.info,
+        )
+    except UnsupportedDevice as error:
+        raise ConfigurationError(str(error)) from error
+    model: Model | None = None
+    used_impl = "native"
+    if wanted.load_format == "dummy":
+        model = _load_dummy(files, wanted, ops)
+    elif wanted.model_impl != "transformers":
+        try:
+            model = _load_native(files, wanted, ops)
+        except UnsupportedArchitecture as error:
+            if wanted.model_impl == "native" or not files.path.is_dir():
+                raise StartupError(str(error)) from error
+            logger.info("%s; using transformers' model code", error)
+    if model is None:
+        used_impl = "transformers"
+        if wanted.float_weights != "float32":
+            raise ConfigurationError(
+                f"--quantization {wanted.float_weights} has no effect on transformers' model code, "
+                f"which {files.name} needs or --model-impl asks for; leave it out"
+            )
+        model = _load_through_transformers(files, wanted.dtype, ops)
+    architecture = ", ".join(files.config.get("architectures") or [files.config["model_type"]])
+    packing = ops.weight_packing(wanted.dtype) if used_impl == "native" else None
+    loaded = LoadedModel(
+        model=model,
+        ops=ops,
+        dtype=wanted.dtype,
+        architecture=architecture,
+        model_impl=used_impl,
+        weights=dtype_name(wanted.dtype) if packing is None else _formats_of(packing),
+        is_packed=ops.device.type == "cpu" and packing is not None and not _has_experts(files),
+    )
+    if wanted.batch_invariant and ops.device.type == "cpu" and not loaded.is_packed:
+        raise ConfigurationError(
+            f"--batch-invariant on a CPU: {architecture} in {dtype_name(wanted.dtype)} "
+            f"({used_impl} code) has products that torch computes, in an order that depends on the "
+            "batch; leave the option out, or use --dtype float32 and a dense model"
+        )
+    logger.info(
+        "loaded %s in %.1f s; weights: %s",
+        files.name,
+        time.monotonic() - started_s,
+        loaded.weights,
+    )
+    return loaded
+
+
+def _load_native(files: ModelFiles, wanted: LoadOptions, ops: Operations) -> Model:
+    packing = ops.weight_packing(wanted.dtype)
+    quantises = wanted.float_weights != "float32"
+    cache, kept_in = wanted.weight_cache, None
+    if cache is not None and packing is not None and (wanted.keeps_blocks or quantises):
+        packed_as = "blocks" if wanted.keeps_blocks else wanted.float_weights
+        kept_in = cache.file_for(files.fingerprint, files.weight_files, packed_as)
+        cache.open(packing, kept_in)
+    model = load_model(
+        files.config,
+        files.tensors(keeps_blocks=packing is not None),
+        dtype=wanted.dtype,
+        ops=ops,
+        max_model_len=wanted.max_model_len,
+        transfer=weight_transfer_to(ops.device),
+        drops_zero_biases=bool(files.quantised_types),
+    )
+    if cache is not None and packing is not None and kept_in is not None:
+        cache.save(packing, kept_in)
+    return model
+
+
+def _formats_of(packing: WeightPacking) -> str:
+    by_format = packing.bytes_by_format()
+    return "+".join(sorted(by_format, key=lambda name: -by_format[name]))
+
+
+def _has_experts(files: ModelFiles) -> bool:
+    return any(experts is not None for experts in read_model_config(files.config).experts)
+
+
+def _load_dummy(files: ModelFiles, wanted: LoadOptions, ops: Operations) -> Model:
+    if wanted.model_impl == "transformers":
+        raise ConfigurationError(
+            "--model-impl transformers has no effect with --load-format dummy, which makes our own "
+            "models; omit one of them"
+        )
+    logger.warning("the weights of %s are random: its answers mean nothing", files.name)
+    try:
+        return load_dummy_model(
+            files.config, dtype=wanted.dtype, ops=ops, max_model_len=wanted.max_model_len
+        )
+    except UnsupportedArchitecture as error:
+        raise StartupError(str(error)) from error
+
+
+def _load_through_transformers(files: ModelFiles, dtype: torch.dtype, ops: Operations) -> Model:
+    if ops.device.type != "cpu":
+        raise StartupError(
+            f"{files.name} has no native code, and transformers' model code runs on a CPU only "
+            "here; run with --device cpu"
+        )
+    if not files.path.is_dir():
+        raise ConfigurationError(
+            f"--model-impl transformers needs a model folder, {files.path} is a file"
+        )
+    if files.quantised_types:
+        raise StartupError(
+            f"{files.name} is quantised ({', '.join(files.quantised_types)}), and transformers' "
+            "model code runs unquantised models only here; use those weights"
+        )
+    from engine_core.models.transformers.model import load_transformers_model
+
+    return load_transformers_model(files.path, files.config, dtype=dtype, ops=ops)

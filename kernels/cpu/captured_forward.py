@@ -1,0 +1,130 @@
+"""A forward pass as one call into the library: captured once as a graph, then run each step.
+
+At 135 million parameters the way from Python into 270 operations a step costs as much as the
+operations of an int8 step; a captured step is one call.
+
+    forward(placeholders) -> operations: rms_norm, linear, rotary, attention, ...   once
+    run(token ids, positions, plans of attention)                                   each step
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from typing import cast
+
+import torch
+
+from kernels.cpu.graph_capture import Activation, GraphCapture, NotCapturable, native_plan
+from kernels.cpu.library import NativeLibrary, check
+from kernels.interface.operations import Forward, ForwardContext
+
+logger = logging.getLogger(__name__)
+
+_LEAST_CAPACITY = 64
+
+
+class GraphStep(ctypes.Structure):
+    """Mirrors `GraphStep` of src/graph.h."""
+
+    _fields_ = (
+        ("ops", ctypes.c_void_p),
+        ("num_ops", ctypes.c_int64),
+        ("capacity", ctypes.c_int64),
+        ("token_ids", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("num_tokens", ctypes.c_int64),
+    )
+
+
+class _Graph:
+    """The operations of one forward pass, bound to its caches and planners."""
+
+    def __init__(self, forward: Forward, capacity: int, context: ForwardContext) -> None:
+        self.plan_addresses = _plan_addresses(context)
+        capture = GraphCapture(capacity, context)
+        # to the forward pass they are tensors
+        result: object = forward(
+            cast("torch.Tensor", capture.token_ids),
+            cast("torch.Tensor", capture.positions),
+            context,
+        )
+        if not isinstance(result, Activation) or not result.is_dense_row:
+            raise NotCapturable(f"its result is {type(result).__name__}, not rows of activations")
+        self.capacity = capacity
+        self.hidden = result.memory.tensor
+        self.kv_caches = context.kv_caches
+        ops = capture.ops
+        self._keeps = (ops, capture.keeps, capture)
+        self.step = GraphStep(ops=ctypes.addressof(ops), num_ops=len(ops), capacity=capacity)
+        self.address = ctypes.addressof(self.step)
+
+
+class CapturedForward:
+    """A forward pass that is one call into the library, if all it does can be captured.
+
+    Else it is run operation by operation, from the first call on; the reason is logged once. One
+    thread uses it at a time.
+
+    Attributes:
+        is_captured: whether the last call was; None before the first.
+    """
+
+    def __init__(self, library: NativeLibrary, forward: Forward) -> None:
+        self._run = library.function("ec_run_graph", ctypes.c_void_p)
+        self._forward = forward
+        self._graph: _Graph | None = None
+        self.is_captured: bool | None = None
+
+    def __call__(
+        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """See `kernels.interface.operations.Forward`."""
+        if self.is_captured is False:
+            return self._forward(token_ids_T, positions_T, context)
+        num_tokens = token_ids_T.shape[0]
+        graph = self._graph
+        try:
+            if (
+                graph is None
+                or num_tokens > graph.capacity
+                or graph.kv_caches is not context.kv_caches
+                or graph.plan_addresses != _plan_addresses(context)
+            ):
+                graph = self._capture(num_tokens, context)
+        except NotCapturable as reason:
+            logger.info("the forward pass is not captured, each operation is a call: %s", reason)
+            self.is_captured = False
+            return self._forward(token_ids_T, positions_T, context)
+        if (
+            positions_T.shape != (num_tokens,)
+            or positions_T.dtype is not torch.int64
+            or token_ids_T.dtype is not torch.int64
+            or not (token_ids_T.is_contiguous() and positions_T.is_contiguous())
+        ):
+            raise ValueError(
+                f"token ids {token_ids_T.dtype} {tuple(token_ids_T.shape)} and positions "
+                f"{positions_T.dtype} {tuple(positions_T.shape)} must be contiguous int64 of [T]"
+            )
+        step = graph.step
+        step.token_ids = token_ids_T.data_ptr()
+        step.positions = positions_T.data_ptr()
+        step.num_tokens = num_tokens
+        refusal = self._run(graph.address)
+        if refusal is not None:
+            check(refusal)
+        return graph.hidden[:num_tokens].clone()
+
+    def _capture(self, num_tokens: int, context: ForwardContext) -> _Graph:
+        capacity = max(_LEAST_CAPACITY, 1 << (num_tokens - 1).bit_length())
+        if self._graph is not None:
+            capacity = max(capacity, self._graph.capacity)
+            self._graph = None  # its memory is free before more is taken
+        self._graph = _Graph(self._forward, capacity, context)
+        self.is_captured = True
+        return self._graph
+
+
+def _plan_addresses(context: ForwardContext) -> list[int]:
+    """Where the graph finds the step's plans; NotCapturable for a plan of torch's."""
+    return [native_plan(metadata.plan).address for metadata in context.metadata]

@@ -1,0 +1,364 @@
+"""The operations of one forward pass, captured as the native library runs them (`src/graph.h`).
+
+The model is run once with placeholders instead of activations. What they cannot do raises
+`NotCapturable`, with the reason.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from enum import IntEnum
+from typing import Any, NoReturn, cast
+
+import torch
+
+from kernels.cpu.attention import NativeAttentionPlan, check_caches, head_values
+from kernels.cpu.elementwise import Rotary, fill_rotary
+from kernels.cpu.linear import PackedParts
+from kernels.cpu.weights import PackedLinear
+from kernels.interface.operations import AttentionParams, ForwardContext, KVCache, RotaryParams
+from kernels.interface.weights import LinearWeight
+
+_POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_FLOAT_BYTES = 4
+
+
+class GraphOpKind(IntEnum):
+    """Those of `GraphOpKind` in src/graph.h, by its numbers."""
+
+    EMBEDDING = 0
+    RMS_NORM = 1
+    ADD_RMS_NORM = 2
+    LINEAR = 3
+    ROTARY = 4
+    ATTENTION = 5
+    SILU = 6
+    GELU_TANH = 7
+    SCALE = 8
+    EMBEDDING_PACKED = 9
+
+
+class GraphOp(ctypes.Structure):
+    """Mirrors `GraphOp` of src/graph.h."""
+
+    _fields_ = (
+        ("kind", _INT64),
+        ("subject", _POINTER),
+        ("operand", _POINTER),
+        ("out", _POINTER),
+        ("geometry", _POINTER),
+        ("stride", _INT64),
+        ("out_stride", _INT64),
+        ("size", _INT64),
+        ("number", _FLOAT),
+    )
+
+
+class AttentionOperands(ctypes.Structure):
+    """Mirrors `AttentionOperands` of src/graph.h."""
+
+    _fields_ = (
+        ("k", _POINTER),
+        ("v", _POINTER),
+        ("sinks", _POINTER),
+        ("slopes", _POINTER),
+        ("num_blocks", _INT64),
+        ("scale", _FLOAT),
+        ("softcap", _FLOAT),
+    )
+
+
+class NotCapturable(Exception):
+    """The forward pass does something that no `GraphOp` does; the text says what."""
+
+
+class Placeholder:
+    """Stands for a tensor of the step. All that a tensor has and this has not is not capturable."""
+
+    def __init__(self, capture: GraphCapture) -> None:
+        self.capture = capture
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise NotCapturable(f"it uses `.{name}` of a tensor of the step")
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None
+    ) -> NoReturn:
+        raise NotCapturable(f"it calls {function.__name__} with a tensor of the step")
+
+
+def _refuse_operator(name: str) -> None:
+    def refuse(self: Placeholder, *others: object) -> NoReturn:
+        raise NotCapturable(f"it uses `{name}` of a tensor of the step")
+
+    setattr(Placeholder, name, refuse)
+
+
+# Python looks these up on the class, not through __getattr__
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or"):
+    for _prefix in ("", "r", "i"):
+        _refuse_operator(f"__{_prefix}{_name}__")
+for _name in ("neg", "invert", "lt", "le", "gt", "ge", "getitem", "setitem", "len", "iter", "bool"):
+    _refuse_operator(f"__{_name}__")
+
+
+class _Memory:
+    """[capacity, size] floats; a later activation uses them again when this object is gone."""
+
+    def __init__(self, free: dict[int, list[torch.Tensor]], capacity: int, size: int) -> None:
+        self._unused = free.setdefault(size, [])
+        if not self._unused:
+            self._unused.append(torch.empty(capacity, size, dtype=torch.float32))
+        self.tensor = self._unused.pop()
+
+    def __del__(self) -> None:
+        self._unused.append(self.tensor)
+
+
+class Activation(Placeholder):
+    """Stands for an activation [T, *tail].
+
+    Attributes:
+        stride: floats from a token's row to the next.
+    """
+
+    def __init__(
+        self, capture: GraphCapture, memory: _Memory, tail: tuple[int, ...], stride: int
+    ) -> None:
+        super().__init__(capture)
+        self.memory = memory
+        self.tail = tail
+        self.stride = stride
+
+    @property
+    def address(self) -> int:
+        """Of the first token's row."""
+        return self.memory.tensor.data_ptr()
+
+    def flatten(self, start: int) -> Activation:
+        """[T, H, D] -> [T, H * D]."""
+        size = math.prod(self.tail)
+        if start != 1 or self.stride != size:
+            raise NotCapturable(f"it flattens {self.tail} from dimension {start} on")
+        return Activation(self.capture, self.memory, (size,), size)
+
+    def mul_(self, factor: object) -> Activation:
+        """By one number, in place."""
+        if not isinstance(factor, torch.Tensor) or factor.numel() != 1 or not self.is_dense_row:
+            raise NotCapturable("it multiplies an activation with more than one number")
+        size, number = self.stride, float(factor)
+        return self.capture.add(GraphOpKind.SCALE, out=self, size=size, number=number)
+
+    @property
+    def is_dense_row(self) -> bool:
+        """[T, size], with nothing between rows."""
+        return self.tail == (self.stride,)
+
+
+class GraphCapture:
+    """Captures the operations of one forward pass. Methods are named after those of `Operations`.
+
+    Args:
+        capacity: tokens that the memory of every activation holds.
+        context: of a real step; has the caches and plans.
+    """
+
+    def __init__(self, capacity: int, context: ForwardContext) -> None:
+        self._capacity = capacity
+        self._free: dict[int, list[torch.Tensor]] = {}
+        self._ops: list[GraphOp] = []
+        self.keeps: list[object] = []
+        self.token_ids = Placeholder(self)
+        self.positions = Placeholder(self)
+        self._plans = {id(metadata.slot_mapping_T): metadata.plan for metadata in context.metadata}
+
+    @property
+    def ops(self) -> ctypes.Array[GraphOp]:
+        """What was captured, as the library reads it."""
+        return (GraphOp * len(self._ops))(*self._ops)
+
+    def add(
+        self,
+        kind: GraphOpKind,
+        *,
+        out: Activation,
+        size: int,
+        subject: Activation | None = None,
+        operand: int = 0,
+        plan: NativeAttentionPlan | None = None,
+        column: int = 0,
+        stride: int = 0,
+        number: float = 0.0,
+    ) -> Activation:
+        """One operation, which writes `out` from `column` on; returns `out`.
+
+        `stride` only where there is no subject to have one.
+        """
+        self._ops.append(
+            GraphOp(
+                kind=kind,
+                subject=None if subject is None else subject.address,
+                operand=operand,
+                out=out.address + column * _FLOAT_BYTES,
+                geometry=None if plan is None else plan.address,
+                stride=stride if subject is None else subject.stride,
+                out_stride=out.stride,
+                size=size,
+                number=number,
+            )
+        )
+        return out
+
+    def embedding(self, weight: torch.Tensor | LinearWeight) -> torch.Tensor:
+        if isinstance(weight, PackedLinear):
+            self.keeps.append(weight)
+            size, operand, stride = weight.num_inputs, weight.address, 0
+            kind = GraphOpKind.EMBEDDING_PACKED
+        elif isinstance(weight, torch.Tensor):
+            stride, size = weight.shape
+            operand, kind = self._weight(weight, (stride, size)), GraphOpKind.EMBEDDING
+        else:
+            raise NotCapturable(f"an embedding in {type(weight).__name__} is not native")
+        out = self.new(size)
+        return _as_tensor(self.add(kind, out=out, operand=operand, stride=stride, size=size))
+
+    def rms_norm(self, x_TE: object, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
+        x, kind = _activation(x_TE), GraphOpKind.RMS_NORM
+        size = _width(x)
+        operand = self._weight(weight_E, (size,))
+        out = self.new(size)
+        self.add(kind, subject=x, operand=operand, out=out, size=size, number=eps)
+        return _as_tensor(out)
+
+    def add_rms_norm(
+        self, x_TE: object, residual_TE: object, weight_E: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = _activation(x_TE), _activation(residual_TE)
+        size = x.stride
+        if not x.is_dense_row or residual.tail != x.tail or x.memory is residual.memory:
+            raise NotCapturable(f"it adds {x.tail} to {residual.tail}")
+        operand, kind = self._weight(weight_E, (size,)), GraphOpKind.ADD_RMS_NORM
+        self.add(kind, subject=x, operand=operand, out=residual, size=size, number=eps)
+        return _as_tensor(x), _as_tensor(residual)
+
+    def linear(self, x_TE: object, weight: LinearWeight) -> torch.Tensor:
+        x, kind = _activation(x_TE), GraphOpKind.LINEAR
+        parts = weight.parts if isinstance(weight, PackedParts) else (weight,)
+        if x.tail != (weight.num_inputs,):
+            raise NotCapturable(f"a product takes {weight.num_inputs} inputs, it is given {x.tail}")
+        self.keeps.append(weight)
+        out, column = self.new(weight.num_outputs), 0
+        for part in parts:
+            if not isinstance(part, PackedLinear):
+                raise NotCapturable(f"a product with {type(part).__name__} is not native")
+            size, operand = part.num_outputs, part.address
+            self.add(kind, subject=x, operand=operand, out=out, column=column, size=size)
+            column += size
+        return _as_tensor(out)
+
+    def gated_activation(self, gate_up_TF2: object, kind: GraphOpKind) -> torch.Tensor:
+        gate_up = _activation(gate_up_TF2)
+        both = _width(gate_up)
+        if both % 2 or gate_up.stride != both:
+            raise NotCapturable(f"the halves of a gated activation lie in {gate_up.tail}")
+        out = self.new(both // 2)
+        return _as_tensor(self.add(kind, subject=gate_up, out=out, size=both // 2))
+
+    def rotary_and_cache(
+        self,
+        qkv_TN: object,
+        positions_T: object,
+        slot_mapping_T: torch.Tensor,
+        kv_cache: KVCache,
+        params: RotaryParams,
+    ) -> torch.Tensor:
+        qkv = _activation(qkv_TN)
+        plan = native_plan(self._plans.get(id(slot_mapping_T)))
+        heads = params.num_query_heads, params.head_size
+        width = (heads[0] + 2 * kv_cache[0].shape[2]) * heads[1]
+        if positions_T is not self.positions or qkv.tail != (width,):
+            raise NotCapturable(f"it rotates {qkv.tail}, or by other positions than the step's")
+        check_caches(plan, *kv_cache)
+        self._weight(params.cos_sin_PD, tuple(params.cos_sin_PD.shape))
+        rotary = Rotary(qkv=qkv.address, qkv_stride=qkv.stride)
+        fill_rotary(rotary, kv_cache, params)
+        self.keeps += [rotary, params]
+        operand, kind = ctypes.addressof(rotary), GraphOpKind.ROTARY
+        self.add(kind, out=qkv, operand=operand, plan=plan, size=width)
+        return _as_tensor(Activation(self, qkv.memory, heads, qkv.stride))
+
+    def paged_attention(
+        self,
+        q_THD: object,
+        k_cache_BSKD: torch.Tensor,
+        v_cache_BSKD: torch.Tensor,
+        plan: NativeAttentionPlan,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        q = _activation(q_THD)
+        heads = int(plan.geometry.num_query_heads), int(plan.geometry.head_size)
+        if q.tail != heads:
+            raise NotCapturable(f"attention is planned for {heads}, it is given {q.tail}")
+        check_caches(plan, k_cache_BSKD, v_cache_BSKD)
+        operands = AttentionOperands(
+            k=k_cache_BSKD.data_ptr(),
+            v=v_cache_BSKD.data_ptr(),
+            sinks=head_values("sinks", params.sinks_H, heads[0]),
+            slopes=head_values("slopes", params.alibi_slopes_H, heads[0]),
+            num_blocks=k_cache_BSKD.shape[0],
+            scale=params.scale,
+            softcap=params.softcap or 0.0,
+        )
+        self.keeps += [operands, params]
+        size = heads[0] * heads[1]
+        out = Activation(self, _Memory(self._free, self._capacity, size), heads, size)
+        operand, kind = ctypes.addressof(operands), GraphOpKind.ATTENTION
+        self.add(kind, subject=q, operand=operand, out=out, plan=plan, size=size)
+        return _as_tensor(out)
+
+    def new(self, size: int) -> Activation:
+        """An activation [T, size]."""
+        return Activation(self, _Memory(self._free, self._capacity, size), (size,), size)
+
+    def _weight(self, weight: torch.Tensor, shape: tuple[int, ...]) -> int:
+        if weight.dtype is not torch.float32 or weight.shape != shape or not weight.is_contiguous():
+            raise NotCapturable(
+                f"a weight is {weight.dtype} {tuple(weight.shape)}, not contiguous float32 of "
+                f"{shape}"
+            )
+        self.keeps.append(weight)
+        return weight.data_ptr()
+
+
+def capture_of(x: object) -> GraphCapture | None:
+    """What captures the operations on `x`; None for a tensor."""
+    return x.capture if isinstance(x, Placeholder) else None
+
+
+def native_plan(plan: object) -> NativeAttentionPlan:
+    """
+    Raises:
+        NotCapturable: a plan of another backend, or none.
+    """
+    if not isinstance(plan, NativeAttentionPlan):
+        raise NotCapturable(f"attention is planned in {type(plan).__name__}, not natively")
+    return plan
+
+
+def _activation(x: object) -> Activation:
+    if not isinstance(x, Activation):
+        raise NotCapturable(f"an operation is given a {type(x).__name__} for an activation")
+    return x
+
+
+def _width(x: Activation) -> int:
+    if len(x.tail) != 1:
+        raise NotCapturable(f"an operation on rows is given {x.tail}")
+    return x.tail[0]
+
+
+def _as_tensor(activation: Activation) -> torch.Tensor:
+    """To the forward pass it is one."""
+    return cast("torch.Tensor", activation)

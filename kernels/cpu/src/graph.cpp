@@ -1,0 +1,84 @@
+// Runs a captured forward pass: one call from Python a step, whatever the number of layers.
+//
+// Each operation is the exported function that Python would have called, with the same checks and
+// the same bits. Between two of them nothing happens, so that the pool's threads are still awake.
+#include "graph.h"
+
+#include "dispatch.h"
+
+namespace {
+
+// The weight of the first product from operation `i` on, or null.
+const ec::LinearWeight* next_weight(const ec::GraphStep& step, int64_t i) {
+    for (; i < step.num_ops; ++i) {
+        if (step.ops[i].kind == static_cast<int64_t>(ec::GraphOpKind::linear))
+            return static_cast<const ec::LinearWeight*>(step.ops[i].operand);
+    }
+    return nullptr;
+}
+
+const char* run_op(const ec::GraphStep& step, int64_t i) {
+    const ec::GraphOp& c = step.ops[i];
+    const int64_t num_tokens = step.num_tokens;
+    switch (static_cast<ec::GraphOpKind>(c.kind)) {
+        case ec::GraphOpKind::embedding:
+            return ec_embedding(step.token_ids, num_tokens, static_cast<const float*>(c.operand),
+                                c.stride, c.size, c.out);
+        case ec::GraphOpKind::embedding_packed:
+            return ec_embedding_packed(static_cast<const ec::LinearWeight*>(c.operand),
+                                       step.token_ids, num_tokens, c.out);
+        case ec::GraphOpKind::rms_norm:
+            return ec_rms_norm(c.subject, c.stride, static_cast<const float*>(c.operand), c.out,
+                               num_tokens, c.size, c.number);
+        case ec::GraphOpKind::add_rms_norm:
+            return ec_add_rms_norm(c.subject, c.out, static_cast<const float*>(c.operand),
+                                   num_tokens, c.size, c.number);
+        case ec::GraphOpKind::linear: {
+            const auto* weight = static_cast<const ec::LinearWeight*>(c.operand);
+            return ec::linear(*weight, next_weight(step, i + 1), c.subject, num_tokens, c.stride,
+                              weight->num_inputs, c.out, c.out_stride);
+        }
+        case ec::GraphOpKind::rotary: {
+            ec::Rotary rotary = *static_cast<const ec::Rotary*>(c.operand);
+            rotary.positions = step.positions;
+            rotary.slots = c.geometry->slots;
+            rotary.num_tokens = num_tokens;
+            return ec_rotary_and_cache(&rotary);
+        }
+        case ec::GraphOpKind::attention: {
+            const auto& call = *static_cast<const ec::AttentionOperands*>(c.operand);
+            AttentionGeometry geometry = *c.geometry;
+            geometry.num_blocks = call.num_blocks;
+            return ec_attention(&geometry, c.subject, c.stride, call.k, call.v, c.out, call.scale,
+                                call.softcap, call.sinks, call.slopes);
+        }
+        case ec::GraphOpKind::silu:
+            return ec_gated_activation(c.subject, c.out, num_tokens, c.size, 0);
+        case ec::GraphOpKind::gelu_tanh:
+            return ec_gated_activation(c.subject, c.out, num_tokens, c.size, 1);
+        case ec::GraphOpKind::scale:
+            for (int64_t i = 0; i < num_tokens * c.size; ++i) c.out[i] *= c.number;
+            return nullptr;
+    }
+    return ec::refuse("operation %lld is not known", static_cast<long long>(c.kind));
+}
+
+}  // namespace
+
+EC_EXPORT const char* ec_run_graph(const ec::GraphStep* step) {
+    if (step->num_tokens < 0 || step->num_tokens > step->capacity) {
+        return ec::refuse("a step of %lld tokens, the graph has memory for %lld",
+                          static_cast<long long>(step->num_tokens),
+                          static_cast<long long>(step->capacity));
+    }
+    for (int64_t i = 0; i < step->num_ops; ++i) {
+        const ec::GraphOp& op = step->ops[i];
+        if (op.geometry != nullptr && op.geometry->num_tokens != step->num_tokens) {
+            return ec::refuse("attention is planned for %lld tokens, the step has %lld",
+                              static_cast<long long>(op.geometry->num_tokens),
+                              static_cast<long long>(step->num_tokens));
+        }
+        if (const char* refusal = run_op(*step, i)) return refusal;
+    }
+    return nullptr;
+}

@@ -1,0 +1,83 @@
+// A captured forward pass: a list of operations, and the exported functions that they call.
+// kernels/cpu/graph_capture.py writes the list.
+#pragma once
+
+#include <cstdint>
+
+#include "linear.h"
+#include "rope.h"
+
+// What attention must know of a step. Mirrored by `AttentionGeometry` in kernels/cpu/attention.py.
+struct AttentionGeometry {
+    int64_t num_requests, num_tokens, table_width, num_blocks, block_size;
+    int64_t num_query_heads, num_kv_heads, head_size, window;
+    int64_t kv_format;     // of the cache, see kv_cache.h
+    const int32_t* starts;   // [num_requests + 1]
+    const int32_t* lengths;  // [num_requests]
+    const int32_t* table;    // [num_requests, table_width]
+    const int64_t* slots;    // [num_tokens], where keys and values are written
+};
+
+namespace ec {
+
+enum class GraphOpKind : int64_t {
+    embedding = 0,     // out = rows of operand [stride, size] at the step's token ids
+    rms_norm = 1,      // out = norm of subject
+    add_rms_norm = 2,  // out += subject; subject = norm of out
+    linear = 3,        // out = subject times operand (a LinearWeight)
+    rotary = 4,        // operand: Rotary; the step fills in tokens, positions and slots
+    attention = 5,     // out = attention of subject; operand: AttentionOperands
+    silu = 6,          // out = silu(left half of subject) * right half
+    gelu_tanh = 7,
+    scale = 8,  // out *= number
+    embedding_packed = 9,  // out = rows of operand (a LinearWeight) at the step's token ids
+};
+
+// Mirrored by `GraphOp` in kernels/cpu/graph_capture.py. Strides are floats from a token's row of
+// subject or out to the next; `size` is what a row of out has.
+struct GraphOp {
+    int64_t kind;
+    float* subject;
+    void* operand;
+    float* out;
+    const AttentionGeometry* geometry;
+    int64_t stride, out_stride, size;
+    float number;
+};
+
+// Mirrored by `AttentionOperands` there.
+struct AttentionOperands {
+    const uint8_t* k;
+    const uint8_t* v;
+    const float* sinks;
+    const float* slopes;
+    int64_t num_blocks;
+    float scale, softcap;
+};
+
+// Mirrored by `GraphStep` in kernels/cpu/captured_forward.py.
+struct GraphStep {
+    const GraphOp* ops;
+    int64_t num_ops;
+    int64_t capacity;  // tokens that the operations' memory holds
+    const int64_t* token_ids;
+    const int64_t* positions;
+    int64_t num_tokens;
+};
+
+}  // namespace ec
+
+EC_EXPORT const char* ec_embedding_packed(const ec::LinearWeight* weight, const int64_t* ids,
+                                          int64_t num_ids, float* out);
+EC_EXPORT const char* ec_embedding(const int64_t* ids, int64_t num_ids, const float* weight,
+                         int64_t num_rows, int64_t size, float* out);
+EC_EXPORT const char* ec_rms_norm(const float* x, int64_t x_stride, const float* weight, float* out,
+                        int64_t num_rows, int64_t size, float eps);
+EC_EXPORT const char* ec_add_rms_norm(float* x, float* residual, const float* weight, int64_t num_rows,
+                            int64_t size, float eps);
+EC_EXPORT const char* ec_rotary_and_cache(const ec::Rotary* rotary);
+EC_EXPORT const char* ec_attention(const AttentionGeometry* geometry, const float* q, int64_t q_stride,
+                         const uint8_t* k, const uint8_t* v, float* out, float scale, float softcap,
+                         const float* sinks, const float* slopes);
+EC_EXPORT const char* ec_gated_activation(const float* gate_up, float* out, int64_t num_rows, int64_t size,
+                                int kind);

@@ -1,0 +1,32 @@
+// How the KV cache keeps the elements of one head of one token: float32, bfloat16, or signed bytes
+// with their scale behind them.
+//
+//   f32   [D] float
+//   bf16  [D] the upper halves of floats, rounded to even
+//   i8    [D] codes, then a float32 scale = max|x| / 127; x = code * scale
+//
+// Owns the forms and their sizes. Rows lie one behind the other, so a row of i8 may begin anywhere.
+// kernels/cpu/kv_cache.py has the same in torch.
+#pragma once
+
+#include <cstdint>
+
+namespace ec {
+
+enum class KVCacheFormat : int64_t { f32 = 0, bf16 = 1, i8 = 2 };
+
+inline bool is_kv_format(int64_t kind) { return kind >= 0 && kind <= 2; }
+
+inline int64_t kv_row_bytes(int64_t kind, int64_t head_size) {
+    switch (static_cast<KVCacheFormat>(kind)) {
+        case KVCacheFormat::f32:
+            return head_size * 4;
+        case KVCacheFormat::bf16:
+            return head_size * 2;
+        case KVCacheFormat::i8:
+            return head_size + 4;
+    }
+    return 0;
+}
+
+}  // namespace ec

@@ -1,0 +1,92 @@
+// Writing and reading one row of the KV cache; see kv_cache.h. Included by the bodies that need
+// it: no include guard. Rows need not be aligned.
+
+static void store_bf16(const float* x, int64_t size, uint8_t* out) {
+    for (int64_t i = 0; i < size; ++i) {
+        uint32_t bits;
+        std::memcpy(&bits, x + i, 4);
+        const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+        const bool is_nan = (bits & 0x7FFFFFFF) > 0x7F800000;
+        const auto half = static_cast<uint16_t>(is_nan ? bits >> 16 | 0x40 : rounded);
+        std::memcpy(out + 2 * i, &half, 2);
+    }
+}
+
+// A row with a value that is not finite reads as NaN.
+static void store_i8(const float* x, int64_t size, uint8_t* out) {
+    float most = 0.0f;
+    bool is_finite = true;
+    for (int64_t i = 0; i < size; ++i) {
+        const float magnitude = std::fabs(x[i]);
+        most = magnitude > most ? magnitude : most;
+        is_finite &= magnitude <= FLT_MAX;
+    }
+    const float scale = is_finite ? most / 127.0f : NAN;
+    const float divisor = is_finite && scale > 0.0f ? scale : 1.0f;
+    constexpr float to_integer = 12582912.0f;  // 1.5 * 2^23: adding it rounds to even
+    for (int64_t i = 0; i < size; ++i) {
+        const float code = is_finite ? x[i] / divisor + to_integer - to_integer : 1.0f;
+        const float bounded = code > 127.0f ? 127.0f : code < -127.0f ? -127.0f : code;
+        out[i] = static_cast<uint8_t>(static_cast<int8_t>(bounded));
+    }
+    std::memcpy(out + size, &scale, 4);
+}
+
+[[maybe_unused]] static void store_row(int64_t kind, const float* x, int64_t size, uint8_t* out) {
+    switch (static_cast<KVCacheFormat>(kind)) {
+        case KVCacheFormat::f32:
+            std::memcpy(out, x, static_cast<size_t>(size) * 4);
+            return;
+        case KVCacheFormat::bf16:
+            return store_bf16(x, size, out);
+        case KVCacheFormat::i8:
+            return store_i8(x, size, out);
+    }
+}
+
+static void read_bf16(const uint8_t* row, int64_t size, float* out) {
+    int64_t i = 0;
+#if EC_LEVEL == 2
+    for (; i + 16 <= size; i += 16) {
+        const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + 2 * i));
+        store(out + i, (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+    }
+#elif EC_LEVEL == 1
+    for (; i + 8 <= size; i += 8) {
+        const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + 2 * i));
+        store(out + i, (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+    }
+#endif
+    for (; i < size; ++i) {
+        uint16_t half;
+        std::memcpy(&half, row + 2 * i, 2);
+        const uint32_t bits = static_cast<uint32_t>(half) << 16;
+        std::memcpy(out + i, &bits, 4);
+    }
+}
+
+static void read_i8(const uint8_t* row, int64_t size, float* out) {
+    float scale;
+    std::memcpy(&scale, row + size, 4);
+    int64_t i = 0;
+#if EC_LEVEL == 2
+    for (; i + 16 <= size; i += 16) {
+        const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + i));
+        store(out + i, (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)) * splat(scale));
+    }
+#elif EC_LEVEL == 1
+    for (; i + 8 <= size; i += 8) {
+        const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(row + i));
+        store(out + i, (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)) * splat(scale));
+    }
+#endif
+    for (; i < size; ++i) {
+        out[i] = static_cast<float>(static_cast<int8_t>(row[i])) * scale;
+    }
+}
+
+// Not for f32, which is read where it lies.
+[[maybe_unused]] static void read_row(int64_t kind, const uint8_t* row, int64_t size, float* out) {
+    if (kind == static_cast<int64_t>(KVCacheFormat::bf16)) return read_bf16(row, size, out);
+    read_i8(row, size, out);
+}

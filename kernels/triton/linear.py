@@ -1,0 +1,259 @@
+"""Weights of dense layers on a GPU: in the model's dtype, or quantised, in parts side by side.
+
+A layer's quantised values cross to the device as the file has them and are brought into the layout
+(`quantised_weights`) there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from kernels.interface.weights import LinearWeight, PackedFileError, QuantisedTensor, WeightPart
+from kernels.triton.dense_linear import dense_linear
+from kernels.triton.quantised_linear import quantised_linear
+from kernels.triton.quantised_weights import (
+    GGUF_TYPES,
+    QuantisedWeight,
+    dequantise,
+    from_awq,
+    from_gguf,
+    from_gptq,
+    join_outputs,
+    narrowed,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonLinearWeight:
+    """[N, E] as it was loaded, and its bias."""
+
+    weight_NE: torch.Tensor
+    bias_N: torch.Tensor | None
+
+    @property
+    def num_inputs(self) -> int:
+        return self.weight_NE.shape[1]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.weight_NE.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class TritonQuantisedWeight:
+    """A weight of 8 or 4 bits with its bias, for a model that computes in `dtype`."""
+
+    weight: QuantisedWeight
+    bias_N: torch.Tensor | None
+    dtype: torch.dtype
+
+    @property
+    def num_inputs(self) -> int:
+        return self.weight.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.weight.num_outputs
+
+
+@dataclass(frozen=True, slots=True)
+class TritonWeightParts:
+    """Weights of the same inputs, whose outputs stand side by side."""
+
+    parts: tuple[TritonLinearWeight | TritonQuantisedWeight, ...]
+
+    @property
+    def num_inputs(self) -> int:
+        return self.parts[0].num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return sum(part.num_outputs for part in self.parts)
+
+
+def linear(x_TE: torch.Tensor, weight: LinearWeight, *, batch_invariant: bool) -> torch.Tensor:
+    """`x @ weight.T + bias` -> [T, N], a new tensor.
+
+    Args:
+        batch_invariant: a row has the same bits whatever stands beside it.
+    """
+    match weight:
+        case TritonLinearWeight():
+            product = dense_linear if batch_invariant else F.linear
+            return product(x_TE, weight.weight_NE, weight.bias_N)
+        case TritonQuantisedWeight():
+            return quantised_linear(
+                x_TE, weight.weight, weight.bias_N, batch_invariant=batch_invariant
+            )
+        case TritonWeightParts():
+            parts = [linear(x_TE, part, batch_invariant=batch_invariant) for part in weight.parts]
+            return torch.cat(parts, dim=1)
+    raise AssertionError(f"{type(weight).__name__} was prepared by another backend")
+
+
+def gather_rows(token_ids_T: torch.Tensor, weight: torch.Tensor | LinearWeight) -> torch.Tensor:
+    """Rows of an embedding for int64 ids in [0, V) -> [T, E], as `linear` multiplies with them.
+
+    Few rows are widened by torch: its temporaries are float32 [T, E].
+    """
+    match weight:
+        case torch.Tensor():
+            return F.embedding(token_ids_T, weight)
+        case TritonLinearWeight():
+            return F.embedding(token_ids_T, weight.weight_NE)
+        case TritonQuantisedWeight():
+            table = weight.weight
+            offsets_NG = table.offsets_NG
+            rows = replace(
+                table,
+                num_outputs=token_ids_T.shape[0],
+                packed_NJ=table.packed_NJ.index_select(0, token_ids_T),
+                scales_NG=table.scales_NG.index_select(0, token_ids_T),
+                offsets_NG=None if offsets_NG is None else offsets_NG.index_select(0, token_ids_T),
+            )
+            return dequantise(rows).to(weight.dtype)
+    raise AssertionError(f"{type(weight).__name__} is no embedding, or another backend's")
+
+
+_NUMBERS_AT_ONCE = 1 << 26
+"""Of blocks brought into the layout together: their temporaries take some bytes a number."""
+
+_Arrays = Mapping[str, torch.Tensor]
+
+
+def _gptq(arrays: _Arrays, *, num_bits: int, zeros_are_less_one: bool) -> QuantisedWeight:
+    return from_gptq(
+        arrays["qweight"],
+        arrays["qzeros"],
+        arrays["scales"],
+        num_bits=num_bits,
+        zeros_are_less_one=zeros_are_less_one,
+    )
+
+
+def _awq(arrays: _Arrays) -> QuantisedWeight:
+    return from_awq(arrays["qweight"], arrays["qzeros"], arrays["scales"])
+
+
+_BY_ARRAYS: Mapping[str, Callable[[_Arrays], QuantisedWeight]] = {
+    "gptq-int4": partial(_gptq, num_bits=4, zeros_are_less_one=True),
+    "gptq-int8": partial(_gptq, num_bits=8, zeros_are_less_one=True),
+    "gptq_v2-int4": partial(_gptq, num_bits=4, zeros_are_less_one=False),
+    "gptq_v2-int8": partial(_gptq, num_bits=8, zeros_are_less_one=False),
+    "awq-int4": _awq,
+}
+
+QUANTISED_TYPES = frozenset(GGUF_TYPES) | frozenset(_BY_ARRAYS)
+"""The types that stay quantised: GGUF's blocks, and the arrays of `GPTQ` and `AWQ` checkpoints
+(qweight, qzeros, scales)."""
+
+
+class _Kind(NamedTuple):
+    """What neighbouring parts must share to be one weight. Floating: ("", 0, 0)."""
+
+    type_name: str
+    num_bits: int
+    group_size: int
+
+
+_FLOATING = _Kind("", 0, 0)
+
+
+class TritonPacking:
+    """
+    Args:
+        device: where the weights go.
+        dtype: of the model: of everything that is not quantised here.
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._bytes: dict[str, int] = {}
+
+    def pack(
+        self,
+        name: str,
+        parts: Sequence[WeightPart],
+        bias_N: torch.Tensor | None = None,
+        *,
+        least_bits: int = 4,  # floating parts stay floating
+    ) -> LinearWeight:
+        if len({part.shape[1] for part in parts}) != 1:
+            shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+            raise ValueError(f"{name}: parts of shapes {shapes} do not take the same inputs")
+        bias_N = None if bias_N is None else bias_N.to(self._device, self._dtype)
+        loaded = [self._load(part) for part in parts]
+        packed: list[TritonLinearWeight | TritonQuantisedWeight] = []
+        start = 0
+        for kind, group in groupby(loaded, lambda pair: pair[0]):
+            weight = self._join(kind, [each for _, each in group])
+            stop = start + weight.num_outputs
+            bias = None if bias_N is None else bias_N[start:stop].contiguous()
+            packed.append(
+                TritonQuantisedWeight(weight, bias, self._dtype)
+                if isinstance(weight, QuantisedWeight)
+                else TritonLinearWeight(weight.weight_NE, bias)
+            )
+            start = stop
+        return packed[0] if len(packed) == 1 else TritonWeightParts(tuple(packed))
+
+    def open(self, file: Path) -> None:
+        raise PackedFileError(f"{file}: a GPU's weights are not kept packed on disk")
+
+    def num_bytes_to_save(self) -> int:
+        return 0
+
+    def save(self, file: Path) -> None:
+        raise OSError(f"{file}: a GPU's weights are not kept packed on disk")
+
+    def bytes_by_format(self) -> Mapping[str, int]:
+        return dict(self._bytes)
+
+    def _load(self, part: WeightPart) -> tuple[_Kind, QuantisedWeight | torch.Tensor]:
+        """On the device: in the layout, or floating."""
+        if isinstance(part, torch.Tensor):
+            return _FLOATING, part.to(self._device, self._dtype)
+        if part.type_name not in QUANTISED_TYPES:
+            return _FLOATING, part.dequantise().to(self._device, self._dtype)
+        weight = self._quantised(part)
+        return _Kind(part.type_name, weight.num_bits, weight.group_size), weight
+
+    def _quantised(self, part: QuantisedTensor) -> QuantisedWeight:
+        arrays = part.ordered()
+        from_arrays = _BY_ARRAYS.get(part.type_name)
+        if from_arrays is not None:
+            return from_arrays({name: each.to(self._device) for name, each in arrays.items()})
+        num_inputs = part.shape[1]
+        rows_at_once = max(1, _NUMBERS_AT_ONCE // num_inputs)
+        return join_outputs(
+            [
+                from_gguf(blocks.to(self._device), len(blocks), num_inputs, part.type_name)
+                for blocks in arrays["blocks"].split(rows_at_once)
+            ]
+        )
+
+    def _join(
+        self, kind: _Kind, weights: Sequence[QuantisedWeight | torch.Tensor]
+    ) -> QuantisedWeight | TritonLinearWeight:
+        floats = [each for each in weights if isinstance(each, torch.Tensor)]
+        if floats:
+            weight_NE = floats[0] if len(floats) == 1 else torch.cat(floats)
+            self._count(str(self._dtype).removeprefix("torch."), [weight_NE])
+            return TritonLinearWeight(weight_NE, None)
+        quantised = [each for each in weights if isinstance(each, QuantisedWeight)]
+        joined = narrowed(join_outputs(quantised))
+        self._count(kind.type_name, [joined.packed_NJ, joined.scales_NG, joined.offsets_NG])
+        return joined
+
+    def _count(self, format_name: str, tensors: Sequence[torch.Tensor | None]) -> None:
+        num_bytes = sum(each.nbytes for each in tensors if each is not None)
+        self._bytes[format_name] = self._bytes.get(format_name, 0) + num_bytes

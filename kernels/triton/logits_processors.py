@@ -1,0 +1,403 @@
+"""What changes single logits before the distribution is formed: token masks, biases, penalties.
+
+In the order of the CPU sampler: `apply_token_masks`, `adjust_tokens`, `apply_penalties`. A logits
+row r reads the history of row `state_row_R[r]` of the persistent batch: a bit a token for the
+prompt, a count a token for the output.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.interface.operations import Penalties
+from kernels.torch.sampling import apply_penalties as apply_penalties_to_one_row
+from kernels.triton.row_maxima import TILE, num_splits
+from kernels.triton.sampling_arguments import check_logits, check_num_rows, check_tensor
+
+_WORD_BITS = 32
+
+
+def num_mask_words(vocab_size: int) -> int:
+    """int32 words of a row's mask."""
+    return -(-vocab_size // _WORD_BITS)
+
+
+def pack_token_masks(allowed_RV: torch.Tensor) -> torch.Tensor:
+    """bool [R, V] as int32 [R, ceil(V / 32)], on the same device; bits past V are 0."""
+    rows, vocab_size = allowed_RV.shape
+    num_words = num_mask_words(vocab_size)
+    bits_RB = torch.zeros(rows, num_words * _WORD_BITS, dtype=torch.int64, device=allowed_RV.device)
+    bits_RB[:, :vocab_size] = allowed_RV
+    place_B = torch.arange(_WORD_BITS, device=allowed_RV.device)
+    words_RW = (bits_RB.view(rows, num_words, _WORD_BITS) << place_B).sum(dim=2)
+    # the highest bit of a word is the sign of an int32
+    return torch.where(words_RW < 1 << 31, words_RW, words_RW - (1 << 32)).to(torch.int32)
+
+
+def apply_token_masks_reference(
+    logits_RV: torch.Tensor, masks_RW: torch.Tensor, is_masked_R: torch.Tensor
+) -> torch.Tensor:
+    """The specification."""
+    bits_RWB = masks_RW[:, :, None] >> torch.arange(_WORD_BITS, dtype=torch.int32) & 1
+    allowed_RV = bits_RWB.flatten(1)[:, : logits_RV.shape[1]].bool()
+    return logits_RV.masked_fill(~allowed_RV & is_masked_R[:, None], -torch.inf)
+
+
+@triton.jit
+def _token_masks_kernel(
+    logits_ptr,  # float32 [R, V], changed
+    stride_r,
+    num_rows_ptr,  # int32 [1]
+    masks_ptr,  # int32 [R, W]
+    mask_stride_r,
+    is_masked_ptr,  # bool [R]
+    V,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(1).to(tl.int64)
+    if row >= tl.load(num_rows_ptr):
+        return
+    if tl.load(is_masked_ptr + row) == 0:
+        return
+    ids = tl.program_id(0) * TILE + tl.arange(0, TILE)  # [TILE]
+    words = tl.load(masks_ptr + row * mask_stride_r + (ids >> 5), ids < V, -1)  # [TILE]
+    is_forbidden = ((words >> (ids & 31)) & 1) == 0
+    # nothing is read, and only what changes is written
+    forbidden = tl.full([TILE], -float("inf"), tl.float32)
+    tl.store(logits_ptr + row * stride_r + ids, forbidden, is_forbidden & (ids < V))
+
+
+def apply_token_masks(
+    logits_RV: torch.Tensor,
+    masks_RW: torch.Tensor,
+    is_masked_R: torch.Tensor,
+    *,
+    num_rows_1: torch.Tensor,
+) -> None:
+    """`logits[r, t] = -inf` where bit t of row r's mask is 0, in place.
+
+    Args:
+        logits_RV: float32, rows contiguous. Changed.
+        masks_RW: int32 [R, ceil(V / 32)], rows contiguous; a set bit allows. Bits past V and rows
+            that are not masked are not looked at.
+        is_masked_R: bool.
+        num_rows_1: int32 [1]; rows at or beyond it stay as they are.
+
+    Raises:
+        TypeError, ValueError: another dtype, shape or device.
+    """
+    rows, vocab_size = check_logits(logits_RV)
+    device = logits_RV.device
+    check_num_rows(num_rows_1, device)
+    check_tensor("masks", masks_RW, (rows, num_mask_words(vocab_size)), torch.int32, device)
+    check_tensor("is_masked", is_masked_R, (rows,), torch.bool, device)
+    if rows:
+        _token_masks_kernel[(num_splits(vocab_size), rows)](
+            logits_RV,
+            logits_RV.stride(0),
+            num_rows_1,
+            masks_RW,
+            masks_RW.stride(0),
+            is_masked_R,
+            vocab_size,
+            TILE=TILE,
+            num_warps=4,
+        )
+
+
+_BLOCK = 128
+
+
+def apply_penalties_reference(
+    logits_V: torch.Tensor,
+    prompt_mask_V: torch.Tensor,
+    output_counts_V: torch.Tensor,
+    penalties: Penalties,
+) -> torch.Tensor:
+    """The specification, for one row; `prompt_mask_V` is bool."""
+    result_V = logits_V.clone()
+    apply_penalties_to_one_row(result_V, prompt_mask_V, output_counts_V.float(), penalties)
+    return result_V
+
+
+def adjust_tokens_reference(
+    logits_V: torch.Tensor, min_tokens_ids: torch.Tensor, bias_ids: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    """The specification, for one row; `min_tokens_ids` is empty once min_tokens are there."""
+    result_V = logits_V.clone()
+    result_V[min_tokens_ids] = -torch.inf
+    result_V[bias_ids] += bias
+    return result_V
+
+
+@triton.jit
+def _penalties_kernel(
+    logits_ptr,  # float32 [R, V], changed
+    stride_r,
+    num_rows_ptr,  # int32 [1]
+    state_row_ptr,  # int64 [R]
+    prompt_bits_ptr,  # int32 [N, W]
+    counts_ptr,  # int32 [N, V]
+    repetition_ptr,  # float32 [R]
+    presence_ptr,  # float32 [R]
+    frequency_ptr,  # float32 [R]
+    V,
+    W,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(1).to(tl.int64)
+    if row >= tl.load(num_rows_ptr):
+        return
+    repetition = tl.load(repetition_ptr + row)
+    presence = tl.load(presence_ptr + row)
+    frequency = tl.load(frequency_ptr + row)
+    if (repetition == 1.0) & (presence == 0.0) & (frequency == 0.0):
+        return
+    state_row = tl.load(state_row_ptr + row)
+    ids = tl.program_id(0) * TILE + tl.arange(0, TILE)  # [TILE]
+    counts = tl.load(counts_ptr + state_row * V + ids, ids < V, 0)  # [TILE]
+    words = tl.load(prompt_bits_ptr + state_row * W + (ids >> 5), ids < V, 0)  # [TILE]
+    in_output = counts > 0
+    seen = in_output | (((words >> (ids & 31)) & 1) != 0)
+    logits_ptr += row * stride_r
+    logits = tl.load(logits_ptr + ids, seen & (ids < V), 0.0)  # [TILE]
+    repeated = tl.where(logits > 0, tl.div_rn(logits, repetition), logits * repetition)
+    # The CPU rounds each product before it subtracts, and a fused multiply-add would not: in
+    # float64 the product is exact, and its rounding stands between.
+    by_count = (frequency.to(tl.float64) * counts.to(tl.float64)).to(tl.float32)
+    repeated = tl.where(repetition == 1.0, logits, repeated)
+    penalised = (repeated - by_count) - tl.where(in_output, presence, 0.0)
+    tl.store(logits_ptr + ids, penalised, seen & (ids < V))
+
+
+@triton.jit
+def _adjust_kernel(
+    logits_ptr,  # float32 [R, V], changed
+    stride_r,
+    num_rows_ptr,  # int32 [1]
+    state_row_ptr,  # int64 [R]
+    num_min_tokens_ids_ptr,  # int32 [R]
+    min_tokens_ids_ptr,  # int32 [N, L]
+    num_min_tokens_ids_slots,
+    num_biases_ptr,  # int32 [R]
+    bias_ids_ptr,  # int32 [N, M]
+    bias_ptr,  # float32 [N, M]
+    num_bias_slots,
+    V,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    if row >= tl.load(num_rows_ptr):
+        return
+    state_row = tl.load(state_row_ptr + row)
+    logits_ptr += row * stride_r
+    num_biases = tl.load(num_biases_ptr + row)
+    for start in range(0, num_biases, BLOCK):
+        index = start + tl.arange(0, BLOCK)  # [BLOCK]
+        slot = state_row * num_bias_slots + index
+        ids = tl.load(bias_ids_ptr + slot, index < num_biases, -1)
+        valid = (ids >= 0) & (ids < V)
+        logits = tl.load(logits_ptr + ids, valid, 0.0)
+        tl.store(logits_ptr + ids, logits + tl.load(bias_ptr + slot, valid, 0.0), valid)
+    # last, so that no other thread's bias is read after it or written over it
+    tl.debug_barrier()
+    num_min_tokens_ids = tl.load(num_min_tokens_ids_ptr + row)
+    for start in range(0, num_min_tokens_ids, BLOCK):
+        index = start + tl.arange(0, BLOCK)  # [BLOCK]
+        slot = state_row * num_min_tokens_ids_slots + index
+        ids = tl.load(min_tokens_ids_ptr + slot, index < num_min_tokens_ids, -1)
+        impossible = tl.full([BLOCK], -float("inf"), tl.float32)
+        tl.store(logits_ptr + ids, impossible, (ids >= 0) & (ids < V))
+
+
+@triton.jit(do_not_specialize=["num_rows_given"])
+def _count_kernel(
+    tokens_ptr,  # int64 [R]
+    num_rows_ptr,  # int32 [1]
+    state_row_ptr,  # int64 [R]
+    is_counted_ptr,  # bool [R]
+    counts_ptr,  # int32 [N, V], changed
+    V,
+    num_rows_given,  # R
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    valid = (row < num_rows_given) & (row < tl.load(num_rows_ptr))
+    valid = valid & (tl.load(is_counted_ptr + row, valid, 0) != 0)
+    tokens = tl.load(tokens_ptr + row, valid, -1)
+    valid = valid & (tokens >= 0) & (tokens < V)
+    state_row = tl.load(state_row_ptr + row, valid, 0)
+    # atomic, because a request may have several rows in a step (draft tokens)
+    tl.atomic_add(counts_ptr + state_row * V + tokens, 1, valid, sem="relaxed")
+
+
+def apply_penalties(
+    logits_RV: torch.Tensor,
+    *,
+    num_rows_1: torch.Tensor,
+    state_row_R: torch.Tensor,
+    prompt_bits_NW: torch.Tensor,
+    output_counts_NV: torch.Tensor,
+    repetition_R: torch.Tensor,
+    presence_R: torch.Tensor,
+    frequency_R: torch.Tensor,
+) -> None:
+    """Penalise, in place, tokens that were there before; bit for bit as the CPU does.
+
+    Repetition (Keskar et al., CTRL, 2019, arXiv:1909.05858) over prompt and output: positive logits
+    are divided, others multiplied. Then `logits -= frequency * count`, then `logits -= presence`
+    where the count is above 0.
+
+    Args:
+        logits_RV: float32, rows contiguous. Changed.
+        num_rows_1: int32 [1]; rows at or beyond it stay as they are.
+        state_row_R: int64, in [0, N): whose history each row reads.
+        prompt_bits_NW: int32 [N, ceil(V / 32)] contiguous, laid out as a token mask.
+        output_counts_NV: int32 contiguous, occurrences in the output.
+        repetition_R, presence_R, frequency_R: float32; 1, 0 and 0 switch a row off.
+
+    Raises:
+        TypeError, ValueError: another dtype, shape or device.
+    """
+    rows, vocab_size = check_logits(logits_RV)
+    device = logits_RV.device
+    num_states, words = output_counts_NV.shape[0], num_mask_words(vocab_size)
+    check_num_rows(num_rows_1, device)
+    check_tensor("state_row", state_row_R, (rows,), torch.int64, device)
+    check_tensor("prompt_bits", prompt_bits_NW, (num_states, words), torch.int32, device)
+    check_tensor("output_counts", output_counts_NV, (num_states, vocab_size), torch.int32, device)
+    for name, tensor in (
+        ("repetition", repetition_R),
+        ("presence", presence_R),
+        ("frequency", frequency_R),
+    ):
+        check_tensor(name, tensor, (rows,), torch.float32, device)
+    _check_contiguous("prompt_bits", prompt_bits_NW)
+    _check_contiguous("output_counts", output_counts_NV)
+    if rows:
+        _penalties_kernel[(num_splits(vocab_size), rows)](
+            logits_RV,
+            logits_RV.stride(0),
+            num_rows_1,
+            state_row_R,
+            prompt_bits_NW,
+            output_counts_NV,
+            repetition_R,
+            presence_R,
+            frequency_R,
+            vocab_size,
+            words,
+            TILE=TILE,
+            num_warps=4,
+        )
+
+
+def adjust_tokens(
+    logits_RV: torch.Tensor,
+    *,
+    num_rows_1: torch.Tensor,
+    state_row_R: torch.Tensor,
+    num_min_tokens_ids_R: torch.Tensor,
+    min_tokens_ids_NL: torch.Tensor,
+    num_biases_R: torch.Tensor,
+    bias_ids_NM: torch.Tensor,
+    bias_NM: torch.Tensor,
+) -> None:
+    """Add biases to single tokens and make those that min_tokens holds back impossible, in place.
+
+    Args:
+        logits_RV: float32, rows contiguous. Changed.
+        num_rows_1: int32 [1]; rows at or beyond it stay as they are.
+        state_row_R: int64, in [0, N): whose lists each row reads.
+        num_min_tokens_ids_R: int32, entries of the list that count; 0 once min_tokens are there.
+        min_tokens_ids_NL: int32, contiguous: end-of-sequence and stop tokens.
+        num_biases_R: int32, likewise.
+        bias_ids_NM, bias_NM: int32 and float32 [N, M], contiguous; an id once in a row.
+            Ids outside [0, V) are passed over.
+
+    Raises:
+        TypeError, ValueError: another dtype, shape or device.
+    """
+    rows, vocab_size = check_logits(logits_RV)
+    device = logits_RV.device
+    num_states, min_tokens_slots = min_tokens_ids_NL.shape
+    bias_slots = bias_ids_NM.shape[1]
+    check_num_rows(num_rows_1, device)
+    check_tensor("state_row", state_row_R, (rows,), torch.int64, device)
+    check_tensor("num_min_tokens_ids", num_min_tokens_ids_R, (rows,), torch.int32, device)
+    shape = (num_states, min_tokens_slots)
+    check_tensor("min_tokens_ids", min_tokens_ids_NL, shape, torch.int32, device)
+    check_tensor("num_biases", num_biases_R, (rows,), torch.int32, device)
+    check_tensor("bias_ids", bias_ids_NM, (num_states, bias_slots), torch.int32, device)
+    check_tensor("bias", bias_NM, (num_states, bias_slots), torch.float32, device)
+    for name, tensor in (
+        ("min_tokens_ids", min_tokens_ids_NL),
+        ("bias_ids", bias_ids_NM),
+        ("bias", bias_NM),
+    ):
+        _check_contiguous(name, tensor)
+    if rows:
+        _adjust_kernel[(rows,)](
+            logits_RV,
+            logits_RV.stride(0),
+            num_rows_1,
+            state_row_R,
+            num_min_tokens_ids_R,
+            min_tokens_ids_NL,
+            min_tokens_slots,
+            num_biases_R,
+            bias_ids_NM,
+            bias_NM,
+            bias_slots,
+            vocab_size,
+            BLOCK=_BLOCK,
+            num_warps=4,
+        )
+
+
+def count_tokens(
+    token_ids_R: torch.Tensor,
+    *,
+    num_rows_1: torch.Tensor,
+    state_row_R: torch.Tensor,
+    is_counted_R: torch.Tensor,
+    output_counts_NV: torch.Tensor,
+) -> None:
+    """`output_counts[state_row[r], token_ids[r]] += 1` for the rows that are counted.
+
+    Args:
+        token_ids_R: int64, as `sample` writes them; ids outside [0, V) are passed over.
+        num_rows_1: int32 [1]; rows at or beyond it do nothing.
+        state_row_R: int64. is_counted_R: bool, rows whose request has penalties.
+        output_counts_NV: int32 contiguous. Changed.
+
+    Raises:
+        TypeError, ValueError: another dtype, shape or device.
+    """
+    rows, device = token_ids_R.shape[0], token_ids_R.device
+    check_tensor("token_ids", token_ids_R, (rows,), torch.int64, device)
+    check_num_rows(num_rows_1, device)
+    check_tensor("state_row", state_row_R, (rows,), torch.int64, device)
+    check_tensor("is_counted", is_counted_R, (rows,), torch.bool, device)
+    shape = output_counts_NV.shape
+    check_tensor("output_counts", output_counts_NV, shape, torch.int32, device)
+    _check_contiguous("output_counts", output_counts_NV)
+    if rows:
+        _count_kernel[(triton.cdiv(rows, _BLOCK),)](
+            token_ids_R,
+            num_rows_1,
+            state_row_R,
+            is_counted_R,
+            output_counts_NV,
+            shape[1],
+            rows,
+            BLOCK=_BLOCK,
+            num_warps=4,
+        )
+
+
+def _check_contiguous(name: str, tensor: torch.Tensor) -> None:
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} is not contiguous; keep the whole table, not a part of it")

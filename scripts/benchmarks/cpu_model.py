@@ -1,0 +1,192 @@
+"""A whole model on the native CPU backend beside torch's, and the host's share of a step."""
+
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from cyclopts import Parameter
+
+from engine_core.model_files import ModelFiles, open_model_files
+from kernels.cpu.library import NativeLibrary, load_library
+from kernels.cpu.operations import CpuOperations
+from kernels.torch.operations import TorchOperations
+from scripts.benchmarks import DEFAULT_MODEL, Json, Model, Rows, report
+from scripts.benchmarks.best_times import Threads, clock, set_threads
+from scripts.benchmarks.greedy_run import Answers, GreedyRun
+
+NEAR_TIE = 1e-3
+PROMPT_LENGTH = 64
+Results = dict[str, dict[str, float]]
+
+
+def cpu_model(
+    *,
+    model: Model = DEFAULT_MODEL,
+    rows: Rows = (1, 32, 64),
+    num_output: int = 48,
+    long: Annotated[int, Parameter(help="Tokens of the long prompt.")] = 2000,
+    threads: Threads = None,
+    json: Json = None,
+) -> None:
+    """A whole model on the native CPU backend beside torch's, without scheduling and sockets.
+
+    Decode of each number of rows, and the first token of a long prompt, of the real runner. Fails
+    if the greedy tokens differ where torch's two best logits are more than 0.001 apart.
+    """
+    set_threads(threads)
+    files = open_model_files(model, report=_log)
+    runs = {
+        name: GreedyRun(
+            ops,
+            files,
+            max_rows=max(rows),
+            max_length=long + num_output,
+            max_tokens=max(max(rows) * (PROMPT_LENGTH + num_output), long + num_output),
+        )
+        for name, ops in {
+            "torch": TorchOperations(),
+            "native": CpuOperations(load_library()),
+        }.items()
+    }
+    results: Results = {}
+    for num_rows, length in [*((count, PROMPT_LENGTH) for count in rows), (1, long)]:
+        prompts = random_prompts(files, num_rows, length)
+        chunk = 256 if length == long else 1024
+        answers = [
+            run.generate(prompts, 16, chunk=chunk, with_margins=True) for run in runs.values()
+        ]
+        num_ties = count_near_ties(*answers)
+        num_decoded = num_output if length != long else 1
+        timed: dict[str, list[Answers]] = {name: [] for name in runs}
+        for _ in range(2):
+            for name, run in runs.items():
+                timed[name].append(run.generate(prompts, num_decoded, chunk=chunk))
+        figures = {
+            f"{name}_first_s": min(one.first_s for one in ones) for name, ones in timed.items()
+        }
+        line = f"{num_rows:3} x {length}: first tokens, ms {_both(figures, 'first_s', 1e3)}"
+        if num_decoded > 1:
+            num_tokens = num_rows * (num_decoded - 1)
+            figures |= {
+                f"{name}_tok_s": num_tokens / min(one.rest_s for one in ones)
+                for name, ones in timed.items()
+            }
+            line += f"; decode, tok/s {_both(figures, 'tok_s', 1.0)}"
+        _log(f"{line}; tokens equal, {num_ties} answers up to a near tie")
+        results[f"{num_rows} x {length}"] = figures
+    report(results, json)
+
+
+def _both(figures: dict[str, float], name: str, scale: float) -> str:
+    torch, native = (figures[f"{backend}_{name}"] * scale for backend in ("torch", "native"))
+    return f"{torch:.1f} torch, {native:.1f} native"
+
+
+def random_prompts(files: ModelFiles, num_rows: int, length: int) -> list[list[int]]:
+    """The same ones every time."""
+    generator = np.random.default_rng(num_rows)
+    drawn: list[list[int]] = generator.integers(
+        0, int(files.config["vocab_size"]), (num_rows, length)
+    ).tolist()
+    return drawn
+
+
+def count_near_ties(reference: Answers, native: Answers) -> int:
+    """How many answers part at a near tie.
+
+    Raises:
+        RuntimeError: one parts elsewhere.
+    """
+    num_ties = 0
+    for row, (wanted, given) in enumerate(zip(reference.tokens, native.tokens, strict=True)):
+        if wanted == given:
+            continue
+        at = next(i for i, (a, b) in enumerate(zip(wanted, given, strict=True)) if a != b)
+        margin = reference.margins[row][at]
+        if margin > NEAR_TIE:
+            raise RuntimeError(
+                f"answer {row} differs at token {at}, where torch's best leads by {margin:.4f}"
+            )
+        num_ties += 1
+    return num_ties
+
+
+class MeasuredLibrary(NativeLibrary):
+    """The library, with the seconds of every call kept. A call's way through ctypes (about a
+    microsecond) is counted as the library's."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        # the loaded library's own state: the same binary, the same threads
+        self.__dict__.update(library.__dict__)
+        self.spent_s: dict[str, float] = {}
+        """By function."""
+
+    def function(self, name: str, *argument_types: Any) -> Callable[..., bytes | None]:
+        found = super().function(name, *argument_types)
+        self.spent_s.setdefault(name, 0.0)
+
+        def measured(*arguments: object) -> bytes | None:
+            start = clock()
+            refusal = found(*arguments)
+            self.spent_s[name] += clock() - start
+            return refusal
+
+        return measured
+
+    def reset(self) -> None:
+        self.spent_s.update(dict.fromkeys(self.spent_s, 0.0))
+
+
+def cpu_overhead(
+    *,
+    model: Model = DEFAULT_MODEL,
+    rows: Rows = (1, 32, 64),
+    num_output: int = 48,
+    weights: Literal["float32", "int8", "int4", "own"] = "float32",
+    threads: Threads = None,
+    json: Json = None,
+) -> None:
+    """What of a decode step is spent inside the native library, and what around it.
+
+    Parameters
+    ----------
+    weights
+        "own": quantised ones as the file holds them.
+    """
+    set_threads(threads)
+    files = open_model_files(model, report=_log)
+    library = MeasuredLibrary(load_library())
+    length = PROMPT_LENGTH + num_output
+    run = GreedyRun(
+        CpuOperations(library, linear_weights="float32" if weights == "own" else weights),
+        files,
+        max_rows=max(rows),
+        max_length=length,
+        max_tokens=max(rows) * length,
+        keeps_blocks=weights == "own",
+    )
+    results: Results = {}
+    for num_rows in rows:
+        prompts = random_prompts(files, num_rows, PROMPT_LENGTH)
+        measured = []
+        for _ in range(4):
+            answers = run.generate(prompts, num_output, after_first=library.reset)
+            num_steps = num_output - 1
+            by_name = {name: spent_s / num_steps for name, spent_s in library.spent_s.items()}
+            measured.append((answers.rest_s / num_steps, sum(by_name.values()), by_name))
+        step_s, library_s, by_name = min(measured, key=lambda one: one[0] - one[1])
+        _log(
+            f"{num_rows:3} rows: a step {step_s * 1e3:.2f} ms, in the library "
+            f"{library_s * 1e3:.2f} ms, around it {(step_s - library_s) * 1e3:.2f} ms "
+            f"({(step_s / library_s - 1) * 100:.1f} %)"
+        )
+        for name, seconds in sorted(by_name.items(), key=lambda item: -item[1]):
+            if seconds > 1e-6:
+                _log(f"      {name:24}{seconds * 1e3:9.3f} ms")
+        results[str(num_rows)] = {"step_s": step_s, "library_s": library_s}
+    report(results, json)
+
+
+def _log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

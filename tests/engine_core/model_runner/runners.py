@@ -1,0 +1,45 @@
+"""Configurations of runners around tiny models, and the weights of models of transformers."""
+
+import torch
+
+from engine_core.model_runner.cache_layout import plan_cache_layout
+from engine_core.model_runner.config import RunnerConfig
+from engine_core.models import load_model
+
+DEFAULTS = {
+    "num_blocks": 150,
+    "block_size": 4,
+    "max_num_seqs": 8,
+    "max_model_len": 64,
+    "max_num_batched_tokens": 512,
+    "dtype": torch.float32,
+    "kv_dtype": torch.float32,
+    "eos_token_ids": (7,),
+}
+
+
+def load_reference(reference, ops):
+    """The weights of a model of transformers in ours."""
+    return load_model(
+        reference.config.to_dict(), reference.state_dict().items(), dtype=torch.float32, ops=ops
+    )
+
+
+def runner_config(model, ops, **options):
+    layout = plan_cache_layout(model.kv_cache_spec.sliding_windows)
+    return RunnerConfig(model=model, ops=ops, layout=layout, **DEFAULTS | options)
+
+
+def spoiled(runner):
+    """The runner, with garbage in all its blocks, which it may not read."""
+    for tensors in (runner.storage.device_tensors, runner.storage.host_tensors):
+        spoil(tensors)
+    return runner
+
+
+def spoil(tensors, ids=slice(None)):
+    """Garbage into blocks of these cache tensors."""
+    for keys, values in tensors:
+        garbage = 1e4 if keys.dtype.is_floating_point else 77  # a scale of 5e33 among bytes
+        keys[ids] = garbage
+        values[ids] = garbage

@@ -1,0 +1,44 @@
+"""Which sequence has which row: plans by hand."""
+
+import pytest
+from plans import Plans
+
+from engine_core.model_runner.rows import RunnerRows
+from protocol.sampling import SamplingParams
+
+PARAMS = SamplingParams(max_tokens=9)
+
+
+def make():
+    plans = Plans(num_groups=1)
+    rows = RunnerRows(max_num_rows=8, eos_token_ids=(7,), vocab_size=131)
+    plans.add("a", [1, 2, 3], PARAMS)
+    placed = rows.place(plans.plan({"a": 3}))
+    assert [(each.row, each.token_ids) for each in placed] == [(plans.lines["a"].row, [1, 2, 3])]
+    return plans, rows, placed[0]
+
+
+def test_a_preempted_sequence_comes_back_with_what_it_asked_for():
+    plans, rows, first = make()
+    plans.preempt("a")
+    assert rows.free(plans.plan({})) == [first.row]
+    rows.check()
+    plans.resume("a", [1, 2, 3, 4])
+    (again,) = rows.place(plans.plan({"a": 4}))
+    assert again.sampling is first.sampling
+    assert again.sampling.params.seed is not None
+    plans.finish("a")
+    assert rows.free(plans.plan({})) == [again.row]
+    rows.check()
+
+
+def test_a_plan_that_gives_a_row_twice_or_moves_a_sequence_is_noticed():
+    plans, rows, first = make()
+    plans.free_rows.append(first.row)
+    plans.add("thief", [1], PARAMS)
+    with pytest.raises(AssertionError, match="two sequences in one row"):
+        rows.place(plans.plan({"thief": 1}))
+    plans.lines["a"].row = (first.row + 1) % 8
+    plans.resume("a", [1])
+    with pytest.raises(AssertionError, match="one sequence in two rows"):
+        rows.place(plans.plan({"a": 1}))

@@ -1,0 +1,68 @@
+"""Which models run as one call a step on a CPU: all dense ones of ours, by their bits."""
+
+import pytest
+import torch
+import transformers
+
+from engine_core.models.loading import load_dummy_model
+from kernels.cpu.captured_forward import CapturedForward
+from kernels.cpu.library import NativeLibraryUnavailable, load_library
+from kernels.cpu.operations import CpuOperations
+
+SHAPE = {
+    "vocab_size": 131,
+    "hidden_size": 96,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+}
+DENSE = {
+    "llama": transformers.LlamaConfig(**SHAPE, attention_bias=True),
+    "mistral": transformers.MistralConfig(**SHAPE, sliding_window=5, tie_word_embeddings=True),
+    "qwen2": transformers.Qwen2Config(**SHAPE),
+    "qwen3": transformers.Qwen3Config(**SHAPE),
+    "gemma3": transformers.Gemma3TextConfig(**SHAPE, sliding_window=6),
+}
+
+
+@pytest.fixture(scope="module")
+def native():
+    try:
+        return load_library()
+    except NativeLibraryUnavailable as error:
+        pytest.skip(str(error))
+
+
+def sequences():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(131, (n,), generator=generator).tolist() for n in (45, 1, 33)]
+
+
+@pytest.mark.parametrize("ops", ["torch"], indirect=True)
+@pytest.mark.parametrize("weights", ["float32", "int8", "int4"])
+@pytest.mark.parametrize("name", DENSE)
+def test_every_dense_model_of_ours_is_captured_and_has_the_same_bits(
+    name, weights, native, paged_logits
+):
+    ops = CpuOperations(native, linear_weights=weights)
+    model = load_dummy_model(DENSE[name].to_dict(), dtype=torch.float32, ops=ops)
+    assert isinstance(model._forward, CapturedForward)
+    captured = paged_logits(model, sequences(), on=ops)
+    assert model._forward.is_captured
+    model._forward = model._compute
+    for ours, expected in zip(captured, paged_logits(model, sequences(), on=ops), strict=True):
+        assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("ops", ["torch"], indirect=True)
+def test_experts_and_16_bits_are_run_as_they_are(native, paged_logits):
+    experts = transformers.MixtralConfig(**SHAPE, num_local_experts=3, num_experts_per_tok=2)
+    for config, dtype in ((experts, torch.float32), (DENSE["llama"], torch.bfloat16)):
+        ops = CpuOperations(native)
+        model = load_dummy_model(config.to_dict(), dtype=dtype, ops=ops)
+        logits = paged_logits(model, sequences(), on=ops, dtype=dtype)
+        assert all(one.isfinite().all() for one in logits)
+        assert model._forward.is_captured is False

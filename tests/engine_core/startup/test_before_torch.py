@@ -1,0 +1,132 @@
+"""What the start does beside its own work, each in a Python of its own or undone afterwards."""
+
+import gc
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+
+import pytest
+
+from engine_core.errors import StartupError
+from engine_core.startup import before_torch
+from engine_core.startup.before_torch import (
+    check_kernels_package,
+    load_torch_library_beside,
+    no_garbage_collection,
+)
+
+
+def run(program):
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.split()
+
+
+def test_the_library_is_there_before_torch_and_torch_works_with_it():
+    program = """
+import sys
+from pathlib import Path
+from engine_core.startup.before_torch import load_torch_library_beside
+thread = load_torch_library_beside()
+if thread is None:  # a build for GPUs, or another system
+    print("none")
+else:
+    thread.join()
+    print("torch" in sys.modules, "libtorch_cpu" in Path("/proc/self/maps").read_text())
+import torch
+print((torch.ones(3, 5) @ torch.ones(5, 2)).sum().item())
+"""
+    *before, product = run(program)
+    assert before in (["none"], ["False", "True"])
+    assert product == "30.0"
+
+
+def test_an_exit_right_after_it_has_begun_is_clean():
+    program = """
+from engine_core.startup.before_torch import load_torch_library_beside
+load_torch_library_beside()
+print("end")
+raise SystemExit(0)
+"""
+    assert run(program) == ["end"]
+
+
+@pytest.mark.parametrize("library", ["libtorch_cuda.so", "libtorch_hip.so", None])
+def test_without_a_library_for_cpus_alone_no_thread_is_started(monkeypatch, tmp_path, library):
+    (tmp_path / "lib").mkdir()
+    if library is not None:
+        (tmp_path / "lib" / "libtorch_cpu.so").touch()
+        (tmp_path / "lib" / library).touch()
+    spec = ModuleSpec("torch", None, is_package=True)
+    spec.submodule_search_locations = [str(tmp_path)]
+    monkeypatch.setattr(before_torch.importlib.util, "find_spec", lambda _: spec)
+    assert load_torch_library_beside() is None
+
+
+def test_without_torch_no_thread_is_started(monkeypatch):
+    monkeypatch.setattr(before_torch.importlib.util, "find_spec", lambda _: None)
+    assert load_torch_library_beside() is None
+
+
+def test_a_library_that_does_not_load_is_left_to_the_import(monkeypatch, tmp_path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libtorch_cpu.so").write_bytes(b"no library")
+    spec = ModuleSpec("torch", None, is_package=True)
+    spec.submodule_search_locations = [str(tmp_path)]
+    monkeypatch.setattr(before_torch.importlib.util, "find_spec", lambda _: spec)
+    thread = load_torch_library_beside()
+    thread.join()
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_collector_comes_back_and_leaves_alone_what_the_start_made(fails):
+    kept = []
+    try:
+        with no_garbage_collection():
+            assert not gc.isenabled()
+            kept.append([kept])
+            if fails:
+                raise RuntimeError("the start failed")
+    except RuntimeError:
+        assert fails
+    try:
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 0
+        assert not any(thing is kept for thing in gc.get_objects())
+    finally:
+        gc.unfreeze()
+    assert any(thing is kept for thing in gc.get_objects())
+
+
+def test_without_another_kernels_package_nothing_is_said():
+    check_kernels_package()
+
+
+def test_hugging_faces_distribution_of_that_name_is_refused_by_name(tmp_path, monkeypatch):
+    """As pip leaves it in a folder of the path, whichever of the two packages is found first."""
+    metadata = tmp_path / "kernels-0.17.2.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.4\nName: kernels\nVersion: 0.17.2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(StartupError, match=r"Hugging Face \(0\.17\.2\).*pip uninstall"):
+        check_kernels_package()
+
+
+def test_a_daemon_beside_another_package_of_that_name_ends_with_one_line(tmp_path):
+    package = tmp_path / "kernels" / "__init__.py"
+    package.parent.mkdir()
+    package.write_text("raise ImportError('of another distribution')\n")
+    (tmp_path / "shape.json").write_text("{}")
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import engine_core.cli as c; "
+    shape, address = f"--model-config={tmp_path}/shape.json", f"--bind=ipc://{tmp_path}/s"
+    done = subprocess.run(
+        [sys.executable, "-c", program + "c.main()", "--load-format=dummy", shape, address],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith("engine-core: the distribution `kernels` of Hugging Face")
+    assert f"(at {tmp_path}/kernels)" in line

@@ -1,0 +1,259 @@
+"""A captured forward pass has the bits of its operations one by one, or is run as it is."""
+
+import re
+
+import pytest
+import torch
+
+from kernels.cpu.linear import PackedParts
+from kernels.cpu.operations import CpuOperations
+from kernels.interface.operations import (
+    AttentionParams,
+    AttentionSpec,
+    ForwardContext,
+    RotaryParams,
+)
+from kernels.torch.operations import TorchOperations
+
+HEADS, KV_HEADS, HEAD_SIZE, WIDTH, VOCAB, BLOCK = 9, 3, 8, 72, 50, 4
+NUM_BLOCKS = 40
+
+
+@pytest.fixture
+def ops(library, isa):
+    return CpuOperations(library)
+
+
+def weight(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * 0.2
+
+
+class ToyModel:
+    """Two layers with everything that can be captured."""
+
+    def __init__(self, ops, *, packed_embedding=False, window=None, extra=None):
+        self.ops = ops
+        self.window = window
+        self.extra = extra
+        self.num_calls = 0
+        kv = KV_HEADS * HEAD_SIZE
+        self.qkv = PackedParts(
+            (
+                ops.prepare_linear(weight(HEADS * HEAD_SIZE, WIDTH), weight(HEADS * HEAD_SIZE)),
+                *(ops.prepare_linear(weight(kv, WIDTH)) for _ in "kv"),
+            )
+        )
+        self.output = ops.prepare_linear(weight(WIDTH, HEADS * HEAD_SIZE))
+        self.gate_up = ops.prepare_linear(weight(2 * 50, WIDTH))
+        self.down = ops.prepare_linear(weight(WIDTH, 50))
+        self.norm = weight(WIDTH)
+        self.head_norm = weight(HEAD_SIZE)
+        self.embedding = weight(VOCAB, WIDTH)
+        if packed_embedding:
+            self.embedding = ops.prepare_linear(self.embedding)
+        self.table = weight(64, HEAD_SIZE)
+        self.scale = torch.tensor(3.3)
+        self.sinks = weight(HEADS)
+        self.captured = ops.capture(self.forward)
+
+    def forward(self, token_ids_T, positions_T, context):
+        ops = self.ops
+        self.num_calls += 1
+        residual = ops.embedding(token_ids_T, self.embedding).mul_(self.scale)
+        out = None
+        for layer, activate in enumerate((ops.silu_and_mul, ops.gelu_tanh_and_mul)):
+            if out is None:
+                x = ops.rms_norm(residual, self.norm, 1e-5)
+            else:
+                x, residual = ops.add_rms_norm(out, residual, self.norm, 1e-5)
+            metadata = context.metadata[layer]
+            q = ops.rotary_and_cache(
+                ops.linear(x, self.qkv),
+                positions_T,
+                metadata.slot_mapping_T,
+                context.kv_caches[layer],
+                RotaryParams(
+                    num_query_heads=HEADS,
+                    head_size=HEAD_SIZE,
+                    cos_sin_PD=self.table,
+                    q_norm_weight_D=self.head_norm if layer else None,
+                    k_norm_weight_D=self.head_norm if layer else None,
+                    norm_eps=1e-6,
+                ),
+            )
+            attended = ops.paged_attention(
+                q,
+                *context.kv_caches[layer],
+                metadata,
+                AttentionParams(
+                    scale=0.4,
+                    sliding_window=self.window if layer else None,
+                    softcap=4.0 if layer else None,
+                    sinks_H=self.sinks if layer else None,
+                ),
+            )
+            out = ops.linear(attended.flatten(1), self.output)
+            x, residual = ops.add_rms_norm(out, residual, self.norm, 1e-5)
+            out = ops.linear(activate(ops.linear(x, self.gate_up)), self.down)
+        if self.extra is not None:
+            out = self.extra(out)
+        return ops.add_rms_norm(out, residual, self.norm, 1e-5)[0]
+
+
+class Steps:
+    """Caches and planners as a runner has them."""
+
+    def __init__(self, ops, model):
+        self.caches = [
+            ops.allocate_kv_cache(NUM_BLOCKS, BLOCK, KV_HEADS, HEAD_SIZE, torch.float32)
+            for _ in range(2)
+        ]
+        self.planners = [
+            ops.make_attention_planner(
+                AttentionSpec(
+                    num_query_heads=HEADS,
+                    num_kv_heads=KV_HEADS,
+                    head_size=HEAD_SIZE,
+                    block_size=BLOCK,
+                    sliding_window=window,
+                    max_num_seqs=8,
+                    max_num_batched_tokens=200,
+                    max_model_len=64,
+                    dtype=torch.float32,
+                    kv_dtype=torch.float32,
+                )
+            )
+            for window in (None, model.window)
+        ]
+
+    def inputs(self, requests):
+        """Of requests (first position, tokens): request r has blocks 13 r + 1 and after."""
+        positions = torch.cat([torch.arange(at, at + count) for at, count in requests])
+        table = torch.stack([torch.arange(13) + 13 * r + 1 for r in range(len(requests))]).int()
+        slots = torch.cat(
+            [
+                table[r, torch.arange(at, at + count) // BLOCK].long() * BLOCK
+                + torch.arange(at, at + count) % BLOCK
+                for r, (at, count) in enumerate(requests)
+            ]
+        )
+        metadata = [
+            planner.plan(
+                query_start_loc_R1=torch.tensor([0, *(n for _, n in requests)]).cumsum(0).int(),
+                seq_lens_R=torch.tensor([at + count for at, count in requests]).int(),
+                block_table_RM=table,
+                slot_mapping_T=slots.clone(),
+                num_decodes=0,
+                num_decode_tokens=0,
+            )
+            for planner in self.planners
+        ]
+        return positions % VOCAB, positions, ForwardContext(self.caches, metadata, self.planners)
+
+
+STEPS = [[(0, 5)], [(5, 1)], [(6, 1), (0, 30)], [(7, 40), (30, 1), (0, 2)], [(47, 1), (31, 2)]]
+
+
+@pytest.mark.parametrize("packed_embedding", [False, True])
+@pytest.mark.parametrize("window", [None, 6])
+def test_steps_of_any_size_have_the_bits_of_single_operations(ops, packed_embedding, window):
+    model = ToyModel(ops, packed_embedding=packed_embedding, window=window)
+    eager, captured = Steps(ops, model), Steps(ops, model)
+    results = []
+    for requests in STEPS:
+        expected = model.forward(*eager.inputs(requests))
+        results.append((model.captured(*captured.inputs(requests)), expected))
+    assert model.captured.is_captured
+    assert model.num_calls == len(STEPS) + 1  # 42 tokens fit what the first step made room for
+    for ours, expected in results:  # a later step has not written to an earlier one's result
+        assert torch.equal(ours, expected)
+    for ours, expected in zip(captured.caches, eager.caches, strict=True):
+        assert torch.equal(ours[0], expected[0])
+        assert torch.equal(ours[1], expected[1])
+
+
+def test_more_tokens_than_there_is_room_for_and_other_caches_are_captured_anew(ops):
+    model = ToyModel(ops)
+    steps = Steps(ops, model)
+    model.captured(*steps.inputs([(0, 3)]))
+    crowd = [(0, 50), (0, 50)]
+    ours = model.captured(*steps.inputs(crowd))
+    assert model.num_calls == 2
+    other = Steps(ops, model)
+    assert torch.equal(model.captured(*other.inputs(crowd)), ours)
+    assert model.num_calls == 3
+    assert torch.equal(other.caches[1][0], steps.caches[1][0])
+
+
+@pytest.mark.parametrize(
+    ("extra", "reason"),
+    [
+        (lambda x: x + 1, "__add__"),
+        (lambda x: torch.ones(WIDTH) * x, "mul"),
+        (torch.tanh, "tanh"),
+        (lambda x: x[:, :5], "__getitem__"),
+        (lambda x: x.relu(), r"\.relu"),
+        (lambda x: x.mul_(torch.ones(WIDTH)), "more than one number"),
+        (lambda x: x.flatten(0), "from dimension 0 on"),
+    ],
+)
+def test_a_forward_pass_that_does_more_is_run_as_it_is_and_says_once_why(
+    ops, extra, reason, caplog
+):
+    caplog.set_level("INFO")
+    model = ToyModel(ops, extra=lambda x: (extra(x), x)[1])
+    steps = Steps(ops, model)
+    expected = model.forward(*Steps(ops, model).inputs([(0, 7)]))
+    for _ in range(2):
+        assert torch.equal(model.captured(*steps.inputs([(0, 7)])), expected)
+    assert model.captured.is_captured is False
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert re.search(f"not captured, each operation is a call: .*{reason}", line)
+
+
+@pytest.mark.parametrize("error", [AttributeError, TypeError])
+def test_a_bug_in_the_model_is_raised(ops, error, caplog):
+    caplog.set_level("INFO")
+
+    def broken(x):
+        raise error("a bug of the model")
+
+    model = ToyModel(ops, extra=broken)
+    for _ in range(2):
+        with pytest.raises(error, match="a bug of the model"):
+            model.captured(*Steps(ops, model).inputs([(0, 7)]))
+    assert not caplog.records
+
+
+def test_attention_planned_by_torch_is_not_captured(ops, caplog):
+    caplog.set_level("INFO")
+    model, steps = ToyModel(ops), Steps(TorchOperations(), ToyModel(ops))
+    expected = model.forward(*Steps(TorchOperations(), model).inputs([(0, 7)]))
+    assert torch.equal(model.captured(*steps.inputs([(0, 7)])), expected)
+    assert "attention is planned in tuple, not natively" in caplog.text
+
+
+def test_a_weight_in_half_precision_is_not_captured(ops):
+    model = ToyModel(ops)
+    model.embedding = model.embedding.bfloat16()
+    with pytest.raises(TypeError, match=r"bfloat16"):  # run as it is, dtypes do not mix
+        model.captured(*Steps(ops, model).inputs([(0, 7)]))
+    assert model.captured.is_captured is False
+
+
+def test_what_the_library_refuses_is_an_error(ops):
+    model = ToyModel(ops)
+    steps = Steps(ops, model)
+    token_ids, positions, context = steps.inputs([(0, 7)])
+    model.captured(token_ids, positions, context)
+    with pytest.raises(ValueError, match=r"token id 50 at 2 is outside the vocabulary of 50"):
+        model.captured(torch.tensor([0, 1, 50, 3, 4, 5, 6]), positions, context)
+    with pytest.raises(ValueError, match=r"position 64 of token 0 is outside the table"):
+        model.captured(token_ids, positions + 64, context)
+    with pytest.raises(ValueError, match=r"must be contiguous int64"):
+        model.captured(token_ids, positions.int(), context)
+    with pytest.raises(ValueError, match=r"attention is planned for 7 tokens, the step has 6"):
+        model.captured(token_ids[:6], positions[:6], context)
+    with pytest.raises(ValueError, match=r"slot 160 of token 6 is outside the cache"):
+        context.metadata[0].slot_mapping_T[6] = NUM_BLOCKS * BLOCK
+        model.captured(token_ids, positions, context)
