@@ -20,6 +20,7 @@ _INTEGRAL_DEFAULTS = frozenset({"top_k", "max_tokens", "min_tokens"})
 _REAL_DEFAULTS = frozenset({
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 })  # fmt: skip
+_SAME_IN_ENGINE = (*_REAL_DEFAULTS, "ignore_eos", "logprobs")
 
 
 class RequestOutputKind(enum.Enum):
@@ -172,23 +173,16 @@ class SamplingParams:
     ) -> protocol.sampling.SamplingParams:
         with as_invalid_input():
             return protocol.sampling.SamplingParams(
+                **{name: getattr(self, name) for name in _SAME_IN_ENGINE},
                 max_tokens=max_tokens,
                 min_tokens=min_tokens,
-                temperature=self.temperature,
                 top_k=0 if self.top_k == -1 else self.top_k,
-                top_p=self.top_p,
-                min_p=self.min_p,
-                repetition_penalty=self.repetition_penalty,
-                presence_penalty=self.presence_penalty,
-                frequency_penalty=self.frequency_penalty,
                 seed=self.seed if seed is None else seed,
                 stop_token_ids=tuple(self.stop_token_ids or ()),
-                ignore_eos=self.ignore_eos,
                 logit_bias=_with_whole_keys(self.logit_bias),
                 allowed_token_ids=(
                     None if self.allowed_token_ids is None else tuple(self.allowed_token_ids)
                 ),
-                logprobs=self.logprobs,
             )
 
     def _refuse_unsupported(self) -> None:

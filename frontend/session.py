@@ -154,7 +154,7 @@ class EngineSession:
             case CallFailed():
                 self._answer_call(message.call_id, CallRefused(message.message, code=message.code))
             case ErrorMessage():
-                # The engine did not understand a message or no longer knows this client.
+                # The engine did not understand a message, or dropped this client.
                 logger.warning("the engine at %s reports: %s", self._address, message.message)
                 if self._connection is not None:
                     self._connection.close()
