@@ -73,6 +73,7 @@ class AsyncLLM:
     ) -> None:
         self.address = address or default_address()
         self._options = ConnectionOptions(
+            address=self.address,
             client_name=client_name,
             connect_timeout_s=connect_timeout_s,
             reconnect_timeout_s=reconnect_timeout_s,
@@ -136,11 +137,7 @@ class AsyncLLM:
         """
         if self._session is None:
             self._session = EngineSession(
-                ZmqTransport(self.address),
-                self.address,
-                self._options,
-                clock=self._clock,
-                child=self._child,
+                ZmqTransport(self.address), self._options, clock=self._clock, child=self._child
             )
         try:
             await self.ready()

@@ -16,11 +16,11 @@ from protocol.sampling import check_whole
 
 MAX_N = 16_384
 _MAX_PRIORITY = 2**31 - 1
-_INTEGRAL_DEFAULTS = frozenset({"top_k", "max_tokens", "min_tokens"})
-_REAL_DEFAULTS = frozenset({
+_REALS = frozenset({
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 })  # fmt: skip
-_SAME_IN_ENGINE = (*_REAL_DEFAULTS, "ignore_eos", "logprobs")
+_RECOMMENDABLE = _REALS | {"top_k", "max_tokens", "min_tokens"}
+_SAME_IN_ENGINE = _REALS | {"ignore_eos", "logprobs"}
 
 
 class RequestOutputKind(enum.Enum):
@@ -96,11 +96,8 @@ class SamplingParams:
     @classmethod
     def from_defaults(cls, defaults: Mapping[str, float]) -> Self:
         """The parameters that a model's authors recommend; the rest by default."""
-        recommended: dict[str, Any] = {
-            **{name: int(defaults[name]) for name in _INTEGRAL_DEFAULTS & defaults.keys()},
-            **{name: float(defaults[name]) for name in _REAL_DEFAULTS & defaults.keys()},
-        }
-        return cls(**recommended)
+        names = _RECOMMENDABLE & defaults.keys()
+        return cls(**{name: type(getattr(cls, name))(defaults[name]) for name in names})
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
