@@ -26,6 +26,9 @@ from kernels.torch.sampling import truncate_by_sorting
 from kernels.triton.row_maxima import TILE, is_finite, num_splits, row_best
 from kernels.triton.sampling_arguments import check_logits, check_num_rows, check_tensor
 from kernels.triton.truncation_measure import (
+    LIST_SIZE,
+    NUM_PIVOTS,
+    Truncation,
     bisect,
     lowest_by_min_p,
     measure,
@@ -36,7 +39,6 @@ from kernels.triton.truncation_measure import (
     weights,
     worth,
 )
-from kernels.triton.truncation_memory import LIST_SIZE, NUM_PIVOTS, Truncation
 
 _LIST_SIZE = tl.constexpr(LIST_SIZE)
 _PIVOTS = tl.constexpr(NUM_PIVOTS)
