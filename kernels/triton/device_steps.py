@@ -1,9 +1,4 @@
-"""Step inputs and sampling on the GPU: the order in which the kernels of a step are launched.
-
-Owns `TritonDeviceSteps`, which implements `kernels.interface.device_steps.DeviceStepOperations`.
-Must not
-know what a kernel does inside, nor why a step is as it is.
-"""
+"""Step inputs and sampling on the GPU: the order in which the kernels of a step are launched."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Mixture of experts: the products of sorted pairs with their experts' weights, and their sum.
 
-Owns the products' tiles and the combination. How experts are chosen is `moe_routing`'s; layers and
-models must stay unknown.
+How experts are chosen is in `moe_routing`.
 
     x_TE --gather--> [gate | up] product, activation --> h_PF --> down product --> y_PE --sum--> out
 

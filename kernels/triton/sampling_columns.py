@@ -1,9 +1,6 @@
 """Sampling state of a step's due sequences, gathered from the rows that last, in one launch.
 
-Owns the kernel and the columns it writes: what the kernels of sampling, penalties and reports ask
-of each row of logits. Where a number stands in a state is said in
-`kernels.interface.sampling_rows`. Must not
-know how a token is chosen.
+Where a number stands in a state is said in `kernels.interface.sampling_rows`.
 """
 
 from __future__ import annotations
