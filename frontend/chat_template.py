@@ -178,7 +178,7 @@ def _render(compiled: jinja2.Template, **variables: Any) -> str:
         ) from error
     except jinja2.TemplateError as error:
         raise ChatTemplateError(f"the chat template refuses this conversation: {error}") from error
-    # whatever a stranger's code raises on messages that it did not expect
+    # what a template's code raises on messages that it did not expect
     except _CALLER_ERRORS as error:
         raise ChatTemplateError(
             f"the chat template failed ({type(error).__name__}: {error}); check the messages' "
@@ -256,9 +256,7 @@ def _sandboxed(source: str) -> jinja2.Template:
         jinja2.TemplateSyntaxError: `source` is not Jinja2.
     """
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_GenerationBlock, jinja2.ext.loopcontrols],
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
@@ -331,9 +329,5 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -16,9 +16,8 @@ from frontend.sampling_params import (
     check_scheduling,
 )
 from frontend.tokenizer import Tokenizer
-from protocol.limits import ModelLimits
 from protocol.outputs import ModelInfo
-from protocol.requests import EngineRequest
+from protocol.requests import EngineRequest, ModelLimits
 
 
 class TextPrompt(TypedDict):
@@ -55,12 +54,7 @@ class InputProcessor:
     """
 
     def __init__(
-        self,
-        model: ModelInfo,
-        tokenizer: Tokenizer | None,
-        *,
-        seeds: random.Random,
-        clock: Clock,
+        self, model: ModelInfo, tokenizer: Tokenizer | None, *, seeds: random.Random, clock: Clock
     ) -> None:
         self.model = model
         self.optional_tokenizer = tokenizer
@@ -152,11 +146,7 @@ class InputProcessor:
             on_finished=on_finished,
         )
 
-    def chat_prompt(
-        self,
-        messages: Sequence[ChatMessage],
-        **template_options: Any,
-    ) -> TokensPrompt:
+    def chat_prompt(self, messages: Sequence[ChatMessage], **template_options: Any) -> TokensPrompt:
         """A conversation as text and tokens. Options: see `Tokenizer.apply_chat_template`."""
         text = self.tokenizer.apply_chat_template(messages, **template_options)
         # The template writes the special tokens itself.

@@ -14,9 +14,9 @@ from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from frontend.request_state import RequestState
 from frontend.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from frontend.tokenizer import Tokenizer
+from protocol.calls import EngineStatistics
 from protocol.explanations import RequestInfo
 from protocol.outputs import ModelInfo
-from protocol.statistics import EngineStatistics
 
 Params = SamplingParams | BeamSearchParams
 

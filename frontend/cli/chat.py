@@ -9,7 +9,13 @@ import re
 import sys
 
 from frontend.async_llm import AsyncLLM
-from frontend.cli.options import EXIT_FAULT, SamplingOptions, SchedulingOptions, print_fault
+from frontend.cli.options import (
+    EXIT_FAULT,
+    DaemonOptions,
+    SamplingOptions,
+    SchedulingOptions,
+    print_fault,
+)
 from frontend.errors import EngineClientError, InvalidInput
 from frontend.event_loop import LoopThread
 from frontend.outputs import CompletionOutput
@@ -20,7 +26,7 @@ _COMMAND = re.compile(r"/\w+")
 
 
 def run_chat(
-    address: str | None,
+    daemon: DaemonOptions,
     system: str | None,
     sampling: SamplingOptions,
     scheduling: SchedulingOptions,
@@ -34,7 +40,8 @@ def run_chat(
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     loop = LoopThread("engine-client chat")
     try:
-        llm = loop.run_and_wait(AsyncLLM.connect(address, client_name="engine-client chat"))
+        llm = daemon.client("chat")
+        loop.run_and_wait(llm.open())
         try:
             return _Chat(loop, llm, system, sampling, scheduling, is_terminal).read_and_answer()
         finally:

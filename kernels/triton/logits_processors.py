@@ -14,7 +14,7 @@ import triton.language as tl
 from kernels.interface.operations import Penalties
 from kernels.torch.sampling import apply_penalties as apply_penalties_to_one_row
 from kernels.triton.row_maxima import TILE, num_splits
-from kernels.triton.sampling_arguments import check_logits, check_num_rows, check_tensor
+from kernels.triton.tensor_checks import check_column, check_logits, check_num_rows
 
 _WORD_BITS = 32
 
@@ -91,8 +91,8 @@ def apply_token_masks(
     rows, vocab_size = check_logits(logits_RV)
     device = logits_RV.device
     check_num_rows(num_rows_1, device)
-    check_tensor("masks", masks_RW, (rows, num_mask_words(vocab_size)), torch.int32, device)
-    check_tensor("is_masked", is_masked_R, (rows,), torch.bool, device)
+    check_column("masks", masks_RW, (rows, num_mask_words(vocab_size)), torch.int32, device)
+    check_column("is_masked", is_masked_R, (rows,), torch.bool, device)
     if rows:
         _token_masks_kernel[(num_splits(vocab_size), rows)](
             logits_RV,
@@ -265,15 +265,15 @@ def apply_penalties(
     device = logits_RV.device
     num_states, words = output_counts_NV.shape[0], num_mask_words(vocab_size)
     check_num_rows(num_rows_1, device)
-    check_tensor("state_row", state_row_R, (rows,), torch.int64, device)
-    check_tensor("prompt_bits", prompt_bits_NW, (num_states, words), torch.int32, device)
-    check_tensor("output_counts", output_counts_NV, (num_states, vocab_size), torch.int32, device)
+    check_column("state_row", state_row_R, (rows,), torch.int64, device)
+    check_column("prompt_bits", prompt_bits_NW, (num_states, words), torch.int32, device)
+    check_column("output_counts", output_counts_NV, (num_states, vocab_size), torch.int32, device)
     for name, tensor in (
         ("repetition", repetition_R),
         ("presence", presence_R),
         ("frequency", frequency_R),
     ):
-        check_tensor(name, tensor, (rows,), torch.float32, device)
+        check_column(name, tensor, (rows,), torch.float32, device)
     _check_contiguous("prompt_bits", prompt_bits_NW)
     _check_contiguous("output_counts", output_counts_NV)
     if rows:
@@ -325,13 +325,13 @@ def adjust_tokens(
     num_states, min_tokens_slots = min_tokens_ids_NL.shape
     bias_slots = bias_ids_NM.shape[1]
     check_num_rows(num_rows_1, device)
-    check_tensor("state_row", state_row_R, (rows,), torch.int64, device)
-    check_tensor("num_min_tokens_ids", num_min_tokens_ids_R, (rows,), torch.int32, device)
+    check_column("state_row", state_row_R, (rows,), torch.int64, device)
+    check_column("num_min_tokens_ids", num_min_tokens_ids_R, (rows,), torch.int32, device)
     shape = (num_states, min_tokens_slots)
-    check_tensor("min_tokens_ids", min_tokens_ids_NL, shape, torch.int32, device)
-    check_tensor("num_biases", num_biases_R, (rows,), torch.int32, device)
-    check_tensor("bias_ids", bias_ids_NM, (num_states, bias_slots), torch.int32, device)
-    check_tensor("bias", bias_NM, (num_states, bias_slots), torch.float32, device)
+    check_column("min_tokens_ids", min_tokens_ids_NL, shape, torch.int32, device)
+    check_column("num_biases", num_biases_R, (rows,), torch.int32, device)
+    check_column("bias_ids", bias_ids_NM, (num_states, bias_slots), torch.int32, device)
+    check_column("bias", bias_NM, (num_states, bias_slots), torch.float32, device)
     for name, tensor in (
         ("min_tokens_ids", min_tokens_ids_NL),
         ("bias_ids", bias_ids_NM),
@@ -377,12 +377,12 @@ def count_tokens(
         TypeError, ValueError: another dtype, shape or device.
     """
     rows, device = token_ids_R.shape[0], token_ids_R.device
-    check_tensor("token_ids", token_ids_R, (rows,), torch.int64, device)
+    check_column("token_ids", token_ids_R, (rows,), torch.int64, device)
     check_num_rows(num_rows_1, device)
-    check_tensor("state_row", state_row_R, (rows,), torch.int64, device)
-    check_tensor("is_counted", is_counted_R, (rows,), torch.bool, device)
+    check_column("state_row", state_row_R, (rows,), torch.int64, device)
+    check_column("is_counted", is_counted_R, (rows,), torch.bool, device)
     shape = output_counts_NV.shape
-    check_tensor("output_counts", output_counts_NV, shape, torch.int32, device)
+    check_column("output_counts", output_counts_NV, shape, torch.int32, device)
     _check_contiguous("output_counts", output_counts_NV)
     if rows:
         _count_kernel[(triton.cdiv(rows, _BLOCK),)](

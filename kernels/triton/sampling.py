@@ -28,7 +28,7 @@ from kernels.triton.row_maxima import (
     row_best,
     row_best_id,
 )
-from kernels.triton.sampling_arguments import check_logits, check_num_rows, check_tensor
+from kernels.triton.tensor_checks import check_column, check_logits, check_num_rows
 from kernels.triton.truncation import find_thresholds, truncate_reference
 from kernels.triton.truncation_measure import Truncation
 
@@ -205,12 +205,12 @@ def sample(
     device = logits_RV.device
     splits = num_splits(vocab_size)
     check_num_rows(num_rows_1, device)
-    check_tensor("seeds", seeds_R, (rows,), torch.int64, device)
-    check_tensor("positions", positions_R, (rows,), torch.int64, device)
-    check_tensor("is_greedy", is_greedy_R, (rows,), torch.bool, device)
-    check_tensor("temperature", temperature_R, (rows,), torch.float32, device)
-    check_tensor("out", out_R, (rows,), torch.int64, device)
-    check_tensor("best_logit", best_logit_R, (rows,), torch.float32, device)
+    check_column("seeds", seeds_R, (rows,), torch.int64, device)
+    check_column("positions", positions_R, (rows,), torch.int64, device)
+    check_column("is_greedy", is_greedy_R, (rows,), torch.bool, device)
+    check_column("temperature", temperature_R, (rows,), torch.float32, device)
+    check_column("out", out_R, (rows,), torch.int64, device)
+    check_column("best_logit", best_logit_R, (rows,), torch.float32, device)
     if memory.best_RS.shape[0] < rows or memory.best_RS.shape[1] != splits:
         raise ValueError(
             f"the memory is for {tuple(memory.best_RS.shape)} rows and splits, these logits need "

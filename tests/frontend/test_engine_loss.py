@@ -105,7 +105,7 @@ async def test_what_arrived_before_the_loss_is_delivered_before_the_error(start_
         with pytest.raises(EngineDied):
             async for output in client.generate("a", SamplingParams(max_tokens=300, seed=1)):
                 texts.append(output.outputs[0].text)
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.1)
     assert len(texts[-1]) == 20
 
 

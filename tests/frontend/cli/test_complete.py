@@ -147,10 +147,9 @@ def test_failure_in_the_engine_is_reported_behind_the_text(run, start_engine, ad
     assert "out of luck" in err
 
 
-@pytest.mark.usefixtures("short_reconnect")
 def test_engine_that_dies_in_the_stream_is_reported_in_one_line(run, start_engine, address):
     start_engine(next_token=saying("abc"), die_after_tokens=3)
-    code, out, err = run("complete", "Hi", "--address", address)
+    code, out, err = run("complete", "Hi", "--address", address, "--reconnect-timeout", "0.2")
     assert (code, out, err.count("\n")) == (1, "abc\n", 1)
     assert address in err
     assert "is gone" in err
