@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.trace.reader import TraceArrival, TraceStep
+from engine_core.trace import TraceArrival, TraceStep
 from scripts.simulator import SimulationError
 from scripts.simulator.engine import SimulatedEngine
 from scripts.simulator.fleet import Fleet, RoundRobin
