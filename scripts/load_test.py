@@ -1,9 +1,9 @@
 """Puts load on a running daemon and measures it.
 
-Open loop (`--rate`) for latency under a given load, closed loop (`--concurrency`) for throughput:
+Open loop (--rate) for latency under a given load, closed loop (--concurrency) for throughput:
 
-    python scripts/load_test.py --rate 2 --num-requests 200 --prompt-len 32:512 --output-len 64
-    python scripts/load_test.py --concurrency 64 --duration 30 --ignore-eos --json run.json
+    python scripts/load_test.py --rate 2 --num-requests 200 --prompt-len 32:512
+    python scripts/load_test.py --concurrency 64 --duration 30 --ignore-eos
 
 A table goes to stderr, one JSON document to the file or to stdout. Exit code 0, 1 if a request
 failed, 2 for wrong options, 130 after Ctrl-C. Talks to the given address and to nothing else.

@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from scripts.comparison import peers
+from scripts.comparison.peers import NotMeasured
 from scripts.comparison.processes import EngineFailed, EngineProcess, environment_for
 from scripts.comparison.workloads import Workload
 from scripts.load.clients import ClientsFailed, OpenLoop, Target, run_clients
 from scripts.load.openai_stream import Server, ServerError
 from scripts.load.records import RequestRecord
 
-PEERS = Path(__file__).parent / "peers"
 _PORT = "{port}"
 _SET_BY_US = ("--bind", "--num-threads")
 _Kind = TypeVar("_Kind", bound="Engine")
@@ -28,10 +29,6 @@ _Kind = TypeVar("_Kind", bound="Engine")
 
 class DescriptionError(ValueError):
     """An --engine, --peer or --server that cannot be understood."""
-
-
-class NotMeasured(Exception):
-    """The engine cannot be asked this workload; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,14 +141,14 @@ class ServerAddress(Engine):
 
 
 class Library(Engine):
-    """A library in a Python of its own, asked through standard input (`peers/wire.py`); the words
-    are the interpreter, a program of `peers/`, and its options. Times are taken in its process."""
+    """A library in a Python of its own, asked through standard input (`peers.py`); the words are
+    the interpreter, the program, the library and its options. Times are taken in its process."""
 
     @contextmanager
     def launch(self, conditions: Conditions) -> Iterator[Running]:
-        interpreter, program, *rest = self.words
+        *command, rest = *self.words[:3], self.words[3:]
         options = {"model": conditions.model, **dict(word.split("=", 1) for word in rest)}
-        command = [interpreter, program, json.dumps(options | {"threads": conditions.num_threads})]
+        command += [json.dumps(options | {"threads": conditions.num_threads})]
         with self.process(command, conditions, answers=True) as process:
             facts = process.ready_answer(conditions.startup_timeout_s)
             ready_s = process.since_launch_s
@@ -255,14 +252,12 @@ def parse_peer(text: str) -> Library | ServerAddress:
         raise DescriptionError(f"--peer {text!r}: {wrong[0]!r} is not KEY=VALUE")
     options = dict(word.split("=", 1) for word in rest)
     kind = options.pop("kind", library.name.split("-")[0]).replace(".", "_")
-    program = PEERS / f"{kind}_peer.py"
-    if not program.is_file():
-        known = sorted(path.stem.removesuffix("_peer") for path in PEERS.glob("*_peer.py"))
+    if kind not in peers.PEERS:
         raise DescriptionError(
             f"--peer {text!r}: {kind!r} is not a known library; begin the name with one of "
-            f"{', '.join(known)}, or say which with kind="
+            f"{', '.join(peers.PEERS)}, or say which with kind="
         )
-    words = (target, str(program), *(f"{key}={value}" for key, value in options.items()))
+    words = (target, peers.__file__, kind, *(f"{key}={value}" for key, value in options.items()))
     return replace(library, words=words)
 
 

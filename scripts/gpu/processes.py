@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from scripts.gpu.pytest_rows import ROWS_VARIABLE
-from scripts.gpu.timing import Row
-from scripts.gpu.worker import Instruction
+from scripts.gpu.timing import Instruction, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS_AT_ONCE = 8
