@@ -1,8 +1,4 @@
-"""Which backend serves a device.
-
-Owns the choice only; a backend is imported when it is chosen, and no device is asked before. Must
-not log: what there is to say goes to who asks.
-"""
+"""Which backend serves a device. A backend is imported, and a device asked, when it is chosen."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Counts Triton's compilations in this process, so that "nothing compiles after ready" can be read.
 
-Owns the count and the warning. Must not know which kernels there are, nor who launches them.
-
 Triton calls `knobs.runtime.jit_post_compile_hook` each time that a kernel is launched (or warmed
 up) with a specialisation that this process has not seen, whether its machine code was made or came
 from the cache on disk (triton/runtime/jit.py, JITFunction._do_compile, 3.6 to 3.9). Both count: the

@@ -1,9 +1,8 @@
 """From the value of `--model` to `ModelFiles`: a folder, a .gguf file, a known name or a hub id."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from engine_core.model_files.download import (
     describe_known_models,
@@ -19,9 +18,6 @@ from engine_core.model_files.gguf.tokenizer import build_tokenizer
 from engine_core.model_files.hf_folder import HfFolder
 from engine_core.model_files.hf_tokenizer import read_folder_tokenizer
 from engine_core.model_files.interface import ModelFiles, TokenizerFiles
-
-if TYPE_CHECKING:
-    from kernels.interface.weights import WeightPart
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LATER_PART = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf")
@@ -126,25 +122,16 @@ class _WithTokenizer:
     """`ModelFiles` with the tokenizer of another model; all else is the first one's."""
 
     def __init__(self, files: ModelFiles, tokenizer: TokenizerFiles) -> None:
-        self._files = files
-        self._tokenizer = tokenizer
         self.name = files.name
         self.path = files.path
-        self.config: dict[str, Any] = files.config
-        self.generation_config: dict[str, Any] = files.generation_config
+        self.config = files.config
+        self.generation_config = files.generation_config
         self.eos_token_ids = files.eos_token_ids
         self.fingerprint = files.fingerprint
-
-    @property
-    def weight_files(self) -> tuple[Path, ...]:
-        return self._files.weight_files
-
-    @property
-    def quantised_types(self) -> frozenset[str]:
-        return self._files.quantised_types
-
-    def tensors(self, *, keeps_blocks: bool = False) -> "Iterator[tuple[str, WeightPart]]":
-        return self._files.tensors(keeps_blocks=keeps_blocks)
+        self.weight_files = files.weight_files
+        self.quantised_types = files.quantised_types
+        self.tensors = files.tensors
+        self._tokenizer = tokenizer
 
     def tokenizer(self) -> TokenizerFiles:
         return self._tokenizer

@@ -1,7 +1,7 @@
 """GGUF blocks in the native library's layouts, with the same codes and scales.
 
-Owns how blocks of each type lie in a file. Must not know files: blocks come as bytes. Layouts are
-those of ggml's `ggml-common.h` (block_q8_0, block_q4_0, block_q4_1, block_q4_K, block_q6_K).
+Blocks are those of ggml's `ggml-common.h` (block_q8_0, block_q4_0, block_q4_1, block_q4_K,
+block_q6_K).
 """
 
 from __future__ import annotations
@@ -125,3 +125,24 @@ GGUF_KINDS = {
     "Q6_K": LinearKind.Q6_K,
 }
 """The GGUF types that run from their own blocks, by name."""
+
+
+_Q5_0_BYTES = 22
+
+
+def q5_0_as_q8_0(blocks: Bytes) -> Bytes:
+    """uint8 [N, G * 22] -> [N, G * 34]: the same numbers, bit for bit.
+
+    Q5_0   22 bytes: scale f16, 32 high bits, 16 bytes of nibbles    scale * (code - 16)
+    Q8_0   34 bytes: scale f16, 32 signed bytes                      scale * code
+    """
+    num_rows = len(blocks)
+    groups = np.ascontiguousarray(blocks).reshape(-1, _Q5_0_BYTES)
+    nibbles = groups[:, 6:]
+    codes = np.concatenate((nibbles & 15, nibbles >> 4), axis=1)
+    # bit i of the four bytes is the fifth bit of input i
+    codes |= np.unpackbits(groups[:, 2:6], axis=1, bitorder="little") << 4
+    converted = np.empty((len(groups), 2 + _GROUP), np.uint8)
+    converted[:, :2] = groups[:, :2]
+    converted[:, 2:] = codes - np.uint8(16)  # wraps: two's complement
+    return converted.reshape(num_rows, -1)

@@ -1,7 +1,4 @@
-"""The native dense product, and rows of its weights: one call for any packed weight.
-
-Owns the checks of what crosses into the library. Must not know layouts.
-"""
+"""The native dense product, and rows of its weights: one call for any packed weight."""
 
 from __future__ import annotations
 

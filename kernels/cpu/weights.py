@@ -1,7 +1,6 @@
 """Weights in the native library's layouts: float32, int8 a row, 4-bit groups.
 
-Owns the packing, and the quantising of floating weights; `src/linear.h` draws the layouts. Must
-not know which layer a weight belongs to. GGUF's blocks come through `gguf_blocks`.
+`src/linear.h` draws the layouts; GGUF's blocks come through `gguf_blocks`.
 
     P panels of 32 outputs (the last one padded with zeros), G groups of 32 inputs
 """

@@ -14,7 +14,7 @@ import torch
 
 NUM_STATE_WORDS = 16
 MAX_LISTED_TOKENS = 1024
-"""Biases, and tokens held back by min_tokens, that a row can have."""
+"""Biases, and tokens that min_tokens forbids, that a row can have."""
 MAX_DEVICE_LOGPROBS = 128
 """Likeliest tokens that the device reports of a row; a request for more is served on the host."""
 WORD_BITS = 32
@@ -34,9 +34,9 @@ class StateWord(enum.IntEnum):
     SEED_HIGH = 8
     NUM_LOGPROBS = 9
     """-1: the device reports nothing of this row."""
-    HELD_BACK_UNTIL = 10
+    MIN_LENGTH = 10
     """Tokens of the list are impossible at positions below this."""
-    NUM_HELD_BACK = 11
+    NUM_MIN_TOKENS_IDS = 11
     NUM_BIASES = 12
     FLAGS = 13
 
@@ -54,7 +54,7 @@ class StateFlag(enum.IntFlag):
 class TokenList(enum.IntEnum):
     """Tables of `SamplingRows.lists`. Values are float32 in the words of an int32."""
 
-    HELD_BACK = 0
+    MIN_TOKENS_IDS = 0
     BIAS_IDS = 1
     BIAS_VALUES = 2
 

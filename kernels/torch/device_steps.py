@@ -179,9 +179,11 @@ class TorchStepSampler:
         if numbers[StateWord.FLAGS] & StateFlag.MASKED:
             allowed_V = _bits(rows.state_NX[row, rows.mask_words])[: rows.vocab_size]
             logits_V[~allowed_V] = -torch.inf
-        if sequence.seq_len < numbers[StateWord.HELD_BACK_UNTIL]:
-            held_back = lists_3M[TokenList.HELD_BACK, : numbers[StateWord.NUM_HELD_BACK]]
-            logits_V[held_back.long()] = -torch.inf
+        if sequence.seq_len < numbers[StateWord.MIN_LENGTH]:
+            min_tokens_ids = lists_3M[
+                TokenList.MIN_TOKENS_IDS, : numbers[StateWord.NUM_MIN_TOKENS_IDS]
+            ]
+            logits_V[min_tokens_ids.long()] = -torch.inf
         num_biases = numbers[StateWord.NUM_BIASES]
         biases = lists_3M[TokenList.BIAS_VALUES, :num_biases].view(torch.float32)
         logits_V[lists_3M[TokenList.BIAS_IDS, :num_biases].long()] += biases

@@ -2,5 +2,5 @@
 
 A file holds, in reading order: the torch reference, which is the specification; the kernel; the
 checked wrapper; and `variants()`, what a proof on a machine without a GPU compiles. Nothing runs at
-import. Must not know any model, scheduler or process.
+import.
 """

@@ -1,6 +1,6 @@
-"""Gated activations, with a quantised result if wanted.
+"""Gated activations, with a quantised result if wanted, in one launch.
 
-Owns `activation(gate) * up` in one launch. Must not know layers. Sources: gated linear units,
+Sources: gated linear units,
 arXiv:2002.05202; SiLU and GELU, arXiv:1606.08415.
 
     gate_up_TF2   |<---- F ---->|<---- F ---->|
@@ -33,14 +33,13 @@ _BLOCK_F_QUANTISED = 4096
 
 
 def activation_quantised_reference(
-    gate_up_TF2: torch.Tensor, dtype: torch.dtype, *, is_gelu: bool
+    gate_up_TF2: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The product rounded to its dtype, then quantised a row at a time, in torch.
+    """`silu_and_mul` rounded to its dtype, then quantised a row at a time, in torch.
 
     The unquantised reference is `kernels.torch.elementwise`.
     """
-    product = elementwise.gelu_tanh_and_mul if is_gelu else elementwise.silu_and_mul
-    return quantise_rows_reference(product(gate_up_TF2), dtype)
+    return quantise_rows_reference(elementwise.silu_and_mul(gate_up_TF2), dtype)
 
 
 @triton.jit
@@ -150,14 +149,23 @@ def silu_and_mul_quantised(
     Raises:
         ValueError: shapes, dtypes or devices that do not fit each other.
     """
-    return _launch_quantised(gate_up_TF2, dtype, is_gelu=False)
-
-
-def gelu_tanh_and_mul_quantised(
-    gate_up_TF2: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`gelu_tanh_and_mul`, then a scale for each row; as `silu_and_mul_quantised`."""
-    return _launch_quantised(gate_up_TF2, dtype, is_gelu=True)
+    T, F = _checked_shape(gate_up_TF2)
+    if dtype not in QUANTISED_MAX:
+        raise ValueError(f"cannot quantise to {dtype}; choose float8_e4m3fn or int8")
+    out_TF = torch.empty((T, F), dtype=dtype, device=gate_up_TF2.device)
+    scales_T = torch.empty(T, dtype=torch.float32, device=gate_up_TF2.device)
+    if T:
+        constants = _constants(F, _BLOCK_F_QUANTISED, False)
+        activation_quantised_kernel[(T,)](
+            gate_up_TF2,
+            out_TF,
+            scales_T,
+            gate_up_TF2.stride(0),
+            out_TF.stride(0),
+            **constants,
+            num_warps=_num_warps(constants["BLOCK_F"]),
+        )
+    return out_TF, scales_T
 
 
 def _launch(
@@ -184,28 +192,6 @@ def _launch(
             num_warps=4,
         )
     return out_TF
-
-
-def _launch_quantised(
-    gate_up_TF2: torch.Tensor, dtype: torch.dtype, *, is_gelu: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    T, F = _checked_shape(gate_up_TF2)
-    if dtype not in QUANTISED_MAX:
-        raise ValueError(f"cannot quantise to {dtype}; choose float8_e4m3fn or int8")
-    out_TF = torch.empty((T, F), dtype=dtype, device=gate_up_TF2.device)
-    scales_T = torch.empty(T, dtype=torch.float32, device=gate_up_TF2.device)
-    if T:
-        constants = _constants(F, _BLOCK_F_QUANTISED, is_gelu)
-        activation_quantised_kernel[(T,)](
-            gate_up_TF2,
-            out_TF,
-            scales_T,
-            gate_up_TF2.stride(0),
-            out_TF.stride(0),
-            **constants,
-            num_warps=_num_warps(constants["BLOCK_F"]),
-        )
-    return out_TF, scales_T
 
 
 def _checked_shape(gate_up_TF2: torch.Tensor) -> tuple[int, int]:

@@ -1,9 +1,6 @@
 """Decode attention: persistent programs over a list of (request, split) pieces of keys.
 
-Owns the partial results of the splits; `attention_reduce` joins them. Must not know how requests
-are cut into splits, nor layers.
-
-The specification is `attention_reference`; a split's result is attention over its keys alone.
+The specification is in `attention`; a split's result is attention over its keys alone.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Prefill attention: one program a tile of packed query rows and key/value head.
 
-Owns the results of prefill requests. Must not know how requests are cut into tiles, nor layers.
-
     keys of a tile    [low ---- | ------- all visible to every row ------- | diagonal ---- stop)
                        masked      no masks, whole tiles of BLOCK_N keys      masked
     (the masked part on the left exists with a sliding window only, and no key left of it is read)
 
 Key tiles are always visited from the left and start at multiples of BLOCK_N, so that a query's
-result does not depend on how its prompt was chunked. The specification is `attention_reference`.
+result does not depend on how its prompt was chunked. The specification is in `attention`.
 """
 
 from __future__ import annotations
@@ -171,7 +169,7 @@ def prefill_attention(
 ) -> None:
     """Write the prefills' rows of `out_THD` (and `lse_TH`).
 
-    `out = softmax(scores) v`, see `attention_reference`. The running softmax over tiles is that of
+    `out = softmax(scores) v`, see `attention`. The running softmax over tiles is that of
     "FlashAttention-2" (Dao 2023). Arguments are those of `attention.paged_attention`, which has
     checked them.
     """

@@ -1,14 +1,11 @@
-"""Joins partial attention results by their log-sum-exp, in a fixed order.
-
-Owns the reduce of a request's splits and the merge of two attention states (shared prefixes). Must
-not know keys, scores or how the parts were made.
+"""Joins the results of a request's splits by their log-sum-exp, in a fixed order.
 
 With parts (out_p, lse_p) over disjoint sets of keys:
 
     lse = log(sum_p exp(lse_p))        out = sum_p exp(lse_p - lse) * out_p
 
 A part that saw nothing has lse = -inf and counts for nothing. Source: "Flash-Decoding" (Dao,
-Haziza, Massa, Sizov 2023); merging by states: FlashInfer (Ye et al. 2025), section 3.
+Haziza, Massa, Sizov 2023).
 """
 
 from __future__ import annotations
@@ -18,19 +15,6 @@ import triton
 import triton.language as tl
 
 from kernels.triton.attention_work import AttentionWork
-
-
-def reference_merge_states(
-    out_a_THD: torch.Tensor,
-    lse_a_TH: torch.Tensor,
-    out_b_THD: torch.Tensor,
-    lse_b_TH: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The specification of `merge_states`, in float32."""
-    lse_TH = torch.logaddexp(lse_a_TH.float(), lse_b_TH.float())
-    weight_a = (lse_a_TH - lse_TH).exp().nan_to_num(nan=0.0).unsqueeze(-1)
-    weight_b = (lse_b_TH - lse_TH).exp().nan_to_num(nan=0.0).unsqueeze(-1)
-    return weight_a * out_a_THD.float() + weight_b * out_b_THD.float(), lse_TH
 
 
 @triton.jit(do_not_specialize=["capacity", "v_scale"])
@@ -117,44 +101,6 @@ def reduce_splits_kernel(
             )
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def merge_states_kernel(
-    out_a,  # [T * H, D]
-    lse_a,  # float32 [T * H]
-    out_b,
-    lse_b,
-    out,  # [T * H, D], written
-    lse,  # float32 [T * H], written
-    num_rows,
-    D: tl.constexpr,
-    D_PAD: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-):
-    row_R = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
-    inside_R = row_R < num_rows
-    d_D = tl.arange(0, D_PAD)
-    lse_a_R = tl.load(lse_a + row_R, mask=inside_R, other=float("-inf"))
-    lse_b_R = tl.load(lse_b + row_R, mask=inside_R, other=float("-inf"))
-    peak_R = tl.maximum(lse_a_R, lse_b_R)
-    peak_R = tl.where(peak_R == float("-inf"), 0.0, peak_R)
-    weight_a_R = tl.exp2((lse_a_R - peak_R) * 1.4426950408889634)
-    weight_b_R = tl.exp2((lse_b_R - peak_R) * 1.4426950408889634)
-    total_R = weight_a_R + weight_b_R
-    seen_R = total_R > 0.0
-    total_R = tl.where(seen_R, total_R, 1.0)
-    at_RD = (row_R * D)[:, None] + d_D[None, :]
-    mask_RD = inside_R[:, None] & (d_D < D)[None, :]
-    a_RD = tl.load(out_a + at_RD, mask=mask_RD, other=0.0).to(tl.float32)
-    b_RD = tl.load(out_b + at_RD, mask=mask_RD, other=0.0).to(tl.float32)
-    # what saw nothing may hold anything, even NaN
-    a_RD = tl.where((weight_a_R > 0.0)[:, None], a_RD, 0.0)
-    b_RD = tl.where((weight_b_R > 0.0)[:, None], b_RD, 0.0)
-    sum_RD = a_RD * (weight_a_R / total_R)[:, None] + b_RD * (weight_b_R / total_R)[:, None]
-    tl.store(out + at_RD, sum_RD.to(out.dtype.element_ty), mask=mask_RD)
-    lse_R = peak_R + tl.log2(total_R) * 0.6931471805599453
-    tl.store(lse + row_R, tl.where(seen_R, lse_R, float("-inf")), mask=inside_R)
-
-
 def reduce_splits(
     work: AttentionWork,
     query_start_loc_R1: torch.Tensor,
@@ -194,62 +140,6 @@ def reduce_splits(
     )
 
 
-def merge_states(
-    out_a_THD: torch.Tensor,
-    lse_a_TH: torch.Tensor,
-    out_b_THD: torch.Tensor,
-    lse_b_TH: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over two disjoint sets of keys, from the attention over each: (out_THD, lse_TH).
-
-    `lse = log(exp(lse_a) + exp(lse_b))`, `out = exp(lse_a - lse) out_a + exp(lse_b - lse) out_b`.
-    A sink or v_scale must have been applied to one part, or to each, respectively. Rows whose lse
-    is -inf count for nothing; both such give zero.
-
-    Args:
-        out_a_THD, out_b_THD: contiguous, of one floating dtype, which the result has.
-        lse_a_TH, lse_b_TH: float32, contiguous, natural logarithm.
-
-    Raises:
-        ValueError: shapes differ or a tensor is not contiguous.
-        TypeError: a log-sum-exp is not float32, or the outputs' dtypes differ.
-    """
-    for tensor, name, shape in (
-        (out_b_THD, "out_b", out_a_THD.shape),
-        (lse_a_TH, "lse_a", out_a_THD.shape[:2]),
-        (lse_b_TH, "lse_b", out_a_THD.shape[:2]),
-    ):
-        if tensor.shape != shape or not tensor.is_contiguous():
-            raise ValueError(
-                f"{name} is {tuple(tensor.shape)}, contiguous: {tensor.is_contiguous()}; give a"
-                f" contiguous {tuple(shape)}"
-            )
-    if not out_a_THD.is_contiguous():
-        raise ValueError("out_a is not contiguous; give a contiguous tensor")
-    if lse_a_TH.dtype != torch.float32 or lse_b_TH.dtype != torch.float32:
-        raise TypeError(f"lse is {lse_a_TH.dtype} and {lse_b_TH.dtype}; give float32")
-    if out_a_THD.dtype != out_b_THD.dtype:
-        raise TypeError(f"out is {out_a_THD.dtype} and {out_b_THD.dtype}; give one dtype")
-    out_THD, lse_TH = torch.empty_like(out_a_THD), torch.empty_like(lse_a_TH)
-    num_rows, head_size = lse_a_TH.numel(), out_a_THD.shape[2]
-    if num_rows:
-        merge_states_kernel[(triton.cdiv(num_rows, _MERGE_ROWS),)](
-            out_a_THD,
-            lse_a_TH,
-            out_b_THD,
-            lse_b_TH,
-            out_THD,
-            lse_TH,
-            num_rows,
-            D=head_size,
-            D_PAD=triton.next_power_of_2(head_size),
-            BLOCK_R=_MERGE_ROWS,
-            num_warps=4,
-        )
-    return out_THD, lse_TH
-
-
-_MERGE_ROWS = 16
 _REDUCE_WARPS = 2
 
 

@@ -1,8 +1,5 @@
 """One tile of attention: a block of query rows against a block of keys read through a block table.
 
-Owns the arithmetic that prefill and decode share: addresses in the paged cache, score transforms,
-masks and the running softmax. Must not know how the work was cut or where results go.
-
 Rows of a tile: the query tokens of one request and the G query heads of one key/value head are
 packed, row = token * G + head, so that keys and values are read once for the group.
 

@@ -1,8 +1,5 @@
 """What a step's attention has to do, listed on the GPU once a step and read by every layer.
 
-Owns how requests are cut: decodes into splits of their keys, prefills into tiles of their queries.
-Must not know keys, values, layers or scores.
-
     requests   [decode decode decode | prefill prefill]          decodes come first
     splits     d0: |256|256|17   d1: |90   d2: |256|44           at fixed positions of the sequence
     tiles      p0: |42 queries|42|8        p1: |42|5             the last, most expensive, first

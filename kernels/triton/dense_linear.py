@@ -1,10 +1,9 @@
 """Dense products whose rows do not depend on how many rows there are: `x @ weight.T + bias`.
 
-Owns one kernel with one order of sums. A library chooses its kernel, and with it the order of the
-sums, by the number of rows; this one does not: the tile depends on the weight alone, a tile that is
-not full is masked, and the inputs are summed from first to last in steps of BLOCK_E. So a row has
-the same bits alone and in any batch. Must not know layers, nor when this is wanted. The cause is
-explained in "Defeating Nondeterminism in LLM Inference" (He et al. 2025).
+A library chooses its kernel, and with it the order of the sums, by the number of rows; this one
+does not: the tile depends on the weight alone, a tile that is not full is masked, and the inputs
+are summed from first to last in steps of BLOCK_E. So a row has the same bits alone and in any
+batch. The cause is explained in "Defeating Nondeterminism in LLM Inference" (He et al. 2025).
 
     programs in order   n0m0 n0m1 .. n0m7 | n1m0 .. n1m7 | ...   eight row tiles share weight tiles
 """

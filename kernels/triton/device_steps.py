@@ -1,9 +1,4 @@
-"""Step inputs and sampling on the GPU: the order in which the kernels of a step are launched.
-
-Owns `TritonDeviceSteps`, which implements `kernels.interface.device_steps.DeviceStepOperations`.
-Must not
-know what a kernel does inside, nor why a step is as it is.
-"""
+"""Step inputs and sampling on the GPU: the order in which the kernels of a step are launched."""
 
 from __future__ import annotations
 
@@ -19,12 +14,16 @@ from kernels.interface.sampling_rows import (
     TokenList,
 )
 from kernels.interface.step_inputs import DeviceRows, PackedLayout, StepTensors
+from kernels.triton.logits_processors import (
+    adjust_tokens,
+    apply_penalties,
+    apply_token_masks,
+    count_tokens,
+)
 from kernels.triton.logprobs import LogprobsMemory, report_logprobs
-from kernels.triton.penalties import adjust_tokens, apply_penalties, count_tokens
 from kernels.triton.sampling import SamplingMemory, sample
 from kernels.triton.sampling_columns import SamplingColumns, gather_sampling_columns
 from kernels.triton.step_inputs import append_sampled, apply_row_updates, prepare_step
-from kernels.triton.token_masks import apply_token_masks
 
 
 class TritonDeviceSteps:
@@ -143,8 +142,8 @@ class TritonStepSampler:
             logits_NV,
             num_rows_1=columns.num_rows_1,
             state_row_R=columns.state_row_N,
-            num_held_back_R=columns.num_held_back_N,
-            held_back_ids_NL=lists[TokenList.HELD_BACK],
+            num_min_tokens_ids_R=columns.num_min_tokens_ids_N,
+            min_tokens_ids_NL=lists[TokenList.MIN_TOKENS_IDS],
             num_biases_R=columns.num_biases_N,
             bias_ids_NM=lists[TokenList.BIAS_IDS],
             bias_NM=lists[TokenList.BIAS_VALUES].view(torch.float32),

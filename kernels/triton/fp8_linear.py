@@ -1,7 +1,6 @@
 """Products in float8 (e4m3): a scale for each token and one for each output.
 
-Owns the rounding to float8 and the call of cuBLAS's product. Must not know which layer a weight
-belongs to. Weight-only quantisation is `quantised_linear`'s.
+Weight-only quantisation is `quantised_linear`'s.
 
 What is invariant: a token's rounding depends on the token alone. The product is the library's,
 which chooses its tiles by the number of rows, so its last bits may depend on the batch.

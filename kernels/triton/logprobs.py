@@ -3,9 +3,8 @@
     splits   each: maximum, sum of exp(x - maximum), logits above the sampled one, its best n
     rows     the splits' sums in fixed order; their best n merged, as each list is falling
 
-Owns this report on logits as they are given (the engine gives raw ones). Must not know how the
-token was chosen. Sums go in an order that depends on V alone, so a row's bits do not depend on its
-batch. Ranks and choices compare logits, which log_softmax's rounding can only make equal.
+Sums go in an order that depends on V alone, so a row's bits do not depend on its batch. Ranks and
+choices compare logits, which log_softmax's rounding can only make equal.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton.row_maxima import TILE, num_splits
-from kernels.triton.sampling_arguments import check_logits, check_num_rows, check_tensor
+from kernels.triton.tensor_checks import check_column, check_logits, check_num_rows
 
 MAX_LOGPROBS = 128
 """Each is a pass over a split's registers; a request for more is served on the host."""
@@ -204,11 +203,11 @@ def report_logprobs(
     splits = num_splits(vocab_size)
     width = memory.top_RSK.shape[2]
     check_num_rows(num_rows_1, device)
-    check_tensor("token_ids", token_ids_R, (rows,), torch.int64, device)
-    check_tensor("num_logprobs", num_logprobs_R, (rows,), torch.int32, device)
-    check_tensor("out_ids", out_ids_RN, (rows, 1 + width), torch.int32, device)
-    check_tensor("out_logprobs", out_logprobs_RN, (rows, 1 + width), torch.float32, device)
-    check_tensor("out_ranks", out_ranks_R, (rows,), torch.int32, device)
+    check_column("token_ids", token_ids_R, (rows,), torch.int64, device)
+    check_column("num_logprobs", num_logprobs_R, (rows,), torch.int32, device)
+    check_column("out_ids", out_ids_RN, (rows, 1 + width), torch.int32, device)
+    check_column("out_logprobs", out_logprobs_RN, (rows, 1 + width), torch.float32, device)
+    check_column("out_ranks", out_ranks_R, (rows,), torch.int32, device)
     if not (out_ids_RN.is_contiguous() and out_logprobs_RN.is_contiguous()):
         raise ValueError(
             "out_ids or out_logprobs is not contiguous; allocate it with 1 + K columns"

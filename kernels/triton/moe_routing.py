@@ -1,7 +1,5 @@
 """Mixture of experts: which experts a token goes to, and the order in which they are computed.
 
-Owns the choice of experts and the list of tiles. Must not know weights or activations of experts.
-
 A pair is one (token, chosen expert), numbered `token * top_k + rank`. Pairs are sorted by expert,
 and inside an expert by number, so that the order is a function of the choices alone:
 

@@ -1,8 +1,7 @@
 """RMS norm of rows, with the residual's addition before it and a quantised result after it.
 
-Owns one launch for all three. Must not know layers. Source: RMSNorm, arXiv:1910.07467. One program
-takes one row, whole, in registers: it reads every input before it writes, and the row's bits depend
-on that row alone.
+Source: RMSNorm, arXiv:1910.07467. One program takes one row, whole, in registers: it reads every
+input before it writes, and the row's bits depend on that row alone.
 """
 
 from __future__ import annotations

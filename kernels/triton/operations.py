@@ -22,14 +22,14 @@ from kernels.interface.operations import (
     SamplingLimits,
 )
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
-from kernels.triton import activation, linear_weights, norm, rotary_cache
+from kernels.triton import activation, norm, rotary_cache
 from kernels.triton import kv_cache as cache_of_layer
+from kernels.triton import linear as linear_layers
 from kernels.triton.attention import paged_attention
 from kernels.triton.attention_planner import SplitScratch, TritonAttentionPlanner
-from kernels.triton.experts import TritonExpertWeights, mixture_of_experts, prepare_experts
-from kernels.triton.linear_weights import TritonLinearWeight
-from kernels.triton.packing import QUANTISED_TYPES, TritonPacking
-from kernels.triton.sampling_calls import SamplingCalls
+from kernels.triton.linear import QUANTISED_TYPES, TritonLinearWeight, TritonPacking
+from kernels.triton.moe_linear import TritonExpertWeights, mixture_of_experts, prepare_experts
+from kernels.triton.sampling import SamplingCalls
 
 
 class TritonOperations:
@@ -90,7 +90,7 @@ class TritonOperations:
         return self._packing
 
     def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
-        return linear_weights.linear(x_TE, weight, batch_invariant=self._batch_invariant)
+        return linear_layers.linear(x_TE, weight, batch_invariant=self._batch_invariant)
 
     def prepare_experts(self, gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> ExpertWeights:
         return prepare_experts(gate_up_XFE, down_XEF)
@@ -110,7 +110,7 @@ class TritonOperations:
     def embedding(
         self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeight
     ) -> torch.Tensor:
-        return linear_weights.gather_rows(token_ids_T, weight_VE)
+        return linear_layers.gather_rows(token_ids_T, weight_VE)
 
     def rms_norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
         return norm.rms_norm(x_TE, weight_E, eps)

@@ -1,7 +1,6 @@
 """Philox4x32-10 and Gumbel noise as functions that other kernels call.
 
 J. Salmon, M. Moraes, R. Dror, D. Shaw: Parallel Random Numbers: As Easy as 1, 2, 3 (SC 2011).
-Owns the random words and what they become. Must not know logits or requests.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.torch import sampling as reference
-from kernels.triton.sampling_arguments import check_tensor
+from kernels.triton.tensor_checks import check_column
 
 _MULTIPLIER_0 = tl.constexpr(reference.MULTIPLIERS[0])
 _MULTIPLIER_1 = tl.constexpr(reference.MULTIPLIERS[1])
@@ -124,8 +123,8 @@ def random_words(counter_N4: torch.Tensor, key_N2: torch.Tensor) -> torch.Tensor
         TypeError, ValueError: another dtype, shape or device.
     """
     num_counters = counter_N4.shape[0]
-    check_tensor("counter", counter_N4, (num_counters, 4), torch.int64, counter_N4.device)
-    check_tensor("key", key_N2, (num_counters, 2), torch.int64, counter_N4.device)
+    check_column("counter", counter_N4, (num_counters, 4), torch.int64, counter_N4.device)
+    check_column("key", key_N2, (num_counters, 2), torch.int64, counter_N4.device)
     out_N4 = torch.empty_like(counter_N4)
     grid = (triton.cdiv(num_counters, _BLOCK),)
     if num_counters:
@@ -144,8 +143,8 @@ def gumbel_noise_of_vocabulary(
         TypeError, ValueError: seeds or positions are not int64 [R] on one device.
     """
     rows = seeds_R.shape[0]
-    check_tensor("seeds", seeds_R, (rows,), torch.int64, seeds_R.device)
-    check_tensor("positions", positions_R, (rows,), torch.int64, seeds_R.device)
+    check_column("seeds", seeds_R, (rows,), torch.int64, seeds_R.device)
+    check_column("positions", positions_R, (rows,), torch.int64, seeds_R.device)
     out_RV = torch.empty(rows, vocab_size, dtype=torch.float32, device=seeds_R.device)
     grid = (triton.cdiv(vocab_size, 1024), rows)
     if rows:

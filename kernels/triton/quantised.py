@@ -1,7 +1,5 @@
 """Rounding to float8_e4m3fn and int8, shared by kernels that write such values.
 
-Owns the formulas, on the device and in torch. Must not know what is quantised.
-
     scale = peak / most, where peak = max(|row|, MIN_PEAK) and most is 448 (fp8) or 127 (int8)
     value = round(clamp(x * (most / peak), -most, most)),      x is about value * scale
 

@@ -1,7 +1,5 @@
 """Weight-only int8 and int4: one packed layout, and the way into it from each file format.
 
-Owns the layout and the conversions, in torch, at load time. Must not know how products are done.
-
     W[n, k] = scales[n, k // G] * q[n, k] + offsets[n, k // G]
 
 int8: q is stored as it is, [N, E]. int4: q lies in [0, 16), two in a byte, so that both halves of a

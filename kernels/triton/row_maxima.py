@@ -3,8 +3,8 @@
     row of logits   [ 0 .. TILE )[ TILE .. 2 TILE )[ ..... V )
                       split 0       split 1          split S - 1
 
-A split is a program, so that one row fills a GPU too. Owns the splits and the best of each; must
-not know temperatures, noise or limits. Maxima are exact, so their order of reduction cannot matter.
+A split is a program, so that one row fills a GPU too. Maxima are exact, so their order of reduction
+cannot matter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.sampling_arguments import check_logits, check_num_rows, check_tensor
+from kernels.triton.tensor_checks import check_column, check_logits, check_num_rows
 
 TILE = 2048
 """Tokens of a split: 16 a thread."""
@@ -103,8 +103,8 @@ def find_split_maxima(
     rows, vocab_size = check_logits(logits_RV)
     splits = num_splits(vocab_size)
     check_num_rows(num_rows_1, logits_RV.device)
-    check_tensor("best", best_RS, (rows, splits), torch.float32, logits_RV.device)
-    check_tensor("best_id", best_id_RS, (rows, splits), torch.int32, logits_RV.device)
+    check_column("best", best_RS, (rows, splits), torch.float32, logits_RV.device)
+    check_column("best_id", best_id_RS, (rows, splits), torch.int32, logits_RV.device)
     if rows:
         _split_maxima_kernel[(splits, rows)](
             logits_RV,

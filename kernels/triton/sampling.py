@@ -5,8 +5,7 @@
 The Gumbel-max trick (Gumbel 1954; Maddison et al., A* Sampling, arXiv:1411.0030): the argmax of
 `(logits / temperature - their maximum) + noise` falls on a token with its softmax probability. The
 noise is a function of (seed, position, token), so a row gives the same token in any batch, and the
-one that the CPU gives, except as `sample` says. Owns the choice; must not know what became of the
-logits before (`penalties`, `token_masks`) nor how a threshold is found (`truncation`).
+one that the CPU gives, except as `sample` says.
 """
 
 from __future__ import annotations
@@ -17,7 +16,9 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.interface.operations import Penalties, SamplingLimits
 from kernels.torch.sampling import sample_from_all
+from kernels.triton.logits_processors import apply_penalties, pack_token_masks
 from kernels.triton.philox import gumbel_noise
 from kernels.triton.row_maxima import (
     TILE,
@@ -27,9 +28,9 @@ from kernels.triton.row_maxima import (
     row_best,
     row_best_id,
 )
-from kernels.triton.sampling_arguments import check_logits, check_num_rows, check_tensor
+from kernels.triton.tensor_checks import check_column, check_logits, check_num_rows
 from kernels.triton.truncation import find_thresholds, truncate_reference
-from kernels.triton.truncation_memory import Truncation
+from kernels.triton.truncation_measure import Truncation
 
 _WARPS = 4
 
@@ -204,12 +205,12 @@ def sample(
     device = logits_RV.device
     splits = num_splits(vocab_size)
     check_num_rows(num_rows_1, device)
-    check_tensor("seeds", seeds_R, (rows,), torch.int64, device)
-    check_tensor("positions", positions_R, (rows,), torch.int64, device)
-    check_tensor("is_greedy", is_greedy_R, (rows,), torch.bool, device)
-    check_tensor("temperature", temperature_R, (rows,), torch.float32, device)
-    check_tensor("out", out_R, (rows,), torch.int64, device)
-    check_tensor("best_logit", best_logit_R, (rows,), torch.float32, device)
+    check_column("seeds", seeds_R, (rows,), torch.int64, device)
+    check_column("positions", positions_R, (rows,), torch.int64, device)
+    check_column("is_greedy", is_greedy_R, (rows,), torch.bool, device)
+    check_column("temperature", temperature_R, (rows,), torch.float32, device)
+    check_column("out", out_R, (rows,), torch.int64, device)
+    check_column("best_logit", best_logit_R, (rows,), torch.float32, device)
     if memory.best_RS.shape[0] < rows or memory.best_RS.shape[1] != splits:
         raise ValueError(
             f"the memory is for {tuple(memory.best_RS.shape)} rows and splits, these logits need "
@@ -265,3 +266,91 @@ def sample(
         SPLITS=padded,
         num_warps=1,
     )
+
+
+_FEWEST_ROWS = 16
+
+
+class SamplingCalls:
+    """Sampling as `Operations` asks for it: rows that are all alike, tensors made for the call.
+
+    A runner that keeps its rows on the device calls the kernels itself. One thread uses an instance
+    at a time, and its calls run on one stream.
+    """
+
+    def __init__(self) -> None:
+        self._memory: SamplingMemory | None = None
+        self._vocab_size = 0
+
+    def sample(
+        self,
+        logits_RV: torch.Tensor,
+        seeds_R: torch.Tensor,
+        positions_R: torch.Tensor,
+        limits: SamplingLimits | None = None,
+    ) -> torch.Tensor:
+        """See `Operations.sample`.
+
+        Logits that are NaN or infinite give token 0.
+
+        Raises:
+            TypeError, ValueError: another dtype, shape or device than theirs.
+        """
+        rows, vocab_size = logits_RV.shape
+        device = logits_RV.device
+
+        def filled(value: float, dtype: torch.dtype) -> torch.Tensor:
+            return torch.full((rows,), value, dtype=dtype, device=device)
+
+        out_R = filled(0, torch.int64)
+        sample(
+            logits_RV,
+            seeds_R,
+            positions_R,
+            num_rows_1=torch.full((1,), rows, dtype=torch.int32, device=device),
+            is_greedy_R=filled(False, torch.bool),
+            temperature_R=filled(1.0, torch.float32),
+            top_k_R=filled(0, torch.int64) if limits is None else limits.top_k_R,
+            top_p_R=filled(1.0, torch.float32) if limits is None else limits.top_p_R,
+            min_p_R=filled(0.0, torch.float32) if limits is None else limits.min_p_R,
+            memory=self._memory_for(rows, vocab_size, device),
+            out_R=out_R,
+            best_logit_R=filled(0.0, torch.float32),
+            any_truncated=limits is not None,
+        )
+        return out_R
+
+    def apply_penalties(
+        self,
+        logits_V: torch.Tensor,
+        prompt_mask_V: torch.Tensor,
+        output_counts_V: torch.Tensor,
+        penalties: Penalties,
+    ) -> None:
+        """See `Operations.apply_penalties`."""
+        device = logits_V.device
+
+        def one(value: float, dtype: torch.dtype) -> torch.Tensor:
+            return torch.full((1,), value, dtype=dtype, device=device)
+
+        apply_penalties(
+            logits_V[None],
+            num_rows_1=one(1, torch.int32),
+            state_row_R=one(0, torch.int64),
+            prompt_bits_NW=pack_token_masks(prompt_mask_V[None]),
+            output_counts_NV=output_counts_V[None].to(torch.int32),
+            repetition_R=one(penalties.repetition_penalty, torch.float32),
+            presence_R=one(penalties.presence_penalty, torch.float32),
+            frequency_R=one(penalties.frequency_penalty, torch.float32),
+        )
+
+    def _memory_for(self, rows: int, vocab_size: int, device: torch.device) -> SamplingMemory:
+        memory = self._memory
+        known = 0 if memory is None else memory.best_RS.shape[0]
+        fits = memory is not None and self._vocab_size == vocab_size and known >= rows
+        if memory is None or not fits:
+            # twice as many as before, so that a slowly growing batch allocates seldom
+            number = max(rows, 2 * known, _FEWEST_ROWS)
+            memory = self._memory = SamplingMemory.allocate(number, vocab_size, device)
+            self._vocab_size = vocab_size
+        return memory

@@ -1,9 +1,6 @@
 """Sampling state of a step's due sequences, gathered from the rows that last, in one launch.
 
-Owns the kernel and the columns it writes: what the kernels of sampling, penalties and reports ask
-of each row of logits. Where a number stands in a state is said in
-`kernels.interface.sampling_rows`. Must not
-know how a token is chosen.
+Where a number stands in a state is said in `kernels.interface.sampling_rows`.
 """
 
 from __future__ import annotations
@@ -31,8 +28,8 @@ _TOP_K = tl.constexpr(int(StateWord.TOP_K))
 _SEED_LOW = tl.constexpr(int(StateWord.SEED_LOW))
 _SEED_HIGH = tl.constexpr(int(StateWord.SEED_HIGH))
 _NUM_LOGPROBS = tl.constexpr(int(StateWord.NUM_LOGPROBS))
-_HELD_BACK_UNTIL = tl.constexpr(int(StateWord.HELD_BACK_UNTIL))
-_NUM_HELD_BACK = tl.constexpr(int(StateWord.NUM_HELD_BACK))
+_MIN_LENGTH = tl.constexpr(int(StateWord.MIN_LENGTH))
+_NUM_MIN_TOKENS_IDS = tl.constexpr(int(StateWord.NUM_MIN_TOKENS_IDS))
 _NUM_BIASES = tl.constexpr(int(StateWord.NUM_BIASES))
 _FLAGS = tl.constexpr(int(StateWord.FLAGS))
 _GREEDY = tl.constexpr(int(StateFlag.GREEDY))
@@ -48,7 +45,7 @@ class SamplingColumns:
         num_rows_1: int32, how many are due.
         state_row_N: int64, the sequence's row.
         positions_N: int64, index in its sequence of the token that is chosen.
-        num_held_back_N: int32, 0 once min_tokens are there.
+        num_min_tokens_ids_N: int32, 0 once min_tokens are there.
         The others are a state's numbers, flags as bool, the seed as the 64 bits of an int64.
     """
 
@@ -67,7 +64,7 @@ class SamplingColumns:
     is_counted_N: torch.Tensor
     is_masked_N: torch.Tensor
     num_logprobs_N: torch.Tensor
-    num_held_back_N: torch.Tensor
+    num_min_tokens_ids_N: torch.Tensor
     num_biases_N: torch.Tensor
 
     @staticmethod
@@ -101,7 +98,7 @@ _DTYPES: dict[str, torch.dtype] = {
     "is_counted_N": torch.bool,
     "is_masked_N": torch.bool,
     "num_logprobs_N": torch.int32,
-    "num_held_back_N": torch.int32,
+    "num_min_tokens_ids_N": torch.int32,
     "num_biases_N": torch.int32,
 }
 
@@ -120,7 +117,7 @@ def gather_sampling_columns_reference(
     state_NX = rows.state_NX[row_N]
     numbers, reals = state_NX.T.contiguous(), state_NX.T.contiguous().view(torch.float32)
     flags_N = numbers[StateWord.FLAGS]
-    holds_back_N = seq_len_N < numbers[StateWord.HELD_BACK_UNTIL]
+    is_below_min_N = seq_len_N < numbers[StateWord.MIN_LENGTH]
     low_N = numbers[StateWord.SEED_LOW].long() & 0xFFFFFFFF
     return {
         "num_rows_1": is_due_R.sum(dim=0, keepdim=True),
@@ -138,7 +135,7 @@ def gather_sampling_columns_reference(
         "is_counted_N": (flags_N & StateFlag.COUNTED) != 0,
         "is_masked_N": (flags_N & StateFlag.MASKED) != 0,
         "num_logprobs_N": numbers[StateWord.NUM_LOGPROBS],
-        "num_held_back_N": numbers[StateWord.NUM_HELD_BACK] * holds_back_N,
+        "num_min_tokens_ids_N": numbers[StateWord.NUM_MIN_TOKENS_IDS] * is_below_min_N,
         "num_biases_N": numbers[StateWord.NUM_BIASES],
     }
 
@@ -163,7 +160,7 @@ def gather_sampling_columns_kernel(
     is_counted_ptr,  # bool [N]
     is_masked_ptr,  # bool [N]
     num_logprobs_ptr,  # int32 [N]
-    num_held_back_ptr,  # int32 [N]
+    num_min_tokens_ids_ptr,  # int32 [N]
     num_biases_ptr,  # int32 [N]
     num_given,  # N
     X,
@@ -212,9 +209,11 @@ def gather_sampling_columns_kernel(
     tl.store(is_masked_ptr + due_R, (flags_R & _MASKED) != 0, mask=is_due_R)
     number_R = tl.load(number_ptr + _NUM_LOGPROBS, mask=is_due_R, other=0)
     tl.store(num_logprobs_ptr + due_R, number_R, mask=is_due_R)
-    until_R = tl.load(number_ptr + _HELD_BACK_UNTIL, mask=is_due_R, other=0)
-    number_R = tl.load(number_ptr + _NUM_HELD_BACK, mask=is_due_R, other=0)
-    tl.store(num_held_back_ptr + due_R, tl.where(position_R < until_R, number_R, 0), mask=is_due_R)
+    until_R = tl.load(number_ptr + _MIN_LENGTH, mask=is_due_R, other=0)
+    number_R = tl.load(number_ptr + _NUM_MIN_TOKENS_IDS, mask=is_due_R, other=0)
+    tl.store(
+        num_min_tokens_ids_ptr + due_R, tl.where(position_R < until_R, number_R, 0), mask=is_due_R
+    )
     number_R = tl.load(number_ptr + _NUM_BIASES, mask=is_due_R, other=0)
     tl.store(num_biases_ptr + due_R, number_R, mask=is_due_R)
 

@@ -1,8 +1,6 @@
 """What the model reads in a step, made on the device from one packed buffer.
 
-Owns the kernels that write the rows on the device and gather a step from them:
-the reference is `engine_core.model_runner`'s gather of step inputs. The buffer's layout is in
-`kernels.interface.step_inputs`. Must not know the model, sampling, or the scheduler.
+The buffer's layout is in `kernels.interface.step_inputs`.
 
     packed words --> apply_row_updates --> rows (tokens, block tables)
          |                                  |                ^

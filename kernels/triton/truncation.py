@@ -12,8 +12,7 @@ and for top_p adds up weights exp(x - best) (target p of all that min_p and top_
 
 Weights are float64 rounded to 2**-43 and sums are int64, hence exact and the same in any order:
 atomic additions, splits and batches change nothing. Float64 because the CPU uses it: a cut differs
-from the CPU's only where p falls within 1e-10 of a token's edge. Owns thresholds; must not know
-noise or penalties.
+from the CPU's only where p falls within 1e-10 of a token's edge.
 """
 
 from __future__ import annotations
@@ -24,8 +23,11 @@ import triton.language as tl
 
 from kernels.torch.sampling import truncate_by_sorting
 from kernels.triton.row_maxima import TILE, is_finite, num_splits, row_best
-from kernels.triton.sampling_arguments import check_logits, check_num_rows, check_tensor
+from kernels.triton.tensor_checks import check_column, check_logits, check_num_rows
 from kernels.triton.truncation_measure import (
+    LIST_SIZE,
+    NUM_PIVOTS,
+    Truncation,
     bisect,
     lowest_by_min_p,
     measure,
@@ -36,7 +38,6 @@ from kernels.triton.truncation_measure import (
     weights,
     worth,
 )
-from kernels.triton.truncation_memory import LIST_SIZE, NUM_PIVOTS, Truncation
 
 _LIST_SIZE = tl.constexpr(LIST_SIZE)
 _PIVOTS = tl.constexpr(NUM_PIVOTS)
@@ -324,12 +325,12 @@ def find_thresholds(
     device = logits_RV.device
     splits = num_splits(vocab_size)
     check_num_rows(num_rows_1, device)
-    check_tensor("is_greedy", is_greedy_R, (rows,), torch.bool, device)
-    check_tensor("temperature", temperature_R, (rows,), torch.float32, device)
-    check_tensor("top_k", top_k_R, (rows,), torch.int64, device)
-    check_tensor("top_p", top_p_R, (rows,), torch.float32, device)
-    check_tensor("min_p", min_p_R, (rows,), torch.float32, device)
-    check_tensor("best", best_RS, (rows, splits), torch.float32, device)
+    check_column("is_greedy", is_greedy_R, (rows,), torch.bool, device)
+    check_column("temperature", temperature_R, (rows,), torch.float32, device)
+    check_column("top_k", top_k_R, (rows,), torch.int64, device)
+    check_column("top_p", top_p_R, (rows,), torch.float32, device)
+    check_column("min_p", min_p_R, (rows,), torch.float32, device)
+    check_column("best", best_RS, (rows, splits), torch.float32, device)
     if truncation.threshold_R.shape[0] < rows:
         raise ValueError(
             f"the truncation has {truncation.threshold_R.shape[0]} rows, the logits have {rows}; "

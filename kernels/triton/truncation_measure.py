@@ -1,16 +1,65 @@
 """How much of a row lies at or above a value, and where that reaches a target: device functions.
 
 A measure is a count of tokens or a sum of weights exp(x - best), the latter in float64 rounded to
-2**-43: int64 either way, hence exact and the same in any order. Owns the arithmetic that all
-kernels of `truncation` must do alike, bit for bit; must not know which kernel calls.
+2**-43: int64 either way, hence exact and the same in any order, in all kernels of `truncation`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.truncation_memory import NUM_PIVOTS
+NUM_PIVOTS = 16
+"""Values at which a round of the search measures a row."""
+
+LIST_SIZE = 4096
+"""Candidates that the last bisection reads from a list; more, and it reads the whole row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncation:
+    """Memory of `find_thresholds` for a bucket of rows, and its result. Reused from step to step.
+
+    Attributes:
+        threshold_R: float32, of the logits divided by their temperature.
+        last_tie_R: int32. Kept are x > threshold, and x == threshold with an id up to this.
+        The others are private to `find_thresholds`.
+    """
+
+    threshold_R: torch.Tensor
+    last_tie_R: torch.Tensor
+    pivots_R2P: torch.Tensor
+    sums_RN: torch.Tensor
+    high_R: torch.Tensor
+    above_R: torch.Tensor
+    target_R: torch.Tensor
+    bounds_R2: torch.Tensor
+    bound_above_R: torch.Tensor
+    list_RC: torch.Tensor
+
+    @classmethod
+    def allocate(cls, num_rows: int, device: torch.device) -> Truncation:
+        """For buckets of up to so many rows."""
+
+        def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        return cls(
+            threshold_R=empty(num_rows, dtype=torch.float32),
+            last_tie_R=empty(num_rows, dtype=torch.int32),
+            pivots_R2P=empty(num_rows, 2, NUM_PIVOTS, dtype=torch.float32),
+            sums_RN=empty(num_rows, 2 * NUM_PIVOTS + 1, dtype=torch.int64),
+            high_R=empty(num_rows, dtype=torch.float32),
+            above_R=empty(num_rows, dtype=torch.int64),
+            target_R=empty(num_rows, dtype=torch.int64),
+            bounds_R2=empty(num_rows, 2, dtype=torch.float32),
+            bound_above_R=empty(num_rows, dtype=torch.int64),
+            list_RC=empty(num_rows, LIST_SIZE, dtype=torch.float32),
+        )
+
 
 _PIVOTS = tl.constexpr(NUM_PIVOTS)
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from kernels.triton.activation import silu_and_mul
-from kernels.triton.block_copies import copy_blocks
 from kernels.triton.dense_linear import dense_linear as own_linear
 from kernels.triton.fp8_linear import float8_linear, prepare_float8
+from kernels.triton.kv_cache import copy_within
 from kernels.triton.moe_linear import fused_moe
 from kernels.triton.moe_routing import route
 from kernels.triton.norm import add_rms_norm
@@ -78,7 +78,7 @@ def time_block_copies(pairs: int, num_layers: int, *, device: str = "cuda") -> W
     ids = torch.randperm(block_copies.NUM_BLOCKS)
     src_ids, dst_ids = ids[:pairs], ids[pairs : 2 * pairs]
     return Work(
-        call=lambda: copy_blocks(caches, src_ids, dst_ids),
+        call=lambda: copy_within(caches, src_ids, dst_ids),
         num_bytes=2.0 * num_layers * pairs * caches[0][0].numel() * 2,
     )
 

@@ -79,13 +79,6 @@ def test_a_request_has_the_same_bits_alone_and_in_a_crowd(heads, decodes, prefil
     assert differing == 0
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "heads", "tolerance"), [(7, SMALL, 1e-5), on_gpu(300, LLAMA, ROUNDING)]
-)
-def test_two_parts_of_the_keys_merge_to_attention_over_both(num_tokens, heads, tolerance, device):
-    assert attention.check_merge(num_tokens, heads, device=device) <= tolerance
-
-
 @pytest.mark.parametrize(("length", "dtype"), [(21, FP32), on_gpu(300, torch.bfloat16)])
 def test_batch_invariant_attention_has_the_same_bits_in_chunks(length, dtype, device):
     differing = dense_linear.check_attention_in_chunks(length, dtype=dtype, device=device)

@@ -190,8 +190,8 @@ def pack_sampling(sampling: ResolvedSampling, *, vocab_size: int) -> PackedSampl
     state[StateWord.TOP_K] = sampling.top_k
     state[StateWord.SEED_LOW], state[StateWord.SEED_HIGH] = seed
     state[StateWord.NUM_LOGPROBS] = sampling.num_logprobs if on_device else -1
-    state[StateWord.HELD_BACK_UNTIL] = sampling.min_length
-    state[StateWord.NUM_HELD_BACK] = len(min_tokens_ids)
+    state[StateWord.MIN_LENGTH] = sampling.min_length
+    state[StateWord.NUM_MIN_TOKENS_IDS] = len(min_tokens_ids)
     state[StateWord.NUM_BIASES] = len(biases)
     has_mask = params.allowed_token_ids is not None
     state[StateWord.FLAGS] = (
@@ -204,7 +204,7 @@ def pack_sampling(sampling: ResolvedSampling, *, vocab_size: int) -> PackedSampl
     return PackedSampling(
         tables={
             TOKEN_TABLE: state,
-            TokenList.HELD_BACK: np.array(min_tokens_ids, np.int32),
+            TokenList.MIN_TOKENS_IDS: np.array(min_tokens_ids, np.int32),
             TokenList.BIAS_IDS: np.array(list(biases), np.int32),
             TokenList.BIAS_VALUES: np.array(list(biases.values()), np.float32).view(np.int32),
         },

@@ -1,4 +1,4 @@
-"""Short words for tests: a scheduler, requests, and a runner that samples what it is told."""
+"""Short words for tests: a scheduler, requests, and a runner that samples given tokens."""
 
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.scheduler import (

@@ -1,7 +1,7 @@
 """A device that does one step after the other, some of them before anybody asks for their result.
 
 Stands where an executor stands: what a step computes is there before the next one begins, whenever
-the scheduler is told of it.
+the scheduler sees it.
 """
 
 import dataclasses

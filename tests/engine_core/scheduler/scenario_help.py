@@ -1,6 +1,6 @@
 """A scheduler with its cache, driven a step at a time, for the scenarios of earlier engines.
 
-Owns prompts that share nothing unless told to, and a runner that samples what it is told.
+Owns prompts that share nothing by default, and a runner that samples given tokens.
 """
 
 import itertools

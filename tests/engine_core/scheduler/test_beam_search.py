@@ -70,7 +70,7 @@ def test_a_search_of_few_tokens_is_that_of_transformers(model, max_tokens):
     check_equal(model, BeamSearchParams(5), max_tokens, list(range(20)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=settings().max_examples // 4, deadline=None)
 @given(
     width=st.integers(2, 8),
     length_penalty=st.floats(-3.0, 4.0),

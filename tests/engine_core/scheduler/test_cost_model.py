@@ -94,7 +94,7 @@ def test_a_machine_that_becomes_half_as_fast_is_followed():
     assert max(errors) < 0.02
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(
     steps=st.lists(
         st.tuples(

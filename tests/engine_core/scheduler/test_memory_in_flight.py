@@ -5,10 +5,10 @@ Proves S092.
 
 import pytest
 from driving import make_request
-from flight import EMPTY, EOS, Flight, batch_of
+from oracle import beam_answer
 from paged_device import PagedDevice
 from paged_model import PagedModel
-from right_answers import beam_answer
+from steps_driver import EMPTY, EOS, Flight, batch_of
 
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.scheduler import (
@@ -34,15 +34,15 @@ def test_the_token_in_flight_of_a_preempted_request_is_sampled_again(mode):
     )
     first, second = flight.plan(), flight.plan()
     assert (batch_of(first), batch_of(second)) == ({"a": (0, 9)}, {"a": (9, 2), "b": (0, 3)})
-    flight.take_in(first)
+    flight.update(first)
     third = flight.plan()
     assert batch_of(third) == {"a": (11, 1), "b": (3, 1)}
-    flight.take_in(second, b=4)
+    flight.update(second, b=4)
     # both want a block, none is left: for a token in flight no request is preempted
     fourth = flight.plan()
     assert (batch_of(fourth), fourth.preempted_req_ids) == ({}, [])
-    flight.take_in(third, a=7, b=5)
-    flight.take_in(fourth)
+    flight.update(third, a=7, b=5)
+    flight.update(fourth)
     fifth = flight.plan()
     assert (batch_of(fifth), fifth.preempted_req_ids) == ({"a": (12, 1)}, ["b"])
     assert b.output_token_ids == [4, 5]
@@ -60,16 +60,16 @@ def test_a_request_preempted_in_flight_loses_that_token_and_samples_it_again(mod
     )
     first, second = flight.plan(), flight.plan()
     assert batch_of(second) == {"b": (2, 1)}  # for the other there is no block
-    flight.take_in(first, b=50)
+    flight.update(first, b=50)
     third = flight.plan()
     assert (batch_of(third), third.preempted_req_ids) == ({"a": (4, 1)}, ["b"])
     assert b.num_computed_tokens == (2 if mode is PreemptionMode.SWAP else 0)
-    flight.take_in(second, b=51)
+    flight.update(second, b=51)
     assert b.output_token_ids == [50]
     plans = [third]
     while not b.is_finished:
         plans.append(flight.plan())
-        flight.take_in(plans.pop(0), b=50 + b.num_output_tokens)
+        flight.update(plans.pop(0), b=50 + b.num_output_tokens)
     assert b.output_token_ids == [50, 51, 52, 53, 54]
     assert flight.scheduler.statistics().num_preemptions_by_swap == (mode is PreemptionMode.SWAP)
 
@@ -100,7 +100,7 @@ def test_beams_that_come_back_apart_go_on_together():
         priority=3,
     )
     expected = beam_answer(beams, beam_search, max_model_len)
-    told = {}
+    received = {}
     model.salts = {"beams": None, "urgent": None}
     scheduler.add_request(beams)
     for number in range(80):
@@ -110,10 +110,10 @@ def test_beams_that_come_back_apart_go_on_together():
         scheduler.check()
         for (plan,), sampled in device.collect():
             for outputs in scheduler.update_from_output(plan, sampled).values():
-                told |= {(o.request_id, o.index): o.new_token_ids for o in outputs.outputs}
+                received |= {(o.request_id, o.index): o.new_token_ids for o in outputs.outputs}
             scheduler.check()
     assert beams.preemptions
-    assert [told["beams", index] for index in range(max_num_seqs)] == expected
+    assert [received["beams", index] for index in range(max_num_seqs)] == expected
     assert not scheduler.has_work()
 
 
@@ -125,23 +125,23 @@ def test_a_block_is_found_from_the_moment_that_its_tokens_are_known():
     flight.add(make_request("b", [1, 2, 3, 7, 5]))
     second = flight.plan()
     assert batch_of(second) == {"a": (3, 1), "b": (0, 5)}
-    flight.take_in(first, a=7)
+    flight.update(first, a=7)
     flight.add(make_request("c", [1, 2, 3, 7, 5]))
     third = flight.plan()
     # the step that fills it still runs, and this one runs behind it
     assert batch_of(third)["c"] == (4, 1)
-    flight.take_in(second)
-    flight.take_in(third)
+    flight.update(second)
+    flight.update(third)
 
 
 def test_what_is_computed_in_vain_is_never_found():
     flight = Flight(make_request("a", [1, 2, 3], eos_token_ids=[EOS], max_tokens=20))
     first, second = flight.plan(), flight.plan()  # the second one fills block 0 with EOS
-    flight.take_in(first, a=EOS)
+    flight.update(first, a=EOS)
     assert flight.scheduler.statistics().num_blocks_cached == 0
     flight.add(make_request("b", [1, 2, 3, EOS, 5]))
     assert batch_of(flight.plan()) == {"b": (0, 5)}
-    flight.take_in(second)
+    flight.update(second)
 
 
 # ---------------------------------------------------------------------- faults
@@ -155,12 +155,12 @@ def test_a_discarded_step_ends_those_behind_it_too_and_nothing_of_them_is_found(
     second = flight.plan()
     assert (list(batch_of(first)), list(batch_of(second))) == (["a"], ["a", "waits"])
     flight.scheduler.discard_step(first, "the device is gone")
-    flight.told(flight.scheduler.update_from_output(first, EMPTY))
+    flight.collect(flight.scheduler.update_from_output(first, EMPTY))
     assert [(o.request_id, o.detail) for o in flight.outputs] == [
         ("a", "the device is gone"),
         ("waits", "the device is gone"),
     ]
-    flight.told(flight.scheduler.update_from_output(second, EMPTY))
+    flight.collect(flight.scheduler.update_from_output(second, EMPTY))
     assert flight.outputs == []
     assert batch_of(flight.plan()) == {"c": (0, 8)}
 
@@ -171,7 +171,7 @@ def test_a_failed_request_ends_alone_while_its_next_token_is_in_flight():
     output = ModelRunnerOutput(
         req_ids=["a", "b"], sampled_token_ids=[[], [5]], failures={"a": "logits are NaN"}
     )
-    flight.told(flight.scheduler.update_from_output(first, output))
+    flight.collect(flight.scheduler.update_from_output(first, output))
     assert [(o.request_id, o.detail) for o in flight.outputs] == [
         ("a", "logits are NaN"),
         ("b", None),
@@ -179,5 +179,5 @@ def test_a_failed_request_ends_alone_while_its_next_token_is_in_flight():
     output = ModelRunnerOutput(
         req_ids=["a", "b"], sampled_token_ids=[[], [6]], failures={"a": "logits are NaN"}
     )
-    flight.told(flight.scheduler.update_from_output(second, output))
+    flight.collect(flight.scheduler.update_from_output(second, output))
     assert [(o.request_id, o.new_token_ids) for o in flight.outputs] == [("b", [6])]

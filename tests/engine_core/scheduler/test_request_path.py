@@ -21,7 +21,7 @@ CROWD = {"num_blocks": 10, "enable_prefix_caching": False}
 # ---------------------------------------------------------------------- a request as a group
 
 
-def test_sequences_are_told_by_status_and_a_request_is_finished_when_all_are():
+def test_sequences_have_a_status_and_a_request_is_finished_when_all_are():
     """Proves S006, S008, S010, S013."""
     request = make_request("r", 20, num_sequences=3, eos_token_ids=[9])
     scenario = Scenario(request, max_num_batched_tokens=16)

@@ -12,9 +12,9 @@ import random
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from oracle import Expected, draw_config, draw_request
 from paged_device import PagedDevice
 from paged_model import PagedModel
-from right_answers import Expected, draw_config, draw_request
 
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.scheduler import (
@@ -288,7 +288,7 @@ class SchedulerMachineAhead(SchedulerMachine):
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachineAhead = SchedulerMachineAhead.TestCase
 TestSchedulerMachine.settings = TestSchedulerMachineAhead.settings = settings(
-    max_examples=200,
+    max_examples=2 * settings().max_examples,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -185,7 +185,7 @@ def test_drafts_preempt_nobody():
     assert plan.num_scheduled_tokens == {"a": 1, "b": 1}
 
 
-def test_cached_prompt_tokens_are_told_once_with_the_first_output():
+def test_cached_prompt_tokens_are_reported_once_with_the_first_output():
     prompt = list(range(10, 23))
     drive = Drive(make_scheduler(), make_request("a", prompt), make_request("b", prompt))
     plan = drive.step()

@@ -49,7 +49,7 @@ def violations_one_by_one(chunk, step_s, decode_step_s, decodes, prompts):
     return total
 
 
-@settings(max_examples=80, deadline=None)
+@settings(deadline=None)
 @given(
     decodes=st.lists(st.tuples(st.integers(1, 60), st.floats(-1.0, 4.0)), max_size=6),
     prompts=st.lists(st.tuples(st.integers(1, 900), st.floats(-2.0, 3.0)), min_size=1, max_size=5),

@@ -9,7 +9,7 @@ from collections import deque
 import numpy as np
 import pytest
 from driving import make_request
-from flight import EOS, Flight, batch_of
+from steps_driver import EOS, Flight, batch_of
 
 from engine_core.scheduler import (
     DraftTokenIds,
@@ -29,13 +29,13 @@ def test_the_next_token_is_planned_for_before_it_is_known():
     first, second = flight.plan(), flight.plan()
     assert batch_of(second) == {"a": (3, 1)}
     assert second.num_output_tokens.tolist() == [1]
-    flight.take_in(first, a=4)
+    flight.update(first, a=4)
     third = flight.plan()
     assert batch_of(third) == {"a": (4, 1)}
-    # the slot behind the first block: its id is told before the token is known
+    # the slot behind the first block: its id is received before the token is known
     assert [(update.start, len(update.block_ids[0])) for update in third.block_updates] == [(1, 1)]
-    flight.take_in(second, a=5)
-    flight.take_in(third, a=6)
+    flight.update(second, a=5)
+    flight.update(third, a=6)
     assert a.output_token_ids == [4, 5, 6]
 
 
@@ -45,13 +45,13 @@ def test_steps_are_updated_in_order_and_no_third_one_is_planned():
     with pytest.raises(StepOrderError, match="step 0 has not been updated"):
         flight.scheduler.schedule()
     with pytest.raises(StepOrderError, match=r"step 1 .* step 0 is due"):
-        flight.take_in(second)
+        flight.update(second)
     with pytest.raises(StepOrderError, match=r"step 1 .* step 0 is due"):
         flight.scheduler.discard_step(second, "late")
-    flight.take_in(first)
-    flight.take_in(second)
+    flight.update(first)
+    flight.update(second)
     with pytest.raises(StepOrderError, match="none is due"):
-        flight.take_in(second)
+        flight.update(second)
 
 
 @pytest.mark.parametrize("limits", [{"max_tokens": 2}, {"max_model_len": 5}])
@@ -60,10 +60,10 @@ def test_nothing_is_planned_behind_a_token_that_is_the_last_by_length(limits):
     request = make_request("a", 3, max_tokens=limits.get("max_tokens", 50))
     flight = Flight(request, **flight_limits)
     first, second = flight.plan(), flight.plan()
-    flight.take_in(first)
+    flight.update(first)
     third = flight.plan()
     assert batch_of(third) == {}
-    flight.take_in(second)
+    flight.update(second)
     assert request.status is RequestStatus.FINISHED_LENGTH
     assert request.output_token_ids == [7, 7]
 
@@ -74,16 +74,16 @@ def test_what_ends_in_flight_ends_once_and_its_last_row_comes_to_nothing(as_list
     request = make_request("a", 3, eos_token_ids=[EOS])
     flight = Flight(request, make_request("b", 3))
     first, second = flight.plan(), flight.plan()
-    flight.take_in(first, a=EOS)
+    flight.update(first, a=EOS)
     assert [(o.request_id, o.finish_reason) for o in flight.outputs] == [
         ("a", FinishReason.STOP),
         ("b", None),
     ]
     assert flight.scheduler.statistics().num_blocks_in_use == 1
     if as_lists:
-        flight.take_in_lists(second, a=[5], b=[6])
+        flight.update_with_lists(second, a=[5], b=[6])
     else:
-        flight.take_in(second, a=5, b=6)
+        flight.update(second, a=5, b=6)
     assert [(o.request_id, o.new_token_ids) for o in flight.outputs] == [("b", [6])]
     assert request.output_token_ids == [EOS]
     numbers = flight.scheduler.statistics()
@@ -95,14 +95,14 @@ def test_a_name_used_again_gets_nothing_of_the_row_that_ran_in_vain():
     """Proves S232."""
     flight = Flight(make_request("a", 3, eos_token_ids=[EOS]), make_request("b", 3))
     first, second = flight.plan(), flight.plan()
-    flight.take_in(first, a=EOS)
+    flight.update(first, a=EOS)
     flight.add(again := make_request("a", 6))
     third = flight.plan()
     assert third.finished_req_ids == ["a"]
     assert batch_of(third) == {"b": (4, 1), "a": (0, 6)}
-    flight.take_in_lists(second, a=[5], b=[6])
+    flight.update_with_lists(second, a=[5], b=[6])
     assert again.output_token_ids == []
-    flight.take_in(third, a=8)
+    flight.update(third, a=8)
     assert again.output_token_ids == [8]
 
 
@@ -112,13 +112,13 @@ def test_a_prompt_that_goes_on_waits_for_nothing(as_lists):
     first, second = flight.plan(), flight.plan()
     assert (batch_of(first), batch_of(second)) == ({"a": (0, 6)}, {"a": (6, 5)})
     if as_lists:
-        flight.take_in_lists(first)
+        flight.update_with_lists(first)
     else:
-        flight.take_in(first)
+        flight.update(first)
     assert a.output_token_ids == []  # of the first step nothing was due
     third = flight.plan()
     assert batch_of(third) == {"a": (11, 1)}
-    flight.take_in(second, a=4)
+    flight.update(second, a=4)
     assert a.output_token_ids == [4]
 
 
@@ -127,12 +127,12 @@ def test_an_abort_in_flight_gives_back_everything_at_once():
     first, second = flight.plan(), flight.plan()
     flight.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
     assert flight.scheduler.statistics().num_blocks_in_use == 1
-    flight.take_in(first)
+    flight.update(first)
     assert [(o.request_id, o.finish_reason) for o in flight.outputs] == [
         ("a", FinishReason.ABORT),
         ("b", None),
     ]
-    flight.take_in(second)
+    flight.update(second)
     assert [o.request_id for o in flight.outputs] == ["b"]
     assert not flight.scheduler.statistics().num_finished["error"]
 
@@ -150,10 +150,10 @@ def test_samples_run_ahead_once_they_have_branched_off():
     flight = Flight(request, make_request("b", 3))
     first, second = flight.plan(), flight.plan()
     assert list(batch_of(second)) == ["b"]
-    flight.take_in(first)
+    flight.update(first)
     third = flight.plan()
     assert batch_of(third) == {"a": (3, 1), "a#1": (2, 1), "b": (4, 1)}
-    flight.take_in(second)
+    flight.update(second)
     assert batch_of(flight.plan()) == {"a": (4, 1), "a#1": (3, 1), "b": (5, 1)}
 
 
@@ -173,17 +173,17 @@ def test_beams_wait_for_every_result():
 def test_drafts_wait_for_their_result_and_those_for_a_token_in_flight_are_dropped():
     flight = Flight(a := make_request("a", 3, max_tokens=9))
     first, second = flight.plan(), flight.plan()
-    flight.take_in(first, a=4)
+    flight.update(first, a=4)
     drafts = DraftTokenIds(req_ids=["a"], draft_token_ids=[[5, 6]])
     flight.scheduler.update_draft_token_ids(drafts)
     assert a.sequences[0].spec_token_ids == []
-    flight.take_in(second, a=5)
+    flight.update(second, a=5)
     flight.scheduler.update_draft_token_ids(drafts)
     third, fourth = flight.plan(), flight.plan()
     assert batch_of(third) == {"a": (4, 3)}
     assert batch_of(fourth) == {}
-    flight.take_in_lists(third, a=[5, 8])
-    flight.take_in(fourth)
+    flight.update_with_lists(third, a=[5, 8])
+    flight.update(fourth)
     assert batch_of(flight.plan()) == {"a": (6, 1)}
 
 
@@ -199,11 +199,11 @@ def test_a_step_lasts_from_the_end_of_the_one_before_it():
 
     flight = Flight(make_request("a", 3), preemption_rule=Rule(PreemptionMode.RECOMPUTE))
     first, second = flight.plan(1.0), flight.plan(1.5)
-    flight.take_in(first, 4.0)
+    flight.update(first, 4.0)
     third = flight.plan(4.5)
-    flight.take_in(second, 6.0)
-    flight.take_in(third, 7.0)
-    flight.take_in(flight.plan(10.0), 11.0)
+    flight.update(second, 6.0)
+    flight.update(third, 7.0)
+    flight.update(flight.plan(10.0), 11.0)
     assert durations == [3.0, 2.0, 1.0, 1.0]
 
 
@@ -211,8 +211,8 @@ def test_service_is_counted_once_for_tokens_that_were_told():
     request = make_request("a", 3, eos_token_ids=[EOS])
     flight = Flight(request, make_request("b", 3), policy=Fair(output_weight=1.0))
     first, second = flight.plan(), flight.plan()
-    flight.take_in(first, a=EOS)
-    flight.take_in(second)
+    flight.update(first, a=EOS)
+    flight.update(second)
     # both prompts, and three tokens: all for the one client
     assert flight.scheduler.statistics().service_by_tenant == {"client 0": 9.0}
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from kernels.triton.attention_reduce import merge_states
-from tests.gpu.checks.errors import num_different, poison, row_error, worst
+from tests.gpu.checks.errors import num_different, poison, row_error
 from tests.gpu.checks.paged_step import Heads, PagedStep, Request
 
 ROUNDING = 1e-2
@@ -113,16 +112,3 @@ def check_alone_and_in_a_crowd(
         different += num_different(result, out[start : start + queries])
         start += queries
     return different
-
-
-def check_merge(num_tokens: int, heads: Heads, *, device: str) -> float:
-    """Two parts of the keys merged, against softmax over both; a row in five has no first part."""
-    shape = (num_tokens, heads.num_query_heads, heads.head_size)
-    out_a, out_b = (torch.randn(shape, dtype=heads.dtype, device=device) for _ in range(2))
-    lse_a, lse_b = (4 * torch.randn(shape[:2], device=device) for _ in range(2))
-    lse_a[::5] = float("-inf")
-    out, lse = merge_states(out_a, lse_a, out_b, lse_b)
-    expected_lse = torch.logaddexp(lse_a, lse_b)
-    weight_a, weight_b = ((part - expected_lse).exp()[..., None] for part in (lse_a, lse_b))
-    expected = weight_a * out_a.float() + weight_b * out_b.float()
-    return worst(row_error(out, expected), row_error(lse, expected_lse))

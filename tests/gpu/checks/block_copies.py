@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.triton.block_copies import copy_blocks, copy_blocks_reference, swap_blocks
+from kernels.triton.kv_cache import copy_blocks_reference, copy_within, swap_blocks
 from tests.gpu.checks.errors import num_different
 
 NUM_BLOCKS = 512
@@ -31,7 +31,7 @@ def check_copies(
     expected = [cache.clone() for cache in caches]
     for cache in expected:
         copy_blocks_reference(cache, src_ids.to(device), dst_ids.to(device))
-    copy_blocks(caches, src_ids, dst_ids)
+    copy_within(caches, src_ids, dst_ids)
     return sum(num_different(*pair) for pair in zip(caches, expected, strict=True))
 
 

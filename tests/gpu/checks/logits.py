@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from kernels.interface.operations import Penalties
-from kernels.triton.penalties import apply_penalties, apply_penalties_reference
-from kernels.triton.token_masks import (
+from kernels.triton.logits_processors import (
+    apply_penalties,
+    apply_penalties_reference,
     apply_token_masks,
     apply_token_masks_reference,
     num_mask_words,

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from kernels.interface.operations import AttentionMetadata, AttentionParams
-from kernels.triton.attention import paged_attention
-from kernels.triton.attention_reference import reference_paged_attention
+from kernels.triton.attention import paged_attention, reference_paged_attention
 from kernels.triton.attention_work import AttentionWorkspace
 from tests.gpu.checks.errors import poison
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.triton.quantised_linear import quantised_linear
+from kernels.triton.quantised_linear import dequantise_to, quantised_linear
 from kernels.triton.quantised_weights import QuantisedWeight, dequantise, quantise
-from kernels.triton.quantised_widening import dequantise_to
 from tests.gpu.checks.errors import row_error, worst
 
 ROUNDING = 6e-3

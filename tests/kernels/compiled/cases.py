@@ -19,23 +19,21 @@ from kernels.triton import (
     attention_prefill,
     attention_reduce,
     attention_work,
-    block_copies,
     dense_linear,
     fp8_linear,
+    kv_cache,
+    logits_processors,
     logprobs,
     moe_linear,
     moe_routing,
     norm,
-    penalties,
     philox,
     quantised_linear,
-    quantised_widening,
     rotary_cache,
     row_maxima,
     sampling,
     sampling_columns,
     step_inputs,
-    token_masks,
     truncation,
 )
 from kernels.triton.row_maxima import TILE, num_splits
@@ -268,7 +266,7 @@ def prefill_attention() -> Iterator[KernelVariant]:
 
 
 def attention_reductions() -> Iterator[KernelVariant]:
-    """Reduce for the head sizes and options served, and the merge."""
+    """Reduce for the head sizes and options served."""
     for name, kv_heads, group, head_size, queries, options, dtype in (
         ("bf16 G=4 D=128", 8, 4, 128, 1, False, BF16),
         ("bf16 G=3 D=64", 3, 3, 64, 1, False, BF16),
@@ -290,14 +288,6 @@ def attention_reductions() -> Iterator[KernelVariant]:
             | attention_reduce._reduce_constants(head_size, 64),
             num_warps=attention_reduce._REDUCE_WARPS,
         )
-    yield KernelVariant(
-        name="merge states bf16 D=128",
-        kernel=attention_reduce.merge_states_kernel,
-        arguments=dict.fromkeys(("out_a", "out_b", "out"), BF16)
-        | dict.fromkeys(("lse_a", "lse_b", "lse"), FP32)
-        | {"num_rows": 64},
-        constants={"D": 128, "D_PAD": 128, "BLOCK_R": attention_reduce._MERGE_ROWS},
-    )
 
 
 def attention_work_lists() -> Iterator[KernelVariant]:
@@ -325,10 +315,10 @@ def copied_blocks() -> Iterator[KernelVariant]:
     for K, S, D, size in ((8, 16, 128, 2), (8, 64, 128, 1), (2, 16, 64, 2), (32, 16, 80, 2)):
         yield KernelVariant(
             name=f"copy_blocks K={K} S={S} D={D} {8 * size} bit",
-            kernel=block_copies.copy_blocks_kernel,
+            kernel=kv_cache.copy_blocks_kernel,
             arguments=_pointers(INT64, "cache src_ids dst_ids"),
-            constants={"W": 2 * K * S * D * size // 8, "BLOCK_W": block_copies._BLOCK_W},
-            num_warps=block_copies._NUM_WARPS,
+            constants={"W": 2 * K * S * D * size // 8, "BLOCK_W": kv_cache._BLOCK_W},
+            num_warps=kv_cache._NUM_WARPS,
         )
 
 
@@ -489,19 +479,19 @@ def norms() -> Iterator[KernelVariant]:
 def logit_penalties() -> Iterator[KernelVariant]:
     """Penalties, the lists, the count."""
     values = _pointers(FP32, "logits repetition presence frequency bias")
-    values |= _pointers(INT32, "num_rows prompt_bits counts num_held_back held_back")
+    values |= _pointers(INT32, "num_rows prompt_bits counts num_min_tokens_ids min_tokens_ids")
     values |= _pointers(INT32, "num_biases bias_ids") | _pointers(INT64, "state_row tokens")
     values |= {"is_counted_ptr": torch.bool, "num_rows_given": 256}
-    values |= {"num_held_back_slots": 16, "num_bias_slots": 1024}
-    block = {"BLOCK": penalties._BLOCK}
+    values |= {"num_min_tokens_ids_slots": 16, "num_bias_slots": 1024}
+    block = {"BLOCK": logits_processors._BLOCK}
     for name, kernel, vocab_size, constants in (
-        ("penalties V=151936", penalties._penalties_kernel, 151936, {"TILE": TILE}),
-        ("penalties V=50257", penalties._penalties_kernel, 50257, {"TILE": TILE}),
-        ("adjust", penalties._adjust_kernel, 151936, block),
-        ("count", penalties._count_kernel, 151936, block),
+        ("penalties V=151936", logits_processors._penalties_kernel, 151936, {"TILE": TILE}),
+        ("penalties V=50257", logits_processors._penalties_kernel, 50257, {"TILE": TILE}),
+        ("adjust", logits_processors._adjust_kernel, 151936, block),
+        ("count", logits_processors._count_kernel, 151936, block),
     ):
         sizes = {"stride_r": vocab_size, "V": vocab_size}
-        sizes |= {"W": token_masks.num_mask_words(vocab_size)}
+        sizes |= {"W": logits_processors.num_mask_words(vocab_size)}
         yield KernelVariant(
             name=name,
             kernel=kernel,
@@ -551,7 +541,7 @@ def _packed(layout: tuple[str, int, int, bool, torch.dtype]) -> tuple[dict[str, 
     arguments = {"packed_ptr": torch.uint8 if bits == 4 else INT8, "scales_ptr": scales}
     arguments |= {"offsets_ptr": scales if has_offsets else None}
     constants = {"N": 4096, "K": 4096, "BITS": bits, "GROUP": group, "HAS_OFFSETS": has_offsets}
-    constants |= {"BLOCK_N": quantised_widening.BLOCK_N, "BLOCK_J": quantised_widening.BLOCK_J}
+    constants |= {"BLOCK_N": quantised_linear.BLOCK_N, "BLOCK_J": quantised_linear.BLOCK_J}
     return arguments, constants
 
 
@@ -589,7 +579,7 @@ def quantised_weights() -> Iterator[KernelVariant]:
         arguments, constants = _packed(layout)
         yield KernelVariant(
             name=f"widen {layout[0]}",
-            kernel=quantised_widening._dequantise_kernel,
+            kernel=quantised_linear._dequantise_kernel,
             arguments=arguments | {"out_ptr": BF16},
             constants=constants,
         )
@@ -724,10 +714,10 @@ def masks_of_tokens() -> Iterator[KernelVariant]:
     for vocab_size in VOCABULARIES:
         yield KernelVariant(
             name=f"token masks V={vocab_size}",
-            kernel=token_masks._token_masks_kernel,
+            kernel=logits_processors._token_masks_kernel,
             arguments={"logits_ptr": FP32, "num_rows_ptr": INT32, "masks_ptr": INT32}
             | {"is_masked_ptr": torch.bool, "stride_r": vocab_size, "V": vocab_size}
-            | {"mask_stride_r": token_masks.num_mask_words(vocab_size)},
+            | {"mask_stride_r": logits_processors.num_mask_words(vocab_size)},
             constants={"TILE": TILE},
         )
 

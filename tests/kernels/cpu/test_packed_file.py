@@ -7,7 +7,7 @@ import torch
 
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.linear import NativeLinear, PackedParts
-from kernels.cpu.packed_file import PackedFileError, map_packed, save_packed
+from kernels.cpu.packing import PackedFileError, map_packed, save_packed
 from kernels.cpu.weights import pack_float, quantise_int4, quantise_int8
 
 KEY = "a model, float32"

@@ -9,7 +9,7 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from kernels.cpu.block_conversions import q5_0_as_q8_0
+from kernels.cpu.gguf_blocks import q5_0_as_q8_0
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.linear import NativeLinear, PackedParts
 from kernels.cpu.operations import CpuOperations

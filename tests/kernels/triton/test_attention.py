@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from kernels.interface.operations import AttentionMetadata, AttentionParams
-from kernels.triton.attention import paged_attention
-from kernels.triton.attention_reference import reference_paged_attention
+from kernels.triton.attention import paged_attention, reference_paged_attention
 from kernels.triton.attention_work import AttentionWorkspace
 
 NAN = float("nan")
@@ -153,12 +152,10 @@ def check(step: Step, *, tolerance: float = 1e-5, window: int | None = None, **o
 @pytest.fixture(autouse=True)
 def reference_reads_what_it_may_not_see(monkeypatch):
     """The reference multiplies hidden slots by zero, so there NaN must read as zero."""
-    from kernels.triton import attention_reference
+    from kernels.triton import attention
 
-    gather = attention_reference._gather
-    monkeypatch.setattr(
-        attention_reference, "_gather", lambda *args: gather(*args).nan_to_num(nan=0.0)
-    )
+    gather = attention._gather
+    monkeypatch.setattr(attention, "_gather", lambda *args: gather(*args).nan_to_num(nan=0.0))
 
 
 @pytest.mark.parametrize("heads", [(9, 3), (2, 2), (2, 1), (4, 1), (5, 1), (6, 1), (7, 1), (16, 2)])

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kernels.triton.block_copies import (
-    copy_blocks,
+from kernels.triton.kv_cache import (
     copy_blocks_reference,
+    copy_within,
     runs_of,
     swap_blocks,
 )
@@ -35,7 +35,7 @@ def test_blocks_are_copied_in_every_layer_and_others_stay(dtype: torch.dtype, D:
     for layer in expected:
         copy_blocks_reference(layer, src_ids, dst_ids)
     before = [layer.clone() for layer in layers]
-    copy_blocks(layers, src_ids, dst_ids)
+    copy_within(layers, src_ids, dst_ids)
     for layer, wanted, old in zip(layers, expected, before, strict=True):
         assert torch.equal(_bytes(layer), _bytes(wanted))
         for block in (0, 3, 4, 6, 8):
@@ -50,7 +50,7 @@ def test_blocks_are_copied_in_every_layer_and_others_stay(dtype: torch.dtype, D:
 def test_all_is_read_before_any_is_written(src_ids: torch.Tensor, dst_ids: torch.Tensor) -> None:
     cache = _cache(6)
     before = cache.clone()
-    copy_blocks([cache], src_ids, dst_ids)
+    copy_within([cache], src_ids, dst_ids)
     for src, dst in zip(src_ids.tolist(), dst_ids.tolist(), strict=True):
         assert torch.equal(cache[dst], before[src])
 
@@ -58,7 +58,7 @@ def test_all_is_read_before_any_is_written(src_ids: torch.Tensor, dst_ids: torch
 def test_no_pairs_copy_nothing() -> None:
     cache = _cache(3)
     before = cache.clone()
-    copy_blocks([cache], _ids(), _ids())
+    copy_within([cache], _ids(), _ids())
     swap_blocks([cache], [_cache(2)], _ids(), _ids())
     assert torch.equal(cache, before)
 
@@ -88,18 +88,18 @@ def test_pairs_that_rise_together_are_one_run() -> None:
 def test_what_does_not_fit_is_refused_by_name() -> None:
     cache = _cache(4)
     with pytest.raises(ValueError, match=r"dst_ids_N spans 1\.\.4, the cache has blocks 0\.\.3"):
-        copy_blocks([cache], _ids(0, 0), _ids(1, 4))
+        copy_within([cache], _ids(0, 0), _ids(1, 4))
     with pytest.raises(ValueError, match=r"src_ids_N spans -1"):
-        copy_blocks([cache], _ids(-1), _ids(1))
+        copy_within([cache], _ids(-1), _ids(1))
     with pytest.raises(ValueError, match="twice in dst_ids_N"):
-        copy_blocks([cache], _ids(0, 1), _ids(2, 2))
+        copy_within([cache], _ids(0, 1), _ids(2, 2))
     with pytest.raises(ValueError, match="2 sources, 1 destinations"):
-        copy_blocks([cache], _ids(0, 1), _ids(2))
+        copy_within([cache], _ids(0, 1), _ids(2))
     with pytest.raises(ValueError, match=r"torch.int32 .* make it int64"):
-        copy_blocks([cache], _ids(0).int(), _ids(2))
+        copy_within([cache], _ids(0).int(), _ids(2))
     with pytest.raises(ValueError, match=r"make it \[B, 2, K, S, D\]"):
-        copy_blocks([cache[:, 0]], _ids(0), _ids(2))
-    with pytest.raises(ValueError, match="one cache; use copy_blocks"):
+        copy_within([cache[:, 0]], _ids(0), _ids(2))
+    with pytest.raises(ValueError, match="one cache; use copy_within"):
         swap_blocks([cache], [cache], _ids(0), _ids(2))
     with pytest.raises(ValueError, match="allocate both tiers alike"):
         swap_blocks([cache], [_cache(4, torch.float32)], _ids(0), _ids(2))

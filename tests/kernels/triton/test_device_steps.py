@@ -61,8 +61,8 @@ def fill(rows: SamplingRows, seed=0):
     seeds = torch.randint(-(2**31), 2**31, (number, 2), generator=generator)
     words[:, StateWord.SEED_LOW : StateWord.SEED_HIGH + 1] = seeds
     words[:, StateWord.NUM_LOGPROBS] = torch.arange(number) % 5 - 1
-    words[:, StateWord.HELD_BACK_UNTIL] = 20
-    words[:, StateWord.NUM_HELD_BACK] = 3
+    words[:, StateWord.MIN_LENGTH] = 20
+    words[:, StateWord.NUM_MIN_TOKENS_IDS] = 3
     words[:, StateWord.NUM_BIASES] = 4
     flags = torch.arange(number) % 8
     words[:, StateWord.FLAGS] = flags
@@ -70,7 +70,7 @@ def fill(rows: SamplingRows, seed=0):
     words[:, rows.mask_words] = masks.int()
     for row in range(number):
         order = torch.randperm(vocab_size, generator=generator)
-        rows.lists_3NM[TokenList.HELD_BACK, row, :3] = order[:3]
+        rows.lists_3NM[TokenList.MIN_TOKENS_IDS, row, :3] = order[:3]
         rows.lists_3NM[TokenList.BIAS_IDS, row, :4] = order[3:7]
         rows.write_history(row, order[:9].int(), order[5:12].repeat(2).int())
     biases = 3 * uniform(number, 4)
@@ -185,7 +185,7 @@ def test_sampling_state_is_written_by_the_updates_that_write_tokens():
         table = DeviceRows(token_ids=rows.state_NX, block_tables=rows.lists_3NM)
         updates = [
             RowUpdate(TOKEN_TABLE, 4, 0, list(range(81))),
-            RowUpdate(TokenList.HELD_BACK, 4, 0, [5, 6]),
+            RowUpdate(TokenList.MIN_TOKENS_IDS, 4, 0, [5, 6]),
             RowUpdate(TokenList.BIAS_VALUES, 2, 0, np.array([0.5], np.float32).view(np.int32)),
         ]
         layout = PackedLayout(0)

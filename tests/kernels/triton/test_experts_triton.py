@@ -5,12 +5,12 @@ import torch
 
 from kernels.interface.operations import ExpertRouting
 from kernels.torch import linear as torch_experts
-from kernels.triton.experts import (
+from kernels.triton.moe_linear import (
+    choose_tile_rows,
     invariant_tile_rows,
     mixture_of_experts,
     prepare_experts,
 )
-from kernels.triton.moe_linear import choose_tile_rows
 
 
 def make_layer(num_tokens, num_experts, width=40, features=24, dtype=torch.float32):

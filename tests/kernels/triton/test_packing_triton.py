@@ -9,11 +9,10 @@ import torch.nn.functional as F
 from gguf.quants import dequantize, quantize
 
 from kernels.interface.weights import QuantisedTensor
-from kernels.triton import packing as module
+from kernels.triton import linear as module
 from kernels.triton import quantised_linear
-from kernels.triton.linear_weights import TritonLinearWeight, TritonWeightParts
+from kernels.triton.linear import QUANTISED_TYPES, TritonLinearWeight, TritonWeightParts
 from kernels.triton.operations import TritonOperations
-from kernels.triton.packing import QUANTISED_TYPES
 from kernels.triton.quantised_linear import choose_splits
 from kernels.triton.quantised_weights import dequantise as dequantise_weight
 from kernels.triton.quantised_weights import join_outputs, narrowed

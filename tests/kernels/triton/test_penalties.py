@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from kernels.interface.operations import Penalties
-from kernels.triton.penalties import (
+from kernels.triton.logits_processors import (
     adjust_tokens,
     adjust_tokens_reference,
     apply_penalties,
     apply_penalties_reference,
     count_tokens,
+    num_mask_words,
 )
 from kernels.triton.row_maxima import TILE
-from kernels.triton.token_masks import num_mask_words
 
 PENALTIES = [
     (1.3, 0.0, 0.0),
@@ -94,12 +94,12 @@ def test_rows_beyond_the_count_and_rows_without_penalties_stay():
 
 
 @pytest.mark.parametrize("num_biases", [0, 1, 127, 128, 129])
-def test_biases_and_held_back_tokens_are_those_of_the_cpu(num_biases):
+def test_biases_and_min_tokens_ids_are_those_of_the_cpu(num_biases):
     vocab_size, slots = 500, 200
     generator = torch.Generator().manual_seed(num_biases)
     logits = torch.randn(3, vocab_size)
-    held_back = torch.tensor([[5, 9, 499], [1, 2, 3], [7, 8, 0]], dtype=torch.int32)
-    num_held_back = torch.tensor([2, 0, 3], dtype=torch.int32)
+    min_tokens_ids = torch.tensor([[5, 9, 499], [1, 2, 3], [7, 8, 0]], dtype=torch.int32)
+    num_min_tokens_ids = torch.tensor([2, 0, 3], dtype=torch.int32)
     bias_ids = torch.stack([torch.randperm(vocab_size, generator=generator) for _ in range(3)])
     bias_ids = bias_ids[:, :slots].int().contiguous()
     bias = torch.randn(3, slots, generator=generator) * 50
@@ -109,7 +109,7 @@ def test_biases_and_held_back_tokens_are_those_of_the_cpu(num_biases):
         [
             adjust_tokens_reference(
                 logits[row],
-                held_back[state, : int(num_held_back[row])].long(),
+                min_tokens_ids[state, : int(num_min_tokens_ids[row])].long(),
                 bias_ids[state, : int(biases[row])].long(),
                 bias[state, : int(biases[row])],
             )
@@ -121,8 +121,8 @@ def test_biases_and_held_back_tokens_are_those_of_the_cpu(num_biases):
         logits,
         num_rows_1=number(2),
         state_row_R=torch.tensor(state_rows),
-        num_held_back_R=num_held_back,
-        held_back_ids_NL=held_back,
+        num_min_tokens_ids_R=num_min_tokens_ids,
+        min_tokens_ids_NL=min_tokens_ids,
         num_biases_R=biases,
         bias_ids_NM=bias_ids,
         bias_NM=bias,
@@ -131,14 +131,14 @@ def test_biases_and_held_back_tokens_are_those_of_the_cpu(num_biases):
     assert torch.equal(logits[2], last)
 
 
-def test_a_token_both_biased_and_held_back_is_impossible():
+def test_a_token_both_biased_and_below_min_tokens_is_impossible():
     logits = torch.zeros(1, 8)
     adjust_tokens(
         logits,
         num_rows_1=number(1),
         state_row_R=torch.tensor([0]),
-        num_held_back_R=torch.tensor([1], dtype=torch.int32),
-        held_back_ids_NL=torch.tensor([[3]], dtype=torch.int32),
+        num_min_tokens_ids_R=torch.tensor([1], dtype=torch.int32),
+        min_tokens_ids_NL=torch.tensor([[3]], dtype=torch.int32),
         num_biases_R=torch.tensor([2], dtype=torch.int32),
         bias_ids_NM=torch.tensor([[3, 8]], dtype=torch.int32),
         bias_NM=torch.tensor([[100.0, 5.0]]),

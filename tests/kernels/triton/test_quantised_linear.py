@@ -6,11 +6,11 @@ import torch
 from kernels.triton import quantised_linear as module
 from kernels.triton.quantised_linear import (
     choose_splits,
+    dequantise_to,
     quantised_linear,
     reference_quantised_linear,
 )
 from kernels.triton.quantised_weights import QuantisedWeight, dequantise, quantise
-from kernels.triton.quantised_widening import dequantise_to
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,7 @@ import torch
 
 from kernels.interface.operations import RotaryParams
 from kernels.torch.kv_cache import rotary_and_cache as torch_rotary_and_cache
-from kernels.triton.rotary_cache import rotary_and_cache, write_kv_cache
-from kernels.triton.rotary_reference import rotary_and_cache_reference
+from kernels.triton.rotary_cache import rotary_and_cache, rotary_and_cache_reference, write_kv_cache
 
 # every head size, full and partial rotation, GQA groups 1, 3, 4, 7, awkward block sizes
 SHAPES = [  # H, K, D, rotary_size, S, T

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from kernels.triton.row_maxima import TILE
-from kernels.triton.token_masks import (
+from kernels.triton.logits_processors import (
     apply_token_masks,
     apply_token_masks_reference,
     num_mask_words,
 )
+from kernels.triton.row_maxima import TILE
 
 
 def number(rows):

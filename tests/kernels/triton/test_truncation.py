@@ -11,7 +11,7 @@ from kernels.triton.row_maxima import (
     num_splits,
 )
 from kernels.triton.truncation import find_thresholds, truncate_reference
-from kernels.triton.truncation_memory import Truncation
+from kernels.triton.truncation_measure import Truncation
 
 NONE = (0, 1.0, 0.0)
 LIMITS = [

@@ -114,8 +114,8 @@ def test_allowed_tokens_are_a_mask_behind_the_state():
 
 def test_min_tokens_forbid_the_end_until_that_length():
     sampling, packed, state = pack(min_tokens=4, stop_token_ids=(9, 7))
-    assert sampling.min_length == state[StateWord.HELD_BACK_UNTIL] == 14
-    assert packed.tables[TokenList.HELD_BACK].tolist() == [7, 9]
+    assert sampling.min_length == state[StateWord.MIN_LENGTH] == 14
+    assert packed.tables[TokenList.MIN_TOKENS_IDS].tolist() == [7, 9]
     assert not packed.needs_full
 
 

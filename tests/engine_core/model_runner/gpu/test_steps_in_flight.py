@@ -16,7 +16,7 @@ KINDS = {
     "penalised": SamplingParams(
         max_tokens=99, seed=7, repetition_penalty=1.3, frequency_penalty=0.4, logprobs=3
     ),
-    "held back": SamplingParams(
+    "min tokens": SamplingParams(
         max_tokens=99, temperature=0.0, min_tokens=4, stop_token_ids=tuple(range(0, V, 2))
     ),
     "reported by the host": SamplingParams(max_tokens=99, seed=8, logprobs=-1),
@@ -73,7 +73,7 @@ def test_a_step_launched_before_the_last_is_known_reads_the_tokens_that_it_chose
 
 def test_a_prompt_of_one_token_is_due_in_a_replayed_graph(make_device_runner, make_runner):
     queue = LateQueue()
-    params = {"a": KINDS["penalised"], "b": KINDS["held back"]}
+    params = {"a": KINDS["penalised"], "b": KINDS["min tokens"]}
     drives = [Drive(make_device_runner(queue=queue)), Drive(make_runner())]
     for drive in drives:
         for at, (name, each) in enumerate(params.items()):
@@ -116,9 +116,9 @@ def test_a_graph_is_recorded_once_for_a_bucket_and_a_mode_and_reads_the_same_mem
             return model.forward(token_ids_T, positions_T, context)
 
     runner._computation._model = Watching()
-    names = ["greedy", "random", "held back"]
+    names = ["greedy", "random", "min tokens"]
     in_flight(runner, names, 7)
-    # three sequences in a bucket of four: held back tokens need FULL, and later nothing does
+    # three sequences in a bucket of four: min_tokens needs FULL, and later nothing does
     assert queue.num_captured == len(runner.graphs) == 2
     assert queue.num_replayed == 7
     assert all(len(places) == 1 for places in seen.values())

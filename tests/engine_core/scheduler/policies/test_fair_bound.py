@@ -91,7 +91,7 @@ class Loop:
             assert most - least <= self.bound + 1e-6, (pair, most - least, self.bound)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(
     weights=st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=2, max_size=4),
     events=st.lists(

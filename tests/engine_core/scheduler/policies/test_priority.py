@@ -40,7 +40,7 @@ def test_a_swapped_request_stands_in_front_of_more_urgent_ones():
     assert ids(queue) == drain(queue) == ["less lax", "lax", "urgent"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(
     ageing_s=st.sampled_from([None, 0.5, 10.0]),
     steps=st.lists(

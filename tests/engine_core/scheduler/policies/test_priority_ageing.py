@@ -63,7 +63,7 @@ def test_the_order_is_that_of_effective_priorities_at_any_time(ageing_s, waiting
         assert before <= after + 1e-6 * max(1.0, abs(after))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings().max_examples, deadline=None)
 @given(
     ageing_s=st.sampled_from([None, 0.25, 5.0]),
     min_gain=st.sampled_from([0.5, 1, 3]),

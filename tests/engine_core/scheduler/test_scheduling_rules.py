@@ -91,7 +91,7 @@ def test_all_sequences_run_in_a_step_or_none():
 # ---------------------------------------------------------------------- what a step is made of
 
 
-def test_mixed_is_what_a_scheduler_does_if_it_is_not_told():
+def test_mixed_is_the_default_batching():
     """A prompt and a decode share a step. Proves S072, S074."""
     scenario = Scenario(make_request("old", 10), max_num_batched_tokens=16)
     scenario.step()

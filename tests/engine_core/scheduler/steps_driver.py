@@ -26,20 +26,20 @@ class Flight:
         self.scheduler.check()
         return plan
 
-    def take_in(self, plan, now=0.0, **tokens):
+    def update(self, plan, now=0.0, **tokens):
         """Token 7 for those not named."""
         names = plan.batch.req_ids
         column = np.array([tokens.get(name, 7) for name in names], np.int32)
         output = ModelRunnerOutput(req_ids=names, sampled_token_ids=column)
-        self.told(self.scheduler.update_from_output(plan, output, now))
+        self.collect(self.scheduler.update_from_output(plan, output, now))
 
-    def take_in_lists(self, plan, **tokens):
+    def update_with_lists(self, plan, **tokens):
         names = plan.batch.req_ids
         lists = [tokens.get(name, []) for name in names]
         output = ModelRunnerOutput(req_ids=names, sampled_token_ids=lists)
-        self.told(self.scheduler.update_from_output(plan, output))
+        self.collect(self.scheduler.update_from_output(plan, output))
 
-    def told(self, outputs):
+    def collect(self, outputs):
         self.outputs = [output for one in outputs.values() for output in one.outputs]
         self.scheduler.check()
 

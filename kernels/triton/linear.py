@@ -1,35 +1,127 @@
-"""The quantised weights of one model in this backend's layout: see `kernels.interface.weights`.
+"""Weights of dense layers on a GPU: in the model's dtype, or quantised, in parts side by side.
 
-Owns which types of a file stay quantised, the copy to the device, and parts of a layer side by
-side. A layer's values cross to the device as the file has them and are brought into the layout
-there. Must not know the layout itself (`quantised_weights`), nor the products.
+A layer's quantised values cross to the device as the file has them and are brought into the layout
+(`quantised_weights`) there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from kernels.interface.weights import LinearWeight, PackedFileError, QuantisedTensor, WeightPart
-from kernels.triton.linear_weights import (
-    TritonLinearWeight,
-    TritonQuantisedWeight,
-    TritonWeightParts,
-)
+from kernels.triton.dense_linear import dense_linear
+from kernels.triton.quantised_linear import quantised_linear
 from kernels.triton.quantised_weights import (
     GGUF_TYPES,
     QuantisedWeight,
+    dequantise,
     from_awq,
     from_gguf,
     from_gptq,
     join_outputs,
     narrowed,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class TritonLinearWeight:
+    """[N, E] as it was loaded, and its bias."""
+
+    weight_NE: torch.Tensor
+    bias_N: torch.Tensor | None
+
+    @property
+    def num_inputs(self) -> int:
+        return self.weight_NE.shape[1]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.weight_NE.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class TritonQuantisedWeight:
+    """A weight of 8 or 4 bits with its bias, for a model that computes in `dtype`."""
+
+    weight: QuantisedWeight
+    bias_N: torch.Tensor | None
+    dtype: torch.dtype
+
+    @property
+    def num_inputs(self) -> int:
+        return self.weight.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self.weight.num_outputs
+
+
+@dataclass(frozen=True, slots=True)
+class TritonWeightParts:
+    """Weights of the same inputs, whose outputs stand side by side."""
+
+    parts: tuple[TritonLinearWeight | TritonQuantisedWeight, ...]
+
+    @property
+    def num_inputs(self) -> int:
+        return self.parts[0].num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return sum(part.num_outputs for part in self.parts)
+
+
+def linear(x_TE: torch.Tensor, weight: LinearWeight, *, batch_invariant: bool) -> torch.Tensor:
+    """`x @ weight.T + bias` -> [T, N], a new tensor.
+
+    Args:
+        batch_invariant: a row has the same bits whatever stands beside it.
+    """
+    match weight:
+        case TritonLinearWeight():
+            product = dense_linear if batch_invariant else F.linear
+            return product(x_TE, weight.weight_NE, weight.bias_N)
+        case TritonQuantisedWeight():
+            return quantised_linear(
+                x_TE, weight.weight, weight.bias_N, batch_invariant=batch_invariant
+            )
+        case TritonWeightParts():
+            parts = [linear(x_TE, part, batch_invariant=batch_invariant) for part in weight.parts]
+            return torch.cat(parts, dim=1)
+    raise AssertionError(f"{type(weight).__name__} was prepared by another backend")
+
+
+def gather_rows(token_ids_T: torch.Tensor, weight: torch.Tensor | LinearWeight) -> torch.Tensor:
+    """Rows of an embedding for int64 ids in [0, V) -> [T, E], as `linear` multiplies with them.
+
+    Few rows are widened by torch: its temporaries are float32 [T, E].
+    """
+    match weight:
+        case torch.Tensor():
+            return F.embedding(token_ids_T, weight)
+        case TritonLinearWeight():
+            return F.embedding(token_ids_T, weight.weight_NE)
+        case TritonQuantisedWeight():
+            table = weight.weight
+            offsets_NG = table.offsets_NG
+            rows = replace(
+                table,
+                num_outputs=token_ids_T.shape[0],
+                packed_NJ=table.packed_NJ.index_select(0, token_ids_T),
+                scales_NG=table.scales_NG.index_select(0, token_ids_T),
+                offsets_NG=None if offsets_NG is None else offsets_NG.index_select(0, token_ids_T),
+            )
+            return dequantise(rows).to(weight.dtype)
+    raise AssertionError(f"{type(weight).__name__} is no embedding, or another backend's")
+
 
 _NUMBERS_AT_ONCE = 1 << 26
 """Of blocks brought into the layout together: their temporaries take some bytes a number."""

@@ -72,7 +72,7 @@ def test_two_requests_of_one_prompt_share_its_full_blocks_only():
     assert plan.copies.is_empty
 
 
-def test_the_runner_is_told_of_the_known_block_in_the_step_that_gives_the_private_one_back():
+def test_the_runner_gets_the_known_block_in_the_step_that_gives_the_private_one_back():
     """Proves S169."""
     prompt = fresh_tokens(14)
     scenario = Scenario(*[make_request(name, prompt) for name in "ab"], num_blocks=4)

@@ -1,9 +1,8 @@
-"""What changes single logits before the distribution is formed: penalties, biases, min_tokens.
+"""What changes single logits before the distribution is formed: token masks, biases, penalties.
 
-Owns these rules and the history on the device that penalties read: a bit a token for the prompt, a
-count a token for the output. A logits row r reads the history of row `state_row_R[r]` of the
-persistent batch. Must not know sampling. The order of the CPU sampler: token masks (allowed ids),
-then `adjust_tokens`, then `apply_penalties`.
+In the order of the CPU sampler: `apply_token_masks`, `adjust_tokens`, `apply_penalties`. A logits
+row r reads the history of row `state_row_R[r]` of the persistent batch: a bit a token for the
+prompt, a count a token for the output.
 """
 
 from __future__ import annotations
@@ -15,8 +14,98 @@ import triton.language as tl
 from kernels.interface.operations import Penalties
 from kernels.torch.sampling import apply_penalties as apply_penalties_to_one_row
 from kernels.triton.row_maxima import TILE, num_splits
-from kernels.triton.sampling_arguments import check_logits, check_num_rows, check_tensor
-from kernels.triton.token_masks import num_mask_words
+from kernels.triton.tensor_checks import check_column, check_logits, check_num_rows
+
+_WORD_BITS = 32
+
+
+def num_mask_words(vocab_size: int) -> int:
+    """int32 words of a row's mask."""
+    return -(-vocab_size // _WORD_BITS)
+
+
+def pack_token_masks(allowed_RV: torch.Tensor) -> torch.Tensor:
+    """bool [R, V] as int32 [R, ceil(V / 32)], on the same device; bits past V are 0."""
+    rows, vocab_size = allowed_RV.shape
+    num_words = num_mask_words(vocab_size)
+    bits_RB = torch.zeros(rows, num_words * _WORD_BITS, dtype=torch.int64, device=allowed_RV.device)
+    bits_RB[:, :vocab_size] = allowed_RV
+    place_B = torch.arange(_WORD_BITS, device=allowed_RV.device)
+    words_RW = (bits_RB.view(rows, num_words, _WORD_BITS) << place_B).sum(dim=2)
+    # the highest bit of a word is the sign of an int32
+    return torch.where(words_RW < 1 << 31, words_RW, words_RW - (1 << 32)).to(torch.int32)
+
+
+def apply_token_masks_reference(
+    logits_RV: torch.Tensor, masks_RW: torch.Tensor, is_masked_R: torch.Tensor
+) -> torch.Tensor:
+    """The specification."""
+    bits_RWB = masks_RW[:, :, None] >> torch.arange(_WORD_BITS, dtype=torch.int32) & 1
+    allowed_RV = bits_RWB.flatten(1)[:, : logits_RV.shape[1]].bool()
+    return logits_RV.masked_fill(~allowed_RV & is_masked_R[:, None], -torch.inf)
+
+
+@triton.jit
+def _token_masks_kernel(
+    logits_ptr,  # float32 [R, V], changed
+    stride_r,
+    num_rows_ptr,  # int32 [1]
+    masks_ptr,  # int32 [R, W]
+    mask_stride_r,
+    is_masked_ptr,  # bool [R]
+    V,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(1).to(tl.int64)
+    if row >= tl.load(num_rows_ptr):
+        return
+    if tl.load(is_masked_ptr + row) == 0:
+        return
+    ids = tl.program_id(0) * TILE + tl.arange(0, TILE)  # [TILE]
+    words = tl.load(masks_ptr + row * mask_stride_r + (ids >> 5), ids < V, -1)  # [TILE]
+    is_forbidden = ((words >> (ids & 31)) & 1) == 0
+    # nothing is read, and only what changes is written
+    forbidden = tl.full([TILE], -float("inf"), tl.float32)
+    tl.store(logits_ptr + row * stride_r + ids, forbidden, is_forbidden & (ids < V))
+
+
+def apply_token_masks(
+    logits_RV: torch.Tensor,
+    masks_RW: torch.Tensor,
+    is_masked_R: torch.Tensor,
+    *,
+    num_rows_1: torch.Tensor,
+) -> None:
+    """`logits[r, t] = -inf` where bit t of row r's mask is 0, in place.
+
+    Args:
+        logits_RV: float32, rows contiguous. Changed.
+        masks_RW: int32 [R, ceil(V / 32)], rows contiguous; a set bit allows. Bits past V and rows
+            that are not masked are not looked at.
+        is_masked_R: bool.
+        num_rows_1: int32 [1]; rows at or beyond it stay as they are.
+
+    Raises:
+        TypeError, ValueError: another dtype, shape or device.
+    """
+    rows, vocab_size = check_logits(logits_RV)
+    device = logits_RV.device
+    check_num_rows(num_rows_1, device)
+    check_column("masks", masks_RW, (rows, num_mask_words(vocab_size)), torch.int32, device)
+    check_column("is_masked", is_masked_R, (rows,), torch.bool, device)
+    if rows:
+        _token_masks_kernel[(num_splits(vocab_size), rows)](
+            logits_RV,
+            logits_RV.stride(0),
+            num_rows_1,
+            masks_RW,
+            masks_RW.stride(0),
+            is_masked_R,
+            vocab_size,
+            TILE=TILE,
+            num_warps=4,
+        )
+
 
 _BLOCK = 128
 
@@ -34,11 +123,11 @@ def apply_penalties_reference(
 
 
 def adjust_tokens_reference(
-    logits_V: torch.Tensor, held_back_ids: torch.Tensor, bias_ids: torch.Tensor, bias: torch.Tensor
+    logits_V: torch.Tensor, min_tokens_ids: torch.Tensor, bias_ids: torch.Tensor, bias: torch.Tensor
 ) -> torch.Tensor:
-    """The specification, for one row; `held_back_ids` is empty once min_tokens are there."""
+    """The specification, for one row; `min_tokens_ids` is empty once min_tokens are there."""
     result_V = logits_V.clone()
-    result_V[held_back_ids] = -torch.inf
+    result_V[min_tokens_ids] = -torch.inf
     result_V[bias_ids] += bias
     return result_V
 
@@ -89,9 +178,9 @@ def _adjust_kernel(
     stride_r,
     num_rows_ptr,  # int32 [1]
     state_row_ptr,  # int64 [R]
-    num_held_back_ptr,  # int32 [R]
-    held_back_ptr,  # int32 [N, L]
-    num_held_back_slots,
+    num_min_tokens_ids_ptr,  # int32 [R]
+    min_tokens_ids_ptr,  # int32 [N, L]
+    num_min_tokens_ids_slots,
     num_biases_ptr,  # int32 [R]
     bias_ids_ptr,  # int32 [N, M]
     bias_ptr,  # float32 [N, M]
@@ -114,11 +203,11 @@ def _adjust_kernel(
         tl.store(logits_ptr + ids, logits + tl.load(bias_ptr + slot, valid, 0.0), valid)
     # last, so that no other thread's bias is read after it or written over it
     tl.debug_barrier()
-    num_held_back = tl.load(num_held_back_ptr + row)
-    for start in range(0, num_held_back, BLOCK):
+    num_min_tokens_ids = tl.load(num_min_tokens_ids_ptr + row)
+    for start in range(0, num_min_tokens_ids, BLOCK):
         index = start + tl.arange(0, BLOCK)  # [BLOCK]
-        slot = state_row * num_held_back_slots + index
-        ids = tl.load(held_back_ptr + slot, index < num_held_back, -1)
+        slot = state_row * num_min_tokens_ids_slots + index
+        ids = tl.load(min_tokens_ids_ptr + slot, index < num_min_tokens_ids, -1)
         impossible = tl.full([BLOCK], -float("inf"), tl.float32)
         tl.store(logits_ptr + ids, impossible, (ids >= 0) & (ids < V))
 
@@ -176,15 +265,15 @@ def apply_penalties(
     device = logits_RV.device
     num_states, words = output_counts_NV.shape[0], num_mask_words(vocab_size)
     check_num_rows(num_rows_1, device)
-    check_tensor("state_row", state_row_R, (rows,), torch.int64, device)
-    check_tensor("prompt_bits", prompt_bits_NW, (num_states, words), torch.int32, device)
-    check_tensor("output_counts", output_counts_NV, (num_states, vocab_size), torch.int32, device)
+    check_column("state_row", state_row_R, (rows,), torch.int64, device)
+    check_column("prompt_bits", prompt_bits_NW, (num_states, words), torch.int32, device)
+    check_column("output_counts", output_counts_NV, (num_states, vocab_size), torch.int32, device)
     for name, tensor in (
         ("repetition", repetition_R),
         ("presence", presence_R),
         ("frequency", frequency_R),
     ):
-        check_tensor(name, tensor, (rows,), torch.float32, device)
+        check_column(name, tensor, (rows,), torch.float32, device)
     _check_contiguous("prompt_bits", prompt_bits_NW)
     _check_contiguous("output_counts", output_counts_NV)
     if rows:
@@ -210,8 +299,8 @@ def adjust_tokens(
     *,
     num_rows_1: torch.Tensor,
     state_row_R: torch.Tensor,
-    num_held_back_R: torch.Tensor,
-    held_back_ids_NL: torch.Tensor,
+    num_min_tokens_ids_R: torch.Tensor,
+    min_tokens_ids_NL: torch.Tensor,
     num_biases_R: torch.Tensor,
     bias_ids_NM: torch.Tensor,
     bias_NM: torch.Tensor,
@@ -222,8 +311,8 @@ def adjust_tokens(
         logits_RV: float32, rows contiguous. Changed.
         num_rows_1: int32 [1]; rows at or beyond it stay as they are.
         state_row_R: int64, in [0, N): whose lists each row reads.
-        num_held_back_R: int32, entries of the list that count; 0 once min_tokens are there.
-        held_back_ids_NL: int32, contiguous: end-of-sequence and stop tokens.
+        num_min_tokens_ids_R: int32, entries of the list that count; 0 once min_tokens are there.
+        min_tokens_ids_NL: int32, contiguous: end-of-sequence and stop tokens.
         num_biases_R: int32, likewise.
         bias_ids_NM, bias_NM: int32 and float32 [N, M], contiguous; an id once in a row.
             Ids outside [0, V) are passed over.
@@ -233,18 +322,18 @@ def adjust_tokens(
     """
     rows, vocab_size = check_logits(logits_RV)
     device = logits_RV.device
-    num_states, held_back_slots = held_back_ids_NL.shape
+    num_states, min_tokens_slots = min_tokens_ids_NL.shape
     bias_slots = bias_ids_NM.shape[1]
     check_num_rows(num_rows_1, device)
-    check_tensor("state_row", state_row_R, (rows,), torch.int64, device)
-    check_tensor("num_held_back", num_held_back_R, (rows,), torch.int32, device)
-    shape = (num_states, held_back_slots)
-    check_tensor("held_back_ids", held_back_ids_NL, shape, torch.int32, device)
-    check_tensor("num_biases", num_biases_R, (rows,), torch.int32, device)
-    check_tensor("bias_ids", bias_ids_NM, (num_states, bias_slots), torch.int32, device)
-    check_tensor("bias", bias_NM, (num_states, bias_slots), torch.float32, device)
+    check_column("state_row", state_row_R, (rows,), torch.int64, device)
+    check_column("num_min_tokens_ids", num_min_tokens_ids_R, (rows,), torch.int32, device)
+    shape = (num_states, min_tokens_slots)
+    check_column("min_tokens_ids", min_tokens_ids_NL, shape, torch.int32, device)
+    check_column("num_biases", num_biases_R, (rows,), torch.int32, device)
+    check_column("bias_ids", bias_ids_NM, (num_states, bias_slots), torch.int32, device)
+    check_column("bias", bias_NM, (num_states, bias_slots), torch.float32, device)
     for name, tensor in (
-        ("held_back_ids", held_back_ids_NL),
+        ("min_tokens_ids", min_tokens_ids_NL),
         ("bias_ids", bias_ids_NM),
         ("bias", bias_NM),
     ):
@@ -255,9 +344,9 @@ def adjust_tokens(
             logits_RV.stride(0),
             num_rows_1,
             state_row_R,
-            num_held_back_R,
-            held_back_ids_NL,
-            held_back_slots,
+            num_min_tokens_ids_R,
+            min_tokens_ids_NL,
+            min_tokens_slots,
             num_biases_R,
             bias_ids_NM,
             bias_NM,
@@ -288,12 +377,12 @@ def count_tokens(
         TypeError, ValueError: another dtype, shape or device.
     """
     rows, device = token_ids_R.shape[0], token_ids_R.device
-    check_tensor("token_ids", token_ids_R, (rows,), torch.int64, device)
+    check_column("token_ids", token_ids_R, (rows,), torch.int64, device)
     check_num_rows(num_rows_1, device)
-    check_tensor("state_row", state_row_R, (rows,), torch.int64, device)
-    check_tensor("is_counted", is_counted_R, (rows,), torch.bool, device)
+    check_column("state_row", state_row_R, (rows,), torch.int64, device)
+    check_column("is_counted", is_counted_R, (rows,), torch.bool, device)
     shape = output_counts_NV.shape
-    check_tensor("output_counts", output_counts_NV, shape, torch.int32, device)
+    check_column("output_counts", output_counts_NV, shape, torch.int32, device)
     _check_contiguous("output_counts", output_counts_NV)
     if rows:
         _count_kernel[(triton.cdiv(rows, _BLOCK),)](
