@@ -1,4 +1,4 @@
-"""What can be timed, by name and family; a time only for what passes its check in the same process."""
+"""What can be timed; a time only for what passes its check in the same process."""
 
 from __future__ import annotations
 
