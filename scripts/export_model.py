@@ -84,10 +84,7 @@ def write_folder(files: "ModelFiles", folder: Path) -> None:
 
 
 def write_gguf(files: "ModelFiles", path: Path, type_name: str) -> None:
-    """
-    Raises:
-        ExportError: the model is not one .gguf file.
-    """
+    """Raises ExportError: the model is not one .gguf file."""
     import gguf
     import numpy as np
 

@@ -79,10 +79,7 @@ class LoadOptions:
     json: Annotated[Path | None, Parameter(help="Where the document goes; default: stdout.")] = None
 
     def check(self) -> None:
-        """
-        Raises:
-            LoadTestError: options that contradict each other or are outside their limits.
-        """
+        """Raises LoadTestError: options that contradict each other or are outside their limits."""
         if (self.rate is None) == (self.concurrency is None):
             raise LoadTestError("give either --rate (open loop) or --concurrency (closed loop)")
         if self.num_requests is None and self.duration is None:

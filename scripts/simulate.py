@@ -20,7 +20,7 @@ from cyclopts.validators import Number
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.command_line import make_app, run_app
-from scripts.simulator import SimulationError, replay, simulation, validation
+from scripts.simulator import SimulationError, replay, simulation
 from scripts.simulator.metrics import as_json, as_plan_table, as_table
 from scripts.simulator.simulation import Scenario
 from scripts.simulator.step_trace import StepTrace, fit_step_trace
@@ -104,8 +104,8 @@ def validate(
 ) -> int:
     """Simulate a step trace's arrivals, and compare throughput and TTFT with the recorded ones."""
     model = fit_step_trace(fit_on or step_trace)
-    document = validation.validate(StepTrace(step_trace), model)
-    print(validation.as_table(document), file=sys.stderr)
+    document = replay.validate(StepTrace(step_trace), model)
+    print(replay.as_table(document), file=sys.stderr)
     _write(as_json(document), json)
     return 0
 

@@ -225,11 +225,7 @@ def random_prompts(files: ModelFiles, num_rows: int, length: int) -> list[list[i
 
 
 def count_near_ties(reference: Answers, native: Answers) -> int:
-    """How many answers part at a near tie.
-
-    Raises:
-        RuntimeError: one parts elsewhere.
-    """
+    """How many answers part at a near tie. Raises RuntimeError: one parts elsewhere."""
     num_ties = 0
     for row, (wanted, given) in enumerate(zip(reference.tokens, native.tokens, strict=True)):
         if wanted == given:

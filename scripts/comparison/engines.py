@@ -81,11 +81,8 @@ class Engine(ABC):
 
     @abstractmethod
     def launch(self, conditions: Conditions) -> AbstractContextManager[Running]:
-        """The engine is up inside the block, gone after it.
-
-        Raises:
-            EngineFailed: it did not get ready.
-        """
+        """The engine is up inside the block, gone after it. Raises EngineFailed: it did not get
+        ready."""
 
     def process(
         self, command: list[str], conditions: Conditions, *, answers: bool
@@ -206,11 +203,8 @@ def _clients_of(
 
 
 def parse_engine(text: str) -> OwnEngine:
-    """`NAME=[OPTIONS]`, the daemon's.
-
-    Raises:
-        DescriptionError: no name, or an option that the comparison sets.
-    """
+    """`NAME=[OPTIONS]`, the daemon's. Raises DescriptionError: no name, or an option that the
+    comparison sets."""
     engine = _parse(OwnEngine, "--engine", text)
     for word in engine.words:
         if word.split("=")[0] in _SET_BY_US:
@@ -219,11 +213,7 @@ def parse_engine(text: str) -> OwnEngine:
 
 
 def parse_server(text: str) -> ServerCommand:
-    """`NAME=COMMAND ... {port}`.
-
-    Raises:
-        DescriptionError: no name, or no place for the port.
-    """
+    """`NAME=COMMAND ... {port}`. Raises DescriptionError: no name, or no place for the port."""
     server = _parse(ServerCommand, "--server", text)
     if not any(_PORT in word for word in server.words):
         raise DescriptionError(f"--server {text!r} has no {_PORT}; write it where its port goes")
@@ -231,11 +221,8 @@ def parse_server(text: str) -> ServerCommand:
 
 
 def parse_peer(text: str) -> Library | ServerAddress:
-    """`NAME=INTERPRETER [KEY=VALUE ...]` or `NAME=URL`.
-
-    Raises:
-        DescriptionError: no name, an unknown library, or words that are not options.
-    """
+    """`NAME=INTERPRETER [KEY=VALUE ...]` or `NAME=URL`. Raises DescriptionError: no name, an
+    unknown library, or words that are not options."""
     library = _parse(Library, "--peer", text)
     if not library.words:
         raise DescriptionError(f"--peer {text!r} names no interpreter or URL after its =")

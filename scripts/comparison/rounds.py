@@ -85,10 +85,7 @@ def run_rounds(
 
 def warm_up_figures(running: Running, warm_up: Sequence[Workload]) -> Figures:
     """Seconds from launch to ready and to the first token; none of an engine that was up before.
-
-    Raises:
-        EngineFailed: it does not serve a workload in full.
-    """
+    Raises EngineFailed: it does not serve a workload in full."""
     figures: Figures = {}
     if running.ready_s is not None:
         figures["launch_to_ready_s"] = running.ready_s
