@@ -26,11 +26,11 @@ from engine_core.server.inbox import Inbox, Incoming
 from engine_core.server.outbox import Outbox
 from engine_core.server.validation import RequestValidator
 from kernels.compile_counter import CompileCounter
+from protocol.calls import EngineStatistics
 from protocol.errors import ErrorCode
 from protocol.explanations import RequestInfo
 from protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason, Rejected
 from protocol.requests import Abort, Call, EngineRequest
-from protocol.statistics import EngineStatistics
 
 logger = logging.getLogger(__name__)
 

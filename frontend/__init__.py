@@ -1,6 +1,5 @@
-"""The client of engine-core: `LLM`, `AsyncLLM`, `SamplingParams` and what they return. Must not
-know torch or the engine: it imports only `protocol`. Each public name loads its module when it is
-first used, so that `import frontend` stays quick."""
+"""The client of engine-core: `LLM`, `AsyncLLM`, `SamplingParams` and what they return. Imports
+`protocol`, never torch or the engine. A public name loads its module when it is first used."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -53,27 +52,17 @@ __all__ = [
     "run",
 ]
 
-_NAMES_OF_MODULES = {
-    "async_llm": ("AsyncLLM",),
-    "errors": (
-        "EngineClientError", "EngineDied", "EngineStartError", "EngineUnavailable", "InvalidInput",
-        "QueueFull", "RequestRejected",
-    ),
-    "event_loop": ("run",),
-    "input_processor": ("TextPrompt", "TokensPrompt"),
-    "llm": ("LLM",),
-    "outputs": (
-        "BeamSearchOutput", "BeamSearchSequence", "CompletionOutput", "Logprob", "RequestMetrics",
-        "RequestOutput",
-    ),
-    "sampling_params": ("BeamSearchParams", "RequestOutputKind", "SamplingParams"),
-}  # fmt: skip
+_MODULES = (
+    "errors", "event_loop", "sampling_params", "outputs", "input_processor", "async_llm", "llm",
+)  # fmt: skip
+"""Each imports only modules before it: a search in this order loads nothing needless."""
 
 
 def __getattr__(name: str) -> object:
-    for module, names in _NAMES_OF_MODULES.items():
+    for module in _MODULES if name in __all__ else ():
+        names = vars(import_module(f"frontend.{module}"))
         if name in names:
-            return getattr(import_module(f"frontend.{module}"), name)
+            return names[name]
     raise AttributeError(f"module 'frontend' has no attribute {name!r}")
 
 

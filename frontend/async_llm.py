@@ -21,6 +21,7 @@ from protocol.calls import (
     AnyCall,
     Drain,
     Draining,
+    EngineStatistics,
     GetRequestInfo,
     GetStatistics,
     ListRequests,
@@ -33,7 +34,6 @@ from protocol.calls import (
 from protocol.codec import binary_frame
 from protocol.explanations import RequestInfo
 from protocol.outputs import ModelInfo
-from protocol.statistics import EngineStatistics
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class AsyncLLM:
             print(output.outputs[0].text)
     ```
 
-    A stream goes on when the engine is lost and comes back, with the same model at the same
+    A stream continues when the engine is lost and comes back, with the same model at the same
     address, within `reconnect_timeout_s`; otherwise it ends with EngineDied. Leaving a stream
     early aborts its request.
 
@@ -73,6 +73,7 @@ class AsyncLLM:
     ) -> None:
         self.address = address or default_address()
         self._options = ConnectionOptions(
+            address=self.address,
             client_name=client_name,
             connect_timeout_s=connect_timeout_s,
             reconnect_timeout_s=reconnect_timeout_s,
@@ -136,11 +137,7 @@ class AsyncLLM:
         """
         if self._session is None:
             self._session = EngineSession(
-                ZmqTransport(self.address),
-                self.address,
-                self._options,
-                clock=self._clock,
-                child=self._child,
+                ZmqTransport(self.address), self._options, clock=self._clock, child=self._child
             )
         try:
             await self.ready()
@@ -204,15 +201,12 @@ class AsyncLLM:
         return self.input_processor.model
 
     def get_tokenizer(self) -> Tokenizer:
-        """
-        Raises:
-            InvalidInput: the model came without one.
-        """
+        """Raises InvalidInput if the model came without one."""
         return self.input_processor.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's authors recommend, as a new object."""
-        return self.input_processor.default_sampling_params()
+        return SamplingParams.from_defaults(self.model.default_sampling)
 
     # requests
 

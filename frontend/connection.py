@@ -22,6 +22,8 @@ class ConnectionOptions:
     """`silence_timeout_s` is the least silence that means a loss: an engine is silent during a
     step, which on a slow machine is longer than three heartbeats."""
 
+    address: str
+    """Of the engine, for error texts."""
     client_name: str = ""
     wants_tokenizer: bool = True
     connect_timeout_s: float = 60.0
@@ -32,7 +34,6 @@ class ConnectionOptions:
 class Connection:
     """
     Args:
-        address: of the engine, for error texts.
         on_message: gets every message behind WELCOME.
         on_lost: called once, with the reason in words, when an open connection is gone. Not
             called by `close`.
@@ -41,7 +42,6 @@ class Connection:
     def __init__(
         self,
         transport: Transport,
-        address: str,
         options: ConnectionOptions,
         *,
         clock: Clock,
@@ -49,7 +49,7 @@ class Connection:
         on_lost: Callable[[str], None],
     ) -> None:
         self._transport = transport
-        self._address = address
+        self._address = options.address
         self._options = options
         self._clock = clock
         self._on_message = on_message

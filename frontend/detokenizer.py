@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from frontend.tokenizer import Joining, Tokenizer, TokenPieces
 
@@ -43,7 +42,7 @@ class IncrementalDetokenizer:
         self._pieces = pieces
         self._skipped = pieces.special_token_ids if skip_special_tokens else frozenset()
         tail = self._kept(prompt_token_ids[-PROMPT_TAIL:])
-        self._joiner: _Joiner
+        self._joiner: _ByteLevelJoiner | _PieceJoiner | _WindowJoiner
         match pieces.joining:
             case Joining.BYTE_LEVEL:
                 self._joiner = _ByteLevelJoiner(pieces, tail)
@@ -63,12 +62,6 @@ class IncrementalDetokenizer:
     def _kept(self, token_ids: Iterable[int]) -> list[int]:
         skipped = self._skipped
         return [token_id for token_id in token_ids if token_id not in skipped]
-
-
-class _Joiner(Protocol):
-    def append(self, token_ids: list[int]) -> str: ...
-
-    def flush(self) -> str: ...
 
 
 class _ByteLevelJoiner:

@@ -91,9 +91,8 @@ def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_neutral(name: str, value: object) -> bool:
-    if name in _NEUTRAL_IF_EMPTY:
-        return not value or value == "auto"
-    return value in _NEUTRAL.get(name, ())
+    is_empty = not value or value == "auto"
+    return is_empty if name in _NEUTRAL_IF_EMPTY else value in _NEUTRAL.get(name, ())
 
 
 def _as_text(name: str, value: object) -> str:

@@ -5,7 +5,7 @@ EngineClientError
 ├── EngineRefused                 an engine answered and refuses this client
 ├── EngineDied                    the engine was there, is gone, and did not come back in time
 ├── EngineStartError              an engine started by this process did not get ready
-├── RequestRejected               the engine refused one request; the others go on
+├── RequestRejected               the engine refused one request; the others continue
 │   └── QueueFull                 because its queue is full; the text has the queue's state
 ├── CallRefused                   the engine refused a call such as `statistics`
 ├── ClientClosed                  this client was closed while, or before, it was used

@@ -55,20 +55,16 @@ class LoopThread:
     """An event loop in a thread of its own, for callers that block."""
 
     def __init__(self, name: str) -> None:
-        self._started = threading.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
+        self._loop = new_event_loop()
+        self._stop = asyncio.Event()
         # A daemon thread: an exit handler stops it, and the interpreter joins other threads
         # before it runs exit handlers.
-        self._thread = threading.Thread(target=lambda: run(self._main()), name=name, daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
-        self._started.wait()
 
-    async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        self._started.set()
-        await self._stop.wait()
+    def _serve(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._stop.wait())
 
     def run_and_wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it on the loop and return its result. An interrupt cancels it, waits for its
@@ -77,12 +73,11 @@ class LoopThread:
         Raises:
             RuntimeError: the thread was closed.
         """
-        loop = self._loop
-        if loop is None or not self._thread.is_alive():
+        if not self._thread.is_alive():
             coroutine.close()
             raise RuntimeError("the event loop's thread has ended")
         ended = threading.Event()
-        future = asyncio.run_coroutine_threadsafe(_and_then(coroutine, ended), loop)
+        future = asyncio.run_coroutine_threadsafe(_and_then(coroutine, ended), self._loop)
         try:
             return future.result()
         except BaseException:
@@ -93,9 +88,8 @@ class LoopThread:
 
     def close(self) -> None:
         """Stop the loop and wait for its thread. Calling it again does nothing."""
-        loop, stop = self._loop, self._stop
-        if loop is not None and stop is not None and self._thread.is_alive():
-            loop.call_soon_threadsafe(stop.set)
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
 
 

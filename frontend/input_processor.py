@@ -16,9 +16,8 @@ from frontend.sampling_params import (
     check_scheduling,
 )
 from frontend.tokenizer import Tokenizer
-from protocol.limits import ModelLimits
 from protocol.outputs import ModelInfo
-from protocol.requests import EngineRequest
+from protocol.requests import EngineRequest, ModelLimits
 
 
 class TextPrompt(TypedDict):
@@ -55,12 +54,7 @@ class InputProcessor:
     """
 
     def __init__(
-        self,
-        model: ModelInfo,
-        tokenizer: Tokenizer | None,
-        *,
-        seeds: random.Random,
-        clock: Clock,
+        self, model: ModelInfo, tokenizer: Tokenizer | None, *, seeds: random.Random, clock: Clock
     ) -> None:
         self.model = model
         self.optional_tokenizer = tokenizer
@@ -70,17 +64,10 @@ class InputProcessor:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """
-        Raises:
-            InvalidInput: the model came without one.
-        """
+        """Raises InvalidInput if the model came without one."""
         if self.optional_tokenizer is None:
             raise InvalidInput("the engine's model came without a tokenizer; send prompt_token_ids")
         return self.optional_tokenizer
-
-    def default_sampling_params(self) -> SamplingParams:
-        """What the model's authors recommend, as a new object."""
-        return SamplingParams.from_defaults(self.model.default_sampling)
 
     def make_request(
         self,
@@ -108,7 +95,7 @@ class InputProcessor:
         if isinstance(params, BeamSearchParams):
             beam_search, params = params.to_wire(), params.sampling_params()
         if params is None:
-            params = self.default_sampling_params()
+            params = SamplingParams.from_defaults(self.model.default_sampling)
         if not isinstance(params, SamplingParams):
             raise InvalidInput(
                 f"sampling_params is of type {type(params).__name__}, it must be SamplingParams"
@@ -152,11 +139,7 @@ class InputProcessor:
             on_finished=on_finished,
         )
 
-    def chat_prompt(
-        self,
-        messages: Sequence[ChatMessage],
-        **template_options: Any,
-    ) -> TokensPrompt:
+    def chat_prompt(self, messages: Sequence[ChatMessage], **template_options: Any) -> TokensPrompt:
         """A conversation as text and tokens. Options: see `Tokenizer.apply_chat_template`."""
         text = self.tokenizer.apply_chat_template(messages, **template_options)
         # The template writes the special tokens itself.

@@ -123,7 +123,7 @@ class OutputProcessor:
 
     def process_outputs(self, outputs: EngineCoreOutputs) -> list[str]:
         """Give each output to its sequence. Returns the wire ids to abort: those whose sequences
-        have all found a stop string while the engine goes on. Outputs of forgotten wire ids are
+        have all found a stop string while the engine continues. Outputs of forgotten wire ids are
         dropped: they were on their way when a request was aborted."""
         now_s = self._clock.now()
         stopped: dict[str, None] = {}

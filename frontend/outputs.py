@@ -1,6 +1,6 @@
 """What a generation returns: plain records with vLLM's names."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from protocol.outputs import RequestTimings
@@ -56,11 +56,11 @@ class RequestMetrics:
     last_token_s: float | None = None
     finished_s: float | None = None
     num_resumptions: int = 0
-    """How often the request went on after the engine had been lost."""
+    """How often the request was resumed after the engine had been lost."""
     engine: RequestTimings | None = None
     engine_request_id: str | None = None
-    """What the engine knows the request by (`engine-client info --request`); after a resumption
-    its first sequence that went on."""
+    """The engine's id of the request (`engine-client info --request`); after a resumption that of
+    its first resumed sequence."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class RequestOutput:
     metrics: RequestMetrics
     num_cached_tokens: int | None = None
     """Prompt tokens that the engine found in its prefix cache."""
-    prompt_logprobs: None = field(default=None)
+    prompt_logprobs: None = None
     """Always None: asking for them is refused."""
 
 

@@ -22,7 +22,7 @@ class RequestState:
 
     Args:
         request: what the engine is asked, under the user's id. It has a seed, so that a resumed
-            request goes on with the same random numbers.
+            request continues with the same random numbers.
         params: how text is made of the tokens.
         on_finished: called once, when the last sequence ends or an error ends them all.
     """
@@ -89,7 +89,7 @@ class RequestState:
         """Process one engine output for a sequence, received at `now_s` of the clock.
 
         Returns:
-            True if a stop string ended the sequence while the engine goes on with it.
+            True if a stop string ended the sequence while the engine continues it.
         """
         if output.new_token_ids:
             self._note_token(now_s)

@@ -16,10 +16,11 @@ from protocol.sampling import check_whole
 
 MAX_N = 16_384
 _MAX_PRIORITY = 2**31 - 1
-_INTEGRAL_DEFAULTS = frozenset({"top_k", "max_tokens", "min_tokens"})
-_REAL_DEFAULTS = frozenset({
+_REALS = frozenset({
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 })  # fmt: skip
+_RECOMMENDABLE = _REALS | {"top_k", "max_tokens", "min_tokens"}
+_SAME_IN_ENGINE = _REALS | {"ignore_eos", "logprobs"}
 
 
 class RequestOutputKind(enum.Enum):
@@ -95,11 +96,8 @@ class SamplingParams:
     @classmethod
     def from_defaults(cls, defaults: Mapping[str, float]) -> Self:
         """The parameters that a model's authors recommend; the rest by default."""
-        recommended: dict[str, Any] = {
-            **{name: int(defaults[name]) for name in _INTEGRAL_DEFAULTS & defaults.keys()},
-            **{name: float(defaults[name]) for name in _REAL_DEFAULTS & defaults.keys()},
-        }
-        return cls(**recommended)
+        names = _RECOMMENDABLE & defaults.keys()
+        return cls(**{name: type(getattr(cls, name))(defaults[name]) for name in names})
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -112,10 +110,7 @@ class SamplingParams:
         return copy.deepcopy(self)
 
     def check(self) -> None:
-        """
-        Raises:
-            InvalidInput: see the class.
-        """
+        """Raises InvalidInput: see the class."""
         self._refuse_unsupported()
         with as_invalid_input():
             check_whole("n", self.n, minimum=1, maximum=MAX_N)
@@ -172,23 +167,16 @@ class SamplingParams:
     ) -> protocol.sampling.SamplingParams:
         with as_invalid_input():
             return protocol.sampling.SamplingParams(
+                **{name: getattr(self, name) for name in _SAME_IN_ENGINE},
                 max_tokens=max_tokens,
                 min_tokens=min_tokens,
-                temperature=self.temperature,
                 top_k=0 if self.top_k == -1 else self.top_k,
-                top_p=self.top_p,
-                min_p=self.min_p,
-                repetition_penalty=self.repetition_penalty,
-                presence_penalty=self.presence_penalty,
-                frequency_penalty=self.frequency_penalty,
                 seed=self.seed if seed is None else seed,
                 stop_token_ids=tuple(self.stop_token_ids or ()),
-                ignore_eos=self.ignore_eos,
                 logit_bias=_with_whole_keys(self.logit_bias),
                 allowed_token_ids=(
                     None if self.allowed_token_ids is None else tuple(self.allowed_token_ids)
                 ),
-                logprobs=self.logprobs,
             )
 
     def _refuse_unsupported(self) -> None:
@@ -270,10 +258,7 @@ def _with_whole_keys(logit_bias: Mapping[Any, float] | None) -> dict[int, float]
 
 
 def check_scheduling(priority: object, tenant: object) -> None:
-    """
-    Raises:
-        InvalidInput: not a 32-bit whole number, or not a name.
-    """
+    """Raises InvalidInput unless these are a 32-bit whole number and a name."""
     with as_invalid_input():
         check_whole("priority", priority, minimum=-_MAX_PRIORITY, maximum=_MAX_PRIORITY)
     if tenant is not None and not (isinstance(tenant, str) and tenant):

@@ -69,7 +69,7 @@ class SequenceState:
         """Process one engine output.
 
         Returns:
-            True if a stop string ended the sequence while the engine goes on with it: then the
+            True if a stop string ended the sequence while the engine continues it: then the
             engine must abort it.
         """
         assert not self.finished, f"output for finished sequence {self.index}"
@@ -92,7 +92,7 @@ class SequenceState:
         return False
 
     def append_token(self, token_id: int) -> bool:
-        """Process one token of a sequence that goes on.
+        """Process one token of a sequence that continues.
 
         Returns:
             True if a stop string ended the sequence: then the engine must abort it.

@@ -46,7 +46,6 @@ class EngineSession:
     """Requests and calls on the engine at the other end of `transport`.
 
     Args:
-        address: of the engine, for error texts.
         child: the engine's process, if this client started it: its end is final, and reported
             with its exit code and last lines.
     """
@@ -54,7 +53,6 @@ class EngineSession:
     def __init__(
         self,
         transport: Transport,
-        address: str,
         options: ConnectionOptions,
         *,
         clock: Clock,
@@ -64,7 +62,7 @@ class EngineSession:
         self.welcome_frames: Frames = ()
         self.requests = OutputProcessor(clock)
         self._transport = transport
-        self._address = address
+        self._address = options.address
         self._options = options
         self._clock = clock
         self._child = child
@@ -98,11 +96,7 @@ class EngineSession:
         self._send_abort(self.requests.remove_request(request))
 
     async def call(self, call: AnyCall) -> AnyResult:
-        """
-        Raises:
-            CallRefused: the engine refuses it.
-            EngineDied: the engine was lost before it answered.
-        """
+        """Raises CallRefused, or EngineDied if the engine was lost before it answered."""
         await self.ready()
         assert self._connection is not None
         self._num_calls += 1
@@ -154,7 +148,7 @@ class EngineSession:
             case CallFailed():
                 self._answer_call(message.call_id, CallRefused(message.message, code=message.code))
             case ErrorMessage():
-                # The engine did not understand a message or no longer knows this client.
+                # The engine did not understand a message, or dropped this client.
                 logger.warning("the engine at %s reports: %s", self._address, message.message)
                 if self._connection is not None:
                     self._connection.close()
@@ -197,7 +191,6 @@ class EngineSession:
             raise EngineDied(await self._child.exit_report(), address=self._address)
         connection = Connection(
             self._transport,
-            self._address,
             self._options,
             clock=self._clock,
             on_message=self._on_message,

@@ -6,7 +6,7 @@ import enum
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from frontend.errors import ChatTemplateError, InvalidInput
@@ -185,8 +185,9 @@ class TokenPieces:
         steps = [] if decoder is None else _decoder_steps(json.loads(decoder.__getstate__()))
         self.has_byte_tokens = any(step["type"] == "ByteFallback" for step in steps)
         self.joining = _joining_of(steps)
-        self._bytes: dict[int, bytes | None] = {}
-        self._texts: dict[int, str] = {}
+        self.text = cache(self._text)
+        self.level_bytes = cache(self._level_bytes)
+        self.fallback_byte = cache(self._fallback_byte)
         self._neighbour_id, self._neighbour_text = self._find_neighbour()
 
     def is_known(self, token_id: int) -> bool:
@@ -202,39 +203,31 @@ class TokenPieces:
         joined = self.decode([self._neighbour_id, *token_ids])
         return joined[len(self._neighbour_text) :]
 
-    def text(self, token_id: int) -> str:
+    def _text(self, token_id: int) -> str:
         """The text of one token in the middle of a text."""
-        text = self._texts.get(token_id)
-        if text is None:
-            if not self.is_known(token_id):
-                text = ""
-            elif self.joining is Joining.BYTE_LEVEL:
-                text = self.level_bytes(token_id).decode("utf-8", errors="replace")
-            else:
-                text = self.decode_after_text([token_id])
-            self._texts[token_id] = text
-        return text
+        if not self.is_known(token_id):
+            return ""
+        if self.joining is Joining.BYTE_LEVEL:
+            return self.level_bytes(token_id).decode("utf-8", errors="replace")
+        return self.decode_after_text([token_id])
 
-    def level_bytes(self, token_id: int) -> bytes:
+    def _level_bytes(self, token_id: int) -> bytes:
         """The bytes of a token of a BYTE_LEVEL tokenizer; empty for an unknown id.
 
         Characters stand for bytes by GPT-2's table. A token with any character outside the table
         (an added one) stands for its own UTF-8, as in the decoder of `tokenizers`.
         """
-        data = self._bytes.get(token_id)
-        if data is None:
-            token = self._backend.id_to_token(token_id) if token_id >= 0 else None
-            data = b"" if token is None else _bytes_of_level_token(token)
-            self._bytes[token_id] = data
-        return data
+        token = (self._backend.id_to_token(token_id) if token_id >= 0 else None) or ""
+        try:
+            return bytes([_LEVEL_TABLE[character] for character in token])
+        except KeyError:
+            return token.encode()
 
-    def fallback_byte(self, token_id: int) -> bytes | None:
+    def _fallback_byte(self, token_id: int) -> bytes | None:
         """The single byte that a token like <0xE6> stands for; None for every other token."""
-        if token_id not in self._bytes:
-            token = self._backend.id_to_token(token_id) if self.has_byte_tokens else None
-            match = None if token is None else _BYTE_TOKEN.fullmatch(token)
-            self._bytes[token_id] = None if match is None else bytes([int(match[1], 16)])
-        return self._bytes[token_id]
+        token = self._backend.id_to_token(token_id) if self.has_byte_tokens else None
+        match = None if token is None else _BYTE_TOKEN.fullmatch(token)
+        return None if match is None else bytes([int(match[1], 16)])
 
     def _find_neighbour(self) -> tuple[int, str]:
         """A token that can stand before any other to show what that one adds in mid-text."""
@@ -286,10 +279,3 @@ def _level_table() -> dict[str, int]:
 
 
 _LEVEL_TABLE = _level_table()
-
-
-def _bytes_of_level_token(token: str) -> bytes:
-    try:
-        return bytes([_LEVEL_TABLE[character] for character in token])
-    except KeyError:
-        return token.encode()

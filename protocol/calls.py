@@ -2,7 +2,6 @@
 
 from protocol.base import Message
 from protocol.explanations import RequestInfo
-from protocol.statistics import EngineStatistics
 
 
 class Ping(Message, frozen=True, tag=1):
@@ -37,6 +36,63 @@ AnyCall = Ping | GetStatistics | ResetPrefixCache | Drain | GetRequestInfo | Lis
 
 class Pong(Message, frozen=True, tag=1):
     uptime_s: float
+
+
+class EngineStatistics(Message, frozen=True, tag=2):
+    """The engine's numbers at one moment. Counters grow from the start of the daemon."""
+
+    uptime_s: float
+    num_clients: int
+    num_running: int
+    num_waiting: int
+    # KV cache, in blocks; total = in use + cached (free, in the prefix cache) + empty
+    num_blocks: int
+    num_blocks_in_use: int
+    num_blocks_cached: int
+    block_size: int
+    # counters
+    num_steps: int
+    num_prompt_tokens: int
+    """Prompt tokens of all started requests, cached ones included."""
+    num_cached_prompt_tokens: int
+    """Prompt tokens that were found in the prefix cache."""
+    num_generated_tokens: int
+    num_preemptions: int
+    num_finished: dict[str, int]
+    """Finished requests by reason (the names of FinishReason)."""
+    step_time_s: float
+    """Seconds spent in steps, all together."""
+    model_time_s: float
+    """Of `step_time_s`, the share of the model runner."""
+    num_swapped: int = 0
+    """Of `num_waiting`, those whose KV blocks are in host memory."""
+    num_queued_tokens: int = 0
+    """Prompt and output tokens of the waiting requests."""
+    num_host_blocks: int = 0
+    num_host_blocks_in_use: int = 0
+    """With the contents of swapped requests."""
+    num_host_blocks_cached: int = 0
+    num_host_cached_prompt_tokens: int = 0
+    """Prompt tokens found in host memory; part of num_cached_prompt_tokens."""
+    num_blocks_shared: int = 0
+    """Block references saved by sharing now: references less blocks in use."""
+    num_slots_wasted: int = 0
+    """Unused slots behind the last token of each sequence, in blocks in use."""
+    num_preemptions_by_swap: int = 0
+    """Of `num_preemptions`."""
+    num_preemptions_forced: int = 0
+    """Of `num_preemptions`, by a more urgent request while memory was free."""
+    num_refused: int = 0
+    """Requests refused because the queue was full."""
+    num_deduplicated_blocks: int = 0
+    """Full blocks that were freed because an equal one was cached."""
+    max_wait_s: float = 0.0
+    """Seconds since the arrival of the oldest waiting request."""
+    service_by_tenant: dict[str, float] = {}
+    """Policy fair: weighted tokens served, of tenants with live requests."""
+    num_compilations_after_ready: int = 0
+    """Kernels that were compiled while serving, each of which made requests wait; 0 unless there is
+    a defect."""
 
 
 class PrefixCacheReset(Message, frozen=True, tag=3):

@@ -1,7 +1,9 @@
 """Messages to frames and back, with one typed decoder for each direction. A message is one msgpack
 frame, followed by the binary frames that its TensorRefs point at."""
 
+import contextlib
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -10,6 +12,9 @@ from protocol.errors import MalformedMessage, WireVersionMismatch
 from protocol.outputs import EngineMessage
 from protocol.requests import ClientMessage, TensorRef
 
+T = TypeVar("T")
+
+_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError)
 _encoder = msgspec.msgpack.Encoder()
 _client_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
 _engine_decoder: msgspec.msgpack.Decoder[EngineMessage] = msgspec.msgpack.Decoder(EngineMessage)
@@ -38,11 +43,7 @@ def decode_client_message(frame: bytes | memoryview) -> ClientMessage:
         WireVersionMismatch: a HELLO of another version.
         MalformedMessage: anything that is not a ClientMessage.
     """
-    try:
-        return _client_decoder.decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        _raise_if_other_version(frame)
-        raise MalformedMessage(f"not a client message: {error}") from None
+    return _decode(_client_decoder, frame, "a client message")
 
 
 def decode_engine_message(frame: bytes | memoryview) -> EngineMessage:
@@ -52,11 +53,16 @@ def decode_engine_message(frame: bytes | memoryview) -> EngineMessage:
         WireVersionMismatch: a WELCOME of another version.
         MalformedMessage: anything that is not an EngineMessage.
     """
+    return _decode(_engine_decoder, frame, "an engine message")
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], frame: bytes | memoryview, kind: str) -> T:
     try:
-        return _engine_decoder.decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        _raise_if_other_version(frame)
-        raise MalformedMessage(f"not an engine message: {error}") from None
+        return decoder.decode(frame)
+    except _DECODE_ERRORS as error:
+        with contextlib.suppress(*_DECODE_ERRORS):
+            check_wire_version(_probe.decode(frame).wire_version)
+        raise MalformedMessage(f"not {kind}: {error}") from None
 
 
 def check_wire_version(theirs: int) -> None:
@@ -89,14 +95,6 @@ def binary_frame(ref: TensorRef, frames: Sequence[bytes | memoryview]) -> memory
     return data
 
 
-def _raise_if_other_version(frame: bytes | memoryview) -> None:
-    try:
-        version = _probe.decode(frame).wire_version
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return
-    check_wire_version(version)
-
-
 class _RequestProbe(msgspec.Struct, array_like=True, tag=2):
     """The part of an EngineRequest that says which request it is."""
 
@@ -110,5 +108,5 @@ def request_id_of(frame: bytes | memoryview) -> str | None:
     """The id of a request that does not decode, if at least that part does."""
     try:
         return _request_probe.decode(frame).request_id
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _DECODE_ERRORS:
         return None

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from frontend import AsyncLLM, EngineClientError, run
 from protocol.addresses import default_address
-from protocol.statistics import EngineStatistics
+from protocol.calls import EngineStatistics
 from scripts.command_line import make_app, run_app
 from scripts.load.arrivals import first_arrivals, poisson
 from scripts.load.clients import (

@@ -5,6 +5,7 @@ from typing import Protocol, assert_never
 from protocol.calls import (
     Drain,
     Draining,
+    EngineStatistics,
     GetRequestInfo,
     GetStatistics,
     ListRequests,
@@ -18,7 +19,6 @@ from protocol.errors import ErrorCode
 from protocol.explanations import RequestInfo
 from protocol.outputs import CallFailed, CallResult
 from protocol.requests import Call
-from protocol.statistics import EngineStatistics
 
 
 class EngineControls(Protocol):

@@ -8,8 +8,7 @@ from typing import Literal, NoReturn
 
 from engine_core.errors import RequestRefused
 from protocol.errors import ErrorCode, InvalidParameter, PromptTooLong
-from protocol.limits import ModelLimits
-from protocol.requests import EngineRequest
+from protocol.requests import EngineRequest, ModelLimits
 from protocol.sampling import BeamSearchParams
 
 _MAX_NAME_CHARS = 256

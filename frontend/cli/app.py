@@ -16,7 +16,7 @@ from frontend.cli.options import (
     EXIT_INTERRUPTED,
     EXIT_USAGE,
     CompletionOptions,
-    DaemonAddress,
+    DaemonOptions,
     SamplingOptions,
     SchedulingOptions,
     UsageError,
@@ -25,7 +25,7 @@ from frontend.cli.options import (
 from frontend.errors import EngineClientError
 
 _COMPLETION = CompletionOptions()
-_DAEMON = DaemonAddress()
+_DAEMON = DaemonOptions()
 _SAMPLING = SamplingOptions()
 _SCHEDULING = SchedulingOptions()
 
@@ -45,12 +45,12 @@ def chat(
     system: Annotated[str | None, Parameter(help="The system message.")] = None,
     sampling: SamplingOptions = _SAMPLING,
     scheduling: SchedulingOptions = _SCHEDULING,
-    daemon: DaemonAddress = _DAEMON,
+    daemon: DaemonOptions = _DAEMON,
 ) -> int:
     """Talk with the model. /reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer."""
     from frontend.cli.chat import run_chat
 
-    return run_chat(daemon.address, system, sampling, scheduling)
+    return run_chat(daemon, system, sampling, scheduling)
 
 
 @app.command
@@ -63,7 +63,7 @@ def complete(
     options: CompletionOptions = _COMPLETION,
     sampling: SamplingOptions = _SAMPLING,
     scheduling: SchedulingOptions = _SCHEDULING,
-    daemon: DaemonAddress = _DAEMON,
+    daemon: DaemonOptions = _DAEMON,
 ) -> int:
     """Complete a prompt, once."""
     from frontend.cli.complete import run_complete
@@ -76,7 +76,7 @@ def complete(
         if sys.stdin.isatty():
             raise UsageError("there is no PROMPT; give a text, or pipe one in")
         prompt = sys.stdin.read()
-    return _run(run_complete(daemon.address, prompt, options, sampling, scheduling))
+    return _run(run_complete(daemon, prompt, options, sampling, scheduling))
 
 
 @app.command
@@ -93,16 +93,14 @@ def info(
         bool, Parameter(help="Show instead the ids of all live requests.", negative="")
     ] = False,
     json: Annotated[bool, Parameter(help="Print one JSON document.", negative="")] = False,
-    daemon: DaemonAddress = _DAEMON,
+    daemon: DaemonOptions = _DAEMON,
 ) -> int:
     """Show the daemon's model, limits and statistics, or one request's state."""
     from frontend.cli.info import run_info
 
     if request is not None and requests:
         raise UsageError("--request shows one and --requests lists all; give one of them")
-    return _run(
-        run_info(daemon.address, request_id=request, lists_requests=requests, prints_json=json)
-    )
+    return _run(run_info(daemon, request_id=request, lists_requests=requests, prints_json=json))
 
 
 def run_command_line(arguments: Sequence[str]) -> int:

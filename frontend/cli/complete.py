@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from frontend.async_llm import AsyncLLM
 from frontend.cli.options import (
     EXIT_FAULT,
     CompletionOptions,
+    DaemonOptions,
     SamplingOptions,
     SchedulingOptions,
     print_fault,
@@ -24,7 +24,7 @@ from frontend.sampling_params import RequestOutputKind
 
 
 async def run_complete(
-    address: str | None,
+    daemon: DaemonOptions,
     prompt: str,
     options: CompletionOptions,
     sampling: SamplingOptions,
@@ -38,7 +38,7 @@ async def run_complete(
     """
     kind = RequestOutputKind.DELTA if options.streams else RequestOutputKind.FINAL_ONLY
     policy = dataclasses.asdict(scheduling)
-    async with AsyncLLM(address, client_name="engine-client complete") as llm:
+    async with daemon.client("complete") as llm:
         params = sampling.to_params(llm.model, kind, n=options.n, logprobs=options.logprobs)
         if options.chat:
             system = [] if options.system is None else [("system", options.system)]
@@ -97,22 +97,14 @@ def _document(model: str, prompt: str, final: RequestOutput) -> dict[str, Any]:
         "total_tokens": num_prompt_tokens + num_output_tokens,
     }
     document["timings"] = {
-        "first_token_s": final.metrics.first_token_s,
-        "last_token_s": final.metrics.last_token_s,
-        "finished_s": final.metrics.finished_s,
+        **_fields(final.metrics, "first_token_s", "last_token_s", "finished_s"),
         "engine": None if engine is None else msgspec.structs.asdict(engine),
     }
     return document
 
 
 def _completion_document(completion: CompletionOutput) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "text": completion.text,
-        "token_ids": completion.token_ids,
-        "finish_reason": completion.finish_reason,
-        "stop_reason": completion.stop_reason,
-        "detail": completion.detail,
-    }
+    document = _fields(completion, "text", "token_ids", "finish_reason", "stop_reason", "detail")
     if completion.logprobs is not None:
         document["logprobs"] = [
             _logprobs_document(token_id, entry)
@@ -133,6 +125,10 @@ def _logprobs_document(token_id: int, entry: dict[int, Logprob]) -> dict[str, An
             for other, top in entry.items()
         ],
     }
+
+
+def _fields(record: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
 
 
 def _write(text: str) -> None:

@@ -9,18 +9,19 @@ from typing import Any
 import msgspec
 
 from frontend.async_llm import AsyncLLM
+from frontend.cli.options import DaemonOptions
 from protocol.explanations import RequestInfo
 
 
 async def run_info(
-    address: str | None, *, request_id: str | None, lists_requests: bool, prints_json: bool
+    daemon: DaemonOptions, *, request_id: str | None, lists_requests: bool, prints_json: bool
 ) -> int:
     """Show the daemon, or one request, or the ids of all live ones. Returns the exit code.
 
     Raises:
         EngineClientError: no engine answers, or it does not know the request.
     """
-    async with AsyncLLM(address, client_name="engine-client info") as llm:
+    async with daemon.client("info") as llm:
         if lists_requests:
             request_ids = await llm.request_ids()
             if prints_json:
@@ -51,7 +52,7 @@ async def _daemon_document(llm: AsyncLLM) -> dict[str, Any]:
 
 
 def request_document(info: RequestInfo, *, by_name: bool) -> dict[str, Any]:
-    """Every field of the explanation; for people without the empty ones, and with the
+    """Every field of the explanation; for reading without the empty ones, and with the
     preemptions numbered."""
     document: dict[str, Any] = _as_builtins(info)
     if by_name:

@@ -13,6 +13,7 @@ from frontend.errors import InvalidInput
 from protocol.addresses import default_address
 
 if TYPE_CHECKING:
+    from frontend.async_llm import AsyncLLM
     from frontend.sampling_params import RequestOutputKind, SamplingParams
     from protocol.outputs import ModelInfo
 
@@ -33,8 +34,8 @@ def print_fault(error: BaseException | str) -> None:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class DaemonAddress:
-    """Where the daemon listens."""
+class DaemonOptions:
+    """Where the daemon listens, and how long to wait for it."""
 
     address: Annotated[
         str | None,
@@ -44,6 +45,19 @@ class DaemonAddress:
             show_default=False,
         ),
     ] = None
+    reconnect_timeout: Annotated[
+        float, Parameter(help="Seconds for a lost daemon to come back.")
+    ] = 10.0
+
+    def client(self, command: str) -> AsyncLLM:
+        """Not connected yet; `command` is its name in the daemon's log."""
+        from frontend.async_llm import AsyncLLM
+
+        return AsyncLLM(
+            self.address,
+            client_name=f"engine-client {command}",
+            reconnect_timeout_s=self.reconnect_timeout,
+        )
 
 
 @Parameter(name="*")
@@ -94,8 +108,7 @@ class SamplingOptions:
     """How to choose tokens. Default: what the model's authors recommend."""
 
     max_tokens: Annotated[
-        int | None,
-        Parameter(help="Most tokens to generate; default: up to the model's length."),
+        int | None, Parameter(help="Most tokens to generate; default: up to the model's length.")
     ] = None
     min_tokens: Annotated[int | None, Parameter(help="Do not end before this many tokens.")] = None
     temperature: Annotated[float | None, Parameter(help="0 is greedy; higher is more varied.")] = (
@@ -111,8 +124,7 @@ class SamplingOptions:
     frequency_penalty: Annotated[float | None, Parameter(help="From -2 to 2; 0 is none.")] = None
     seed: Annotated[int | None, Parameter(help="Same seed, same answer.")] = None
     stop: Annotated[
-        list[str] | None,
-        Parameter(help="End before this text; may be repeated.", negative=""),
+        list[str] | None, Parameter(help="End before this text; may be repeated.", negative="")
     ] = None
     ignore_eos: Annotated[
         bool, Parameter(help="Continue after the model's end-of-sequence.", negative="")

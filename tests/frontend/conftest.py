@@ -46,9 +46,3 @@ def engine(start_engine: Callable[..., FakeEngine]) -> FakeEngine:
 async def client(engine: FakeEngine) -> AsyncIterator[AsyncLLM]:
     async with AsyncLLM(engine.address, reconnect_timeout_s=5) as llm:
         yield llm
-
-
-@pytest.fixture
-def short_reconnect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients of this process give a lost engine up after 0.2 s."""
-    monkeypatch.setitem(AsyncLLM.__init__.__kwdefaults__, "reconnect_timeout_s", 0.2)

@@ -9,11 +9,11 @@ from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from protocol.base import WIRE_VERSION
+from protocol.calls import EngineStatistics
 from protocol.explanations import CacheLookup, LookupEnd, Preemption, RequestInfo, WaitReason
 from protocol.outputs import Logprobs, ModelInfo, RequestTimings, TokenizerInfo, Welcome
 from protocol.requests import EngineRequest, TensorRef
 from protocol.sampling import SamplingParams, sequence_seed
-from protocol.statistics import EngineStatistics
 
 EOS = "<eos>"
 MAX_MODEL_LEN = 512

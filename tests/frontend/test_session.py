@@ -99,13 +99,13 @@ class MemoryTransport:
         self._on_frames([encode(EngineCoreOutputs(other_outputs=list(outputs)))])
 
 
-OPTIONS = ConnectionOptions(reconnect_timeout_s=10.0, silence_timeout_s=300.0)
+OPTIONS = ConnectionOptions("memory", reconnect_timeout_s=10.0, silence_timeout_s=300.0)
 
 
 @pytest.fixture
 async def parts():
     clock, transport = VirtualClock(), MemoryTransport()
-    session = EngineSession(transport, "memory", OPTIONS, clock=clock)
+    session = EngineSession(transport, OPTIONS, clock=clock)
     await session.ready()
     yield clock, transport, session
     await session.close()
@@ -135,7 +135,7 @@ def output(message, *token_ids, reason=None):
     )
 
 
-async def test_a_request_goes_on_when_the_engine_is_back_within_the_deadline(parts):
+async def test_a_request_continues_when_the_engine_is_back_within_the_deadline(parts):
     clock, transport, session = parts
     request = submitted(session, clock)
     await clock.advance(2.0)
@@ -177,11 +177,11 @@ async def test_silence_is_a_loss_after_its_limit_and_not_before(parts):
     assert request.metrics.num_resumptions == 1
 
 
-async def test_an_engine_that_does_not_answer_hello_is_given_up_after_the_time_limit():
+async def test_an_engine_that_does_not_answer_hello_is_unavailable_after_the_time_limit():
     clock, transport = VirtualClock(), MemoryTransport()
     transport.send_frames = lambda frames: None
     connection = Connection(
-        transport, "memory", OPTIONS, clock=clock, on_message=lambda _: None, on_lost=lambda _: None
+        transport, OPTIONS, clock=clock, on_message=lambda _: None, on_lost=lambda _: None
     )
     opening = asyncio.create_task(connection.open(timeout_s=60.0))
     await clock.advance(59.0)

@@ -5,6 +5,7 @@ import struct
 from protocol.base import WIRE_VERSION
 from protocol.calls import (
     Drain,
+    EngineStatistics,
     GetRequestInfo,
     GetStatistics,
     ListRequests,
@@ -32,7 +33,6 @@ from protocol.outputs import (
 )
 from protocol.requests import Abort, Call, EngineRequest, Goodbye, Hello, MultiModalInput, TensorRef
 from protocol.sampling import BeamSearchParams, SamplingParams
-from protocol.statistics import EngineStatistics
 
 EXPLANATION = RequestInfo(
     request_id="r",

@@ -73,9 +73,9 @@ def terminal(address):
 
         def interrupt_until(self, text):
             """Ctrl-C, again if it came between the prompt and the read: readline misses that."""
-            for _ in range(10):
+            for _ in range(100):
                 self.process.send_signal(signal.SIGINT)
-                if self.is_seen(text, timeout_s=3):
+                if self.is_seen(text, timeout_s=0.3):
                     break
             self.wait_for(text)
 
@@ -121,13 +121,13 @@ def test_too_long_history_says_how_long_and_what_to_do(start_engine, address):
     assert err.endswith("; /reset starts over\n")
 
 
-@pytest.mark.usefixtures("short_reconnect")
 def test_engine_that_dies_in_an_answer_is_reported_in_one_line(
     start_engine, address, monkeypatch, capsys
 ):
     start_engine(next_token=saying("tick "), die_after_tokens=10)
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\n"))
-    assert run_command_line(["chat", "--address", address]) == 1
+    arguments = ["chat", "--address", address, "--reconnect-timeout", "0.2"]
+    assert run_command_line(arguments) == 1
     out, err = capsys.readouterr()
     assert out == "tick tick \n"
     assert err.startswith("engine-client: ")
@@ -167,7 +167,7 @@ def test_interrupt_at_the_prompt_does_not_leave_and_end_of_input_does(start_engi
     assert session.process.wait(30) == 0
 
 
-def test_chat_at_a_terminal_goes_on_after_the_engine_came_back(start_engine, terminal):
+def test_chat_at_a_terminal_continues_after_the_engine_came_back(start_engine, terminal):
     first = start_engine(next_token=saying("one", then_eos=True))
     session = terminal()
     session.wait_for("> ")
