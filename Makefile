@@ -7,6 +7,8 @@ MODEL ?= smollm2-135m-instruct
 # Without a GPU take the CPU build of torch by name: a plain `torch` pulls gigabytes of CUDA.
 TORCH := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo 'torch>=2.11' || echo 'torch==2.13.0')
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Daemons use all cores, so tests/e2e runs alone; the rest runs in several processes.
+PYTEST_PARALLEL := $(BIN)/python -m pytest -q -n auto --maxprocesses=4 --dist=loadfile
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
@@ -50,13 +52,14 @@ imports: install-dev
 	$(BIN)/python scripts/requirements_list.py --check
 
 unit: install-dev
-	$(BIN)/python -m pytest -q -m 'not slow' --ignore=tests/e2e
+	$(PYTEST_PARALLEL) -m 'not slow' --hypothesis-profile=check --ignore=tests/e2e
 
 check: lint types imports unit  ## quick: lint, types, import arrows, unit tests
 
-test: install-dev lint types imports  ## everything, with a real model
+test: install-dev lint types imports  ## everything, with real models
 	@$(BIN)/python scripts/fetch_model.py $(MODEL)
-	$(BIN)/python -m pytest --durations=10
+	$(PYTEST_PARALLEL) --durations=10 --ignore=tests/e2e
+	$(BIN)/python -m pytest -q --durations=10 tests/e2e
 
 bench: install  ## measure this machine; prints JSON last
 	$(BIN)/python scripts/bench.py startup --model $(MODEL)

@@ -6,12 +6,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("full", deadline=None)
+settings.register_profile("check", deadline=None, max_examples=10, stateful_step_count=20)
+settings.load_profile("full")
 
 # tests import parts of other tests as tests.X, and scripts.X, by whatever command they are started
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+# with several test processes (pytest -n) each has a core
+os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
 
 
 def _gpu_is_used() -> bool:

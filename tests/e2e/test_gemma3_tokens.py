@@ -69,6 +69,7 @@ def test_tokens_are_those_of_transformers(gemma3, prompts, reference, options):
         assert len(tokens) == 24
         assert results[str(number + len(prompts))][0] == tokens
         with torch.inference_mode():
-            logits_TV = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+            ids = torch.tensor([prompt + tokens])
+            logits_TV = reference(ids, logits_to_keep=len(tokens) + 1).logits[0, :-1]
         chosen_T = logits_TV.gather(1, torch.tensor(tokens)[:, None])[:, 0]
         assert (logits_TV.amax(dim=1) - chosen_T).max() <= 1e-3, f"prompt of {len(prompt)} tokens"
