@@ -246,8 +246,8 @@ def cpu_kernels(
     step: bool = False,
     json: Json = None,
 ) -> None:
-    """The native dense products beside torch's prepacked ones. With ENGINE_CORE_NATIVE_THREADS=1 the
-    clock is the thread's own, which other programs disturb less.
+    """The native dense products beside torch's prepacked ones. With ENGINE_CORE_NATIVE_THREADS=1
+    the clock is the thread's own, which other programs disturb less.
 
     Parameters
     ----------
