@@ -201,15 +201,12 @@ class AsyncLLM:
         return self.input_processor.model
 
     def get_tokenizer(self) -> Tokenizer:
-        """
-        Raises:
-            InvalidInput: the model came without one.
-        """
+        """Raises InvalidInput if the model came without one."""
         return self.input_processor.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's authors recommend, as a new object."""
-        return self.input_processor.default_sampling_params()
+        return SamplingParams.from_defaults(self.model.default_sampling)
 
     # requests
 

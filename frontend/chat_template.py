@@ -82,10 +82,8 @@ def render_chat(
 
 def _checked_messages(messages: object) -> list[dict[str, Any]]:
     if not isinstance(messages, list | tuple):
-        raise ChatTemplateError(
-            f"messages is {type(messages).__name__}, it must be a list such as "
-            "[{'role': 'user', 'content': 'Hello'}]"
-        )
+        expected = "a list such as [{'role': 'user', 'content': 'Hello'}]"
+        raise _wrong_type("messages", messages, expected)
     if not messages:
         raise ChatTemplateError("messages is empty; give at least one message")
     return [_checked_message(index, message) for index, message in enumerate(messages)]
@@ -93,10 +91,7 @@ def _checked_messages(messages: object) -> list[dict[str, Any]]:
 
 def _checked_message(index: int, message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise ChatTemplateError(
-            f"message {index} is {type(message).__name__}, it must be a mapping with 'role' and "
-            "'content'"
-        )
+        raise _wrong_type(f"message {index}", message, "a mapping with 'role' and 'content'")
     # templates handle a missing key, and print None; OpenAI's clients send None
     plain = {_plain(key): _plain(value) for key, value in message.items() if value is not None}
     role = plain.get("role")
@@ -107,10 +102,8 @@ def _checked_message(index: int, message: object) -> dict[str, Any]:
         )
     content = plain.get("content")
     if content is not None and not isinstance(content, str | list | tuple):
-        raise ChatTemplateError(
-            f"message {index} has content of type {type(content).__name__}, it must be a text or "
-            "a list of parts such as {'type': 'text', 'text': 'Hello'}"
-        )
+        expected = "a text or a list of parts such as {'type': 'text', 'text': 'Hello'}"
+        raise _wrong_type(f"the content of message {index}", content, expected)
     reasoning = next((plain[name] for name in _REASONING_FIELDS if name in plain), None)
     if reasoning is not None:
         plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
@@ -121,14 +114,16 @@ def _checked_tools(tools: object) -> list[Any] | None:
     if tools is None:
         return None
     if not isinstance(tools, list | tuple):
-        raise ChatTemplateError(f"tools is {type(tools).__name__}, it must be a list of schemas")
+        raise _wrong_type("tools", tools, "a list of schemas")
     for index, tool in enumerate(tools):
         if not isinstance(tool, Mapping):
-            raise ChatTemplateError(
-                f"tool {index} is {type(tool).__name__}, it must be a JSON schema as a mapping; "
-                "describe a Python function as {'type': 'function', 'function': {...}}"
-            )
+            expected = "a JSON schema such as {'type': 'function', 'function': {...}}"
+            raise _wrong_type(f"tool {index}", tool, expected)
     return [_plain(tool) for tool in tools]
+
+
+def _wrong_type(name: str, value: object, expected: str) -> ChatTemplateError:
+    return ChatTemplateError(f"{name} is {type(value).__name__}, it must be {expected}")
 
 
 def _plain(value: Any) -> Any:
@@ -156,9 +151,7 @@ def _plain(value: Any) -> Any:
 @lru_cache(maxsize=32)
 def _compile(template: str) -> jinja2.Template:
     if not isinstance(template, str):
-        raise ChatTemplateError(
-            f"chat_template is {type(template).__name__}, it must be Jinja2 source"
-        )
+        raise _wrong_type("chat_template", template, "Jinja2 source")
     try:
         return _sandboxed(template)
     except jinja2.TemplateSyntaxError as error:

@@ -64,17 +64,10 @@ class InputProcessor:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """
-        Raises:
-            InvalidInput: the model came without one.
-        """
+        """Raises InvalidInput if the model came without one."""
         if self.optional_tokenizer is None:
             raise InvalidInput("the engine's model came without a tokenizer; send prompt_token_ids")
         return self.optional_tokenizer
-
-    def default_sampling_params(self) -> SamplingParams:
-        """What the model's authors recommend, as a new object."""
-        return SamplingParams.from_defaults(self.model.default_sampling)
 
     def make_request(
         self,
@@ -102,7 +95,7 @@ class InputProcessor:
         if isinstance(params, BeamSearchParams):
             beam_search, params = params.to_wire(), params.sampling_params()
         if params is None:
-            params = self.default_sampling_params()
+            params = SamplingParams.from_defaults(self.model.default_sampling)
         if not isinstance(params, SamplingParams):
             raise InvalidInput(
                 f"sampling_params is of type {type(params).__name__}, it must be SamplingParams"

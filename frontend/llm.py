@@ -95,10 +95,7 @@ class LLM:
         return self._client.model
 
     def get_tokenizer(self) -> Tokenizer:
-        """
-        Raises:
-            InvalidInput: the model came without one.
-        """
+        """Raises InvalidInput if the model came without one."""
         return self._client.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -236,14 +233,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """All prompts are checked before any is sent; outputs are in the prompts' order."""
         client = self._open_client()
-        each_params: Sequence[Params | None]
-        if params is None or isinstance(params, SamplingParams | BeamSearchParams):
-            each_params = [params] * len(prompts)
-        else:
-            each_params = _one_per_prompt("sampling_params", params, len(prompts))
-        if priorities is None:
-            priorities = [0] * len(prompts)
-        priorities = _one_per_prompt("priority", priorities, len(prompts))
+        each_params = params if isinstance(params, Sequence) else [params] * len(prompts)
+        _check_one_per_prompt("sampling_params", each_params, len(prompts))
+        priorities = [0] * len(prompts) if priorities is None else priorities
+        _check_one_per_prompt("priority", priorities, len(prompts))
 
         async def run(progress: Any) -> list[RequestOutput]:
             await client.ready()
@@ -306,11 +299,10 @@ async def _final_output(request: RequestState) -> RequestOutput:
         return request.failed_output(str(rejection))
 
 
-def _one_per_prompt(name: str, values: Sequence[Any], num_prompts: int) -> Sequence[Any]:
+def _check_one_per_prompt(name: str, values: object, num_prompts: int) -> None:
     if not isinstance(values, Sequence):
         raise InvalidInput(f"{name} is of type {type(values).__name__}; give one per prompt")
     if len(values) != num_prompts:
         raise InvalidInput(
             f"there are {num_prompts} prompts and {len(values)} {name}; give one per prompt"
         )
-    return values

@@ -110,10 +110,7 @@ class SamplingParams:
         return copy.deepcopy(self)
 
     def check(self) -> None:
-        """
-        Raises:
-            InvalidInput: see the class.
-        """
+        """Raises InvalidInput: see the class."""
         self._refuse_unsupported()
         with as_invalid_input():
             check_whole("n", self.n, minimum=1, maximum=MAX_N)
@@ -261,10 +258,7 @@ def _with_whole_keys(logit_bias: Mapping[Any, float] | None) -> dict[int, float]
 
 
 def check_scheduling(priority: object, tenant: object) -> None:
-    """
-    Raises:
-        InvalidInput: not a 32-bit whole number, or not a name.
-    """
+    """Raises InvalidInput unless these are a 32-bit whole number and a name."""
     with as_invalid_input():
         check_whole("priority", priority, minimum=-_MAX_PRIORITY, maximum=_MAX_PRIORITY)
     if tenant is not None and not (isinstance(tenant, str) and tenant):

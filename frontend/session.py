@@ -96,11 +96,7 @@ class EngineSession:
         self._send_abort(self.requests.remove_request(request))
 
     async def call(self, call: AnyCall) -> AnyResult:
-        """
-        Raises:
-            CallRefused: the engine refuses it.
-            EngineDied: the engine was lost before it answered.
-        """
+        """Raises CallRefused, or EngineDied if the engine was lost before it answered."""
         await self.ready()
         assert self._connection is not None
         self._num_calls += 1

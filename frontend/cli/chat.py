@@ -5,6 +5,7 @@ connection while the user types, and Ctrl-C reaches the reader at once."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import sys
 
@@ -19,7 +20,7 @@ from frontend.cli.options import (
 from frontend.errors import EngineClientError, InvalidInput
 from frontend.event_loop import LoopThread
 from frontend.outputs import CompletionOutput
-from frontend.sampling_params import RequestOutputKind
+from frontend.sampling_params import RequestOutputKind, SamplingParams
 
 _COMMANDS = "/reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 _COMMAND = re.compile(r"/\w+")
@@ -43,52 +44,46 @@ def run_chat(
         llm = daemon.client("chat")
         loop.run_and_wait(llm.open())
         try:
-            return _Chat(loop, llm, system, sampling, scheduling, is_terminal).read_and_answer()
+            params = sampling.to_params(llm.model, RequestOutputKind.DELTA)
+            first = [] if system is None else [{"role": "system", "content": system}]
+            return _Chat(loop, llm, first, params, scheduling, is_terminal).read_and_answer()
         finally:
             loop.run_and_wait(llm.close())
     finally:
         loop.close()
 
 
+@dataclasses.dataclass
 class _Chat:
-    def __init__(
-        self,
-        loop: LoopThread,
-        llm: AsyncLLM,
-        system: str | None,
-        sampling: SamplingOptions,
-        scheduling: SchedulingOptions,
-        is_terminal: bool,
-    ) -> None:
-        self._loop = loop
-        self._llm = llm
-        self._system = [] if system is None else [{"role": "system", "content": system}]
-        self._turns: list[dict[str, str]] = []
-        self._params = sampling.to_params(llm.model, RequestOutputKind.DELTA)
-        self._scheduling = scheduling
-        self._is_terminal = is_terminal
+    loop: LoopThread
+    llm: AsyncLLM
+    system: list[dict[str, str]]
+    params: SamplingParams
+    scheduling: SchedulingOptions
+    is_terminal: bool
+    turns: list[dict[str, str]] = dataclasses.field(default_factory=list)
 
     def read_and_answer(self) -> int:
-        self._say(f"{self._llm.model.name} at {self._llm.address}. {_COMMANDS}.")
-        if self._is_terminal:
+        self._say(f"{self.llm.model.name} at {self.llm.address}. {_COMMANDS}.")
+        if self.is_terminal:
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401  gives input() editing and history
         while True:
             try:
                 line = self._read_line()
             except KeyboardInterrupt:
-                if not self._is_terminal:
+                if not self.is_terminal:
                     raise
                 self._say(f"\n{_COMMANDS}")
                 continue
             if line is None or line.strip() == "/exit":
                 return 0
-            if not self._handle(line.strip()) and not self._is_terminal:
+            if not self._handle(line.strip()) and not self.is_terminal:
                 return EXIT_FAULT
 
     def _read_line(self) -> str | None:
         """The next line, None at the end of input."""
-        if not self._is_terminal:
+        if not self.is_terminal:
             return sys.stdin.readline() or None
         try:
             return input("> ")
@@ -101,7 +96,7 @@ class _Chat:
         if not line:
             return True
         if line == "/reset":
-            self._turns.clear()
+            self.turns.clear()
             self._say("the conversation starts over")
             return True
         if _COMMAND.fullmatch(line):
@@ -110,13 +105,13 @@ class _Chat:
         return self._answer(line)
 
     def _answer(self, line: str) -> bool:
-        turns = self._turns
+        turns = self.turns
         turns.append({"role": "user", "content": line})
         parts: list[CompletionOutput] = []
         try:
-            self._loop.run_and_wait(self._stream(parts))
+            self.loop.run_and_wait(self._stream(parts))
         except KeyboardInterrupt:
-            if not self._is_terminal:
+            if not self.is_terminal:
                 raise
             sys.stdout.write(" [stopped]")
         except EngineClientError as error:
@@ -134,11 +129,11 @@ class _Chat:
 
     async def _stream(self, parts: list[CompletionOutput]) -> None:
         """Prints the answer's parts and appends them to `parts`."""
-        stream = self._llm.chat(
-            [*self._system, *self._turns],
-            self._params,
-            priority=self._scheduling.priority,
-            tenant=self._scheduling.tenant,
+        stream = self.llm.chat(
+            [*self.system, *self.turns],
+            self.params,
+            priority=self.scheduling.priority,
+            tenant=self.scheduling.tenant,
         )
         async with contextlib.aclosing(stream) as outputs:
             async for output in outputs:
@@ -157,6 +152,6 @@ class _Chat:
 
     def _say(self, text: str) -> None:
         """A message of the program, on stderr; at a terminal only."""
-        if self._is_terminal:
+        if self.is_terminal:
             sys.stderr.write(text + "\n")
             sys.stderr.flush()

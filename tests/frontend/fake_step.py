@@ -1,4 +1,4 @@
-"""What the scripted engine knows of a live request, and what one of its turns brings a client."""
+"""A live request of the scripted engine, and one step's outputs for a client."""
 
 import dataclasses
 import struct

@@ -146,7 +146,7 @@ async def test_a_stop_token_ends_it_and_is_named(start_engine):
     assert completion.token_ids == ids_of("abc!")
 
 
-async def test_text_held_back_for_a_stop_string_comes_out_at_the_end(start_engine):
+async def test_text_withheld_for_a_stop_string_comes_out_at_the_end(start_engine):
     engine = start_engine(next_token=saying("abcd"))
     async with AsyncLLM(engine.address) as client:
         outputs = await collect(client.generate("x", greedy(max_tokens=4, stop="cdx")))

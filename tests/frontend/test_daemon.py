@@ -1,4 +1,4 @@
-"""An engine of the client's own: readiness, failure, last words, and the end with its parent."""
+"""An engine of the client's own: readiness, failure, last lines, and the end with its parent."""
 
 import asyncio
 import os
@@ -120,7 +120,7 @@ def test_the_engine_ends_when_its_parent_is_killed(tmp_path):
         time.sleep(0.02)
 
 
-def test_an_llm_that_nobody_closed_ends_with_the_interpreter(tmp_path):
+def test_an_llm_that_was_not_closed_ends_with_the_interpreter(tmp_path):
     script = tmp_path / "user.py"
     script.write_text(
         "import sys\n"

@@ -26,7 +26,7 @@ def die_and_return(first: FakeEngine, **script) -> FakeEngine:
 
 
 @pytest.mark.parametrize("kind", list(RequestOutputKind))
-async def test_streams_go_on_exactly_when_the_engine_comes_back(start_engine, kind):
+async def test_streams_continue_exactly_when_the_engine_comes_back(start_engine, kind):
     first = start_engine(die_after_tokens=30)
     params = SamplingParams(seed=5, max_tokens=40, n=2, output_kind=kind)
     async with AsyncLLM(first.address, reconnect_timeout_s=10) as client:
@@ -158,13 +158,13 @@ async def test_leaving_a_stream_during_a_recovery_forgets_its_request(start_engi
             assert second.requests == []
 
 
-async def test_a_call_under_way_is_told_of_the_loss(engine, client):
+async def test_a_call_in_flight_ends_with_the_loss(engine, client):
     engine._do = lambda _call: (_ for _ in ()).throw(SystemExit)  # the engine dies of it
     with pytest.raises(EngineDied, match="is gone"):
         await client.ping()
 
 
-async def test_a_silent_engine_is_taken_for_lost(start_engine):
+async def test_a_silent_engine_is_considered_lost(start_engine):
     engine = start_engine(step_s=0.01)
     async with AsyncLLM(
         engine.address, silence_timeout_s=0.3, reconnect_timeout_s=0.2, connect_timeout_s=0.2
@@ -177,7 +177,7 @@ async def test_a_silent_engine_is_taken_for_lost(start_engine):
             await task
 
 
-async def test_a_client_that_was_busy_does_not_take_its_engine_for_lost(engine):
+async def test_a_busy_client_does_not_consider_its_engine_lost(engine):
     async with AsyncLLM(engine.address, silence_timeout_s=0.2, reconnect_timeout_s=0) as client:
         task = asyncio.create_task(collect(client.generate("x", SamplingParams(max_tokens=300))))
         await asyncio.sleep(0.05)
@@ -185,7 +185,7 @@ async def test_a_client_that_was_busy_does_not_take_its_engine_for_lost(engine):
         assert (await task)[-1].metrics.num_resumptions == 0
 
 
-async def test_an_engine_that_forgot_the_client_is_greeted_again(engine, client):
+async def test_a_client_that_the_engine_dropped_connects_again(engine, client):
     stream = client.generate("x", SamplingParams(max_tokens=100, seed=3))
     await anext(stream)
     unknown = ErrorMessage(code="hello_required", message="say HELLO")

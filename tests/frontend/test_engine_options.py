@@ -87,7 +87,7 @@ def test_quantisation_and_its_place_on_disk_reach_the_daemon():
     assert parsed(daemon_arguments("m", {})).quantization == "auto"
 
 
-def test_what_asks_for_nothing_is_taken():
+def test_what_asks_for_nothing_is_accepted():
     neutral = {
         "tensor_parallel_size": 1, "trust_remote_code": False,
         "disable_log_stats": True, "swap_space": 4, "quantization": None, "load_format": "auto",

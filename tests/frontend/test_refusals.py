@@ -1,4 +1,4 @@
-"""How AsyncLLM refuses, and what it says when there is nobody to talk to."""
+"""How AsyncLLM refuses, and what it says when no engine answers."""
 
 import asyncio
 

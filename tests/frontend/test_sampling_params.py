@@ -97,7 +97,7 @@ def test_what_is_not_supported_is_refused_by_name(options):
         SamplingParams(**options)
 
 
-def test_what_asks_for_nothing_is_taken():
+def test_what_asks_for_nothing_is_accepted():
     params = SamplingParams(
         bad_words=[], best_of=1, logits_processors=[], extra_args={}, seed=-1, top_k=-1,
         spaces_between_special_tokens=False,

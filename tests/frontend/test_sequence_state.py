@@ -113,7 +113,7 @@ def test_a_stop_string_in_the_last_token_wins_over_length():
     assert (completion.text, completion.finish_reason) == ("ab", "stop")
 
 
-def test_ending_it_from_this_side_lets_out_what_was_held_back():
+def test_ending_it_from_this_side_releases_what_was_withheld():
     sequence = processor(stop="bx")
     sequence.append_output(output(ids_of("ab")))
     assert sequence.take_output(delta=False).text == "a"

@@ -135,7 +135,7 @@ def output(message, *token_ids, reason=None):
     )
 
 
-async def test_a_request_goes_on_when_the_engine_is_back_within_the_deadline(parts):
+async def test_a_request_continues_when_the_engine_is_back_within_the_deadline(parts):
     clock, transport, session = parts
     request = submitted(session, clock)
     await clock.advance(2.0)

@@ -167,7 +167,7 @@ def test_interrupt_at_the_prompt_does_not_leave_and_end_of_input_does(start_engi
     assert session.process.wait(30) == 0
 
 
-def test_chat_at_a_terminal_goes_on_after_the_engine_came_back(start_engine, terminal):
+def test_chat_at_a_terminal_continues_after_the_engine_came_back(start_engine, terminal):
     first = start_engine(next_token=saying("one", then_eos=True))
     session = terminal()
     session.wait_for("> ")

@@ -197,7 +197,7 @@ def test_help_and_version_need_no_engine_and_load_no_library_of_a_model():
     assert "complete" in done.stdout
 
 
-def test_a_request_is_explained_to_people_and_to_programs(run, start_engine, address):
+def test_a_request_is_explained_as_text_and_as_json(run, start_engine, address):
     engine = start_engine()
     engine._step = lambda: None  # nothing happens before it is asked
     waiting = program("complete", "Hi", "--max-tokens", "400", "--address", address)
@@ -224,11 +224,11 @@ def test_a_request_is_explained_to_people_and_to_programs(run, start_engine, add
         waiting.wait()
 
 
-def test_a_request_that_nobody_knows_is_a_fault_and_two_questions_at_once_are_not_taken(
+def test_an_unknown_request_is_a_fault_and_two_questions_at_once_are_refused(
     run, start_engine, address
 ):
     start_engine()
-    code, out, err = run("info", "--request", "nobody", "--address", address)
+    code, out, err = run("info", "--request", "unknown", "--address", address)
     assert (code, out) == (1, "")
     assert "who is that" in err
     assert run("info", "--request", "a", "--requests", "--address", address)[0] == 2

@@ -151,7 +151,7 @@ def test_attribute_escape_names_the_danger():
         (["Hello"], "message 0 is str, it must be a mapping"),
         ([{"content": "Hello"}], "message 0 has role None"),
         ([{"role": "user", "content": "a"}, {"role": 3, "content": "b"}], "message 1 has role 3"),
-        ([{"role": "user", "content": 5}], "message 0 has content of type int"),
+        ([{"role": "user", "content": 5}], "the content of message 0 is int"),
     ],
 )
 def test_wrong_messages_are_refused_in_words(messages, words):

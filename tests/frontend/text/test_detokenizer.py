@@ -71,7 +71,7 @@ def test_stream_of_random_tokens_equals_decoding_all_at_once(family, data):
         prompt = []
     reference = at_once(tokenizer, prompt, output, skip=skip)
     if family in ("llama2", "gemma", "byte_fallback_metaspace") and prompt:
-        # a run that goes on from prompt to output is no run of the output's own
+        # a run that continues from prompt to output is no run of the output's own
         prompt = [*prompt, tokenizer.backend.token_to_id(".")]
         reference = at_once(tokenizer, prompt, output, skip=skip)
     assert "".join(streamed(tokenizer, prompt, output, skip=skip, chunks=chunks)) == reference
@@ -127,7 +127,7 @@ def test_long_run_of_valid_byte_tokens_is_held_for_a_bounded_number_of_tokens(fa
 
 
 @pytest.mark.parametrize("family", ["llama2", "gemma", "byte_level", "replaced_after_fuse"])
-def test_endless_invalid_bytes_are_not_held_back_for_ever(family):
+def test_endless_invalid_bytes_are_not_withheld_for_ever(family):
     tokenizer = tokenizer_of(family)
     if family == "byte_level":
         bad = next(i for i in range(256) if tokenizer.pieces.level_bytes(i) == b"\xff")

@@ -44,7 +44,7 @@ def test_any_chunking_finds_what_str_find_finds_on_the_whole_text(text, stops, s
 
 @settings(max_examples=500, deadline=None)
 @given(text=LETTERS, stops=STOPS, sizes=st.lists(st.integers(0, 7)))
-def test_held_back_is_exactly_the_longest_suffix_that_could_begin_a_stop_string(text, stops, sizes):
+def test_withheld_is_exactly_the_longest_suffix_that_could_begin_a_stop_string(text, stops, sizes):
     matcher = StopStringMatcher(stops)
     shown = seen = ""
     for chunk in chunks_of(text, sizes):
@@ -82,7 +82,7 @@ def test_text_that_only_looked_like_a_stop_string_comes_out():
     assert matcher.flush() == "#"
 
 
-def test_nothing_is_held_back_when_the_stop_string_is_part_of_the_output():
+def test_nothing_is_withheld_when_the_stop_string_is_part_of_the_output():
     matcher = StopStringMatcher(["END"], include_in_output=True)
     assert matcher.append("the EN") == ("the EN", None)
     assert matcher.append("D of") == ("D", "END")
