@@ -202,7 +202,6 @@ class EngineRun:
                 ignore_eos=True,
                 logprobs=request.num_logprobs,
             ),
-            max_model_len=self.sizes.max_model_len,
         )
         self.scheduler.add_request(added)
 
