@@ -27,7 +27,9 @@ for name, text in {
     "cpu-model": "A whole model on the native CPU backend beside torch's.",
     "cpu-overhead": "What of a decode step is spent inside the native library.",
 }.items():
-    module = {"cpu-overhead": "cpu_model"}.get(name, name.replace("-", "_"))
+    module = {"cpu-overhead": "cpu_model", "cpu-kernels": "cpu_operations"}.get(
+        name, name.replace("-", "_")
+    )
     # imported when it runs: the scheduler's must not find torch
     path = f"scripts.benchmarks.{module}:{name.replace('-', '_')}"
     app.command(path, name=name, help=text, help_epilogue="")
