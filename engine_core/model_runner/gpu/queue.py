@@ -74,11 +74,9 @@ class CudaQueue:
         self._pool = torch.cuda.graph_pool_handle()
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """See `DeviceQueue.host_tensor`."""
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
 
     def launch(self, work: Work) -> LaunchedWork:
-        """See `DeviceQueue.launch`."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             work()
@@ -86,7 +84,6 @@ class CudaQueue:
         return _RecordedEvent(event)
 
     def capture(self, work: Work) -> Work:
-        """See `DeviceQueue.capture`."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
@@ -95,32 +92,4 @@ class CudaQueue:
         return graph.replay
 
     def synchronize(self) -> None:
-        """See `DeviceQueue.synchronize`."""
         torch.cuda.synchronize(self.device)
-
-
-class _FinishedWork:
-    def wait(self) -> None:
-        """Nothing is left to wait for."""
-
-
-class SynchronousQueue:
-    """The specification, for tests: work is done at once, on CPU tensors; a graph is the work."""
-
-    device = torch.device("cpu")
-
-    def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """See `DeviceQueue.host_tensor`."""
-        return torch.zeros(shape, dtype=dtype)
-
-    def launch(self, work: Work) -> LaunchedWork:
-        """See `DeviceQueue.launch`."""
-        work()
-        return _FinishedWork()
-
-    def capture(self, work: Work) -> Work:
-        """See `DeviceQueue.capture`."""
-        return work
-
-    def synchronize(self) -> None:
-        """See `DeviceQueue.synchronize`."""
