@@ -92,7 +92,7 @@ def _plan(
         step_id=step_id,
         batch=ScheduledBatch(
             req_ids=names,
-            rows=np.arange(len(names), dtype=np.int32),
+            rows=np.arange(len(names), dtype=np.int64),
             num_computed_tokens=computed,
             num_scheduled_tokens=scheduled,
         ),

@@ -17,12 +17,8 @@ from paged_device import PagedDevice
 from paged_model import PagedModel
 
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
-from engine_core.scheduler import (
-    FinishReason,
-    ModelRunnerOutput,
-    RequestStatus,
-    Scheduler,
-)
+from engine_core.scheduler import ModelRunnerOutput, RequestStatus, Scheduler
+from protocol.outputs import FinishReason
 
 SEEDS = st.integers(0, 2**32 - 1)
 FULL = KVCacheGroupSpec()

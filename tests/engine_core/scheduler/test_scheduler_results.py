@@ -3,13 +3,8 @@
 import pytest
 from driving import Drive, make_request, make_scheduler
 
-from engine_core.scheduler import (
-    DraftTokenIds,
-    FinishReason,
-    ModelRunnerOutput,
-    RequestStatus,
-    StepOrderError,
-)
+from engine_core.scheduler import DraftTokenIds, ModelRunnerOutput, RequestStatus, StepOrderError
+from protocol.outputs import FinishReason
 
 EMPTY = ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
 

@@ -7,11 +7,11 @@ from scenario_help import Scenario, make_request, new_ids
 
 from engine_core.scheduler import (
     DuplicateRequestId,
-    FinishReason,
     ModelRunnerOutput,
     RequestStatus,
     StepOrderError,
 )
+from protocol.outputs import FinishReason
 from protocol.sampling import BeamSearchParams
 
 # ---------------------------------------------------------------------- groups are units
