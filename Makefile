@@ -49,7 +49,7 @@ types: install-dev
 
 imports: install-dev
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python scripts/requirements_list.py --check
+	$(BIN)/python tests/requirements_list.py --check
 
 unit: install-dev
 	$(PYTEST_PARALLEL) -m 'not slow' --hypothesis-profile=check --ignore=tests/e2e

@@ -134,7 +134,7 @@ def page(rows: list[Row], proofs: dict[str, list[Proof]]) -> str:
     lines = [
         "# Required behaviour",
         "",
-        "Written by `scripts/requirements_list.py` from `requirements.csv` and from what the tests",
+        "Written by `tests/requirements_list.py` from `requirements.csv` and from what the tests",
         "say that they prove; not to be edited. The names are those of the scheduler designs that",
         "the rows come from; what counts is the behaviour. A row is done if tests prove it, and",
         "scheduler only if tests prove it and nothing but the scheduler's tests reaches it yet.",
@@ -195,7 +195,7 @@ def main(
             for row_id in lost_rows(old_page, proofs)
         ]
         if old_page != wanted:
-            problems.append("docs/requirements.md is out of date; run scripts/requirements_list.py")
+            problems.append("docs/requirements.md is out of date; run tests/requirements_list.py")
     else:
         path.write_text(wanted)
     for problem in problems:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.requirements_list import ROOT, ids_proved, main, read_rows
+from tests.requirements_list import ROOT, ids_proved, main, read_rows
 
 HEAD = "id,section,name,state,why\n"
 
@@ -84,7 +84,7 @@ def test_the_check_fails_when_the_page_is_out_of_date(root, capsys):
     main(root=root)
     write_test(root, '    """Proves S001, S003."""')
     assert main(root=root, check=True) == 1
-    assert "out of date; run scripts/requirements_list.py" in capsys.readouterr().out
+    assert "out of date; run tests/requirements_list.py" in capsys.readouterr().out
 
 
 def test_the_check_names_a_done_row_whose_test_is_gone(root, capsys):
