@@ -190,7 +190,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return plan
 
     def _check_order(self, plan):
-        """Under first come, first served nobody is admitted before who came earlier."""
+        """Under first come, first served no request is admitted before an earlier one."""
         if self.config.scheduling_policy != "fcfs" or self.config.max_num_adapters is not None:
             return
         if self.config.max_long_partial_prefills is not None:
