@@ -1,10 +1,6 @@
 """The KV cache of a layer on an NVIDIA GPU, and copies of whole blocks.
 
-    kv_B2KSD   block 0 [ keys [K, S, D] | values [K, S, D] ]   block 1 [ ... | ... ]   ...
-    KVCache    (kv[:, 0], kv[:, 1]): views [B, K, S, D] of one allocation
-
-A block is one piece of memory, so it is copied, and sent to the host, as one piece. All pairs of a
-call are carried out at once: everything is read before anything is written.
+A KVCache is (kv[:, 0], kv[:, 1]) of one allocation kv_B2KSD: a block is one piece of memory.
 """
 
 from __future__ import annotations

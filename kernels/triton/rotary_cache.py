@@ -1,12 +1,7 @@
 """Norm and rotation of queries and keys, and the write to the KV cache, in one launch.
 
-Sources: rotary positions, arXiv:2104.09864 (halves paired as in GPT-NeoX); norm of queries and
-keys, arXiv:2302.05442 with RMSNorm, arXiv:1910.07467. One program takes `BLOCK_H` heads of one kind
-of one token. A head is read as three tiles, so that the two elements of a pair lie in one thread,
-and a thread overwrites only what it read itself:
-
-    |<-- HALF -->|<-- HALF -->|<- the rest ->|   D elements
-       left          right       never turns
+Sources: rotary positions arXiv:2104.09864 (halves paired as in GPT-NeoX); norm of queries and keys
+arXiv:2302.05442, RMSNorm arXiv:1910.07467.
 """
 
 from __future__ import annotations
@@ -106,6 +101,8 @@ def _turn_heads(
     HAS_NORM: tl.constexpr,
     HAS_ROPE: tl.constexpr,
 ):
+    # |<-- HALF -->|<-- HALF -->|<- the rest ->|  D elements as three tiles: both elements of a pair
+    #    left          right       never turns    lie in one thread, which overwrites what it read
     stored: tl.constexpr = dst_H.dtype.element_ty
     half_D = tl.arange(0, HALF_PAD)
     in_half_HD = is_head_H[:, None] & (half_D < HALF)[None, :]
@@ -157,7 +154,7 @@ def _turn_heads(
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr", "positions_ptr"])
 def rotary_cache_kernel(
     q_ptr,  # [T, H, D]
-    k_ptr,  # [T, K, D]; written only without a cache
+    k_ptr,  # [T, K, D]
     v_ptr,  # [T, K, D]
     q_out_ptr,  # [T, H, D], may be q_ptr
     k_cache_ptr,  # [B, K, S, D]
@@ -191,7 +188,6 @@ def rotary_cache_kernel(
     HAS_ROPE: tl.constexpr,
     HAS_Q_NORM: tl.constexpr,
     HAS_K_NORM: tl.constexpr,
-    HAS_CACHE: tl.constexpr,
 ):
     #  |<- ceil(H / BLOCK_H) ->|<- ceil(K / BLOCK_H) ->|<- ceil(K / BLOCK_H) ->|  programs a token
     #             q                       k                       v
@@ -217,21 +213,14 @@ def rotary_cache_kernel(
             )  # fmt: skip
         elif part < Q_PROGRAMS + K_PROGRAMS:
             head_H = (part - Q_PROGRAMS) * BLOCK_H + lane_H
-            k_H = k_ptr + token * k_stride_t + head_H * D
-            if HAS_CACHE:
-                k_at = k_cache_ptr + block * k_stride_b + offset * k_stride_s
-                _turn_heads(
-                    k_H, k_at + head_H.to(tl.int64) * k_stride_h,
-                    head_H < K, k_weight_ptr, norm_eps, angles_at, k_inverse_scale,
-                    D, HALF, HALF_PAD, REST_PAD, HAS_K_NORM, HAS_ROPE,
-                )  # fmt: skip
-            else:
-                _turn_heads(
-                    k_H, k_H,
-                    head_H < K, k_weight_ptr, norm_eps, angles_at, 1.0,
-                    D, HALF, HALF_PAD, REST_PAD, HAS_K_NORM, HAS_ROPE,
-                )  # fmt: skip
-        elif HAS_CACHE:
+            k_at = k_cache_ptr + block * k_stride_b + offset * k_stride_s
+            _turn_heads(
+                k_ptr + token * k_stride_t + head_H * D,
+                k_at + head_H.to(tl.int64) * k_stride_h,
+                head_H < K, k_weight_ptr, norm_eps, angles_at, k_inverse_scale,
+                D, HALF, HALF_PAD, REST_PAD, HAS_K_NORM, HAS_ROPE,
+            )  # fmt: skip
+        else:
             head_H = (part - Q_PROGRAMS - K_PROGRAMS) * BLOCK_H + lane_H
             v_at = v_cache_ptr + block * v_stride_b + offset * v_stride_s
             _turn_heads(
@@ -276,9 +265,6 @@ def rotary_and_cache(
 
     Returns:
         q_THD: `q_out_THD`, or a view of `qkv_TN`.
-
-    Raises:
-        ValueError: shapes, dtypes or devices that do not fit each other.
     """
     H, K, D = params.num_query_heads, kv_cache[0].shape[1], params.head_size
     _check("qkv_TN", qkv_TN, (qkv_TN.shape[0], (H + 2 * K) * D), qkv_TN, contiguous_dims=1)
@@ -312,9 +298,6 @@ def write_kv_cache(
     """Write keys and values as they are: `cache[slot // S, head, slot % S] = x`.
 
     Args: see `rotary_and_cache`. k_TKD, v_TKD: [T, K, D], the heads of a token contiguous.
-
-    Raises:
-        ValueError: shapes, dtypes or devices that do not fit each other.
     """
     _check("k_TKD", k_TKD, k_TKD.shape, k_TKD, contiguous_dims=2)
     _check("v_TKD", v_TKD, k_TKD.shape, k_TKD, contiguous_dims=2)
@@ -380,7 +363,6 @@ def _launch(
         HAS_ROPE=table is not None,
         HAS_Q_NORM=q_weight is not None,
         HAS_K_NORM=k_weight is not None,
-        HAS_CACHE=True,
         **_constants(H, K, D, rotary_size),
         num_warps=_num_warps(rotary_size),
     )
@@ -395,14 +377,7 @@ def _check(
     contiguous_dims: int | None = None,
 ) -> None:
     dtypes = dtypes or (like.dtype,)
-    check_tensor(
-        name,
-        tensor,
-        shape=shape,
-        dtypes=dtypes,
-        device=like.device,
-        contiguous_dims=contiguous_dims,
-    )
+    check_tensor(name, tensor, shape, dtypes, like.device, contiguous_dims=contiguous_dims)
 
 
 def _constants(H: int, K: int, D: int, rotary_size: int) -> dict[str, int]:

@@ -1,11 +1,7 @@
 """One token for each row of a mixed batch: greedy, free and truncated rows in the same launches.
 
-    maxima -> (thresholds) -> best of logits + noise in each split -> token of each row
-
-The Gumbel-max trick (Gumbel 1954; Maddison et al., A* Sampling, arXiv:1411.0030): the argmax of
-`(logits / temperature - their maximum) + noise` falls on a token with its softmax probability. The
-noise is a function of (seed, position, token), so a row gives the same token in any batch, and the
-one that the CPU gives, except as `sample` says.
+The Gumbel-max trick (Gumbel 1954; arXiv:1411.0030): the argmax of scaled logits + noise falls on a
+token with its softmax probability. The noise is a function of (seed, position, token).
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ from kernels.triton.row_maxima import (
     row_best,
     row_best_id,
 )
-from kernels.triton.tensor_checks import check_column, check_logits, check_num_rows
+from kernels.triton.tensor_checks import check_logits, check_tensor
 from kernels.triton.truncation import find_thresholds, truncate_reference
 from kernels.triton.truncation_measure import Truncation
 
@@ -201,16 +197,15 @@ def sample(
     Raises:
         TypeError, ValueError: another dtype, shape or device, or memory for too few rows.
     """
-    rows, vocab_size = check_logits(logits_RV)
+    rows, vocab_size = check_logits(logits_RV, num_rows_1)
     device = logits_RV.device
     splits = num_splits(vocab_size)
-    check_num_rows(num_rows_1, device)
-    check_column("seeds", seeds_R, (rows,), torch.int64, device)
-    check_column("positions", positions_R, (rows,), torch.int64, device)
-    check_column("is_greedy", is_greedy_R, (rows,), torch.bool, device)
-    check_column("temperature", temperature_R, (rows,), torch.float32, device)
-    check_column("out", out_R, (rows,), torch.int64, device)
-    check_column("best_logit", best_logit_R, (rows,), torch.float32, device)
+    check_tensor("seeds", seeds_R, (rows,), torch.int64, device)
+    check_tensor("positions", positions_R, (rows,), torch.int64, device)
+    check_tensor("is_greedy", is_greedy_R, (rows,), torch.bool, device)
+    check_tensor("temperature", temperature_R, (rows,), torch.float32, device)
+    check_tensor("out", out_R, (rows,), torch.int64, device)
+    check_tensor("best_logit", best_logit_R, (rows,), torch.float32, device)
     if memory.best_RS.shape[0] < rows or memory.best_RS.shape[1] != splits:
         raise ValueError(
             f"the memory is for {tuple(memory.best_RS.shape)} rows and splits, these logits need "
@@ -292,9 +287,6 @@ class SamplingCalls:
         """See `Operations.sample`.
 
         Logits that are NaN or infinite give token 0.
-
-        Raises:
-            TypeError, ValueError: another dtype, shape or device than theirs.
         """
         rows, vocab_size = logits_RV.shape
         device = logits_RV.device
