@@ -37,6 +37,8 @@ from protocol.outputs import ModelInfo
 
 T = TypeVar("T")
 
+_NOT_CONNECTED = "not connected yet; use `async with AsyncLLM() as llm:`"
+
 
 class AsyncLLM:
     """A client of one engine.
@@ -183,7 +185,7 @@ class AsyncLLM:
     def session(self) -> EngineSession:
         """The requests in flight and the connection, for callers that handle many at once."""
         if self._session is None:
-            raise EngineUnavailable("not connected yet; use `async with AsyncLLM() as llm:`")
+            raise EngineUnavailable(_NOT_CONNECTED)
         return self._session
 
     # the model
@@ -192,7 +194,7 @@ class AsyncLLM:
     def input_processor(self) -> InputProcessor:
         """Makes requests without sending them."""
         if self._input_processor is None:
-            raise EngineUnavailable("not connected yet; use `async with AsyncLLM() as llm:`")
+            raise EngineUnavailable(_NOT_CONNECTED)
         return self._input_processor
 
     @property
@@ -222,7 +224,7 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, as a stream that ends with the output whose `finished` is True.
 
-        Outputs that the consumer is too slow for are merged.
+        A slow consumer gets several outputs merged into one.
 
         Args:
             sampling_params: default: the model's own.

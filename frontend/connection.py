@@ -127,7 +127,7 @@ class Connection:
 
     def _watch_silence(self) -> None:
         if self._silence_s() >= self._silence_limit_s:
-            self._transport.receive_pending()  # this event loop may have been the busy one
+            self._transport.receive_pending()  # this event loop may have been busy itself
             if not self.is_closed and self._silence_s() >= self._silence_limit_s:
                 self._fail(f"it was silent for {self._silence_limit_s:g} s")
         if not self.is_closed:

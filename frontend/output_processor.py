@@ -1,11 +1,4 @@
-"""All requests of a client, and the way of the engine's outputs to their sequences.
-
-The engine knows a request by a wire id that is never used twice:
-
-    generate(n=3)     "7-a1"    sequences [0, 3): one request, outputs told apart by their index
-    after a loss      "7-0-b2"  sequence  [0, 1)
-                      "7-2-c3"  sequence  [2, 3)   (the second had ended)
-"""
+"""All requests of a client, and the way of the engine's outputs to their sequences."""
 
 import dataclasses
 import itertools
@@ -37,7 +30,13 @@ class _SequenceRange:
 
 
 class OutputProcessor:
-    """The requests by their user's ids, and what is in flight of them by the engine's ids."""
+    """Requests by the caller's ids, and what is in flight of them by wire ids: the engine's ids,
+    never used twice.
+
+    generate(n=3)     "7-a1"    sequences [0, 3): one request, its outputs have an index
+    after a loss      "7-0-b2"  sequence  [0, 1)
+                      "7-2-c3"  sequence  [2, 3)   (the second had ended)
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -124,7 +123,7 @@ class OutputProcessor:
     def process_outputs(self, outputs: EngineCoreOutputs) -> list[str]:
         """Give each output to its sequence. Returns the wire ids to abort: those whose sequences
         have all found a stop string while the engine continues. Outputs of forgotten wire ids are
-        dropped: they were on their way when a request was aborted."""
+        dropped: they were sent before a request's abort arrived."""
         now_s = self._clock.now()
         stopped: dict[str, None] = {}
         ends: dict[str, EngineCoreOutput] = {}
@@ -172,7 +171,7 @@ class OutputProcessor:
     def _fail(
         self, wire_id: str, part: _SequenceRange, error: Exception, stopped: dict[str, None]
     ) -> None:
-        """An error on this side ends one stream; the others go on."""
+        """An error on this side ends one stream; the others continue."""
         if not part.request.finished:
             logger.exception("request %s cannot go on", part.request.request_id)
             part.request.fail(error)

@@ -47,7 +47,7 @@ class CompletionOutput:
 class RequestMetrics:
     """Durations in seconds, as this client saw them since the request was submitted.
 
-    `arrival_time` is seconds since the epoch. `engine` is the engine's own account, None before the
+    `arrival_time` is seconds since the epoch. `engine` is what the engine measured, None before the
     end; of a resumed request that of the sequence that ended first.
     """
 

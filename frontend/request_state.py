@@ -67,7 +67,7 @@ class RequestState:
 
     @property
     def has_started(self) -> bool:
-        """Whether anything of it has come."""
+        """Whether the engine has sent any output of it."""
         return any(sequence.token_ids or sequence.finished for sequence in self.sequences)
 
     def wire_request(self, start: int, stop: int, wire_id: str) -> EngineRequest:

@@ -1,9 +1,4 @@
-"""What this client has in flight on one engine, across the loss and return of that engine.
-
-connected --lost, requests in flight--> recovering --back, same model--> connected
-                                            |---------not in time------> disconnected
-connected --lost, nothing in flight--> disconnected --next use--> connected
-"""
+"""What this client has in flight on one engine, across the loss and return of that engine."""
 
 import asyncio
 import logging
@@ -44,6 +39,10 @@ _RETRY_S = 0.1
 
 class EngineSession:
     """Requests and calls on the engine at the other end of `transport`.
+
+    connected --lost, requests in flight--> recovering --back, same model--> connected
+                                                |---------not in time------> disconnected
+    connected --lost, nothing in flight--> disconnected --next use--> connected
 
     Args:
         child: the engine's process, if this client started it: its end is final, and reported

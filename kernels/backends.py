@@ -77,14 +77,16 @@ def select_operations(
 
 
 def device_step_operations(device: torch.device) -> DeviceStepOperations:
-    """What a device runner asks of `device`, one that `select_operations` has accepted.
+    """Step inputs and sampling on a CUDA device that `select_operations` has accepted.
 
-    On a CPU it is the specification: right, and slow.
+    Raises:
+        UnsupportedDevice: another device.
     """
-    if device.type == "cpu":
-        from kernels.torch.device_steps import TorchDeviceSteps
-
-        return TorchDeviceSteps()
+    if device.type != "cuda":
+        raise UnsupportedDevice(
+            f'device "{device}" prepares no steps and samples nothing by itself, only "cuda" does; '
+            "run with --device cuda, or use CPUModelRunner"
+        )
     from kernels.triton.device_steps import TritonDeviceSteps
 
     return TritonDeviceSteps(device)

@@ -3,7 +3,7 @@
     python scripts/bench.py scheduler
     python scripts/bench.py startup --options "--dtype float32"
     python scripts/bench.py offline
-    python scripts/bench.py cpu-kernels --rows 1 64 --kinds float32 int8 --isa avx2
+    python scripts/bench.py cpu-kernels --rows 1 64 --kinds float32 int8
     python scripts/bench.py cpu-operations --only attention
     python scripts/bench.py cpu-model --rows 1 32
 
@@ -21,15 +21,18 @@ app = make_app("bench", __doc__)
 for name, text in {
     "scheduler": "Microseconds that the scheduler takes; no model and no torch.",
     "startup": "From launch to ready and to the first token, and the daemon's memory.",
-    "offline": "Throughput and single-stream speed, through the daemon and the client library.",
+    "offline": "Throughput and single-stream speed, through daemon and client library.",
     "cpu-kernels": "The native dense products beside torch's prepacked ones.",
     "cpu-operations": "Native CPU operations beside torch's, each alone.",
     "cpu-model": "A whole model on the native CPU backend beside torch's.",
     "cpu-overhead": "What of a decode step is spent inside the native library.",
 }.items():
-    module = {"cpu-overhead": "cpu_model"}.get(name, name.replace("-", "_"))
+    module = {"cpu-overhead": "cpu_model", "cpu-kernels": "cpu_operations"}.get(
+        name, name.replace("-", "_")
+    )
     # imported when it runs: the scheduler's must not find torch
-    app.command(f"scripts.benchmarks.{module}:{name.replace('-', '_')}", name=name, help=text)
+    path = f"scripts.benchmarks.{module}:{name.replace('-', '_')}"
+    app.command(path, name=name, help=text, help_epilogue="")
 
 
 def main(arguments: list[str]) -> int:

@@ -1,17 +1,25 @@
 """The command line of a script: how its application is made, its errors and exit codes."""
 
+import re
 import signal
 import sys
 
 from cyclopts import App, CycloptsError
 
 
-def make_app(name: str, help_text: str | None) -> App:
-    """An application whose commands return exit codes."""
+def make_app(name: str, help_text: str) -> App:
+    """An application whose commands return exit codes.
+
+    Help shows the first paragraph above the options and the others below; indented lines stay as
+    they are, others flow to the terminal's width.
+    """
+    summary, _, rest = re.sub(r"(?<=\S)\n(?=\S)", " ", help_text).partition("\n\n")
     return App(
         name=name,
-        help=help_text,
+        help=summary,
+        help_epilogue=rest,
         help_format="plaintext",
+        version_flags=[],
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )

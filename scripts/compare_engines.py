@@ -1,13 +1,14 @@
 """This engine and others on the same workload, in alternation (A B A B), on this machine.
 
-    python scripts/compare_engines.py --engine "fp32=--dtype float32" \
-        --peer "vllm=PYTHON model=FOLDER" --server "llama.cpp=llama-server -m FILE --port {port}"
+    python scripts/compare_engines.py --engine "fp32=--dtype float32" \\
+        --peer "vllm=PYTHON model=FOLDER" \\
+        --server "llama.cpp=llama-server -m FILE --port {port}"
 
 Workloads, in tokens cut from real English text, greedy, end-of-sequence ignored:
     W1        64 requests at once, 32-512 tokens in (log-uniform), 64 out
     W2        one request, 64 in, 128 out
-    W3@RATE   48 requests of W1's kind, Poisson arrivals at RATE a second, streamed
-    W4        32 requests at once, which share 384 tokens and have 32 of their own, 32 out
+    W3@RATE   48 requests of W1's kind, Poisson arrivals at RATE a second
+    W4        32 requests at once, share 384 tokens, 32 of their own, 32 out
     prefill   one request, 2,000 in, 1 out
 
 They are written to one file that all engines are served. Clients of a daemon or a server are other
@@ -35,8 +36,7 @@ from scripts.comparison.engines import (
     parse_peer,
     parse_server,
 )
-from scripts.comparison.report import as_table, summarise_rounds
-from scripts.comparison.rounds import run_rounds
+from scripts.comparison.rounds import as_table, run_rounds, summarise_rounds
 from scripts.comparison.workloads import (
     DEFAULT_WORKLOADS,
     Workload,

@@ -2,7 +2,7 @@
 
     python scripts/demo.py [--model NAME]
 
-Starts `engine-core` as a daemon, then itself a second time as a client (`--ask ADDRESS`).
+Starts `engine-core` as a daemon, then itself a second time as a client (--ask ADDRESS).
 """
 
 import asyncio

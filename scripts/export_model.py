@@ -1,11 +1,11 @@
 """A model's weights in another form, so that every engine of a comparison runs the same numbers.
 
-    python scripts/export_model.py smollm2-135m-instruct --folder OUT      a Hugging Face folder
-    python scripts/export_model.py smollm2-135m-instruct --gguf OUT.gguf --type F32
+    python scripts/export_model.py smollm2-135m-instruct --folder OUT
+    python scripts/export_model.py smollm2-135m-instruct --gguf OUT.gguf
 
-A folder is float32 safetensors with the dequantised weights, for engines that read no GGUF or do
-not keep its numbers. A .gguf file takes over a .gguf's metadata; its tensors are dequantised and
-written as F32, F16 or Q8_0 (what is no matrix stays F32). Nothing is ever written over.
+A Hugging Face folder holds the dequantised weights in float32, for engines that read no GGUF or do
+not keep its numbers. A .gguf file takes over a .gguf's metadata; its tensors are dequantised
+and written as F32, F16 or Q8_0 (what is no matrix stays F32). Nothing is ever written over.
 """
 
 import json
@@ -84,10 +84,7 @@ def write_folder(files: "ModelFiles", folder: Path) -> None:
 
 
 def write_gguf(files: "ModelFiles", path: Path, type_name: str) -> None:
-    """
-    Raises:
-        ExportError: the model is not one .gguf file.
-    """
+    """Raises ExportError: the model is not one .gguf file."""
     import gguf
     import numpy as np
 

@@ -1,6 +1,6 @@
 """Runs all checks and timings of a GPU machine, and writes one JSON document.
 
-    python scripts/gpu_run.py --json run.json [--wheels DIR] [--only TEXT] [--time-limit 540]
+    python scripts/gpu_run.py --json run.json [--wheels DIR] [--only TEXT]
 
 Needs torch, triton, transformers and numpy. What else is missing comes from a folder of wheels (see
 docs/gpu.md), unpacked to a temporary folder. The document is rewritten as results come; what the
@@ -12,6 +12,7 @@ import contextlib
 import json as json_format
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,9 +21,7 @@ from typing import Annotated, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.gpu.processes import CHECKS_AT_ONCE, ROOT, check_file, run_worker, unpacked_wheels
-from scripts.gpu.report import FINE, as_table
-from scripts.gpu.timing import Row
-from scripts.gpu.worker import FAMILIES, Instruction, load_family
+from scripts.gpu.timing import FAMILIES, Instruction, Row, load_family
 
 FILE_LIMIT_S = 180.0
 """A file of checks or a family of timings that takes longer hangs."""
@@ -30,6 +29,9 @@ SHARE_OF_CHECKS = 0.55
 """Of the time limit, after which no check begins or goes on: the rest is for timings."""
 FIRST = ("whole_models", "batch_invariance", "daemon")
 """They take longest: begun last, everything would wait for them."""
+
+
+FINE = ("passed", "timed", "measured")
 
 
 def find_checks(only: str, *, uses_gpu: bool) -> list[str]:
@@ -122,6 +124,48 @@ class GpuRun:
     def _add(self, kind: str, rows: list[Row]) -> None:
         self.document[kind] += rows
         self._save(self.document)
+
+
+def as_table(document: dict[str, Any]) -> str:
+    """What passed as a count, what did not by name, then timings and figures."""
+    checks, timings = document["checks"], document["timings"]
+    if document["ceilings"] is None:
+        lines = [f"no ceilings: {document['why_no_ceilings']}"]
+    else:
+        copy, product = document["ceilings"].values()
+        lines = [
+            f"{document['device']['name']}: copy {copy / 1e12:.2f} TB/s, "
+            f"bf16 product {product / 1e12:.0f} TFLOP/s"
+        ]
+    states = Counter(row["state"] for row in checks)
+    lines.append("checks: " + ", ".join(f"{number} {state}" for state, number in states.items()))
+    wrong = [row for row in checks + timings if row["state"] not in (*FINE, "skipped")]
+    lines += [f"  {row['state']}: {row['name']}: {row.get('why', '')}" for row in wrong]
+    timed = [row for row in timings if row["state"] == "timed"]
+    width = max((len(row["name"]) for row in timed), default=0)
+    if timed:
+        heads = ("us", "again", "graph", "floor", "of it", "GB/s", "TFLOP/s")
+        lines.append(" " * width + "".join(f"{head:>10}" for head in heads))
+    lines += [_timing_line(row, width) for row in timed]
+    for row in timings:
+        if row["state"] == "measured":
+            numbers = ", ".join(f"{name} {value}" for name, value in row["figures"].items())
+            lines.append(f"{row['name']}: {numbers}")
+    return "\n".join(lines)
+
+
+def _timing_line(row: dict[str, Any], width: int) -> str:
+    graph_us = row.get("graph_us")
+    cells = (
+        f"{row['median_us']:.1f}",
+        f"{row.get('again_us', 0):.1f}",
+        f"{graph_us:.1f}" if isinstance(graph_us, int | float) else "-",
+        f"{row['floor_us']:.1f}",
+        f"{100 * row['of_floor']:.0f} %",
+        f"{row['gigabytes_s']:.0f}",
+        f"{row['teraflop_s']:.0f}" if "teraflop_s" in row else "",
+    )
+    return f"{row['name']:{width}}" + "".join(f"{cell:>10}" for cell in cells)
 
 
 def _named_wheels(arguments: list[str]) -> Path | None:

@@ -1,9 +1,9 @@
 """Puts load on a running daemon and measures it.
 
-Open loop (`--rate`) for latency under a given load, closed loop (`--concurrency`) for throughput:
+Open loop (--rate) for latency under a given load, closed loop (--concurrency) for throughput:
 
-    python scripts/load_test.py --rate 2 --num-requests 200 --prompt-len 32:512 --output-len 64
-    python scripts/load_test.py --concurrency 64 --duration 30 --ignore-eos --json run.json
+    python scripts/load_test.py --rate 2 --num-requests 200 --prompt-len 32:512
+    python scripts/load_test.py --concurrency 64 --duration 30 --ignore-eos
 
 A table goes to stderr, one JSON document to the file or to stdout. Exit code 0, 1 if a request
 failed, 2 for wrong options, 130 after Ctrl-C. Talks to the given address and to nothing else.
@@ -79,10 +79,7 @@ class LoadOptions:
     json: Annotated[Path | None, Parameter(help="Where the document goes; default: stdout.")] = None
 
     def check(self) -> None:
-        """
-        Raises:
-            LoadTestError: options that contradict each other or are outside their limits.
-        """
+        """Raises LoadTestError: options that contradict each other or are outside their limits."""
         if (self.rate is None) == (self.concurrency is None):
             raise LoadTestError("give either --rate (open loop) or --concurrency (closed loop)")
         if self.num_requests is None and self.duration is None:

@@ -1,13 +1,14 @@
 """What weights of fewer bits cost in quality: perplexity on a real text, format by format.
 
     python scripts/measure_quality.py --model smollm2-135m-instruct
-    python scripts/measure_quality.py --model gemma3-270m --format "int8:1=--quantization int8"
+    python scripts/measure_quality.py --format "int8:1=--quantization int8"
 
 A format is the daemon's options; each is compared on the same tokens of English text (the reference
-of the Python language, which comes with Python, or `--text FILE`) with two others:
-    model   `--reference`, the model in float32: all that the format costs
-    own     the numbers that the format's own weights stand for, in float32 arithmetic: what its
-            arithmetic costs, activations in 8 bits above all
+of the Python language, which comes with Python, or --text FILE) with two others:
+    model   --reference, the model in float32: all that the format costs
+    own     the numbers that the format's own weights stand for, in float32:
+            what its arithmetic costs, activations in 8 bits above all
+
 A table goes to stderr, one JSON document to stdout. Exit code 0, 1 if a format is beyond its limit,
 2 for wrong options.
 """

@@ -47,11 +47,7 @@ class Proof:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows in order.
-
-    Raises:
-        ValueError: an id twice, or a state that does not exist.
-    """
+    """The rows in order. Raises ValueError: an id twice, or a state that does not exist."""
     with path.open(newline="") as file:
         rows = [Row(**fields) for fields in csv.DictReader(file)]
     seen: set[str] = set()

@@ -1,7 +1,7 @@
 """Runs the production scheduler and cache in virtual time: a trace instead of clients, step
 times instead of a model.
 
-    python scripts/simulate.py run --rate 20 --turns 4 --engines 8 --router cache-aware
+    python scripts/simulate.py run --rate 20 --engines 8 --router cache-aware
     python scripts/simulate.py plan --rate 20 --slo-ttft-ms 500 --slo-tpot-ms 30
     python scripts/simulate.py verify STEP_TRACE
 
@@ -20,7 +20,7 @@ from cyclopts.validators import Number
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.command_line import make_app, run_app
-from scripts.simulator import SimulationError, replay, simulation, validation
+from scripts.simulator import SimulationError, replay, simulation
 from scripts.simulator.metrics import as_json, as_plan_table, as_table
 from scripts.simulator.simulation import Scenario
 from scripts.simulator.step_trace import StepTrace, fit_step_trace
@@ -31,7 +31,7 @@ JsonFile = Annotated[Path | None, Parameter(help="Write the document here, not t
 _DEFAULT = Scenario()
 
 
-@app.command
+@app.command(help_epilogue="")
 def run(
     *,
     scenario: Scenario = _DEFAULT,
@@ -45,7 +45,7 @@ def run(
     return 0
 
 
-@app.command
+@app.command(help_epilogue="")
 def plan(
     *,
     budget: Annotated[
@@ -67,7 +67,7 @@ def plan(
     return 0 if document["best"] is not None else 1
 
 
-@app.command
+@app.command(help_epilogue="")
 def verify(step_trace: Path) -> int:
     """Replay a step trace, and show the first decision that differs."""
     verification = replay.verify(StepTrace(step_trace))
@@ -81,7 +81,7 @@ def verify(step_trace: Path) -> int:
     return 0
 
 
-@app.command
+@app.command(help_epilogue="")
 def fit(step_trace: Path, *, json: JsonFile = None) -> int:
     """Fit step times to a step trace, and say how well they fit."""
     model = fit_step_trace(step_trace)
@@ -93,7 +93,7 @@ def fit(step_trace: Path, *, json: JsonFile = None) -> int:
     return 0
 
 
-@app.command
+@app.command(help_epilogue="")
 def validate(
     step_trace: Path,
     *,
@@ -104,8 +104,8 @@ def validate(
 ) -> int:
     """Simulate a step trace's arrivals, and compare throughput and TTFT with the recorded ones."""
     model = fit_step_trace(fit_on or step_trace)
-    document = validation.validate(StepTrace(step_trace), model)
-    print(validation.as_table(document), file=sys.stderr)
+    document = replay.validate(StepTrace(step_trace), model)
+    print(replay.as_table(document), file=sys.stderr)
     _write(as_json(document), json)
     return 0
 

@@ -35,15 +35,12 @@ def read_llama(architecture: str, fields: ConfigFields) -> ModelConfig:
 
 def read_mistral(architecture: str, fields: ConfigFields) -> ModelConfig:
     """Mistral: one window for all layers; null is none, absent is the 4096 of its first model."""
-    window: int | None = 4096
-    if fields.has("sliding_window"):
-        window = _window(fields)
     return _read_decoder(
         architecture,
         fields,
         default_max_position=131_072,
         default_num_kv_heads=8,
-        sliding_windows=(window,) * fields.positive_int("num_hidden_layers"),
+        sliding_windows=(_window(fields, 4096),) * fields.positive_int("num_hidden_layers"),
     )
 
 
@@ -96,9 +93,7 @@ def read_qwen3_moe(architecture: str, fields: ConfigFields) -> ModelConfig:
     """Qwen 3 with experts: unlike Qwen 3 its head size follows from its width, and a window is for
     all layers."""
     biased = fields.flag("attention_bias", False)
-    window = None
-    if fields.flag("use_sliding_window", False):
-        window = _window(fields) if fields.has("sliding_window") else 4096
+    window = _window(fields, 4096) if fields.flag("use_sliding_window", False) else None
     return _read_decoder(
         architecture,
         fields,
@@ -126,7 +121,6 @@ def read_gemma3(architecture: str, fields: ConfigFields) -> ModelConfig:
             "sliding_attention" if (layer + 1) % pattern else "full_attention"
             for layer in range(num_layers)
         ]
-    window = _window(fields) if fields.has("sliding_window") else 4096
     head_size = fields.positive_int("head_dim", 256)
     rotary = read_rotary_by_layer_type(fields, head_size=head_size)
     softcap = fields.get("final_logit_softcapping")
@@ -144,7 +138,7 @@ def read_gemma3(architecture: str, fields: ConfigFields) -> ModelConfig:
         qkv_bias=biased,
         output_bias=biased,
         head_norms=True,
-        sliding_windows=_windows_of(layer_types, window),
+        sliding_windows=_windows_of(layer_types, _window(fields, 4096)),
         rotary=tuple(rotary[layer_type] for layer_type in layer_types),
         final_softcap=(
             None if softcap is None else fields.positive_float("final_logit_softcapping")
@@ -229,9 +223,7 @@ def _activation(fields: ConfigFields, name: str, default: str) -> Activation:
 
 def _qwen_windows(fields: ConfigFields) -> _Windows:
     num_layers = fields.positive_int("num_hidden_layers")
-    window = None
-    if fields.flag("use_sliding_window", False):
-        window = _window(fields) if fields.has("sliding_window") else 4096
+    window = _window(fields, 4096) if fields.flag("use_sliding_window", False) else None
     layer_types = _layer_types(fields, num_layers)
     if layer_types is None:
         first = fields.get("max_window_layers")
@@ -243,7 +235,10 @@ def _qwen_windows(fields: ConfigFields) -> _Windows:
     return _windows_of(layer_types, window)
 
 
-def _window(fields: ConfigFields) -> int | None:
+def _window(fields: ConfigFields, absent: int | None = None) -> int | None:
+    """The window; a null is none."""
+    if not fields.has("sliding_window"):
+        return absent
     return None if fields.get("sliding_window") is None else fields.positive_int("sliding_window")
 
 

@@ -85,17 +85,13 @@ def load_dummy_model(
 ) -> Model:
     """Build the model of a config.json with random weights, made on the device of `ops`.
 
-    Args: as `load_model`; for `seed` see `DummyWeights`.
-
-    Raises:
-        UnsupportedArchitecture: no exact code here.
-        ModelConfigError: the config has impossible values.
+    Arguments and errors as of `load_model`; for `seed` see `draw_weight`.
     """
     _, _, model = _build(config, dtype=dtype, ops=ops, max_model_len=max_model_len)
-    weights = DummyWeights(dtype=dtype, device=ops.device, seed=seed)
     for name, placement in model.placements().items():
         if name not in model.vocabulary.optional_names:
-            place(placement, weights.draw(name, placement.shape), DirectTransfer().copy)
+            weight = draw_weight(name, placement.shape, dtype=dtype, device=ops.device, seed=seed)
+            place(placement, weight, DirectTransfer().copy)
     model.vocabulary.finish_loading()
     return model
 
@@ -188,26 +184,14 @@ _STANDARD_DEVIATION = 0.02
 """As models are initialised: activations stay far from any dtype's limits in every layer."""
 
 
-class DummyWeights:
-    """Draws tensors where they will be used: nothing passes through the host or through float32.
-
-    Args:
-        dtype: of the tensors.
-        device: on which they are made.
-        seed: equal seeds, equal weights on a kind of device, in whatever order they are drawn.
-    """
-
-    def __init__(self, *, dtype: torch.dtype, device: torch.device, seed: int) -> None:
-        self._dtype = dtype
-        self._device = device
-        self._seed = seed
-        self._generator = torch.Generator(device)
-
-    def draw(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor of a checkpoint name: ones for a norm, else normal around zero."""
-        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
-        if len(shape) == 1 and "norm" in name:
-            return tensor.fill_(1.0)
-        # 32 bits, because a CPU's generator reads no more
-        self._generator.manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
-        return tensor.normal_(0.0, _STANDARD_DEVIATION, generator=self._generator)
+def draw_weight(
+    name: str, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device, seed: int
+) -> torch.Tensor:
+    """A random tensor for a checkpoint name, made on `device`: ones for a norm, else normal around
+    zero. Equal names and seeds give equal weights on a kind of device."""
+    tensor = torch.empty(shape, dtype=dtype, device=device)
+    if len(shape) == 1 and "norm" in name:
+        return tensor.fill_(1.0)
+    # 32 bits, because a CPU's generator reads no more
+    generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+    return tensor.normal_(0.0, _STANDARD_DEVIATION, generator=generator)

@@ -9,7 +9,7 @@ from engine_core.errors import StartupError
 from engine_core.model_runner.cache_layout import CacheLayout
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.runner import CPUModelRunner
-from engine_core.model_runner.gpu import CudaQueue, DeviceQueue, GPUModelRunner, SynchronousQueue
+from engine_core.model_runner.gpu import CudaQueue, GPUModelRunner
 from engine_core.model_runner.gpu.graphs import decode_buckets
 from engine_core.scheduler import SchedulerConfig
 from engine_core.startup.memory import MemoryMeter, measure_extra_bytes
@@ -83,7 +83,7 @@ class RunnerSpec:
             return GPUModelRunner(
                 config,
                 steps=device_step_operations(loaded.ops.device),
-                queue=_queue_of(loaded.ops.device),
+                queue=CudaQueue(loaded.ops.device),
                 use_graphs=not self.enforce_eager,
             )
         except ValueError as error:
@@ -138,7 +138,3 @@ class RunnerSpec:
         total = extra + num_graphs * _BYTES_A_GRAPH
         logger.info("steps take up to %.0f MiB beside weights and cache", total / 1024**2)
         return total
-
-
-def _queue_of(device: torch.device) -> DeviceQueue:
-    return CudaQueue(device) if device.type == "cuda" else SynchronousQueue()

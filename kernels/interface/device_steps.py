@@ -1,6 +1,6 @@
 """What a step needs on the device beside the model: its inputs and its sampling.
 
-The torch implementation (`kernels.torch.device_steps`, CPU tensors only) is the specification.
+The tests hold it against a specification in torch (`tests/kernels/torch_device_steps.py`).
 
     packed step --> apply_row_updates --> rows (tokens, block tables, sampling state)
          |                                  |                ^

@@ -1,25 +1,29 @@
-"""Native CPU operations beside torch's at SmolLM2-135M's shapes, as single calls."""
+"""Native CPU operations and dense products beside torch's, alone, at SmolLM2-135M's shapes."""
 
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import torch
 from cyclopts import Parameter
 
-from kernels.cpu.library import load_library
+from kernels.cpu.gguf_blocks import pack_gguf
+from kernels.cpu.library import ISA_NAMES, NativeLibrary, load_library
+from kernels.cpu.linear import NativeLinear
 from kernels.cpu.operations import CpuOperations
+from kernels.cpu.weights import PackedLinear, pack_float, quantise_int4, quantise_int8
 from kernels.interface.operations import (
     AttentionParams,
     AttentionSpec,
     RotaryParams,
     SamplingLimits,
 )
+from kernels.torch import linear as torch_linear
 from kernels.torch.operations import TorchOperations
-from scripts.benchmarks import Json, report
+from scripts.benchmarks import Json, Rows, report
 from scripts.benchmarks.best_times import Threads, best_times, set_threads
 
 HEADS, KV_HEADS, HEAD_SIZE, WIDTH, FEED_FORWARD, VOCAB = 9, 3, 64, 576, 1536, 49_152
@@ -171,3 +175,143 @@ def cpu_operations(
             line = f"{name:38}{torch_us:10.1f}{native_us:11.1f}{torch_us / native_us:7.1f}"
             print(line, file=sys.stderr)
     report(results, json)
+
+
+# ---------------------------------------------------------------------- dense products
+
+
+SHAPES = {
+    "qkv": (960, 576),
+    "attention_out": (576, 576),
+    "gate_up": (3072, 576),
+    "down": (576, 1536),
+    "logits": (49152, 576),
+}
+NUM_LAYERS = 30
+# inputs and bytes of a block, and where its float16 scales lie
+GGUF_BLOCKS = {
+    "Q8_0": (32, 34, (0,)),
+    "Q4_0": (32, 18, (0,)),
+    "Q4_1": (32, 20, (0, 2)),
+    "Q4_K": (256, 144, (0, 2)),
+    "Q6_K": (256, 210, (208,)),
+}
+OWN_KINDS = {"float32": pack_float, "int8": quantise_int8, "int4": quantise_int4}
+Kind = Literal["float32", "int8", "int4", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"]
+ALL_KINDS: tuple[Kind, ...] = get_args(Kind)
+Shape = tuple[int, int]
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+def gguf_weight(
+    library: NativeLibrary, type_name: str, num_outputs: int, num_inputs: int
+) -> PackedLinear:
+    """Random codes with scales near 1 / 128."""
+    inputs, num_bytes, halves = GGUF_BLOCKS[type_name]
+    shape = (num_outputs * num_inputs // inputs, num_bytes)
+    blocks = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+    for at in halves:
+        blocks[:, at + 1] = 0x20
+    return pack_gguf(library, blocks, type_name, num_outputs, num_inputs)
+
+
+def products(
+    library: NativeLibrary, shape: Shape, kinds: Sequence[str]
+) -> dict[str, tuple[Product, int]]:
+    """torch's product and each of `kinds` that exists for the shape, with its weight's bytes."""
+    num_outputs, num_inputs = shape
+    weight_NE = torch.randn(shape)
+    linear = NativeLinear(library)
+    prepared = torch_linear.prepare_linear(weight_NE, None)
+    made: dict[str, tuple[Product, int]] = {
+        "torch": (lambda x: torch_linear.linear(x, prepared), weight_NE.numel() * 4)
+    }
+    for kind in kinds:
+        if kind in OWN_KINDS:
+            weight = OWN_KINDS[kind](library, weight_NE)
+        elif num_inputs % GGUF_BLOCKS[kind][0]:
+            continue
+        else:
+            weight = gguf_weight(library, kind, num_outputs, num_inputs)
+        made[kind] = (partial(linear, weight=weight), weight.num_bytes)
+    return made
+
+
+def cpu_kernels(
+    *,
+    rows: Rows = (1, 4, 16, 64, 256, 512),
+    rounds: int = 10,
+    kinds: Annotated[tuple[Kind, ...], Parameter(consume_multiple=True, negative="")] = ALL_KINDS,
+    isa: str | None = None,
+    step: bool = False,
+    json: Json = None,
+) -> None:
+    """The native dense products beside torch's prepacked ones. With ENGINE_CORE_NATIVE_THREADS=1
+    the clock is the thread's own, which other programs disturb less.
+
+    Parameters
+    ----------
+    kinds
+        Of weights.
+    isa
+        Not the machine's best, but this one.
+    step
+        All products of one step of the model, 30 layers and the logits, with weights that no cache
+        holds, in place of single shapes.
+    """
+    if isa is not None and isa not in ISA_NAMES:
+        raise ValueError(f"--isa is {isa}, it must be one of {', '.join(ISA_NAMES)}")
+    library = load_library()
+    torch.set_num_threads(library.num_threads)
+    cases: dict[str, list[Shape]] = {f"{n} {i} -> {o}": [(o, i)] for n, (o, i) in SHAPES.items()}
+    if step:
+        layer = [shape for name, shape in SHAPES.items() if name != "logits"]
+        cases = {"all products of a step": [*layer * NUM_LAYERS, SHAPES["logits"]]}
+    with library.forced_isa(isa or library.machine_isa):
+        reports: list[dict[str, Any]] = []
+        for name, shapes in cases.items():
+            reports += _measure_case(library, name, shapes, rows, rounds, kinds)
+        figures = {"threads": library.num_threads, "isa": library.isa, "reports": reports}
+    report(figures, json)
+
+
+def _measure_case(
+    library: NativeLibrary,
+    name: str,
+    shapes: Sequence[Shape],
+    rows: Sequence[int],
+    rounds: int,
+    kinds: Sequence[str],
+) -> list[dict[str, Any]]:
+    """Of all products of `shapes`, one after the other."""
+    layers = [products(library, shape, kinds) for shape in shapes]
+    everywhere = [kind for kind in layers[0] if all(kind in made for made in layers)]
+    sizes = [sum(made[kind][1] for made in layers) for kind in everywhere]
+    reports = []
+    for num_rows in rows:
+        inputs = {width: torch.randn(num_rows, width) for _, width in shapes}
+        xs = [inputs[width] for _, width in shapes]
+        runs = [partial(_run, [made[kind][0] for made in layers], xs) for kind in everywhere]
+        times = best_times(runs, rounds, 0.005)
+        flops = 2 * num_rows * sum(num_outputs * width for num_outputs, width in shapes)
+        print(f"{name}, {num_rows} rows", file=sys.stderr)
+        results = {}
+        for kind, seconds, size in zip(everywhere, times, sizes, strict=True):
+            results[kind] = figures = {
+                "us": round(seconds * 1e6, 1),
+                "gflops": round(flops / seconds / 1e9, 1),
+                "gb_per_s": round(size / seconds / 1e9, 1),
+                "torch_time_ratio": round(times[0] / seconds, 2),
+            }
+            print(
+                f"  {kind:8} {figures['us']:10.1f} us {figures['gflops']:8.1f} GFLOP/s "
+                f"{figures['gb_per_s']:6.1f} GB/s   x {figures['torch_time_ratio']:5.2f}",
+                file=sys.stderr,
+            )
+        reports.append({"shape": name, "rows": num_rows, "kinds": results})
+    return reports
+
+
+def _run(products: Sequence[Product], xs: Sequence[torch.Tensor]) -> None:
+    for product, x in zip(products, xs, strict=True):
+        product(x)

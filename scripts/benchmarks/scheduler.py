@@ -1,12 +1,11 @@
 """Microseconds that the scheduler takes: a step, an arrival, a long queue, a step's messages."""
 
 import gc
-import resource
+import os
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from engine_core.scheduler import (
 from protocol.codec import decode_engine_message, encode
 from protocol.sampling import SamplingParams
 from scripts.benchmarks import Json, report
+from scripts.comparison.processes import resident_bytes
 
 BLOCK_SIZE = 16
 PROMPT_LEN = 512
@@ -155,18 +155,13 @@ def measure_arrival(num_requests: int) -> dict[str, float]:
     return parts | {"all": round(sum(parts.values()), 2)}
 
 
-def resident_bytes() -> int:
-    fields = Path("/proc/self/statm").read_text().split()
-    return int(fields[1]) * resource.getpagesize()
-
-
 def measure_queue(num_running: int, lengths: Sequence[int], num_steps: int) -> list[dict[str, Any]]:
     """A step's time, and that of add_request, as the waiting queue grows."""
     scheduler = make_scheduler(num_running, ADMISSION_BUDGET)
     admit_all(scheduler, make_requests(make_prompts(num_running, spread=True)))
     tokens = make_prompts(1, spread=False)[0]
     gc.collect()
-    empty_bytes = resident_bytes()
+    empty_bytes = resident_bytes(os.getpid())
     rows: list[dict[str, Any]] = []
     num_waiting = 0
     for length in lengths:
@@ -183,7 +178,7 @@ def measure_queue(num_running: int, lengths: Sequence[int], num_steps: int) -> l
             num_waiting += 1
         del adding[:-1000]
         gc.collect()
-        used_bytes = resident_bytes() - empty_bytes
+        used_bytes = resident_bytes(os.getpid()) - empty_bytes
         row: dict[str, Any] = {"num_waiting": length, "num_running": num_running}
         if adding:
             row["add_request"] = summary({"us": adding})["us"]

@@ -88,11 +88,7 @@ def median_of(runs: Sequence[Mapping[str, float]]) -> Figures:
 
 
 def measure_daemon(model: str, options: Sequence[str]) -> Figures:
-    """One launch of the daemon.
-
-    Raises:
-        EngineFailed: it did not start.
-    """
+    """One launch of the daemon. Raises EngineFailed: it did not start."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "engine_core.cli", "--model", model, *options]
         command += ["--bind", f"ipc://{folder}/engine.sock", "--log-level", "error"]
@@ -130,11 +126,8 @@ def measure_clients(model: str) -> Figures:
 
 
 def measure_server(server: ServerCommand, model: str) -> Figures:
-    """One launch of another engine's server.
-
-    Raises:
-        EngineFailed: it did not get ready, or did not serve the request.
-    """
+    """One launch of another engine's server. Raises EngineFailed: it did not get ready, or did not
+    serve the request."""
     with tempfile.TemporaryDirectory() as logs:
         conditions = Conditions(
             model=model,

@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from scripts.comparison import peers
+from scripts.comparison.peers import NotMeasured
 from scripts.comparison.processes import EngineFailed, EngineProcess, environment_for
 from scripts.comparison.workloads import Workload
 from scripts.load.clients import ClientsFailed, OpenLoop, Target, run_clients
 from scripts.load.openai_stream import Server, ServerError
 from scripts.load.records import RequestRecord
 
-PEERS = Path(__file__).parent / "peers"
 _PORT = "{port}"
 _SET_BY_US = ("--bind", "--num-threads")
 _Kind = TypeVar("_Kind", bound="Engine")
@@ -28,10 +29,6 @@ _Kind = TypeVar("_Kind", bound="Engine")
 
 class DescriptionError(ValueError):
     """An --engine, --peer or --server that cannot be understood."""
-
-
-class NotMeasured(Exception):
-    """The engine cannot be asked this workload; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +81,8 @@ class Engine(ABC):
 
     @abstractmethod
     def launch(self, conditions: Conditions) -> AbstractContextManager[Running]:
-        """The engine is up inside the block, gone after it.
-
-        Raises:
-            EngineFailed: it did not get ready.
-        """
+        """The engine is up inside the block, gone after it. Raises EngineFailed: it did not get
+        ready."""
 
     def process(
         self, command: list[str], conditions: Conditions, *, answers: bool
@@ -144,14 +138,14 @@ class ServerAddress(Engine):
 
 
 class Library(Engine):
-    """A library in a Python of its own, asked through standard input (`peers/wire.py`); the words
-    are the interpreter, a program of `peers/`, and its options. Times are taken in its process."""
+    """A library in a Python of its own, asked through standard input (`peers.py`); the words are
+    the interpreter, the program, the library and its options. Times are taken in its process."""
 
     @contextmanager
     def launch(self, conditions: Conditions) -> Iterator[Running]:
-        interpreter, program, *rest = self.words
+        *command, rest = *self.words[:3], self.words[3:]
         options = {"model": conditions.model, **dict(word.split("=", 1) for word in rest)}
-        command = [interpreter, program, json.dumps(options | {"threads": conditions.num_threads})]
+        command += [json.dumps(options | {"threads": conditions.num_threads})]
         with self.process(command, conditions, answers=True) as process:
             facts = process.ready_answer(conditions.startup_timeout_s)
             ready_s = process.since_launch_s
@@ -209,11 +203,8 @@ def _clients_of(
 
 
 def parse_engine(text: str) -> OwnEngine:
-    """`NAME=[OPTIONS]`, the daemon's.
-
-    Raises:
-        DescriptionError: no name, or an option that the comparison sets.
-    """
+    """`NAME=[OPTIONS]`, the daemon's. Raises DescriptionError: no name, or an option that the
+    comparison sets."""
     engine = _parse(OwnEngine, "--engine", text)
     for word in engine.words:
         if word.split("=")[0] in _SET_BY_US:
@@ -222,11 +213,7 @@ def parse_engine(text: str) -> OwnEngine:
 
 
 def parse_server(text: str) -> ServerCommand:
-    """`NAME=COMMAND ... {port}`.
-
-    Raises:
-        DescriptionError: no name, or no place for the port.
-    """
+    """`NAME=COMMAND ... {port}`. Raises DescriptionError: no name, or no place for the port."""
     server = _parse(ServerCommand, "--server", text)
     if not any(_PORT in word for word in server.words):
         raise DescriptionError(f"--server {text!r} has no {_PORT}; write it where its port goes")
@@ -234,11 +221,8 @@ def parse_server(text: str) -> ServerCommand:
 
 
 def parse_peer(text: str) -> Library | ServerAddress:
-    """`NAME=INTERPRETER [KEY=VALUE ...]` or `NAME=URL`.
-
-    Raises:
-        DescriptionError: no name, an unknown library, or words that are not options.
-    """
+    """`NAME=INTERPRETER [KEY=VALUE ...]` or `NAME=URL`. Raises DescriptionError: no name, an
+    unknown library, or words that are not options."""
     library = _parse(Library, "--peer", text)
     if not library.words:
         raise DescriptionError(f"--peer {text!r} names no interpreter or URL after its =")
@@ -255,14 +239,12 @@ def parse_peer(text: str) -> Library | ServerAddress:
         raise DescriptionError(f"--peer {text!r}: {wrong[0]!r} is not KEY=VALUE")
     options = dict(word.split("=", 1) for word in rest)
     kind = options.pop("kind", library.name.split("-")[0]).replace(".", "_")
-    program = PEERS / f"{kind}_peer.py"
-    if not program.is_file():
-        known = sorted(path.stem.removesuffix("_peer") for path in PEERS.glob("*_peer.py"))
+    if kind not in peers.PEERS:
         raise DescriptionError(
             f"--peer {text!r}: {kind!r} is not a known library; begin the name with one of "
-            f"{', '.join(known)}, or say which with kind="
+            f"{', '.join(peers.PEERS)}, or say which with kind="
         )
-    words = (target, str(program), *(f"{key}={value}" for key, value in options.items()))
+    words = (target, peers.__file__, kind, *(f"{key}={value}" for key, value in options.items()))
     return replace(library, words=words)
 
 

@@ -20,11 +20,8 @@ class Incomplete(Exception):
 
 def figures_of(workload: Workload, records: Sequence[RequestRecord]) -> Figures:
     """Seconds count from the first arrival; an inter-token time is what a client sees between two
-    messages with tokens.
-
-    Raises:
-        Incomplete: a request failed, or gave another number of tokens than was asked for.
-    """
+    messages with tokens. Raises Incomplete: a request failed, or gave another number of tokens than
+    was asked for."""
     faults = list(_faults(workload, records))
     if faults:
         raise Incomplete(f"{len(faults)} of {len(records)} requests: {faults[0]}")

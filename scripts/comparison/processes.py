@@ -103,10 +103,7 @@ class EngineProcess:
             self._process.stdin.flush()
 
     def wait_until(self, is_ready: Callable[[], bool], timeout_s: float) -> None:
-        """
-        Raises:
-            EngineFailed: the process ended, or is not ready in time.
-        """
+        """Raises EngineFailed: the process ended, or is not ready in time."""
         while not is_ready():
             if self._process.poll() is not None:
                 raise EngineFailed(self._last_output("the process"))
@@ -115,10 +112,7 @@ class EngineProcess:
             time.sleep(_POLL_S)
 
     def next_answer(self, timeout_s: float) -> dict[str, Any]:
-        """
-        Raises:
-            EngineFailed: the process ended, gave no line in time, or one that is not JSON.
-        """
+        """Raises EngineFailed: the process ended, gave no line in time, or one that is not JSON."""
         assert self._process.stdout is not None
         file = self._process.stdout.fileno()
         deadline = time.perf_counter() + timeout_s
@@ -139,10 +133,7 @@ class EngineProcess:
             raise EngineFailed(f"an answer that is not JSON: {error}") from error
 
     def ready_answer(self, timeout_s: float) -> dict[str, Any]:
-        """
-        Raises:
-            EngineFailed: the first answer is another one, or there is none.
-        """
+        """Raises EngineFailed: the first answer is another one, or there is none."""
         first = self.next_answer(timeout_s)
         if first.pop("event", None) != "ready":
             raise EngineFailed(f"not ready: {first.get('reason', first)}")
@@ -214,11 +205,7 @@ def process_tree(root: int) -> Iterable[int]:
 
 
 def children_of(pid: int) -> list[int]:
-    """Ids of the processes that it started and has not waited for.
-
-    Raises:
-        OSError: it has ended.
-    """
+    """Ids of the processes that it started and has not waited for. Raises OSError: it has ended."""
     found: list[int] = []
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):  # the thread ended meanwhile

@@ -18,10 +18,7 @@ class TextError(Exception):
 
 def english_text(path: Path | None = None) -> str:
     """The file's text; without one, the reference of the Python language that comes with Python.
-
-    Raises:
-        TextError: the file is empty or cannot be read as UTF-8.
-    """
+    Raises TextError: the file is empty or cannot be read as UTF-8."""
     if path is None:
         topics = pydoc_data.topics.topics
         return "\n".join(topics[name] for name in sorted(topics))
@@ -35,11 +32,8 @@ def english_text(path: Path | None = None) -> str:
 
 
 def tokens_of(text: str, model: str) -> list[int]:
-    """The model's tokens, without special ones at the ends.
-
-    Raises:
-        TextError: the model has no tokenizer, or cannot be opened.
-    """
+    """The model's tokens, without special ones at the ends. Raises TextError: the model has no
+    tokenizer, or cannot be opened."""
     return list(_tokenizer_of(model).encode(text, add_special_tokens=False).ids)
 
 

@@ -152,11 +152,8 @@ def write_rounds(
 
 
 def read_rounds(path: Path) -> tuple[list[Workload], list[list[Workload]]]:
-    """The warm-up, and each round's workloads.
-
-    Raises:
-        WorkloadError: the file is not one that `write_rounds` wrote.
-    """
+    """The warm-up, and each round's workloads. Raises WorkloadError: the file is not one that
+    `write_rounds` wrote."""
     try:
         document: dict[str, Any] = json.loads(path.read_text())
         if document["format"] != _FORMAT:

@@ -41,11 +41,7 @@ def measure_daemon(
     device: str = "cuda",
 ) -> dict[str, Any]:
     """The start's phases, and then the workload; tokens a second from the first request's sending
-    to the last one's end.
-
-    Raises:
-        RuntimeError: a request was not served as it asked.
-    """
+    to the last one's end. Raises RuntimeError: a request was not served as it asked."""
     prompts, num_outputs = workload(shape, number, shortest, longest)
     requests = [ClientRequest(*pair) for pair in zip(prompts, num_outputs, strict=True)]
     with DaemonRun(shape, device=device, options=options) as daemon:

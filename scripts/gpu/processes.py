@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from scripts.gpu.pytest_rows import ROWS_VARIABLE
-from scripts.gpu.timing import Row
-from scripts.gpu.worker import Instruction
+from scripts.gpu.timing import Instruction, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS_AT_ONCE = 8
@@ -26,11 +25,7 @@ CHECKS_AT_ONCE = 8
 @contextlib.contextmanager
 def unpacked_wheels(folder: Path) -> Iterator[None]:
     """What a folder's wheels hold can be imported inside, here and by child processes. Nothing that
-    is installed is replaced.
-
-    Raises:
-        FileNotFoundError: there are none.
-    """
+    is installed is replaced. Raises FileNotFoundError: there are none."""
     wheels = sorted(folder.glob("*.whl"))
     if not wheels:
         raise FileNotFoundError(f"{folder} has no wheels; docs/gpu.md says how to get them")

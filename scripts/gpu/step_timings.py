@@ -21,6 +21,7 @@ from engine_core.scheduler import NewRequestData, ScheduledBatch, SchedulerOutpu
 from kernels.interface.device_steps import SamplingMode
 from protocol.sampling import SamplingParams
 from scripts.gpu.timing import TimingGroup, Work
+from scripts.simulator.step_times import ModelShape, attention_pairs
 from tests.gpu.checks.whole_models import HALF_RATIO, check_published
 from tests.gpu.engine_run import BLOCK_SIZE, EngineRun, RequestSpec, Sizes, triton_operations
 from tests.gpu.model_shapes import PUBLISHED, Shape
@@ -29,8 +30,6 @@ CONTEXT = 1024
 PREFILL = 8192
 NUM_LOOP_STEPS = 60
 MOST_SEQS = 256
-_BYTES = 2
-"""Of a number in 16 bits."""
 
 
 class ReadyEngine:
@@ -182,23 +181,13 @@ def most_output(num_seqs: int) -> int:
 def time_decode(name: str, batch: int, context: int = CONTEXT, **options: Any) -> Work:
     """A decode step: its graph, replayed. `options`: see `_engine`."""
     shape = options.get("shape") or PUBLISHED[name]
-    return Work(
-        call=_engine(name, **options).decode(batch, context),
-        num_bytes=decode_bytes(shape, batch=batch, context=context),
-        num_flops=decode_flops(shape, batch=batch, context=context),
-        fits_graph=False,
-    )
+    return step_work(shape, _engine(name, **options).decode(batch, context), batch, context, 1)
 
 
 def time_prefill(name: str, num_tokens: int = PREFILL, **options: Any) -> Work:
     """One prompt in one step, from its plan to its token on the host."""
     shape = options.get("shape") or PUBLISHED[name]
-    return Work(
-        call=_engine(name, **options).prefill(num_tokens),
-        num_bytes=decode_bytes(shape, batch=1, context=num_tokens),
-        num_flops=prefill_flops(shape, num_tokens),
-        fits_graph=False,
-    )
+    return step_work(shape, _engine(name, **options).prefill(num_tokens), 1, num_tokens, num_tokens)
 
 
 def measure_loop(
@@ -212,39 +201,33 @@ def measure_loop(
     return _engine(name, **options).time_decodes(batch, context, num_steps)
 
 
-def layer_numbers(shape: Shape) -> int:
-    """Weights of all layers' products."""
-    hidden, head_size = shape["hidden_size"], shape["head_dim"]
-    q_heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
-    attention = hidden * head_size * (2 * q_heads + 2 * kv_heads)
-    return int(shape["num_hidden_layers"] * (attention + 3 * hidden * shape["intermediate_size"]))
-
-
-def logit_numbers(shape: Shape) -> int:
-    """Weights of the product that gives logits."""
-    return int(shape["hidden_size"] * shape["vocab_size"])
-
-
-def decode_bytes(shape: Shape, *, batch: int, context: int) -> float:
-    """That a decode step must read: weights once, every sequence's keys and values."""
-    a_token = shape["num_hidden_layers"] * 2 * shape["num_key_value_heads"] * shape["head_dim"]
-    numbers = layer_numbers(shape) + logit_numbers(shape) + batch * context * a_token
-    return float(_BYTES * numbers)
-
-
-def decode_flops(shape: Shape, *, batch: int, context: int) -> float:
-    """Of a decode step's products."""
-    attended = shape["num_hidden_layers"] * shape["num_attention_heads"] * shape["head_dim"]
-    a_sequence = layer_numbers(shape) + logit_numbers(shape) + 2 * context * attended
-    return float(2 * batch * a_sequence)
-
-
-def prefill_flops(shape: Shape, num_tokens: int) -> float:
-    """Of a prompt's products in one step; logits of its last token only."""
-    pairs = num_tokens * (num_tokens + 1) / 2
-    attended = shape["num_hidden_layers"] * shape["num_attention_heads"] * shape["head_dim"]
-    products = num_tokens * layer_numbers(shape) + logit_numbers(shape)
-    return float(2 * products + 4 * pairs * attended)
+def step_work(
+    shape: Shape, call: Callable[[], object], batch: int, context: int, num_scheduled: int
+) -> Work:
+    """A step of `batch` sequences of `context` tokens, the last `num_scheduled` of them computed in
+    it. It reads the weights once and every sequence's keys and values; logits of last tokens only.
+    """
+    model = ModelShape(
+        shape["model_type"],
+        num_layers=shape["num_hidden_layers"],
+        hidden=shape["hidden_size"],
+        num_query_heads=shape["num_attention_heads"],
+        num_kv_heads=shape["num_key_value_heads"],
+        head_dim=shape["head_dim"],
+        feed_forward=shape["intermediate_size"],
+        vocabulary=shape["vocab_size"],
+    )
+    num_weights = model.num_layer_weights + model.num_output_weights
+    products = batch * (num_scheduled * model.num_layer_weights + model.num_output_weights)
+    pairs = batch * attention_pairs(context - num_scheduled, num_scheduled)
+    attended = model.num_layers * model.num_query_heads * model.head_dim
+    return Work(
+        call=call,
+        num_bytes=num_weights * model.bytes_per_weight
+        + batch * context * model.cache_bytes_per_token,
+        num_flops=2.0 * products + 4.0 * pairs * attended,
+        fits_graph=False,
+    )
 
 
 def step_timings() -> list[TimingGroup]:

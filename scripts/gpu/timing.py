@@ -1,7 +1,8 @@
-"""What can be timed, by name; a time only for what passes its check in the same process."""
+"""What can be timed; a time only for what passes its check in the same process."""
 
 from __future__ import annotations
 
+import importlib
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -126,3 +127,39 @@ def _describe(problem: Exception) -> str:
     frames = [f for f in traceback.extract_tb(problem.__traceback__) if "site-packages" not in f[0]]
     where = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
     return f"{type(problem).__name__}: {' '.join(str(problem).split())[:400]}{where}"
+
+
+FAMILIES = {
+    "daemon": "scripts.gpu.daemon_timings:daemon_timings",
+    "steps": "scripts.gpu.step_timings:step_timings",
+    "attention": "scripts.gpu.kernel_timings:attention_timings",
+    "products": "scripts.gpu.kernel_timings:product_timings",
+    "elementwise": "scripts.gpu.kernel_timings:elementwise_timings",
+    "sampling": "scripts.gpu.kernel_timings:sampling_timings",
+}
+"""In the order of their worth, should time be up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """What a worker process does.
+
+    Attributes:
+        family: see `FAMILIES`; empty to describe the machine and measure its ceilings.
+        seconds: that it has.
+        seed: of all random inputs.
+        rows_path: gets a line of JSON for each result as it is known.
+    """
+
+    family: str
+    only: str
+    seconds: float
+    seed: int
+    rows_path: str
+    ceilings: dict[str, float] | None = None
+
+
+def load_family(name: str) -> list[TimingGroup]:
+    module, _, function = FAMILIES[name].partition(":")
+    groups: list[TimingGroup] = getattr(importlib.import_module(module), function)()
+    return groups

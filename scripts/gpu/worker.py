@@ -1,75 +1,160 @@
-"""Timings of one family in a process of its own: `python -m scripts.gpu.worker`, see `Instruction`.
+"""A process that times one family: `python -m scripts.gpu.worker INSTRUCTION`. A kernel that reads
+outside its memory spoils its process's use of the GPU, and one that never ends must be killed:
+neither may take the other families along.
 
-A kernel that reads outside its memory spoils its process's use of the GPU, and one that never ends
-must be killed: neither may take the other families along.
+A cold figure: before each call the L2 cache is filled with something else by *reading* a large
+buffer (dirty lines would be written back under the kernel's feet), then one call runs between two
+events. The flush takes longer than a launch, so the host is ahead and no launch gap is timed.
+
+A graph figure: several calls captured in one CUDA graph and replayed, with a warm cache; it has no
+launch cost, and proves that the call can be captured.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import functools
 import json
+import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scripts.gpu.timing import Ceilings, Row, TimingGroup, run_group
+import torch
+import triton
 
-FAMILIES = {
-    "daemon": "scripts.gpu.daemon_timings:daemon_timings",
-    "steps": "scripts.gpu.step_timings:step_timings",
-    "attention": "scripts.gpu.kernel_timings:attention_timings",
-    "products": "scripts.gpu.kernel_timings:product_timings",
-    "elementwise": "scripts.gpu.kernel_timings:elementwise_timings",
-    "sampling": "scripts.gpu.kernel_timings:sampling_timings",
-}
-"""In the order of their worth, should time be up."""
+from scripts.gpu.timing import Ceilings, Instruction, Row, load_family, run_group
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Instruction:
-    """What a worker does.
-
-    Attributes:
-        family: see `FAMILIES`; empty to describe the machine and measure its ceilings.
-        seconds: that it has.
-        seed: of all random inputs.
-        rows_path: gets a line of JSON for each result as it is known.
-    """
-
-    family: str
-    only: str
-    seconds: float
-    seed: int
-    rows_path: str
-    ceilings: dict[str, float] | None = None
+_FLUSH_BYTES = 256 << 20
+"""Several times the L2 of an H200."""
+_WARM_UP_CALLS = 5
+_MOST_REPEATS = 100
+_FEWEST_REPEATS = 10
+_REPEATS_US = 200_000.0
+_CALLS_A_GRAPH = 10
+_GRAPH_REPLAYS = 20
+_COPY_BYTES = 4 << 30
+_MATMUL_SIZE = 8192
 
 
-def load_family(name: str) -> list[TimingGroup]:
-    module, _, function = FAMILIES[name].partition(":")
-    groups: list[TimingGroup] = getattr(importlib.import_module(module), function)()
-    return groups
+class CudaTimer:
+    """Medians of event times on the current device."""
+
+    @functools.cached_property
+    def _flush(self) -> torch.Tensor:
+        """Takes memory only when something is timed."""
+        return torch.ones(_FLUSH_BYTES // 4, dtype=torch.float32, device="cuda")
+
+    def measure(self, call: Callable[[], object], *, in_graph: bool = True) -> dict[str, Any]:
+        """See `timing.Timer`. `again_us`: the same once more; what is smaller than the difference
+        of the two is noise."""
+        for _ in range(_WARM_UP_CALLS):
+            call()
+        torch.cuda.synchronize()
+        estimate_us = statistics.median(self._cold(call, 5))
+        repeats = int(min(max(_REPEATS_US / estimate_us, _FEWEST_REPEATS), _MOST_REPEATS))
+        first, again = self._cold(call, repeats), self._cold(call, repeats)
+        return {
+            "median_us": round(statistics.median(first), 2),
+            "again_us": round(statistics.median(again), 2),
+            "fastest_us": round(min(first + again), 2),
+            "repeats": repeats,
+            "graph_us": self._graph(call) if in_graph else None,
+        }
+
+    def _cold(self, call: Callable[[], object], repeats: int) -> list[float]:
+        starts, stops = _events(repeats), _events(repeats)
+        torch.cuda.synchronize()
+        for start, stop in zip(starts, stops, strict=True):
+            self._flush.sum()
+            start.record()
+            call()
+            stop.record()
+        torch.cuda.synchronize()
+        return [1e3 * start.elapsed_time(stop) for start, stop in zip(starts, stops, strict=True)]
+
+    def _graph(self, call: Callable[[], object]) -> float | str:
+        """Microseconds a call, or why it cannot be captured."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                for _ in range(_CALLS_A_GRAPH):
+                    call()
+        except Exception as error:
+            torch.cuda.synchronize()
+            return f"not captured: {' '.join(str(error).split())[:200]}"
+        times: list[float] = []
+        for _ in range(_GRAPH_REPLAYS):
+            start, stop = _events(2)
+            start.record()
+            graph.replay()
+            stop.record()
+            stop.synchronize()
+            times.append(1e3 * start.elapsed_time(stop) / _CALLS_A_GRAPH)
+        return round(statistics.median(times), 2)
+
+
+def measure_ceilings(timer: CudaTimer) -> Ceilings:
+    """A large copy on the device, counting bytes read and written; a large bf16 product, on random
+    numbers (zeros run faster than real data)."""
+    src = torch.randint(0, 255, (_COPY_BYTES,), dtype=torch.uint8, device="cuda")
+    dst = torch.empty_like(src)
+    copy_us = timer.measure(lambda: dst.copy_(src), in_graph=False)["median_us"]
+    size = (_MATMUL_SIZE, _MATMUL_SIZE)
+    a, b = (torch.randn(size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+    matmul_us = timer.measure(lambda: torch.mm(a, b, out=out), in_graph=False)["median_us"]
+    return Ceilings(
+        copy_bytes_s=2 * _COPY_BYTES / copy_us * 1e6,
+        matmul_flop_s=2 * _MATMUL_SIZE**3 / matmul_us * 1e6,
+    )
+
+
+def _events(count: int) -> list[torch.cuda.Event]:
+    return [torch.cuda.Event(enable_timing=True) for _ in range(count)]  # type: ignore[no-untyped-call]
+
+
+def describe_device() -> dict[str, Any]:
+    """The GPU, its driver, and what drives it here."""
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "name": properties.name,
+        "capability": list(torch.cuda.get_device_capability(0)),
+        "multiprocessors": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "l2_bytes": getattr(properties, "L2_cache_size", None),
+        "driver": _driver(),
+        "cuda": torch.version.cuda,
+        "triton": triton.__version__,
+    }
+
+
+def _driver() -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip().splitlines()[0] if done.stdout.strip() else None
 
 
 def work(instruction: Instruction) -> None:
     """Append rows to the file."""
-    import torch
-
-    from scripts.gpu.measuring import CudaTimer, describe_device, measure_ceilings
-
     deadline_s = time.monotonic() + instruction.seconds
     torch.manual_seed(instruction.seed)
+    timer = CudaTimer()
     with Path(instruction.rows_path).open("a") as file:
 
         def emit(row: Row) -> None:
             print(json.dumps(row), file=file, flush=True)
 
         if instruction.ceilings is None:
-            ceilings: dict[str, Any] = dataclasses.asdict(measure_ceilings())
+            ceilings: dict[str, Any] = dataclasses.asdict(measure_ceilings(timer))
             emit({"device": describe_device(), "ceilings": ceilings})
             return
-        timer = CudaTimer()
         for group in load_family(instruction.family):
             run_group(
                 group,

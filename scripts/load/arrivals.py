@@ -16,11 +16,8 @@ def poisson(rate: float, random: np.random.Generator) -> Iterator[float]:
 
 def gamma(rate: float, cv: float, random: np.random.Generator) -> Iterator[float]:
     """Gaps from a gamma distribution with this coefficient of variation: 1 is Poisson, above it
-    bursts, 0 a fixed gap.
-
-    Raises:
-        ValueError: at the first arrival: a rate that is not above 0, or a negative CV.
-    """
+    bursts, 0 a fixed gap. Raises ValueError: at the first arrival: a rate that is not above 0, or a
+    negative CV."""
     _check_rate(rate)
     if not (cv >= 0 and math.isfinite(cv)):
         raise ValueError(f"the burstiness (CV) is {cv}, it must be at least 0; 1 is Poisson")
@@ -39,10 +36,7 @@ def diurnal(
     rate: float, swing: float, period_s: float, random: np.random.Generator
 ) -> Iterator[float]:
     """A Poisson process whose rate is rate * (1 + swing * sin(2 pi t / period_s)), by thinning.
-
-    Raises:
-        ValueError: at the first arrival: a value outside its range.
-    """
+    Raises ValueError: at the first arrival: a value outside its range."""
     _check_rate(rate)
     if not 0 <= swing <= 1:
         raise ValueError(f"the swing of the rate is {swing}, it must be from 0 to 1")
@@ -59,11 +53,8 @@ def diurnal(
 def first_arrivals(
     arrivals: Iterator[float], *, num_requests: int | None = None, duration_s: float | None = None
 ) -> tuple[float, ...]:
-    """The first `num_requests` arrivals, those before `duration_s`, or both.
-
-    Raises:
-        ValueError: neither is given.
-    """
+    """The first `num_requests` arrivals, those before `duration_s`, or both. Raises ValueError:
+    neither is given."""
     if num_requests is None and duration_s is None:
         raise ValueError("the schedule has no end; give a number of requests or a duration")
     if duration_s is not None:

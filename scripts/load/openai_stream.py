@@ -32,10 +32,7 @@ class Server:
 
     @classmethod
     def at(cls, url: str) -> Server:
-        """
-        Raises:
-            ValueError: not an http:// address.
-        """
+        """Raises ValueError: not an http:// address."""
         parts = urllib.parse.urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise ValueError(f"{url!r} is not an http:// address, such as http://127.0.0.1:8000")
@@ -52,11 +49,7 @@ class Server:
         return (self._status("/v1/models") if status == 404 else status) == 200
 
     def first_model(self) -> str:
-        """The name of the first model that it serves.
-
-        Raises:
-            ServerError: it does not say.
-        """
+        """The name of the first model that it serves. Raises ServerError: it does not say."""
         try:
             with urllib.request.urlopen(f"{self.url}/v1/models", timeout=_PROBE_S) as answer:
                 return str(json.load(answer)["data"][0]["id"])

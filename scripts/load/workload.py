@@ -16,11 +16,8 @@ class LengthRange:
 
     @classmethod
     def parse(cls, text: str, *, distribution: str = "log-uniform") -> "LengthRange":
-        """From "128" or "32:512".
-
-        Raises:
-            ValueError: neither form, a length below 1, or an empty range.
-        """
+        """From "128" or "32:512". Raises ValueError: neither form, a length below 1, or an empty
+        range."""
         parts = text.split(":")
         if len(parts) > 2 or not all(part.isascii() and part.isdigit() for part in parts):
             raise ValueError(f"{text!r} is no length; write 128, or 32:512 for a range")

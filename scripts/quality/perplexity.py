@@ -34,11 +34,8 @@ class Window:
 def cut_windows(
     text_token_ids: Sequence[int], prefix: Sequence[int], *, context: int, num_windows: int
 ) -> list[Window]:
-    """Windows spread evenly over the text, which do not overlap.
-
-    Raises:
-        ValueError: the text is too short for so many, or a window too short to score a token.
-    """
+    """Windows spread evenly over the text, which do not overlap. Raises ValueError: the text is too
+    short for so many, or a window too short to score a token."""
     length = context - len(prefix)
     if length < 2:
         raise ValueError(f"a context of {context} tokens leaves none to score; use 64 or more")
@@ -59,11 +56,8 @@ def cut_windows(
 def negative_log_likelihoods(
     windows: Sequence[Window], forward: Forward, logits_of: Logits
 ) -> torch.Tensor:
-    """float64 [number of scored tokens], natural logarithms, in the windows' order.
-
-    Raises:
-        ValueError: a value is not finite.
-    """
+    """float64 [number of scored tokens], natural logarithms, in the windows' order. Raises
+    ValueError: a value is not finite."""
     found = []
     for window in windows:
         hidden_TE = forward(window.tokens)

@@ -2,6 +2,7 @@
 
 import collections
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
@@ -18,54 +19,34 @@ _MIN_MATCH = 0.5
 
 
 class Router(Protocol):
-    """`loads` are, for each engine, the prompt tokens of the requests that were sent to it and are
-    not over, as far as the router knows (`Fleet`)."""
+    """Chooses an engine by its number. `loads` are, for each engine, the prompt tokens of the
+    requests that were sent to it and are not over, as far as the router knows (`Fleet`)."""
 
-    @property
-    def reads_loads(self) -> bool: ...
-
-    def choose(self, request: TraceRequest, loads: list[int]) -> int: ...
+    def __call__(self, request: TraceRequest, loads: list[int]) -> int: ...
 
 
-class RoundRobin:
-    reads_loads = False
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def choose(self, request: TraceRequest, loads: list[int]) -> int:
-        chosen = self._next % len(loads)
-        self._next = chosen + 1
-        return chosen
+READS_LOADS = ("least-loaded", "cache-aware")
 
 
-class Random:
-    reads_loads = False
-
-    def __init__(self, seed: int) -> None:
-        self._random = np.random.default_rng([seed, 2])
-
-    def choose(self, request: TraceRequest, loads: list[int]) -> int:
-        return int(self._random.integers(len(loads)))
+def round_robin() -> Router:
+    numbers = itertools.count()
+    return lambda request, loads: next(numbers) % len(loads)
 
 
-class LeastLoaded:
+def at_random(seed: int) -> Router:
+    random = np.random.default_rng([seed, 2])
+    return lambda request, loads: int(random.integers(len(loads)))
+
+
+def least_loaded(request: TraceRequest, loads: list[int]) -> int:
     """The fewest tokens; of equals the first."""
-
-    reads_loads = True
-
-    def choose(self, request: TraceRequest, loads: list[int]) -> int:
-        return loads.index(min(loads))
+    return loads.index(min(loads))
 
 
-class Sticky:
+def sticky(request: TraceRequest, loads: list[int]) -> int:
     """Always the same engine for a session, by its hash; a request without one is its own."""
-
-    reads_loads = False
-
-    def choose(self, request: TraceRequest, loads: list[int]) -> int:
-        session = request.index if request.session is None else request.session
-        return hash((session, session)) % len(loads)
+    session = request.index if request.session is None else request.session
+    return hash((session, session)) % len(loads)
 
 
 class CacheAware:
@@ -83,8 +64,6 @@ class CacheAware:
         balance_tokens, balance_ratio: loads are out of balance if the chosen engine's is above the
             least by more than the first, and above it by more than the second times.
     """
-
-    reads_loads = True
 
     def __init__(
         self,
@@ -107,7 +86,7 @@ class CacheAware:
         """Share of all prompt tokens that the router believed to be cached where it sent them."""
         return self._num_matched_tokens / max(1, self._num_prompt_tokens)
 
-    def choose(self, request: TraceRequest, loads: list[int]) -> int:
+    def __call__(self, request: TraceRequest, loads: list[int]) -> int:
         prefixes, ends = _prefixes(request)
         num_matched, holders = 0, dict[int, None]()
         for prefix, end in zip(prefixes, ends, strict=True):
@@ -150,13 +129,12 @@ def _prefixes(request: TraceRequest) -> tuple[list[int], list[int]]:
 
 
 def make_router(name: str, seed: int) -> Router:
-    if name == "random":
-        return Random(seed)
     routers: dict[str, Callable[[], Router]] = {
-        "round-robin": RoundRobin,
-        "least-loaded": LeastLoaded,
+        "round-robin": round_robin,
+        "random": lambda: at_random(seed),
+        "least-loaded": lambda: least_loaded,
         "cache-aware": CacheAware,
-        "sticky": Sticky,
+        "sticky": lambda: sticky,
     }
     return routers[name]()
 
@@ -246,7 +224,7 @@ class Fleet:
             heapq.heappush(self._events, (request.arrival_s, _ARRIVAL, 1 + request.index, request))
 
     def _arrive(self, request: TraceRequest, now_s: float) -> None:
-        number = self._router.choose(request, self._seen_loads)
+        number = self._router(request, self._seen_loads)
         self._loads[number] += request.num_prompt_tokens
         if self._view_s:
             self._seen_loads[number] += request.num_prompt_tokens

@@ -15,7 +15,7 @@ from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import SchedulerConfig
 from scripts.load import arrivals
 from scripts.simulator import SimulationError
-from scripts.simulator.fleet import Router
+from scripts.simulator.fleet import READS_LOADS
 from scripts.simulator.metrics import SLO
 from scripts.simulator.step_times import HARDWARE, SHAPES, NoisyModel, Roofline, StepTimeModel
 from scripts.simulator.step_trace import fit_step_trace
@@ -244,8 +244,8 @@ class FleetOptions:
         float | None, Parameter(help="Break off after seconds of virtual time.")
     ] = None
 
-    def view_s(self, router: Router) -> float:
-        if self.router_view_ms and not router.reads_loads:
+    def view_s(self) -> float:
+        if self.router_view_ms and self.router not in READS_LOADS:
             raise SimulationError(
                 f"--router-view-ms is {self.router_view_ms} and does nothing with --router "
                 f"{self.router}, which reads no loads; leave it out"

@@ -54,7 +54,7 @@ def simulate(scenario: Scenario, picture: Path | None = None) -> dict[str, Any]:
         SimulatedEngine(config, scenario.engine.make_cache(num_blocks), model, metrics, timeline)
         for _ in range(options.engines)
     ]
-    fleet = Fleet(engines, router, options.max_duration, view_s=options.view_s(router))
+    fleet = Fleet(engines, router, options.max_duration, view_s=options.view_s())
     fleet.run(scenario.trace.requests(trace))
     if picture is not None and timeline is not None:
         draw(picture, metrics, timeline)

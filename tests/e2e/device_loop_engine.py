@@ -9,12 +9,13 @@ from pathlib import Path
 from engine_core.cli import main
 from engine_core.startup import build, model, runner_spec
 
-FAKE_DEVICE = Path(__file__).parents[1] / "engine_core" / "model_runner" / "gpu"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def pretend_a_gpu():
-    sys.path.insert(0, str(FAKE_DEVICE))
-    from fake_device import LateQueue, PaddedOperations
+    sys.path.insert(0, str(ROOT))
+    from tests.engine_core.model_runner.gpu.fake_device import LateQueue, PaddedOperations
+    from tests.kernels.torch_device_steps import TorchDeviceSteps
 
     plan_runner = build.plan_runner
 
@@ -25,7 +26,8 @@ def pretend_a_gpu():
 
     build.plan_runner = plan_device_runner
     model.select_operations = lambda device, **options: PaddedOperations()
-    runner_spec._queue_of = lambda device: LateQueue()
+    runner_spec.device_step_operations = lambda device: TorchDeviceSteps()
+    runner_spec.CudaQueue = lambda device: LateQueue()
 
 
 if __name__ == "__main__":

@@ -136,9 +136,9 @@ async def test_requests_made_during_a_recovery_wait_for_it(start_engine):
     async with AsyncLLM(first.address, reconnect_timeout_s=10) as client:
         running = asyncio.create_task(collect(client.generate("x", SamplingParams(max_tokens=30))))
         await asyncio.to_thread(first.join)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.1)
         late = asyncio.create_task(collect(client.generate("y", SamplingParams(max_tokens=30))))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.1)
         assert not late.done()
         with FakeEngine(first.address):
             results = await asyncio.gather(running, late)
@@ -151,7 +151,7 @@ async def test_leaving_a_stream_during_a_recovery_forgets_its_request(start_engi
         stream = client.generate("x", SamplingParams(max_tokens=30))
         await anext(stream)
         await asyncio.to_thread(first.join)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.1)
         await stream.aclose()
         with FakeEngine(first.address) as second:
             await client.ping()

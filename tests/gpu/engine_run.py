@@ -18,7 +18,7 @@ from engine_core.executor import InProcessExecutor
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.model_runner.cache_layout import plan_cache_layout
 from engine_core.model_runner.config import RunnerConfig
-from engine_core.model_runner.gpu import CudaQueue, DeviceQueue, GPUModelRunner, SynchronousQueue
+from engine_core.model_runner.gpu import CudaQueue, DeviceQueue, GPUModelRunner
 from engine_core.models import Model
 from engine_core.scheduler import (
     EngineCoreOutput,
@@ -30,9 +30,12 @@ from engine_core.scheduler import (
     SchedulerOutput,
 )
 from kernels.backends import device_step_operations
+from kernels.interface.device_steps import DeviceStepOperations
 from kernels.interface.operations import Operations
 from kernels.triton.operations import TritonOperations
 from protocol.sampling import SamplingParams
+from tests.engine_core.model_runner.gpu.fake_device import SynchronousQueue
+from tests.kernels.torch_device_steps import TorchDeviceSteps
 
 BLOCK_SIZE = 16
 
@@ -106,6 +109,11 @@ def queue_of(device: str) -> DeviceQueue:
     return SynchronousQueue() if device == "cpu" else CudaQueue(_numbered(device))
 
 
+def steps_of(device: torch.device) -> DeviceStepOperations:
+    """Of that device."""
+    return TorchDeviceSteps() if device.type == "cpu" else device_step_operations(device)
+
+
 def _numbered(device: str) -> torch.device:
     return torch.device("cpu") if device == "cpu" else torch.device("cuda", 0)
 
@@ -145,7 +153,7 @@ class EngineRun:
         )
         self.runner = GPUModelRunner(
             config,
-            steps=device_step_operations(ops.device),
+            steps=steps_of(ops.device),
             queue=queue_of(ops.device.type),
             use_graphs=use_graphs,
         )

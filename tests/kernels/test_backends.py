@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 import torch
 
-from kernels.backends import UnsupportedDevice, select_operations
+from kernels.backends import UnsupportedDevice, device_step_operations, select_operations
 from kernels.cpu.library import NativeLibraryUnavailable, available_threads, load_library
 
 
@@ -137,3 +137,8 @@ def test_a_gpu_keeps_quantised_weights_only_if_asked_to_and_of_types_that_it_run
     assert not packs({"Q5_K"})
     assert not packs(())
     assert not packs({"Q4_K"}, keeps_blocks=False)
+
+
+def test_steps_are_prepared_on_cuda_alone():
+    with pytest.raises(UnsupportedDevice, match=r'"cpu" .* only "cuda" does; .*--device cuda'):
+        device_step_operations(torch.device("cpu"))

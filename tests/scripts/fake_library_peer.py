@@ -4,9 +4,9 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "comparison" / "peers"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "comparison"))
 
-from wire import NotMeasured, TokenClock, serve, untimed
+from peers import NotMeasured, TokenClock, serve, untimed
 
 
 def prepare(options):

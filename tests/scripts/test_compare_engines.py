@@ -13,8 +13,8 @@ import pytest
 from fake_engine import FakeEngine
 
 from scripts.compare_engines import main
+from scripts.comparison import peers
 from scripts.comparison.engines import (
-    PEERS,
     Conditions,
     DescriptionError,
     Running,
@@ -24,8 +24,7 @@ from scripts.comparison.engines import (
 )
 from scripts.comparison.figures import Incomplete, figures_of
 from scripts.comparison.processes import EngineFailed, process_tree, resident_bytes
-from scripts.comparison.report import as_table, summarise_rounds
-from scripts.comparison.rounds import run_rounds
+from scripts.comparison.rounds import as_table, run_rounds, summarise_rounds
 from scripts.comparison.workloads import Workload, write_rounds
 from scripts.load.clients import ClientsFailed, OpenLoop, run_clients
 from scripts.load.records import RequestRecord
@@ -193,6 +192,7 @@ def _library(**options):
     words = (
         sys.executable,
         str(FAKE_LIBRARY),
+        "fake",
         *(f"{key}={value}" for key, value in options.items()),
     )
     return replace(parse_peer(f"transformers={sys.executable}"), words=words)
@@ -280,5 +280,5 @@ def test_descriptions_say_what_is_wrong_with_them():
     with pytest.raises(DescriptionError, match="not KEY=VALUE"):
         parse_peer("vllm=python3 fast")
     peer = parse_peer("vllm-bf16=python3 dtype=bfloat16 env:A=1")
-    assert peer.words == ("python3", str(PEERS / "vllm_peer.py"), "dtype=bfloat16")
+    assert peer.words == ("python3", peers.__file__, "vllm", "dtype=bfloat16")
     assert peer.environment == {"A": "1"}

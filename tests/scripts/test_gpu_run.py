@@ -12,9 +12,8 @@ import torch
 
 from scripts import gpu_run
 from scripts.gpu import daemon_timings, kernel_timings, processes, step_timings
-from scripts.gpu.report import as_table
-from scripts.gpu.timing import Ceilings, TimingGroup, Work, run_group
-from scripts.gpu.worker import FAMILIES, load_family
+from scripts.gpu.timing import FAMILIES, Ceilings, TimingGroup, Work, load_family, run_group
+from scripts.gpu_run import as_table
 from tests.gpu.checks import moe, rotary, step_inputs
 from tests.gpu.checks.paged_step import Heads
 from tests.gpu.model_shapes import QWEN3_SMALL

@@ -9,7 +9,7 @@ from kernels.cpu.library import NativeLibraryUnavailable, load_library
 from kernels.cpu.linear import PackedParts
 from kernels.cpu.operations import CpuOperations
 from kernels.cpu.weights import pack_float, quantise_int4, quantise_int8
-from scripts.quality.loaded_format import FloatProducts, FormatError, parse_options
+from scripts.quality.measurement import FloatProducts, FormatError, parse_options
 from scripts.quality.perplexity import compare, cut_windows, negative_log_likelihoods
 
 

@@ -4,7 +4,7 @@ plan --> input_batch (what changed) --> step (order, bucket, mode) --> packing (
      --> queue: copy; graphs: replay, or computation launched piece by piece --> results
 """
 
-from engine_core.model_runner.gpu.queue import CudaQueue, DeviceQueue, SynchronousQueue
+from engine_core.model_runner.gpu.queue import CudaQueue, DeviceQueue
 from engine_core.model_runner.gpu.runner import GPUModelRunner
 
-__all__ = ["CudaQueue", "DeviceQueue", "GPUModelRunner", "SynchronousQueue"]
+__all__ = ["CudaQueue", "DeviceQueue", "GPUModelRunner"]

@@ -97,30 +97,3 @@ class CudaQueue:
     def synchronize(self) -> None:
         """See `DeviceQueue.synchronize`."""
         torch.cuda.synchronize(self.device)
-
-
-class _FinishedWork:
-    def wait(self) -> None:
-        """Nothing is left to wait for."""
-
-
-class SynchronousQueue:
-    """The specification, for tests: work is done at once, on CPU tensors; a graph is the work."""
-
-    device = torch.device("cpu")
-
-    def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """See `DeviceQueue.host_tensor`."""
-        return torch.zeros(shape, dtype=dtype)
-
-    def launch(self, work: Work) -> LaunchedWork:
-        """See `DeviceQueue.launch`."""
-        work()
-        return _FinishedWork()
-
-    def capture(self, work: Work) -> Work:
-        """See `DeviceQueue.capture`."""
-        return work
-
-    def synchronize(self) -> None:
-        """See `DeviceQueue.synchronize`."""

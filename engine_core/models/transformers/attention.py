@@ -86,22 +86,25 @@ def record_attention(body: CausalBody, token_ids_T: torch.Tensor) -> list[Attent
     return calls
 
 
-class FlattenedModel:
-    """`engine_core.models.Model` over a switched model."""
+class _SplitModel:
+    """The parts of `engine_core.models.Model` that need no attention."""
 
     def __init__(self, body: CausalBody, spec: KVCacheSpec) -> None:
         self._body = body
-        self._spec = spec
+        self.kv_cache_spec = spec
 
-    @property
-    def kv_cache_spec(self) -> KVCacheSpec:
-        return self._spec
+    @torch.inference_mode()
+    def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
+        return self._body.logits(hidden_RE)
+
+
+class FlattenedModel(_SplitModel):
+    """All tokens of a step at once, over a switched model."""
 
     @torch.inference_mode()
     def forward(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
-        """See `Model.forward`."""
         token = _target.set(context)
         try:
             return self._body.hidden_states(
@@ -109,11 +112,6 @@ class FlattenedModel:
             )
         finally:
             _target.reset(token)
-
-    @torch.inference_mode()
-    def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """See `Model.compute_logits`."""
-        return self._body.logits(hidden_RE)
 
 
 def _attend(
@@ -252,22 +250,13 @@ class PagedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         return -1
 
 
-class PerRequestModel:
-    """`engine_core.models.Model` that runs its requests one by one."""
-
-    def __init__(self, body: CausalBody, spec: KVCacheSpec) -> None:
-        self._body = body
-        self._spec = spec
-
-    @property
-    def kv_cache_spec(self) -> KVCacheSpec:
-        return self._spec
+class PerRequestModel(_SplitModel):
+    """Runs the requests of a step one by one."""
 
     @torch.inference_mode()
     def forward(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
-        """See `Model.forward`."""
         first = context.metadata[0]
         starts = first.query_start_loc_R1.tolist()
         hidden_by_request = [
@@ -306,11 +295,6 @@ class PerRequestModel:
             past_key_values=Cache(layers=layers),
             use_cache=True,
         )
-
-    @torch.inference_mode()
-    def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """See `Model.compute_logits`."""
-        return self._body.logits(hidden_RE)
 
 
 def _slots_of_sequence(metadata: AttentionMetadata, request: int) -> torch.Tensor:

@@ -10,13 +10,16 @@ from engine_core.model_runner.cache_layout import plan_cache_layout
 from engine_core.model_runner.gpu.graphs import decode_buckets
 from engine_core.models import load_dummy_model
 from engine_core.scheduler import SchedulerConfig
+from engine_core.startup import runner_spec
 from engine_core.startup.model import LoadedModel
 from engine_core.startup.profile_run import LargestStep, profile_steps
 from engine_core.startup.runner_spec import RunnerSpec
 from kernels.interface.device_steps import SamplingMode
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "model_runner" / "gpu"))
-from fake_device import PaddedOperations
+from fake_device import PaddedOperations, SynchronousQueue
+
+from tests.kernels.torch_device_steps import TorchDeviceSteps
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 24,
@@ -79,6 +82,12 @@ class Meter:
 
     def peak_held_bytes(self):
         return 500
+
+
+@pytest.fixture(autouse=True)
+def device_is_this_cpu(monkeypatch):
+    monkeypatch.setattr(runner_spec, "device_step_operations", lambda device: TorchDeviceSteps())
+    monkeypatch.setattr(runner_spec, "CudaQueue", lambda device: SynchronousQueue())
 
 
 @pytest.mark.parametrize("on_device", [False, True])

@@ -18,9 +18,9 @@ from kernels.interface.step_inputs import (
     StepTensors,
     pack_step,
 )
-from kernels.torch.device_steps import TorchDeviceSteps
 from kernels.triton.step_inputs import append_sampled, apply_row_updates, prepare_step
 from tests.gpu.checks.errors import num_different, poison
+from tests.kernels.torch_device_steps import TorchDeviceSteps
 
 BLOCK_SIZE = 16
 NUM_GROUPS = 2

@@ -13,13 +13,13 @@ from kernels.interface.step_inputs import (
     RowUpdate,
     pack_step,
 )
-from kernels.torch.device_steps import TorchDeviceSteps
 from kernels.triton.device_steps import TritonDeviceSteps
 from kernels.triton.sampling_columns import (
     SamplingColumns,
     gather_sampling_columns,
     gather_sampling_columns_reference,
 )
+from tests.kernels.torch_device_steps import TorchDeviceSteps
 
 CPU = torch.device("cpu")
 NUM_ROWS = 13

@@ -5,7 +5,7 @@ import dataclasses
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import SchedulerConfig
 from scripts.simulator.engine import SimulatedEngine
-from scripts.simulator.fleet import Fleet, RoundRobin, Router
+from scripts.simulator.fleet import Fleet, Router, round_robin
 from scripts.simulator.metrics import RequestMetrics
 from scripts.simulator.step_times import StepTimeModel, StepWork
 from scripts.simulator.trace import TraceRequest
@@ -68,6 +68,6 @@ def serve(
         )
         for _ in range(num_engines)
     ]
-    fleet = Fleet(engines, router or RoundRobin())
+    fleet = Fleet(engines, router or round_robin())
     fleet.run(requests)
     return Run(fleet, engines, metrics)

@@ -173,19 +173,16 @@ def test_a_router_knows_what_it_sent_and_what_it_saw_when_it_looked_last():
     """Steps take 1 s and 0.01 s a token; the router looks every 2 s."""
     seen = []
 
-    class Spy:
-        reads_loads = True
-
-        def choose(self, request, loads):
-            seen.append(list(loads))
-            return request.index % 2
+    def spy(request, loads):
+        seen.append(list(loads))
+        return request.index % 2
 
     def load_when_asked(view_s):
         seen.clear()
         engines = serve(num_engines=2).engines
         arrivals = enumerate((0.0, 0.5, 1.9, 2.0, 7.5))
         requests = tuple(request(index, time_s, 10 + index, 1) for index, time_s in arrivals)
-        Fleet(engines, Spy(), view_s=view_s).run(requests)
+        Fleet(engines, spy, view_s=view_s).run(requests)
         return list(seen)
 
     assert load_when_asked(2.0) == [[0, 0], [10, 0], [10, 11], [12, 0], [0, 0]]

@@ -6,9 +6,8 @@ import pytest
 from recorded_runs import Asked, record_run
 
 from scripts.simulator import SimulationError
-from scripts.simulator.replay import verify
+from scripts.simulator.replay import as_table, validate, verify
 from scripts.simulator.step_trace import StepTrace, fit_step_trace
-from scripts.simulator.validation import as_table, validate
 
 BUSY = [Asked(0.05 * index, 20 + 7 * (index % 9), 5 + index % 30, 16) for index in range(60)]
 TIGHT = [

@@ -3,7 +3,7 @@
 import pytest
 from simulation_parts import LinearStepModel, request, serve
 
-from scripts.simulator.fleet import CacheAware, LeastLoaded, RoundRobin, Sticky, make_router
+from scripts.simulator.fleet import CacheAware, least_loaded, make_router, round_robin, sticky
 from scripts.simulator.trace import Turn, shared_segment
 
 
@@ -13,28 +13,27 @@ def prompt(index, *shared, own=10, **more):
 
 
 def test_round_robin_takes_turns():
-    router = RoundRobin()
-    assert [router.choose(prompt(index), [0, 0, 0]) for index in range(5)] == [0, 1, 2, 0, 1]
+    router = round_robin()
+    assert [router(prompt(index), [0, 0, 0]) for index in range(5)] == [0, 1, 2, 0, 1]
 
 
 def test_least_loaded_takes_the_fewest_tokens_and_of_equals_the_first():
-    assert LeastLoaded().choose(prompt(0), [5, 3, 3, 9]) == 1
+    assert least_loaded(prompt(0), [5, 3, 3, 9]) == 1
 
 
 def test_random_is_a_function_of_the_seed_and_reaches_every_engine():
     chosen = [
-        [make_router("random", seed).choose(prompt(0), [0] * 8) for _ in range(1)]
-        for seed in (1, 1)
+        [make_router("random", seed)(prompt(0), [0] * 8) for _ in range(1)] for seed in (1, 1)
     ]
     assert chosen[0] == chosen[1]
     router = make_router("random", 1)
-    assert {router.choose(prompt(index), [0] * 8) for index in range(200)} == set(range(8))
+    assert {router(prompt(index), [0] * 8) for index in range(200)} == set(range(8))
 
 
 def test_sticky_sends_a_session_to_one_engine_and_spreads_sessions():
-    router, loads = Sticky(), [0] * 10
+    router, loads = sticky, [0] * 10
     by_session = {
-        session: {router.choose(prompt(index, session=session), loads) for index in range(5)}
+        session: {router(prompt(index, session=session), loads) for index in range(5)}
         for session in range(300)
     }
     assert all(len(engines) == 1 for engines in by_session.values())
@@ -44,39 +43,39 @@ def test_sticky_sends_a_session_to_one_engine_and_spreads_sessions():
 
 def test_cache_aware_goes_where_the_prefix_was_sent():
     router = CacheAware()
-    assert router.choose(prompt(0, (1, 500)), [0, 5, 5]) == 0
-    assert router.choose(prompt(1, (2, 500)), [9, 5, 0]) == 2
+    assert router(prompt(0, (1, 500)), [0, 5, 5]) == 0
+    assert router(prompt(1, (2, 500)), [9, 5, 0]) == 2
 
-    assert router.choose(prompt(2, (1, 500)), [50, 5, 0]) == 0
-    assert router.choose(prompt(3, (2, 500)), [0, 0, 50]) == 2
-    assert router.choose(prompt(4, (3, 500)), [50, 0, 9]) == 1
+    assert router(prompt(2, (1, 500)), [50, 5, 0]) == 0
+    assert router(prompt(3, (2, 500)), [0, 0, 50]) == 2
+    assert router(prompt(4, (3, 500)), [50, 0, 9]) == 1
     assert router.expected_hit_rate == pytest.approx(1000 / 2550)
 
 
 def test_cache_aware_follows_the_longest_match():
     router = CacheAware()
-    router.choose(prompt(0, (1, 500)), [0, 9])
-    router.choose(prompt(1, (1, 500), (2, 4000)), [9, 0])  # 500 of 4510 is too little to follow
+    router(prompt(0, (1, 500)), [0, 9])
+    router(prompt(1, (1, 500), (2, 4000)), [9, 0])  # 500 of 4510 is too little to follow
 
-    assert router.choose(prompt(2, (1, 500), (2, 4000)), [0, 9]) == 1
+    assert router(prompt(2, (1, 500), (2, 4000)), [0, 9]) == 1
 
 
 def test_cache_aware_leaves_an_overloaded_engine():
     router = CacheAware(balance_tokens=1000, balance_ratio=1.5)
-    router.choose(prompt(0, (1, 500)), [0, 10])
+    router(prompt(0, (1, 500)), [0, 10])
 
-    assert router.choose(prompt(1, (1, 500)), [1900, 1000]) == 0
-    assert router.choose(prompt(2, (1, 500)), [2900, 1000]) == 1
-    assert router.choose(prompt(3, (1, 500)), [2900, 1000]) == 1  # it has it now, too
+    assert router(prompt(1, (1, 500)), [1900, 1000]) == 0
+    assert router(prompt(2, (1, 500)), [2900, 1000]) == 1
+    assert router(prompt(3, (1, 500)), [2900, 1000]) == 1  # it has it now, too
 
 
 def test_cache_aware_forgets_the_oldest_prefixes():
     router = CacheAware(max_prefixes=4)
-    router.choose(prompt(0, (1, 500)), [0, 9])
+    router(prompt(0, (1, 500)), [0, 9])
     for index in range(1, 4):
-        router.choose(prompt(index, (index + 10, 500)), [9, 0])
+        router(prompt(index, (index + 10, 500)), [9, 0])
 
-    assert router.choose(prompt(9, (1, 500)), [9, 0]) == 1
+    assert router(prompt(9, (1, 500)), [9, 0]) == 1
 
 
 def test_routers_that_know_chats_find_their_turns_cached_and_others_do_not():

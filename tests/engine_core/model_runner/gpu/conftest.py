@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine_core.model_runner.gpu import GPUModelRunner
-from kernels.torch.device_steps import TorchDeviceSteps
+from tests.kernels.torch_device_steps import TorchDeviceSteps
 
 sys.path.insert(0, str(Path(__file__).parent))
 

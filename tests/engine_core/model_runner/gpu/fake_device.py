@@ -1,4 +1,4 @@
-"""A device that is late: what was launched happens only when somebody waits for it.
+"""Devices that are this CPU: one works at once, the other only when something waits for it.
 
 Whatever the host does between a launch and its collection, with buffers or with its own rows, must
 not change a token. Graphs are closures; recording one notes where its inputs lie.
@@ -8,8 +8,31 @@ import collections
 
 import torch
 
-from engine_core.model_runner.gpu import SynchronousQueue
 from kernels.torch.operations import TorchOperations
+
+
+class _FinishedWork:
+    def wait(self):
+        pass
+
+
+class SynchronousQueue:
+    """A `DeviceQueue` on CPU tensors: work is done at once, a graph is the work."""
+
+    device = torch.device("cpu")
+
+    def host_tensor(self, shape, dtype):
+        return torch.zeros(shape, dtype=dtype)
+
+    def launch(self, work):
+        work()
+        return _FinishedWork()
+
+    def capture(self, work):
+        return work
+
+    def synchronize(self):
+        pass
 
 
 class _Late:

@@ -11,9 +11,9 @@ from test_steady_step import CountingModel
 
 import engine_core.model_runner
 from engine_core.model_runner.gpu import GPUModelRunner
-from kernels.torch.device_steps import TorchDeviceSteps
 from kernels.torch.operations import TorchOperations
 from protocol.sampling import SamplingParams
+from tests.kernels.torch_device_steps import TorchDeviceSteps
 
 FOLDER = str(Path(engine_core.model_runner.__file__).parent)
 

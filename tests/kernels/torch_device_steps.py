@@ -1,7 +1,4 @@
-"""Step inputs and sampling on CPU tensors, read out of the packed step: the specification.
-
-Says each rule plainly, a sequence at a time; speed is no aim.
-"""
+"""Step inputs and sampling on CPU tensors, a sequence at a time: what a GPU's must equal."""
 
 from __future__ import annotations
 
