@@ -27,19 +27,7 @@ def reference_paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of each request's last tokens over its cached keys and values.
-
-    For the query at position i and the key at position j <= i (and j > i - sliding_window):
-
-        score_ij = softcap(scale * q_i . (k_scale * k_j)) + slope * (j - i)
-        lse_i    = log(sum_j exp(score_ij) + exp(sink))
-        out_i    = sum_j exp(score_ij - lse_i) * v_scale * v_j
-
-    A query without any visible key gives zero.
-
-    Returns:
-        out_THD and lse_TH, both float32.
-    """
+    """`paged_attention` in torch -> (out_THD, lse_TH), both float32. No visible key gives zero."""
     num_tokens, num_heads, _ = q_THD.shape
     group_size = num_heads // k_cache_BKSD.shape[1]
     out_THD = torch.zeros(q_THD.shape, dtype=torch.float32)

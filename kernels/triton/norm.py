@@ -96,9 +96,7 @@ def rms_norm(
 ) -> torch.Tensor:
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32.
 
-    The normalised value is rounded to the weight's dtype before the product, and the product to
-    x's: a float32 weight keeps the product in float32 (Gemma), one in the model's dtype rounds
-    first (Llama).
+    Rounded where `Operations.rms_norm` says.
 
     Args:
         x_TE: rows contiguous, E <= 32768; float32, float16 or bfloat16. Not changed.

@@ -15,7 +15,6 @@ from kernels.interface.operations import (
     ExpertRouting,
     Forward,
     KVCache,
-    Penalties,
     SamplingLimits,
 )
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
@@ -26,7 +25,7 @@ from kernels.triton.attention import paged_attention
 from kernels.triton.attention_planner import SplitScratch, TritonAttentionPlanner
 from kernels.triton.linear import QUANTISED_TYPES, TritonLinearWeight, TritonPacking
 from kernels.triton.moe_linear import TritonExpertWeights, mixture_of_experts, prepare_experts
-from kernels.triton.sampling import SamplingCalls
+from kernels.triton.sampling import SamplingCalls, apply_penalties_to_row
 
 
 class TritonOperations:
@@ -58,6 +57,7 @@ class TritonOperations:
     allocate_host_kv_cache = staticmethod(cache_of_layer.allocate_host_kv_cache)
     paged_attention = staticmethod(paged_attention)
     prepare_experts = staticmethod(prepare_experts)
+    apply_penalties = staticmethod(apply_penalties_to_row)
 
     def __init__(
         self,
@@ -129,15 +129,6 @@ class TritonOperations:
         limits: SamplingLimits | None = None,
     ) -> torch.Tensor:
         return self._sampling.sample(logits_RV, seeds_R, positions_R, limits)
-
-    def apply_penalties(
-        self,
-        logits_V: torch.Tensor,
-        prompt_mask_V: torch.Tensor,
-        output_counts_V: torch.Tensor,
-        penalties: Penalties,
-    ) -> None:
-        self._sampling.apply_penalties(logits_V, prompt_mask_V, output_counts_V, penalties)
 
     def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:
         return TritonAttentionPlanner(

@@ -312,30 +312,6 @@ class SamplingCalls:
         )
         return out_R
 
-    def apply_penalties(
-        self,
-        logits_V: torch.Tensor,
-        prompt_mask_V: torch.Tensor,
-        output_counts_V: torch.Tensor,
-        penalties: Penalties,
-    ) -> None:
-        """See `Operations.apply_penalties`."""
-        device = logits_V.device
-
-        def one(value: float, dtype: torch.dtype) -> torch.Tensor:
-            return torch.full((1,), value, dtype=dtype, device=device)
-
-        apply_penalties(
-            logits_V[None],
-            num_rows_1=one(1, torch.int32),
-            state_row_R=one(0, torch.int64),
-            prompt_bits_NW=pack_token_masks(prompt_mask_V[None]),
-            output_counts_NV=output_counts_V[None].to(torch.int32),
-            repetition_R=one(penalties.repetition_penalty, torch.float32),
-            presence_R=one(penalties.presence_penalty, torch.float32),
-            frequency_R=one(penalties.frequency_penalty, torch.float32),
-        )
-
     def _memory_for(self, rows: int, vocab_size: int, device: torch.device) -> SamplingMemory:
         memory = self._memory
         known = 0 if memory is None else memory.best_RS.shape[0]
@@ -346,3 +322,27 @@ class SamplingCalls:
             memory = self._memory = SamplingMemory.allocate(number, vocab_size, device)
             self._vocab_size = vocab_size
         return memory
+
+
+def apply_penalties_to_row(
+    logits_V: torch.Tensor,
+    prompt_mask_V: torch.Tensor,
+    output_counts_V: torch.Tensor,
+    penalties: Penalties,
+) -> None:
+    """See `Operations.apply_penalties`."""
+    device = logits_V.device
+
+    def one(value: float, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full((1,), value, dtype=dtype, device=device)
+
+    apply_penalties(
+        logits_V[None],
+        num_rows_1=one(1, torch.int32),
+        state_row_R=one(0, torch.int64),
+        prompt_bits_NW=pack_token_masks(prompt_mask_V[None]),
+        output_counts_NV=output_counts_V[None].to(torch.int32),
+        repetition_R=one(penalties.repetition_penalty, torch.float32),
+        presence_R=one(penalties.presence_penalty, torch.float32),
+        frequency_R=one(penalties.frequency_penalty, torch.float32),
+    )

@@ -257,18 +257,18 @@ def prepare_step(
 def append_sampled(
     packed: torch.Tensor,
     layout: PackedLayout,
-    sampled_N: torch.Tensor,
+    token_ids_N: torch.Tensor,
     rows: DeviceRows,
     *,
     num_sequences: int,
 ) -> None:
-    """`tokens[row, seq_len] = sampled_N[due]` for each due sequence of the step.
+    """`tokens[row, seq_len] = token_ids[due]` for each due sequence of the step.
 
     A token for which the row has no room (position max_model_len) is dropped.
 
     Args:
         packed: of the step that sampled.
-        sampled_N: int32 or int64, tokens of the step's due sequences in order.
+        token_ids_N: int32 or int64, tokens of the step's due sequences in order.
         rows: `token_ids` is written in place.
         num_sequences: of the step, may count padding.
 
@@ -276,12 +276,12 @@ def append_sampled(
         ValueError: dtypes, shapes or devices that do not fit each other.
     """
     _check_rows(packed, rows)
-    _check_sampled(sampled_N, rows)
+    _check_sampled(token_ids_N, rows)
     if num_sequences > layout.capacity:
         raise ValueError(f"{num_sequences} sequences, the layout has room for {layout.capacity}")
     append_sampled_kernel[(triton.cdiv(num_sequences, _BLOCK),)](
         packed,
-        sampled_N,
+        token_ids_N,
         rows.token_ids,
         rows.token_ids.shape[1],
         BLOCK=_BLOCK,

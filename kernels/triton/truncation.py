@@ -337,17 +337,15 @@ def find_thresholds(
     constants = {"SPLITS": triton.next_power_of_2(splits), "TILE": TILE}
     row_arguments = (logits_RV, logits_RV.stride(0), num_rows_1, is_greedy_R, temperature_R)
     limits = (top_k_R, top_p_R)
+    measured = (t.pivots_R2P, t.sums_RN, t.high_R, t.above_R, t.target_R)
+    bounds = (t.bounds_R2, t.bound_above_R, t.list_RC)
     for round_number in (0, 1):
         _round_kernel[(splits, rows)](
             *row_arguments,
             *limits,
             min_p_R,
             best_RS,
-            t.pivots_R2P,
-            t.sums_RN,
-            t.high_R,
-            t.above_R,
-            t.target_R,
+            *measured,
             vocab_size,
             splits,
             ROUND=round_number,
@@ -358,14 +356,8 @@ def find_thresholds(
         *row_arguments,
         *limits,
         best_RS,
-        t.pivots_R2P,
-        t.sums_RN,
-        t.high_R,
-        t.above_R,
-        t.target_R,
-        t.bounds_R2,
-        t.bound_above_R,
-        t.list_RC,
+        *measured,
+        *bounds,
         vocab_size,
         splits,
         **constants,
@@ -378,9 +370,7 @@ def find_thresholds(
         best_RS,
         t.sums_RN,
         t.target_R,
-        t.bounds_R2,
-        t.bound_above_R,
-        t.list_RC,
+        *bounds,
         t.threshold_R,
         t.last_tie_R,
         vocab_size,
