@@ -55,14 +55,12 @@ class InProcessExecutor:
         self._busy_since_s = 0.0
 
     def submit(self, plan: SchedulerOutput) -> None:
-        """See StepRunner."""
         if not self._num_in_flight:
             self._busy_since_s = self._clock()
         self._runner.submit(plan)
         self._num_in_flight += 1
 
     def collect(self) -> ModelRunnerOutput:
-        """See StepRunner."""
         self._num_in_flight -= 1
         output = self._runner.collect()
         now_s = self._clock()
@@ -72,7 +70,6 @@ class InProcessExecutor:
         return output
 
     def close(self) -> None:
-        """See Executor."""
         while self._num_in_flight:
             with contextlib.suppress(Exception):
                 self.collect()

@@ -1,6 +1,6 @@
 """What hangs on the engine's loop without being part of it: request timings and step times.
 
-The trace writer (`engine_core.trace.writer`) is another observer.
+The trace writer (`engine_core.trace`) is another observer.
 """
 
 import dataclasses

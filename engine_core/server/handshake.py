@@ -3,8 +3,9 @@
 import hashlib
 import secrets
 
-import msgspec
+from msgspec.structs import replace
 
+from engine_core.model_files.interface import TokenizerFiles
 from engine_core.server.transport import Frame
 from protocol.base import WIRE_VERSION
 from protocol.outputs import ModelInfo, TokenizerInfo, Welcome
@@ -15,43 +16,30 @@ class Handshake:
     """
     Args:
         model: what clients are sent, without the tokenizer.
-        tokenizer: likewise, without its document; None if the model has none.
-        tokenizer_json: the `tokenizers` document.
+        tokenizer: None if the model has none.
         heartbeat_s: longest time between two messages to a client.
     """
 
     def __init__(
-        self,
-        *,
-        model: ModelInfo,
-        tokenizer: TokenizerInfo | None,
-        tokenizer_json: bytes,
-        heartbeat_s: float,
+        self, model: ModelInfo, tokenizer: TokenizerFiles | None, *, heartbeat_s: float
     ) -> None:
-        bare = msgspec.structs.replace(model, tokenizer=tokenizer)
-        self._without_document = Welcome(
-            wire_version=WIRE_VERSION,
-            engine_id=secrets.token_hex(8),
-            heartbeat_s=heartbeat_s,
-            model=bare,
-        )
-        self._with_document = self._without_document
-        self._frames: list[Frame] = []
+        self._welcome = Welcome(WIRE_VERSION, secrets.token_hex(8), heartbeat_s, model)
+        self._document = b""
         if tokenizer is not None:
-            document = TensorRef(frame=0, dtype="uint8", shape=(len(tokenizer_json),))
-            full = msgspec.structs.replace(tokenizer, tokenizer_json=document)
-            self._with_document = msgspec.structs.replace(
-                self._without_document, model=msgspec.structs.replace(bare, tokenizer=full)
+            self._document = tokenizer.tokenizer_json
+            info = TokenizerInfo(
+                fingerprint=hashlib.sha256(self._document).hexdigest()[:32],
+                tokenizer_json=None,
+                chat_template=tokenizer.chat_template,
+                special_tokens=tokenizer.special_tokens,
             )
-            self._frames = [tokenizer_json]
+            self._welcome = replace(self._welcome, model=replace(model, tokenizer=info))
 
     def welcome(self, hello: Hello) -> tuple[Welcome, list[Frame]]:
         """The message and the binary frames behind it."""
-        if hello.wants_tokenizer:
-            return self._with_document, self._frames
-        return self._without_document, []
-
-
-def fingerprint_of(document: bytes) -> str:
-    """A name for the tokenizer: equal documents, equal names."""
-    return hashlib.sha256(document).hexdigest()[:32]
+        model = self._welcome.model
+        if not hello.wants_tokenizer or model.tokenizer is None:
+            return self._welcome, []
+        document = TensorRef(frame=0, dtype="uint8", shape=(len(self._document),))
+        full = replace(model, tokenizer=replace(model.tokenizer, tokenizer_json=document))
+        return replace(self._welcome, model=full), [self._document]

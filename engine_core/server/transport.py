@@ -116,11 +116,9 @@ class ZmqTransport:
         self._poller.unregister(file_descriptor)
 
     def wait(self, timeout_s: float) -> None:
-        """See Transport."""
         self._poller.poll(round(timeout_s * 1000))
 
     def receive_all(self) -> Iterator[tuple[bytes, list[Frame]]]:
-        """See Transport."""
         while True:
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -130,7 +128,6 @@ class ZmqTransport:
             yield parts[0].bytes, frames
 
     def send(self, identity: bytes, frames: Sequence[Frame]) -> None:
-        """See Transport."""
         try:
             self._socket.send_multipart([identity, *frames], zmq.NOBLOCK)
         except zmq.Again:

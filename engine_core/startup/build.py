@@ -19,7 +19,7 @@ from engine_core.models import ModelError
 from engine_core.options.engine import EngineOptions
 from engine_core.scheduler import Scheduler
 from engine_core.server.clients import ClientRegistry
-from engine_core.server.handshake import Handshake, fingerprint_of
+from engine_core.server.handshake import Handshake
 from engine_core.server.inbox import Inbox
 from engine_core.server.outbox import Outbox
 from engine_core.server.transport import ZmqTransport
@@ -30,9 +30,9 @@ from engine_core.startup.model import load_by_options
 from engine_core.startup.phases import StartPhases
 from engine_core.startup.resolve import groups_of, plan_runner, resolve_config
 from engine_core.startup.runner_spec import RunnerSpec
-from engine_core.trace.writer import TraceWriter
+from engine_core.trace import TraceWriter
 from kernels.compile_counter import CompileCounter, watch_triton
-from protocol.outputs import ModelInfo, TokenizerInfo
+from protocol.outputs import ModelInfo
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ def _trace_writer(path: str, config: EngineConfig, replayed: dict[str, Any]) -> 
 
 
 def _handshake(opened: OpenModel, config: EngineConfig, vocab_size: int) -> Handshake:
-    files, found = opened.files, opened.tokenizer
+    files = opened.files
     model = ModelInfo(
         name=config.model,
         architecture=config.architecture,
@@ -189,20 +189,7 @@ def _handshake(opened: OpenModel, config: EngineConfig, vocab_size: int) -> Hand
         max_logprobs=config.max_logprobs,
         default_sampling=recommended_sampling(files.generation_config),
     )
-    if found is None:
-        return Handshake(model=model, tokenizer=None, tokenizer_json=b"", heartbeat_s=HEARTBEAT_S)
-    tokenizer = TokenizerInfo(
-        fingerprint=fingerprint_of(found.tokenizer_json),
-        tokenizer_json=None,
-        chat_template=found.chat_template,
-        special_tokens=found.special_tokens,
-    )
-    return Handshake(
-        model=model,
-        tokenizer=tokenizer,
-        tokenizer_json=found.tokenizer_json,
-        heartbeat_s=HEARTBEAT_S,
-    )
+    return Handshake(model, opened.tokenizer, heartbeat_s=HEARTBEAT_S)
 
 
 def recommended_sampling(generation_config: dict[str, Any]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from engine_core.scheduler import (
     SchedulerError,
     SchedulerOutput,
 )
-from engine_core.trace.reader import (
+from engine_core.trace import (
     TraceAbort,
     TraceArrival,
     TraceCacheReset,

@@ -10,7 +10,7 @@ import numpy as np
 
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.scheduler import SchedulerConfig
-from engine_core.trace.reader import (
+from engine_core.trace import (
     TraceEvent,
     TraceFormatError,
     TraceStep,

@@ -74,11 +74,9 @@ class CudaQueue:
         self._pool = torch.cuda.graph_pool_handle()
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """See `DeviceQueue.host_tensor`."""
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
 
     def launch(self, work: Work) -> LaunchedWork:
-        """See `DeviceQueue.launch`."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             work()
@@ -86,7 +84,6 @@ class CudaQueue:
         return _RecordedEvent(event)
 
     def capture(self, work: Work) -> Work:
-        """See `DeviceQueue.capture`."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
@@ -95,5 +92,4 @@ class CudaQueue:
         return graph.replay
 
     def synchronize(self) -> None:
-        """See `DeviceQueue.synchronize`."""
         torch.cuda.synchronize(self.device)

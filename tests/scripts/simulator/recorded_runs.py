@@ -10,7 +10,7 @@ from engine_core.observers import FinishedStep
 from engine_core.scheduler import Request, Scheduler, SchedulerConfig
 from engine_core.scheduler.plan import ModelRunnerOutput
 from engine_core.scheduler.request import RequestStatus
-from engine_core.trace.writer import TraceWriter
+from engine_core.trace import TraceWriter
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
 

@@ -5,7 +5,7 @@ from paged_model import PagedModel
 from engine_core.kv_cache import KVCacheManager
 from engine_core.observers import FinishedStep
 from engine_core.scheduler import Request, Scheduler, SchedulerConfig
-from engine_core.trace.writer import TraceWriter
+from engine_core.trace import TraceWriter
 from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
 from scripts.simulator.replay import verify

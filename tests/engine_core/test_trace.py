@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from engine_core.kv_cache import CacheCopies
 from engine_core.observers import FinishedStep
 from engine_core.scheduler import ModelRunnerOutput, NewRequestData, ScheduledBatch, SchedulerOutput
-from engine_core.trace.reader import (
+from engine_core.trace import (
     TraceAbort,
     TraceArrival,
     TraceCacheReset,
     TraceFormatError,
     TracePlan,
     TraceStep,
+    TraceWriter,
     read_header,
     read_trace,
 )
-from engine_core.trace.writer import TraceWriter
 from protocol.outputs import Logprobs
 from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams, SamplingParams
@@ -217,7 +217,7 @@ def test_any_beginning_of_a_trace_reads_as_far_as_it_goes(tmp_path_factory, cut)
 def test_a_killed_process_leaves_all_but_the_last_second(tmp_path):
     script = """
 import os, signal, sys
-from engine_core.trace.writer import TraceWriter
+from engine_core.trace import TraceWriter
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
 traces = [TraceWriter(path, started_s=0.0) for path in sys.argv[1:]]
@@ -273,7 +273,7 @@ def test_a_full_disk_ends_the_trace_and_not_the_engine(tmp_path, caplog):
 
 
 def test_writing_and_reading_need_no_torch():
-    code = "import engine_core.trace.writer, sys; sys.exit('torch' in sys.modules)"
+    code = "import engine_core.trace, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

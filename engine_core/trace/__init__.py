@@ -1,1 +1,0 @@
-"""The trace that `--trace` writes: every arrival, step and time, and its reader."""
