@@ -112,10 +112,6 @@ def paged_attention(
 
     Returns:
         out_THD.
-
-    Raises:
-        ValueError: shapes, window or numbers that do not fit each other.
-        TypeError: an unexpected dtype or plan.
     """
     work = metadata.plan
     if not isinstance(work, AttentionWork):

@@ -81,7 +81,7 @@ def _quantise_rows_kernel(
     for start in range(0, E, BLOCK_E):
         x_E = tl.load(x_row + start + e_E, mask=e_E < E - start, other=0.0).to(tl.float32)
         q_E = tl.minimum(tl.maximum(tl.div_rn(x_E, tl.zeros_like(x_E) + scale), -LARGEST), LARGEST)
-        # Put on the grid of e4m3 here, ties to even, so that the cast is exact whoever does it: at
+        # Put on the grid of e4m3 here, ties to even, so that the cast is exact on every device: at
         # 1.5 * 2^20 times a number's power of two, float32 has 3 mantissa bits left for it. Below
         # 2^-6 the grid is even.
         power_E = (q_E.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)

@@ -93,7 +93,7 @@ def swap_blocks(
 
     One copy for each run of pairs in which both ids rise by one. The host's memory must be pinned
     for the copies to overlap with work on the device. Returns before they are done: the caller
-    makes `stream` wait for whoever wrote the sources, and the readers wait for `stream`.
+    makes `stream` wait for the sources' writers, and the readers wait for `stream`.
 
     Args:
         src_caches, dst_caches: one a layer, [B, 2, K, S, D], contiguous; the number of blocks may
@@ -249,9 +249,6 @@ def copy_blocks(
 ) -> None:
     """See `Operations.copy_blocks`. Between a GPU and pinned host memory the copies are
     only queued, on the current stream: other work of that stream sees them done.
-
-    Raises:
-        ValueError: ids out of range or twice in dst_ids_N, or caches of different layouts.
     """
     if not src_ids_N.numel() and not dst_ids_N.numel():
         return

@@ -373,12 +373,7 @@ class TritonExpertWeights:
 
 
 def prepare_experts(gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> TritonExpertWeights:
-    """See `Operations.prepare_experts`. Contiguous tensors are kept, not copied.
-
-    Raises:
-        ValueError: shapes that do not fit each other.
-        TypeError: dtypes that differ or that no kernel takes.
-    """
+    """See `Operations.prepare_experts`. Contiguous tensors are kept, not copied."""
     num_experts, width, features = down_XEF.shape
     if tuple(gate_up_XFE.shape) != (num_experts, 2 * features, width):
         raise ValueError(

@@ -215,10 +215,6 @@ def route(
 
     Returns:
         (int32 expert_ids_TA, expert_weights_TA), new tensors.
-
-    Raises:
-        ValueError: shapes, top_k or number of experts out of range.
-        TypeError: not floating point.
     """
     if router_logits_TX.ndim != 2 or router_logits_TX.stride(1) != 1:
         raise ValueError(
@@ -256,10 +252,6 @@ def build_expert_tiles(
     Args:
         expert_ids_TA: int32, contiguous, each in [0, num_experts): as `route` gives them.
         tile_rows: most pairs of a tile, a power of two.
-
-    Raises:
-        ValueError: shape, layout, `tile_rows` or number of experts out of range.
-        TypeError: ids are not int32.
     """
     if expert_ids_TA.ndim != 2 or not expert_ids_TA.is_contiguous():
         raise ValueError(

@@ -65,7 +65,7 @@ def rms_norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     column_E = tl.arange(0, BLOCK_E)
     is_inside_E = column_E < E
-    # the weight waits for nobody: it is under way while the row is
+    # loaded first, so that it is under way together with the row
     weight_E = tl.load(weight_ptr + column_E, mask=is_inside_E, other=0.0).to(tl.float32)
     x_E = tl.load(x_ptr + row * x_stride_t + column_E, mask=is_inside_E, other=0.0)
     x_E = x_E.to(tl.float32)

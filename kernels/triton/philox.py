@@ -135,9 +135,6 @@ def gumbel_noise_of_vocabulary(
     """`kernels.torch.sampling.gumbel_noise_of_vocabulary` on the device, float32 [R, V].
 
     For checks of a device's logarithms; sampling makes the noise where it uses it.
-
-    Raises:
-        TypeError, ValueError: seeds or positions are not int64 [R] on one device.
     """
     rows = seeds_R.shape[0]
     check_tensor("seeds", seeds_R, (rows,), torch.int64, seeds_R.device)

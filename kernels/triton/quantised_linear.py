@@ -118,11 +118,7 @@ def _dequantise_kernel(
 
 
 def dequantise_to(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
-    """The weight widened on its device, [N, E] in `dtype`: `quantised_weights.dequantise`, rounded.
-
-    Raises:
-        TypeError: not float32, float16 or bfloat16.
-    """
+    """The weight widened on its device, [N, E] in `dtype`: `dequantise`, rounded."""
     if dtype not in DTYPES:
         raise TypeError(f"cannot widen to {dtype}; give one of {DTYPES}")
     packed_NJ = weight.packed_NJ

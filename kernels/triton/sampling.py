@@ -193,9 +193,6 @@ def sample(
         best_logit_R: float32, written: the largest logit. +inf tells of NaN or +inf in the row,
             -inf that no token is possible: such rows have failed.
         any_truncated: False is a promise that no row has a limit.
-
-    Raises:
-        TypeError, ValueError: another dtype, shape or device, or memory for too few rows.
     """
     rows, vocab_size = check_logits(logits_RV, num_rows_1)
     device = logits_RV.device

@@ -220,9 +220,6 @@ def gather_sampling_columns(
         packed: int32, made by `pack_step` with `layout`.
         out: written, as far as sequences are due.
         num_sequences: of the step, may count padding.
-
-    Raises:
-        ValueError: dtypes, shapes or devices that do not fit each other.
     """
     num_rows = out.state_row_N.shape[0]
     device, state = rows.state_NX.device, rows.state_NX

@@ -181,9 +181,6 @@ def apply_row_updates(packed: torch.Tensor, rows: DeviceRows) -> None:
     Args:
         packed: int32, on the rows' device, packed by `step_packing.pack_step`.
         rows: written in place.
-
-    Raises:
-        ValueError: dtypes, shapes or devices that do not fit each other.
     """
     _check_rows(packed, rows)
     apply_row_updates_kernel[(_UPDATE_PROGRAMS,)](
@@ -219,9 +216,6 @@ def prepare_step(
         previous_sampled_N: int32 or int64, tokens of the previous step's due sequences.
         out: overwritten. Its sizes, at least the step's, decide how much padding there is.
         block_size: slots in a block.
-
-    Raises:
-        ValueError: dtypes, shapes or devices that do not fit each other.
     """
     _check_rows(packed, rows)
     _check_sampled(previous_sampled_N, rows)
@@ -271,9 +265,6 @@ def append_sampled(
         token_ids_N: int32 or int64, tokens of the step's due sequences in order.
         rows: `token_ids` is written in place.
         num_sequences: of the step, may count padding.
-
-    Raises:
-        ValueError: dtypes, shapes or devices that do not fit each other.
     """
     _check_rows(packed, rows)
     _check_sampled(token_ids_N, rows)

@@ -312,9 +312,6 @@ def find_thresholds(
         top_p_R: float32, 1 for no limit. min_p_R: float32, 0 for no limit.
         best_RS: of these logits, by `find_split_maxima`.
         truncation: written; has at least R rows.
-
-    Raises:
-        TypeError, ValueError: another dtype, shape or device, or too few rows in `truncation`.
     """
     rows, vocab_size = check_logits(logits_RV, num_rows_1)
     device = logits_RV.device
