@@ -1,4 +1,4 @@
-"""Which backend serves a device. A backend is imported, and a device asked, when it is chosen."""
+"""Chooses the backend of a device. Backends are imported when they are chosen."""
 
 from __future__ import annotations
 
@@ -34,21 +34,19 @@ def select_operations(
     quantised_types: AbstractSet[str] = frozenset(),
     report: Callable[[str], None] = lambda line: None,
 ) -> Operations:
-    """The operations for `device`. On a CPU those of the native library, and torch's where there
-    is none.
+    """The operations for `device`: a CPU's are the native library's, or else torch's.
 
     Args:
         device: "cpu", or a CUDA device: "cuda" (the current one) or "cuda:1".
         batch_invariant: a request gets the same bits whatever else runs. The native library's
             operations on float32 are so always.
-        float_weights: what floating weights of dense layers become; a CPU's native library only.
-        keeps_blocks: a file's quantised blocks stay what they are where the backend runs them; else
-            they are dequantised, and become what floating weights become.
-        num_threads: of the native library; None: as `kernels.cpu.library.available_threads` finds.
-        quantised_types: of the model's weights that are to stay what they are, see
-            `QuantisedTensor.type_name`; a GPU keeps those of them that it runs, if `keeps_blocks`.
-        report: gets a line before native kernels are built, or where a slower backend serves than a
-            CPU could have.
+        float_weights: the format of floating dense weights; the native library only.
+        keeps_blocks: quantised blocks that the backend runs stay as they are; else they are
+            dequantised, and become `float_weights`.
+        num_threads: of the native library; None: `kernels.cpu.library.available_threads`.
+        quantised_types: of the model, see `QuantisedTensor.type_name`. A GPU keeps those that it
+            runs, if `keeps_blocks`.
+        report: gets a line before native kernels are built, or if torch replaces them.
 
     Raises:
         UnsupportedDevice: this build cannot run on the device, or not in the way asked for.
@@ -125,7 +123,7 @@ def _cpu_operations(
 
 
 def _check_cuda(device: torch.device) -> torch.device:
-    """The device with its number, once it is known that Triton's kernels run on it."""
+    """The device with its number, checked to run Triton's kernels."""
     if not torch.cuda.is_available():
         raise UnsupportedDevice(
             f'device "{device}": torch {torch.__version__} sees no CUDA device; install a torch '

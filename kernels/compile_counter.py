@@ -1,10 +1,4 @@
-"""Counts Triton's compilations in this process, so that "nothing compiles after ready" can be read.
-
-Triton calls `knobs.runtime.jit_post_compile_hook` each time that a kernel is launched (or warmed
-up) with a specialisation that this process has not seen, whether its machine code was made or came
-from the cache on disk (triton/runtime/jit.py, JITFunction._do_compile, 3.6 to 3.9). Both count: the
-second takes milliseconds here and seconds on a machine with an empty cache.
-"""
+"""Counts Triton's compilations in this process. After startup there should be none."""
 
 from __future__ import annotations
 
@@ -16,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 class CompileCounter:
-    """Grows with every compilation that `watch_triton` tells it of."""
+    """Compilations since `watch_triton` was called."""
 
     def __init__(self) -> None:
         self.num_compilations = 0
@@ -32,11 +26,7 @@ class CompileCounter:
         self._num_when_ready = self.num_compilations
 
     def compiled(self, name: str, specialisation: str) -> None:
-        """One kernel was compiled.
-
-        Args:
-            specialisation: its options and the types of its arguments, for the log.
-        """
+        """One kernel was compiled; its options and argument types are for the log."""
         self.num_compilations += 1
         if self._num_when_ready is not None:
             logger.warning(
@@ -49,10 +39,10 @@ class CompileCounter:
 
 
 def watch_triton(counter: CompileCounter) -> Callable[[], None]:
-    """Count what Triton compiles from here on. A hook that is there already is called too.
+    """Count what Triton compiles until the returned function is called; a former hook runs too.
 
-    Returns:
-        A function that ends the watch and puts the former hook back.
+    Triton calls the hook for each specialisation that is new to this process, compiled or loaded
+    from the cache on disk. Both count: with an empty cache the second takes seconds.
     """
     from triton import knobs
 

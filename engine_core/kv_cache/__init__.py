@@ -14,7 +14,6 @@ from engine_core.kv_cache.sequence_blocks import (
     NULL_BLOCK_ID,
     BlockIds,
     CachedSequence,
-    CacheUsage,
     TableUpdate,
 )
 
@@ -25,7 +24,6 @@ __all__ = [
     "BlockPool",
     "CacheCopies",
     "CacheHit",
-    "CacheUsage",
     "CachedSequence",
     "KVCacheGroupSpec",
     "KVCacheManager",

@@ -47,24 +47,17 @@ class PendingCopies:
         self._swap_out: dict[int, int] = {}  # host -> device
         self._optional: dict[int, int] = {}  # device -> host: of swap_out, those to cancel freely
         self._copies: list[tuple[int, int]] = []
-        self._written: set[int] = set()  # by swap_in or copy
-        self._must_stay: set[int] = set()  # read by a copy or by a swap_out not to be cancelled
+        self.written: set[int] = set()
+        """Device blocks that get their contents from swap_in or copy."""
+        self.must_stay: set[int] = set()
+        """Device blocks that a copy reads, or a swap_out that cannot be cancelled: swap_in must not
+        write them."""
         self._overwritten: set[int] = set()  # read by one copy and written by a later one
-
-    @property
-    def must_stay(self) -> Set[int]:
-        """Device blocks that swap_in must not write."""
-        return self._must_stay
 
     @property
     def being_saved(self) -> Set[int]:
         """Device blocks that swap_in may write only if their save is cancelled."""
         return self._optional.keys()
-
-    @property
-    def written(self) -> Set[int]:
-        """Device blocks that get their contents from a copy of this step."""
-        return self._written
 
     def is_filled_now(self, host_block: int) -> bool:
         """Whether the host block gets its contents only in this step."""
@@ -74,14 +67,14 @@ class PendingCopies:
 
     def add_swap_in(self, host_block: int, block_id: int) -> None:
         self._swap_in[block_id] = host_block
-        self._written.add(block_id)
+        self.written.add(block_id)
 
     def add_copy(self, source: int, block_id: int) -> None:
-        if block_id in self._must_stay:
+        if block_id in self.must_stay:
             self._overwritten.add(block_id)
         self._copies.append((source, block_id))
-        self._written.add(block_id)
-        self._must_stay.add(source)
+        self.written.add(block_id)
+        self.must_stay.add(source)
 
     def add_swap_out(self, block_id: int, host_block: int, *, is_optional: bool) -> None:
         self.cancel_swap_out(host_block)
@@ -89,14 +82,14 @@ class PendingCopies:
         if is_optional:
             self._optional[block_id] = host_block
         else:
-            self._must_stay.add(block_id)
+            self.must_stay.add(block_id)
 
     def require_swap_out(self, host_block: int) -> None:
         """If the host block is being filled, that may no longer be cancelled."""
         block_id = self._swap_out.get(host_block)
         if block_id is not None:
             self._optional.pop(block_id, None)
-            self._must_stay.add(block_id)
+            self.must_stay.add(block_id)
 
     # ------------------------------------------------------------------ taking back
 
@@ -115,11 +108,11 @@ class PendingCopies:
 
     def on_reallocated(self, block_ids: list[int]) -> None:
         """Drop the copies into these device blocks that were meant for their earlier holder."""
-        if not self._written:
+        if not self.written:
             return
         for block_id in block_ids:
-            if block_id in self._written and block_id not in self._must_stay:
-                self._written.discard(block_id)
+            if block_id in self.written and block_id not in self.must_stay:
+                self.written.discard(block_id)
                 self._swap_in.pop(block_id, None)
                 self._copies = [pair for pair in self._copies if pair[1] != block_id]
 
@@ -127,8 +120,8 @@ class PendingCopies:
 
     def origin(self, block_id: int) -> int | None:
         """Where the contents of a block are before the step's copies: the block itself, another
-        device block or a host block. None where they cannot be told."""
-        while block_id in self._written:
+        device block or a host block. None where they are not known."""
+        while block_id in self.written:
             source = next((pair[0] for pair in reversed(self._copies) if pair[1] == block_id), None)
             if source is None:
                 return self._swap_in[block_id]
@@ -155,6 +148,6 @@ class PendingCopies:
         read = set(self._swap_out.values())
         assert not read & self._swap_in.keys()
         assert not set(self._swap_in.values()) & self._swap_out.keys()
-        assert self._swap_in.keys() | {pair[1] for pair in self._copies} >= self._written
+        assert self._swap_in.keys() | {pair[1] for pair in self._copies} >= self.written
         for block_id, host_block in self._optional.items():
             assert self._swap_out[host_block] == block_id

@@ -11,7 +11,6 @@ from engine_core.kv_cache.sequence_blocks import (
     NULL_BLOCK_ID,
     BlockIds,
     CachedSequence,
-    CacheUsage,
     SequenceBlocks,
     TableUpdate,
     check_tables,
@@ -448,20 +447,14 @@ class KVCacheManager:
 
     # ------------------------------------------------------------------ state
 
-    def usage(self, seqs: Iterable[CachedSequence]) -> CacheUsage:
-        """Where the blocks are, and the slots wasted in those of `seqs`."""
+    def num_wasted_slots(self, seqs: Iterable[CachedSequence]) -> int:
+        """Slots of the blocks of `seqs` behind the last token of every sequence that has them."""
         holders = [
             (seq, self._blocks_of[seq.sequence_id])
             for seq in seqs
             if seq.sequence_id in self._blocks_of
         ]
-        pool = self._pool
-        return CacheUsage(
-            num_used_blocks=pool.num_in_use,
-            num_cached_blocks=pool.num_cached,
-            num_empty_blocks=pool.num_free - pool.num_cached,
-            num_wasted_slots=num_wasted_slots(holders, self.block_size),
-        )
+        return num_wasted_slots(holders, self.block_size)
 
     def check(self, seqs: Iterable[CachedSequence] = ()) -> None:
         """Assert that references and pins are exactly those of the tables, and that the tables of

@@ -1,11 +1,10 @@
 """The cache of a model that keeps nothing between steps: admits everything, gives no blocks."""
 
-from collections.abc import Iterable, Sequence
+from typing import Any
 
 from engine_core.kv_cache.admission import AllocStatus
 from engine_core.kv_cache.manager import KVCacheManager
-from engine_core.kv_cache.prefix_cache import CacheHit
-from engine_core.kv_cache.sequence_blocks import BlockIds, CachedSequence, CacheUsage, TableUpdate
+from engine_core.kv_cache.sequence_blocks import BlockIds, TableUpdate
 
 _NO_LIMIT = 2**31 - 1
 
@@ -29,64 +28,39 @@ class PlaceholderKVCacheManager(KVCacheManager):
     def num_blocks_free(self) -> int:
         return 0
 
-    def num_peak_blocks(self, num_tokens: int, max_chunk: int) -> int:
+    def num_peak_blocks(self, *_: Any, **__: Any) -> int:
         return 0
 
-    def num_reserved_blocks(
-        self, seq: CachedSequence, max_chunk: int, num_extra_tokens: int = 0
-    ) -> int:
+    def num_reserved_blocks(self, *_: Any, **__: Any) -> int:
         return 0
 
-    def can_admit(
-        self,
-        seq: CachedSequence,
-        hit: CacheHit,
-        *,
-        max_chunk: int,
-        num_reserved_blocks: int,
-        is_alone: bool,
-        is_resumed: bool,
-        num_lookahead_slots: int = 0,
-        num_extra_blocks: int = 0,
-    ) -> AllocStatus:
+    def can_admit(self, *_: Any, **__: Any) -> AllocStatus:
         return AllocStatus.OK
 
-    def allocate_cached(self, seq: CachedSequence, hit: CacheHit) -> None:
+    def allocate_cached(self, *_: Any) -> None:
         pass
 
-    def allocate_slots(
-        self, seq: CachedSequence, num_tokens: int, num_lookahead_slots: int = 0
-    ) -> TableUpdate | None:
-        return TableUpdate(0, self.block_ids(seq), _NO_LIMIT // self.block_size)
+    def allocate_slots(self, *_: Any, **__: Any) -> TableUpdate:
+        return TableUpdate(0, self.block_ids(), _NO_LIMIT // self.block_size)
 
-    def num_allocated_slots(self, seq: CachedSequence) -> int:
+    def num_allocated_slots(self, *_: Any) -> int:
         """No position ever needs a block."""
         return _NO_LIMIT
 
-    def fork(self, parent: CachedSequence, child: CachedSequence, num_tokens: int) -> None:
+    def fork(self, *_: Any) -> None:
         pass
 
-    def block_ids(self, seq: CachedSequence) -> BlockIds:
+    def block_ids(self, *_: Any) -> BlockIds:
         return ([],)
 
-    def swap_out(self, seqs: Sequence[CachedSequence]) -> int | None:
+    def swap_out(self, *_: Any) -> int:
         return 0
 
-    def can_swap_in(
-        self,
-        seqs: Sequence[CachedSequence],
-        *,
-        num_reserved_blocks: int,
-        is_alone: bool,
-        num_lookahead_slots: int = 0,
-    ) -> AllocStatus:
+    def can_swap_in(self, *_: Any, **__: Any) -> AllocStatus:
         return AllocStatus.OK
 
-    def swap_in(self, seqs: Sequence[CachedSequence]) -> None:
+    def swap_in(self, *_: Any) -> None:
         pass
 
-    def usage(self, seqs: Iterable[CachedSequence]) -> CacheUsage:
-        return CacheUsage(0, 0, 0, 0)
-
-    def check(self, seqs: Iterable[CachedSequence] = ()) -> None:
+    def check(self, *_: Any) -> None:
         pass

@@ -54,18 +54,6 @@ class TableUpdate:
         return not self.block_ids[0]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CacheUsage:
-    """Where the blocks are; used + cached + empty are all blocks."""
-
-    num_used_blocks: int
-    num_cached_blocks: int
-    """Not in use, in the prefix cache."""
-    num_empty_blocks: int
-    num_wasted_slots: int
-    """In used blocks, behind the last token of every sequence that holds them."""
-
-
 @dataclasses.dataclass(slots=True)
 class SequenceBlocks:
     """Position i of a table is logical block i; blocks out of the window are the null block."""

@@ -53,21 +53,12 @@ class SwappedSequences:
             return None
         copied = self._copy_out(moves)
         for seq, seq_blocks in holders:
-            num_kept = self._num_kept(seq, seq_blocks)
-            tables = []
-            for table in seq_blocks.tables:
-                blocks = [copied[b] if b != NULL_BLOCK_ID else b for b in table[:num_kept]]
-                for host_block in blocks:
-                    if host_block != NULL_BLOCK_ID:
-                        host.pin(host_block)
-                tables.append(blocks)
-            self._tables[seq.sequence_id] = SequenceBlocks(
-                tables=tuple(tables),
-                num_blocks=num_kept,
-                num_registered=min(seq_blocks.num_registered, num_kept),
-                num_dropped=[min(dropped, num_kept) for dropped in seq_blocks.num_dropped],
-                duplicates={index for index in seq_blocks.duplicates if index < num_kept},
-            )
+            kept = seq_blocks.leading(self._num_kept(seq, seq_blocks))
+            self._tables[seq.sequence_id] = kept
+            for table in kept.tables:
+                table[:] = [copied[b] if b != NULL_BLOCK_ID else b for b in table]
+            for host_block in kept.real_blocks():
+                host.pin(host_block)
         for host_block in copied.values():
             host.unpin(host_block)
         return num_new
@@ -76,7 +67,7 @@ class SwappedSequences:
         return min(seq_blocks.num_blocks, -(-seq.num_computed_tokens // self._block_size))
 
     def _plan(self, holders: Sequence[tuple[CachedSequence, SequenceBlocks]]) -> _Moves | None:
-        """None if the contents of a block cannot be told."""
+        """None if the contents of a block are not known."""
         moves = _Moves()
         num_device_blocks = self._offload.device.num_blocks
         for seq, seq_blocks in holders:

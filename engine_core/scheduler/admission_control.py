@@ -50,13 +50,10 @@ class PartialPrefills:
         left = batch.num_tokens[order] - batch.num_computed_tokens[order]
         is_partial = (left > 1) & (left > plan.num_tokens_of(order))
         for row in order[is_partial].tolist():
-            self._add(int(batch.num_tokens[row]))
+            self.add(int(batch.num_tokens[row]))
 
-    def add(self, request: Request) -> None:
-        """A request is admitted and not finished in this step."""
-        self._add(request.num_tokens)
-
-    def _add(self, num_tokens: int) -> None:
+    def add(self, num_tokens: int) -> None:
+        """A prompt of this length is not finished in this step."""
         self._num += 1
         self._num_long += self._is_long(num_tokens)
 

@@ -103,7 +103,7 @@ class PrefillFirstBatching:
             self._last_prefill_s = now - self._last_step_s
         self._last_step_s, self._was_prefill = now, False
         pool = self._pool
-        if not self._delay_factor or pool.waiting.is_empty or not pool.running:
+        if not self._delay_factor or not pool.waiting or not pool.running:
             return True
         waited_s = now - pool.waiting.peek_request().arrival_time
         return waited_s > self._delay_factor * self._last_prefill_s

@@ -57,18 +57,6 @@ class BeamHypothesis:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class BeamStep:
-    """What one step decided."""
-
-    survivors: list[BeamSurvivor]
-    """The running beams from now on, empty if the search is over. As many of them as possible
-    stand at their parent's index."""
-    finished: list[BeamHypothesis]
-    """Beams that finished in this step and are among the best so far."""
-    is_over: bool
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class _Token:
     """A generated token and all before it: beams share what they have in common."""
 
@@ -107,21 +95,6 @@ class BeamSearch:
         min_tokens: neither ends a beam before it has this many tokens.
     """
 
-    __slots__ = (
-        "_beams",
-        "_counts_future",
-        "_eos_token_ids",
-        "_finished",
-        "_is_over",
-        "_length",
-        "_length_penalty",
-        "_max_tokens",
-        "_min_tokens",
-        "_stop_token_ids",
-        "_stops_when_full",
-        "_width",
-    )
-
     def __init__(
         self,
         params: BeamSearchParams,
@@ -146,9 +119,10 @@ class BeamSearch:
         self._length = 0
         """Generated tokens of each running beam: they are all equally long."""
         self._beams = [_Beam(None, np.float32(0.0))]
-        self._finished: list[BeamHypothesis] = []
-        """The best `beam_width` so far, best first."""
-        self._is_over = False
+        self.results: list[BeamHypothesis] = []
+        """The best `beam_width` finished beams so far, best first. When the search is over there
+        are fewer only where the vocabulary has fewer continuations."""
+        self.is_over = False
 
     def limit_tokens(self, max_tokens: int) -> None:
         """A lower limit, before the first step."""
@@ -163,22 +137,14 @@ class BeamSearch:
         """
         return self._width + len(self._eos_token_ids | self._stop_token_ids)
 
-    @property
-    def num_running(self) -> int:
-        """Running beams: 1 before the first step, 0 when it is over."""
-        return len(self._beams)
-
-    @property
-    def is_over(self) -> bool:
-        return self._is_over
-
-    def advance(self, candidates: BeamCandidates) -> BeamStep:
-        """One step, from the log-probabilities of every running beam.
+    def advance(self, candidates: BeamCandidates) -> list[BeamSurvivor]:
+        """One step, from the log-probabilities of every running beam. Returns the running beams
+        from now on, none if the search is over; as many as possible stand at their parent's index.
 
         Raises:
             ValueError: not one row of candidates for each running beam.
         """
-        if len(candidates.token_ids) != len(self._beams) or self._is_over:
+        if len(candidates.token_ids) != len(self._beams) or self.is_over:
             raise ValueError(
                 f"candidates of {len(candidates.token_ids)} beams, {len(self._beams)} are running; "
                 "give one row for each, in the order of the last step's survivors"
@@ -204,21 +170,16 @@ class BeamSearch:
             place += 1
             if place >= self._width and (is_last or len(going_on) == self._width):
                 break
-        kept = self._keep_best(finished)
-        self._is_over = not going_on or self._may_stop(going_on[0][1].cumulative_logprob)
-        placed = [] if self._is_over else _in_parents_places(going_on)
+        ranked = sorted(self.results + finished, key=lambda found: -found.score)
+        self.results = ranked[: self._width]
+        self.is_over = not going_on or self._may_stop(going_on[0][1].cumulative_logprob)
+        placed = [] if self.is_over else _in_parents_places(going_on)
         self._beams = [beam for _, beam in placed]
-        survivors = [
+        return [
             BeamSurvivor(parent, beam.last.token_id)
             for parent, beam in placed
             if beam.last is not None
         ]
-        return BeamStep(survivors, kept, self._is_over)
-
-    def results(self) -> list[BeamHypothesis]:
-        """The finished beams, best first: `beam_width` of them once the search is over (fewer only
-        where the vocabulary has fewer continuations)."""
-        return list(self._finished)
 
     def _best_first(self, candidates: BeamCandidates) -> Iterable[tuple[int, int, np.float32]]:
         """(parent, token, cumulative log-probability) of all candidates."""
@@ -247,21 +208,15 @@ class BeamSearch:
             divisor = math.exp(math.copysign(_MAX_LOG_DIVISOR, log_divisor))
         return float(cumulative_logprob / np.float32(divisor))
 
-    def _keep_best(self, finished: list[BeamHypothesis]) -> list[BeamHypothesis]:
-        """Merge into the best so far. Returns those that were kept."""
-        merged = sorted(self._finished + finished, key=lambda found: -found.score)
-        self._finished = merged[: self._width]
-        return [found for found in finished if any(found is best for best in self._finished)]
-
     def _may_stop(self, best_running: np.float32) -> bool:
         """Whether the finished beams are enough, and none of the running ones may still be better
         than the worst of them."""
-        if len(self._finished) < self._width:
+        if len(self.results) < self._width:
             return False
         if self._stops_when_full:
             return True
         length = self._max_tokens if self._counts_future else self._length
-        return self._score(best_running, length) <= self._finished[-1].score
+        return self._score(best_running, length) <= self.results[-1].score
 
 
 def _in_parents_places(going_on: list[tuple[int, _Beam]]) -> list[tuple[int, _Beam]]:

@@ -1,7 +1,7 @@
 """What the scheduler refuses.
 
 SchedulerError
-├── DuplicateRequestId (also ValueError)    the id belongs to a live request
+├── DuplicateRequestId (also ValueError)    the id belongs to an unfinished request
 ├── QueueFull                               the waiting queue is at its limit
 └── StepOrderError (also RuntimeError)      a step was updated twice, never, or out of order
 """
@@ -12,18 +12,17 @@ class SchedulerError(Exception):
 
 
 class DuplicateRequestId(SchedulerError, ValueError):
-    """A request with this id is live: its terminal output has not been handed out. It goes on."""
+    """The terminal output of a request with this id has not been handed out. It goes on."""
 
     def __init__(self, request_id: str) -> None:
         super().__init__(
             f"request_id {request_id!r} belongs to a live request; use another id, or send it "
             "again after that request's last output"
         )
-        self.request_id = request_id
 
 
 class StepOrderError(SchedulerError, RuntimeError):
-    """Each step is updated once, in order, and no more are open than may be in flight."""
+    """Each step is updated once, in order, and no more are in flight than allowed."""
 
 
 class QueueFull(SchedulerError):
@@ -47,5 +46,3 @@ class QueueFull(SchedulerError):
             f"the queue is full: {num_requests} requests of {num_tokens} tokens wait and "
             f"{num_running} run, the limit is {' and '.join(limits)}; try again later"
         )
-        self.num_requests = num_requests
-        self.num_tokens = num_tokens

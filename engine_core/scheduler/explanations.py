@@ -3,6 +3,7 @@ request; all behind it wait for it."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Any
 
 from engine_core.scheduler.request import Request, RequestStatus
 from protocol.explanations import RequestInfo, WaitReason
@@ -50,7 +51,7 @@ class Explanations:
                 self._finished.popitem(last=False)
             reason = request.status.finish_reason.value
             self._finished[request.request_id] = _info(
-                request, status="finished", why=detail, finish_reason=reason
+                request, "finished", why=detail, finish_reason=reason
             )
 
     # ------------------------------------------------------------------ answers
@@ -62,14 +63,10 @@ class Explanations:
         """
         status = request.status.name.lower()
         if request.status is RequestStatus.RUNNING:
-            return _info(request, status=status)
-        num_ahead = 0
-        for other in waiting:
-            if other is request:
-                break
-            num_ahead += 1
+            return _info(request, status)
+        num_ahead = next(count for count, other in enumerate(waiting) if other is request)
         reason, why = self._why(request, num_ahead)
-        return _info(request, status=status, waits_for=reason, why=why, num_ahead=num_ahead)
+        return _info(request, status, waits_for=reason, why=why, num_requests_ahead=num_ahead)
 
     def _why(self, request: Request, num_ahead: int) -> _Reason:
         if request.request_id in self._skipped:
@@ -90,15 +87,7 @@ class Explanations:
         return self._finished.get(request_id)
 
 
-def _info(
-    request: Request,
-    *,
-    status: str,
-    waits_for: WaitReason | None = None,
-    why: str | None = None,
-    num_ahead: int | None = None,
-    finish_reason: str | None = None,
-) -> RequestInfo:
+def _info(request: Request, status: str, **details: Any) -> RequestInfo:
     return RequestInfo(
         request_id=request.request_id,
         status=status,
@@ -108,10 +97,7 @@ def _info(
         num_prompt_tokens=request.num_prompt_tokens,
         num_output_tokens=sum(sequence.num_output_tokens for sequence in request.sequences),
         num_computed_tokens=request.num_computed_tokens,
-        waits_for=waits_for,
-        why=why,
-        num_requests_ahead=num_ahead,
         cache_lookup=request.cache_lookup,
         preemptions=list(request.preemptions),
-        finish_reason=finish_reason,
+        **details,
     )

@@ -69,16 +69,16 @@ class SequenceForks:
         """
         search = request.beam_search
         assert search is not None
-        step = search.advance(BeamCandidates.from_logprobs(logprobs))
-        if step.is_over:
+        survivors = search.advance(BeamCandidates.from_logprobs(logprobs))
+        if search.is_over:
             self._finish(request)
             return
         beams = request.unfinished
-        successors = [self._successor(beams, place, s) for place, s in enumerate(step.survivors)]
+        successors = [self._successor(beams, place, s) for place, s in enumerate(survivors)]
         for place, beam in enumerate(beams):
             if place >= len(successors) or successors[place] is not beam:
                 self._kv_cache.free(beam)
-        for place, (sequence, survivor) in enumerate(zip(successors, step.survivors, strict=True)):
+        for place, (sequence, survivor) in enumerate(zip(successors, survivors, strict=True)):
             if place >= len(beams):
                 self._pool.assign_row(sequence)
             elif sequence is not beams[place]:
@@ -120,7 +120,7 @@ class SequenceForks:
 
     def _finish(self, request: Request) -> None:
         assert request.beam_search is not None
-        results = request.beam_search.results()
+        results = request.beam_search.results
         for place, found in enumerate(results):
             self._pool.counters.num_generated_tokens += len(found.token_ids)
             is_over = place == len(results) - 1

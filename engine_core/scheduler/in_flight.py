@@ -135,7 +135,7 @@ class InFlightSteps:
         batch.num_steps_in_flight = len(self._steps)
         self.next_step_id += 1
 
-    def check_is_first(self, plan: SchedulerOutput) -> InFlightStep:
+    def check_is_first(self, plan: SchedulerOutput) -> None:
         """
         Raises:
             StepOrderError: `plan` is not the first of the steps in flight.
@@ -145,14 +145,9 @@ class InFlightSteps:
             raise StepOrderError(
                 f"step {plan.step_id} is not to be updated, {due}; update each step once, in order"
             )
-        return self._steps[0]
 
     def remove(self, plan: SchedulerOutput) -> InFlightStep:
-        """The step of this plan is updated.
-
-        Raises:
-            StepOrderError: `plan` is not the first of the steps in flight.
-        """
+        """The step of this plan, which must be the first, is updated."""
         self.check_is_first(plan)
         return self._pop_first()
 

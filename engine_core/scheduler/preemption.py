@@ -170,7 +170,7 @@ class ForcedPreemption:
 
     def preempt(self, plan: PlanBuilder) -> None:
         pool = self._pool
-        if pool.waiting.is_empty or not pool.running:
+        if not pool.waiting or not pool.running:
             return
         head = pool.waiting.peek_request()
         if head.status is RequestStatus.SWAPPED:

@@ -208,10 +208,6 @@ class Request:
         return self._status.is_finished
 
     @property
-    def max_tokens(self) -> int:
-        return self.sampling_params.max_tokens
-
-    @property
     def unfinished(self) -> list["Sequence"]:
         """Its sequences that are not finished, by index."""
         return [seq for seq in self.sequences if not seq.status.is_finished]

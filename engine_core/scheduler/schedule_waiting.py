@@ -50,7 +50,7 @@ class WaitingScheduler:
             whole_prompts: a prompt is cut only if it is longer than a whole step.
         """
         waiting = self._pool.waiting
-        if waiting.is_empty:
+        if not waiting:
             return
         if plan.has_preempted:
             why = "a request was preempted in this step"
@@ -59,7 +59,7 @@ class WaitingScheduler:
         self._partial.count(plan)
         self._num_reserved_blocks = self._blocks_of_running()
         skipped: list[Request] = []
-        while not waiting.is_empty and len(skipped) < _MAX_SKIPPED:
+        while waiting and len(skipped) < _MAX_SKIPPED:
             request = waiting.peek_request()
             if only_swapped and request.status is not RequestStatus.SWAPPED:
                 self._stop_at(request, WaitReason.DECODES, "this step is for decoding")
@@ -194,7 +194,7 @@ class WaitingScheduler:
         plan.add_sequence(first, num_tokens)
         if hit.num_tokens + num_tokens < first.num_tokens:
             self._num_reserved_blocks += self._blocks_of(first)
-            self._partial.add(request)
+            self._partial.add(request.num_tokens)
         self._num_reserved_blocks += self._blocks_of_forks(request)
 
     def _count_lookup(self, request: Request, first: Sequence, hit: CacheHit) -> None:

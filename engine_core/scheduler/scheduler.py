@@ -1,9 +1,4 @@
-"""The scheduler: each step lets requests catch up with their tokens. No prefill or decode phase.
-
-waiting ──admit──> running ──stop──> finished         schedule: running requests first, then
-   ^                  │                               waiting ones, while budget, rows and
-   └──── preempt ─────┘                               blocks last; a long prompt is chunked
-"""
+"""The scheduler: each step lets requests catch up with their tokens. No prefill or decode phase."""
 
 from collections.abc import Iterable
 
@@ -45,6 +40,10 @@ from protocol.outputs import EngineCoreOutputs
 
 class Scheduler(SchedulerInterface):
     """
+    waiting ──admit──> running ──stop──> finished         schedule: running requests first, then
+       ^                  │                               waiting ones, while budget, rows and
+       └──── preempt ─────┘                               blocks last; a long prompt is chunked
+
     Args:
         config: its settings.
         kv_cache: the blocks; this scheduler alone may change it.

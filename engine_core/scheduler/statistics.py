@@ -48,7 +48,7 @@ def collect_statistics(
         num_blocks_in_use=kv_cache.num_blocks_in_use,
         num_blocks_cached=kv_cache.num_blocks_cached,
         num_blocks_shared=kv_cache.num_shared_references,
-        num_slots_wasted=kv_cache.usage(running).num_wasted_slots,
+        num_slots_wasted=kv_cache.num_wasted_slots(running),
         block_size=kv_cache.block_size,
         num_host_blocks=kv_cache.num_host_blocks,
         num_host_blocks_in_use=kv_cache.num_host_blocks_in_use,

@@ -51,9 +51,7 @@ class NativeAttentionPlan:
 
 
 class NativeAttentionPlanner:
-    """See `kernels.interface.operations.AttentionPlanner`. Takes requests in any order.
-
-    How the work is cut is decided by the library, from the lengths alone.
+    """See `AttentionPlanner`. The library cuts the work, from the lengths alone.
 
     Args:
         spec: for float32 over a cache of a dtype that `format_of_dtype` knows.
@@ -97,11 +95,7 @@ class NativeAttentionPlanner:
         num_decodes: int,
         num_decode_tokens: int,
     ) -> AttentionMetadata:
-        """See `AttentionPlanner.plan`.
-
-        Raises:
-            ValueError: tensors whose shapes do not fit each other.
-        """
+        """See `AttentionPlanner.plan`."""
         num_requests = seq_lens_R.shape[0]
         if query_start_loc_R1.shape != (num_requests + 1,) or block_table_RM.shape[:-1] != (
             num_requests,
@@ -142,11 +136,8 @@ class NativeAttentionPlanner:
 
 
 class NativeAttention:
-    """Runs planned attention in float32, for any head size and format of the cache.
-
-    The bits of a token depend on its own sequence and position only: not on the batch, nor on
-    whether it came in a prompt, a chunk or alone.
-    """
+    """Planned attention in float32 over any format of the cache. The bits of a token depend on its
+    own sequence and position alone."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._attention = library.function(
@@ -171,7 +162,7 @@ class NativeAttention:
         plan: NativeAttentionPlan,
         params: AttentionParams,
     ) -> torch.Tensor:
-        """See `Operations.paged_attention`. Everything but the cache is float32.
+        """See `Operations.paged_attention`.
 
         Raises:
             ValueError: a tensor that does not fit the plan, or a block table that points outside
@@ -209,10 +200,9 @@ class NativeAttention:
 def check_caches(
     plan: NativeAttentionPlan, k_cache_BSKD: torch.Tensor, v_cache_BSKD: torch.Tensor
 ) -> None:
-    """Refuse caches of another format than the plan's.
-
+    """
     Raises:
-        ValueError: naming both.
+        ValueError: caches of another shape or format than the plan's.
     """
     geometry = plan.geometry
     kv_format = KVCacheFormat(geometry.kv_format)

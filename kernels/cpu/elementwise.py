@@ -1,7 +1,4 @@
-"""Norms, gated activations, rotation with the cache write, and embedding of the native library.
-
-Everything is float32 on the CPU; the formulas are those of `kernels.interface.operations`.
-"""
+"""Norms, gated activations, rotation with the cache write, and embedding of the native library."""
 
 from __future__ import annotations
 
@@ -65,7 +62,7 @@ class NativeElementwise:
         self._rotary_address = ctypes.addressof(self._rotary)
 
     def rms_norm(self, x: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
-        """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension; a new tensor."""
+        """See `Operations.rms_norm`."""
         size = _norm_size(x, weight_E)
         stride = size
         if not x.is_contiguous():
@@ -90,7 +87,7 @@ class NativeElementwise:
     def add_rms_norm(
         self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`residual += x; x = rms_norm(residual)` -> (x, residual), in their own memory."""
+        """See `Operations.add_rms_norm`; the results are in the memory of the arguments."""
         size = _norm_size(x_TE, weight_E)
         _check("residual", residual_TE, x_TE.shape)
         _check("x", x_TE, x_TE.shape)
@@ -107,11 +104,11 @@ class NativeElementwise:
         return x_TE, residual_TE
 
     def silu_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
-        """[T, 2F] -> a new [T, F]."""
+        """See `Operations.silu_and_mul`."""
         return self._gated_activation(gate_up_TF2, _SILU)
 
     def gelu_tanh_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
-        """[T, 2F] -> a new [T, F]."""
+        """See `Operations.gelu_tanh_and_mul`."""
         return self._gated_activation(gate_up_TF2, _GELU_TANH)
 
     def _gated_activation(self, gate_up_TF2: torch.Tensor, kind: int) -> torch.Tensor:
@@ -126,7 +123,7 @@ class NativeElementwise:
         return out
 
     def embedding(self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor) -> torch.Tensor:
-        """Rows of `weight_VE` for contiguous int64 ids; a new [T, E]."""
+        """See `Operations.embedding`."""
         num_rows, size = weight_VE.shape
         _check("weight", weight_VE, (num_rows, size))
         _check("token_ids", token_ids_T, token_ids_T.shape, torch.int64)

@@ -1,8 +1,4 @@
-"""GGUF blocks in the native library's layouts, with the same codes and scales.
-
-Blocks are those of ggml's `ggml-common.h` (block_q8_0, block_q4_0, block_q4_1, block_q4_K,
-block_q6_K).
-"""
+"""GGUF blocks (ggml's `ggml-common.h`) in the native library's layouts, same codes and scales."""
 
 from __future__ import annotations
 
@@ -27,8 +23,7 @@ def pack_gguf(
     num_inputs: int,
     bias_N: torch.Tensor | None = None,
 ) -> PackedLinear:
-    """GGUF blocks with the same weights and scales, in the order of the vector units.
-
+    """
     Args:
         blocks: the tensor's bytes, row after row, of any shape.
         type_name: a key of `GGUF_KINDS`.

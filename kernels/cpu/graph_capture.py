@@ -1,7 +1,6 @@
-"""The operations of one forward pass, captured as the native library runs them (`src/graph.h`).
+"""Captures the operations of one forward pass for the native library (`src/graph.h`).
 
-The model is run once with placeholders instead of activations. What they cannot do raises
-`NotCapturable`, with the reason.
+The model runs once with placeholders for activations. What they cannot do raises `NotCapturable`.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class NotCapturable(Exception):
 
 
 class Placeholder:
-    """Stands for a tensor of the step. All that a tensor has and this has not is not capturable."""
+    """Stands for a tensor of the step; any other use of a tensor is not capturable."""
 
     def __init__(self, capture: GraphCapture) -> None:
         self.capture = capture
@@ -338,10 +337,7 @@ def capture_of(x: object) -> GraphCapture | None:
 
 
 def native_plan(plan: object) -> NativeAttentionPlan:
-    """
-    Raises:
-        NotCapturable: a plan of another backend, or none.
-    """
+    """The plan, or NotCapturable for another backend's or none."""
     if not isinstance(plan, NativeAttentionPlan):
         raise NotCapturable(f"attention is planned in {type(plan).__name__}, not natively")
     return plan

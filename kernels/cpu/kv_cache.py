@@ -34,7 +34,7 @@ _FORMAT_OF_STORAGE = {
 
 
 def format_of_dtype(kv_dtype: torch.dtype) -> KVCacheFormat | None:
-    """The format asked for as `kv_dtype`; None: the library has none."""
+    """The format of `kv_dtype`; None: the library has none."""
     return _FORMAT_OF_DTYPE.get(kv_dtype)
 
 

@@ -1,9 +1,7 @@
 """The native library: found in the user's cache, or built there from `src/` when first used.
 
-A binary is named by a hash of sources and flags, and by one of the compiler's version, so a change
-of either builds anew and an old binary is never loaded for new sources. Two processes that start
-at once build once (a lock on a file); a half-written file is never seen (written under another
-name, then renamed).
+A binary is named by hashes of sources, flags and the compiler's version. Processes that start at
+once build once (a lock on a file), and a file gets its name when it is complete.
 """
 
 from __future__ import annotations
@@ -37,10 +35,8 @@ _MADV_HUGEPAGE = 14
 class WeightMemory:
     """Memory for packed weights, on huge pages where the system gives them.
 
-    Reading a weight once from end to end is what a step with few rows does: on 4 KiB pages a core
-    loses a fifth (float32) to a third (int8) of its bandwidth, measured with 49152 x 576 weights.
-    Chunks are shared, so that a small weight need not fill a huge page of its own; a chunk is freed
-    when all its weights are gone.
+    On 4 KiB pages a core loses a fifth (float32) to a third (int8) of its bandwidth, measured with
+    49152 x 576 weights. Small weights share a chunk, which is freed with the last of them.
     """
 
     def __init__(self) -> None:
@@ -271,7 +267,7 @@ def _compile(command: Sequence[str], folder: Path, source: Path, compiled: Path)
 
 
 def _drop_old(cache: Path) -> None:
-    """Binaries of earlier versions; whoever has one loaded keeps it."""
+    """Remove binaries of earlier versions; a process that has loaded one keeps it."""
     oldest = time.time() - _KEPT_S
     for path in [*cache.glob("*.o"), *cache.glob("*.so")]:
         if path.stat().st_mtime < oldest:

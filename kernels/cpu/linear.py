@@ -15,10 +15,7 @@ _FLOAT32 = torch.float32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedParts:
-    """Weights of the same inputs whose outputs lie side by side, of kinds that differ.
-
-    One product reads x once a part, so parts of one kind are packed as one weight instead. A
-    `kernels.interface.operations.LinearWeight`.
+    """A `LinearWeight` of several kinds, side by side; parts of one kind are packed as one weight.
 
     Raises:
         ValueError: no parts, or parts with different numbers of inputs.
@@ -58,11 +55,10 @@ class NativeLinear:
         self._gather = library.function("ec_embedding_packed", pointer, pointer, int64, pointer)
 
     def __call__(self, x_TE: torch.Tensor, weight: PackedLinear | PackedParts) -> torch.Tensor:
-        """`x @ weight.T + bias` -> a new float32 [T, N].
+        """See `Operations.linear`.
 
-        Quantised weights take x in signed bytes, by groups of 32, each with
-        `scale = max|x| / 127`. A row has the same bits whatever the other rows are. A
-        row with a value that is not finite gives NaN.
+        Quantised weights take x in signed bytes, by groups of 32 with `scale = max|x| / 127`. A
+        row's bits do not depend on the other rows. A row with a value that is not finite gives NaN.
 
         Args:
             x_TE: float32 on the CPU, its rows contiguous.
@@ -98,10 +94,8 @@ class NativeLinear:
         return out_TN
 
     def gather_rows(self, ids_T: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
-        """Rows of a packed weight, as an embedding reads them -> a new float32 [T, E].
-
-        The values are those that the weight stands for, of GGUF blocks the very bits that the gguf
-        package dequantises; a bias is not added.
+        """Rows of a packed weight, dequantised without the bias: of GGUF blocks bit for bit what
+        the gguf package gives -> float32 [..., E].
 
         Args:
             ids_T: int64 on the CPU, contiguous, in [0, N); of any shape.

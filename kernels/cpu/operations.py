@@ -1,7 +1,5 @@
-"""`Operations` on a CPU through the native library.
-
-Chosen call by call: what is not float32, or lies in memory in a way that the library does not take,
-goes to `TorchOperations`; operations on placeholders are captured (`graph_capture`).
+"""`Operations` on a CPU through the native library. Calls that it does not take, for their dtype or
+layout, go to `TorchOperations`; operations on placeholders are captured (`graph_capture`).
 """
 
 from __future__ import annotations
@@ -50,9 +48,6 @@ class CpuOperations(TorchOperations):
         library: from `kernels.cpu.library.load_library`.
         linear_weights: what floating weights become, see `NativePacking`.
         keeps_blocks: see there.
-
-    Raises:
-        ValueError: another name for `linear_weights`.
     """
 
     def __init__(

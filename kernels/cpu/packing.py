@@ -1,15 +1,14 @@
-"""The weights of one model in the native library's layouts: see `kernels.interface.weights`.
+"""The weights of one model in the native library's layouts; saved once, mapped by later starts.
 
-They can be saved once, and mapped by every later start. The file:
+The file:
 
     offset 0   magic [16] | header bytes, u64 | file bytes, u64 | crc32 of the header, u32 | zeros
           64   header: JSON
            .   tensors, each aligned to 64
 
-Numbers are little-endian, as in the packed weights themselves. A file appears whole or not at all
-(written under another name, then renamed). Reading checks the header's sum, the file's length and
-every range before a weight is made; the bytes of the tensors are not summed, which would read them
-all at start: a flipped bit there is a wrong weight, never a wrong address.
+Numbers are little-endian. A file gets its name when it is complete. Reading checks the header's
+sum, the file's length and every range, but does not sum the tensors, which would read them all at
+start: a flipped bit there is a wrong weight, never a wrong address.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def save_packed(path: Path, weights: Weights, *, key: str) -> None:
     A weight that stands under several names is written once.
 
     Args:
-        key: what the weights were made from; `map_packed` asks for the same.
+        key: what the weights were made from; `map_packed` checks it.
 
     Raises:
         OSError: the folder cannot be written, or is full.
@@ -127,7 +126,7 @@ def map_packed(
             size = os.fstat(file.fileno()).st_size
             if size < _START.size:
                 raise PackedFileError(f"{path} has {size} bytes: it is no file of packed weights")
-            # private and writable, as torch would warn of memory that is not; nobody writes
+            # private and writable, as torch would warn of memory that is not; never written
             pages = mmap.mmap(
                 file.fileno(), size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
             )
@@ -241,10 +240,9 @@ class NativePacking:
     """
     Args:
         library: packs and gathers.
-        floats: what floating parts become: "float32", "int8" (a scale a row) or "int4" (a scale and
-            a minimum for 32 inputs).
-        keeps_blocks: quantised parts of BLOCK_TYPES stay what they are; else they are dequantised
-            and become what floating ones become.
+        floats: the format of floating parts, see `kernels.cpu.weights`.
+        keeps_blocks: quantised parts of BLOCK_TYPES stay as they are; else they are dequantised,
+            and become `floats`.
 
     Raises:
         ValueError: another name for `floats`.

@@ -1,7 +1,4 @@
-"""Choosing tokens with the native library: Gumbel noise, truncation, penalties.
-
-Noise is that of `kernels.torch.sampling`, a function of (seed, position, token) alone.
-"""
+"""Choosing tokens with the native library; the noise is that of `kernels.torch.sampling`."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class StepSampler(Protocol):
 
 
 class DeviceStepOperations(Protocol):
-    """What a runner asks of the device beside `kernels.interface.operations.Operations`."""
+    """The operations of a GPU runner beside `kernels.interface.operations.Operations`."""
 
     def apply_row_updates(self, packed: torch.Tensor, rows: DeviceRows) -> None:
         """`table[row, start : start + n] = ids` for each packed update; -1 is the table of tokens.

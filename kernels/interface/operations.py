@@ -40,10 +40,7 @@ def cached_head_bytes(head_size: int, kv_dtype: torch.dtype) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMetadata:
-    """What attention must know about a step, built once a step for each KV-cache group.
-
-    All layers of the group read it; nobody writes it. Made by `AttentionPlanner.plan`, never by
-    hand.
+    """A step's attention in one KV-cache group, made by `AttentionPlanner.plan` for its layers.
 
     Attributes:
         query_start_loc_R1: int32 [R + 1], where each request's tokens start; the last entry is T.
@@ -68,11 +65,7 @@ class AttentionMetadata:
 
 
 class AttentionPlanner(Protocol):
-    """Plans the attention of one KV-cache group, step after step.
-
-    Made once by `Operations.make_attention_planner`. It may write its plans into memory of its own:
-    a plan holds until the next one of the same planner.
-    """
+    """Plans the attention of one KV-cache group. A plan holds until the planner's next one."""
 
     def plan(
         self,
@@ -84,22 +77,18 @@ class AttentionPlanner(Protocol):
         num_decodes: int,
         num_decode_tokens: int,
     ) -> AttentionMetadata:
-        """Everything about a step's attention that does not depend on the layer.
+        """The plan of a step, for all layers of the group.
 
-        R and T are taken from the shapes of `seq_lens_R` and `slot_mapping_T`: host numbers. On a
-        GPU nothing waits and no tensor is read on the host, so that the call can be captured in a
-        CUDA graph and replayed for other contents.
+        On a GPU the host reads no tensor, so that the call can be captured in a CUDA graph and
+        replayed for other contents.
 
         Args: see AttentionMetadata. The tensors live on the backend's device and must stay
             unchanged until the step's last layer has run. R may be 0.
             num_decodes: requests [0, num_decodes) compute one token each (or none: the padding of
-                a bucket, with a sequence length of 0). Those after them may compute any number of
-                tokens, at least 1. The results are those of the specification for any order; a
-                backend with `needs_decodes_first` is slower where a request with one token comes
-                later, and the last bits of such a request may differ. The torch backend takes no
-                notice.
-            num_decode_tokens: tokens of the first `num_decodes` requests together: equal to
-                `num_decodes` as long as no decode carries drafts.
+                a bucket, with a sequence length of 0), those after them at least 1. A backend with
+                `needs_decodes_first` is slower where a request with one token comes later, and
+                the last bits of such a request may differ.
+            num_decode_tokens: of the first `num_decodes` requests: equal to it without drafts.
 
         Raises:
             ValueError: more requests or tokens than the planner was made for.
@@ -134,7 +123,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryParams:
-    """What a layer asks of `Operations.rotary_and_cache`, the same in every step.
+    """Arguments of `Operations.rotary_and_cache` that are the same in every step.
 
     Attributes:
         cos_sin_PD: one row a position, cosines then sines, each rotary_size / 2 wide. Only the
@@ -152,7 +141,7 @@ class RotaryParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionParams:
-    """What a layer asks of `Operations.paged_attention`, the same in every step.
+    """Arguments of `Operations.paged_attention` that are the same in every step.
 
     Attributes:
         sliding_window: that of the planner.
@@ -196,16 +185,10 @@ class SamplingLimits:
     top_p_R: torch.Tensor
     min_p_R: torch.Tensor
 
-    def of_rows(self, rows: torch.Tensor | slice) -> SamplingLimits:
-        """Those of some rows."""
-        return SamplingLimits(
-            top_k_R=self.top_k_R[rows], top_p_R=self.top_p_R[rows], min_p_R=self.min_p_R[rows]
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Penalties:
-    """Of one row; see `kernels.torch.sampling.apply_penalties` for the formula."""
+    """Of one row, see `Operations.apply_penalties`."""
 
     repetition_penalty: float
     presence_penalty: float
@@ -228,27 +211,23 @@ class Operations(Protocol):
 
     @property
     def num_threads(self) -> int:
-        """Threads of the host that share the work of an operation, where the host does any."""
+        """Host threads that share the work of an operation."""
         ...
 
     @property
     def needs_decodes_first(self) -> bool:
-        """Whether a step's requests should be ordered: those that compute one token first."""
+        """Whether the requests that compute one token should come first in a step."""
         ...
 
     def prepare_linear(
         self, weight_NE: torch.Tensor, bias_N: torch.Tensor | None = None
     ) -> LinearWeight:
-        """Take a weight over for `linear`. The caller drops its own reference: a backend may keep
-        the tensor itself or a copy in another layout, never both, and changes neither (so an
-        embedding may be given that stays in use). Called at load time only.
-        """
+        """At load time: keeps the tensor, never changed, or a copy in another layout."""
         ...
 
     def weight_packing(self, dtype: torch.dtype) -> WeightPacking | None:
-        """What packs the weights of a model that computes in `dtype`, instead of `prepare_linear`
-        and `embedding`; None where nothing does. The same object at every call.
-        """
+        """What packs the weights of a model in `dtype` instead of `prepare_linear` and `embedding`,
+        the same object at every call; None: nothing does."""
         ...
 
     def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
@@ -256,7 +235,7 @@ class Operations(Protocol):
         ...
 
     def prepare_experts(self, gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> ExpertWeights:
-        """Take the experts of one layer over for `mixture_of_experts`, as `prepare_linear` does.
+        """The experts of one layer for `mixture_of_experts`, as `prepare_linear`.
 
         Args:
             gate_up_XFE: [X, 2F, E], F outputs of gate, then F of up.
@@ -336,12 +315,11 @@ class Operations(Protocol):
         ...
 
     def capture(self, forward: Forward) -> Forward:
-        """What gives the results of `forward`, a model's pass over the tokens of a step.
+        """A model's forward pass, which the backend may run once and replay as a captured graph.
 
-        A backend may run `forward` once, capture the operations that it consists of as a graph, and
-        from then on run that alone, with the bits that `forward` gives. So `forward` must do the
-        same at every call, and with activations nothing but operations, `.flatten(1)`, and `.mul_`
-        with one number; one that does more is run as it is.
+        The results are bit for bit those of `forward`. It must do the same at every call, and with
+        activations nothing but operations, `.flatten(1)`, and `.mul_` with one number; one that
+        does more is run as it is.
         """
         ...
 
@@ -372,12 +350,7 @@ class Operations(Protocol):
         output_counts_V: torch.Tensor,
         penalties: Penalties,
     ) -> None:
-        """Penalise tokens of one row of logits in place.
-
-        Args:
-            prompt_mask_V: bool, tokens of the prompt: they count for repetition only.
-            output_counts_V: float32, occurrences in the output.
-        """
+        """In place on one row of logits, see `kernels.torch.sampling.apply_penalties`."""
         ...
 
     def rotary_and_cache(
@@ -440,8 +413,7 @@ class Operations(Protocol):
         ...
 
     def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:
-        """What plans the steps of one KV-cache group. Made once, with all memory that its plans
-        will need.
+        """For one KV-cache group; allocates all memory that its plans need.
 
         Raises:
             ValueError: heads, a block size or a dtype that the backend cannot take.
@@ -456,19 +428,11 @@ class Operations(Protocol):
         head_size: int,
         dtype: torch.dtype,
     ) -> KVCache:
-        """The zeroed cache of one layer on `device`, in the backend's own layout.
-
-        Args:
-            dtype: the planner's `kv_dtype`.
-        """
+        """The zeroed cache of one layer on `device`; `dtype` is the planner's `kv_dtype`."""
         ...
 
     def allocate_host_kv_cache(self, like: KVCache, num_blocks: int) -> KVCache:
-        """`num_blocks` blocks in host memory, in the layout of `like`; what they hold is undefined.
-
-        Page-locked where the device is a GPU. On a CPU the system hands out a page when it is
-        first written.
-        """
+        """Uninitialised blocks in host memory, in the layout of `like`; page-locked for a GPU."""
         ...
 
     def copy_blocks(

@@ -87,7 +87,7 @@ class SamplingRows:
     def allocate(*, num_rows: int, vocab_size: int, device: torch.device) -> SamplingRows:
         """About 4 V + 13 KiB a row, so that a penalty never needs memory while serving.
 
-        A row without a sequence is greedy and asks for nothing.
+        A row without a sequence is greedy and has no options.
         """
 
         def zeros(*shape: int) -> torch.Tensor:
@@ -113,7 +113,7 @@ class SamplingRows:
         return slice(NUM_STATE_WORDS, NUM_STATE_WORDS + num_mask_words(self.vocab_size))
 
     def write_history(self, row: int, prompt_ids: torch.Tensor, output_ids: torch.Tensor) -> None:
-        """What penalties need to know of the tokens so far replaces what the row held.
+        """Replace the row's history of tokens, which penalties read.
 
         Args:
             prompt_ids, output_ids: int32 [any], on the device, each in [0, V).

@@ -75,7 +75,7 @@ class _Tiles:
 
 
 class TilePlanner:
-    """Cuts steps of any group. Keeps only mask templates, which grow with the longest context."""
+    """Cuts steps of any group; keeps mask templates."""
 
     def __init__(self) -> None:
         self._templates = MaskTemplates()
@@ -302,11 +302,7 @@ def _build(
 
 @dataclass(frozen=True, slots=True)
 class TorchAttentionPlanner:
-    """See `kernels.interface.operations.AttentionPlanner`. Takes requests in any order.
-
-    Attributes:
-        tiles: shared by the groups of a backend, because masks depend on no group.
-    """
+    """See `AttentionPlanner`. The groups of a backend share `tiles`, for its masks."""
 
     tiles: TilePlanner
     spec: AttentionSpec

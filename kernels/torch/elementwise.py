@@ -6,21 +6,21 @@ import torch
 import torch.nn.functional as F
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, see `Operations.rms_norm`."""
-    if x.dtype == torch.float32:
-        return F.rms_norm(x, weight.shape, weight, eps)
-    normed = F.rms_norm(x.float(), weight.shape, None, eps)
-    return (normed.to(weight.dtype) * weight).to(x.dtype)
+def rms_norm(x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
+    """See `Operations.rms_norm`."""
+    if x_TE.dtype == torch.float32:
+        return F.rms_norm(x_TE, weight_E.shape, weight_E, eps)
+    normed = F.rms_norm(x_TE.float(), weight_E.shape, None, eps)
+    return (normed.to(weight_E.dtype) * weight_E).to(x_TE.dtype)
 
 
 def silu_and_mul(gate_up_TF2: torch.Tensor) -> torch.Tensor:
-    """`silu(gate) * up`, see `Operations.silu_and_mul`."""
+    """See `Operations.silu_and_mul`."""
     gate_TF, up_TF = gate_up_TF2.chunk(2, dim=-1)
     return F.silu(gate_TF).mul_(up_TF)
 
 
 def gelu_tanh_and_mul(gate_up_TF2: torch.Tensor) -> torch.Tensor:
-    """`gelu(gate) * up`, see `Operations.gelu_tanh_and_mul`."""
+    """See `Operations.gelu_tanh_and_mul`."""
     gate_TF, up_TF = gate_up_TF2.chunk(2, dim=-1)
     return F.gelu(gate_TF, approximate="tanh").mul_(up_TF)

@@ -11,7 +11,7 @@ from kernels.torch.elementwise import rms_norm
 def write_kv_cache(
     k_TKD: torch.Tensor, v_TKD: torch.Tensor, slot_mapping_T: torch.Tensor, kv_cache: KVCache
 ) -> None:
-    """Write keys and values to their slots, see `Operations.write_kv_cache`."""
+    """See `Operations.write_kv_cache`."""
     for source, cache_BSKD in zip((k_TKD, v_TKD), kv_cache, strict=True):
         cache_BSKD.view(-1, *cache_BSKD.shape[2:]).index_copy_(0, slot_mapping_T, source)
 

@@ -1,4 +1,4 @@
-"""`Operations` on a CPU through torch: joins this folder's functions."""
+"""`Operations` on a CPU through torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,10 @@ from kernels.interface.operations import (
     ExpertRouting,
     Forward,
     KVCache,
-    Penalties,
-    RotaryParams,
     SamplingLimits,
 )
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
-from kernels.torch import elementwise, sampling
-from kernels.torch import kv_cache as cache_writes
+from kernels.torch import elementwise, kv_cache, sampling
 from kernels.torch.attention import PagedAttention
 from kernels.torch.attention_planner import TileGroup, TilePlanner, TorchAttentionPlanner
 from kernels.torch.linear import (
@@ -41,6 +38,15 @@ class TorchOperations:
 
     Holds attention buffers, so one thread uses an instance at a time.
     """
+
+    prepare_experts = staticmethod(prepare_experts)
+    rms_norm = staticmethod(elementwise.rms_norm)
+    silu_and_mul = staticmethod(elementwise.silu_and_mul)
+    gelu_tanh_and_mul = staticmethod(elementwise.gelu_tanh_and_mul)
+    rotary_and_cache = staticmethod(kv_cache.rotary_and_cache)
+    write_kv_cache = staticmethod(kv_cache.write_kv_cache)
+    copy_blocks = staticmethod(kv_cache.copy_blocks)
+    apply_penalties = staticmethod(sampling.apply_penalties)
 
     def __init__(self) -> None:
         self._tiles = TilePlanner()
@@ -74,9 +80,6 @@ class TorchOperations:
         assert isinstance(weight, TorchLinearWeight), "prepared by another backend"
         return linear(x_TE, weight)
 
-    def prepare_experts(self, gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> ExpertWeights:
-        return prepare_experts(gate_up_XFE, down_XEF)
-
     def mixture_of_experts(
         self,
         x_TE: torch.Tensor,
@@ -93,33 +96,11 @@ class TorchOperations:
         assert isinstance(weight_VE, torch.Tensor), "packed by another backend"
         return F.embedding(token_ids_T, weight_VE)
 
-    def rms_norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
-        return elementwise.rms_norm(x_TE, weight_E, eps)
-
     def add_rms_norm(
         self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         residual_TE.add_(x_TE)
         return elementwise.rms_norm(residual_TE, weight_E, eps), residual_TE
-
-    def rotary_and_cache(
-        self,
-        qkv_TN: torch.Tensor,
-        positions_T: torch.Tensor,
-        slot_mapping_T: torch.Tensor,
-        kv_cache: KVCache,
-        params: RotaryParams,
-    ) -> torch.Tensor:
-        return cache_writes.rotary_and_cache(qkv_TN, positions_T, slot_mapping_T, kv_cache, params)
-
-    def write_kv_cache(
-        self,
-        k_TKD: torch.Tensor,
-        v_TKD: torch.Tensor,
-        slot_mapping_T: torch.Tensor,
-        kv_cache: KVCache,
-    ) -> None:
-        cache_writes.write_kv_cache(k_TKD, v_TKD, slot_mapping_T, kv_cache)
 
     def read_kv_cache(self, kv_cache: KVCache, slots_L: torch.Tensor) -> KVCache:
         keys_BSKD, values_BSKD = kv_cache
@@ -136,12 +117,6 @@ class TorchOperations:
         assert params.sliding_window == metadata.sliding_window, "planned for another window"
         groups = cast("tuple[TileGroup, ...]", metadata.plan)
         return self._attention.run(q_THD, k_cache, v_cache, groups, params)
-
-    def silu_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
-        return elementwise.silu_and_mul(gate_up_TF2)
-
-    def gelu_tanh_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
-        return elementwise.gelu_tanh_and_mul(gate_up_TF2)
 
     def best_of_rows(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         best_R, token_ids_R = logits_RV.max(dim=1)
@@ -160,15 +135,6 @@ class TorchOperations:
         if limits is None:
             return sampling.sample_from_all(logits_RV, seeds_R, positions_R)
         return sampling.sample_truncated(logits_RV, seeds_R, positions_R, limits)
-
-    def apply_penalties(
-        self,
-        logits_V: torch.Tensor,
-        prompt_mask_V: torch.Tensor,
-        output_counts_V: torch.Tensor,
-        penalties: Penalties,
-    ) -> None:
-        sampling.apply_penalties(logits_V, prompt_mask_V, output_counts_V, penalties)
 
     def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:
         if spec.kv_dtype != spec.dtype:
@@ -195,11 +161,6 @@ class TorchOperations:
             torch.empty((num_blocks, *cache.shape[1:]), dtype=cache.dtype) for cache in like
         )
         return keys, values
-
-    def copy_blocks(
-        self, src: KVCache, dst: KVCache, src_ids_N: torch.Tensor, dst_ids_N: torch.Tensor
-    ) -> None:
-        cache_writes.copy_blocks(src, dst, src_ids_N, dst_ids_N)
 
 
 def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -237,7 +237,7 @@ def apply_penalties(
     occurrence, and once at all.
 
     Args:
-        prompt_mask_V: bool, tokens of the prompt.
+        prompt_mask_V: bool, tokens of the prompt: they count for repetition only.
         output_counts_V: float32, occurrences in the output.
     """
     in_output_V = output_counts_V > 0

@@ -112,11 +112,11 @@ def gather_step_inputs(
     """
     is_longer_R = num_scheduled != 1
     if not is_longer_R.any():
-        return _gather_decodes(batch, rows.astype(np.int64), num_computed.astype(np.int64))
+        return _gather_decodes(batch, rows, num_computed.astype(np.int64))
     order_R = (
         np.argsort(is_longer_R, kind="stable") if decodes_first else np.arange(len(rows))
     ).astype(np.int64)
-    rows_R = rows[order_R].astype(np.int64)
+    rows_R = rows[order_R]
     computed_R = num_computed[order_R].astype(np.int64)
     counts_R = num_scheduled[order_R].astype(np.int64)
     query_start_R1 = np.zeros(len(rows_R) + 1, np.int64)

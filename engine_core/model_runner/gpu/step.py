@@ -65,7 +65,7 @@ def arrange_step(
     """
     is_other = scheduled.num_scheduled_tokens != 1
     order = np.argsort(is_other, kind="stable")
-    rows_R = scheduled.rows[order].astype(np.int64)
+    rows_R = scheduled.rows[order]
     num_computed_R = scheduled.num_computed_tokens[order].astype(np.int64)
     num_scheduled_R = scheduled.num_scheduled_tokens[order].astype(np.int64)
     needs_sampling_R = num_computed_R + num_scheduled_R == batch.num_tokens[rows_R]

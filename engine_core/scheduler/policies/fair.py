@@ -40,13 +40,6 @@ class FairQueue:
             for number in np.argsort(keys, kind="stable")[: len(self._lines[lane])].tolist():
                 yield from self._lines[lane][self._keys_by_number[number]].values()
 
-    def __contains__(self, request: Request) -> bool:
-        return request.request_id in self._places
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._places
-
     @property
     def floor(self) -> float:
         """The counter to which a tenant that begins to wait is lifted."""
@@ -186,8 +179,6 @@ class Fair(SchedulingPolicy):
         return number_of(tenant)
 
     def on_finish(self, request: Request) -> None:
-        """It has left the queue before."""
-        assert request not in self.waiting
         self._charged.discard(request.request_id)
         tenant = self._counters.enter(tenant_key(request))
         tenant.num_live -= 1

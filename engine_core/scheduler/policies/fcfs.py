@@ -23,10 +23,6 @@ class FirstComeFirstServedQueue:
         yield from self._swapped.values()
         yield from self._others.values()
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._others and not self._swapped
-
     def add_request(self, request: Request) -> None:
         """To the tail."""
         assert request.request_id not in self._swapped

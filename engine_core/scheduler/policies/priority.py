@@ -61,10 +61,6 @@ class PriorityQueue:
     def __iter__(self) -> Iterator[Request]:
         return (entry[3] for entry in sorted(self._entries.values(), key=lambda entry: entry[:3]))
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._entries
-
     def add_request(self, request: Request) -> None:
         """Behind its equals."""
         self._num_added += 1
@@ -135,7 +131,7 @@ class Priority(SchedulingPolicy):
         A step in which none can be outranked costs no search: running requests were popped, and the
         least urgent of those is known."""
         waiting = self.waiting
-        if not self._force_preemption or waiting.is_empty or not running:
+        if not self._force_preemption or not waiting or not running:
             return []
         head = waiting.peek_request()
         if head.status is RequestStatus.SWAPPED:

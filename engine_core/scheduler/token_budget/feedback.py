@@ -55,7 +55,7 @@ class StepFeedback:
 
     def _waiting(self) -> WaitingRequests | None:
         pool = self._pool
-        if pool.waiting.is_empty:
+        if not pool.waiting:
             return None
         num_requests = len(pool.waiting)
         return WaitingRequests(

@@ -176,19 +176,18 @@ def test_freed_blocks_stay_cached_until_the_cache_is_reset():
     cache.check([holder])
 
 
-def test_usage_counts_used_cached_empty_and_wasted():
+def test_used_cached_free_blocks_and_wasted_slots_are_counted():
     """Proves S186."""
     cache = make_cache()
     holder, gone = Stream("a", [1] * 9), Stream("b", [2] * 9)
     compute(cache, holder)
     compute(cache, gone)
     cache.free(gone)
-    usage = cache.usage([holder, gone])
-    assert (usage.num_used_blocks, usage.num_cached_blocks, usage.num_empty_blocks) == (3, 2, 15)
-    assert usage.num_wasted_slots == 3
+    assert (cache.num_blocks_in_use, cache.num_blocks_cached, cache.num_blocks_free) == (3, 2, 17)
+    assert cache.num_wasted_slots([holder, gone]) == 3
     child = Stream("c", [1] * 10, 9)
     cache.fork(holder, child, 9)
-    assert cache.usage([holder, child]).num_wasted_slots == 2
+    assert cache.num_wasted_slots([holder, child]) == 2
     assert cache.num_shared_references == 3
 
 

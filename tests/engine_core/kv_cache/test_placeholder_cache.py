@@ -29,4 +29,4 @@ def test_a_sequence_of_any_length_lives_without_blocks():
     cache.invalidate(stream)
     cache.check([stream])
     assert (cache.num_blocks, cache.num_blocks_in_use, cache.reset_prefix_cache()) == (0, 0, 0)
-    assert cache.usage([stream]).num_used_blocks == 0
+    assert cache.num_wasted_slots([stream]) == 0

@@ -58,13 +58,13 @@ def beam_answer(
         tokens = np.tile(np.arange(VOCAB, dtype=np.int32), (len(beams), 1))
         logprobs = np.array(columns, dtype=np.float32)
         best = np.argsort(-logprobs, axis=1)[:, : search.num_candidates]
-        step = search.advance(
+        survivors = search.advance(
             BeamCandidates(
                 np.take_along_axis(tokens, best, 1), np.take_along_axis(logprobs, best, 1)
             )
         )
-        beams = [[*beams[s.parent], s.token_id] for s in step.survivors]
-    return [found.token_ids for found in search.results()]
+        beams = [[*beams[s.parent], s.token_id] for s in survivors]
+    return [found.token_ids for found in search.results]
 
 
 def draw_config(draw: random.Random, *, max_steps_in_flight: int) -> SchedulerConfig:

@@ -23,10 +23,10 @@ def search(model, beam_search: BeamSearch) -> list[BeamHypothesis]:
     beams: list[list[int]] = [[]]
     while not beam_search.is_over:
         rows = likeliest(model, [PROMPT + beam for beam in beams], beam_search.num_candidates)
-        step = beam_search.advance(BeamCandidates.from_logprobs(rows))
-        beams = [[*beams[new.parent], new.token_id] for new in step.survivors]
-        assert step.is_over == (not beams)
-    return beam_search.results()
+        survivors = beam_search.advance(BeamCandidates.from_logprobs(rows))
+        beams = [[*beams[new.parent], new.token_id] for new in survivors]
+        assert beam_search.is_over == (not beams)
+    return beam_search.results
 
 
 def check_equal(model, params: BeamSearchParams, max_tokens: int, eos: list[int], **options):
@@ -111,35 +111,33 @@ def test_the_sampled_token_in_front_is_not_taken_twice():
 def test_a_surviving_beam_stays_in_its_parents_place():
     beam_search = BeamSearch(BeamSearchParams(3), max_tokens=9)
     beam_search.advance(candidates({1: -1.0, 2: -2.0, 3: -3.0}))
-    step = beam_search.advance(
+    survivors = beam_search.advance(
         candidates(
             {4: -9.0, 5: -9.5, 6: -9.9}, {4: -1.0, 5: -6.0, 6: -9.0}, {4: -0.1, 5: -1.0, 6: -9}
         )
     )
     # totals: beam 2 with 4 -> -3.1, beam 1 with 4 -> -3, beam 2 with 5 -> -4: beam 0 is replaced
-    assert [(new.parent, new.token_id) for new in step.survivors] == [(2, 5), (1, 4), (2, 4)]
+    assert [(new.parent, new.token_id) for new in survivors] == [(2, 5), (1, 4), (2, 4)]
 
 
 def test_a_stop_token_is_named_and_an_end_of_sequence_is_not():
     params = BeamSearchParams(2, early_stopping=True)
     beam_search = BeamSearch(params, max_tokens=9, eos_token_ids=[1], stop_token_ids=[2])
     assert beam_search.num_candidates == 4
-    step = beam_search.advance(candidates({1: -0.5, 2: -0.6, 3: -4.0, 4: -5.0}))
-    assert step.is_over
-    assert not step.survivors
-    assert [(h.token_ids, h.finish_reason, h.stop_reason) for h in step.finished] == [
+    survivors = beam_search.advance(candidates({1: -0.5, 2: -0.6, 3: -4.0, 4: -5.0}))
+    assert beam_search.is_over
+    assert not survivors
+    assert [(h.token_ids, h.finish_reason, h.stop_reason) for h in beam_search.results] == [
         ([1], FinishReason.STOP, None),
         ([2], FinishReason.STOP, 2),
     ]
-    assert beam_search.results() == step.finished
-    assert beam_search.num_running == 0
 
 
 def test_an_end_that_is_not_among_the_best_is_not_kept():
     beam_search = BeamSearch(BeamSearchParams(2), max_tokens=9, eos_token_ids=[9])
-    step = beam_search.advance(candidates({1: -0.5, 2: -0.6, 9: -0.7}))
-    assert not step.finished
-    assert [new.token_id for new in step.survivors] == [1, 2]
+    survivors = beam_search.advance(candidates({1: -0.5, 2: -0.6, 9: -0.7}))
+    assert not beam_search.results
+    assert [new.token_id for new in survivors] == [1, 2]
 
 
 @pytest.mark.parametrize("length_penalty", [-100.0, 100.0])
@@ -147,7 +145,7 @@ def test_extreme_length_penalties_give_finite_scores(length_penalty):
     beam_search = BeamSearch(BeamSearchParams(1, length_penalty=length_penalty), max_tokens=40)
     while not beam_search.is_over:
         beam_search.advance(candidates({1: -1.0}))
-    (hypothesis,) = beam_search.results()
+    (hypothesis,) = beam_search.results
     assert np.isfinite(hypothesis.score)
     assert hypothesis.cumulative_logprob == -40.0
 
@@ -172,9 +170,9 @@ def test_every_continuation_is_considered_when_the_width_covers_them_all():
 
     beam_search, beams = BeamSearch(BeamSearchParams(27), max_tokens=3), [()]
     while not beam_search.is_over:
-        step = beam_search.advance(candidates(*[row(beam) for beam in beams]))
-        beams = [(*beams[new.parent], new.token_id) for new in step.survivors]
+        survivors = beam_search.advance(candidates(*[row(beam) for beam in beams]))
+        beams = [(*beams[new.parent], new.token_id) for new in survivors]
     paths = sorted(itertools.product(range(3), repeat=3), key=lambda path: -total(path))
-    found = beam_search.results()
+    found = beam_search.results
     assert sorted(tuple(h.token_ids) for h in found) == sorted(paths)
     assert [h.cumulative_logprob for h in found] == pytest.approx([total(p) for p in paths])

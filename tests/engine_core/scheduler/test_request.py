@@ -40,7 +40,7 @@ def test_a_request_is_made_from_a_message():
         message, client_index=3, arrival_time=1.5, eos_token_ids=(9,)
     )
     assert request.all_token_ids == [1, 2, 3]
-    assert (request.num_prompt_tokens, request.num_output_tokens, request.max_tokens) == (2, 1, 4)
+    assert (request.num_prompt_tokens, request.num_output_tokens) == (2, 1)
     assert (request.client_index, request.arrival_time, request.cache_salt) == (3, 1.5, "s")
     assert request.status is RequestStatus.WAITING
     assert request.eos_token_ids == {9}

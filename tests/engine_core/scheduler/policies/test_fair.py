@@ -203,7 +203,7 @@ def test_an_aborted_request_leaves_nothing_behind():
     for request in requests[::2] + requests[1::2]:
         policy.waiting.remove_request(request)
         policy.on_finish(request)
-    assert policy.waiting.is_empty
+    assert not policy.waiting
     policy.new_step()
     assert list(policy.waiting) == []
     assert policy.service_by_tenant() == {}

@@ -41,7 +41,7 @@ class Loop:
     def step(self) -> None:
         waiting = self.policy.waiting
         self.policy.new_step()
-        while not waiting.is_empty:
+        while waiting:
             held = sum(request.size for request in self.running.values())
             if held + waiting.peek_request().size > self.pool:
                 break
@@ -118,10 +118,10 @@ def test_service_of_two_waiting_tenants_differs_by_no_more_than_the_bound(weight
             case _:
                 loop.preempt()
     for _ in range(2_000):
-        if loop.policy.waiting.is_empty and not loop.running:
+        if not loop.policy.waiting and not loop.running:
             break
         loop.step()
-    assert loop.policy.waiting.is_empty, "every request is served"
+    assert not loop.policy.waiting, "every request is served"
     assert loop.policy.service_by_tenant() == {}
 
 

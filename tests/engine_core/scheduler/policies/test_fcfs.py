@@ -14,13 +14,13 @@ def make(*names: str, status: RequestStatus = RequestStatus.WAITING) -> list[Pol
 def test_new_requests_leave_in_the_order_in_which_they_came():
     """Proves S042, S043."""
     queue = FirstComeFirstServedQueue()
-    assert queue.is_empty
+    assert not queue
     for request in make("a", "b", "c"):
         queue.add_request(request)
     assert queue.peek_request().request_id == "a"
-    assert (len(queue), queue.is_empty) == (3, False)
+    assert len(queue) == 3
     assert ids(queue) == drain(queue) == ["a", "b", "c"]
-    assert queue.is_empty
+    assert not queue
 
 
 def test_a_preempted_request_goes_to_the_head_in_front_of_those_preempted_before_it():

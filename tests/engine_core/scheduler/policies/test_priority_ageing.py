@@ -93,7 +93,7 @@ def test_requests_never_force_each_other_out_in_turn(ageing_s, min_gain, num_slo
             victim.status = RequestStatus.PREEMPTED
             policy.waiting.prepend_request(victim)
             assert policy.waiting.peek_request() is head
-        while len(running) < num_slots and not policy.waiting.is_empty:
+        while len(running) < num_slots and policy.waiting:
             request = policy.waiting.pop_request()
             request.status = RequestStatus.RUNNING
             running[request.request_id] = request
