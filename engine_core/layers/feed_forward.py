@@ -6,7 +6,6 @@ sparse   sum over the top_k experts x of weight[x] * down[x](silu(gate[x](h)) * 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal, assert_never
 
@@ -69,25 +68,12 @@ class GatedFeedForward:
         return self._down(self._activate(self._gate_up(x_TE)))
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertNames:
-    """Where the tensors of a layer are in a checkpoint, less ".weight".
-
-    Attributes:
-        router: of the product that gives a logit an expert.
-        gate, up, down: of expert `i` are `gate.format(i)` and so on.
-    """
-
-    router: str
-    gate: str
-    up: str
-    down: str
-
-
 class SparseFeedForward:
     """Router and experts; gate and up are one product, and all experts one call.
 
     Args:
+        name: checkpoint prefix of router and experts, such as "model.layers.0.mlp".
+        projections: names of an expert's gate, up and down.
         intermediate_size: of one expert.
         renormalise: the weights of a token's experts are made to sum to one.
         round_weights: they are rounded to `dtype` before they are used.
@@ -95,7 +81,8 @@ class SparseFeedForward:
 
     def __init__(
         self,
-        names: ExpertNames,
+        name: str,
+        projections: tuple[str, str, str],
         hidden_size: int,
         intermediate_size: int,
         *,
@@ -106,7 +93,8 @@ class SparseFeedForward:
         dtype: torch.dtype,
         ops: Operations,
     ) -> None:
-        self._names = names
+        self._name = name
+        self._projections = projections
         self._gate_up_shape = (num_experts, 2 * intermediate_size, hidden_size)
         self._down_shape = (num_experts, hidden_size, intermediate_size)
         self._routing = ExpertRouting(
@@ -117,7 +105,7 @@ class SparseFeedForward:
         self._dtype = dtype
         self._ops = ops
         self._router = FusedLinear(
-            [(names.router, num_experts)],
+            [(f"{name}.gate", num_experts)],
             hidden_size,
             bias=False,
             dtype=dtype,
@@ -131,21 +119,22 @@ class SparseFeedForward:
     def placements(self) -> Placements:
         """Of the router, and of gate, up and down of every expert."""
         num_experts, hidden_size, features = self._down_shape
+        gate, up, down = self._projections
         placements = self._router.placements()
         for expert in range(num_experts):
             for name, shape, part, rows in (
-                (self._names.gate, (features, hidden_size), 0, slice(None, features)),
-                (self._names.up, (features, hidden_size), 0, slice(features, None)),
-                (self._names.down, (hidden_size, features), 1, slice(None)),
+                (gate, (features, hidden_size), 0, slice(None, features)),
+                (up, (features, hidden_size), 0, slice(features, None)),
+                (down, (hidden_size, features), 1, slice(None)),
             ):
-                placements[f"{name.format(expert)}.weight"] = Placement(
+                placements[f"{self._name}.experts.{expert}.{name}.weight"] = Placement(
                     shape, partial(self._store, part, expert, rows)
                 )
         return placements
 
     def __call__(self, x_TE: torch.Tensor) -> torch.Tensor:
         """[T, E] -> [T, E]."""
-        assert self._experts is not None, f"experts of {self._names.router} were not loaded"
+        assert self._experts is not None, f"experts of {self._name} were not loaded"
         return self._ops.mixture_of_experts(x_TE, self._router(x_TE), self._experts, self._routing)
 
     def _store(

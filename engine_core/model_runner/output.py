@@ -1,9 +1,12 @@
-"""What both runners answer with: log-probabilities, reasons of failures, lists of tokens."""
+"""What both runners answer with: tokens, log-probabilities, reasons of failures."""
+
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from protocol.outputs import Logprobs
 
 NOT_FINITE = "the model's logits are not finite numbers"
@@ -13,14 +16,38 @@ NO_TOKEN_LEFT = (
 )
 
 
-def as_token_lists(
-    token_ids_R: npt.NDArray[np.int32], sampled_R: npt.NDArray[np.int64]
-) -> list[list[int]]:
-    """What a step with drafts answers: a list a sequence, empty where nothing was sampled."""
-    lists: list[list[int]] = [[] for _ in token_ids_R]
-    for index in sampled_R.tolist():
-        lists[index] = [int(token_ids_R[index])]
-    return lists
+def runner_output(
+    plan: SchedulerOutput,
+    place_N: npt.NDArray[np.int64],
+    token_ids_N: npt.NDArray[np.integer],
+    reports: Mapping[int, Logprobs],
+    failures: Mapping[int, str],
+) -> ModelRunnerOutput:
+    """The answer in the order of the plan.
+
+    Args:
+        place_N: of each sampled sequence its place in the plan.
+        token_ids_N: what was chosen; not meant where the sequence failed.
+        reports, failures: by index among the sampled.
+    """
+    request_ids = plan.batch.req_ids
+    token_ids_R = np.zeros(len(request_ids), np.int32)
+    token_ids_R[place_N] = token_ids_N
+    token_ids_R[place_N[list(failures)]] = 0
+    sampled: npt.NDArray[np.int32] | list[list[int]] = token_ids_R
+    if plan.scheduled_spec_decode_tokens:  # a list a sequence, empty where nothing was sampled
+        sampled = [[] for _ in request_ids]
+        for place in np.delete(place_N, list(failures)).tolist():
+            sampled[place] = [int(token_ids_R[place])]
+    return ModelRunnerOutput(
+        req_ids=request_ids,
+        sampled_token_ids=sampled,
+        logprobs={
+            request_ids[place_N[at]]: report for at, report in reports.items() if at not in failures
+        }
+        or None,
+        failures={request_ids[place_N[at]]: why for at, why in failures.items()},
+    )
 
 
 def report_logprobs(

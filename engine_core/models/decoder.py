@@ -102,8 +102,10 @@ class LayerBuilder:
         """The feed-forward of one layer, dense or sparse."""
         experts = self._config.experts[layer]
         if experts is not None:
+            naming = experts.naming
             return SparseFeedForward(
-                experts.naming.of_layer(layer),
+                f"model.layers.{layer}.{naming.block}",
+                (naming.gate, naming.up, naming.down),
                 self._config.hidden_size,
                 experts.intermediate_size,
                 num_experts=experts.num_experts,
@@ -215,7 +217,6 @@ class Decoder:
     def forward(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
-        """See `Model.forward`."""
         return self._forward(token_ids_T, positions_T, context)
 
     def _compute(
@@ -236,5 +237,4 @@ class Decoder:
         return self._final_norm.add(out_TE, residual_TE)[0]
 
     def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """See `Model.compute_logits`."""
         return self.vocabulary.logits(hidden_RE)

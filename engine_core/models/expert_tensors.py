@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine_core.layers.feed_forward import ExpertNames
 from kernels.interface.weights import QuantisedTensor, WeightPart
 
 _LAYER = re.compile(r"(?P<layer>model\.layers\.\d+)\.(?P<rest>.+)")
@@ -29,16 +28,6 @@ class ExpertNaming:
     gate: str
     up: str
     down: str
-
-    def of_layer(self, layer: int) -> ExpertNames:
-        """Of one layer of a model."""
-        block = f"model.layers.{layer}.{self.block}"
-        return ExpertNames(
-            router=f"{block}.gate",
-            gate=f"{block}.experts.{{}}.{self.gate}",
-            up=f"{block}.experts.{{}}.{self.up}",
-            down=f"{block}.experts.{{}}.{self.down}",
-        )
 
     def published(self, name: str, tensor: WeightPart) -> Iterator[tuple[str, WeightPart]]:
         """A tensor of a checkpoint as the tensors that it would be published as.

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+
 from engine_core.layers.rotary import (
-    ExplicitScaling,
-    LinearScaling,
-    Llama3Scaling,
     RotaryConfig,
-    RotaryScaling,
-    YarnScaling,
+    llama3_frequencies,
+    plain_frequencies,
+    yarn_frequencies,
 )
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
@@ -73,16 +73,8 @@ def _resolve(
         raise UnsupportedArchitecture(f"partial_rotary_factor {partial} is not supported, only 1")
     if head_size % 2:
         raise UnsupportedArchitecture(f"heads of odd size {head_size} cannot be rotated in halves")
-    return RotaryConfig(
-        rotary_size=head_size,
-        theta=options.positive_float("rope_theta", theta),
-        scaling=_resolve_scaling(options, fields, head_size, freq_factors),
-    )
-
-
-def _resolve_scaling(
-    options: ConfigFields, fields: ConfigFields, head_size: int, freq_factors: Any
-) -> RotaryScaling | None:
+    theta = options.positive_float("rope_theta", theta)
+    plain = plain_frequencies(head_size, theta)
     kind = options.text("rope_type", options.text("type", "default"))
     if freq_factors is not None:
         if kind != "default":
@@ -92,37 +84,44 @@ def _resolve_scaling(
                 f"config: rope_freq_factors has {len(freq_factors)} entries, heads of "
                 f"{head_size} have {head_size // 2} frequencies"
             )
-        return ExplicitScaling(tuple(float(factor) for factor in freq_factors))
-    max_position = fields.get("max_position_embeddings")
-    original = (
-        fields.get("original_max_position_embeddings")
-        or options.positive_int("original_max_position_embeddings", max_position)
-        if kind in ("llama3", "yarn")
-        else None
-    )
+        return _config(plain / torch.tensor(freq_factors, dtype=torch.float32))
     match kind:
         case "default":
-            return None
+            return _config(plain)
         case "linear":
-            return LinearScaling(options.positive_float("factor"))
+            return _config(plain / options.positive_float("factor"))
         case "llama3":
-            assert original is not None
-            return Llama3Scaling(
+            frequencies = llama3_frequencies(
+                plain,
                 factor=options.positive_float("factor"),
                 low_freq_factor=options.positive_float("low_freq_factor"),
                 high_freq_factor=options.positive_float("high_freq_factor"),
-                original_max_position=original,
+                original_max_position=_original_max_position(options, fields),
             )
+            return _config(frequencies)
         case "yarn":
-            assert original is not None
-            return _resolve_yarn(options, original, max_position)
+            return _resolve_yarn(options, fields, head_size, theta)
         case _:
             raise UnsupportedArchitecture(
                 f'rope type "{kind}" is not supported; supported: {_SUPPORTED}'
             )
 
 
-def _resolve_yarn(options: ConfigFields, original: int, max_position: int | None) -> YarnScaling:
+def _config(frequencies: torch.Tensor, factor: float = 1.0) -> RotaryConfig:
+    return RotaryConfig(tuple(frequencies.tolist()), factor)
+
+
+def _original_max_position(options: ConfigFields, fields: ConfigFields) -> int:
+    name = "original_max_position_embeddings"
+    own: int | None = fields.get(name)
+    return own or options.positive_int(name, fields.get("max_position_embeddings"))
+
+
+def _resolve_yarn(
+    options: ConfigFields, fields: ConfigFields, head_size: int, theta: float
+) -> RotaryConfig:
+    original = _original_max_position(options, fields)
+    max_position = fields.get("max_position_embeddings")
     implied = None if max_position is None else max_position / original
     factor = options.positive_float("factor", implied)
     attention_factor = options.get("attention_factor")
@@ -132,14 +131,16 @@ def _resolve_yarn(options: ConfigFields, original: int, max_position: int | None
             attention_factor = _mscale(factor, mscale) / _mscale(factor, mscale_all_dim)
         else:
             attention_factor = _mscale(factor, 1.0)
-    return YarnScaling(
+    frequencies = yarn_frequencies(
+        head_size,
+        theta,
         factor=factor,
         original_max_position=original,
-        attention_factor=float(attention_factor),
         beta_fast=options.get("beta_fast") or 32,
         beta_slow=options.get("beta_slow") or 1,
         truncate=options.flag("truncate", True),
     )
+    return _config(frequencies, float(attention_factor))
 
 
 def _mscale(scale: float, mscale: float) -> float:

@@ -25,16 +25,12 @@ from engine_core.scheduler.plan import (
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.scheduler import Scheduler
 from engine_core.scheduler.statistics import SchedulerStatistics
-from protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 __all__ = [
     "BlockUpdate",
     "CachedRequestData",
     "DraftTokenIds",
     "DuplicateRequestId",
-    "EngineCoreOutput",
-    "EngineCoreOutputs",
-    "FinishReason",
     "InFlightStep",
     "ModelRunnerOutput",
     "NewRequestData",

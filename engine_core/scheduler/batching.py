@@ -1,21 +1,13 @@
 """What a step is made of: prefill and decode mixed, or one at a time."""
 
-from typing import Protocol
-
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.explanations import Explanations
 from engine_core.scheduler.plan_builder import PlanBuilder
-from engine_core.scheduler.preemption import ForcedPreemption
+from engine_core.scheduler.preemption import Preemptor
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.schedule_running import RunningScheduler, Select
 from engine_core.scheduler.schedule_waiting import WaitingScheduler
 from protocol.explanations import WaitReason
-
-
-class BatchingPolicy(Protocol):
-    def fill(self, plan: PlanBuilder) -> None:
-        """Spend the plan's budget."""
-        ...
 
 
 class MixedBatching:
@@ -23,19 +15,28 @@ class MixedBatching:
     request catches up with its tokens, running ones first."""
 
     def __init__(
-        self, forced: ForcedPreemption, running: RunningScheduler, waiting: WaitingScheduler
+        self,
+        pool: RequestPool,
+        preemptor: Preemptor,
+        waiting: WaitingScheduler,
+        explanations: Explanations,
+        config: SchedulerConfig,
     ) -> None:
-        self._forced = forced
-        self._running = running
+        self._pool = pool
+        self._preemptor = preemptor
+        self._explanations = explanations
+        self._running = RunningScheduler(pool, preemptor, config)
         self._waiting = waiting
+        self._delay_factor = config.prefill_delay_factor
 
     def fill(self, plan: PlanBuilder) -> None:
-        self._forced.preempt(plan)
+        """Spend the plan's budget."""
+        self._preemptor.preempt_for_head(plan)
         self._running.schedule(plan)
         self._waiting.schedule(plan)
 
 
-class PrefillFirstBatching:
+class PrefillFirstBatching(MixedBatching):
     """A step is all prefill or all decode, prompts first (Orca, and vLLM's first design):
 
     1  nothing swapped, the delay has passed: running prompts go on, new ones are admitted
@@ -43,31 +44,15 @@ class PrefillFirstBatching:
     3  nothing to prefill: running requests decode
     4  nothing preempted: swapped requests come back
 
-    Args:
-        delay_factor: prompts wait until the first of them has waited for more than this many times
-            the duration of the last prefill step, so that more of them share a step; 0: they do
-            not wait. Without running requests they never wait.
+    The delay: prompts wait until the first of them has waited for more than `prefill_delay_factor`
+    times the duration of the last prefill step, so that more of them share a step. Without running
+    requests they never wait.
     """
 
-    def __init__(
-        self,
-        pool: RequestPool,
-        forced: ForcedPreemption,
-        running: RunningScheduler,
-        waiting: WaitingScheduler,
-        explanations: Explanations,
-        delay_factor: float,
-    ) -> None:
-        self._pool = pool
-        self._forced = forced
-        self._running = running
-        self._waiting = waiting
-        self._explanations = explanations
-        self._delay_factor = delay_factor
-        self._last_step_s = 0.0
-        self._was_prefill = False
-        self._last_prefill_s = 0.0
-        """Duration of the last prefill step."""
+    _last_step_s = 0.0
+    _was_prefill = False
+    _last_prefill_s = 0.0
+    """Duration of the last prefill step."""
 
     def fill(self, plan: PlanBuilder) -> None:
         has_swapped = self._pool.num_swapped > 0
@@ -79,7 +64,7 @@ class PrefillFirstBatching:
             self._was_prefill = True
             self._explain(has_swapped=has_swapped, may_admit=may_admit)
             return
-        self._forced.preempt(plan)
+        self._preemptor.preempt_for_head(plan)
         self._running.schedule(plan, Select.DECODES)
         if has_swapped:
             self._waiting.schedule(plan, only_swapped=True)
@@ -107,19 +92,3 @@ class PrefillFirstBatching:
             return True
         waited_s = now - pool.waiting.peek_request().arrival_time
         return waited_s > self._delay_factor * self._last_prefill_s
-
-
-def make_batching(
-    config: SchedulerConfig,
-    pool: RequestPool,
-    forced: ForcedPreemption,
-    running: RunningScheduler,
-    waiting: WaitingScheduler,
-    explanations: Explanations,
-) -> BatchingPolicy:
-    """The batching policy that `config.batching` names."""
-    if config.batching == "mixed":
-        return MixedBatching(forced, running, waiting)
-    return PrefillFirstBatching(
-        pool, forced, running, waiting, explanations, config.prefill_delay_factor
-    )

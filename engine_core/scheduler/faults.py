@@ -1,7 +1,6 @@
 """After a fault, or an end in mid-step: blocks of doubtful contents leave the prefix cache."""
 
-from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler.in_flight import InFlightStep, InFlightSteps
+from engine_core.scheduler.in_flight import InFlightSteps
 from engine_core.scheduler.plan import SchedulerOutput
 from engine_core.scheduler.preemption import Preemptor
 from engine_core.scheduler.request import Request, RequestStatus
@@ -11,15 +10,9 @@ from engine_core.scheduler.request_pool import RequestPool
 class Faults:
     """Ends the requests of failed steps, and drops what they may have spoilt."""
 
-    def __init__(
-        self,
-        pool: RequestPool,
-        kv_cache: KVCacheManager,
-        in_flight: InFlightSteps,
-        preemptor: Preemptor,
-    ) -> None:
+    def __init__(self, pool: RequestPool, in_flight: InFlightSteps, preemptor: Preemptor) -> None:
         self._pool = pool
-        self._kv_cache = kv_cache
+        self._kv_cache = pool.kv_cache
         self._in_flight = in_flight
         self._preemptor = preemptor
 
@@ -35,11 +28,12 @@ class Faults:
                 self._kv_cache.invalidate(sequence, first_wrong)
                 sequence.num_computed_tokens = first_wrong
 
-    def discard(self, steps: list[InFlightStep], detail: str) -> None:
-        """The first of these steps failed and the others were planned behind it: all their requests
-        end with this detail. What earlier steps computed is kept, unless there were copies (which
-        of them were made is not known) or several steps (blocks that the first was to fill may have
-        been freed, found and copied by those behind it)."""
+    def discard_steps(self, detail: str) -> None:
+        """The first step in flight failed and the others were planned behind it: the requests of
+        all end with this detail. What earlier steps computed is kept, unless there were copies
+        (which of them were made is not known) or several steps (blocks that the first was to fill
+        may have been freed, found and copied by those behind it)."""
+        steps = self._in_flight.steps
         is_unclear = len(steps) > 1 or not steps[0].plan.copies.is_empty
         for step in steps:
             step.is_discarded = True

@@ -1,6 +1,5 @@
 """From one sequence to several: samples when the prompt is computed, beams at every step."""
 
-from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler.beam_search import BeamCandidates, BeamSurvivor
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
@@ -17,9 +16,9 @@ class SequenceForks:
                         | E F z..    sample 2
     """
 
-    def __init__(self, pool: RequestPool, kv_cache: KVCacheManager) -> None:
+    def __init__(self, pool: RequestPool) -> None:
         self._pool = pool
-        self._kv_cache = kv_cache
+        self._kv_cache = pool.kv_cache
 
     # ------------------------------------------------------------------ samples
 

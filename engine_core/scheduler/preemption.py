@@ -4,10 +4,8 @@ more urgent request. Which request is the victim, the policy decides."""
 import enum
 from typing import assert_never
 
-from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.plan_builder import PlanBuilder
-from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.request import Request, RequestStatus
 from engine_core.scheduler.request_pool import RequestPool
 from protocol.explanations import Preemption
@@ -94,9 +92,9 @@ def make_preemption_rule(config: SchedulerConfig, block_size: int) -> Preemption
 class Preemptor:
     """Moves a running request, all its sequences, back to the waiting queue."""
 
-    def __init__(self, pool: RequestPool, kv_cache: KVCacheManager, rule: PreemptionRule) -> None:
+    def __init__(self, pool: RequestPool, rule: PreemptionRule) -> None:
         self._pool = pool
-        self._kv_cache = kv_cache
+        self._kv_cache = pool.kv_cache
         self._rule = rule
 
     def preempt(
@@ -158,25 +156,17 @@ class Preemptor:
             request.status = RequestStatus.PREEMPTED
             self._pool.waiting.prepend_request(request)
 
-
-class ForcedPreemption:
-    """Preempts for a more urgent waiting request though memory is free. The victims are recomputed,
-    behind the head of the queue."""
-
-    def __init__(self, pool: RequestPool, policy: SchedulingPolicy, preemptor: Preemptor) -> None:
-        self._pool = pool
-        self._policy = policy
-        self._preemptor = preemptor
-
-    def preempt(self, plan: PlanBuilder) -> None:
+    def preempt_for_head(self, plan: PlanBuilder) -> None:
+        """Preempt for a more urgent waiting request though memory is free. The victims are
+        recomputed, behind the head of the queue."""
         pool = self._pool
         if not pool.waiting or not pool.running:
             return
         head = pool.waiting.peek_request()
         if head.status is RequestStatus.SWAPPED:
             return
-        victims = self._policy.select_forced_victims(pool.running)
+        victims = pool.policy.select_forced_victims(pool.running)
         why = f"request {head.request_id!r} of priority {head.priority} is more urgent"
         for victim in victims:
-            self._preemptor.preempt(victim, plan, why, PreemptionMode.RECOMPUTE)
+            self.preempt(victim, plan, why, PreemptionMode.RECOMPUTE)
         pool.counters.num_preemptions_forced += len(victims)

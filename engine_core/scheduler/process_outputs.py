@@ -18,9 +18,9 @@ _NO_ROWS: Int64Array = np.zeros(0, np.int64)
 class OutputProcessor:
     """Sequences on the fast path are handled as columns, the others one by one."""
 
-    def __init__(self, pool: RequestPool, forks: SequenceForks, *, max_model_len: int) -> None:
+    def __init__(self, pool: RequestPool, max_model_len: int) -> None:
         self._pool = pool
-        self._forks = forks
+        self._forks = SequenceForks(pool)
         self._max_model_len = max_model_len
 
     def process(self, step: InFlightStep, output: ModelRunnerOutput, now: float) -> Int64Array:

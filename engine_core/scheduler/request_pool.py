@@ -49,8 +49,8 @@ class RequestPool:
         max_model_len: int,
         on_finish: Callable[[Request, str | None], None],
     ) -> None:
-        self._kv_cache = kv_cache
-        self._policy = policy
+        self.kv_cache = kv_cache
+        self.policy = policy
         self._max_model_len = max_model_len
         self._on_finish = on_finish
         self.batch = batch
@@ -101,7 +101,7 @@ class RequestPool:
     def add_waiting(self, request: Request) -> None:
         """To the tail of the waiting queue."""
         self.by_id[request.request_id] = request
-        request.tenant_number = self._policy.on_arrival(request)
+        request.tenant_number = self.policy.on_arrival(request)
         self.waiting.add_request(request)
         self._count_queued(request)
 
@@ -236,7 +236,7 @@ class RequestPool:
 
     def drop_sequence(self, sequence: Sequence) -> None:
         """Free its blocks and row."""
-        self._kv_cache.free(sequence)
+        self.kv_cache.free(sequence)
         if sequence.row is not None:
             self.free_row(sequence)
         self.drop_id(sequence)
@@ -256,7 +256,7 @@ class RequestPool:
     def _drop_request(self, request: Request, detail: str | None) -> None:
         del self.by_id[request.request_id]
         self.counters.num_finished[request.status.finish_reason] += 1
-        self._policy.on_finish(request)
+        self.policy.on_finish(request)
         self._on_finish(request, detail)
 
     def drain_served(self) -> dict[int, int]:

@@ -4,11 +4,9 @@ import enum
 
 import numpy as np
 
-from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler.batch_state import BoolArray, Int32Array, Int64Array
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.plan_builder import PlanBuilder
-from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.preemption import Preemptor
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
@@ -27,17 +25,9 @@ class RunningScheduler:
     """Where slots last this is arithmetic on columns, and only sequences that need a new block are
     touched one by one. Where they do not, it goes on request by request."""
 
-    def __init__(
-        self,
-        pool: RequestPool,
-        kv_cache: KVCacheManager,
-        policy: SchedulingPolicy,
-        preemptor: Preemptor,
-        config: SchedulerConfig,
-    ) -> None:
+    def __init__(self, pool: RequestPool, preemptor: Preemptor, config: SchedulerConfig) -> None:
         self._pool = pool
-        self._kv_cache = kv_cache
-        self._policy = policy
+        self._kv_cache = pool.kv_cache
         self._preemptor = preemptor
         self._max_chunk = config.max_chunk
         self._num_lookahead_slots = config.num_lookahead_slots
@@ -182,7 +172,7 @@ class RunningScheduler:
     ) -> bool:
         """False if the request itself was preempted in the end."""
         while not self._allocate(plan, sequence, num_tokens):
-            victim = self._policy.select_victim(self._pool.running, request)
+            victim = self._pool.policy.select_victim(self._pool.running, request)
             needed = f"request {request.request_id!r} needed a KV block"
             free = f"{self._kv_cache.num_blocks_free} of {self._kv_cache.num_blocks} were free"
             self._preemptor.preempt(victim, plan, f"{needed}, {free}")

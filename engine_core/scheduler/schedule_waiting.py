@@ -3,12 +3,11 @@ lasts: rows, tokens of the step, KV blocks."""
 
 import numpy as np
 
-from engine_core.kv_cache import AllocStatus, CacheHit, KVCacheManager
+from engine_core.kv_cache import AllocStatus, CacheHit
 from engine_core.scheduler.admission_control import PartialPrefills
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.explanations import Explanations
 from engine_core.scheduler.plan_builder import PlanBuilder
-from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
 from protocol.explanations import CacheLookup, WaitReason
@@ -22,16 +21,10 @@ class WaitingScheduler:
     other that does not fit ends the search."""
 
     def __init__(
-        self,
-        pool: RequestPool,
-        kv_cache: KVCacheManager,
-        policy: SchedulingPolicy,
-        explanations: Explanations,
-        config: SchedulerConfig,
+        self, pool: RequestPool, explanations: Explanations, config: SchedulerConfig
     ) -> None:
         self._pool = pool
-        self._kv_cache = kv_cache
-        self._policy = policy
+        self._kv_cache = pool.kv_cache
         self._partial = PartialPrefills(pool, config)
         self._explanations = explanations
         self._config = config
@@ -209,7 +202,7 @@ class WaitingScheduler:
         counters.num_prompt_tokens += num_prompt
         counters.num_cached_prompt_tokens += num_cached
         counters.num_host_cached_prompt_tokens += hit.num_host_tokens
-        self._policy.on_admit(request, num_prompt - num_cached)
+        self._pool.policy.on_admit(request, num_prompt - num_cached)
 
     def _try_swap_in(self, request: Request, plan: PlanBuilder) -> bool:
         """All its sequences come back at once."""

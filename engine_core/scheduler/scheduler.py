@@ -5,28 +5,21 @@ from collections.abc import Iterable
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler.admission_control import check_queue
 from engine_core.scheduler.batch_state import BatchState, IdsOfRows
-from engine_core.scheduler.batching import make_batching
+from engine_core.scheduler.batching import MixedBatching, PrefillFirstBatching
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.errors import DuplicateRequestId
 from engine_core.scheduler.explanations import Explanations
 from engine_core.scheduler.faults import Faults
-from engine_core.scheduler.forking import SequenceForks
 from engine_core.scheduler.in_flight import InFlightStep, InFlightSteps
 from engine_core.scheduler.interface import SchedulerInterface
 from engine_core.scheduler.plan import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.plan_builder import PlanBuilder
 from engine_core.scheduler.policies import make_policy
 from engine_core.scheduler.policies.base import SchedulingPolicy
-from engine_core.scheduler.preemption import (
-    ForcedPreemption,
-    PreemptionRule,
-    Preemptor,
-    make_preemption_rule,
-)
+from engine_core.scheduler.preemption import PreemptionRule, Preemptor, make_preemption_rule
 from engine_core.scheduler.process_outputs import OutputProcessor
 from engine_core.scheduler.request import Request, RequestStatus
 from engine_core.scheduler.request_pool import RequestPool
-from engine_core.scheduler.schedule_running import RunningScheduler
 from engine_core.scheduler.schedule_waiting import WaitingScheduler
 from engine_core.scheduler.statistics import SchedulerStatistics, check_pool, collect_statistics
 from engine_core.scheduler.stop import check_stop
@@ -74,23 +67,14 @@ class Scheduler(SchedulerInterface):
             max_model_len=config.max_model_len,
             on_finish=self._explanations.finished,
         )
-        preemptor = Preemptor(pool, kv_cache, rule)
-        self._running = RunningScheduler(pool, kv_cache, policy, preemptor, config)
-        self._waiting = WaitingScheduler(pool, kv_cache, policy, self._explanations, config)
-        self._batching = make_batching(
-            config,
-            pool,
-            ForcedPreemption(pool, policy, preemptor),
-            self._running,
-            self._waiting,
-            self._explanations,
-        )
+        preemptor = Preemptor(pool, rule)
+        self._waiting = WaitingScheduler(pool, self._explanations, config)
+        batching = MixedBatching if config.batching == "mixed" else PrefillFirstBatching
+        self._batching = batching(pool, preemptor, self._waiting, self._explanations, config)
         self._in_flight = InFlightSteps(pool, config.max_steps_in_flight)
-        self._faults = Faults(pool, kv_cache, self._in_flight, preemptor)
-        self._output_processor = OutputProcessor(
-            pool, SequenceForks(pool, kv_cache), max_model_len=config.max_model_len
-        )
-        self._feedback = StepFeedback(pool, policy, rule, budget)
+        self._faults = Faults(pool, self._in_flight, preemptor)
+        self._output_processor = OutputProcessor(pool, config.max_model_len)
+        self._feedback = StepFeedback(pool, rule, budget)
 
     # ------------------------------------------------------------------ a step
 
@@ -132,7 +116,7 @@ class Scheduler(SchedulerInterface):
 
     def discard_step(self, scheduler_output: SchedulerOutput, detail: str) -> None:
         self._in_flight.check_is_first(scheduler_output)
-        self._faults.discard(self._in_flight.steps, detail)
+        self._faults.discard_steps(detail)
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         for sequence_id, drafts in zip(
@@ -223,7 +207,7 @@ class Scheduler(SchedulerInterface):
         return self._kv_cache.reset_prefix_cache()
 
     def statistics(self) -> SchedulerStatistics:
-        return collect_statistics(self._pool, self._kv_cache, self._policy, self._feedback.now)
+        return collect_statistics(self._pool, self._feedback.now)
 
     def num_common_prefix_blocks(self) -> list[int]:
         order = self._pool.batch.order
@@ -233,4 +217,4 @@ class Scheduler(SchedulerInterface):
     def check(self) -> None:
         """Assert that steps, queues, rows, counters and the cache agree with each other."""
         self._in_flight.check()
-        check_pool(self._pool, self._kv_cache, self._config.max_num_seqs)
+        check_pool(self._pool)

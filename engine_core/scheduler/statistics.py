@@ -2,8 +2,6 @@
 
 import dataclasses
 
-from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.request import RequestStatus
 from engine_core.scheduler.request_pool import Counters, RequestPool
 
@@ -31,10 +29,9 @@ class SchedulerStatistics(Counters):
     service_by_tenant: dict[str, float]
 
 
-def collect_statistics(
-    pool: RequestPool, kv_cache: KVCacheManager, policy: SchedulingPolicy, now: float
-) -> SchedulerStatistics:
+def collect_statistics(pool: RequestPool, now: float) -> SchedulerStatistics:
     """The numbers at `now`, in seconds on the clock of `arrival_time`."""
+    kv_cache = pool.kv_cache
     running = [seq for request in pool.running.values() for seq in request.unfinished]
     waiting_since = (request.arrival_time for request in pool.waiting)
     return SchedulerStatistics(
@@ -54,11 +51,11 @@ def collect_statistics(
         num_host_blocks_in_use=kv_cache.num_host_blocks_in_use,
         num_host_blocks_cached=kv_cache.num_host_blocks_cached,
         num_deduplicated_blocks=kv_cache.num_deduplicated_blocks,
-        service_by_tenant=policy.service_by_tenant(),
+        service_by_tenant=pool.policy.service_by_tenant(),
     )
 
 
-def check_pool(pool: RequestPool, kv_cache: KVCacheManager, max_num_seqs: int) -> None:
+def check_pool(pool: RequestPool) -> None:
     """Assert that each request is in one queue, has rows and blocks if it runs, and is counted."""
     waiting = list(pool.waiting)
     names = [request.request_id for request in waiting] + list(pool.running)
@@ -83,7 +80,7 @@ def check_pool(pool: RequestPool, kv_cache: KVCacheManager, max_num_seqs: int) -
     assert [pool.sequences[row] for row in order] == in_rows, "rows are in order of admission"
     assert [sequence.row for sequence in in_rows] == order
     assert sum(sequence is not None for sequence in pool.sequences) == len(order)
-    assert pool.num_reserved_rows <= max_num_seqs
+    assert pool.num_reserved_rows <= pool.batch.max_num_rows
     assert pool.num_reserved_rows == sum(
         request.num_running_sequences for request in pool.running.values()
     )
@@ -93,4 +90,4 @@ def check_pool(pool: RequestPool, kv_cache: KVCacheManager, max_num_seqs: int) -
     assert pool.num_queued_tokens == sum(
         sequence.num_tokens for request in waiting for sequence in request.unfinished
     )
-    kv_cache.check(in_rows)
+    pool.kv_cache.check(in_rows)

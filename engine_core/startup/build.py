@@ -117,8 +117,8 @@ def _assemble(
     lifecycle: Lifecycle,
     compilations: CompileCounter,
 ) -> EngineCore:
-    vocab_size = runner_spec.loaded.model.kv_cache_spec.vocab_size
-    groups = groups_of(runner_spec.layout)
+    vocab_size = runner_spec.config.vocab_size
+    groups = groups_of(runner_spec.config.layout)
     kv_cache = KVCacheManager(
         num_blocks=config.num_blocks,
         block_size=config.block_size,

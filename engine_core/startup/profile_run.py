@@ -2,11 +2,10 @@
 tokens and rows as a step may have, and every row samples with all that sampling offers.
 """
 
-import dataclasses
-
 import numpy as np
 
 from engine_core.kv_cache import CacheCopies
+from engine_core.model_runner.config import RunnerConfig
 from engine_core.scheduler import NewRequestData, ScheduledBatch, SchedulerOutput
 from protocol.sampling import SamplingParams
 
@@ -15,53 +14,47 @@ _ONLY_BLOCK = 1
 answers."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LargestStep:
-    """The most that a step can be."""
+def prompt_lengths(config: RunnerConfig) -> list[int]:
+    """Tokens of each row: together as many as the step may have, the first rows longest.
 
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    max_model_len: int
-    block_size: int
-    num_groups: int
-    num_logprobs: int
-    """The most that are reported for a token."""
-
-    def prompt_lengths(self) -> list[int]:
-        """Tokens of each row: together as many as the step may have, the first rows longest.
-
-        A prompt leaves room for one more token in max_model_len.
-        """
-        num_rows = min(self.max_num_seqs, self.max_num_batched_tokens)
-        left = self.max_num_batched_tokens - num_rows
-        lengths = []
-        for _ in range(num_rows):
-            more = max(0, min(left, self.max_model_len - 2))
-            lengths.append(1 + more)
-            left -= more
-        return lengths
+    A prompt leaves room for one more token in max_model_len.
+    """
+    num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+    left = config.max_num_batched_tokens - num_rows
+    lengths = []
+    for _ in range(num_rows):
+        more = max(0, min(left, config.max_model_len - 2))
+        lengths.append(1 + more)
+        left -= more
+    return lengths
 
 
-def profile_steps(limits: LargestStep) -> list[SchedulerOutput]:
+def profile_steps(config: RunnerConfig, *, num_logprobs: int) -> list[SchedulerOutput]:
     """Plans to be run in order on a runner with at least one block: the largest step that computes
-    prompts, the largest that decodes, and one without tokens, which frees all rows."""
-    lengths = limits.prompt_lengths()
+    prompts, the largest that decodes, and one without tokens, which frees all rows.
+
+    Args:
+        num_logprobs: the most that are reported for a token.
+    """
+    lengths = prompt_lengths(config)
     names = [f"profile-{row}" for row in range(len(lengths))]
     counts = np.array(lengths, np.int32)
     nothing = np.zeros(len(lengths), np.int32)
     new = [
-        _new_request(name, row, length, limits)
+        _new_request(name, row, length, config, num_logprobs)
         for row, (name, length) in enumerate(zip(names, lengths, strict=True))
     ]
     return [
-        _plan(0, names, nothing, counts, limits, new=new),
-        _plan(1, names, counts, np.ones_like(counts), limits),
-        _plan(2, [], nothing[:0], nothing[:0], limits, finished=names),
+        _plan(0, names, nothing, counts, new=new),
+        _plan(1, names, counts, np.ones_like(counts)),
+        _plan(2, [], nothing[:0], nothing[:0], finished=names),
     ]
 
 
-def _new_request(name: str, row: int, length: int, limits: LargestStep) -> NewRequestData:
-    num_blocks = -(-(length + 1) // limits.block_size)
+def _new_request(
+    name: str, row: int, length: int, config: RunnerConfig, num_logprobs: int
+) -> NewRequestData:
+    num_blocks = -(-(length + 1) // config.block_size)
     return NewRequestData(
         req_id=name,
         prompt_token_ids=[0] * length,
@@ -77,9 +70,9 @@ def _new_request(name: str, row: int, length: int, limits: LargestStep) -> NewRe
             presence_penalty=0.1,
             frequency_penalty=0.1,
             seed=row,
-            logprobs=limits.num_logprobs,
+            logprobs=num_logprobs,
         ),
-        block_ids=tuple([_ONLY_BLOCK] * num_blocks for _ in range(limits.num_groups)),
+        block_ids=tuple([_ONLY_BLOCK] * num_blocks for _ in range(config.num_groups)),
         num_computed_tokens=0,
         lora_request=None,
         row=row,
@@ -91,7 +84,6 @@ def _plan(
     names: list[str],
     computed: np.ndarray,
     scheduled: np.ndarray,
-    limits: LargestStep,
     *,
     new: list[NewRequestData] | None = None,
     finished: list[str] | None = None,
@@ -100,7 +92,7 @@ def _plan(
         step_id=step_id,
         batch=ScheduledBatch(
             req_ids=names,
-            rows=np.arange(len(names), dtype=np.int32),
+            rows=np.arange(len(names), dtype=np.int64),
             num_computed_tokens=computed,
             num_scheduled_tokens=scheduled,
         ),

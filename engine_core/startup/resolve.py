@@ -9,6 +9,7 @@ from engine_core.errors import ConfigurationError
 from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.model_files import ModelFiles
 from engine_core.model_runner.cache_layout import CacheLayout, plan_cache_layout
+from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import GPUModelRunner
 from engine_core.options.engine import EngineOptions
@@ -57,20 +58,30 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
             f"{loaded.architecture} runs through transformers'; leave it at auto"
         )
     slot_bytes = 2 * spec.num_kv_heads * cached_head_bytes(spec.head_size, cache_dtype)
+    scheduler = options.scheduling.resolve(
+        max_num_batched_tokens=defaults.max_num_batched_tokens,
+        max_num_seqs=defaults.max_num_seqs,
+        max_model_len=max_model_len,
+        max_steps_in_flight=(GPUModelRunner if on_gpu else CPUModelRunner).max_steps_in_flight,
+    )
     return RunnerSpec(
         loaded=loaded,
-        layout=layout,
-        cache_dtype=cache_dtype,
-        block_size=options.block_size,
-        block_bytes=layout.num_tensors * options.block_size * slot_bytes,
-        scheduler=options.scheduling.resolve(
-            max_num_batched_tokens=defaults.max_num_batched_tokens,
-            max_num_seqs=defaults.max_num_seqs,
-            max_model_len=max_model_len,
-            max_steps_in_flight=(GPUModelRunner if on_gpu else CPUModelRunner).max_steps_in_flight,
+        config=RunnerConfig(
+            model=loaded.model,
+            ops=loaded.ops,
+            layout=layout,
+            num_blocks=1,
+            block_size=options.block_size,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_model_len=scheduler.max_model_len,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            dtype=loaded.dtype,
+            kv_dtype=cache_dtype,
+            eos_token_ids=files.eos_token_ids,
         ),
+        block_bytes=layout.num_tensors * options.block_size * slot_bytes,
+        scheduler=scheduler,
         max_num_logprobs=options.max_logprobs,
-        eos_token_ids=files.eos_token_ids,
         on_device=on_gpu,
         capture_at_start=options.capture_at_start,
         enforce_eager=options.enforce_eager,
@@ -88,7 +99,9 @@ def resolve_config(
     """
     loaded = runner.loaded
     scheduler = runner.scheduler
-    request_blocks = RequestBlocks(groups_of(runner.layout), scheduler.max_chunk, runner.block_size)
+    request_blocks = RequestBlocks(
+        groups_of(runner.config.layout), scheduler.max_chunk, runner.config.block_size
+    )
     num_blocks = _choose_num_blocks(options, runner, request_blocks)
     num_host_blocks = choose_num_host_blocks(
         options.host_cache_memory,
@@ -102,14 +115,14 @@ def resolve_config(
         model_impl=loaded.model_impl,
         dtype=dtype_name(loaded.dtype),
         weights=loaded.weights,
-        kv_cache_dtype=dtype_name(runner.cache_dtype),
+        kv_cache_dtype=dtype_name(runner.config.kv_dtype),
         device=loaded.ops.device.type,
         load_format=options.load_format,
         batch_invariant=options.batch_invariant,
         capture_at_start=options.capture_at_start,
         enforce_eager=options.enforce_eager,
         num_threads=loaded.ops.num_threads,
-        block_size=runner.block_size,
+        block_size=runner.config.block_size,
         num_blocks=num_blocks,
         kv_cache_bytes=num_blocks * runner.block_bytes,
         num_host_blocks=num_host_blocks,

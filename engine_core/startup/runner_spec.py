@@ -3,18 +3,15 @@
 import dataclasses
 import logging
 
-import torch
-
 from engine_core.errors import StartupError
-from engine_core.model_runner.cache_layout import CacheLayout
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import CudaQueue, GPUModelRunner
 from engine_core.model_runner.gpu.graphs import decode_buckets
-from engine_core.scheduler import SchedulerConfig
+from engine_core.scheduler import SchedulerConfig, SchedulerOutput
 from engine_core.startup.memory import MemoryMeter, measure_extra_bytes
 from engine_core.startup.model import LoadedModel
-from engine_core.startup.profile_run import LargestStep, profile_steps
+from engine_core.startup.profile_run import profile_steps
 from kernels.backends import device_step_operations
 from kernels.interface.device_steps import SamplingMode
 
@@ -34,7 +31,7 @@ class RunnerSpec:
     """What every runner of this engine is made of; only the number of blocks is still open.
 
     Attributes:
-        cache_dtype: of keys and values.
+        config: with one block and the full max_model_len, as the largest step is measured.
         block_bytes: of one block over all cache tensors.
         scheduler: `max_model_len` is still the model's or the operator's.
         max_num_logprobs: the most that a request may ask for; -1: the whole vocabulary.
@@ -45,13 +42,10 @@ class RunnerSpec:
     """
 
     loaded: LoadedModel
-    layout: CacheLayout
-    cache_dtype: torch.dtype
-    block_size: int
+    config: RunnerConfig
     block_bytes: int
     scheduler: SchedulerConfig
     max_num_logprobs: int
-    eos_token_ids: tuple[int, ...]
     on_device: bool
     capture_at_start: bool
     enforce_eager: bool
@@ -62,36 +56,28 @@ class RunnerSpec:
         Raises:
             StartupError: the device's kernels cannot serve the model's shape or the cache's dtype.
         """
-        loaded = self.loaded
-        config = RunnerConfig(
-            model=loaded.model,
-            ops=loaded.ops,
-            layout=self.layout,
+        config = dataclasses.replace(
+            self.config,
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,
-            block_size=self.block_size,
-            max_num_seqs=self.scheduler.max_num_seqs,
-            max_num_batched_tokens=self.scheduler.max_num_batched_tokens,
             max_model_len=max_model_len,
-            dtype=loaded.dtype,
-            kv_dtype=self.cache_dtype,
-            eos_token_ids=self.eos_token_ids,
         )
+        device = config.ops.device
         try:
             if not self.on_device:
                 return CPUModelRunner(config)
             return GPUModelRunner(
                 config,
-                steps=device_step_operations(loaded.ops.device),
-                queue=CudaQueue(loaded.ops.device),
+                steps=device_step_operations(device),
+                queue=CudaQueue(device),
                 use_graphs=not self.enforce_eager,
             )
         except ValueError as error:
             if not self.on_device:
                 raise StartupError(str(error)) from error
             raise StartupError(
-                f"{loaded.architecture} of this shape cannot be served on a GPU: {error}; run with "
-                "--device cpu"
+                f"{self.loaded.architecture} of this shape cannot be served on a GPU: {error}; run "
+                "with --device cpu"
             ) from error
 
     def warm_up(self, runner: Runner) -> None:
@@ -101,18 +87,12 @@ class RunnerSpec:
                 logger.info("no CUDA graphs: every step is launched kernel by kernel")
             runner.warm_up(capture_at_start=self.capture_at_start)
 
-    def largest_step(self) -> LargestStep:
-        """The most that a step can be, at the full max_model_len."""
-        vocab_size = self.loaded.model.kv_cache_spec.vocab_size
+    def profile_steps(self) -> list[SchedulerOutput]:
+        """See `profile_run`: the most that a step can be."""
+        vocab_size = self.config.vocab_size
         asked = vocab_size if self.max_num_logprobs < 0 else self.max_num_logprobs
-        return LargestStep(
-            max_num_batched_tokens=self.scheduler.max_num_batched_tokens,
-            max_num_seqs=self.scheduler.max_num_seqs,
-            max_model_len=self.scheduler.max_model_len,
-            block_size=self.block_size,
-            num_groups=len(self.layout.groups),
-            num_logprobs=min(asked, vocab_size, _MOST_LOGPROBS_ON_DEVICE),
-        )
+        num_logprobs = min(asked, vocab_size, _MOST_LOGPROBS_ON_DEVICE)
+        return profile_steps(self.config, num_logprobs=num_logprobs)
 
     def measure_step_bytes(self, meter: MemoryMeter) -> int:
         """Everything that serving takes beside weights and cache: a runner's own tensors, its
@@ -124,16 +104,16 @@ class RunnerSpec:
 
         def run() -> None:
             runner = self.build(
-                num_blocks=1, num_host_blocks=0, max_model_len=self.scheduler.max_model_len
+                num_blocks=1, num_host_blocks=0, max_model_len=self.config.max_model_len
             )
-            for plan in profile_steps(self.largest_step()):
+            for plan in self.profile_steps():
                 runner.submit(plan)
                 runner.collect()
 
         # the null block and the only one
         extra = measure_extra_bytes(run, meter, expected_bytes=2 * self.block_bytes)
         meter.release()
-        num_buckets = 0 if self.enforce_eager else len(decode_buckets(self.scheduler.max_num_seqs))
+        num_buckets = 0 if self.enforce_eager else len(decode_buckets(self.config.max_num_seqs))
         num_graphs = num_buckets * len(SamplingMode)
         total = extra + num_graphs * _BYTES_A_GRAPH
         logger.info("steps take up to %.0f MiB beside weights and cache", total / 1024**2)

@@ -57,7 +57,7 @@ class LinearArguments(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLinear:
-    """One weight as the native library reads it; a `kernels.interface.operations.LinearWeight`.
+    """A `LinearWeight` as the native library reads it.
 
     Attributes:
         blob: uint8, the packed weight.

@@ -66,12 +66,7 @@ class TorchExpertWeights:
 
 
 def prepare_experts(gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> TorchExpertWeights:
-    """See `Operations.prepare_experts`. Where `linear` repacks, the layer is in memory twice until
-    this returns.
-
-    Raises:
-        ValueError: shapes that do not fit each other.
-    """
+    """See `Operations.prepare_experts`. A layer that is repacked is in memory twice meanwhile."""
     num_experts, width, features = down_XEF.shape
     if tuple(gate_up_XFE.shape) != (num_experts, 2 * features, width):
         raise ValueError(

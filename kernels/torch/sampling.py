@@ -1,6 +1,6 @@
 """Choosing tokens in torch: Gumbel noise from Philox, truncation, penalties. Also the reference.
 
-Shapes: R rows, V vocabulary, C candidates. Logits are float32. No function keeps state.
+Shapes: R rows, V vocabulary, C candidates. Logits are float32.
 """
 
 import numpy as np

@@ -120,7 +120,7 @@ class ReadyEngine:
             step_id=self._num_steps,
             batch=ScheduledBatch(
                 req_ids=self._present,
-                rows=np.arange(len(new), dtype=np.int32),
+                rows=np.arange(len(new), dtype=np.int64),
                 num_computed_tokens=table[:, 1],
                 num_scheduled_tokens=table[:, 0] - table[:, 1],
             ),

@@ -100,7 +100,7 @@ class LoadedFormat:
                 options.block_size,
                 spec.num_kv_heads,
                 spec.head_size,
-                assembly.cache_dtype,
+                assembly.config.kv_dtype,
             )
             for _ in range(spec.num_layers)
         ]
@@ -117,7 +117,7 @@ class LoadedFormat:
                     max_num_batched_tokens=max_tokens,
                     max_model_len=max_tokens,
                     dtype=loaded.dtype,
-                    kv_dtype=assembly.cache_dtype,
+                    kv_dtype=assembly.config.kv_dtype,
                 )
             )
             for window in set(spec.sliding_windows)

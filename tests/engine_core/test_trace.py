@@ -47,7 +47,7 @@ def plan_of(step_id, ids, *, nums=None, context=None, **more):
         step_id=step_id,
         batch=ScheduledBatch(
             req_ids=ids,
-            rows=np.arange(size, dtype=np.int32),
+            rows=np.arange(size, dtype=np.int64),
             num_computed_tokens=np.array(context or [0] * size, np.int32),
             num_scheduled_tokens=np.array(nums or [1] * size, np.int32),
         ),

@@ -21,7 +21,6 @@ from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.gpu import CudaQueue, DeviceQueue, GPUModelRunner
 from engine_core.models import Model
 from engine_core.scheduler import (
-    EngineCoreOutput,
     ModelRunnerOutput,
     Request,
     RequestStatus,
@@ -33,6 +32,7 @@ from kernels.backends import device_step_operations
 from kernels.interface.device_steps import DeviceStepOperations
 from kernels.interface.operations import Operations
 from kernels.triton.operations import TritonOperations
+from protocol.outputs import EngineCoreOutput
 from protocol.sampling import SamplingParams
 from tests.engine_core.model_runner.gpu.fake_device import SynchronousQueue
 from tests.kernels.torch_device_steps import TorchDeviceSteps

@@ -161,63 +161,45 @@ def _token_ids(meta: GgufMetadata) -> dict[str, Any]:
     }
 
 
+_HF_NAMES = {
+    "llama": ("llama", "LlamaForCausalLM"),
+    "mistral": ("mistral", "MistralForCausalLM"),
+    "mixtral": ("mixtral", "MixtralForCausalLM"),
+    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
+}
+"""model_type and architecture of a config.json, by family."""
+
+
 def _llama_like(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[str, Any]:
     for name, what in (("logit_scale", 1.0), ("residual_scale", 1.0), ("embedding_scale", 1.0)):
         if meta.number(name, what) != what:  # Granite and others that borrow the name
             meta.refuse(f"{name} {meta.number(name)}")
     attention_bias = "blk.0.attn_q.bias" in tensors
-    window = meta.number("attention.sliding_window", None)
-    common: dict[str, Any] = {"hidden_act": "silu"}
-    if meta.architecture == "qwen2":
-        return common | {
-            "model_type": "qwen2",
-            "architectures": ["Qwen2ForCausalLM"],
-            "use_sliding_window": False,
-        }
-    if meta.architecture == "qwen3":
-        return common | {
-            "model_type": "qwen3",
-            "architectures": ["Qwen3ForCausalLM"],
-            "attention_bias": attention_bias,
-            "use_sliding_window": False,
-        }
-    if meta.architecture == "qwen3moe":
-        return (
-            common
-            | _qwen3_moe_experts(meta)
-            | {
-                "model_type": "qwen3_moe",
-                "architectures": ["Qwen3MoeForCausalLM"],
-                "attention_bias": attention_bias,
-                "use_sliding_window": False,
-            }
-        )
-    if meta.family == "mixtral":
-        if attention_bias:
-            meta.refuse("experts together with attention biases")
-        return (
-            common
-            | _mixtral_experts(meta)
-            | {
-                "model_type": "mixtral",
-                "architectures": ["MixtralForCausalLM"],
-                "sliding_window": int(window) if window else None,
-            }
-        )
-    if window:  # of the models that llama.cpp calls llama, only Mistral's have a window
-        if attention_bias:
-            meta.refuse("a sliding window together with attention biases")
-        return common | {
-            "model_type": "mistral",
-            "architectures": ["MistralForCausalLM"],
-            "sliding_window": int(window),
-        }
-    return common | {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "attention_bias": attention_bias,
-        "mlp_bias": "blk.0.ffn_down.bias" in tensors,
+    window = int(meta.number("attention.sliding_window", None) or 0) or None
+    family = meta.family
+    if family == "llama" and window:  # of what llama.cpp calls llama, only Mistral's have a window
+        family = "mistral"
+    model_type, architecture = _HF_NAMES[family]
+    config: dict[str, Any] = {
+        "hidden_act": "silu",
+        "model_type": model_type,
+        "architectures": [architecture],
     }
+    if family in ("mistral", "mixtral"):
+        if attention_bias:
+            part = "experts" if family == "mixtral" else "a sliding window"
+            meta.refuse(f"{part} together with attention biases")
+        experts = _mixtral_experts(meta) if family == "mixtral" else {}
+        return config | experts | {"sliding_window": window}
+    if family == "llama":
+        mlp_bias = "blk.0.ffn_down.bias" in tensors
+        return config | {"attention_bias": attention_bias, "mlp_bias": mlp_bias}
+    config["use_sliding_window"] = False
+    if family != "qwen2":
+        config["attention_bias"] = attention_bias
+    return config | (_qwen3_moe_experts(meta) if family == "qwen3moe" else {})
 
 
 def _gemma3(meta: GgufMetadata, config: dict[str, Any]) -> dict[str, Any]:

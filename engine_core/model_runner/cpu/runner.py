@@ -14,10 +14,9 @@ from engine_core.model_runner.cpu.input_batch import (
     gather_step_inputs,
 )
 from engine_core.model_runner.cpu.sampler import CPUSampler
-from engine_core.model_runner.output import as_token_lists
+from engine_core.model_runner.output import runner_output
 from engine_core.model_runner.rows import RunnerRows
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
-from protocol.outputs import Logprobs
 
 
 class CPUModelRunner:
@@ -100,35 +99,20 @@ class CPUModelRunner:
     def _sample(
         self, plan: SchedulerOutput, inputs: StepInputs, hidden_TE: torch.Tensor
     ) -> ModelRunnerOutput:
-        request_ids = plan.batch.req_ids
-        token_ids_R = np.zeros(len(request_ids), np.int32)
-        logprobs: dict[str, Logprobs] = {}
-        failures: dict[str, str] = {}
         sampled_R = inputs.sampled_R
-        if sampled_R.size:
-            rows = inputs.rows_R[sampled_R]
-            if sampled_R.size != len(hidden_TE):  # else each token is its sequence's last
-                last_R = torch.from_numpy(inputs.query_start_R1[1:][sampled_R].astype("int64"))
-                hidden_TE = hidden_TE[last_R - 1]
-            logits_RV = self._model.compute_logits(hidden_TE)
-            result = self._sampler.sample(logits_RV, rows, self.batch.num_tokens[rows])
-            sampled_R = inputs.batch_index_R[sampled_R]  # from here on as the plan has them
-            logprobs = {request_ids[sampled_R[at]]: each for at, each in result.logprobs.items()}
-            failures = {request_ids[sampled_R[at]]: why for at, why in result.failures.items()}
-            chosen = result.token_ids
-            if failures:
-                good = np.delete(np.arange(len(rows)), list(result.failures))
-                sampled_R, rows, chosen = sampled_R[good], rows[good], chosen[good]
-            token_ids_R[sampled_R] = chosen
-            self.batch.append_tokens(rows, chosen)
-            self._sampler.append_tokens(rows, chosen)
-        return ModelRunnerOutput(
-            req_ids=request_ids,
-            sampled_token_ids=(
-                as_token_lists(token_ids_R, sampled_R)
-                if plan.scheduled_spec_decode_tokens
-                else token_ids_R
-            ),
-            logprobs=logprobs or None,
-            failures=failures,
-        )
+        if not sampled_R.size:
+            return runner_output(plan, sampled_R, sampled_R, {}, {})
+        rows = inputs.rows_R[sampled_R]
+        if sampled_R.size != len(hidden_TE):  # else each token is its sequence's last
+            last_R = torch.from_numpy(inputs.query_start_R1[1:][sampled_R].astype("int64"))
+            hidden_TE = hidden_TE[last_R - 1]
+        logits_RV = self._model.compute_logits(hidden_TE)
+        result = self._sampler.sample(logits_RV, rows, self.batch.num_tokens[rows])
+        chosen = result.token_ids
+        if result.failures:
+            good = np.delete(np.arange(len(rows)), list(result.failures))
+            rows, chosen = rows[good], chosen[good]
+        self.batch.append_tokens(rows, chosen)
+        self._sampler.append_tokens(rows, chosen)
+        place_N = inputs.batch_index_R[sampled_R]
+        return runner_output(plan, place_N, result.token_ids, result.logprobs, result.failures)

@@ -12,8 +12,8 @@ from engine_core.model_runner.gpu.step import GPUStep
 from engine_core.model_runner.output import (
     NO_TOKEN_LEFT,
     NOT_FINITE,
-    as_token_lists,
     report_logprobs,
+    runner_output,
 )
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from kernels.interface.device_steps import SamplingMode
@@ -81,30 +81,13 @@ def read_results(
     Args:
         refusals: by row, why the device cannot serve it.
     """
-    request_ids, number = plan.batch.req_ids, len(step.sampled_N)
-    chosen_N = host.results.token_ids_C[:number].numpy().copy()
+    chosen_N = host.results.token_ids_C[: len(step.sampled_N)].numpy().copy()
     failed = _failures(step, host.results)
     if refusals:
         rows = step.sampled_rows_N.tolist()
         failed |= {at: refusals[row] for at, row in enumerate(rows) if row in refusals}
     reports = _device_reports(step, host.results) | _host_reports(step, host, chosen_N)
-    place_N = step.sampled_N
-    token_ids_R = np.zeros(len(request_ids), np.int32)
-    token_ids_R[place_N] = chosen_N
-    token_ids_R[place_N[list(failed)]] = 0
-    return ModelRunnerOutput(
-        req_ids=request_ids,
-        sampled_token_ids=(
-            as_token_lists(token_ids_R, np.delete(place_N, list(failed)))
-            if plan.scheduled_spec_decode_tokens
-            else token_ids_R
-        ),
-        logprobs={
-            request_ids[place_N[at]]: report for at, report in reports.items() if at not in failed
-        }
-        or None,
-        failures={request_ids[place_N[at]]: why for at, why in failed.items()},
-    )
+    return runner_output(plan, step.sampled_N, chosen_N, reports, failed)
 
 
 def _failures(step: GPUStep, results: StepResults) -> dict[int, str]:

@@ -5,17 +5,8 @@ from typing import assert_never
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.policies.fair import Fair
-from engine_core.scheduler.policies.fcfs import FirstComeFirstServed, FirstComeFirstServedQueue
-from engine_core.scheduler.policies.priority import Priority, PriorityQueue
-
-__all__ = [
-    "Fair",
-    "FirstComeFirstServed",
-    "FirstComeFirstServedQueue",
-    "Priority",
-    "PriorityQueue",
-    "make_policy",
-]
+from engine_core.scheduler.policies.fcfs import FirstComeFirstServed
+from engine_core.scheduler.policies.priority import Priority
 
 
 def make_policy(config: SchedulerConfig) -> SchedulingPolicy:

@@ -5,7 +5,6 @@ import numpy as np
 
 from engine_core.scheduler.batch_state import Int64Array
 from engine_core.scheduler.in_flight import InFlightStep
-from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.preemption import PreemptionRule
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.token_budget.base import (
@@ -20,15 +19,9 @@ from engine_core.scheduler.token_budget.base import (
 class StepFeedback:
     """Asks the token budget before each step; feeds budget, rule and policy after it."""
 
-    def __init__(
-        self,
-        pool: RequestPool,
-        policy: SchedulingPolicy,
-        preemption: PreemptionRule,
-        budget: TokenBudget,
-    ) -> None:
+    def __init__(self, pool: RequestPool, preemption: PreemptionRule, budget: TokenBudget) -> None:
         self._pool = pool
-        self._policy = policy
+        self._policy = pool.policy
         self._preemption = preemption
         self._budget = budget
         self.now = 0.0

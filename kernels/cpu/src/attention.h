@@ -1,8 +1,5 @@
 // Paged attention: what one call computes, and how it is cut into items.
 //
-// Owns the data that the cutting (attention_plan.cpp) and the arithmetic (attention_body.h) share.
-// Must not know where the numbers come from.
-//
 //   sequence   |segment 0: keys [0, 128)  |segment 1: keys [128, 256) |segment 2 ...
 //              | tile     | tile          |
 //

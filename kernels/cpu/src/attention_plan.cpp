@@ -36,7 +36,7 @@ public:
         for (Place& place : places_) place = {-1, -1, -1};
     }
 
-    // Segments that a window cuts, or that are not full, or in part of a block, are nobody else's.
+    // Segments that a window cuts, or that are not full, or in part of a block, are not shared.
     bool may_share(int64_t r, int64_t segment) const {
         return a_.window == 0 && segment_keys % a_.block_size == 0 &&
                (segment + 1) * segment_keys <= a_.position(r);

@@ -1,8 +1,5 @@
 // Which instructions the kernels may use, and how they report refusals.
 //
-// Owns the choice of the instruction set at run time and the texts of errors. Must not know any
-// operation.
-//
 // A kernel file that needs vector instructions puts its code between EC_BEGIN_AVX2 or
 // EC_BEGIN_AVX512 and EC_END_TARGET, after all includes: code of the standard library that were
 // compiled inside would be shared with the portable path and break it on an older machine.

@@ -1,7 +1,6 @@
 // Rows of a packed weight in float32: an embedding that is also the last product of a model.
 //
-// Owns reading one output's values out of the layouts of linear.h. Each value is what gguf's
-// reference dequantisation gives, operation by operation.
+// Each value is what gguf's reference dequantisation gives, operation by operation.
 #include <algorithm>
 #include <cinttypes>
 

@@ -5,7 +5,7 @@
 //   bf16  [D] the upper halves of floats, rounded to even
 //   i8    [D] codes, then a float32 scale = max|x| / 127; x = code * scale
 //
-// Owns the forms and their sizes. Rows lie one behind the other, so a row of i8 may begin anywhere.
+// Rows lie one behind the other, so a row of i8 may begin anywhere.
 // kernels/cpu/kv_cache.py has the same in torch.
 #pragma once
 

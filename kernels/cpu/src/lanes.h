@@ -1,9 +1,9 @@
 // One register of floats, and the functions of it that kernels share.
 //
 // Included by every_isa.h once an instruction set, inside its namespace, with EC_LEVEL defined (the
-// value of its `Isa`): no include guard. Must not know any operation.
+// value of its `Isa`): no include guard.
 //
-// `vf` is what one register holds: 4, 8 or 16 floats. Multiply-adds are asked for by name, so that
+// `vf` is what one register holds: 4, 8 or 16 floats. Multiply-adds are written by name, so that
 // the same source gives the same bits wherever it is inlined.
 
 #define EC_INLINE static inline __attribute__((always_inline, unused))

@@ -168,7 +168,7 @@ bool can_stream(const LinearWeight& w, const float* out, int64_t num_rows, int64
            out_stride % line_floats == 0 && reinterpret_cast<uintptr_t>(out) % 64 == 0;
 }
 
-// Streamed results are seen by whoever waits for the task.
+// Makes streamed results visible to the thread that waits for the task.
 void finish_stream(const Results& results) {
 #if EC_X86
     if (results.streams) __builtin_ia32_sfence();

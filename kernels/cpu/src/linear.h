@@ -1,8 +1,5 @@
 // Dense products: x [T, E] times a packed weight [N, E] -> [T, N], in float32.
 //
-// Owns the layouts of weights and the split of the work into tasks. Must not know where a weight
-// comes from.
-//
 // Outputs are grouped in panels of 32; the last one is padded with zeros. P = ceil(N / 32) panels,
 // G = ceil(E / 32) groups of inputs.
 //
@@ -122,7 +119,7 @@ void linear_f32(const LinearWeight& w, const float* x, int64_t x_stride, const R
 void linear_integer(const LinearWeight& w, const Activations& x, const Results& out,
                     const LinearTask& task);
 
-// A tile writes lines that nobody has read: they are on their way while it computes.
+// A tile writes lines that no cache holds yet: fetch them while it computes.
 inline void prefetch_results(const float* at, int64_t stride, int64_t num_rows) {
     for (int64_t r = 0; r < num_rows; ++r) {
         __builtin_prefetch(at + r * stride, 1);

@@ -1,13 +1,13 @@
 // One job at a time. Its state, and who changes it:
 //
 //   open_       caller   the job takes helpers
-//   next_       all      the next task that nobody has taken
+//   next_       all      the next task to be taken
 //   inside_     threads  helpers that may be reading the job
 //   signal_     caller   goes up with every job; sleepers wait for it to change (futex)
 //
 // A helper enters (inside_ + 1), and only then looks whether the job is open; the caller closes
 // the job, and only then waits for inside_ = 0. Both are sequentially consistent, so no helper
-// reads a job that its caller has left, and a helper that sleeps through a job delays nobody.
+// reads a job that its caller has left, and a helper that sleeps through a job delays no other.
 #include "pool.h"
 
 #include <linux/futex.h>
@@ -185,7 +185,7 @@ private:
         return signal;
     }
 
-    std::vector<int> cpus_;           // of threads 0, 1, ...; those behind are in nobody's use
+    std::vector<int> cpus_;           // of threads 0, 1, ...; those behind are not in use
     std::vector<pthread_t> handles_;  // of threads 1, 2, ...
     std::atomic<int> num_threads_{1};
     std::atomic<bool> busy_{false};

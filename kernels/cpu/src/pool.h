@@ -1,7 +1,5 @@
 // The threads that share the work of one operation.
 //
-// Owns the threads and how they wait. Must not know any operation.
-//
 //     ec::parallel(num_tasks, [&](int64_t task, int thread) { ... });
 //
 // calls the function once for every task in [0, num_tasks), on the calling thread and the pool's,

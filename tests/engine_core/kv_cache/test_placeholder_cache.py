@@ -1,4 +1,4 @@
-"""A model without a KV cache: everything is admitted and nothing is held."""
+"""A model without a KV cache: everything is admitted and no block is allocated."""
 
 from paged_memory import Stream
 

@@ -5,7 +5,7 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine_core.layers.rotary import inverse_frequencies, rotary_table
+from engine_core.layers.rotary import rotary_table
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.rotary_config import read_rotary
 
@@ -37,9 +37,9 @@ def test_frequencies_and_factor_equal_those_of_transformers(theta, scaling, head
     expected, expected_factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, None)
     fields = ConfigFields({"max_position_embeddings": 32_768, "rope_parameters": parameters})
     resolved = read_rotary(fields, head_size=head_size)
-    frequencies, factor = inverse_frequencies(resolved)
+    frequencies = torch.tensor(resolved.inverse_frequencies)
     torch.testing.assert_close(frequencies, expected, rtol=1e-6, atol=0)
-    assert factor == pytest.approx(expected_factor)
+    assert resolved.factor == pytest.approx(expected_factor)
 
 
 def test_table_equals_transformers_rotary_embedding_far_out():

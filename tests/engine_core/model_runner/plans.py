@@ -85,7 +85,7 @@ class Plans:
             step_id=self.step_id,
             batch=ScheduledBatch(
                 req_ids=list(counts),
-                rows=np.array([line.row for line in lines], np.int32),
+                rows=np.array([line.row for line in lines], np.int64),
                 num_computed_tokens=np.array([line.num_computed for line in lines], np.int32),
                 num_scheduled_tokens=np.array(list(counts.values()), np.int32),
             ),

@@ -1,5 +1,6 @@
 """Native models against transformers' eager forward, on tiny random models of awkward shape."""
 
+import functools
 import json
 
 import pytest
@@ -108,6 +109,11 @@ def random_model(config):
     return model.eval()
 
 
+@functools.cache
+def reference_model(name):
+    return random_model(CONFIGS[name])
+
+
 def sequences(vocab_size, lengths=(45, 1, 19, 33)):
     generator = torch.Generator().manual_seed(1)
     return [torch.randint(vocab_size, (n,), generator=generator).tolist() for n in lengths]
@@ -121,7 +127,7 @@ def full_logits(model, token_lists):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_mixed_chunked_steps_give_the_logits_of_a_full_forward(name, paged_logits, ops):
     """Proves S074 for the model side: any mix of chunks and decodes, over shuffled blocks."""
-    reference = random_model(CONFIGS[name])
+    reference = reference_model(name)
     token_lists = sequences(131)
     model = load_model(
         reference.config.to_dict(), reference.state_dict().items(), dtype=torch.float32, ops=ops
@@ -132,11 +138,26 @@ def test_mixed_chunked_steps_give_the_logits_of_a_full_forward(name, paged_logit
         torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+SAVED = (  # each family, with what a saved config.json spells out or leaves to its defaults
+    "llama tied",
+    "llama biases",
+    "llama llama3 rope",
+    "llama yarn rope untruncated",
+    "mistral window 3",
+    "mistral no window",
+    "qwen2",
+    "qwen2 windows in later layers",
+    "qwen3 layer types",
+    "gemma3 softcap",
+    "gemma3 scaled full layers",
+)
+
+
+@pytest.mark.parametrize("name", SAVED)
 def test_saved_folder_gives_the_same_model(name, paged_logits, ops, tmp_path):
     from safetensors.torch import load_file
 
-    reference = random_model(CONFIGS[name])
+    reference = reference_model(name)
     reference.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     tensors = load_file(tmp_path / "model.safetensors")

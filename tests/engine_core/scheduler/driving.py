@@ -2,7 +2,6 @@
 
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.scheduler import (
-    EngineCoreOutput,
     ModelRunnerOutput,
     Request,
     Scheduler,
@@ -12,6 +11,7 @@ from engine_core.scheduler import (
 from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.preemption import PreemptionRule
 from engine_core.scheduler.token_budget.base import TokenBudget
+from protocol.outputs import EngineCoreOutput
 from protocol.sampling import SamplingParams
 
 

@@ -65,7 +65,7 @@ class PagedDevice:
 
 
 def _as_column(sampled: ModelRunnerOutput) -> ModelRunnerOutput:
-    """What stands where nothing is due is nobody's token."""
+    """What stands where no token is due is not read."""
     tokens = [token_ids[0] if token_ids else -1 for token_ids in sampled.sampled_token_ids]
     column = np.array(tokens, np.int32)
     return dataclasses.replace(sampled, sampled_token_ids=column)

@@ -11,7 +11,6 @@ import numpy as np
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import (
     DraftTokenIds,
-    EngineCoreOutput,
     ModelRunnerOutput,
     Request,
     RequestStatus,
@@ -19,6 +18,7 @@ from engine_core.scheduler import (
     SchedulerConfig,
     SchedulerOutput,
 )
+from protocol.outputs import EngineCoreOutput
 from protocol.sampling import SamplingParams
 
 _fresh = itertools.count(1_000)

@@ -1,5 +1,5 @@
 """One request's way through the scheduler, seen from outside: its sequences, its events, what each
-plan says of it, what it is told to be waiting for, and the counters."""
+plan says of it, what it waits for by its explanation, and the counters."""
 
 import dataclasses
 import inspect

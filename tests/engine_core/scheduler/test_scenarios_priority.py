@@ -122,8 +122,8 @@ def test_nobody_is_forced_out_without_the_option_or_for_too_little(settings, pri
 
 
 def test_the_less_urgent_give_way_also_where_there_is_room_for_all():
-    """All that the head outranks, the worst first; nobody is admitted in the step that preempted;
-    then the head, and the victims behind it. Proves S080, S122."""
+    """All that the head outranks, the worst first; no request is admitted in the step that
+    preempted; then the head, and the victims behind it. Proves S080, S122."""
     worst = make_request("worst", 10, priority=9, arrival_time=1.0)
     low = make_request("low", 10, priority=5, arrival_time=1.0)
     equal = make_request("equal", 10, priority=0, arrival_time=1.0)

@@ -17,12 +17,8 @@ from paged_device import PagedDevice
 from paged_model import PagedModel
 
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
-from engine_core.scheduler import (
-    FinishReason,
-    ModelRunnerOutput,
-    RequestStatus,
-    Scheduler,
-)
+from engine_core.scheduler import ModelRunnerOutput, RequestStatus, Scheduler
+from protocol.outputs import FinishReason
 
 SEEDS = st.integers(0, 2**32 - 1)
 FULL = KVCacheGroupSpec()
@@ -194,7 +190,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return plan
 
     def _check_order(self, plan):
-        """Under first come, first served nobody is admitted before who came earlier."""
+        """Under first come, first served no request is admitted before an earlier one."""
         if self.config.scheduling_policy != "fcfs" or self.config.max_num_adapters is not None:
             return
         if self.config.max_long_partial_prefills is not None:

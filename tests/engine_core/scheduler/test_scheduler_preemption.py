@@ -3,7 +3,8 @@
 from driving import Drive, make_request, make_scheduler
 
 from engine_core.kv_cache import KVCacheGroupSpec
-from engine_core.scheduler import DraftTokenIds, FinishReason, RequestStatus
+from engine_core.scheduler import DraftTokenIds, RequestStatus
+from protocol.outputs import FinishReason
 
 
 def crowded() -> Drive:

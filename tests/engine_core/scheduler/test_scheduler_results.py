@@ -3,13 +3,8 @@
 import pytest
 from driving import Drive, make_request, make_scheduler
 
-from engine_core.scheduler import (
-    DraftTokenIds,
-    FinishReason,
-    ModelRunnerOutput,
-    RequestStatus,
-    StepOrderError,
-)
+from engine_core.scheduler import DraftTokenIds, ModelRunnerOutput, RequestStatus, StepOrderError
+from protocol.outputs import FinishReason
 
 EMPTY = ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
 
@@ -27,11 +22,11 @@ def test_each_client_gets_only_its_own_outputs():
     outputs = scheduler.update_from_output(
         plan, ModelRunnerOutput(req_ids=["c", "b", "a"], sampled_token_ids=[[3], [2], [1]])
     )
-    told = {
+    token_ids = {
         index: [(output.request_id, output.new_token_ids) for output in per_client.outputs]
         for index, per_client in outputs.items()
     }
-    assert told == {4: [("a", [1]), ("c", [3])], 9: [("b", [2])]}
+    assert token_ids == {4: [("a", [1]), ("c", [3])], 9: [("b", [2])]}
     assert outputs[4].finished_req_ids == []
     assert outputs[9].finished_req_ids == ["b"]
     assert drive.step().finished_req_ids == ["b"]

@@ -3,7 +3,8 @@
 import pytest
 from driving import Drive, make_request, make_scheduler
 
-from engine_core.scheduler import DuplicateRequestId, FinishReason, RequestStatus
+from engine_core.scheduler import DuplicateRequestId, RequestStatus
+from protocol.outputs import FinishReason
 
 
 def test_the_worked_example_of_three_prompts_and_a_budget_of_ten():

@@ -7,11 +7,11 @@ from scenario_help import Scenario, make_request, new_ids
 
 from engine_core.scheduler import (
     DuplicateRequestId,
-    FinishReason,
     ModelRunnerOutput,
     RequestStatus,
     StepOrderError,
 )
+from protocol.outputs import FinishReason
 from protocol.sampling import BeamSearchParams
 
 # ---------------------------------------------------------------------- groups are units
@@ -175,7 +175,7 @@ def test_rejected_drafts_are_rolled_back_and_computed_again(num_accepted):
 
 
 def test_a_live_id_is_refused_and_its_owner_goes_on_undisturbed():
-    """Waiting, running and finished but not yet told. Proves S016, S041."""
+    """Waiting, running, and finished before its last output is handed out. Proves S016, S041."""
     first = make_request("a", 10, client_index=1, max_tokens=2)
     scenario = Scenario(first)
     for _ in range(2):
@@ -184,7 +184,7 @@ def test_a_live_id_is_refused_and_its_owner_goes_on_undisturbed():
         assert scenario.counts in ((0, 1), (1, 0))
         scenario.step()
     assert first.output_token_ids == [7, 7]
-    scenario.add(make_request("a", 4))  # free again once its end was told
+    scenario.add(make_request("a", 4))  # free again once its last output was handed out
 
 
 def test_a_step_is_updated_once_and_in_order():

@@ -13,14 +13,14 @@ from steps_driver import EOS, Flight, batch_of
 
 from engine_core.scheduler import (
     DraftTokenIds,
-    FinishReason,
     ModelRunnerOutput,
     Request,
     RequestStatus,
     StepOrderError,
 )
-from engine_core.scheduler.policies import Fair
+from engine_core.scheduler.policies.fair import Fair
 from engine_core.scheduler.preemption import PreemptionMode, PreemptionRule
+from protocol.outputs import FinishReason
 from protocol.sampling import BeamSearchParams, SamplingParams
 
 

@@ -5,8 +5,8 @@ import struct
 import pytest
 from driving import Drive, make_request, make_scheduler
 
-from engine_core.scheduler import FinishReason, ModelRunnerOutput, RequestStatus
-from protocol.outputs import Logprobs
+from engine_core.scheduler import ModelRunnerOutput, RequestStatus
+from protocol.outputs import FinishReason, Logprobs
 
 
 def only_output(request, tokens, **limits):

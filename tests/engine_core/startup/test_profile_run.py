@@ -2,22 +2,24 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from engine_core.model_runner.cache_layout import plan_cache_layout
 from engine_core.model_runner.gpu.graphs import decode_buckets
 from engine_core.models import load_dummy_model
 from engine_core.scheduler import SchedulerConfig
 from engine_core.startup import runner_spec
 from engine_core.startup.model import LoadedModel
-from engine_core.startup.profile_run import LargestStep, profile_steps
+from engine_core.startup.profile_run import profile_steps, prompt_lengths
 from engine_core.startup.runner_spec import RunnerSpec
 from kernels.interface.device_steps import SamplingMode
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "model_runner"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "model_runner" / "gpu"))
 from fake_device import PaddedOperations, SynchronousQueue
+from runners import runner_config
 
 from tests.kernels.torch_device_steps import TorchDeviceSteps
 
@@ -32,9 +34,9 @@ CONFIG = {
 def limits(**changes):
     values = {
         "max_num_batched_tokens": 100, "max_num_seqs": 8, "max_model_len": 64, "block_size": 4,
-        "num_groups": 1, "num_logprobs": 5,
+        "num_groups": 1,
     }  # fmt: skip
-    return LargestStep(**values | changes)
+    return SimpleNamespace(**values | changes)
 
 
 @pytest.mark.parametrize(
@@ -48,11 +50,11 @@ def limits(**changes):
     ],
 )
 def test_the_step_has_all_rows_and_as_many_tokens_as_they_can_hold(changes, lengths):
-    assert limits(**changes).prompt_lengths() == lengths
+    assert prompt_lengths(limits(**changes)) == lengths
 
 
 def test_every_row_samples_and_tables_hold_one_token_more():
-    first, second, last = profile_steps(limits(num_groups=3))
+    first, second, last = profile_steps(limits(num_groups=3), num_logprobs=5)
     assert first.total_num_scheduled_tokens == 100
     assert second.total_num_scheduled_tokens == 8
     assert (last.total_num_scheduled_tokens, len(last.finished_req_ids)) == (0, 8)
@@ -96,7 +98,7 @@ def test_a_runner_of_one_block_carries_the_plans_out(ops, max_num_batched_tokens
     """Proves S194."""
     ops = PaddedOperations() if on_device else ops
     spec = make_spec(ops, max_num_batched_tokens=max_num_batched_tokens, on_device=on_device)
-    plans = profile_steps(spec.largest_step())
+    plans = spec.profile_steps()
     runner = spec.build(num_blocks=1, num_host_blocks=0, max_model_len=64)
     spec.warm_up(runner)
     num_rows = min(7, max_num_batched_tokens)
@@ -119,7 +121,7 @@ def test_eager_steps_use_no_graph_and_no_memory_for_any(caplog):
         spec = make_spec(PaddedOperations(), on_device=True, enforce_eager=enforce_eager)
         runner = spec.build(num_blocks=8, num_host_blocks=0, max_model_len=64)
         spec.warm_up(runner)
-        for plan in profile_steps(spec.largest_step()):  # the second one only decodes
+        for plan in spec.profile_steps():  # the second one only decodes
             assert not runner.execute(plan).failures
         assert (len(runner.graphs) == 0) is enforce_eager
         assert ("no CUDA graphs" in caplog.text) is enforce_eager
@@ -132,15 +134,19 @@ def make_spec(ops, *, max_num_batched_tokens=40, **changes):
         loaded=LoadedModel(
             model, ops, torch.float32, "LlamaForCausalLM", "native", "float32", is_packed=False
         ),
-        layout=plan_cache_layout(model.kv_cache_spec.sliding_windows),
-        cache_dtype=torch.float32,
-        block_size=4,
+        config=runner_config(
+            model,
+            ops,
+            num_blocks=1,
+            max_num_seqs=7,
+            max_num_batched_tokens=max_num_batched_tokens,
+            eos_token_ids=(),
+        ),
         block_bytes=256,
         scheduler=SchedulerConfig(
             max_num_seqs=7, max_num_batched_tokens=max_num_batched_tokens, max_model_len=64
         ),
         max_num_logprobs=-1,
-        eos_token_ids=(),
         capture_at_start=False,
         enforce_eager=False,
     )

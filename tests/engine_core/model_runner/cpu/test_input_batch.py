@@ -35,7 +35,7 @@ def gathered(batch, facts, **options):
     rows, _, computed, scheduled, _ = zip(*facts, strict=True)
     return gather_step_inputs(
         batch,
-        rows=np.array(rows, np.int32),
+        rows=np.array(rows, np.int64),
         num_computed=np.array(computed, np.int32),
         num_scheduled=np.array(scheduled, np.int32),
         **options,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from policy_requests import PolicyRequest, by_id, drain, ids
 
-from engine_core.scheduler.policies import Fair
+from engine_core.scheduler.policies.fair import Fair
 from engine_core.scheduler.policies.service import ServiceCounters
 from engine_core.scheduler.request import RequestStatus
 

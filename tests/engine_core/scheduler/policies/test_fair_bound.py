@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_requests import PolicyRequest
 
-from engine_core.scheduler.policies import Fair, FirstComeFirstServed
+from engine_core.scheduler.policies.fair import Fair
+from engine_core.scheduler.policies.fcfs import FirstComeFirstServed
 from engine_core.scheduler.request import RequestStatus
 
 

@@ -3,7 +3,7 @@
 import pytest
 from policy_requests import PolicyRequest, by_id, drain, ids
 
-from engine_core.scheduler.policies import FirstComeFirstServed, FirstComeFirstServedQueue
+from engine_core.scheduler.policies.fcfs import FirstComeFirstServed, FirstComeFirstServedQueue
 from engine_core.scheduler.request import RequestStatus
 
 

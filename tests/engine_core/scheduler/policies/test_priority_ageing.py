@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_requests import PolicyRequest, by_id
 
-from engine_core.scheduler.policies import Priority, PriorityQueue
+from engine_core.scheduler.policies.priority import Priority, PriorityQueue
 from engine_core.scheduler.request import RequestStatus
 
 
