@@ -1,6 +1,6 @@
-"""Operations on an NVIDIA GPU, as Triton kernels.
+"""Operations on an NVIDIA GPU, as Triton kernels. Nothing runs at import.
 
-A file holds, in reading order: the torch reference, which is the specification; the kernel; the
-checked wrapper; and `variants()`, what a proof on a machine without a GPU compiles. Nothing runs at
-import.
+A file holds, in reading order: the torch reference, which is the specification, unless
+`kernels.torch` has it; the kernel; and its wrapper, which raises ValueError or TypeError for
+tensors of wrong shapes, dtypes, layouts or devices.
 """

@@ -1,13 +1,6 @@
-"""Gated activations, with a quantised result if wanted, in one launch.
+"""Gated activations (arXiv:2002.05202; SiLU and GELU: arXiv:1606.08415), quantised or not.
 
-Sources: gated linear units,
-arXiv:2002.05202; SiLU and GELU, arXiv:1606.08415.
-
-    gate_up_TF2   |<---- F ---->|<---- F ---->|
-                       gate           up
-
-gelu's tanh is had from the logistic function, 1 + tanh(u) = 2 / (1 + exp(-2u)), which loses nothing
-where u is near zero.
+GELU's tanh comes from the logistic function: 1 + tanh(u) = 2 / (1 + exp(-2u)), exact near zero.
 """
 
 from __future__ import annotations
@@ -25,7 +18,7 @@ from kernels.triton.quantised import (
     quantise_rows_reference,
     row_scale,
 )
-from kernels.triton.tensor_checks import check_tensor
+from kernels.triton.tensor_checks import FLOATS, check_tensor
 
 _BLOCK_F = 1024
 _BLOCK_F_QUANTISED = 4096
@@ -114,9 +107,6 @@ def silu_and_mul(gate_up_TF2: torch.Tensor, *, out_TF: torch.Tensor | None = Non
 
     Returns:
         `out_TF`.
-
-    Raises:
-        ValueError: shapes, dtypes or devices that do not fit each other.
     """
     return _launch(gate_up_TF2, out_TF, is_gelu=False)
 
@@ -145,9 +135,6 @@ def silu_and_mul_quantised(
 
     Returns:
         (values_TF of `dtype`, float32 scales_T), new tensors.
-
-    Raises:
-        ValueError: shapes, dtypes or devices that do not fit each other.
     """
     T, F = _checked_shape(gate_up_TF2)
     if dtype not in QUANTISED_MAX:
@@ -174,14 +161,8 @@ def _launch(
     T, F = _checked_shape(gate_up_TF2)
     if out_TF is None:
         out_TF = torch.empty((T, F), dtype=gate_up_TF2.dtype, device=gate_up_TF2.device)
-    check_tensor(
-        "out_TF",
-        out_TF,
-        shape=(T, F),
-        dtypes=(gate_up_TF2.dtype,),
-        device=gate_up_TF2.device,
-        contiguous_dims=1,
-    )
+    dtype, device = gate_up_TF2.dtype, gate_up_TF2.device
+    check_tensor("out_TF", out_TF, (T, F), dtype, device, contiguous_dims=1)
     if T:
         activation_kernel[(T, triton.cdiv(F, _BLOCK_F))](
             gate_up_TF2,
@@ -199,15 +180,9 @@ def _checked_shape(gate_up_TF2: torch.Tensor) -> tuple[int, int]:
         raise ValueError(
             f"gate_up_TF2 has shape {list(gate_up_TF2.shape)}; make it [T, 2F], F at least 1"
         )
-    check_tensor(
-        "gate_up_TF2",
-        gate_up_TF2,
-        shape=gate_up_TF2.shape,
-        dtypes=(torch.bfloat16, torch.float16, torch.float32),
-        device=gate_up_TF2.device,
-        contiguous_dims=1,
-    )
-    return gate_up_TF2.shape[0], gate_up_TF2.shape[1] // 2
+    shape, device = gate_up_TF2.shape, gate_up_TF2.device
+    check_tensor("gate_up_TF2", gate_up_TF2, shape, FLOATS, device, contiguous_dims=1)
+    return shape[0], shape[1] // 2
 
 
 def _constants(F: int, most: int, is_gelu: bool) -> dict[str, Any]:

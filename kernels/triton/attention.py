@@ -27,19 +27,7 @@ def reference_paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of each request's last tokens over its cached keys and values.
-
-    For the query at position i and the key at position j <= i (and j > i - sliding_window):
-
-        score_ij = softcap(scale * q_i . (k_scale * k_j)) + slope * (j - i)
-        lse_i    = log(sum_j exp(score_ij) + exp(sink))
-        out_i    = sum_j exp(score_ij - lse_i) * v_scale * v_j
-
-    A query without any visible key gives zero.
-
-    Returns:
-        out_THD and lse_TH, both float32.
-    """
+    """`paged_attention` in torch -> (out_THD, lse_TH), both float32. No visible key gives zero."""
     num_tokens, num_heads, _ = q_THD.shape
     group_size = num_heads // k_cache_BKSD.shape[1]
     out_THD = torch.zeros(q_THD.shape, dtype=torch.float32)
@@ -84,8 +72,8 @@ _KV_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn)
 
 def paged_attention(
     q_THD: torch.Tensor,
-    k_cache_BKSD: torch.Tensor,
-    v_cache_BKSD: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
     metadata: AttentionMetadata,
     params: AttentionParams,
     *,
@@ -113,7 +101,7 @@ def paged_attention(
 
     Args:
         q_THD: D contiguous. H must be a multiple of K.
-        k_cache_BKSD, v_cache_BKSD: `kv[:, 0]` and `kv[:, 1]` of [B, 2, K, S, D]; of q's dtype or
+        k_cache, v_cache: `kv[:, 0]` and `kv[:, 1]` of [B, 2, K, S, D]; of q's dtype or
             float8_e4m3fn. D contiguous.
         metadata: its `plan` is the `AttentionWork` of `AttentionWorkspace.plan`, made with the same
             window and head counts. Requests are ordered: decodes first, then prefills.
@@ -124,17 +112,13 @@ def paged_attention(
 
     Returns:
         out_THD.
-
-    Raises:
-        ValueError: shapes, window or numbers that do not fit each other.
-        TypeError: an unexpected dtype or plan.
     """
     work = metadata.plan
     if not isinstance(work, AttentionWork):
         raise TypeError(
             f"the plan is a {type(work).__name__}; make it with AttentionWorkspace.plan"
         )
-    _check(q_THD, k_cache_BKSD, v_cache_BKSD, work, params)
+    _check(q_THD, k_cache, v_cache, work, params)
     _check_heads(q_THD, params.sinks_H, "sinks_H")
     _check_heads(q_THD, params.alibi_slopes_H, "alibi_slopes_H")
     _check_tables(metadata, work)
@@ -152,7 +136,7 @@ def paged_attention(
             f"lse_TH is {lse_TH.dtype} {tuple(lse_TH.shape)} with strides {lse_TH.stride()}; give"
             f" float32 {tuple(q_THD.shape[:2])} with contiguous heads"
         )
-    tables = (q_THD, k_cache_BKSD, v_cache_BKSD, metadata.block_table_RM, work)
+    tables = (q_THD, k_cache, v_cache, metadata.block_table_RM, work)
     if work.num_decodes:
         decode_attention(*tables, params, k_scale=k_scale)
         reduce_splits(

@@ -1,11 +1,6 @@
 """Joins the results of a request's splits by their log-sum-exp, in a fixed order.
 
-With parts (out_p, lse_p) over disjoint sets of keys:
-
-    lse = log(sum_p exp(lse_p))        out = sum_p exp(lse_p - lse) * out_p
-
-A part that saw nothing has lse = -inf and counts for nothing. Source: "Flash-Decoding" (Dao,
-Haziza, Massa, Sizov 2023).
+Source: "Flash-Decoding" (Dao, Haziza, Massa, Sizov 2023).
 """
 
 from __future__ import annotations

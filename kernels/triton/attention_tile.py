@@ -1,10 +1,6 @@
 """One tile of attention: a block of query rows against a block of keys read through a block table.
 
-Rows of a tile: the query tokens of one request and the G query heads of one key/value head are
-packed, row = token * G + head, so that keys and values are read once for the group.
-
-    scores   s = multiplier * raw, in units of log2, so that exp2 can be used
-    peak     largest raw score so far        total   sum of exp2(s - multiplier * peak)
+Row = token * G + head: the G query heads of a key/value head share one reading of the keys.
 """
 
 from __future__ import annotations
@@ -17,8 +13,8 @@ import triton.language as tl
 def attend_tile(
     q_MD,  # [BLOCK_M, D_PAD]
     acc_MD,  # float32 [BLOCK_M, D_PAD], unnormalised output
-    peak_M,  # float32 [BLOCK_M]
-    total_M,  # float32 [BLOCK_M]
+    peak_M,  # float32 [BLOCK_M], largest raw score so far
+    total_M,  # float32 [BLOCK_M], sum of exp2(multiplier * (raw - peak))
     first_key,  # position of the tile's first key
     key_start,  # keys outside [key_start, key_stop) are not read
     key_stop,

@@ -1,17 +1,6 @@
 """What a step's attention has to do, listed on the GPU once a step and read by every layer.
 
-    requests   [decode decode decode | prefill prefill]          decodes come first
-    splits     d0: |256|256|17   d1: |90   d2: |256|44           at fixed positions of the sequence
-    tiles      p0: |42 queries|42|8        p1: |42|5             the last, most expensive, first
-
-How a request is cut depends on nothing but its own length (and the window), so a result does not
-depend on the batch. Buffers have a fixed capacity and grids depend on host numbers alone, so that a
-CUDA graph of a decode step replays for every content.
-
-An entry of either list is 8 int32:
-    splits   request, first key, key stop, first token, token stop, position of first token, 0, 0
-    tiles    request, first token, token stop, position of first token, 0, 0, 0, 0
-Keys are positions of the sequence; tokens are rows of q.
+Buffers have a fixed capacity and grids follow host numbers alone: a captured step can be replayed.
 """
 
 from __future__ import annotations
@@ -31,6 +20,11 @@ TILE_ROWS = 128
 MOST_DECODE_ROWS = 64
 """Of a decode tile: more rows would not fit in the registers of its four warps."""
 ENTRY = 8
+"""int32 of an entry. Keys are positions of the sequence; tokens are rows of q.
+
+splits   request, first key, key stop, first token, token stop, position of first token, 0, 0
+tiles    request, first token, token stop, position of first token, 0, 0, 0, 0; last tile first
+"""
 
 
 def split_length(span: int) -> int:
@@ -212,7 +206,7 @@ class AttentionWork:
         max_tiles: at least as many as there are tiles.
         split_bound: most splits of a decode.
         num_query_heads, num_kv_heads, sliding_window: what the lists were made for.
-        splits_W8, first_split_R1, tiles_W8, num_tiles_1: see the module and its kernels.
+        splits_W8, first_split_R1, tiles_W8, num_tiles_1: see ENTRY and the kernels.
         partial_out, partial_lse: float32, flat, scratch for the splits' results; may be shared by
             all groups of layers, because layers run one after another.
         num_programs: persistent programs of the decode kernel, four a multiprocessor.

@@ -1,11 +1,7 @@
-"""Dense products whose rows do not depend on how many rows there are: `x @ weight.T + bias`.
+"""`x @ weight.T + bias` whose rows do not depend on how many rows there are.
 
-A library chooses its kernel, and with it the order of the sums, by the number of rows; this one
-does not: the tile depends on the weight alone, a tile that is not full is masked, and the inputs
-are summed from first to last in steps of BLOCK_E. So a row has the same bits alone and in any
-batch. The cause is explained in "Defeating Nondeterminism in LLM Inference" (He et al. 2025).
-
-    programs in order   n0m0 n0m1 .. n0m7 | n1m0 .. n1m7 | ...   eight row tiles share weight tiles
+The tile depends on the weight alone and E is summed from first to last, unlike in a library, which
+chooses its kernel by the rows ("Defeating Nondeterminism in LLM Inference", He et al. 2025).
 """
 
 from __future__ import annotations
@@ -14,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.tensor_checks import check_tensor
+from kernels.triton.tensor_checks import FLOATS, check_tensor
 
 _ROW_TILES = 8
 """Row tiles that run side by side: so many read a weight's tile out of the L2 cache."""
@@ -101,9 +97,6 @@ def dense_linear(
 
     Returns:
         A new tensor [T, N] of x's dtype.
-
-    Raises:
-        ValueError: shapes, dtypes or devices that do not fit each other.
     """
     if x_TE.dim() != 2 or weight_NE.dim() != 2:
         raise ValueError(
@@ -111,12 +104,11 @@ def dense_linear(
             "[N, E]"
         )
     (T, E), N = x_TE.shape, weight_NE.shape[0]
-    device, own = x_TE.device, (x_TE.dtype,)
-    floats = (torch.bfloat16, torch.float16, torch.float32)
-    check_tensor("x_TE", x_TE, shape=(T, E), dtypes=floats, device=device, contiguous_dims=1)
-    check_tensor("weight_NE", weight_NE, shape=(N, E), dtypes=own, device=device, contiguous_dims=1)
+    device, own = x_TE.device, x_TE.dtype
+    check_tensor("x_TE", x_TE, (T, E), FLOATS, device, contiguous_dims=1)
+    check_tensor("weight_NE", weight_NE, (N, E), own, device, contiguous_dims=1)
     if bias_N is not None:
-        check_tensor("bias_N", bias_N, shape=(N,), dtypes=own, device=device)
+        check_tensor("bias_N", bias_N, (N,), own, device)
     out_TN = torch.empty((T, N), dtype=x_TE.dtype, device=device)
     if not T or not N:
         return out_TN

@@ -27,18 +27,13 @@ from kernels.triton.step_inputs import append_sampled, apply_row_updates, prepar
 
 
 class TritonDeviceSteps:
-    """See the module.
+    """See `DeviceStepOperations`. `device`: where all tensors live."""
 
-    Args:
-        device: where all tensors live.
-    """
+    apply_row_updates = staticmethod(apply_row_updates)
+    append_sampled = staticmethod(append_sampled)
 
     def __init__(self, device: torch.device) -> None:
         self._no_previous = torch.zeros(16, dtype=torch.int64, device=device)
-
-    def apply_row_updates(self, packed: torch.Tensor, rows: DeviceRows) -> None:
-        """See `DeviceStepOperations.apply_row_updates`."""
-        apply_row_updates(packed, rows)
 
     def prepare_step(
         self,
@@ -51,18 +46,6 @@ class TritonDeviceSteps:
     ) -> None:
         """See `DeviceStepOperations.prepare_step`."""
         prepare_step(packed, layout, rows, self._no_previous, out, block_size=block_size)
-
-    def append_sampled(
-        self,
-        packed: torch.Tensor,
-        layout: PackedLayout,
-        token_ids_N: torch.Tensor,
-        rows: DeviceRows,
-        *,
-        num_sequences: int,
-    ) -> None:
-        """See `DeviceStepOperations.append_sampled`."""
-        append_sampled(packed, layout, token_ids_N, rows, num_sequences=num_sequences)
 
     def make_sampler(
         self, *, num_rows: int, vocab_size: int, device: torch.device

@@ -1,9 +1,7 @@
 """Products in float8 (e4m3): a scale for each token and one for each output.
 
-Weight-only quantisation is `quantised_linear`'s.
-
-What is invariant: a token's rounding depends on the token alone. The product is the library's,
-which chooses its tiles by the number of rows, so its last bits may depend on the batch.
+A token's rounding depends on the token alone; the product's last bits may depend on the batch,
+because the library chooses its tiles by the number of rows.
 """
 
 from __future__ import annotations
@@ -14,10 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.triton.tensor_checks import FLOATS
+
 LARGEST = 448.0
 """The largest e4m3 number."""
 
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_AT_ONCE = 4096
 _MULTIPLE = 16
 
@@ -82,7 +81,7 @@ def _quantise_rows_kernel(
     for start in range(0, E, BLOCK_E):
         x_E = tl.load(x_row + start + e_E, mask=e_E < E - start, other=0.0).to(tl.float32)
         q_E = tl.minimum(tl.maximum(tl.div_rn(x_E, tl.zeros_like(x_E) + scale), -LARGEST), LARGEST)
-        # Put on the grid of e4m3 here, ties to even, so that the cast is exact whoever does it: at
+        # Put on the grid of e4m3 here, ties to even, so that the cast is exact on every device: at
         # 1.5 * 2^20 times a number's power of two, float32 has 3 mantissa bits left for it. Below
         # 2^-6 the grid is even.
         power_E = (q_E.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
@@ -134,13 +133,9 @@ def quantise_rows(x_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     Returns:
         (float8_e4m3fn [T, E], float32 [T]), new tensors.
-
-    Raises:
-        ValueError: shape or layout.
-        TypeError: dtype.
     """
-    if x_TE.dtype not in _DTYPES:
-        raise TypeError(f"x is {x_TE.dtype}; give one of {_DTYPES}")
+    if x_TE.dtype not in FLOATS:
+        raise TypeError(f"x is {x_TE.dtype}; give one of {FLOATS}")
     if x_TE.ndim != 2 or x_TE.stride(1) != 1:
         raise ValueError(
             f"x is {tuple(x_TE.shape)} with strides {x_TE.stride()}; give [T, E], contiguous rows"
@@ -167,10 +162,6 @@ def float8_linear(
     Args:
         x_TE: as in `quantise_rows`; bfloat16 where the device multiplies float8.
         bias_N: the dtype of x.
-
-    Raises:
-        ValueError: shapes or layouts that do not fit.
-        TypeError: dtypes.
     """
     if x_TE.ndim != 2 or x_TE.shape[1] != weight.num_inputs:
         raise ValueError(f"x is {tuple(x_TE.shape)}; give [T, {weight.num_inputs}]")

@@ -1,10 +1,6 @@
 """The KV cache of a layer on an NVIDIA GPU, and copies of whole blocks.
 
-    kv_B2KSD   block 0 [ keys [K, S, D] | values [K, S, D] ]   block 1 [ ... | ... ]   ...
-    KVCache    (kv[:, 0], kv[:, 1]): views [B, K, S, D] of one allocation
-
-A block is one piece of memory, so it is copied, and sent to the host, as one piece. All pairs of a
-call are carried out at once: everything is read before anything is written.
+A KVCache is (kv[:, 0], kv[:, 1]) of one allocation kv_B2KSD: a block is one piece of memory.
 """
 
 from __future__ import annotations
@@ -97,7 +93,7 @@ def swap_blocks(
 
     One copy for each run of pairs in which both ids rise by one. The host's memory must be pinned
     for the copies to overlap with work on the device. Returns before they are done: the caller
-    makes `stream` wait for whoever wrote the sources, and the readers wait for `stream`.
+    makes `stream` wait for the sources' writers, and the readers wait for `stream`.
 
     Args:
         src_caches, dst_caches: one a layer, [B, 2, K, S, D], contiguous; the number of blocks may
@@ -253,9 +249,6 @@ def copy_blocks(
 ) -> None:
     """See `Operations.copy_blocks`. Between a GPU and pinned host memory the copies are
     only queued, on the current stream: other work of that stream sees them done.
-
-    Raises:
-        ValueError: ids out of range or twice in dst_ids_N, or caches of different layouts.
     """
     if not src_ids_N.numel() and not dst_ids_N.numel():
         return

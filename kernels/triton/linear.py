@@ -1,8 +1,4 @@
-"""Weights of dense layers on a GPU: in the model's dtype, or quantised, in parts side by side.
-
-A layer's quantised values cross to the device as the file has them and are brought into the layout
-(`quantised_weights`) there.
-"""
+"""Weights of dense layers on a GPU: in the model's dtype, or quantised, in parts side by side."""
 
 from __future__ import annotations
 
@@ -99,18 +95,18 @@ def linear(x_TE: torch.Tensor, weight: LinearWeight, *, batch_invariant: bool) -
     raise AssertionError(f"{type(weight).__name__} was prepared by another backend")
 
 
-def gather_rows(token_ids_T: torch.Tensor, weight: torch.Tensor | LinearWeight) -> torch.Tensor:
+def gather_rows(token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeight) -> torch.Tensor:
     """Rows of an embedding for int64 ids in [0, V) -> [T, E], as `linear` multiplies with them.
 
     Few rows are widened by torch: its temporaries are float32 [T, E].
     """
-    match weight:
+    match weight_VE:
         case torch.Tensor():
-            return F.embedding(token_ids_T, weight)
+            return F.embedding(token_ids_T, weight_VE)
         case TritonLinearWeight():
-            return F.embedding(token_ids_T, weight.weight_NE)
+            return F.embedding(token_ids_T, weight_VE.weight_NE)
         case TritonQuantisedWeight():
-            table = weight.weight
+            table = weight_VE.weight
             offsets_NG = table.offsets_NG
             rows = replace(
                 table,
@@ -119,8 +115,8 @@ def gather_rows(token_ids_T: torch.Tensor, weight: torch.Tensor | LinearWeight) 
                 scales_NG=table.scales_NG.index_select(0, token_ids_T),
                 offsets_NG=None if offsets_NG is None else offsets_NG.index_select(0, token_ids_T),
             )
-            return dequantise(rows).to(weight.dtype)
-    raise AssertionError(f"{type(weight).__name__} is no embedding, or another backend's")
+            return dequantise(rows).to(weight_VE.dtype)
+    raise AssertionError(f"{type(weight_VE).__name__} is no embedding, or another backend's")
 
 
 _NUMBERS_AT_ONCE = 1 << 26

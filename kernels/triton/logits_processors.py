@@ -1,8 +1,7 @@
-"""What changes single logits before the distribution is formed: token masks, biases, penalties.
+"""What changes single logits before sampling: token masks, then biases, then penalties.
 
-In the order of the CPU sampler: `apply_token_masks`, `adjust_tokens`, `apply_penalties`. A logits
-row r reads the history of row `state_row_R[r]` of the persistent batch: a bit a token for the
-prompt, a count a token for the output.
+A logits row r reads the history of row `state_row_R[r]`: a bit a prompt token, a count an output
+token.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import triton.language as tl
 from kernels.interface.operations import Penalties
 from kernels.torch.sampling import apply_penalties as apply_penalties_to_one_row
 from kernels.triton.row_maxima import TILE, num_splits
-from kernels.triton.tensor_checks import check_column, check_logits, check_num_rows
+from kernels.triton.tensor_checks import check_logits, check_tensor
 
 _WORD_BITS = 32
 
@@ -84,15 +83,12 @@ def apply_token_masks(
             that are not masked are not looked at.
         is_masked_R: bool.
         num_rows_1: int32 [1]; rows at or beyond it stay as they are.
-
-    Raises:
-        TypeError, ValueError: another dtype, shape or device.
     """
-    rows, vocab_size = check_logits(logits_RV)
+    rows, vocab_size = check_logits(logits_RV, num_rows_1)
     device = logits_RV.device
-    check_num_rows(num_rows_1, device)
-    check_column("masks", masks_RW, (rows, num_mask_words(vocab_size)), torch.int32, device)
-    check_column("is_masked", is_masked_R, (rows,), torch.bool, device)
+    shape = (rows, num_mask_words(vocab_size))
+    check_tensor("masks", masks_RW, shape, torch.int32, device, contiguous_dims=1)
+    check_tensor("is_masked", is_masked_R, (rows,), torch.bool, device)
     if rows:
         _token_masks_kernel[(num_splits(vocab_size), rows)](
             logits_RV,
@@ -257,25 +253,19 @@ def apply_penalties(
         prompt_bits_NW: int32 [N, ceil(V / 32)] contiguous, laid out as a token mask.
         output_counts_NV: int32 contiguous, occurrences in the output.
         repetition_R, presence_R, frequency_R: float32; 1, 0 and 0 switch a row off.
-
-    Raises:
-        TypeError, ValueError: another dtype, shape or device.
     """
-    rows, vocab_size = check_logits(logits_RV)
+    rows, vocab_size = check_logits(logits_RV, num_rows_1)
     device = logits_RV.device
     num_states, words = output_counts_NV.shape[0], num_mask_words(vocab_size)
-    check_num_rows(num_rows_1, device)
-    check_column("state_row", state_row_R, (rows,), torch.int64, device)
-    check_column("prompt_bits", prompt_bits_NW, (num_states, words), torch.int32, device)
-    check_column("output_counts", output_counts_NV, (num_states, vocab_size), torch.int32, device)
+    check_tensor("state_row", state_row_R, (rows,), torch.int64, device)
+    check_tensor("prompt_bits", prompt_bits_NW, (num_states, words), torch.int32, device)
+    check_tensor("output_counts", output_counts_NV, (num_states, vocab_size), torch.int32, device)
     for name, tensor in (
         ("repetition", repetition_R),
         ("presence", presence_R),
         ("frequency", frequency_R),
     ):
-        check_column(name, tensor, (rows,), torch.float32, device)
-    _check_contiguous("prompt_bits", prompt_bits_NW)
-    _check_contiguous("output_counts", output_counts_NV)
+        check_tensor(name, tensor, (rows,), torch.float32, device)
     if rows:
         _penalties_kernel[(num_splits(vocab_size), rows)](
             logits_RV,
@@ -316,28 +306,18 @@ def adjust_tokens(
         num_biases_R: int32, likewise.
         bias_ids_NM, bias_NM: int32 and float32 [N, M], contiguous; an id once in a row.
             Ids outside [0, V) are passed over.
-
-    Raises:
-        TypeError, ValueError: another dtype, shape or device.
     """
-    rows, vocab_size = check_logits(logits_RV)
+    rows, vocab_size = check_logits(logits_RV, num_rows_1)
     device = logits_RV.device
     num_states, min_tokens_slots = min_tokens_ids_NL.shape
     bias_slots = bias_ids_NM.shape[1]
-    check_num_rows(num_rows_1, device)
-    check_column("state_row", state_row_R, (rows,), torch.int64, device)
-    check_column("num_min_tokens_ids", num_min_tokens_ids_R, (rows,), torch.int32, device)
+    check_tensor("state_row", state_row_R, (rows,), torch.int64, device)
+    check_tensor("num_min_tokens_ids", num_min_tokens_ids_R, (rows,), torch.int32, device)
     shape = (num_states, min_tokens_slots)
-    check_column("min_tokens_ids", min_tokens_ids_NL, shape, torch.int32, device)
-    check_column("num_biases", num_biases_R, (rows,), torch.int32, device)
-    check_column("bias_ids", bias_ids_NM, (num_states, bias_slots), torch.int32, device)
-    check_column("bias", bias_NM, (num_states, bias_slots), torch.float32, device)
-    for name, tensor in (
-        ("min_tokens_ids", min_tokens_ids_NL),
-        ("bias_ids", bias_ids_NM),
-        ("bias", bias_NM),
-    ):
-        _check_contiguous(name, tensor)
+    check_tensor("min_tokens_ids", min_tokens_ids_NL, shape, torch.int32, device)
+    check_tensor("num_biases", num_biases_R, (rows,), torch.int32, device)
+    check_tensor("bias_ids", bias_ids_NM, (num_states, bias_slots), torch.int32, device)
+    check_tensor("bias", bias_NM, (num_states, bias_slots), torch.float32, device)
     if rows:
         _adjust_kernel[(rows,)](
             logits_RV,
@@ -372,18 +352,14 @@ def count_tokens(
         num_rows_1: int32 [1]; rows at or beyond it do nothing.
         state_row_R: int64. is_counted_R: bool, rows whose request has penalties.
         output_counts_NV: int32 contiguous. Changed.
-
-    Raises:
-        TypeError, ValueError: another dtype, shape or device.
     """
     rows, device = token_ids_R.shape[0], token_ids_R.device
-    check_column("token_ids", token_ids_R, (rows,), torch.int64, device)
-    check_num_rows(num_rows_1, device)
-    check_column("state_row", state_row_R, (rows,), torch.int64, device)
-    check_column("is_counted", is_counted_R, (rows,), torch.bool, device)
+    check_tensor("token_ids", token_ids_R, (rows,), torch.int64, device)
+    check_tensor("num_rows", num_rows_1, (1,), torch.int32, device)
+    check_tensor("state_row", state_row_R, (rows,), torch.int64, device)
+    check_tensor("is_counted", is_counted_R, (rows,), torch.bool, device)
     shape = output_counts_NV.shape
-    check_column("output_counts", output_counts_NV, shape, torch.int32, device)
-    _check_contiguous("output_counts", output_counts_NV)
+    check_tensor("output_counts", output_counts_NV, shape, torch.int32, device)
     if rows:
         _count_kernel[(triton.cdiv(rows, _BLOCK),)](
             token_ids_R,
@@ -396,8 +372,3 @@ def count_tokens(
             BLOCK=_BLOCK,
             num_warps=4,
         )
-
-
-def _check_contiguous(name: str, tensor: torch.Tensor) -> None:
-    if not tensor.is_contiguous():
-        raise ValueError(f"{name} is not contiguous; keep the whole table, not a part of it")

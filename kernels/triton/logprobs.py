@@ -1,10 +1,7 @@
 """Log-probabilities of the sampled and of the likeliest tokens, without a softmax in memory.
 
-    splits   each: maximum, sum of exp(x - maximum), logits above the sampled one, its best n
-    rows     the splits' sums in fixed order; their best n merged, as each list is falling
-
 Sums go in an order that depends on V alone, so a row's bits do not depend on its batch. Ranks and
-choices compare logits, which log_softmax's rounding can only make equal.
+choices compare logits, which the rounding of log_softmax can only make equal.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton.row_maxima import TILE, num_splits
-from kernels.triton.tensor_checks import check_column, check_logits, check_num_rows
+from kernels.triton.tensor_checks import check_logits, check_tensor
 
 MAX_LOGPROBS = 128
 """Each is a pass over a split's registers; a request for more is served on the host."""
@@ -194,24 +191,16 @@ def report_logprobs(
         out_ids_RN: int32 [R, 1 + K], out_logprobs_RN: float32 likewise; the first 1 + n of a row
             are written.
         out_ranks_R: int32, written.
-
-    Raises:
-        TypeError, ValueError: another dtype, shape or device.
     """
-    rows, vocab_size = check_logits(logits_RV)
+    rows, vocab_size = check_logits(logits_RV, num_rows_1)
     device = logits_RV.device
     splits = num_splits(vocab_size)
     width = memory.top_RSK.shape[2]
-    check_num_rows(num_rows_1, device)
-    check_column("token_ids", token_ids_R, (rows,), torch.int64, device)
-    check_column("num_logprobs", num_logprobs_R, (rows,), torch.int32, device)
-    check_column("out_ids", out_ids_RN, (rows, 1 + width), torch.int32, device)
-    check_column("out_logprobs", out_logprobs_RN, (rows, 1 + width), torch.float32, device)
-    check_column("out_ranks", out_ranks_R, (rows,), torch.int32, device)
-    if not (out_ids_RN.is_contiguous() and out_logprobs_RN.is_contiguous()):
-        raise ValueError(
-            "out_ids or out_logprobs is not contiguous; allocate it with 1 + K columns"
-        )
+    check_tensor("token_ids", token_ids_R, (rows,), torch.int64, device)
+    check_tensor("num_logprobs", num_logprobs_R, (rows,), torch.int32, device)
+    check_tensor("out_ids", out_ids_RN, (rows, 1 + width), torch.int32, device)
+    check_tensor("out_logprobs", out_logprobs_RN, (rows, 1 + width), torch.float32, device)
+    check_tensor("out_ranks", out_ranks_R, (rows,), torch.int32, device)
     if memory.best_RS.shape[0] < rows or memory.best_RS.shape[1] != splits:
         raise ValueError(
             f"the memory is for {tuple(memory.best_RS.shape)} rows and splits, these logits need "

@@ -1,16 +1,7 @@
 """Mixture of experts: the products of sorted pairs with their experts' weights, and their sum.
 
-How experts are chosen is in `moe_routing`.
-
-    x_TE --gather--> [gate | up] product, activation --> h_PF --> down product --> y_PE --sum--> out
-
-h and y lie in the order of pairs (token * top_k + rank), so only reads of x and writes of tiles are
-scattered, and the sum reads a token's rows side by side, always in the order of rank.
-
-What is invariant: a pair's numbers are computed by one program, along E in steps whose size
-follows from the dtype and the rows of a tile alone. So a token's result depends on the tokens
-beside it only through `tile_rows`; who needs the same bits at every batch size gives that as a
-constant.
+A pair is computed by one program, in steps along E that follow from the dtype and the tile's rows:
+a token's bits depend on the batch only through `tile_rows`.
 """
 
 from __future__ import annotations
@@ -24,9 +15,9 @@ import triton.language as tl
 
 from kernels.interface.operations import ExpertRouting
 from kernels.triton.moe_routing import ExpertTiles, build_expert_tiles, route
+from kernels.triton.tensor_checks import FLOATS
 
 _ACTIVATIONS = ("silu", "gelu_tanh")
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _COMBINED_AT_ONCE = 1024
 
 
@@ -211,10 +202,6 @@ def fused_moe(
 
     Returns:
         out_TE, new.
-
-    Raises:
-        ValueError: shapes that do not fit, layouts, unknown activation or `tile_rows`.
-        TypeError: dtypes.
     """
     if activation not in _ACTIVATIONS:
         raise ValueError(f"activation is {activation!r}; choose one of {_ACTIVATIONS}")
@@ -263,9 +250,6 @@ def grouped_linear(
 
     Returns:
         out_PN in the dtype of a, in the order of pairs.
-
-    Raises:
-        ValueError, TypeError: as `fused_moe`.
     """
     _check_product(a_RK, w_XNK, w_scale_XN, "expert")
     if tiles.tile_rows not in (16, 64, 128):
@@ -308,11 +292,7 @@ def grouped_linear(
 
 
 def combine_experts(y_PE: torch.Tensor, weights_TA: torch.Tensor) -> torch.Tensor:
-    """`out[t] = sum over a, in order, of weights[t, a] * y[t * A + a]`, in float32, rounded once.
-
-    Raises:
-        ValueError: shapes or layouts that do not fit.
-    """
+    """`out[t] = sum over a, in order, of weights[t, a] * y[t * A + a]`, in float32."""
     num_tokens, top_k = weights_TA.shape
     if y_PE.ndim != 2 or y_PE.shape[0] != num_tokens * top_k:
         raise ValueError(f"{tuple(y_PE.shape)} outputs for {num_tokens} tokens of {top_k} experts")
@@ -330,8 +310,8 @@ def combine_experts(y_PE: torch.Tensor, weights_TA: torch.Tensor) -> torch.Tenso
 def _check_product(
     a_RK: torch.Tensor, w_XNK: torch.Tensor, w_scale_XN: torch.Tensor | None, name: str
 ) -> None:
-    if a_RK.dtype not in _DTYPES:
-        raise TypeError(f"activations are {a_RK.dtype}; give one of {_DTYPES}")
+    if a_RK.dtype not in FLOATS:
+        raise TypeError(f"activations are {a_RK.dtype}; give one of {FLOATS}")
     scaled = w_XNK.dtype == torch.float8_e4m3fn
     if not scaled and w_XNK.dtype != a_RK.dtype:
         raise TypeError(
@@ -361,7 +341,7 @@ def _check_product(
 
 
 def _choose_tile(tile_rows: int, dtype: torch.dtype, gated: bool) -> _Tile:
-    """A function of the rows of a tile and the dtype: see what is invariant, above."""
+    """A function of the rows of a tile and the dtype alone: bits do not depend on the step."""
     if dtype == torch.float32:
         return _Tile(16 if tile_rows == 128 else 32, 32, 8, 4 if tile_rows == 16 else 8, 2)
     if tile_rows == 16:
@@ -393,22 +373,17 @@ class TritonExpertWeights:
 
 
 def prepare_experts(gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> TritonExpertWeights:
-    """See `Operations.prepare_experts`. Contiguous tensors are kept, not copied.
-
-    Raises:
-        ValueError: shapes that do not fit each other.
-        TypeError: dtypes that differ or that no kernel takes.
-    """
+    """See `Operations.prepare_experts`. Contiguous tensors are kept, not copied."""
     num_experts, width, features = down_XEF.shape
     if tuple(gate_up_XFE.shape) != (num_experts, 2 * features, width):
         raise ValueError(
             f"gate_up weights are {tuple(gate_up_XFE.shape)} and down weights "
             f"{tuple(down_XEF.shape)}; give [X, 2F, E] and [X, E, F]"
         )
-    if gate_up_XFE.dtype != down_XEF.dtype or down_XEF.dtype not in _DTYPES:
+    if gate_up_XFE.dtype != down_XEF.dtype or down_XEF.dtype not in FLOATS:
         raise TypeError(
             f"gate_up weights are {gate_up_XFE.dtype} and down weights {down_XEF.dtype}; "
-            f"give both in one of {_DTYPES}"
+            f"give both in one of {FLOATS}"
         )
     return TritonExpertWeights(gate_up_XFE.contiguous(), down_XEF.contiguous())
 

@@ -1,16 +1,7 @@
 """Mixture of experts: which experts a token goes to, and the order in which they are computed.
 
-A pair is one (token, chosen expert), numbered `token * top_k + rank`. Pairs are sorted by expert,
-and inside an expert by number, so that the order is a function of the choices alone:
-
-    sorted_pairs_P   | expert 0 ............ | expert 2 .. | expert 3 ...................... |
-    tiles            | rows   | rows   | ro  | rows  |     | rows   | rows   | rows   |  r   |
-    tile_expert_L      0        0        0     2             3        3        3         3     -1 -1
-
-Nothing is padded but the list of tiles, whose length follows from shapes, so that a captured graph
-serves every outcome. All sums are over integers.
-
-Shape suffixes here: P pairs, A chosen experts a token (top_k), L tiles.
+Shape suffixes here: P pairs of (token, chosen expert), numbered `token * top_k + rank`; A chosen
+experts a token (top_k); L tiles.
 """
 
 from __future__ import annotations
@@ -29,6 +20,9 @@ _PAIRS_AT_ONCE = 2048
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertTiles:
     """The work of one layer, in tiles of up to `tile_rows` pairs of one expert.
+
+        sorted_pairs_P   | expert 0 ............ | expert 2 .. | expert 3 ...................... |
+        tile_expert_L      0        0        0     2             3        3        3         3  -1
 
     Attributes:
         sorted_pairs_P: int32, numbers of pairs by expert.
@@ -221,10 +215,6 @@ def route(
 
     Returns:
         (int32 expert_ids_TA, expert_weights_TA), new tensors.
-
-    Raises:
-        ValueError: shapes, top_k or number of experts out of range.
-        TypeError: not floating point.
     """
     if router_logits_TX.ndim != 2 or router_logits_TX.stride(1) != 1:
         raise ValueError(
@@ -262,10 +252,6 @@ def build_expert_tiles(
     Args:
         expert_ids_TA: int32, contiguous, each in [0, num_experts): as `route` gives them.
         tile_rows: most pairs of a tile, a power of two.
-
-    Raises:
-        ValueError: shape, layout, `tile_rows` or number of experts out of range.
-        TypeError: ids are not int32.
     """
     if expert_ids_TA.ndim != 2 or not expert_ids_TA.is_contiguous():
         raise ValueError(

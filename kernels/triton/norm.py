@@ -1,7 +1,7 @@
-"""RMS norm of rows, with the residual's addition before it and a quantised result after it.
+"""RMS norm (arXiv:1910.07467), with the residual's addition before it and quantisation after it.
 
-Source: RMSNorm, arXiv:1910.07467. One program takes one row, whole, in registers: it reads every
-input before it writes, and the row's bits depend on that row alone.
+One program holds one row in registers: it reads all inputs before it writes, and the row's bits
+depend on that row alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kernels.triton.quantised import (
     quantise_rows_reference,
     row_scale,
 )
-from kernels.triton.tensor_checks import check_tensor
+from kernels.triton.tensor_checks import FLOATS, check_tensor
 
 _MOST_COLUMNS = 32768
 """Of a row that stays in registers."""
@@ -65,7 +65,7 @@ def rms_norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     column_E = tl.arange(0, BLOCK_E)
     is_inside_E = column_E < E
-    # the weight waits for nobody: it is under way while the row is
+    # loaded first, so that it is under way together with the row
     weight_E = tl.load(weight_ptr + column_E, mask=is_inside_E, other=0.0).to(tl.float32)
     x_E = tl.load(x_ptr + row * x_stride_t + column_E, mask=is_inside_E, other=0.0)
     x_E = x_E.to(tl.float32)
@@ -96,9 +96,7 @@ def rms_norm(
 ) -> torch.Tensor:
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32.
 
-    The normalised value is rounded to the weight's dtype before the product, and the product to
-    x's: a float32 weight keeps the product in float32 (Gemma), one in the model's dtype rounds
-    first (Llama).
+    Rounded where `Operations.rms_norm` says.
 
     Args:
         x_TE: rows contiguous, E <= 32768; float32, float16 or bfloat16. Not changed.
@@ -107,9 +105,6 @@ def rms_norm(
 
     Returns:
         `out_TE`.
-
-    Raises:
-        ValueError: shapes, dtypes or devices that do not fit each other.
     """
     out_TE = torch.empty_like(x_TE) if out_TE is None else out_TE
     _launch(x_TE, None, weight_E, eps, out_TE, None)
@@ -132,9 +127,6 @@ def add_rms_norm(
 
     Returns:
         (out_TE, residual_TE), the tensors given.
-
-    Raises:
-        ValueError: shapes, dtypes or devices that do not fit each other.
     """
     out_TE = x_TE if out_TE is None else out_TE
     _launch(x_TE, residual_TE, weight_E, eps, out_TE, None)
@@ -160,9 +152,6 @@ def rms_norm_quantised(
 
     Returns:
         (values_TE, scales_T), new tensors.
-
-    Raises:
-        ValueError: shapes, dtypes or devices that do not fit each other.
     """
     if dtype not in QUANTISED_MAX:
         raise ValueError(f"cannot quantise to {dtype}; choose float8_e4m3fn or int8")
@@ -185,26 +174,14 @@ def _launch(
     E = x_TE.shape[1]
     if not 0 < E <= _MOST_COLUMNS:
         raise ValueError(f"a row has {E} elements, this kernel takes 1 to {_MOST_COLUMNS}")
-    floats = (torch.bfloat16, torch.float16, torch.float32)
     own = (x_TE.dtype,)
     device = x_TE.device
-    check_tensor("x_TE", x_TE, shape=x_TE.shape, dtypes=floats, device=device, contiguous_dims=1)
-    check_tensor(
-        "weight_E", weight_E, shape=(E,), dtypes=(x_TE.dtype, torch.float32), device=device
-    )
+    check_tensor("x_TE", x_TE, x_TE.shape, FLOATS, device, contiguous_dims=1)
+    check_tensor("weight_E", weight_E, (E,), (x_TE.dtype, torch.float32), device)
     if residual_TE is not None:
-        check_tensor(
-            "residual_TE",
-            residual_TE,
-            shape=x_TE.shape,
-            dtypes=own,
-            device=device,
-            contiguous_dims=1,
-        )
+        check_tensor("residual_TE", residual_TE, x_TE.shape, own, device, contiguous_dims=1)
     out_dtypes = own if scales_T is None else tuple(QUANTISED_MAX)
-    check_tensor(
-        "out_TE", out_TE, shape=x_TE.shape, dtypes=out_dtypes, device=device, contiguous_dims=1
-    )
+    check_tensor("out_TE", out_TE, x_TE.shape, out_dtypes, device, contiguous_dims=1)
     if not x_TE.shape[0]:
         return
     rms_norm_kernel[(x_TE.shape[0],)](

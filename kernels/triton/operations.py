@@ -10,15 +10,11 @@ from collections.abc import Set as AbstractSet
 import torch
 
 from kernels.interface.operations import (
-    AttentionMetadata,
-    AttentionParams,
     AttentionPlanner,
     AttentionSpec,
     ExpertRouting,
     Forward,
     KVCache,
-    Penalties,
-    RotaryParams,
     SamplingLimits,
 )
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
@@ -29,7 +25,7 @@ from kernels.triton.attention import paged_attention
 from kernels.triton.attention_planner import SplitScratch, TritonAttentionPlanner
 from kernels.triton.linear import QUANTISED_TYPES, TritonLinearWeight, TritonPacking
 from kernels.triton.moe_linear import TritonExpertWeights, mixture_of_experts, prepare_experts
-from kernels.triton.sampling import SamplingCalls
+from kernels.triton.sampling import SamplingCalls, apply_penalties_to_row
 
 
 class TritonOperations:
@@ -48,6 +44,20 @@ class TritonOperations:
         quantised_types: of the model's weights that are to stay what they are; the others, and
             those of no type that runs here, are computed in the model's dtype.
     """
+
+    embedding = staticmethod(linear_layers.gather_rows)
+    rms_norm = staticmethod(norm.rms_norm)
+    add_rms_norm = staticmethod(norm.add_rms_norm)
+    silu_and_mul = staticmethod(activation.silu_and_mul)
+    gelu_tanh_and_mul = staticmethod(activation.gelu_tanh_and_mul)
+    rotary_and_cache = staticmethod(rotary_cache.rotary_and_cache)
+    write_kv_cache = staticmethod(rotary_cache.write_kv_cache)
+    read_kv_cache = staticmethod(cache_of_layer.read_kv_cache)
+    copy_blocks = staticmethod(cache_of_layer.copy_blocks)
+    allocate_host_kv_cache = staticmethod(cache_of_layer.allocate_host_kv_cache)
+    paged_attention = staticmethod(paged_attention)
+    prepare_experts = staticmethod(prepare_experts)
+    apply_penalties = staticmethod(apply_penalties_to_row)
 
     def __init__(
         self,
@@ -92,9 +102,6 @@ class TritonOperations:
     def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
         return linear_layers.linear(x_TE, weight, batch_invariant=self._batch_invariant)
 
-    def prepare_experts(self, gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> ExpertWeights:
-        return prepare_experts(gate_up_XFE, down_XEF)
-
     def mixture_of_experts(
         self,
         x_TE: torch.Tensor,
@@ -106,57 +113,6 @@ class TritonOperations:
         return mixture_of_experts(
             x_TE, router_logits_TX, experts, routing, batch_invariant=self._batch_invariant
         )
-
-    def embedding(
-        self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeight
-    ) -> torch.Tensor:
-        return linear_layers.gather_rows(token_ids_T, weight_VE)
-
-    def rms_norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
-        return norm.rms_norm(x_TE, weight_E, eps)
-
-    def add_rms_norm(
-        self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return norm.add_rms_norm(x_TE, residual_TE, weight_E, eps)
-
-    def rotary_and_cache(
-        self,
-        qkv_TN: torch.Tensor,
-        positions_T: torch.Tensor,
-        slot_mapping_T: torch.Tensor,
-        kv_cache: KVCache,
-        params: RotaryParams,
-    ) -> torch.Tensor:
-        return rotary_cache.rotary_and_cache(qkv_TN, positions_T, slot_mapping_T, kv_cache, params)
-
-    def write_kv_cache(
-        self,
-        k_TKD: torch.Tensor,
-        v_TKD: torch.Tensor,
-        slot_mapping_T: torch.Tensor,
-        kv_cache: KVCache,
-    ) -> None:
-        rotary_cache.write_kv_cache(k_TKD, v_TKD, slot_mapping_T, kv_cache)
-
-    def read_kv_cache(self, kv_cache: KVCache, slots_L: torch.Tensor) -> KVCache:
-        return cache_of_layer.read_kv_cache(kv_cache, slots_L)
-
-    def paged_attention(
-        self,
-        q_THD: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        metadata: AttentionMetadata,
-        params: AttentionParams,
-    ) -> torch.Tensor:
-        return paged_attention(q_THD, k_cache, v_cache, metadata, params)
-
-    def silu_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
-        return activation.silu_and_mul(gate_up_TF2)
-
-    def gelu_tanh_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
-        return activation.gelu_tanh_and_mul(gate_up_TF2)
 
     def best_of_rows(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         best_R, token_ids_R = logits_RV.max(dim=1)
@@ -174,15 +130,6 @@ class TritonOperations:
     ) -> torch.Tensor:
         return self._sampling.sample(logits_RV, seeds_R, positions_R, limits)
 
-    def apply_penalties(
-        self,
-        logits_V: torch.Tensor,
-        prompt_mask_V: torch.Tensor,
-        output_counts_V: torch.Tensor,
-        penalties: Penalties,
-    ) -> None:
-        self._sampling.apply_penalties(logits_V, prompt_mask_V, output_counts_V, penalties)
-
     def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:
         return TritonAttentionPlanner(
             spec, device=self._device, scratch=self._scratch, only_tiles=self._batch_invariant
@@ -199,11 +146,3 @@ class TritonOperations:
         return cache_of_layer.allocate_kv_cache(
             num_blocks, block_size, num_kv_heads, head_size, dtype, self._device
         )
-
-    def allocate_host_kv_cache(self, like: KVCache, num_blocks: int) -> KVCache:
-        return cache_of_layer.allocate_host_kv_cache(like, num_blocks)
-
-    def copy_blocks(
-        self, src: KVCache, dst: KVCache, src_ids_N: torch.Tensor, dst_ids_N: torch.Tensor
-    ) -> None:
-        cache_of_layer.copy_blocks(src, dst, src_ids_N, dst_ids_N)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.torch import sampling as reference
-from kernels.triton.tensor_checks import check_column
+from kernels.triton.tensor_checks import check_tensor
 
 _MULTIPLIER_0 = tl.constexpr(reference.MULTIPLIERS[0])
 _MULTIPLIER_1 = tl.constexpr(reference.MULTIPLIERS[1])
@@ -118,13 +118,10 @@ def random_words(counter_N4: torch.Tensor, key_N2: torch.Tensor) -> torch.Tensor
 
     Returns:
         int64 [N, 4], values in [0, 2**32).
-
-    Raises:
-        TypeError, ValueError: another dtype, shape or device.
     """
     num_counters = counter_N4.shape[0]
-    check_column("counter", counter_N4, (num_counters, 4), torch.int64, counter_N4.device)
-    check_column("key", key_N2, (num_counters, 2), torch.int64, counter_N4.device)
+    check_tensor("counter", counter_N4, (num_counters, 4), torch.int64, counter_N4.device)
+    check_tensor("key", key_N2, (num_counters, 2), torch.int64, counter_N4.device)
     out_N4 = torch.empty_like(counter_N4)
     grid = (triton.cdiv(num_counters, _BLOCK),)
     if num_counters:
@@ -138,13 +135,10 @@ def gumbel_noise_of_vocabulary(
     """`kernels.torch.sampling.gumbel_noise_of_vocabulary` on the device, float32 [R, V].
 
     For checks of a device's logarithms; sampling makes the noise where it uses it.
-
-    Raises:
-        TypeError, ValueError: seeds or positions are not int64 [R] on one device.
     """
     rows = seeds_R.shape[0]
-    check_column("seeds", seeds_R, (rows,), torch.int64, seeds_R.device)
-    check_column("positions", positions_R, (rows,), torch.int64, seeds_R.device)
+    check_tensor("seeds", seeds_R, (rows,), torch.int64, seeds_R.device)
+    check_tensor("positions", positions_R, (rows,), torch.int64, seeds_R.device)
     out_RV = torch.empty(rows, vocab_size, dtype=torch.float32, device=seeds_R.device)
     grid = (triton.cdiv(vocab_size, 1024), rows)
     if rows:

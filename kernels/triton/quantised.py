@@ -1,9 +1,7 @@
-"""Rounding to float8_e4m3fn and int8, shared by kernels that write such values.
+"""Rounding to float8_e4m3fn and int8, ties to even, shared by kernels that write such values.
 
-    scale = peak / most, where peak = max(|row|, MIN_PEAK) and most is 448 (fp8) or 127 (int8)
-    value = round(clamp(x * (most / peak), -most, most)),      x is about value * scale
-
-Ties go to the even neighbour. A row of zeros has the scale of MIN_PEAK, not 0.
+scale = max(|row|, MIN_PEAK) / most, with most 448 (fp8) or 127 (int8);
+value = round(clamp(x / scale, -most, most)).
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
 """Products with weight-only int8 and int4: y = x W^T + bias.
 
-Few rows (up to 64): the weight is read once, packed, and widened in registers; the product is
-turned round (W x^T), so that the weight's outputs, not the few rows, fill the tensor cores' long
-side. E is cut into splits, each summed by a program of its own, and a second kernel adds the parts
-in order. More rows: the weight is widened to memory and given to cuBLAS.
-
-Up to 64 rows, the steps along E and the splits follow from the weight's shape alone, so a row's
-sums run in the same order whatever stands beside it. Above 64 rows cuBLAS decides; with
-`batch_invariant` the kernel takes every number of rows, in tiles of one size.
+Up to 64 rows the kernel widens the packed weight in registers, in splits along E that follow from
+the weight's shape alone. Above, cuBLAS takes the widened weight, except with `batch_invariant`.
 """
 
 from __future__ import annotations
@@ -124,11 +118,7 @@ def _dequantise_kernel(
 
 
 def dequantise_to(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
-    """The weight widened on its device, [N, E] in `dtype`: `quantised_weights.dequantise`, rounded.
-
-    Raises:
-        TypeError: not float32, float16 or bfloat16.
-    """
+    """The weight widened on its device, [N, E] in `dtype`: `dequantise`, rounded."""
     if dtype not in DTYPES:
         raise TypeError(f"cannot widen to {dtype}; give one of {DTYPES}")
     packed_NJ = weight.packed_NJ
@@ -308,10 +298,6 @@ def quantised_linear(
         x_TE: float32, float16 or bfloat16; the last dimension contiguous.
         bias_N: contiguous; the dtype of x.
         batch_invariant: one kernel in one tile for every number of rows, slower for few and many.
-
-    Raises:
-        ValueError: shapes or layouts that do not fit.
-        TypeError: dtypes.
     """
     if x_TE.dtype not in DTYPES:
         raise TypeError(f"x is {x_TE.dtype}; give one of {DTYPES}")

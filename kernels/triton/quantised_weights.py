@@ -1,16 +1,4 @@
-"""Weight-only int8 and int4: one packed layout, and the way into it from each file format.
-
-    W[n, k] = scales[n, k // G] * q[n, k] + offsets[n, k // G]
-
-int8: q is stored as it is, [N, E]. int4: q lies in [0, 16), two in a byte, so that both halves of a
-byte share a group and a kernel reads runs of 16 inputs without shuffling:
-
-    inputs   32 j ... 32 j + 15 | 32 j + 16 ... 32 j + 31
-    bytes       low nibbles of  |    high nibbles of          bytes 16 j ... 16 j + 15
-
-Without offsets W = scales * q for int8 and scales * (q - 8) for int4. Offsets are sums in scaled
-units, not zero points, because some formats have no zero point; float32 by default, in which every
-format here is represented exactly or to the last digit.
+"""Weight-only int8 and int4: one packed layout (`QuantisedWeight`), and the way into it from files.
 
 Shape suffixes here: G groups a row, J bytes a row.
 """
@@ -38,7 +26,15 @@ GGUF_TYPES = tuple(_GGUF_BLOCKS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantisedWeight:
-    """A weight in the layout above. Satisfies `kernels.interface.operations.LinearWeight`.
+    """W[n, k] = scales[n, k // G] * q[n, k] + offsets[n, k // G]; a `LinearWeight`.
+
+    int8: q as it is. int4: q in [0, 16), two in a byte, so that a byte has one group:
+
+        inputs   32 j ... 32 j + 15 | 32 j + 16 ... 32 j + 31
+        bytes       low nibbles of  |    high nibbles of          bytes 16 j ... 16 j + 15
+
+    Without offsets W = scales * q for int8 and scales * (q - 8) for int4. Offsets are in scaled
+    units, not zero points, because some formats have none.
 
     Attributes:
         num_bits: 4 or 8.
@@ -211,9 +207,6 @@ def from_awq(
     Args:
         qweight: int32 [E, N / 8]; column c of 8 lies in nibble (0, 4, 1, 5, 2, 6, 3, 7)[c].
         qzeros: int32 [G, N / 8], likewise.
-
-    Raises:
-        ValueError: groups that do not fit.
     """
     place = torch.tensor(_AWQ_PLACE, device=qweight.device)
 

@@ -1,12 +1,7 @@
 """Norm and rotation of queries and keys, and the write to the KV cache, in one launch.
 
-Sources: rotary positions, arXiv:2104.09864 (halves paired as in GPT-NeoX); norm of queries and
-keys, arXiv:2302.05442 with RMSNorm, arXiv:1910.07467. One program takes `BLOCK_H` heads of one kind
-of one token. A head is read as three tiles, so that the two elements of a pair lie in one thread,
-and a thread overwrites only what it read itself:
-
-    |<-- HALF -->|<-- HALF -->|<- the rest ->|   D elements
-       left          right       never turns
+Sources: rotary positions arXiv:2104.09864 (halves paired as in GPT-NeoX); norm of queries and keys
+arXiv:2302.05442, RMSNorm arXiv:1910.07467.
 """
 
 from __future__ import annotations
@@ -18,7 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels.interface.operations import KVCache, RotaryParams
-from kernels.torch.elementwise import rms_norm
+from kernels.torch.kv_cache import rotary_and_cache as torch_rotary_and_cache
 from kernels.triton.quantised import quantise, quantise_reference
 from kernels.triton.tensor_checks import check_tensor
 
@@ -33,45 +28,27 @@ def rotary_and_cache_reference(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> torch.Tensor:
-    """What `rotary_and_cache` computes, in torch; changes the caches only. Returns q_THD.
-
-    Agrees bit for bit with `kernels.torch.kv_cache` where both apply.
-    """
-    k_cache_BKSD, v_cache_BKSD = kv_cache
-    block_size, num_kv_heads = k_cache_BKSD.shape[2], k_cache_BKSD.shape[1]
-    num_query_heads, head_size, cos_sin_PD = (
-        params.num_query_heads,
-        params.head_size,
-        params.cos_sin_PD,
-    )
-    heads_THD = qkv_TN.clone().view(qkv_TN.shape[0], -1, head_size)
-    q_THD, k_v_THD = heads_THD[:, :num_query_heads], heads_THD[:, num_query_heads:]
-    k_TKD, v_TKD = k_v_THD[:, :num_kv_heads], k_v_THD[:, num_kv_heads:]
+    """`kernels.torch.kv_cache` on the real tokens, then rounded; changes the caches only: q_THD."""
+    num_tokens, K, S = qkv_TN.shape[0], kv_cache[0].shape[1], kv_cache[0].shape[2]
     real_T = slot_mapping_T >= 0
-    half = cos_sin_PD.shape[1] // 2
-    angles_T1D = cos_sin_PD[torch.where(real_T, positions_T, 0)].unsqueeze(1)
-    cos, sin = angles_T1D[..., :half], angles_T1D[..., half:]
-    for part_THD, weight_D in ((q_THD, params.q_norm_weight_D), (k_TKD, params.k_norm_weight_D)):
-        if weight_D is not None:
-            part_THD.copy_(rms_norm(part_THD, weight_D, params.norm_eps))
-        left, right = part_THD[..., :half], part_THD[..., half : 2 * half]
-        left_before_sin = left * sin
-        left.mul_(cos).addcmul_(right, sin, value=-1)
-        right.mul_(cos).add_(left_before_sin)
     slots_N = slot_mapping_T[real_T]
-    blocks_N, offsets_N = slots_N // block_size, slots_N % block_size
-    for part_TKD, cache_BKSD, scale in (
-        (k_TKD, k_cache_BKSD, k_scale),
-        (v_TKD, v_cache_BKSD, v_scale),
+    num_real = slots_N.numel()
+    k_N1KD, v_N1KD = qkv_TN.new_empty(2, num_real, 1, K, params.head_size)
+    places_N = torch.arange(num_real, device=qkv_TN.device)
+    real = (qkv_TN[real_T], positions_T[real_T], places_N)
+    q_NHD = torch_rotary_and_cache(*real, (k_N1KD, v_N1KD), params)
+    blocks_N, offsets_N = slots_N // S, slots_N % S
+    for part_N1KD, cache_BKSD, scale in zip(
+        (k_N1KD, v_N1KD), kv_cache, (k_scale, v_scale), strict=True
     ):
-        written_NKD = part_TKD[real_T]
+        written_NKD = part_N1KD[:, 0]
         if cache_BKSD.dtype == torch.float8_e4m3fn:
             written_NKD = quantise_reference(written_NKD, 1.0 / scale).view(torch.uint8)
             cache_BKSD = cache_BKSD.view(torch.uint8)
         cache_BKSD[blocks_N, :, offsets_N] = written_NKD
-    q_out_THD = qkv_TN.clone().view(qkv_TN.shape[0], -1, head_size)[:, :num_query_heads]
-    q_out_THD[real_T] = q_THD[real_T]
-    return q_out_THD
+    q_THD = qkv_TN.clone().view(num_tokens, -1, params.head_size)[:, : params.num_query_heads]
+    q_THD[real_T] = q_NHD
+    return q_THD
 
 
 _BLOCK_H = 8
@@ -106,6 +83,8 @@ def _turn_heads(
     HAS_NORM: tl.constexpr,
     HAS_ROPE: tl.constexpr,
 ):
+    # |<-- HALF -->|<-- HALF -->|<- the rest ->|  D elements as three tiles: both elements of a pair
+    #    left          right       never turns    lie in one thread, which overwrites what it read
     stored: tl.constexpr = dst_H.dtype.element_ty
     half_D = tl.arange(0, HALF_PAD)
     in_half_HD = is_head_H[:, None] & (half_D < HALF)[None, :]
@@ -157,7 +136,7 @@ def _turn_heads(
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr", "positions_ptr"])
 def rotary_cache_kernel(
     q_ptr,  # [T, H, D]
-    k_ptr,  # [T, K, D]; written only without a cache
+    k_ptr,  # [T, K, D]
     v_ptr,  # [T, K, D]
     q_out_ptr,  # [T, H, D], may be q_ptr
     k_cache_ptr,  # [B, K, S, D]
@@ -191,7 +170,6 @@ def rotary_cache_kernel(
     HAS_ROPE: tl.constexpr,
     HAS_Q_NORM: tl.constexpr,
     HAS_K_NORM: tl.constexpr,
-    HAS_CACHE: tl.constexpr,
 ):
     #  |<- ceil(H / BLOCK_H) ->|<- ceil(K / BLOCK_H) ->|<- ceil(K / BLOCK_H) ->|  programs a token
     #             q                       k                       v
@@ -217,21 +195,14 @@ def rotary_cache_kernel(
             )  # fmt: skip
         elif part < Q_PROGRAMS + K_PROGRAMS:
             head_H = (part - Q_PROGRAMS) * BLOCK_H + lane_H
-            k_H = k_ptr + token * k_stride_t + head_H * D
-            if HAS_CACHE:
-                k_at = k_cache_ptr + block * k_stride_b + offset * k_stride_s
-                _turn_heads(
-                    k_H, k_at + head_H.to(tl.int64) * k_stride_h,
-                    head_H < K, k_weight_ptr, norm_eps, angles_at, k_inverse_scale,
-                    D, HALF, HALF_PAD, REST_PAD, HAS_K_NORM, HAS_ROPE,
-                )  # fmt: skip
-            else:
-                _turn_heads(
-                    k_H, k_H,
-                    head_H < K, k_weight_ptr, norm_eps, angles_at, 1.0,
-                    D, HALF, HALF_PAD, REST_PAD, HAS_K_NORM, HAS_ROPE,
-                )  # fmt: skip
-        elif HAS_CACHE:
+            k_at = k_cache_ptr + block * k_stride_b + offset * k_stride_s
+            _turn_heads(
+                k_ptr + token * k_stride_t + head_H * D,
+                k_at + head_H.to(tl.int64) * k_stride_h,
+                head_H < K, k_weight_ptr, norm_eps, angles_at, k_inverse_scale,
+                D, HALF, HALF_PAD, REST_PAD, HAS_K_NORM, HAS_ROPE,
+            )  # fmt: skip
+        else:
             head_H = (part - Q_PROGRAMS - K_PROGRAMS) * BLOCK_H + lane_H
             v_at = v_cache_ptr + block * v_stride_b + offset * v_stride_s
             _turn_heads(
@@ -276,9 +247,6 @@ def rotary_and_cache(
 
     Returns:
         q_THD: `q_out_THD`, or a view of `qkv_TN`.
-
-    Raises:
-        ValueError: shapes, dtypes or devices that do not fit each other.
     """
     H, K, D = params.num_query_heads, kv_cache[0].shape[1], params.head_size
     _check("qkv_TN", qkv_TN, (qkv_TN.shape[0], (H + 2 * K) * D), qkv_TN, contiguous_dims=1)
@@ -312,9 +280,6 @@ def write_kv_cache(
     """Write keys and values as they are: `cache[slot // S, head, slot % S] = x`.
 
     Args: see `rotary_and_cache`. k_TKD, v_TKD: [T, K, D], the heads of a token contiguous.
-
-    Raises:
-        ValueError: shapes, dtypes or devices that do not fit each other.
     """
     _check("k_TKD", k_TKD, k_TKD.shape, k_TKD, contiguous_dims=2)
     _check("v_TKD", v_TKD, k_TKD.shape, k_TKD, contiguous_dims=2)
@@ -380,7 +345,6 @@ def _launch(
         HAS_ROPE=table is not None,
         HAS_Q_NORM=q_weight is not None,
         HAS_K_NORM=k_weight is not None,
-        HAS_CACHE=True,
         **_constants(H, K, D, rotary_size),
         num_warps=_num_warps(rotary_size),
     )
@@ -395,14 +359,7 @@ def _check(
     contiguous_dims: int | None = None,
 ) -> None:
     dtypes = dtypes or (like.dtype,)
-    check_tensor(
-        name,
-        tensor,
-        shape=shape,
-        dtypes=dtypes,
-        device=like.device,
-        contiguous_dims=contiguous_dims,
-    )
+    check_tensor(name, tensor, shape, dtypes, like.device, contiguous_dims=contiguous_dims)
 
 
 def _constants(H: int, K: int, D: int, rotary_size: int) -> dict[str, int]:

@@ -1,10 +1,6 @@
 """The best logit of each split of each row: what every later step of sampling begins with.
 
-    row of logits   [ 0 .. TILE )[ TILE .. 2 TILE )[ ..... V )
-                      split 0       split 1          split S - 1
-
-A split is a program, so that one row fills a GPU too. Maxima are exact, so their order of reduction
-cannot matter.
+A split of TILE tokens is a program, so that one row fills a GPU too. Maxima are exact in any order.
 """
 
 from __future__ import annotations
@@ -13,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.tensor_checks import check_column, check_logits, check_num_rows
+from kernels.triton.tensor_checks import check_logits, check_tensor
 
 TILE = 2048
 """Tokens of a split: 16 a thread."""
@@ -96,15 +92,11 @@ def find_split_maxima(
         logits_RV: float32, rows contiguous.
         num_rows_1: int32; rows at or beyond it are left as they are.
         best_RS, best_id_RS: float32 and int32 [R, S], S = num_splits(V); written.
-
-    Raises:
-        TypeError, ValueError: another dtype, shape or device.
     """
-    rows, vocab_size = check_logits(logits_RV)
+    rows, vocab_size = check_logits(logits_RV, num_rows_1)
     splits = num_splits(vocab_size)
-    check_num_rows(num_rows_1, logits_RV.device)
-    check_column("best", best_RS, (rows, splits), torch.float32, logits_RV.device)
-    check_column("best_id", best_id_RS, (rows, splits), torch.int32, logits_RV.device)
+    check_tensor("best", best_RS, (rows, splits), torch.float32, logits_RV.device)
+    check_tensor("best_id", best_id_RS, (rows, splits), torch.int32, logits_RV.device)
     if rows:
         _split_maxima_kernel[(splits, rows)](
             logits_RV,

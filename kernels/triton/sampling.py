@@ -1,11 +1,7 @@
 """One token for each row of a mixed batch: greedy, free and truncated rows in the same launches.
 
-    maxima -> (thresholds) -> best of logits + noise in each split -> token of each row
-
-The Gumbel-max trick (Gumbel 1954; Maddison et al., A* Sampling, arXiv:1411.0030): the argmax of
-`(logits / temperature - their maximum) + noise` falls on a token with its softmax probability. The
-noise is a function of (seed, position, token), so a row gives the same token in any batch, and the
-one that the CPU gives, except as `sample` says.
+The Gumbel-max trick (Gumbel 1954; arXiv:1411.0030): the argmax of scaled logits + noise falls on a
+token with its softmax probability. The noise is a function of (seed, position, token).
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ from kernels.triton.row_maxima import (
     row_best,
     row_best_id,
 )
-from kernels.triton.tensor_checks import check_column, check_logits, check_num_rows
+from kernels.triton.tensor_checks import check_logits, check_tensor
 from kernels.triton.truncation import find_thresholds, truncate_reference
 from kernels.triton.truncation_measure import Truncation
 
@@ -197,20 +193,16 @@ def sample(
         best_logit_R: float32, written: the largest logit. +inf tells of NaN or +inf in the row,
             -inf that no token is possible: such rows have failed.
         any_truncated: False is a promise that no row has a limit.
-
-    Raises:
-        TypeError, ValueError: another dtype, shape or device, or memory for too few rows.
     """
-    rows, vocab_size = check_logits(logits_RV)
+    rows, vocab_size = check_logits(logits_RV, num_rows_1)
     device = logits_RV.device
     splits = num_splits(vocab_size)
-    check_num_rows(num_rows_1, device)
-    check_column("seeds", seeds_R, (rows,), torch.int64, device)
-    check_column("positions", positions_R, (rows,), torch.int64, device)
-    check_column("is_greedy", is_greedy_R, (rows,), torch.bool, device)
-    check_column("temperature", temperature_R, (rows,), torch.float32, device)
-    check_column("out", out_R, (rows,), torch.int64, device)
-    check_column("best_logit", best_logit_R, (rows,), torch.float32, device)
+    check_tensor("seeds", seeds_R, (rows,), torch.int64, device)
+    check_tensor("positions", positions_R, (rows,), torch.int64, device)
+    check_tensor("is_greedy", is_greedy_R, (rows,), torch.bool, device)
+    check_tensor("temperature", temperature_R, (rows,), torch.float32, device)
+    check_tensor("out", out_R, (rows,), torch.int64, device)
+    check_tensor("best_logit", best_logit_R, (rows,), torch.float32, device)
     if memory.best_RS.shape[0] < rows or memory.best_RS.shape[1] != splits:
         raise ValueError(
             f"the memory is for {tuple(memory.best_RS.shape)} rows and splits, these logits need "
@@ -292,9 +284,6 @@ class SamplingCalls:
         """See `Operations.sample`.
 
         Logits that are NaN or infinite give token 0.
-
-        Raises:
-            TypeError, ValueError: another dtype, shape or device than theirs.
         """
         rows, vocab_size = logits_RV.shape
         device = logits_RV.device
@@ -320,30 +309,6 @@ class SamplingCalls:
         )
         return out_R
 
-    def apply_penalties(
-        self,
-        logits_V: torch.Tensor,
-        prompt_mask_V: torch.Tensor,
-        output_counts_V: torch.Tensor,
-        penalties: Penalties,
-    ) -> None:
-        """See `Operations.apply_penalties`."""
-        device = logits_V.device
-
-        def one(value: float, dtype: torch.dtype) -> torch.Tensor:
-            return torch.full((1,), value, dtype=dtype, device=device)
-
-        apply_penalties(
-            logits_V[None],
-            num_rows_1=one(1, torch.int32),
-            state_row_R=one(0, torch.int64),
-            prompt_bits_NW=pack_token_masks(prompt_mask_V[None]),
-            output_counts_NV=output_counts_V[None].to(torch.int32),
-            repetition_R=one(penalties.repetition_penalty, torch.float32),
-            presence_R=one(penalties.presence_penalty, torch.float32),
-            frequency_R=one(penalties.frequency_penalty, torch.float32),
-        )
-
     def _memory_for(self, rows: int, vocab_size: int, device: torch.device) -> SamplingMemory:
         memory = self._memory
         known = 0 if memory is None else memory.best_RS.shape[0]
@@ -354,3 +319,27 @@ class SamplingCalls:
             memory = self._memory = SamplingMemory.allocate(number, vocab_size, device)
             self._vocab_size = vocab_size
         return memory
+
+
+def apply_penalties_to_row(
+    logits_V: torch.Tensor,
+    prompt_mask_V: torch.Tensor,
+    output_counts_V: torch.Tensor,
+    penalties: Penalties,
+) -> None:
+    """See `Operations.apply_penalties`."""
+    device = logits_V.device
+
+    def one(value: float, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full((1,), value, dtype=dtype, device=device)
+
+    apply_penalties(
+        logits_V[None],
+        num_rows_1=one(1, torch.int32),
+        state_row_R=one(0, torch.int64),
+        prompt_bits_NW=pack_token_masks(prompt_mask_V[None]),
+        output_counts_NV=output_counts_V[None].to(torch.int32),
+        repetition_R=one(penalties.repetition_penalty, torch.float32),
+        presence_R=one(penalties.presence_penalty, torch.float32),
+        frequency_R=one(penalties.frequency_penalty, torch.float32),
+    )

@@ -83,23 +83,11 @@ class SamplingColumns:
 
 
 _DTYPES: dict[str, torch.dtype] = {
-    "num_rows_1": torch.int32,
-    "state_row_N": torch.int64,
-    "positions_N": torch.int64,
-    "seeds_N": torch.int64,
-    "top_k_N": torch.int64,
-    "temperature_N": torch.float32,
-    "top_p_N": torch.float32,
-    "min_p_N": torch.float32,
-    "repetition_N": torch.float32,
-    "presence_N": torch.float32,
-    "frequency_N": torch.float32,
-    "is_greedy_N": torch.bool,
-    "is_counted_N": torch.bool,
-    "is_masked_N": torch.bool,
-    "num_logprobs_N": torch.int32,
-    "num_min_tokens_ids_N": torch.int32,
-    "num_biases_N": torch.int32,
+    **{field.name: torch.int32 for field in fields(SamplingColumns)},
+    **dict.fromkeys(("state_row_N", "positions_N", "seeds_N", "top_k_N"), torch.int64),
+    **dict.fromkeys(("temperature_N", "top_p_N", "min_p_N"), torch.float32),
+    **dict.fromkeys(("repetition_N", "presence_N", "frequency_N"), torch.float32),
+    **dict.fromkeys(("is_greedy_N", "is_counted_N", "is_masked_N"), torch.bool),
 }
 
 
@@ -232,20 +220,17 @@ def gather_sampling_columns(
         packed: int32, made by `pack_step` with `layout`.
         out: written, as far as sequences are due.
         num_sequences: of the step, may count padding.
-
-    Raises:
-        ValueError: dtypes, shapes or devices that do not fit each other.
     """
     num_rows = out.state_row_N.shape[0]
     device, state = rows.state_NX.device, rows.state_NX
-    check_tensor("packed", packed, shape=packed.shape, dtypes=(torch.int32,), device=device)
-    check_tensor("state_NX", state, shape=state.shape, dtypes=(torch.int32,), device=device)
+    check_tensor("packed", packed, packed.shape, torch.int32, device)
+    check_tensor("state_NX", state, state.shape, torch.int32, device)
     if num_sequences > layout.capacity:
         raise ValueError(f"{num_sequences} sequences, the layout has room for {layout.capacity}")
     columns = [getattr(out, name) for name in _DTYPES]
     for (name, dtype), column in zip(_DTYPES.items(), columns, strict=True):
         shape = (1,) if name == "num_rows_1" else (num_rows,)
-        check_tensor(name, column, shape=shape, dtypes=(dtype,), device=device)
+        check_tensor(name, column, shape, (dtype,), device)
     gather_sampling_columns_kernel[(max(1, triton.cdiv(num_sequences, _BLOCK)),)](
         packed,
         state,

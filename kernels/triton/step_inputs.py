@@ -1,15 +1,7 @@
 """What the model reads in a step, made on the device from one packed buffer.
 
-The buffer's layout is in `kernels.interface.step_inputs`.
-
-    packed words --> apply_row_updates --> rows (tokens, block tables)
-         |                                  |                ^
-         +----------> prepare_step <--------+                | append_sampled
-                          |                                  |
-                     StepTensors --> model --> sampled tokens N
-
-All of it works on the device alone: a step can be launched before the host knows the tokens of the
-one before. Grids follow the padded sizes, never the step's own, so a CUDA graph can hold them.
+The buffer's layout is in `kernels.interface.step_inputs`. Grids follow the padded sizes, so a CUDA
+graph can hold the launches, and a step starts before the host knows the tokens of the last one.
 """
 
 from __future__ import annotations
@@ -189,9 +181,6 @@ def apply_row_updates(packed: torch.Tensor, rows: DeviceRows) -> None:
     Args:
         packed: int32, on the rows' device, packed by `step_packing.pack_step`.
         rows: written in place.
-
-    Raises:
-        ValueError: dtypes, shapes or devices that do not fit each other.
     """
     _check_rows(packed, rows)
     apply_row_updates_kernel[(_UPDATE_PROGRAMS,)](
@@ -227,9 +216,6 @@ def prepare_step(
         previous_sampled_N: int32 or int64, tokens of the previous step's due sequences.
         out: overwritten. Its sizes, at least the step's, decide how much padding there is.
         block_size: slots in a block.
-
-    Raises:
-        ValueError: dtypes, shapes or devices that do not fit each other.
     """
     _check_rows(packed, rows)
     _check_sampled(previous_sampled_N, rows)
@@ -265,31 +251,28 @@ def prepare_step(
 def append_sampled(
     packed: torch.Tensor,
     layout: PackedLayout,
-    sampled_N: torch.Tensor,
+    token_ids_N: torch.Tensor,
     rows: DeviceRows,
     *,
     num_sequences: int,
 ) -> None:
-    """`tokens[row, seq_len] = sampled_N[due]` for each due sequence of the step.
+    """`tokens[row, seq_len] = token_ids[due]` for each due sequence of the step.
 
     A token for which the row has no room (position max_model_len) is dropped.
 
     Args:
         packed: of the step that sampled.
-        sampled_N: int32 or int64, tokens of the step's due sequences in order.
+        token_ids_N: int32 or int64, tokens of the step's due sequences in order.
         rows: `token_ids` is written in place.
         num_sequences: of the step, may count padding.
-
-    Raises:
-        ValueError: dtypes, shapes or devices that do not fit each other.
     """
     _check_rows(packed, rows)
-    _check_sampled(sampled_N, rows)
+    _check_sampled(token_ids_N, rows)
     if num_sequences > layout.capacity:
         raise ValueError(f"{num_sequences} sequences, the layout has room for {layout.capacity}")
     append_sampled_kernel[(triton.cdiv(num_sequences, _BLOCK),)](
         packed,
-        sampled_N,
+        token_ids_N,
         rows.token_ids,
         rows.token_ids.shape[1],
         BLOCK=_BLOCK,
@@ -311,17 +294,17 @@ def _check_rows(packed: torch.Tensor, rows: DeviceRows) -> None:
     device, int32 = rows.token_ids.device, (torch.int32,)
     words = (max(packed.numel(), HEADER_WORDS),)
     tables = (*rows.block_tables.shape[:1], rows.token_ids.shape[0], *rows.block_tables.shape[2:])
-    check_tensor("packed", packed, shape=words, dtypes=int32, device=device)
+    check_tensor("packed", packed, words, int32, device)
     tokens = rows.token_ids
-    check_tensor("token_ids", tokens, shape=tokens.shape, dtypes=int32, device=device)
-    check_tensor("block_tables", rows.block_tables, shape=tables, dtypes=int32, device=device)
+    check_tensor("token_ids", tokens, tokens.shape, int32, device)
+    check_tensor("block_tables", rows.block_tables, tables, int32, device)
 
 
 def _check_sampled(sampled_N: torch.Tensor, rows: DeviceRows) -> None:
     dtypes = (torch.int64, torch.int32)
     device = rows.token_ids.device
     shape = (sampled_N.numel(),)
-    check_tensor("the sampled tokens", sampled_N, shape=shape, dtypes=dtypes, device=device)
+    check_tensor("the sampled tokens", sampled_N, shape, dtypes, device)
 
 
 def _check_out(out: StepTensors, layout: PackedLayout, rows: DeviceRows) -> None:
@@ -339,11 +322,4 @@ def _check_out(out: StepTensors, layout: PackedLayout, rows: DeviceRows) -> None
         ("logits_at_R", out.logits_at_R, (R,), torch.int64),
     ):
         inner = max(1, tensor.dim() - 1)  # a bucket's groups lie apart
-        check_tensor(
-            name,
-            tensor,
-            shape=shape,
-            dtypes=(dtype,),
-            device=rows.token_ids.device,
-            contiguous_dims=inner,
-        )
+        check_tensor(name, tensor, shape, (dtype,), rows.token_ids.device, contiguous_dims=inner)

@@ -1,18 +1,7 @@
 """Where min_p, top_k and top_p cut each row: a threshold, found without a sort.
 
-A kept set is `{x > threshold}` with the tokens equal to it up to some id. Both limits ask the same:
-the largest t with `measure({x >= t}) >= target`; the measure counts tokens for top_k (target k),
-and for top_p adds up weights exp(x - best) (target p of all that min_p and top_k left).
-
-    maxima   best logit of each split                          (row_maxima.py)
-    round 0  measure at 16 pivots below the best    -> an interval [low, high)
-    round 1  measure at 16 pivots inside it         -> a narrower one
-    gather   its tokens, if they fit, into a list   (rows with both limits: all x >= low)
-    finish   bisection on the ordered bits of float32 over the list; if it did not fit, the row
-
-Weights are float64 rounded to 2**-43 and sums are int64, hence exact and the same in any order:
-atomic additions, splits and batches change nothing. Float64 because the CPU uses it: a cut differs
-from the CPU's only where p falls within 1e-10 of a token's edge.
+Kept is `{x > threshold}` and ties up to some id, for the largest t with `measure({x >= t}) >=
+target`: a count for top_k; a sum of weights exp(x - best), in exact int64, for top_p.
 """
 
 from __future__ import annotations
@@ -23,7 +12,7 @@ import triton.language as tl
 
 from kernels.torch.sampling import truncate_by_sorting
 from kernels.triton.row_maxima import TILE, is_finite, num_splits, row_best
-from kernels.triton.tensor_checks import check_column, check_logits, check_num_rows
+from kernels.triton.tensor_checks import check_logits, check_tensor
 from kernels.triton.truncation_measure import (
     LIST_SIZE,
     NUM_PIVOTS,
@@ -291,6 +280,11 @@ def _finish_kernel(
     tl.store(threshold_ptr + row, threshold)
 
 
+# maxima   best logit of each split                          (row_maxima.py)
+# round 0  measure at 16 pivots below the best    -> an interval [low, high)
+# round 1  measure at 16 pivots inside it         -> a narrower one
+# gather   its tokens, if they fit, into a list   (rows with both limits: all x >= low)
+# finish   bisection on the ordered bits of float32 over the list; if it did not fit, the row
 def find_thresholds(
     logits_RV: torch.Tensor,
     *,
@@ -307,6 +301,7 @@ def find_thresholds(
 
     Tokens that tie with the k-th stay; the token that crosses p stays; among tokens that tie where
     top_p ends the lowest ids stay. Rows that are greedy, without limits or not finite keep all.
+    Weights are float64 as on the CPU: cuts differ only where p is within 1e-10 of a token's edge.
 
     Args:
         logits_RV: float32; -inf is an impossible token. Not changed.
@@ -317,20 +312,16 @@ def find_thresholds(
         top_p_R: float32, 1 for no limit. min_p_R: float32, 0 for no limit.
         best_RS: of these logits, by `find_split_maxima`.
         truncation: written; has at least R rows.
-
-    Raises:
-        TypeError, ValueError: another dtype, shape or device, or too few rows in `truncation`.
     """
-    rows, vocab_size = check_logits(logits_RV)
+    rows, vocab_size = check_logits(logits_RV, num_rows_1)
     device = logits_RV.device
     splits = num_splits(vocab_size)
-    check_num_rows(num_rows_1, device)
-    check_column("is_greedy", is_greedy_R, (rows,), torch.bool, device)
-    check_column("temperature", temperature_R, (rows,), torch.float32, device)
-    check_column("top_k", top_k_R, (rows,), torch.int64, device)
-    check_column("top_p", top_p_R, (rows,), torch.float32, device)
-    check_column("min_p", min_p_R, (rows,), torch.float32, device)
-    check_column("best", best_RS, (rows, splits), torch.float32, device)
+    check_tensor("is_greedy", is_greedy_R, (rows,), torch.bool, device)
+    check_tensor("temperature", temperature_R, (rows,), torch.float32, device)
+    check_tensor("top_k", top_k_R, (rows,), torch.int64, device)
+    check_tensor("top_p", top_p_R, (rows,), torch.float32, device)
+    check_tensor("min_p", min_p_R, (rows,), torch.float32, device)
+    check_tensor("best", best_RS, (rows, splits), torch.float32, device)
     if truncation.threshold_R.shape[0] < rows:
         raise ValueError(
             f"the truncation has {truncation.threshold_R.shape[0]} rows, the logits have {rows}; "
@@ -343,17 +334,15 @@ def find_thresholds(
     constants = {"SPLITS": triton.next_power_of_2(splits), "TILE": TILE}
     row_arguments = (logits_RV, logits_RV.stride(0), num_rows_1, is_greedy_R, temperature_R)
     limits = (top_k_R, top_p_R)
+    measured = (t.pivots_R2P, t.sums_RN, t.high_R, t.above_R, t.target_R)
+    bounds = (t.bounds_R2, t.bound_above_R, t.list_RC)
     for round_number in (0, 1):
         _round_kernel[(splits, rows)](
             *row_arguments,
             *limits,
             min_p_R,
             best_RS,
-            t.pivots_R2P,
-            t.sums_RN,
-            t.high_R,
-            t.above_R,
-            t.target_R,
+            *measured,
             vocab_size,
             splits,
             ROUND=round_number,
@@ -364,14 +353,8 @@ def find_thresholds(
         *row_arguments,
         *limits,
         best_RS,
-        t.pivots_R2P,
-        t.sums_RN,
-        t.high_R,
-        t.above_R,
-        t.target_R,
-        t.bounds_R2,
-        t.bound_above_R,
-        t.list_RC,
+        *measured,
+        *bounds,
         vocab_size,
         splits,
         **constants,
@@ -384,9 +367,7 @@ def find_thresholds(
         best_RS,
         t.sums_RN,
         t.target_R,
-        t.bounds_R2,
-        t.bound_above_R,
-        t.list_RC,
+        *bounds,
         t.threshold_R,
         t.last_tie_R,
         vocab_size,

@@ -601,7 +601,6 @@ def rotary_and_cache() -> Iterator[KernelVariant]:
         ("norm, a small rest", (24, 8, 128, 96, 16, True, True), BF16, BF16),
         ("Gemma-3-4B", (8, 4, 256, 256, 16, True, True), BF16, BF16),
         ("no rotation", (0, 8, 128, 128, 16, False, False), BF16, BF16),
-        ("no cache", (32, 8, 128, 128, 1, True, True), None, BF16),  # in place
         ("Qwen3-0.6B torch.float16", qwen3, FP16, FP16),
         ("Qwen3-0.6B torch.float32", qwen3, FP32, FP32),
     ):
@@ -609,15 +608,14 @@ def rotary_and_cache() -> Iterator[KernelVariant]:
             name=f"rotary_cache {name}",
             kernel=rotary_cache.rotary_cache_kernel,
             arguments=_pointers(dtype, "q k v q_out")
-            | _pointers(cache or dtype, "k_cache v_cache")
+            | _pointers(cache, "k_cache v_cache")
             | _pointers(INT64, "slots positions")
             | {"angles_ptr": dtype if has_rope else INT64}
             | _pointers(dtype if has_norm else INT64, "q_weight k_weight")
             | {"norm_eps": 1e-6, "k_inverse_scale": 0.5, "v_inverse_scale": 0.5}
             | dict.fromkeys(strides, 16 * D),
             constants=rotary_cache._constants(H, K, D, rotary_size)
-            | {"S": S, "HAS_ROPE": has_rope, "HAS_Q_NORM": has_norm, "HAS_K_NORM": has_norm}
-            | {"HAS_CACHE": cache is not None},
+            | {"S": S, "HAS_ROPE": has_rope, "HAS_Q_NORM": has_norm, "HAS_K_NORM": has_norm},
             num_warps=rotary_cache._num_warps(rotary_size),
         )
 

@@ -169,5 +169,5 @@ def test_sampled_tokens_are_counted_once_each():
 
 def test_counts_of_another_type_are_refused():
     prompt, counts = history(1, 40)
-    with pytest.raises(TypeError, match="output_counts is torch"):
+    with pytest.raises(ValueError, match="output_counts is"):
         penalise(torch.zeros(1, 40), prompt, counts.float(), [0], PENALTIES[:1], 1)

@@ -50,7 +50,7 @@ def test_the_noise_is_that_of_the_torch_backend(vocab_size):
 
 
 def test_wrong_arguments_are_named():
-    with pytest.raises(TypeError, match=r"counter is torch\.int32"):
+    with pytest.raises(ValueError, match="counter is int32"):
         random_words(torch.zeros(1, 4, dtype=torch.int32), torch.zeros(1, 2, dtype=torch.int64))
-    with pytest.raises(ValueError, match="key has shape"):
+    with pytest.raises(ValueError, match=r"key is int64 \[2, 2\]"):
         random_words(torch.zeros(1, 4, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int64))
