@@ -7,12 +7,9 @@ Block layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 from collections.abc import Callable, Iterator
 
 import torch
-from gguf.constants import GGML_QUANT_SIZES
-from gguf.constants import GGMLQuantizationType as GgmlType
-from gguf.quants import dequantize as dequantize_by_gguf
 
 from engine_core.model_files.errors import BrokenModelFile
-from engine_core.model_files.gguf.header import GgufTensor
+from engine_core.model_files.gguf.header import BLOCKS, GgmlType, GgufTensor
 
 # elements a piece: 1 MiB of float32, so that a piece and its temporaries stay in the L2 caches
 _PIECE_ELEMENTS = 1 << 18
@@ -135,7 +132,7 @@ def dequantize(data: torch.Tensor, quant_type: GgmlType, shape: tuple[int, ...])
     """
     if quant_type in _PLAIN:
         return data.view(_PLAIN[quant_type]).view(shape)
-    block_elements, block_bytes = GGML_QUANT_SIZES[quant_type]
+    block_elements, block_bytes = BLOCKS[quant_type]
     blocks = data.view(-1, block_bytes)
     out = torch.empty(blocks.shape[0], block_elements)
     step = max(1, _PIECE_ELEMENTS // block_elements)
@@ -144,9 +141,15 @@ def dequantize(data: torch.Tensor, quant_type: GgmlType, shape: tuple[int, ...])
         if quant_type in _BY_TORCH:
             _BY_TORCH[quant_type](piece, target)
         else:
-            numbers = dequantize_by_gguf(piece.numpy(), quant_type)
-            target.copy_(torch.from_numpy(numbers).view_as(target))
+            target.copy_(_by_gguf(piece, quant_type).view_as(target))
     return out.view(shape)
+
+
+def _by_gguf(blocks_NB: torch.Tensor, quant_type: GgmlType) -> torch.Tensor:
+    import gguf  # only for rare types: see `BY_GGUF`
+
+    kind = gguf.GGMLQuantizationType(quant_type.value)
+    return torch.from_numpy(gguf.quants.dequantize(blocks_NB.numpy(), kind))
 
 
 def unstack(
