@@ -9,6 +9,7 @@ TORCH := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo 'torch>=2.11' || 
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Daemons use all cores, so tests/e2e runs alone; the rest runs in several processes.
 PYTEST_PARALLEL := $(BIN)/python -m pytest -q -n auto --maxprocesses=4 --dist=loadfile
+SLOW_FOLDERS := e2e gpu kernels/triton kernels/compiled kernels/cpu/fuzz
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
@@ -52,7 +53,7 @@ imports: install-dev
 	$(BIN)/python tests/requirements_list.py --check
 
 unit: install-dev
-	$(PYTEST_PARALLEL) -m 'not slow' --hypothesis-profile=check --ignore=tests/e2e
+	$(PYTEST_PARALLEL) -m 'not slow' --hypothesis-profile=check $(addprefix --ignore=tests/,$(SLOW_FOLDERS))
 
 check: lint types imports unit  ## quick: lint, types, import arrows, unit tests
 

@@ -15,6 +15,7 @@ from frontend.output_processor import OutputProcessor
 from frontend.request_state import RequestState
 from protocol.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs, FinishReason
 from protocol.requests import EngineRequest
+from tests.profiles import examples
 
 
 async def collect(stream):
@@ -182,7 +183,7 @@ async def test_what_had_no_token_yet_is_sent_again_as_one_request():
     assert request.sequences[0].token_ids == []
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 async def test_tokens_arrive_whole_and_in_order_however_often_the_engine_is_lost(data):
     """Any mixture of columns, objects and losses: each sequence has its tokens, once, in order."""

@@ -9,6 +9,8 @@ from kernels.torch.attention import reference_paged_attention
 from kernels.torch.operations import TorchOperations
 from kernels.triton.operations import TritonOperations
 
+pytestmark = pytest.mark.slow
+
 TORCH = TorchOperations()
 TRITON = TritonOperations(torch.device("cpu"))
 BLOCK_SIZE = 4

@@ -12,6 +12,8 @@ from triton.runtime.jit import JitFunctionInfo
 
 from kernels.compile_counter import CompileCounter, watch_triton
 
+pytestmark = pytest.mark.slow
+
 
 def compile_something():
     """What Triton calls when a kernel has been compiled, with the arguments that it gives."""

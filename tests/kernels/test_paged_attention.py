@@ -10,6 +10,7 @@ from paged_steps import make_planner, step
 from kernels.interface.operations import AttentionParams
 from kernels.torch.attention import reference_paged_attention
 from kernels.torch.operations import TorchOperations
+from tests.profiles import examples
 
 OPS = TorchOperations()
 
@@ -71,7 +72,7 @@ def test_half_precision(dtype, softcap):
     check(MIXES["mixed"], dtype=dtype, softcap=softcap, window=50)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     requests=st.lists(
         st.tuples(st.integers(1, 90), st.integers(0, 200)).map(lambda r: (r[0], sum(r))),

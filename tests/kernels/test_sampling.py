@@ -14,6 +14,7 @@ from kernels.torch.sampling import (
     sample_from_all,
     sample_truncated,
 )
+from tests.profiles import examples
 
 
 def seeds(*values):
@@ -92,7 +93,7 @@ def test_tokens_come_as_often_as_softmax_says(truncated):
     st.sampled_from([0.01, 1.0, 6.0]),
     st.integers(0, 2**32),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_truncated_sampling_equals_masking_and_sampling_from_all(
     vocab_size, top_k, top_p, min_p, spread, seed
 ):

@@ -10,6 +10,8 @@ import pytest
 from scripts.bench import main
 from scripts.benchmarks.startup import median_of
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 SERVER = f"other={sys.executable} {HERE / 'fake_openai_server.py'} {{port}}"
 

@@ -30,6 +30,8 @@ from scripts.load.clients import ClientsFailed, OpenLoop, run_clients
 from scripts.load.records import RequestRecord
 from scripts.load.workload import PlannedRequest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 FAKE_SERVER = f"{sys.executable} {Path(__file__).with_name('fake_openai_server.py')} {{port}}"
 FAKE_LIBRARY = Path(__file__).with_name("fake_library_peer.py")

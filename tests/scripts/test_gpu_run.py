@@ -18,6 +18,8 @@ from tests.gpu.checks import moe, rotary, step_inputs
 from tests.gpu.checks.paged_step import Heads
 from tests.gpu.model_shapes import QWEN3_SMALL
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 CEILINGS = Ceilings(copy_bytes_s=4e12, matmul_flop_s=8e14)
 TINY = QWEN3_SMALL | {

@@ -11,6 +11,8 @@ import pytest
 from fake_engine import FakeEngine
 from fake_model import ids_of, saying
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

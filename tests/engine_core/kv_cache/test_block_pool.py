@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine_core.kv_cache import NULL_BLOCK_ID, BlockPool
+from tests.profiles import examples
 
 
 def cached(pool, names):
@@ -206,4 +207,6 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
 
 TestBlockPoolMachine = BlockPoolMachine.TestCase
-TestBlockPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBlockPoolMachine.settings = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None
+)

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from paged_memory import Stream
 
 from engine_core.kv_cache import AllocStatus, KVCacheGroupSpec
+from tests.profiles import examples
 
 FULL = KVCacheGroupSpec()
 LAYOUTS = [
@@ -212,4 +213,6 @@ class CacheMachine(CacheDriver, RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestCacheMachine.settings = settings(
+    max_examples=examples(100), stateful_step_count=40, deadline=None
+)

@@ -11,6 +11,8 @@ from kernels.torch.operations import TorchOperations
 from kernels.triton.operations import TritonOperations
 from protocol.sampling import SamplingParams
 
+pytestmark = pytest.mark.slow
+
 GREEDY = SamplingParams(max_tokens=99, temperature=0.0)
 SHAPE = {
     "vocab_size": 131,

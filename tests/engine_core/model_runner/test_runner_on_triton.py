@@ -17,6 +17,8 @@ from kernels.torch.operations import TorchOperations
 from kernels.triton.operations import TritonOperations
 from protocol.sampling import SamplingParams
 
+pytestmark = pytest.mark.slow
+
 V = 131
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(max_tokens=99, temperature=0.0, logprobs=V)

@@ -19,6 +19,7 @@ from paged_model import PagedModel
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.scheduler import ModelRunnerOutput, RequestStatus, Scheduler
 from protocol.outputs import FinishReason
+from tests.profiles import examples
 
 SEEDS = st.integers(0, 2**32 - 1)
 FULL = KVCacheGroupSpec()
@@ -284,7 +285,7 @@ class SchedulerMachineAhead(SchedulerMachine):
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachineAhead = SchedulerMachineAhead.TestCase
 TestSchedulerMachine.settings = TestSchedulerMachineAhead.settings = settings(
-    max_examples=2 * settings().max_examples,
+    max_examples=examples(2) * settings().max_examples,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

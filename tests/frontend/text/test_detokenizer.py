@@ -17,6 +17,7 @@ from frontend.detokenizer import (
 )
 from frontend.tokenizer import Tokenizer
 from protocol.outputs import TokenizerInfo
+from tests.profiles import examples
 
 _spec = importlib.util.spec_from_file_location(
     "tokenizer_samples", Path(__file__).with_name("tokenizer_samples.py")
@@ -57,7 +58,7 @@ def ids(tokenizer, max_size):
 
 
 @pytest.mark.parametrize("family", samples.EXACT)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data())
 def test_stream_of_random_tokens_equals_decoding_all_at_once(family, data):
     tokenizer = tokenizer_of(family)
@@ -77,7 +78,7 @@ def test_stream_of_random_tokens_equals_decoding_all_at_once(family, data):
     assert "".join(streamed(tokenizer, prompt, output, skip=skip, chunks=chunks)) == reference
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(output=st.lists(st.binary(min_size=1, max_size=6), max_size=30))
 def test_invalid_bytes_of_any_length_come_out_as_decoded_at_once(output):
     tokenizer = tokenizer_of("byte_level")
@@ -87,7 +88,7 @@ def test_invalid_bytes_of_any_length_come_out_as_decoded_at_once(output):
 
 
 @pytest.mark.parametrize("family", ["byte_level", "llama2", "gemma", "byte_fallback_metaspace"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(text=st.text(alphabet="h漢é🎉👩‍🔬 \n", min_size=1, max_size=40))
 def test_characters_split_over_tokens_are_never_shown_in_part(family, text):
     tokenizer = tokenizer_of(family)

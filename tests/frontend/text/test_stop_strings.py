@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.detokenizer import StopStringMatcher
+from tests.profiles import examples
 
 LETTERS = st.text(alphabet="ab\n", max_size=30)
 STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=6), max_size=4)
@@ -35,14 +36,14 @@ def reference(text, stops, include):
     return text[: end if include else end - len(stop)], stop
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(1000), deadline=None)
 @given(text=LETTERS, stops=STOPS, sizes=st.lists(st.integers(0, 7)), include=st.booleans())
 def test_any_chunking_finds_what_str_find_finds_on_the_whole_text(text, stops, sizes, include):
     matcher = StopStringMatcher(stops, include_in_output=include)
     assert run(matcher, chunks_of(text, sizes)) == reference(text, stops, include)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(text=LETTERS, stops=STOPS, sizes=st.lists(st.integers(0, 7)))
 def test_withheld_is_exactly_the_longest_suffix_that_could_begin_a_stop_string(text, stops, sizes):
     matcher = StopStringMatcher(stops)

@@ -14,6 +14,9 @@ from kernels.cpu.attention import NativeAttentionPlan
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.operations import AttentionParams
 from kernels.torch.attention import reference_paged_attention
+from tests.profiles import examples
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -85,7 +88,7 @@ def test_head_counts_and_sizes(ops, heads, head_size):
 
 
 @settings(
-    max_examples=60,
+    max_examples=examples(60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -10,6 +10,9 @@ from kernels.cpu.operations import CpuOperations
 from kernels.interface.operations import Penalties, SamplingLimits
 from kernels.torch.operations import TorchOperations
 from kernels.torch.sampling import truncate_by_sorting
+from tests.profiles import examples
+
+pytestmark = pytest.mark.slow
 
 TORCH = TorchOperations()
 
@@ -68,7 +71,7 @@ def test_tokens_come_as_often_as_softmax_says(ops):
 )
 @settings(
     deadline=None,
-    max_examples=200,
+    max_examples=examples(200),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_truncated_tokens_are_those_of_masking_by_sorting(

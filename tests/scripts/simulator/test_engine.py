@@ -9,6 +9,7 @@ from scripts.simulator import SimulationError
 from scripts.simulator.fleet import Fleet, make_router
 from scripts.simulator.metrics import SLO
 from scripts.simulator.trace import Turn, shared_segment
+from tests.profiles import examples
 
 
 def test_two_requests_take_the_times_that_a_pencil_gives():
@@ -130,7 +131,7 @@ def test_a_run_that_does_not_end_in_time_is_broken_off():
         fleet.run([request(0, 0.0, 10, 50)])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     lengths=st.lists(
         st.tuples(st.integers(1, 150), st.integers(1, 40), st.integers(0, 3), st.floats(0, 3)),

@@ -10,6 +10,8 @@ from same_answers import V, assert_same_answer, draw_params
 
 from engine_core.scheduler import Request, RequestStatus
 
+pytestmark = pytest.mark.slow
+
 
 def draw_request(draw, name, params):
     return Request(

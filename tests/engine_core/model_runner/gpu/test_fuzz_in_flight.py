@@ -13,6 +13,8 @@ from same_answers import V, draw_params
 
 from protocol.sampling import BeamSearchParams, SamplingParams
 
+pytestmark = pytest.mark.slow
+
 
 def requests_of(draw, number):
     requests = []

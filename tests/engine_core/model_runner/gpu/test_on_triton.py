@@ -12,6 +12,8 @@ from kernels.torch.operations import TorchOperations
 from kernels.triton.device_steps import TritonDeviceSteps
 from kernels.triton.operations import TritonOperations
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 SHAPE = {
     "vocab_size": 131,

@@ -8,6 +8,7 @@ from policy_requests import PolicyRequest, by_id
 
 from engine_core.scheduler.policies.priority import Priority, PriorityQueue
 from engine_core.scheduler.request import RequestStatus
+from tests.profiles import examples
 
 
 def steps_until_served(ageing_s: float | None, *, limit: int) -> int | None:
@@ -63,7 +64,7 @@ def test_the_order_is_that_of_effective_priorities_at_any_time(ageing_s, waiting
         assert before <= after + 1e-6 * max(1.0, abs(after))
 
 
-@settings(max_examples=2 * settings().max_examples, deadline=None)
+@settings(max_examples=examples(2) * settings().max_examples, deadline=None)
 @given(
     ageing_s=st.sampled_from([None, 0.25, 5.0]),
     min_gain=st.sampled_from([0.5, 1, 3]),
