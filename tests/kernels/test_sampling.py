@@ -60,6 +60,7 @@ def test_extreme_bits_give_finite_noise():
     assert _to_gumbel((words >> 9).float()).isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("truncated", [False, True])
 def test_tokens_come_as_often_as_softmax_says(truncated):
     """Chi-square over 20,000 draws; 13 degrees of freedom, 1 in 10,000 exceeds 41."""

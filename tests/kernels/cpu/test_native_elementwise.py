@@ -55,7 +55,9 @@ def test_norms_of_views_and_of_more_dimensions(ops):
 def test_a_sum_with_itself_and_a_sum_of_views_go_to_torch(ops):
     x, weight = torch.randn(3, 8), torch.randn(8)
     normed, total = ops.add_rms_norm(x, x, weight, 1e-6)
-    torch.testing.assert_close(normed.double(), exact_norm(total, weight, 1e-6))
+    torch.testing.assert_close(
+        normed.double(), exact_norm(total, weight, 1e-6), atol=2e-6, rtol=2e-6
+    )
     wide = torch.randn(3, 20)
     expected = wide[:, :8] + total
     torch.testing.assert_close(ops.add_rms_norm(wide[:, :8], total, weight, 1e-6)[1], expected)
