@@ -27,7 +27,6 @@ from kernels.triton import (
     moe_linear,
     moe_routing,
     norm,
-    philox,
     quantised_linear,
     rotary_cache,
     row_maxima,
@@ -93,7 +92,6 @@ def variants() -> list[KernelVariant]:
         expert_routing,
         norms,
         logit_penalties,
-        random_numbers,
         quantised_products,
         quantised_weights,
         rotary_and_cache,
@@ -498,22 +496,6 @@ def logit_penalties() -> Iterator[KernelVariant]:
             arguments=_taken(kernel, values | sizes),
             constants=constants,
         )
-
-
-def random_numbers() -> Iterator[KernelVariant]:
-    """What a check of the generator launches."""
-    yield KernelVariant(
-        name="random words",
-        kernel=philox._random_words_kernel,
-        arguments=_pointers(INT64, "counter key out") | {"num_counters": 1024},
-        constants={"BLOCK": philox._BLOCK},
-    )
-    yield KernelVariant(
-        name="noise",
-        kernel=philox._noise_kernel,
-        arguments=_pointers(INT64, "seeds positions") | {"out_ptr": FP32, "V": 151936},
-        constants={"TILE": 1024},
-    )
 
 
 LAYOUTS = (  # name, bits, inputs a group, offsets, dtype of scales; weights of 4096 x 4096
