@@ -398,7 +398,7 @@ def expert_products() -> Iterator[KernelVariant]:
             | {"a_ptr": dtype, "w_ptr": w_dtype, "w_scale_ptr": FP32 if scaled else None}
             | {"out_ptr": dtype, "max_tiles": 152, "a_stride": num_inputs},
             constants={"N": num_outputs, "K": num_inputs, "PAIRS_A_ROW": 8 if gated else 1}
-            | {"GATED": gated, "GELU": False, "HAS_SCALE": scaled}
+            | {"GATED": gated, "HAS_SCALE": scaled}
             | moe_linear._tile_constants(tile_rows, tile),
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
