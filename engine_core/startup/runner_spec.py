@@ -7,7 +7,7 @@ from engine_core.errors import StartupError
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import CudaQueue, GPUModelRunner
-from engine_core.model_runner.gpu.graphs import decode_buckets
+from engine_core.model_runner.gpu.step import decode_buckets
 from engine_core.scheduler import SchedulerConfig, SchedulerOutput
 from engine_core.startup.memory import MemoryMeter, measure_extra_bytes
 from engine_core.startup.model import LoadedModel

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine_core.model_runner.gpu.graphs import decode_buckets
+from engine_core.model_runner.gpu.step import decode_buckets
 from engine_core.models import load_dummy_model
 from engine_core.scheduler import SchedulerConfig
 from engine_core.startup import runner_spec
