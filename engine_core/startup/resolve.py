@@ -6,10 +6,8 @@ import dataclasses
 
 from engine_core.config import EngineConfig
 from engine_core.errors import ConfigurationError
-from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.model_files import ModelFiles
-from engine_core.model_runner.cache_layout import CacheLayout, plan_cache_layout
-from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.config import RunnerConfig, plan_cache_layout
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import GPUModelRunner
 from engine_core.options.engine import EngineOptions
@@ -69,7 +67,6 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
         config=RunnerConfig(
             model=loaded.model,
             ops=loaded.ops,
-            layout=layout,
             num_blocks=1,
             block_size=options.block_size,
             max_num_seqs=scheduler.max_num_seqs,
@@ -100,7 +97,7 @@ def resolve_config(
     loaded = runner.loaded
     scheduler = runner.scheduler
     request_blocks = RequestBlocks(
-        groups_of(runner.config.layout), scheduler.max_chunk, runner.config.block_size
+        runner.config.layout.group_specs, scheduler.max_chunk, runner.config.block_size
     )
     num_blocks = _choose_num_blocks(options, runner, request_blocks)
     num_host_blocks = choose_num_host_blocks(
@@ -144,11 +141,6 @@ def resolve_config(
             ),
         ),
     )
-
-
-def groups_of(layout: CacheLayout) -> list[KVCacheGroupSpec]:
-    """The layout's groups as the cache knows them."""
-    return [KVCacheGroupSpec(group.sliding_window) for group in layout.groups]
 
 
 def _choose_num_blocks(
