@@ -9,7 +9,7 @@ import torch
 
 from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.models import Model
-from kernels.interface.operations import Operations
+from kernels.interface.operations import Operations, cached_head_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,6 +110,13 @@ class RunnerConfig:
     def num_groups(self) -> int:
         """KV-cache groups, each with a block table of its own."""
         return len(self.layout.groups)
+
+    @property
+    def block_bytes(self) -> int:
+        """Memory of one block over all cache tensors."""
+        spec = self.model.kv_cache_spec
+        slot_bytes = 2 * spec.num_kv_heads * cached_head_bytes(spec.head_size, self.kv_dtype)
+        return self.layout.num_tensors * self.block_size * slot_bytes
 
     @property
     def vocab_size(self) -> int:

@@ -68,7 +68,7 @@ def build_engine(
             torch.set_num_threads(1)
         phases.enter("cache")
         runner_spec = plan_runner(options, opened.files, loaded)
-        config = resolve_config(options, opened.files, runner_spec, address=transport.address)
+        config = resolve_config(runner_spec, opened.files, address=transport.address)
         logger.info("configuration: %s", config)
         executor = _warm_executor(runner_spec, config, compilations, phases)
         core = _assemble(opened, runner_spec, config, executor, transport, lifecycle, compilations)

@@ -56,9 +56,7 @@ def resolve(files, loaded, monkeypatch):
     def resolve(**options):
         limits = {n: options.pop(n) for n in ("max_num_seqs",) if n in options}
         options = EngineOptions(model="m", scheduling=SchedulingOptions(**limits), **options)
-        return resolve_config(
-            options, files, plan_runner(options, files, loaded), address="ipc://a"
-        )
+        return resolve_config(plan_runner(options, files, loaded), files, address="ipc://a")
 
     return resolve
 
