@@ -125,7 +125,7 @@ class RunnerSpec:
         return total
 
 
-# ------------------------------------------------------------------ the step that takes the most memory
+# ------------------------------------------------------------------ the largest step
 
 
 def prompt_lengths(config: RunnerConfig) -> list[int]:
