@@ -111,8 +111,7 @@ class WaitingScheduler:
             first,
             hit,
             max_chunk=self._max_chunk,
-            num_reserved_blocks=self._num_reserved_blocks,
-            is_alone=not self._pool.running,
+            head_room=self._head_room(),
             is_resumed=request.status is RequestStatus.PREEMPTED,
             num_lookahead_slots=self._num_lookahead_slots,
             num_extra_blocks=self._blocks_of_forks(request),
@@ -212,8 +211,7 @@ class WaitingScheduler:
             return self._stop_at(request, WaitReason.TOKEN_BUDGET, why)
         status = self._kv_cache.can_swap_in(
             sequences,
-            num_reserved_blocks=self._num_reserved_blocks,
-            is_alone=not self._pool.running,
+            head_room=self._head_room(),
             num_lookahead_slots=self._num_lookahead_slots + 1,
         )
         if not self._has_room(request, status):
@@ -236,6 +234,11 @@ class WaitingScheduler:
         return True
 
     # ------------------------------------------------------------------ blocks not taken yet
+
+    def _head_room(self) -> int:
+        """Blocks to be left free; without running requests no watermark is needed."""
+        watermark = self._kv_cache.watermark_blocks if self._pool.running else 0
+        return self._num_reserved_blocks + watermark
 
     def _blocks_of_running(self) -> int:
         """Blocks that running requests will still take for the tokens that they have."""
