@@ -141,17 +141,12 @@ class TraceStep(_Event, frozen=True, kw_only=True, tag="step"):
             )
             for req_id, kept in self.beam_logprobs.items()
         }
-        by_id = self.sampled_by_id
-        if self.sampled is not None:
-            return ModelRunnerOutput(
-                req_ids=self.sequences,
-                sampled_token_ids=np.array(self.sampled, np.int32),
-                logprobs=logprobs or None,
-                failures=self.failures,
-            )
+        by_id, in_order = self.sampled_by_id or {}, self.sampled
         return ModelRunnerOutput(
-            req_ids=list(by_id or ()),
-            sampled_token_ids=list((by_id or {}).values()),
+            req_ids=list(by_id) if in_order is None else self.sequences,
+            sampled_token_ids=(
+                list(by_id.values()) if in_order is None else np.array(in_order, np.int32)
+            ),
             logprobs=logprobs or None,
             failures=self.failures,
         )
