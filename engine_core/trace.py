@@ -20,7 +20,7 @@ import logging
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Self, cast
+from typing import Any, BinaryIO, Literal, cast
 
 import msgspec
 import numpy as np
@@ -186,12 +186,6 @@ class TraceWriter(StepObserver):
         # a line at a time, but for gzip, which each flush makes larger
         self._flush_interval_s = _FLUSH_INTERVAL_S if self._path.suffix == ".gz" else 0.0
         self._write(TraceHeader(FORMAT_VERSION, model, dict(config or {})), started_s)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def on_arrival(self, message: EngineRequest, client_index: int, now_s: float) -> None:
         params = message.sampling_params

@@ -1,8 +1,5 @@
-"""The CPU runner's persistent batch, and what the model reads of it in one step.
-
-Flat arrays by row: a step writes only what changed, and gathers without a loop over tokens or
-sequences.
-"""
+"""The CPU runner's persistent batch, and what the model reads of it in one step. Flat arrays by
+row: a step writes only what changed, and gathers without a loop over tokens or sequences."""
 
 import dataclasses
 from collections.abc import Sequence

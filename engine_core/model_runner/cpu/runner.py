@@ -1,7 +1,5 @@
-"""Runs plans on a CPU: only code common to every model. Be paranoid about adding a line.
-
-A step in which no sequence is new, resumed or given a block does no Python work a sequence.
-"""
+"""Runs plans on a CPU: only code common to every model. A step in which no sequence is new, resumed
+or given a block does no Python work a sequence."""
 
 import numpy as np
 import torch

@@ -1,8 +1,6 @@
 """The host's side of the device's rows: what a plan changes in them, and columns to plan steps by.
-
 Tokens are counted when the step that chooses them is launched: the host knows how many there are
-before it knows which.
-"""
+before it knows which."""
 
 from __future__ import annotations
 
