@@ -4,7 +4,6 @@ import dataclasses
 import gc
 import math
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from kernels.cpu.weights import PackedLinear
 from kernels.interface.operations import Operations
 from kernels.interface.weights import LinearWeight
 from scripts.comparison.text import english_text, prefix_of, tokens_of
+from scripts.load.report import log
 from scripts.quality import QualityOptions
 from scripts.quality.perplexity import Window, compare, cut_windows, negative_log_likelihoods
 
@@ -237,4 +237,4 @@ def _log(row: dict[str, Any]) -> None:
     if "limit_percent" in row:
         verdict = "ok" if row["within_limit"] else "NO"
         text += f"   limit {row['limit_percent']:g} %: {verdict}"
-    print(text, file=sys.stderr, flush=True)
+    log(text)
