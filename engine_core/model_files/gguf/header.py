@@ -63,6 +63,7 @@ class GgmlType(enum.IntEnum):
 
 
 _T = GgmlType
+_TYPES: Final = {kind.value: kind for kind in GgmlType}
 SUPPORTED_TYPES = frozenset(GgmlType) - {
     _T.Q8_1, _T.Q8_K, _T.I8, _T.I16, _T.I32, _T.I64, _T.NVFP4,
 }  # fmt: skip
@@ -260,13 +261,12 @@ def _tensor_info(cursor: _Cursor, file: Path) -> _TensorInfo:
         raise ValueError(f"tensor {name!r} has {num_dimensions} dimensions")
     shape = tuple(reversed([cursor.u64() for _ in range(num_dimensions)]))
     kind, offset = cursor.u32(), cursor.u64()
-    try:
-        return name, shape, GgmlType(kind), offset
-    except ValueError as error:
+    if kind not in _TYPES:
         raise UnsupportedModelFile(
             f"{file}: tensor {name!r} is of type {kind}, which is not known here; use another "
             f"quantisation such as Q8_0 or Q4_K"
-        ) from error
+        )
+    return name, shape, _TYPES[kind], offset
 
 
 def _num_bytes(name: str, shape: tuple[int, ...], quant_type: GgmlType) -> int:
