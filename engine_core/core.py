@@ -1,10 +1,11 @@
 """The engine's loop, on one screen, and what its lines call."""
 
-import dataclasses
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import assert_never
+
+import msgspec
 
 from engine_core.errors import RequestRefused
 from engine_core.executor import Executor
@@ -286,13 +287,8 @@ class EngineCore:
         return [name for client in self._clients for name in sorted(client.request_ids)]
 
     def statistics(self) -> EngineStatistics:
-        now = self._scheduler.statistics()
-        numbers = {field.name: getattr(now, field.name) for field in dataclasses.fields(now)}
-        numbers["num_finished"] = {
-            reason.value: count for reason, count in now.num_finished.items()
-        }
-        return EngineStatistics(
-            **numbers,
+        return msgspec.structs.replace(
+            self._scheduler.statistics(),
             uptime_s=self.uptime_s,
             num_clients=len(self._clients),
             step_time_s=self._step_times.total_s,

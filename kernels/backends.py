@@ -87,7 +87,7 @@ def device_step_operations(device: torch.device) -> DeviceStepOperations:
         )
     from kernels.triton.device_steps import TritonDeviceSteps
 
-    return TritonDeviceSteps(device)
+    return TritonDeviceSteps()
 
 
 def _cpu_operations(

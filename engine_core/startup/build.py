@@ -26,9 +26,9 @@ from engine_core.server.transport import ZmqTransport
 from engine_core.server.validation import RequestValidator
 from engine_core.startup.before_torch import OpenModel
 from engine_core.startup.device import choose_device
-from engine_core.startup.model import load_by_options
+from engine_core.startup.model import load_any_model
 from engine_core.startup.phases import StartPhases
-from engine_core.startup.resolve import groups_of, plan_runner, resolve_config
+from engine_core.startup.resolve import plan_runner, resolve_config
 from engine_core.startup.runner_spec import RunnerSpec
 from engine_core.trace import TraceWriter
 from kernels.compile_counter import CompileCounter, watch_triton
@@ -59,7 +59,7 @@ def build_engine(
     try:
         phases.enter("weights")
         compilations = CompileCounter()
-        loaded = load_by_options(options, opened.files, device)
+        loaded = load_any_model(options, opened.files, device)
         if loaded.ops.device.type == "cuda":
             watch_triton(compilations)  # for as long as this process lives
         if loaded.is_packed:
@@ -68,7 +68,7 @@ def build_engine(
             torch.set_num_threads(1)
         phases.enter("cache")
         runner_spec = plan_runner(options, opened.files, loaded)
-        config = resolve_config(options, opened.files, runner_spec, address=transport.address)
+        config = resolve_config(runner_spec, opened.files, address=transport.address)
         logger.info("configuration: %s", config)
         executor = _warm_executor(runner_spec, config, compilations, phases)
         core = _assemble(opened, runner_spec, config, executor, transport, lifecycle, compilations)
@@ -118,7 +118,7 @@ def _assemble(
     compilations: CompileCounter,
 ) -> EngineCore:
     vocab_size = runner_spec.config.vocab_size
-    groups = groups_of(runner_spec.config.layout)
+    groups = runner_spec.config.layout.group_specs
     kv_cache = KVCacheManager(
         num_blocks=config.num_blocks,
         block_size=config.block_size,

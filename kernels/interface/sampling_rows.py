@@ -64,6 +64,17 @@ def num_mask_words(vocab_size: int) -> int:
     return -(-vocab_size // WORD_BITS)
 
 
+def pack_token_mask(mask_V: torch.Tensor) -> torch.Tensor:
+    """bool [V] as int32 [ceil(V / 32)], on the same device; bits past V are 0."""
+    words, device = num_mask_words(len(mask_V)), mask_V.device
+    bits_B = torch.zeros(words * WORD_BITS, dtype=torch.int64, device=device)
+    bits_B[: len(mask_V)] = mask_V
+    place_B = torch.arange(WORD_BITS, device=device)
+    words_W = (bits_B.view(words, WORD_BITS) << place_B).sum(dim=1)
+    # the 32nd bit is an int32's sign
+    return (words_W - ((words_W >> 31) << WORD_BITS)).int()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRows:
     """Sampling state of the running sequences, a row each, kept from step to step.
@@ -118,13 +129,8 @@ class SamplingRows:
         Args:
             prompt_ids, output_ids: int32 [any], on the device, each in [0, V).
         """
-        words, device = self.prompt_bits_NW.shape[1], prompt_ids.device
-        seen = torch.zeros(words * WORD_BITS, dtype=torch.int64, device=device)
-        seen.index_fill_(0, prompt_ids.long(), 1)
-        shifts = torch.arange(WORD_BITS, device=device)
-        bits_W = (seen.view(words, WORD_BITS) << shifts).sum(dim=1)
-        # the 32nd bit is an int32's sign
-        self.prompt_bits_NW[row] = (bits_W - ((bits_W >> 31) << WORD_BITS)).int()
+        seen_V = torch.zeros(self.vocab_size, dtype=torch.bool, device=prompt_ids.device)
+        self.prompt_bits_NW[row] = pack_token_mask(seen_V.index_fill_(0, prompt_ids.long(), True))
         counts_V = self.output_counts_NV[row].zero_()
         counts_V.index_add_(0, output_ids.long(), torch.ones_like(output_ids))
 

@@ -3,17 +3,15 @@
 C is the capacity in sequences, fixed when the engine starts: the columns stand at the
 same words in every step, whatever its size, so that a recorded CUDA graph finds them.
 
-    word  0        8          8 + C       8 + 2C          9 + 3C       9 + 4C    9 + 5C
-          | header | rows     | computed  | query_start   | previous   | due     | records  | ids |
-          |   8    |    C     |    C      |    C + 1      |    C       |   C     | 4(U + 1) |  I  |
+    word  0        8          8 + C       8 + 2C          9 + 3C    9 + 4C
+          | header | rows     | computed  | query_start   | due     | records  | ids |
+          |   8    |    C     |    C      |    C + 1      |   C     | 4(U + 1) |  I  |
 
     header       R sequences, T tokens, N of them due, U updates, word of the records, word of the
                  ids, 0, 0
     rows         the row of each sequence of the step, each row once
     computed     tokens in its cache before the step
     query_start  where its tokens start in the step; word R of the column is T
-    previous     index among the tokens sampled in the previous step, of the sequence's first token
-                 in this one; -1: that token is in its row already
     due          index among the tokens sampled in this step; -1: it is not due
     records      (table, row, start, first id) an update, then (0, 0, 0, I); the ids of update u are
                  ids[first of u : first of u + 1] and go to table[row, start:]
@@ -74,16 +72,12 @@ class PackedLayout:
         return HEADER_WORDS + 2 * self.capacity
 
     @property
-    def previous_at(self) -> int:
+    def due_at(self) -> int:
         return HEADER_WORDS + 3 * self.capacity + 1
 
     @property
-    def due_at(self) -> int:
-        return HEADER_WORDS + 4 * self.capacity + 1
-
-    @property
     def records_at(self) -> int:
-        return HEADER_WORDS + 5 * self.capacity + 1
+        return HEADER_WORDS + 4 * self.capacity + 1
 
     def num_words(self, updates: Sequence[RowUpdate] = ()) -> int:
         """Words that a step with these updates takes."""
@@ -100,7 +94,6 @@ def pack_step(
     num_computed: IntArray,
     num_scheduled: IntArray,
     needs_sampling: npt.NDArray[np.bool_],
-    previous: IntArray | None = None,
     updates: Sequence[RowUpdate] = (),
 ) -> int:
     """Write a step into `words`.
@@ -111,7 +104,6 @@ def pack_step(
         num_computed: [R], tokens in the cache before this step.
         num_scheduled: [R], tokens in this step, at least 1.
         needs_sampling: [R], see above. The n-th due sequence gets the n-th sampled token.
-        previous: [R], see above; None: every token is in its row.
         updates: carried out before the step's tokens are read; no two may write one cell.
 
     Returns:
@@ -139,7 +131,6 @@ def pack_step(
     due[:] = np.where(needs_sampling, due - 1, -1)
     words[layout.rows_at :][:num_sequences] = rows
     words[layout.computed_at :][:num_sequences] = num_computed
-    words[layout.previous_at :][:num_sequences] = -1 if previous is None else previous
     words[:HEADER_WORDS] = (
         num_sequences,
         query_start[-1],

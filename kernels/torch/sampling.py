@@ -11,7 +11,6 @@ from kernels.interface.operations import Penalties, SamplingLimits
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
-_MASK = 0xFFFFFFFF
 NUM_ROUNDS = 10
 
 STREAM = 0x73616D70
@@ -28,14 +27,13 @@ _FIRST_CANDIDATES = 256
 _WORTH_SINGLING_OUT = 6
 """Noise of single tokens costs four times as much a token, and finding them a little more."""
 
-UInt64Array = npt.NDArray[np.uint64]
-Int64Array = npt.NDArray[np.int64]
+UInt64 = npt.NDArray[np.uint64] | np.uint64
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def philox_4x32(
-    counter: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
-    key: tuple[torch.Tensor, torch.Tensor],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    counter: tuple[UInt64, UInt64, UInt64, UInt64], key: tuple[UInt64, UInt64]
+) -> tuple[npt.NDArray[np.uint64], ...]:
     """Four random 32-bit words for each counter: Philox4x32-10.
 
     J. Salmon, M. Moraes, R. Dror, D. Shaw: Parallel Random Numbers: As Easy as 1, 2, 3 (SC 2011). A
@@ -43,24 +41,28 @@ def philox_4x32(
     (seed, position, token id) alone, and any device can compute the same.
 
     Args:
-        counter: four words, int64 tensors of values in [0, 2**32) that broadcast together.
+        counter: four words, uint64 of values in [0, 2**32) that broadcast together.
         key: two words, likewise.
 
     Returns:
-        Four int64 tensors of values in [0, 2**32), of the broadcast shape.
+        Four arrays of values in [0, 2**32), of the broadcast shape.
     """
-    c0, c1, c2, c3 = counter
+    c0, c1, c2, c3 = (np.array(word) for word in np.broadcast_arrays(*counter, *key)[:4])
     k0, k1 = key
+    product0, product1 = np.empty_like(c0), np.empty_like(c0)
     for _ in range(NUM_ROUNDS):
-        # int64 products wrap around, which keeps the low 64 bits; the mask drops the sign
-        product0 = c0 * MULTIPLIERS[0]
-        product1 = c2 * MULTIPLIERS[1]
-        c0 = ((product1 >> 32) & _MASK) ^ c1 ^ k0
-        c2 = ((product0 >> 32) & _MASK) ^ c3 ^ k1
-        c1 = product1.bitwise_and_(_MASK)
-        c3 = product0.bitwise_and_(_MASK)
-        k0 = (k0 + KEY_INCREMENTS[0]) & _MASK
-        k1 = (k1 + KEY_INCREMENTS[1]) & _MASK
+        np.multiply(c0, np.uint64(MULTIPLIERS[0]), out=product0)
+        np.multiply(c2, np.uint64(MULTIPLIERS[1]), out=product1)
+        np.right_shift(product1, _HALF, out=c0)
+        c0 ^= c1
+        c0 ^= k0
+        np.right_shift(product0, _HALF, out=c2)
+        c2 ^= c3
+        c2 ^= k1
+        np.bitwise_and(product1, _LOW, out=c1)
+        np.bitwise_and(product0, _LOW, out=c3)
+        k0 = (k0 + np.uint64(KEY_INCREMENTS[0])) & _LOW
+        k1 = (k1 + np.uint64(KEY_INCREMENTS[1])) & _LOW
     return c0, c1, c2, c3
 
 
@@ -78,29 +80,37 @@ def gumbel_noise(
         positions_R: int64, index in the sequence of the token being chosen.
         token_ids_RC: int64.
     """
-    words = _words(seeds_R, positions_R, token_ids_RC >> 2)
-    lane_RC = token_ids_RC & 3
-    chosen_RC = torch.stack(words, dim=-1).gather(-1, lane_RC[..., None])[..., 0]
-    return _to_gumbel((chosen_RC >> 9).float())
+    ids_RC = token_ids_RC.numpy()
+    seeds_R1, positions_R1 = (each.numpy()[:, None] for each in (seeds_R, positions_R))
+    words = _words(
+        (ids_RC >> 2).astype(np.uint64), seeds_R1.astype(np.uint64), positions_R1.astype(np.uint64)
+    )
+    chosen_RC = np.choose(ids_RC & 3, words) >> np.uint64(9)
+    return _to_gumbel(torch.from_numpy(chosen_RC.astype(np.float32)))
 
 
-def gumbel_noise_of_vocabulary(
-    seeds_R: torch.Tensor, positions_R: torch.Tensor, vocab_size: int
-) -> torch.Tensor:
-    """`gumbel_noise` of every token, float32 [R, V], at a quarter of the cost a token."""
-    quads_RQ = torch.arange((vocab_size + 3) // 4, dtype=torch.int64)[None]
-    words = _words(seeds_R, positions_R, quads_RQ)
-    all_RV = torch.stack(words, dim=-1).flatten(1)[:, :vocab_size]
-    return _to_gumbel((all_RV >> 9).float())
+def noise_of_vocabulary(seed: int, position: int, vocab_size: int) -> torch.Tensor:
+    """`gumbel_noise` of every token of one row, float32 [V], at a quarter of the cost a token.
+
+    A piece at a time keeps every temporary in the core's own cache.
+
+    Args:
+        seed: 64 bits, signed or not.
+        position: index in the sequence of the token being chosen.
+    """
+    quads = np.arange((vocab_size + 3) // 4, dtype=np.uint64)
+    words_Q4 = np.empty((len(quads), 4), np.float32)
+    for start in range(0, len(quads), _PIECE):
+        piece = slice(start, start + _PIECE)
+        words = _words(quads[piece], np.uint64(seed % 2**64), np.uint64(position))
+        for lane, word in enumerate(words):
+            words_Q4[piece, lane] = word >> np.uint64(9)
+    return _to_gumbel(torch.from_numpy(words_Q4.reshape(-1)[:vocab_size]))
 
 
-def _words(
-    seeds_R: torch.Tensor, positions_R: torch.Tensor, quads_RQ: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    key = (seeds_R[:, None] & _MASK, (seeds_R[:, None] >> 32) & _MASK)
-    low, high = positions_R[:, None] & _MASK, (positions_R[:, None] >> 32) & _MASK
-    stream = torch.tensor(STREAM, dtype=torch.int64)
-    return philox_4x32((quads_RQ, low, high, stream), key)
+def _words(quads: UInt64, seed: UInt64, position: UInt64) -> tuple[npt.NDArray[np.uint64], ...]:
+    counter = (quads, position & _LOW, position >> _HALF, np.uint64(STREAM))
+    return philox_4x32(counter, (seed & _LOW, seed >> _HALF))
 
 
 def _to_gumbel(upper: torch.Tensor) -> torch.Tensor:
@@ -132,9 +142,9 @@ def sample_from_all(
             noise_V = noise_of_vocabulary(seed, position, vocab_size)
             chosen.append(int(noise_V.add_(logits_V).argmax()))
         else:
-            noise_C = noise_of_tokens(seed, position, token_ids)
-            noise_C += logits_V[torch.from_numpy(token_ids)]
-            chosen.append(int(token_ids[int(noise_C.argmax())]))
+            ids_C, one = torch.from_numpy(token_ids), slice(row, row + 1)
+            noise_C = gumbel_noise(seeds_R[one], positions_R[one], ids_C[None])[0]
+            chosen.append(int(ids_C[(noise_C + logits_V[ids_C]).argmax()]))
     return torch.tensor(chosen, dtype=torch.int64)
 
 
@@ -252,57 +262,3 @@ def apply_penalties(
         logits_V -= penalties.frequency_penalty * output_counts_V
     if penalties.presence_penalty != 0.0:
         logits_V -= penalties.presence_penalty * in_output_V
-
-
-def noise_of_vocabulary(seed: int, position: int, vocab_size: int) -> torch.Tensor:
-    """Standard Gumbel noise of every token of one row, float32 [V]: that of `gumbel_noise`.
-
-    numpy's unsigned integers need no masks where torch's signed ones do, and a piece at a time
-    keeps every temporary in the core's own cache (a vocabulary of 49,152 in 0.4 ms, against 1.2).
-
-    Args:
-        seed: 64 bits, signed or not.
-        position: index in the sequence of the token being chosen.
-    """
-    quads = np.arange((vocab_size + 3) // 4, dtype=np.uint64)
-    words_Q4 = np.empty((len(quads), 4), np.float32)
-    for start in range(0, len(quads), _PIECE):
-        piece = slice(start, start + _PIECE)
-        for lane, words in enumerate(_philox(quads[piece], seed, position)):
-            words_Q4[piece, lane] = words >> np.uint64(9)
-    return _to_gumbel(torch.from_numpy(words_Q4.reshape(-1)[:vocab_size]))
-
-
-def noise_of_tokens(seed: int, position: int, token_ids_C: Int64Array) -> torch.Tensor:
-    """`noise_of_vocabulary(...)[token_ids]`, float32 [C], at four times the cost a token."""
-    words_C = np.empty(len(token_ids_C), np.float32)
-    for start in range(0, len(token_ids_C), _PIECE):
-        piece = token_ids_C[start : start + _PIECE]
-        words = np.stack(_philox((piece >> 2).astype(np.uint64), seed, position))
-        words_C[start : start + _PIECE] = words[piece & 3, np.arange(len(piece))] >> np.uint64(9)
-    return _to_gumbel(torch.from_numpy(words_C))
-
-
-def _philox(quads_N: UInt64Array, seed: int, position: int) -> tuple[UInt64Array, ...]:
-    """`philox_4x32` at counters (quad, position, stream) under one key."""
-    low, high = position & _MASK, (position >> 32) & _MASK
-    key0, key1 = seed & _MASK, (seed >> 32) & _MASK
-    c0, c1 = quads_N.copy(), np.full_like(quads_N, low)
-    c2, c3 = np.full_like(quads_N, high), np.full_like(quads_N, STREAM)
-    product0, product1 = np.empty_like(quads_N), np.empty_like(quads_N)
-    mask, half = np.uint64(_MASK), np.uint64(32)
-    multiplier0, multiplier1 = np.uint64(MULTIPLIERS[0]), np.uint64(MULTIPLIERS[1])
-    for _ in range(NUM_ROUNDS):
-        np.multiply(c0, multiplier0, out=product0)
-        np.multiply(c2, multiplier1, out=product1)
-        np.right_shift(product1, half, out=c0)
-        c0 ^= c1
-        c0 ^= np.uint64(key0)
-        np.right_shift(product0, half, out=c2)
-        c2 ^= c3
-        c2 ^= np.uint64(key1)
-        np.bitwise_and(product1, mask, out=c1)
-        np.bitwise_and(product0, mask, out=c3)
-        key0 = (key0 + KEY_INCREMENTS[0]) & _MASK
-        key1 = (key1 + KEY_INCREMENTS[1]) & _MASK
-    return c0, c1, c2, c3

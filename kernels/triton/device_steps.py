@@ -13,7 +13,7 @@ from kernels.interface.sampling_rows import (
     StepResults,
     TokenList,
 )
-from kernels.interface.step_inputs import DeviceRows, PackedLayout, StepTensors
+from kernels.interface.step_inputs import PackedLayout
 from kernels.triton.logits_processors import (
     adjust_tokens,
     apply_penalties,
@@ -27,25 +27,11 @@ from kernels.triton.step_inputs import append_sampled, apply_row_updates, prepar
 
 
 class TritonDeviceSteps:
-    """See `DeviceStepOperations`. `device`: where all tensors live."""
+    """See `DeviceStepOperations`."""
 
     apply_row_updates = staticmethod(apply_row_updates)
+    prepare_step = staticmethod(prepare_step)
     append_sampled = staticmethod(append_sampled)
-
-    def __init__(self, device: torch.device) -> None:
-        self._no_previous = torch.zeros(16, dtype=torch.int64, device=device)
-
-    def prepare_step(
-        self,
-        packed: torch.Tensor,
-        layout: PackedLayout,
-        rows: DeviceRows,
-        out: StepTensors,
-        *,
-        block_size: int,
-    ) -> None:
-        """See `DeviceStepOperations.prepare_step`."""
-        prepare_step(packed, layout, rows, self._no_previous, out, block_size=block_size)
 
     def make_sampler(
         self, *, num_rows: int, vocab_size: int, device: torch.device

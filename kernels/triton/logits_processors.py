@@ -1,7 +1,7 @@
 """What changes single logits before sampling: token masks, then biases, then penalties.
 
 A logits row r reads the history of row `state_row_R[r]`: a bit a prompt token, a count an output
-token.
+token. The specification of penalties is `kernels.torch.sampling.apply_penalties`.
 """
 
 from __future__ import annotations
@@ -10,36 +10,16 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.interface.operations import Penalties
-from kernels.torch.sampling import apply_penalties as apply_penalties_to_one_row
+from kernels.interface.sampling_rows import WORD_BITS, num_mask_words
 from kernels.triton.row_maxima import TILE, num_splits
 from kernels.triton.tensor_checks import check_logits, check_tensor
-
-_WORD_BITS = 32
-
-
-def num_mask_words(vocab_size: int) -> int:
-    """int32 words of a row's mask."""
-    return -(-vocab_size // _WORD_BITS)
-
-
-def pack_token_masks(allowed_RV: torch.Tensor) -> torch.Tensor:
-    """bool [R, V] as int32 [R, ceil(V / 32)], on the same device; bits past V are 0."""
-    rows, vocab_size = allowed_RV.shape
-    num_words = num_mask_words(vocab_size)
-    bits_RB = torch.zeros(rows, num_words * _WORD_BITS, dtype=torch.int64, device=allowed_RV.device)
-    bits_RB[:, :vocab_size] = allowed_RV
-    place_B = torch.arange(_WORD_BITS, device=allowed_RV.device)
-    words_RW = (bits_RB.view(rows, num_words, _WORD_BITS) << place_B).sum(dim=2)
-    # the highest bit of a word is the sign of an int32
-    return torch.where(words_RW < 1 << 31, words_RW, words_RW - (1 << 32)).to(torch.int32)
 
 
 def apply_token_masks_reference(
     logits_RV: torch.Tensor, masks_RW: torch.Tensor, is_masked_R: torch.Tensor
 ) -> torch.Tensor:
     """The specification."""
-    bits_RWB = masks_RW[:, :, None] >> torch.arange(_WORD_BITS, dtype=torch.int32) & 1
+    bits_RWB = masks_RW[:, :, None] >> torch.arange(WORD_BITS, dtype=torch.int32) & 1
     allowed_RV = bits_RWB.flatten(1)[:, : logits_RV.shape[1]].bool()
     return logits_RV.masked_fill(~allowed_RV & is_masked_R[:, None], -torch.inf)
 
@@ -104,18 +84,6 @@ def apply_token_masks(
 
 
 _BLOCK = 128
-
-
-def apply_penalties_reference(
-    logits_V: torch.Tensor,
-    prompt_mask_V: torch.Tensor,
-    output_counts_V: torch.Tensor,
-    penalties: Penalties,
-) -> torch.Tensor:
-    """The specification, for one row; `prompt_mask_V` is bool."""
-    result_V = logits_V.clone()
-    apply_penalties_to_one_row(result_V, prompt_mask_V, output_counts_V.float(), penalties)
-    return result_V
 
 
 def adjust_tokens_reference(

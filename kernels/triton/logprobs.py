@@ -12,11 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.interface.sampling_rows import MAX_DEVICE_LOGPROBS
 from kernels.triton.row_maxima import TILE, num_splits
 from kernels.triton.tensor_checks import check_logits, check_tensor
-
-MAX_LOGPROBS = 128
-"""Each is a pass over a split's registers; a request for more is served on the host."""
 
 _WARPS = 4
 _NO_ID = tl.constexpr(0x7FFFFFFF)
@@ -147,11 +145,11 @@ class LogprobsMemory:
         """8 bytes a row, split and logprob.
 
         Raises:
-            ValueError: max_logprobs outside [0, MAX_LOGPROBS].
+            ValueError: max_logprobs outside [0, MAX_DEVICE_LOGPROBS].
         """
-        if not 0 <= max_logprobs <= MAX_LOGPROBS:
+        if not 0 <= max_logprobs <= MAX_DEVICE_LOGPROBS:
             raise ValueError(
-                f"max_logprobs is {max_logprobs}, it must be in [0, {MAX_LOGPROBS}]; "
+                f"max_logprobs is {max_logprobs}, it must be in [0, {MAX_DEVICE_LOGPROBS}]; "
                 "report more on the host"
             )
         shape = (num_rows, num_splits(vocab_size))

@@ -13,8 +13,9 @@ import triton
 import triton.language as tl
 
 from kernels.interface.operations import Penalties, SamplingLimits
+from kernels.interface.sampling_rows import pack_token_mask
 from kernels.torch.sampling import sample_from_all
-from kernels.triton.logits_processors import apply_penalties, pack_token_masks
+from kernels.triton.logits_processors import apply_penalties
 from kernels.triton.philox import gumbel_noise
 from kernels.triton.row_maxima import (
     TILE,
@@ -337,7 +338,7 @@ def apply_penalties_to_row(
         logits_V[None],
         num_rows_1=one(1, torch.int32),
         state_row_R=one(0, torch.int64),
-        prompt_bits_NW=pack_token_masks(prompt_mask_V[None]),
+        prompt_bits_NW=pack_token_mask(prompt_mask_V)[None],
         output_counts_NV=output_counts_V[None].to(torch.int32),
         repetition_R=one(penalties.repetition_penalty, torch.float32),
         presence_R=one(penalties.presence_penalty, torch.float32),

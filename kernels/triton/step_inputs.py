@@ -61,7 +61,6 @@ def prepare_step_kernel(
     packed_ptr,  # int32 words
     row_tokens_ptr,  # int32 [rows, max_len]
     row_tables_ptr,  # int32 [G, rows, M]
-    sampled_ptr,  # int32 or int64 [N], of the previous step
     token_ids_ptr,  # int64 [T]
     positions_ptr,  # int64 [T]
     slots_ptr,  # int64 [G, T]
@@ -80,7 +79,6 @@ def prepare_step_kernel(
     ROWS_AT: tl.constexpr,
     COMPUTED_AT: tl.constexpr,
     QUERY_START_AT: tl.constexpr,
-    PREVIOUS_AT: tl.constexpr,
     DUE_AT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -96,7 +94,6 @@ def prepare_step_kernel(
         computed = tl.load(packed_ptr + COMPUTED_AT + sequence)
         start = tl.load(packed_ptr + QUERY_START_AT + sequence)
         stop = tl.load(packed_ptr + QUERY_START_AT + sequence + 1)
-        previous = tl.load(packed_ptr + PREVIOUS_AT + sequence)
         due = tl.load(packed_ptr + DUE_AT + sequence)
         seq_len = computed + stop - start
         if group == 0:
@@ -112,9 +109,6 @@ def prepare_step_kernel(
             if group == 0:
                 at = row_tokens_ptr + row * max_len + position_T
                 token_T = tl.load(at, mask=is_token_T, other=0).to(tl.int64)
-                if previous >= 0:
-                    sampled = tl.load(sampled_ptr + previous).to(tl.int64)
-                    token_T = tl.where(offset_T == 0, sampled, token_T)
                 tl.store(token_ids_ptr + start + offset_T, token_T, mask=is_token_T)
                 tl.store(positions_ptr + start + offset_T, position_T.to(tl.int64), mask=is_token_T)
             block_T = tl.load(row_table_ptr + position_T // S, mask=is_token_T, other=0)
@@ -199,7 +193,6 @@ def prepare_step(
     packed: torch.Tensor,
     layout: PackedLayout,
     rows: DeviceRows,
-    previous_sampled_N: torch.Tensor,
     out: StepTensors,
     *,
     block_size: int,
@@ -207,25 +200,21 @@ def prepare_step(
     """Gather a step: for token i of a sequence with `computed` tokens in the cache
 
         position = computed + i,    slot = table[row, position // S] * S + position % S
-        token    = previous_sampled[previous]   if i == 0 and previous >= 0
-                   tokens[row, position]        otherwise
+        token    = tokens[row, position]
 
     Args:
         packed: int32, on the rows' device, packed by `step_packing.pack_step` with `layout`.
         rows: read; every update of this step is in them.
-        previous_sampled_N: int32 or int64, tokens of the previous step's due sequences.
         out: overwritten. Its sizes, at least the step's, decide how much padding there is.
         block_size: slots in a block.
     """
     _check_rows(packed, rows)
-    _check_sampled(previous_sampled_N, rows)
     _check_out(out, layout, rows)
     num_groups, num_sequences, width = out.block_tables_GRM.shape
     prepare_step_kernel[(num_sequences + 1, num_groups)](
         packed,
         rows.token_ids,
         rows.block_tables,
-        previous_sampled_N,
         out.token_ids_T,
         out.positions_T,
         out.slot_mappings_GT,
@@ -241,7 +230,6 @@ def prepare_step(
         out.slot_mappings_GT.stride(0),
         out.block_tables_GRM.stride(0),
         S=block_size,
-        PREVIOUS_AT=layout.previous_at,
         BLOCK=_BLOCK,
         num_warps=_NUM_WARPS,
         **_columns(layout),
@@ -267,7 +255,8 @@ def append_sampled(
         num_sequences: of the step, may count padding.
     """
     _check_rows(packed, rows)
-    _check_sampled(token_ids_N, rows)
+    dtypes, device = (torch.int64, torch.int32), rows.token_ids.device
+    check_tensor("the sampled tokens", token_ids_N, (token_ids_N.numel(),), dtypes, device)
     if num_sequences > layout.capacity:
         raise ValueError(f"{num_sequences} sequences, the layout has room for {layout.capacity}")
     append_sampled_kernel[(triton.cdiv(num_sequences, _BLOCK),)](
@@ -298,13 +287,6 @@ def _check_rows(packed: torch.Tensor, rows: DeviceRows) -> None:
     tokens = rows.token_ids
     check_tensor("token_ids", tokens, tokens.shape, int32, device)
     check_tensor("block_tables", rows.block_tables, tables, int32, device)
-
-
-def _check_sampled(sampled_N: torch.Tensor, rows: DeviceRows) -> None:
-    dtypes = (torch.int64, torch.int32)
-    device = rows.token_ids.device
-    shape = (sampled_N.numel(),)
-    check_tensor("the sampled tokens", sampled_N, shape, dtypes, device)
 
 
 def _check_out(out: StepTensors, layout: PackedLayout, rows: DeviceRows) -> None:

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from cyclopts import Parameter
 
-from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
+from engine_core.kv_cache import KVCacheManager
 from engine_core.model_files import ModelFiles, open_model_files
-from engine_core.model_runner.cache_layout import plan_cache_layout
-from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.config import RunnerConfig, plan_cache_layout
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.models import load_model
 from engine_core.scheduler import Request, Scheduler, SchedulerConfig
@@ -70,13 +69,12 @@ class GreedyRun:
         tensors = files.tensors(keeps_blocks=keeps_blocks)
         self._model = load_model(files.config, tensors, dtype=torch.float32, ops=ops)
         layout = plan_cache_layout(self._model.kv_cache_spec.sliding_windows)
-        self._groups = [KVCacheGroupSpec(group.sliding_window) for group in layout.groups]
+        self._groups = layout.group_specs
         self._num_blocks = (max_tokens // BLOCK_SIZE + 2 * max_rows) * len(layout.groups) + 1
         self._max_length = max_length
         config = RunnerConfig(
             model=self._model,
             ops=ops,
-            layout=layout,
             num_blocks=self._num_blocks,
             block_size=BLOCK_SIZE,
             max_num_seqs=max_rows,

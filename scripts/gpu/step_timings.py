@@ -57,7 +57,7 @@ class ReadyEngine:
         stream, again and again the same one."""
         runner = self.engine.runner
         runner.execute(self._plan([(context, context - 1)] * batch))
-        return runner.graphs.get(batch, SamplingMode.PLAIN)
+        return runner.graphs[batch, SamplingMode.PLAIN]
 
     def prefill(self, num_tokens: int) -> Callable[[], object]:
         """What computes a prompt in one step and waits for it."""

@@ -15,7 +15,7 @@ from engine_core.cli import app
 from engine_core.model_files import open_model_files
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.device import choose_device
-from engine_core.startup.model import load_by_options
+from engine_core.startup.model import load_any_model
 from engine_core.startup.resolve import plan_runner
 from kernels.cpu.linear import PackedParts
 from kernels.cpu.weights import PackedLinear
@@ -85,7 +85,7 @@ class LoadedFormat:
         if options.num_threads is not None:
             torch.set_num_threads(options.num_threads)
         files = open_model_files(str(options.model), report=lambda _line: None)
-        loaded = load_by_options(options, files, choose_device(options.device))
+        loaded = load_any_model(options, files, choose_device(options.device))
         assembly = plan_runner(dataclasses.replace(options, max_model_len=None), files, loaded)
         self._model, self._ops = loaded.model, loaded.ops
         if in_floats:

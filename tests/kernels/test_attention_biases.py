@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from kernels.interface.operations import AttentionParams, AttentionSpec
-from kernels.torch.attention import reference_paged_attention
 from kernels.torch.operations import TorchOperations
 from kernels.triton.operations import TritonOperations
+from tests.kernels.paged_steps import reference_paged_attention
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from paged_steps import make_planner, step
 
 from kernels.interface.operations import AttentionParams
-from kernels.torch.attention import reference_paged_attention
 from kernels.torch.operations import TorchOperations
+from tests.kernels.paged_steps import reference_paged_attention
 from tests.profiles import examples
 
 OPS = TorchOperations()

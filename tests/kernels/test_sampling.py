@@ -10,7 +10,7 @@ from kernels.interface.operations import Penalties, SamplingLimits
 from kernels.torch.sampling import (
     apply_penalties,
     gumbel_noise,
-    gumbel_noise_of_vocabulary,
+    noise_of_vocabulary,
     sample_from_all,
     sample_truncated,
 )
@@ -40,14 +40,15 @@ def plain_mask(logits_V, top_k, top_p, min_p):
 def test_noise_of_single_tokens_equals_that_of_the_whole_vocabulary():
     for vocab_size in (1, 3, 4, 63, 1001):
         seeds_R, positions_R = seeds(0, 7, 2**64 - 1), torch.tensor([0, 5, 2**33])
-        everything = gumbel_noise_of_vocabulary(seeds_R, positions_R, vocab_size)
+        rows = zip(seeds_R.tolist(), positions_R.tolist(), strict=True)
+        everything = torch.stack([noise_of_vocabulary(*row, vocab_size) for row in rows])
         ids = torch.arange(vocab_size).flip(0)[None].repeat(3, 1)
         assert torch.equal(gumbel_noise(seeds_R, positions_R, ids).flip(1), everything)
         assert everything.isfinite().all()
 
 
 def test_the_noise_has_the_gumbel_distribution():
-    noise = gumbel_noise_of_vocabulary(seeds(1), torch.tensor([2]), 400_000)[0].double()
+    noise = noise_of_vocabulary(1, 2, 400_000).double()
     assert noise.mean() == pytest.approx(0.57722, abs=0.01)
     assert noise.var() == pytest.approx(np.pi**2 / 6, abs=0.03)
     assert torch.quantile(noise[:100_000], 0.5) == pytest.approx(-np.log(np.log(2)), abs=0.02)

@@ -7,8 +7,7 @@ import torch
 from kernels.interface.operations import SamplingLimits
 from kernels.torch.sampling import (
     LARGEST_NOISE,
-    gumbel_noise_of_vocabulary,
-    noise_of_tokens,
+    gumbel_noise,
     noise_of_vocabulary,
     sample_from_all,
     sample_truncated,
@@ -19,7 +18,8 @@ SEEDS_AND_POSITIONS = [(0, 0), (1, 7), (-1, 2**31 + 5), (2**63 - 1, 2**40), (-(2
 
 
 def defined_noise(seed, position, vocab_size):
-    return gumbel_noise_of_vocabulary(torch.tensor([seed]), torch.tensor([position]), vocab_size)[0]
+    ids_1V = torch.arange(vocab_size)[None]
+    return gumbel_noise(torch.tensor([seed]), torch.tensor([position]), ids_1V)[0]
 
 
 @pytest.mark.parametrize(("seed", "position"), SEEDS_AND_POSITIONS)
@@ -31,11 +31,12 @@ def test_the_noise_of_a_row_is_that_of_the_definition(seed, position, vocab_size
 
 
 @pytest.mark.parametrize(("seed", "position"), SEEDS_AND_POSITIONS)
-def test_the_noise_of_single_tokens_is_that_of_the_definition(seed, position):
-    token_ids = np.random.default_rng(0).permutation(20_000)[:9_001]
-    noise = noise_of_tokens(seed, position, token_ids)
-    torch.testing.assert_close(noise, defined_noise(seed, position, 20_000)[token_ids])
-    assert noise_of_tokens(seed, position, token_ids[:0]).shape == (0,)
+def test_the_noise_of_single_tokens_in_any_order_is_that_of_the_row(seed, position):
+    ids_C = torch.from_numpy(np.random.default_rng(0).permutation(20_000)[:9_001])
+    noise = gumbel_noise(torch.tensor([seed]), torch.tensor([position]), ids_C[None])[0]
+    torch.testing.assert_close(noise, noise_of_vocabulary(seed, position, 20_000)[ids_C])
+    none = gumbel_noise(torch.tensor([seed]), torch.tensor([position]), ids_C[None, :0])
+    assert none.shape == (1, 0)
 
 
 def test_no_noise_exceeds_the_bound_that_rules_tokens_out():
@@ -51,7 +52,7 @@ def test_tokens_ruled_out_without_noise_could_not_have_won(scale):
     logits_RV[3, 100:] = -torch.inf
     seeds_R = torch.arange(40) * 7_919
     positions_R = torch.arange(40)
-    noise_RV = gumbel_noise_of_vocabulary(seeds_R, positions_R, 5_003)
+    noise_RV = gumbel_noise(seeds_R, positions_R, torch.arange(5_003).expand(40, -1))
     expected_R = (logits_RV - logits_RV.amax(dim=1, keepdim=True) + noise_RV).argmax(dim=1)
     assert torch.equal(sample_from_all(logits_RV, seeds_R, positions_R), expected_R)
     assert scale > 1 or len(set(expected_R.tolist())) > 20

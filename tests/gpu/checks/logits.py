@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from kernels.interface.operations import Penalties
+from kernels.interface.sampling_rows import num_mask_words
+from kernels.torch import sampling as torch_sampling
 from kernels.triton.logits_processors import (
     apply_penalties,
-    apply_penalties_reference,
     apply_token_masks,
     apply_token_masks_reference,
-    num_mask_words,
 )
 from tests.gpu.checks.errors import num_different
 
@@ -76,10 +76,10 @@ def check_penalties(num_rows: int, vocab_size: int, *, device: str) -> float:
     words_NW, token_V = inputs.masks_RW.cpu(), torch.arange(vocab_size)
     for row in range(num_rows):
         state = int(inputs.state_row_R[row])
-        expected_RV[row] = apply_penalties_reference(
+        torch_sampling.apply_penalties(
             expected_RV[row],
             (words_NW[state, token_V // 32] >> (token_V % 32)) & 1 == 1,
-            inputs.counts_NV[state].cpu(),
+            inputs.counts_NV[state].cpu().float(),
             Penalties(
                 repetition_penalty=float(inputs.repetition_R[row]),
                 presence_penalty=float(inputs.presence_R[row]),

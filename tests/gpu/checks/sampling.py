@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import torch
 
-from kernels.torch.sampling import gumbel_noise_of_vocabulary as torch_noise
-from kernels.triton.philox import (
-    gumbel_noise_of_vocabulary,
-    random_words,
-    random_words_reference,
-)
 from kernels.triton.sampling import SamplingMemory, sample, sample_reference
 from tests.gpu.checks.errors import num_different, poison, scaled_error
+from tests.kernels.triton.philox_launches import (
+    noise_of_rows,
+    random_words,
+    reference_noise,
+    reference_random_words,
+)
 
 VOCABULARIES = (151936, 128256, 50257)
 
@@ -67,15 +67,15 @@ class Inputs:
 def check_words(num_counters: int, *, device: str) -> float:
     counter_N4 = torch.randint(1 << 32, (num_counters, 4), device=device)
     key_N2 = torch.randint(1 << 32, (num_counters, 2), device=device)
-    expected = random_words_reference(counter_N4.cpu(), key_N2.cpu())
+    expected = reference_random_words(counter_N4.cpu(), key_N2.cpu())
     return num_different(random_words(counter_N4, key_N2).cpu(), expected)
 
 
 def check_noise(num_rows: int, vocab_size: int, *, device: str) -> float:
     seeds_R = torch.randint(-(2**62), 2**62, (num_rows,), device=device)
     positions_R = torch.randint(1 << 40, (num_rows,), device=device)
-    ours = gumbel_noise_of_vocabulary(seeds_R, positions_R, vocab_size)
-    return scaled_error(ours.cpu(), torch_noise(seeds_R.cpu(), positions_R.cpu(), vocab_size))
+    ours = noise_of_rows(seeds_R, positions_R, vocab_size)
+    return scaled_error(ours.cpu(), reference_noise(seeds_R.cpu(), positions_R.cpu(), vocab_size))
 
 
 def check(num_rows: int, vocab_size: int, *, limits: bool, device: str) -> float:

@@ -78,7 +78,6 @@ class RandomStep:
         self.num_computed[0] = shape.max_model_len - scheduled[0]  # full: what it samples is lost
         self.row_of = generator.permutation(num_rows)[:number]
         self.needs_sampling = generator.random(number) < 0.8
-        self.previous = np.where(generator.random(number) < 0.6, generator.permutation(number), -1)
         updates = self._updates(num_updates, generator)
         words = np.full(self.layout.num_words(updates), -77, np.int32)
         num_words = pack_step(
@@ -88,11 +87,9 @@ class RandomStep:
             num_computed=self.num_computed,
             num_scheduled=scheduled,
             needs_sampling=self.needs_sampling,
-            previous=self.previous,
             updates=updates,
         )
         self.packed = torch.from_numpy(words[:num_words]).to(device)
-        self.sampled_N = torch.randint(2**31, (number,), device=device)
         self.appended_N = torch.randint(2**31, (number,), device=device)
 
     def tensors(self, padding: tuple[int, int], *, device: str) -> StepTensors:
@@ -111,9 +108,7 @@ class RandomStep:
     def run(self, out: StepTensors) -> None:
         """The three launches that every step has."""
         apply_row_updates(self.packed, self.rows)
-        prepare_step(
-            self.packed, self.layout, self.rows, self.sampled_N, out, block_size=BLOCK_SIZE
-        )
+        prepare_step(self.packed, self.layout, self.rows, out, block_size=BLOCK_SIZE)
         append_sampled(
             self.packed,
             self.layout,
@@ -146,12 +141,7 @@ def check(shape: Shape, *, num_updates: int, device: str) -> float:
     packed, steps = step.packed.cpu(), TorchDeviceSteps()
     expected, out = step.tensors(PADDING, device="cpu"), step.tensors(PADDING, device=device)
     steps.apply_row_updates(packed, rows)
-    # the reference reads every token out of its row: there the earlier step's are put for it
-    read = DeviceRows(token_ids=rows.token_ids.clone(), block_tables=rows.block_tables)
-    is_named = step.previous >= 0
-    sampled = step.sampled_N.cpu()[step.previous[is_named]].to(torch.int32)
-    read.token_ids[step.row_of[is_named], step.num_computed[is_named]] = sampled
-    steps.prepare_step(packed, step.layout, read, expected, block_size=BLOCK_SIZE)
+    steps.prepare_step(packed, step.layout, rows, expected, block_size=BLOCK_SIZE)
     steps.append_sampled(
         packed, step.layout, step.appended_N.cpu(), rows, num_sequences=shape.num_sequences
     )

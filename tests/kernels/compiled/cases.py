@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import triton
 
+from kernels.interface.sampling_rows import num_mask_words
 from kernels.interface.step_inputs import PackedLayout
 from kernels.triton import (
     activation,
@@ -27,7 +28,6 @@ from kernels.triton import (
     moe_linear,
     moe_routing,
     norm,
-    philox,
     quantised_linear,
     rotary_cache,
     row_maxima,
@@ -93,7 +93,6 @@ def variants() -> list[KernelVariant]:
         expert_routing,
         norms,
         logit_penalties,
-        random_numbers,
         quantised_products,
         quantised_weights,
         rotary_and_cache,
@@ -491,29 +490,13 @@ def logit_penalties() -> Iterator[KernelVariant]:
         ("count", logits_processors._count_kernel, 151936, block),
     ):
         sizes = {"stride_r": vocab_size, "V": vocab_size}
-        sizes |= {"W": logits_processors.num_mask_words(vocab_size)}
+        sizes |= {"W": num_mask_words(vocab_size)}
         yield KernelVariant(
             name=name,
             kernel=kernel,
             arguments=_taken(kernel, values | sizes),
             constants=constants,
         )
-
-
-def random_numbers() -> Iterator[KernelVariant]:
-    """What a check of the generator launches."""
-    yield KernelVariant(
-        name="random words",
-        kernel=philox._random_words_kernel,
-        arguments=_pointers(INT64, "counter key out") | {"num_counters": 1024},
-        constants={"BLOCK": philox._BLOCK},
-    )
-    yield KernelVariant(
-        name="noise",
-        kernel=philox._noise_kernel,
-        arguments=_pointers(INT64, "seeds positions") | {"out_ptr": FP32, "V": 151936},
-        constants={"TILE": 1024},
-    )
 
 
 LAYOUTS = (  # name, bits, inputs a group, offsets, dtype of scales; weights of 4096 x 4096
@@ -690,12 +673,11 @@ def inputs_of_a_step() -> Iterator[KernelVariant]:
             name=f"prepare_step S={block_size}",
             kernel=step_inputs.prepare_step_kernel,
             arguments=rows
-            | _pointers(INT64, "token_ids positions slots logits_at sampled")
+            | _pointers(INT64, "token_ids positions slots logits_at")
             | _pointers(INT32, "query_start seq_lens tables row_tokens row_tables")
             | {"row_table_stride_g": 256 * 512, "num_tokens": 255, "num_sequences": 255}
             | {"slot_stride_g": 255, "out_table_stride_g": 255},
-            constants=step_inputs._columns(layout)
-            | {"S": block_size, "PREVIOUS_AT": layout.previous_at, "BLOCK": step_inputs._BLOCK},
+            constants=step_inputs._columns(layout) | {"S": block_size, "BLOCK": step_inputs._BLOCK},
             num_warps=step_inputs._NUM_WARPS,
         )
     yield KernelVariant(
@@ -715,7 +697,7 @@ def masks_of_tokens() -> Iterator[KernelVariant]:
             kernel=logits_processors._token_masks_kernel,
             arguments={"logits_ptr": FP32, "num_rows_ptr": INT32, "masks_ptr": INT32}
             | {"is_masked_ptr": torch.bool, "stride_r": vocab_size, "V": vocab_size}
-            | {"mask_stride_r": logits_processors.num_mask_words(vocab_size)},
+            | {"mask_stride_r": num_mask_words(vocab_size)},
             constants={"TILE": TILE},
         )
 

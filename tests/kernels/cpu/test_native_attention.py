@@ -13,7 +13,7 @@ from paged_steps import make_planner
 from kernels.cpu.attention import NativeAttentionPlan
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.operations import AttentionParams
-from kernels.torch.attention import reference_paged_attention
+from tests.kernels.paged_steps import reference_paged_attention
 from tests.profiles import examples
 
 pytestmark = pytest.mark.slow

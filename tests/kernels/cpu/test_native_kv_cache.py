@@ -6,8 +6,8 @@ from paged_steps import make_planner
 
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.operations import AttentionParams, RotaryParams
-from kernels.torch.attention import reference_paged_attention
 from kernels.torch.operations import TorchOperations
+from tests.kernels.paged_steps import reference_paged_attention
 
 TORCH = TorchOperations()
 HEADS, KV_HEADS, BLOCK = 9, 3, 4

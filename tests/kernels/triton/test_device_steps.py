@@ -112,7 +112,7 @@ def test_tokens_counts_and_reports_are_those_of_the_specification(mode, vocab_si
     packed, num_due = packed_step(NUM_ROWS, seed=3)
     samplers = [
         steps.make_sampler(num_rows=NUM_ROWS, vocab_size=vocab_size, device=CPU)
-        for steps in (TorchDeviceSteps(), TritonDeviceSteps(CPU))
+        for steps in (TorchDeviceSteps(), TritonDeviceSteps())
     ]
     logits_NV = 4 * torch.randn(NUM_ROWS, vocab_size, generator=torch.Generator().manual_seed(1))
     for sampler in samplers:
@@ -150,7 +150,7 @@ def test_tokens_counts_and_reports_are_those_of_the_specification(mode, vocab_si
 @pytest.mark.parametrize("mode", SamplingMode)
 def test_a_row_without_a_finite_best_says_so(mode, value):
     packed, num_due = packed_step(5, seed=3)
-    for steps in (TorchDeviceSteps(), TritonDeviceSteps(CPU)):
+    for steps in (TorchDeviceSteps(), TritonDeviceSteps()):
         sampler = steps.make_sampler(num_rows=NUM_ROWS, vocab_size=131, device=CPU)
         logits_NV = torch.randn(num_due, 131)
         logits_NV[1, 100 if value != -torch.inf else slice(None)] = value
@@ -180,7 +180,7 @@ def test_a_history_is_one_bit_a_prompt_token_and_a_count_an_output_token(vocab_s
 
 def test_sampling_state_is_written_by_the_updates_that_write_tokens():
     tables = []
-    for steps in (TorchDeviceSteps(), TritonDeviceSteps(CPU)):
+    for steps in (TorchDeviceSteps(), TritonDeviceSteps()):
         rows = SamplingRows.allocate(num_rows=NUM_ROWS, vocab_size=2050, device=CPU)
         table = DeviceRows(token_ids=rows.state_NX, block_tables=rows.lists_3NM)
         updates = [

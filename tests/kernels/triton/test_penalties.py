@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from kernels.interface.operations import Penalties
+from kernels.interface.sampling_rows import pack_token_mask
+from kernels.torch import sampling as torch_sampling
 from kernels.triton.logits_processors import (
     adjust_tokens,
     adjust_tokens_reference,
     apply_penalties,
-    apply_penalties_reference,
     count_tokens,
-    num_mask_words,
 )
 from kernels.triton.row_maxima import TILE
 
@@ -28,13 +28,6 @@ def number(rows):
     return torch.tensor([rows], dtype=torch.int32)
 
 
-def to_bits(mask_NV):
-    rows, vocab_size = mask_NV.shape
-    padded = torch.zeros(rows, num_mask_words(vocab_size) * 32, dtype=torch.int64)
-    padded[:, :vocab_size] = mask_NV
-    return (padded.view(rows, -1, 32) << torch.arange(32)).sum(dim=2).to(torch.int32)
-
-
 def history(states, vocab_size):
     generator = torch.Generator().manual_seed(vocab_size)
     prompt = torch.rand(states, vocab_size, generator=generator) < 0.2
@@ -48,7 +41,7 @@ def penalise(logits, prompt, counts, state_rows, penalties, num_rows):
         logits,
         num_rows_1=number(num_rows),
         state_row_R=torch.tensor(state_rows),
-        prompt_bits_NW=to_bits(prompt),
+        prompt_bits_NW=torch.stack([pack_token_mask(mask_V) for mask_V in prompt]),
         output_counts_NV=counts,
         repetition_R=repetition,
         presence_R=presence,
@@ -63,21 +56,12 @@ def test_penalties_are_those_of_the_cpu(vocab_size):
     logits = torch.randn(rows, vocab_size) * 5
     logits[:, ::7] = -torch.inf
     state_rows = [7, 0, 3, 5, 1, 2]
-    expected = torch.stack(
-        [
-            apply_penalties_reference(
-                logits[row],
-                prompt[state],
-                counts[state],
-                Penalties(
-                    repetition_penalty=PENALTIES[row][0],
-                    presence_penalty=PENALTIES[row][1],
-                    frequency_penalty=PENALTIES[row][2],
-                ),
-            )
-            for row, state in enumerate(state_rows)
-        ]
-    )
+    expected = logits.clone()
+    for row, state in enumerate(state_rows):
+        penalties = dict(zip(Penalties.__slots__, PENALTIES[row], strict=True))
+        torch_sampling.apply_penalties(
+            expected[row], prompt[state], counts[state].float(), Penalties(**penalties)
+        )
     penalise(logits, prompt, counts, state_rows, PENALTIES, rows)
     assert torch.equal(logits, expected)
 

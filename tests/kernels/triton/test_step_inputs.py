@@ -25,8 +25,6 @@ from kernels.triton.step_inputs import append_sampled, apply_row_updates, prepar
 NUM_ROWS, MAX_LEN, S, G = 9, 2100, 16, 2
 CPU = torch.device("cpu")
 LAYOUT = PackedLayout(capacity=11)
-NOTHING = torch.full((1,), -5)
-"""Sampled tokens that nobody may read."""
 
 STEPS = [  # computed, scheduled: decodes, prefills, chunks, ends on and beside a boundary
     ([5], [1]),
@@ -122,9 +120,7 @@ def test_a_step_is_that_of_the_runner_and_padding_does_nothing(
     T, R = sum(scheduled), len(scheduled)
     whole = _poisoned(T, R)
     out = whole.first(T + padding[0], R + padding[1])
-    prepare_step(
-        _packed(needs_sampling=needs_sampling, **step), LAYOUT, rows, NOTHING, out, block_size=S
-    )
+    prepare_step(_packed(needs_sampling=needs_sampling, **step), LAYOUT, rows, out, block_size=S)
     _assert_is(out, expected)
     assert (whole.token_ids_T[T + padding[0] :] == -9).all()
     assert (whole.slot_mappings_GT[:, T + padding[0] :] == -9).all()
@@ -136,22 +132,10 @@ def test_an_empty_step_is_all_padding() -> None:
     _, rows = _filled()
     out = _poisoned(0, 0)
     packed = _packed(needs_sampling=np.zeros(0, bool), **_step([], []))
-    prepare_step(packed, LAYOUT, rows, NOTHING, out, block_size=S)
+    prepare_step(packed, LAYOUT, rows, out, block_size=S)
     assert (out.slot_mappings_GT == -1).all()
     assert (out.query_start_loc_R1 == 0).all()
     assert (out.seq_lens_R == 0).all()
-
-
-def test_the_first_token_comes_from_the_previous_step_where_it_is_named() -> None:
-    _, rows = _filled()
-    step = _step([20, 30, 4], [1, 3, 2])  # the second has drafts behind its sampled token
-    previous = np.array([2, 0, -1])
-    sampled_N = torch.tensor([111, 222, 333])
-    out = _poisoned(1, 0).first(6, 3)
-    packed = _packed(needs_sampling=np.ones(3, bool), previous=previous, **step)
-    prepare_step(packed, LAYOUT, rows, sampled_N, out, block_size=S)
-    kept = [rows.token_ids[step["rows"][1], 31:33], rows.token_ids[step["rows"][2], 4:6]]
-    assert out.token_ids_T.tolist() == [333, 111, *kept[0].tolist(), *kept[1].tolist()]
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
@@ -219,24 +203,23 @@ def test_steps_in_flight_give_what_the_runner_gives_one_after_the_other() -> Non
         batch.write_row(row, tokens, blocks)
         updates.append(RowUpdate(TOKEN_TABLE, row, 0, tokens))
         updates += [RowUpdate(group, row, 0, ids) for group, ids in enumerate(blocks)]
-    plans = [  # (row, computed, scheduled, index in the previous step's sampled tokens)
-        [(4, 0, 17, -1), (1, 0, 30, -1)],
-        [(1, 30, 10, -1), (4, 17, 1, 0)],
-        [(4, 18, 1, 1), (1, 40, 1, 0)],
-        [(1, 41, 1, 1)],
+    plans = [  # (row, computed, scheduled)
+        [(4, 0, 17), (1, 0, 30)],
+        [(1, 30, 10), (4, 17, 1)],
+        [(4, 18, 1), (1, 40, 1)],
+        [(1, 41, 1)],
     ]
-    sampled_N = NOTHING
     for number, plan in enumerate(plans):
         columns = np.array(plan)
         step = {"rows": columns[:, 0].astype(np.int32), "num_computed": columns[:, 1]}
         step["num_scheduled"] = columns[:, 2]
         expected = gather_step_inputs(batch, **step)
         needs_sampling = np.isin(np.arange(len(plan)), expected.sampled_R)
-        packed = _packed(updates, needs_sampling=needs_sampling, previous=columns[:, 3], **step)
+        packed = _packed(updates, needs_sampling=needs_sampling, **step)
         updates = []
         out = _poisoned(int(columns[:, 2].sum()), len(plan))
         apply_row_updates(packed, rows)
-        prepare_step(packed, LAYOUT, rows, sampled_N, out, block_size=S)
+        prepare_step(packed, LAYOUT, rows, out, block_size=S)
         _assert_is(out, expected)
         sampled_N = torch.arange(int(needs_sampling.sum())) + 1000 * (number + 1)
         append_sampled(packed, LAYOUT, sampled_N, rows, num_sequences=len(plan))
@@ -258,9 +241,9 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="the sampled tokens is float32"):
         append_sampled(packed, LAYOUT, torch.zeros(1), rows, num_sequences=1)
     with pytest.raises(ValueError, match="12 sequences"):
-        append_sampled(packed, LAYOUT, NOTHING, rows, num_sequences=12)
+        append_sampled(packed, LAYOUT, torch.zeros(1).long(), rows, num_sequences=12)
     with pytest.raises(ValueError, match="out has 12 sequences"):
-        prepare_step(packed, LAYOUT, rows, NOTHING, _poisoned(1, 9), block_size=S)
+        prepare_step(packed, LAYOUT, rows, _poisoned(1, 9), block_size=S)
     narrow = DeviceRows(token_ids=rows.token_ids, block_tables=rows.block_tables[:, :, :5])
     with pytest.raises(ValueError, match="block_tables"):
-        prepare_step(packed, LAYOUT, narrow, NOTHING, out, block_size=S)
+        prepare_step(packed, LAYOUT, narrow, out, block_size=S)

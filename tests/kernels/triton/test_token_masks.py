@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from kernels.interface.sampling_rows import num_mask_words
 from kernels.triton.logits_processors import (
     apply_token_masks,
     apply_token_masks_reference,
-    num_mask_words,
 )
 from kernels.triton.row_maxima import TILE
 

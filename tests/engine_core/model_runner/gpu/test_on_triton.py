@@ -67,7 +67,7 @@ def ops():
 @pytest.fixture
 def triton_runner(make_device_runner):
     return make_device_runner(
-        ops=TritonOperations(CPU), steps=TritonDeviceSteps(CPU), queue=LateQueue()
+        ops=TritonOperations(CPU), steps=TritonDeviceSteps(), queue=LateQueue()
     )
 
 
