@@ -3,11 +3,10 @@
 Imports no tensors, sockets, clocks or scheduler.
 """
 
-from engine_core.kv_cache.admission import AllocStatus
 from engine_core.kv_cache.block_pool import BlockPool
 from engine_core.kv_cache.copies import CacheCopies
 from engine_core.kv_cache.groups import KVCacheGroupSpec
-from engine_core.kv_cache.manager import KVCacheManager
+from engine_core.kv_cache.manager import AllocStatus, KVCacheManager
 from engine_core.kv_cache.placeholder import PlaceholderKVCacheManager
 from engine_core.kv_cache.prefix_cache import CacheHit
 from engine_core.kv_cache.sequence_blocks import (

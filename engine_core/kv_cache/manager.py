@@ -1,8 +1,8 @@
 """Which blocks each sequence holds, and all that the scheduler may ask of the cache."""
 
+import enum
 from collections.abc import Iterable, Sequence
 
-from engine_core.kv_cache.admission import Admission, AllocStatus
 from engine_core.kv_cache.copies import CacheCopies
 from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.kv_cache.offload import OffloadManager
@@ -19,6 +19,16 @@ from engine_core.kv_cache.sequence_blocks import (
 )
 from engine_core.kv_cache.swapping import SwappedSequences
 from protocol.explanations import LookupEnd
+
+
+class AllocStatus(enum.Enum):
+    """May a request be admitted?"""
+
+    OK = enum.auto()
+    LATER = enum.auto()
+    """Not enough free blocks now."""
+    NEVER = enum.auto()
+    """Does not fit in an empty cache."""
 
 
 class KVCacheManager:
@@ -73,14 +83,7 @@ class KVCacheManager:
             block_size=block_size,
             is_enabled=enable_prefix_caching,
         )
-        self._swapped = SwappedSequences(self._offload, block_size=block_size)
-        self._admission = Admission(
-            self._offload,
-            self._swapped,
-            groups=self.groups,
-            block_size=block_size,
-            watermark_blocks=self.watermark_blocks,
-        )
+        self._swapped = SwappedSequences(self._offload, groups=self.groups, block_size=block_size)
         self._blocks_of: dict[str, SequenceBlocks] = {}
         """By sequence_id; only sequences that hold blocks on the device."""
         self._sliding = [
@@ -190,8 +193,7 @@ class KVCacheManager:
         hit: CacheHit,
         *,
         max_chunk: int,
-        num_reserved_blocks: int,
-        is_alone: bool,
+        head_room: int,
         is_resumed: bool,
         num_lookahead_slots: int = 0,
         num_extra_blocks: int = 0,
@@ -201,21 +203,24 @@ class KVCacheManager:
 
         Args:
             max_chunk: most tokens of a sequence in a step.
-            num_reserved_blocks: blocks that running sequences will still take.
-            is_alone: nothing runs, so that no head-room is needed.
+            head_room: blocks to be left free: what running sequences will still take, and the
+                watermark unless nothing runs.
             is_resumed: was admitted before: refused only if it does not fit in an empty cache.
             num_extra_blocks: needed besides, for samples that will fork.
         """
-        return self._admission.of_new(
-            self.num_peak_blocks(
-                seq.num_tokens + num_lookahead_slots, max_chunk + num_lookahead_slots
-            )
-            + num_extra_blocks,
-            hit,
-            num_reserved_blocks=num_reserved_blocks,
-            is_alone=is_alone,
-            is_resumed=is_resumed,
+        num_total = num_extra_blocks + self.num_peak_blocks(
+            seq.num_tokens + num_lookahead_slots, max_chunk + num_lookahead_slots
         )
+        num_shared = 0
+        for spec, block_ids in zip(self.groups, hit.block_ids, strict=True):
+            # a sliding group's found blocks leave it again, and new ones come in their place
+            if spec.sliding_window is None:
+                num_shared += len(block_ids) - self._pool.num_free_of(block_ids)
+        if num_total > self._pool.num_blocks - (0 if is_resumed else self.watermark_blocks):
+            return AllocStatus.NEVER
+        num_free = self._offload.num_copy_targets if hit.host_blocks else self._pool.num_free
+        has_room = num_free - (num_total - num_shared) >= head_room
+        return AllocStatus.OK if has_room else AllocStatus.LATER
 
     # ------------------------------------------------------------------ a step
 
@@ -420,21 +425,15 @@ class KVCacheManager:
         return num_copied
 
     def can_swap_in(
-        self,
-        seqs: Sequence[CachedSequence],
-        *,
-        num_reserved_blocks: int,
-        is_alone: bool,
-        num_lookahead_slots: int = 0,
+        self, seqs: Sequence[CachedSequence], *, head_room: int, num_lookahead_slots: int = 0
     ) -> AllocStatus:
-        """Whether all tokens known now of all these swapped sequences have room. LATER also in the
-        very step that swapped them out."""
-        return self._admission.of_swapped(
-            seqs,
-            num_reserved_blocks=num_reserved_blocks,
-            is_alone=is_alone,
-            num_lookahead_slots=num_lookahead_slots,
-        )
+        """`can_admit` for all these swapped sequences together. LATER also in the very step that
+        swapped them out."""
+        num_total, num_in_use = self._swapped.num_blocks_needed(seqs, num_lookahead_slots)
+        if num_total > self._pool.num_blocks:
+            return AllocStatus.NEVER
+        has_room = self._offload.num_copy_targets - (num_total - num_in_use) >= head_room
+        return AllocStatus.OK if has_room and self._swapped.is_ready(seqs) else AllocStatus.LATER
 
     def swap_in(self, seqs: Sequence[CachedSequence]) -> None:
         """Move them back, after `can_swap_in` said OK: their tables have the same contents."""

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from engine_core.kv_cache.admission import AllocStatus
-from engine_core.kv_cache.manager import KVCacheManager
+from engine_core.kv_cache.manager import AllocStatus, KVCacheManager
 from engine_core.kv_cache.sequence_blocks import BlockIds, TableUpdate
 
 _NO_LIMIT = 2**31 - 1

@@ -4,6 +4,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.kv_cache.host_pool import HashKey
 from engine_core.kv_cache.offload import OffloadManager
 from engine_core.kv_cache.sequence_blocks import NULL_BLOCK_ID, CachedSequence, SequenceBlocks
@@ -26,8 +27,11 @@ class SwappedSequences:
     behind them are freed and allocated anew.
     """
 
-    def __init__(self, offload: OffloadManager, *, block_size: int) -> None:
+    def __init__(
+        self, offload: OffloadManager, *, groups: Sequence[KVCacheGroupSpec], block_size: int
+    ) -> None:
         self._offload = offload
+        self._groups = groups
         self._block_size = block_size
         self._tables: dict[str, SequenceBlocks] = {}
 
@@ -124,45 +128,50 @@ class SwappedSequences:
             for host_block in self._host_blocks(seqs)
         )
 
-    def num_blocks_wanted(self, seqs: Sequence[CachedSequence]) -> tuple[int, int, int]:
+    def num_blocks_needed(
+        self, seqs: Sequence[CachedSequence], num_lookahead_slots: int
+    ) -> tuple[int, int]:
         """
         Returns:
-            Distinct blocks; those of them that others use on the device, so that none is taken
-            for them; further ones for the copies of tails that they share, to be written.
+            Device blocks for all tokens known now of these sequences; and those of them that
+            others use there already, so that none is taken for them.
         """
-        host_blocks = Counter(self._host_blocks(seqs))
+        holders = Counter(self._host_blocks(seqs))
         tails: Counter[int] = Counter()
         for seq in seqs:
             seq_blocks = self._tables[seq.sequence_id]
             index = seq.num_computed_tokens // self._block_size
             if index < seq_blocks.num_blocks:
                 tails.update(table[index] for table in seq_blocks.tables if table[index])
-        # a tail that others use is taken for nothing, and then copied to be written
-        on_device = [self._on_device(block) for block in host_blocks if block not in tails]
-        num_in_use = sum(
-            block_id is not None and self._offload.device.ref_count(block_id) > 0
-            for block_id in on_device
-        )
-        # the last of the holders writes into the block itself, if it is one that writes
+        # the last of a tail's holders writes into the block itself, if it is one that writes
         num_copied = sum(
-            num_writers - (num_writers == host_blocks[block])
-            for block, num_writers in tails.items()
+            num_writers - (num_writers == holders[block]) for block, num_writers in tails.items()
         )
-        return len(host_blocks), num_in_use, num_copied
+        device = self._offload.device
+        on_device = {block: self._on_device(block) for block in holders}
+        in_use = {block for block, known in on_device.items() if known and device.ref_count(known)}
+        shared = in_use | {block for block, num_holders in holders.items() if num_holders > 1}
+        num_growth = sum(self._num_growth(seq, num_lookahead_slots, shared) for seq in seqs)
+        # a tail that others use is taken for nothing, and then copied to be written
+        return len(holders) + num_copied + num_growth, len(in_use - tails.keys())
 
-    def shared_blocks(self, seqs: Sequence[CachedSequence]) -> set[int]:
-        """Host blocks of these sequences that more than one will hold when they are back."""
-        device, holders = self._offload.device, Counter(self._host_blocks(seqs))
-        shared = set()
-        for host_block, num_holders in holders.items():
-            block_id = self._on_device(host_block)
-            if num_holders > 1 or (block_id is not None and device.ref_count(block_id) > 0):
-                shared.add(host_block)
-        return shared
-
-    def table_of(self, seq: CachedSequence) -> SequenceBlocks:
-        """Host blocks."""
-        return self._tables[seq.sequence_id]
+    def _num_growth(self, seq: CachedSequence, num_lookahead_slots: int, shared: set[int]) -> int:
+        """Blocks that a sequence takes on top of those it comes back with; `shared` are the host
+        blocks that it will not hold alone."""
+        seq_blocks = self._tables[seq.sequence_id]
+        num_tokens = seq.num_tokens + num_lookahead_slots
+        chunk = max(1, num_tokens - seq.num_computed_tokens)
+        num_new = max(0, -(-num_tokens // self._block_size) - seq_blocks.num_blocks)
+        num_growth = 0
+        for spec, table, num_dropped in zip(
+            self._groups, seq_blocks.tables, seq_blocks.num_dropped, strict=True
+        ):
+            num_peak = spec.num_peak_blocks(num_tokens, chunk, self._block_size)
+            if shared.isdisjoint(table[num_dropped:]):
+                num_growth += max(0, num_peak - (seq_blocks.num_blocks - num_dropped))
+            else:  # what falls out of the window does not become free: others hold it
+                num_growth += min(num_peak, num_new)
+        return num_growth
 
     def swap_in(self, seqs: Sequence[CachedSequence]) -> dict[str, SequenceBlocks]:
         """Device tables with the same contents. The caller has checked that there is room."""

@@ -24,7 +24,6 @@ from engine_core.scheduler.plan import (
 )
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.scheduler import Scheduler
-from engine_core.scheduler.statistics import SchedulerStatistics
 
 __all__ = [
     "BlockUpdate",
@@ -44,7 +43,6 @@ __all__ = [
     "SchedulerError",
     "SchedulerInterface",
     "SchedulerOutput",
-    "SchedulerStatistics",
     "Sequence",
     "StepOrderError",
 ]

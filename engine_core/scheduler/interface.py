@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from engine_core.scheduler.in_flight import InFlightStep
 from engine_core.scheduler.plan import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.request import Request, RequestStatus
-from engine_core.scheduler.statistics import SchedulerStatistics
+from protocol.calls import EngineStatistics
 from protocol.explanations import RequestInfo
 from protocol.outputs import EngineCoreOutputs
 
@@ -116,8 +116,8 @@ class SchedulerInterface(abc.ABC):
         """Drop every cached block that no request holds. Returns how many."""
 
     @abc.abstractmethod
-    def statistics(self) -> SchedulerStatistics:
-        """The numbers of this moment."""
+    def statistics(self) -> EngineStatistics:
+        """The numbers of this moment; those that the scheduler does not know are 0."""
 
     @abc.abstractmethod
     def num_common_prefix_blocks(self) -> list[int]:

@@ -144,8 +144,14 @@ class Preemptor:
             )
         )
 
-    def recompute_swapped(self, swapped: list[Request]) -> None:
-        """The host blocks of these waiting requests cannot be trusted any more."""
+    def recompute_swapped(self, since_step: int) -> None:
+        """The host blocks of requests swapped out since that step may be wrong."""
+        swapped = [
+            request
+            for request in self._pool.waiting
+            if request.status is RequestStatus.SWAPPED
+            and request.preemptions[-1].step_id >= since_step
+        ]
         for request in reversed(swapped):
             self._pool.waiting.remove_request(request)
             self._pool.num_swapped -= 1
@@ -160,12 +166,10 @@ class Preemptor:
         """Preempt for a more urgent waiting request though memory is free. The victims are
         recomputed, behind the head of the queue."""
         pool = self._pool
-        if not pool.waiting or not pool.running:
+        victims = pool.policy.select_forced_victims(pool.running)
+        if not victims:
             return
         head = pool.waiting.peek_request()
-        if head.status is RequestStatus.SWAPPED:
-            return
-        victims = pool.policy.select_forced_victims(pool.running)
         why = f"request {head.request_id!r} of priority {head.priority} is more urgent"
         for victim in victims:
             self.preempt(victim, plan, why, PreemptionMode.RECOMPUTE)

@@ -15,7 +15,7 @@ from protocol.outputs import FinishReason, Logprobs
 
 @dataclasses.dataclass(slots=True)
 class Counters:
-    """What the scheduler counts while it runs."""
+    """What the scheduler counts while it runs, as in EngineStatistics."""
 
     num_steps: int = 0
     """Steps that ran at least one token."""
@@ -28,8 +28,8 @@ class Counters:
     num_preemptions_by_swap: int = 0
     num_preemptions_forced: int = 0
     num_refused: int = 0
-    num_finished: dict[FinishReason, int] = dataclasses.field(
-        default_factory=lambda: dict.fromkeys(FinishReason, 0)
+    num_finished: dict[str, int] = dataclasses.field(
+        default_factory=lambda: {reason.value: 0 for reason in FinishReason}
     )
 
 
@@ -255,7 +255,7 @@ class RequestPool:
 
     def _drop_request(self, request: Request, detail: str | None) -> None:
         del self.by_id[request.request_id]
-        self.counters.num_finished[request.status.finish_reason] += 1
+        self.counters.num_finished[request.status.finish_reason.value] += 1
         self.policy.on_finish(request)
         self._on_finish(request, detail)
 

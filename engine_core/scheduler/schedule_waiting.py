@@ -4,7 +4,6 @@ lasts: rows, tokens of the step, KV blocks."""
 import numpy as np
 
 from engine_core.kv_cache import AllocStatus, CacheHit
-from engine_core.scheduler.admission_control import PartialPrefills
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.explanations import Explanations
 from engine_core.scheduler.plan_builder import PlanBuilder
@@ -14,6 +13,53 @@ from protocol.explanations import CacheLookup, WaitReason
 
 _MAX_SKIPPED = 64
 """Most requests skipped in one step, so that a step's cost does not grow with the queue."""
+
+
+class PartialPrefills:
+    """Counts the prompts that take more than one step, so that a few very long ones do not take
+    every step's budget from the short ones behind them."""
+
+    def __init__(self, pool: RequestPool, config: SchedulerConfig) -> None:
+        self._pool = pool
+        self._max_num = config.max_num_partial_prefills
+        self._max_num_long = config.max_long_partial_prefills
+        self._long_threshold = config.long_prefill_token_threshold
+        self._num = 0
+        self._num_long = 0
+
+    def count(self, plan: PlanBuilder) -> None:
+        """Count the running prompts that this step does not finish."""
+        self._num = self._num_long = 0
+        if self._max_num is None and self._max_num_long is None:
+            return
+        batch = self._pool.batch
+        order = batch.order
+        left = batch.num_tokens[order] - batch.num_computed_tokens[order]
+        is_partial = (left > 1) & (left > plan.num_tokens_of(order))
+        for row in order[is_partial].tolist():
+            self.add(int(batch.num_tokens[row]))
+
+    def add(self, num_tokens: int) -> None:
+        """A prompt of this length is not finished in this step."""
+        self._num += 1
+        self._num_long += self._is_long(num_tokens)
+
+    def _is_long(self, num_tokens: int) -> bool:
+        return self._long_threshold is not None and num_tokens > self._long_threshold
+
+    def why_skip(self, request: Request) -> str | None:
+        """Why this request lets others pass, or None."""
+        if self._max_num_long is None or not self._is_long(request.num_tokens):
+            return None
+        if self._num_long < self._max_num_long:
+            return None
+        return f"{self._num_long} long prompts are being computed, the most allowed"
+
+    def why_wait(self) -> str | None:
+        """Why no prompt that needs more than one step may start, or None."""
+        if self._max_num is None or self._num < self._max_num:
+            return None
+        return f"{self._num} prompts are partly computed, the most allowed"
 
 
 class WaitingScheduler:
@@ -111,8 +157,7 @@ class WaitingScheduler:
             first,
             hit,
             max_chunk=self._max_chunk,
-            num_reserved_blocks=self._num_reserved_blocks,
-            is_alone=not self._pool.running,
+            head_room=self._head_room(),
             is_resumed=request.status is RequestStatus.PREEMPTED,
             num_lookahead_slots=self._num_lookahead_slots,
             num_extra_blocks=self._blocks_of_forks(request),
@@ -212,8 +257,7 @@ class WaitingScheduler:
             return self._stop_at(request, WaitReason.TOKEN_BUDGET, why)
         status = self._kv_cache.can_swap_in(
             sequences,
-            num_reserved_blocks=self._num_reserved_blocks,
-            is_alone=not self._pool.running,
+            head_room=self._head_room(),
             num_lookahead_slots=self._num_lookahead_slots + 1,
         )
         if not self._has_room(request, status):
@@ -236,6 +280,11 @@ class WaitingScheduler:
         return True
 
     # ------------------------------------------------------------------ blocks not taken yet
+
+    def _head_room(self) -> int:
+        """Blocks to be left free; without running requests no watermark is needed."""
+        watermark = self._kv_cache.watermark_blocks if self._pool.running else 0
+        return self._num_reserved_blocks + watermark
 
     def _blocks_of_running(self) -> int:
         """Blocks that running requests will still take for the tokens that they have."""

@@ -3,13 +3,11 @@
 from collections.abc import Iterable
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler.admission_control import check_queue
 from engine_core.scheduler.batch_state import BatchState, IdsOfRows
 from engine_core.scheduler.batching import MixedBatching, PrefillFirstBatching
 from engine_core.scheduler.config import SchedulerConfig
-from engine_core.scheduler.errors import DuplicateRequestId
+from engine_core.scheduler.errors import DuplicateRequestId, QueueFull
 from engine_core.scheduler.explanations import Explanations
-from engine_core.scheduler.faults import Faults
 from engine_core.scheduler.in_flight import InFlightStep, InFlightSteps
 from engine_core.scheduler.interface import SchedulerInterface
 from engine_core.scheduler.plan import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
@@ -21,11 +19,12 @@ from engine_core.scheduler.process_outputs import OutputProcessor
 from engine_core.scheduler.request import Request, RequestStatus
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.schedule_waiting import WaitingScheduler
-from engine_core.scheduler.statistics import SchedulerStatistics, check_pool, collect_statistics
+from engine_core.scheduler.statistics import check_pool, collect_statistics
 from engine_core.scheduler.stop import check_stop
 from engine_core.scheduler.token_budget.base import TokenBudget
 from engine_core.scheduler.token_budget.feedback import StepFeedback
 from engine_core.scheduler.token_budget.slo import make_token_budget
+from protocol.calls import EngineStatistics
 from protocol.errors import PromptTooLong
 from protocol.explanations import RequestInfo
 from protocol.outputs import EngineCoreOutputs
@@ -67,12 +66,11 @@ class Scheduler(SchedulerInterface):
             max_model_len=config.max_model_len,
             on_finish=self._explanations.finished,
         )
-        preemptor = Preemptor(pool, rule)
+        self._preemptor = preemptor = Preemptor(pool, rule)
         self._waiting = WaitingScheduler(pool, self._explanations, config)
         batching = MixedBatching if config.batching == "mixed" else PrefillFirstBatching
         self._batching = batching(pool, preemptor, self._waiting, self._explanations, config)
         self._in_flight = InFlightSteps(pool, config.max_steps_in_flight)
-        self._faults = Faults(pool, self._in_flight, preemptor)
         self._output_processor = OutputProcessor(pool, config.max_model_len)
         self._feedback = StepFeedback(pool, rule, budget)
 
@@ -116,7 +114,37 @@ class Scheduler(SchedulerInterface):
 
     def discard_step(self, scheduler_output: SchedulerOutput, detail: str) -> None:
         self._in_flight.check_is_first(scheduler_output)
-        self._faults.discard_steps(detail)
+        steps = self._in_flight.steps
+        # Blocks may be wrong that no step was to compute: which copies were made is not known, and
+        # blocks that the first step was to fill may have been freed, found and copied by others.
+        is_unclear = len(steps) > 1 or not steps[0].plan.copies.is_empty
+        for step in steps:
+            step.is_discarded = True
+            for request in self._running_requests_of(step.plan):
+                self._drop_uncomputed(request, everything=is_unclear)
+                self._pool.finish_request(request, RequestStatus.FINISHED_ERROR, detail)
+        if is_unclear:
+            self._preemptor.recompute_swapped(since_step=steps[0].plan.step_id)
+            self._kv_cache.reset_prefix_cache()
+
+    def _running_requests_of(self, plan: SchedulerOutput) -> list[Request]:
+        """Those that the step computes or that came back with it."""
+        names = [*plan.batch.req_ids, *(resumed.req_id for resumed in plan.resumed_reqs)]
+        sequences = map(self._pool.find_sequence, names)
+        running = (seq for seq in sequences if seq is not None and seq.row is not None)
+        return list({seq.request.request_id: seq.request for seq in running}.values())
+
+    def _drop_uncomputed(self, request: Request, *, everything: bool) -> None:
+        """A step without a result may not have filled its blocks. `everything`: any block of the
+        request may be wrong."""
+        for sequence in request.unfinished:
+            first_wrong = 0
+            if not everything:
+                num_in_flight = self._in_flight.num_tokens_in_flight(sequence)
+                first_wrong = sequence.num_computed_tokens - num_in_flight
+            if first_wrong < sequence.num_computed_tokens:
+                self._kv_cache.invalidate(sequence, first_wrong)
+                sequence.num_computed_tokens = first_wrong
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         for sequence_id, drafts in zip(
@@ -144,11 +172,7 @@ class Scheduler(SchedulerInterface):
         self._policy.check(request)
         if request.status is not RequestStatus.WAITING or request.num_computed_tokens:
             raise ValueError(f"{request} has been scheduled before; make a new Request")
-        try:
-            check_queue(self._config, pool, request)
-        except Exception:
-            pool.counters.num_refused += 1
-            raise
+        self._check_queue(request)
         request.first_step_id = self._in_flight.next_step_id
         pool.add_waiting(request)
         if request.num_prompt_tokens >= max_model_len:
@@ -162,6 +186,27 @@ class Scheduler(SchedulerInterface):
             pool.emit_output(first, [])
         elif (reason := self._waiting.why_never(request)) is not None:
             pool.finish_request(request, RequestStatus.FINISHED_IGNORED, reason)
+
+    def _check_queue(self, request: Request) -> None:
+        """Preempted requests count, and are never refused. An empty queue takes any request."""
+        pool = self._pool
+        num_requests, num_tokens = len(pool.waiting), pool.num_queued_tokens
+        max_requests, max_tokens = self._config.max_queued_requests, self._config.max_queued_tokens
+        if (max_requests is not None and num_requests >= max_requests) or (
+            max_tokens is not None
+            and num_requests > 0
+            and num_tokens + request.num_tokens > max_tokens
+        ):
+            pool.counters.num_refused += 1
+            limits = [
+                f"{limit} {what} (--max-queued-{what})"
+                for limit, what in ((max_requests, "requests"), (max_tokens, "tokens"))
+                if limit is not None
+            ]
+            raise QueueFull(
+                f"the queue is full: {num_requests} requests of {num_tokens} tokens wait and "
+                f"{len(pool.running)} run, the limit is {' and '.join(limits)}; try again later"
+            )
 
     def finish_requests(
         self,
@@ -178,7 +223,7 @@ class Scheduler(SchedulerInterface):
             request = self._pool.by_id.get(request_id)
             if request is not None:
                 is_fault = finished_status is RequestStatus.FINISHED_ERROR
-                self._faults.drop_uncomputed(request, everything=is_fault)
+                self._drop_uncomputed(request, everything=is_fault)
                 self._pool.finish_request(request, finished_status, detail)
 
     # ------------------------------------------------------------------ numbers
@@ -206,7 +251,7 @@ class Scheduler(SchedulerInterface):
     def reset_prefix_cache(self) -> int:
         return self._kv_cache.reset_prefix_cache()
 
-    def statistics(self) -> SchedulerStatistics:
+    def statistics(self) -> EngineStatistics:
         return collect_statistics(self._pool, self._feedback.now)
 
     def num_common_prefix_blocks(self) -> list[int]:

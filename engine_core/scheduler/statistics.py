@@ -1,41 +1,23 @@
-"""The scheduler's numbers at one moment, and the check that its parts agree with each other."""
+"""The scheduler's part of EngineStatistics, and the check that its parts agree with each other."""
 
 import dataclasses
 
 from engine_core.scheduler.request import RequestStatus
-from engine_core.scheduler.request_pool import Counters, RequestPool
+from engine_core.scheduler.request_pool import RequestPool
+from protocol.calls import EngineStatistics
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class SchedulerStatistics(Counters):
-    """Counters since the start, and the state now. Blocks: total = in use + cached (free, in the
-    prefix cache) + empty. Fields are those of the wire's EngineStatistics, which documents them."""
-
-    num_running: int
-    num_waiting: int
-    num_swapped: int
-    num_queued_tokens: int
-    max_wait_s: float
-    num_blocks: int
-    num_blocks_in_use: int
-    num_blocks_cached: int
-    num_blocks_shared: int
-    num_slots_wasted: int
-    block_size: int
-    num_host_blocks: int
-    num_host_blocks_in_use: int
-    num_host_blocks_cached: int
-    num_deduplicated_blocks: int
-    service_by_tenant: dict[str, float]
-
-
-def collect_statistics(pool: RequestPool, now: float) -> SchedulerStatistics:
+def collect_statistics(pool: RequestPool, now: float) -> EngineStatistics:
     """The numbers at `now`, in seconds on the clock of `arrival_time`."""
     kv_cache = pool.kv_cache
     running = [seq for request in pool.running.values() for seq in request.unfinished]
     waiting_since = (request.arrival_time for request in pool.waiting)
-    return SchedulerStatistics(
+    return EngineStatistics(
         **dataclasses.asdict(pool.counters),
+        uptime_s=0.0,
+        num_clients=0,
+        step_time_s=0.0,
+        model_time_s=0.0,
         num_running=len(pool.running),
         num_waiting=len(pool.waiting),
         num_swapped=pool.num_swapped,

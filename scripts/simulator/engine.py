@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler import Request, Scheduler, SchedulerConfig, SchedulerStatistics
+from engine_core.scheduler import Request, Scheduler, SchedulerConfig
 from engine_core.scheduler.errors import QueueFull
 from engine_core.scheduler.plan import Int32Array, ModelRunnerOutput, SchedulerOutput
+from protocol.calls import EngineStatistics
 from protocol.sampling import SamplingParams
 from scripts.simulator import SimulationError
 from scripts.simulator.metrics import RequestMetrics
@@ -84,7 +85,7 @@ class SimulatedEngine:
     def is_stepping(self) -> bool:
         return self._step is not None
 
-    def statistics(self) -> SchedulerStatistics:
+    def statistics(self) -> EngineStatistics:
         """The production counters."""
         return self._scheduler.statistics()
 

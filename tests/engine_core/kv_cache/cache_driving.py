@@ -72,8 +72,7 @@ class CacheDriver:
             stream,
             hit,
             max_chunk=chunk,
-            num_reserved_blocks=0,
-            is_alone=not self.running,
+            head_room=self.cache.watermark_blocks if self.running else 0,
             is_resumed=name in self.was_resumed,
             num_lookahead_slots=lookahead,
         )

@@ -109,9 +109,8 @@ class CacheMachine(CacheDriver, RuleBasedStateMachine):
     def swap_in(self, data, lookahead):
         names = self._some(data, self.swapped)
         streams = [self.swapped[name] for name in names]
-        status = self.cache.can_swap_in(
-            streams, num_reserved_blocks=0, is_alone=not self.running, num_lookahead_slots=lookahead
-        )
+        head_room = self.cache.watermark_blocks if self.running else 0
+        status = self.cache.can_swap_in(streams, head_room=head_room, num_lookahead_slots=lookahead)
         if status is not AllocStatus.OK:
             return
         self.cache.swap_in(streams)

@@ -130,9 +130,7 @@ def test_a_save_gives_way_to_a_swap_in_that_needs_its_block():
     assert cache.num_host_blocks_cached == 3
     stream = Stream("again", [1] * 5)
     hit = cache.find_cached_prefix(stream)
-    status = cache.can_admit(
-        stream, hit, max_chunk=8, num_reserved_blocks=0, is_alone=True, is_resumed=False
-    )
+    status = cache.can_admit(stream, hit, max_chunk=8, head_room=0, is_resumed=False)
     assert status is AllocStatus.OK
     cache.allocate_cached(stream, hit)
     cache.check()
@@ -174,7 +172,7 @@ def test_a_block_that_must_be_swapped_out_first_is_not_swapped_into():
     assert cache.swap_out([victim]) == 2
     stream = Stream("again", [1] * 5)
     hit = cache.find_cached_prefix(stream)
-    options = {"max_chunk": 8, "num_reserved_blocks": 0, "is_alone": True, "is_resumed": False}
+    options = {"max_chunk": 8, "head_room": 0, "is_resumed": False}
     assert cache.can_admit(stream, hit, **options) is AllocStatus.LATER
     cache.take_copies()
     assert cache.can_admit(stream, hit, **options) is AllocStatus.OK

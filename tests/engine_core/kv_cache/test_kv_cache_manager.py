@@ -191,13 +191,11 @@ def test_used_cached_free_blocks_and_wasted_slots_are_counted():
     assert cache.num_shared_references == 3
 
 
-def ask(cache, num_tokens, num_reserved_blocks=0, **options):
+def ask(cache, num_tokens, num_reserved_blocks=0, is_alone=False, is_resumed=False, **options):
     stream = Stream("b", [5] * num_tokens)
-    options = {"is_alone": False, "is_resumed": False, **options}
     hit = cache.find_cached_prefix(stream)
-    return cache.can_admit(
-        stream, hit, max_chunk=8, num_reserved_blocks=num_reserved_blocks, **options
-    )
+    options["head_room"] = num_reserved_blocks + (0 if is_alone else cache.watermark_blocks)
+    return cache.can_admit(stream, hit, max_chunk=8, is_resumed=is_resumed, **options)
 
 
 def test_can_admit_answers_now_later_or_never():

@@ -10,16 +10,14 @@ def test_a_sequence_of_any_length_lives_without_blocks():
     cache = PlaceholderKVCacheManager()
     stream, child = Stream("a", [1] * 100_000), Stream("b", [1])
     hit = cache.find_cached_prefix(stream)
-    status = cache.can_admit(
-        stream, hit, max_chunk=8, num_reserved_blocks=10**6, is_alone=False, is_resumed=False
-    )
+    status = cache.can_admit(stream, hit, max_chunk=8, head_room=10**6, is_resumed=False)
     assert status is AllocStatus.OK
     cache.allocate_cached(stream, hit)
     assert cache.allocate_slots(stream, 100_000).is_empty
     assert cache.num_allocated_slots(stream) > 10**9
     cache.fork(stream, child, 5)
     assert cache.swap_out([stream, child]) == 0
-    assert cache.can_swap_in([stream], num_reserved_blocks=0, is_alone=True) is AllocStatus.OK
+    assert cache.can_swap_in([stream], head_room=0) is AllocStatus.OK
     cache.swap_in([stream, child])
     assert cache.block_ids(stream) == ([],)
     assert cache.num_reserved_blocks(stream, 8) == cache.num_peak_blocks(10**6, 8) == 0

@@ -226,8 +226,7 @@ def test_the_last_token_of_a_cached_prompt_is_computed_into_a_block_of_its_own()
         Stream("c", list(range(8))),
         hit_of(cache, list(range(8))),
         max_chunk=8,
-        num_reserved_blocks=0,
-        is_alone=False,
+        head_room=cache.watermark_blocks,
         is_resumed=False,
     )
     assert status is AllocStatus.OK

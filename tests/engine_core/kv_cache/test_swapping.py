@@ -10,9 +10,8 @@ def host_cache(num_blocks=8, num_host_blocks=8, **options):
 
 
 def can_swap_in(cache, streams, num_reserved_blocks=0, is_alone=True, **options):
-    return cache.can_swap_in(
-        streams, num_reserved_blocks=num_reserved_blocks, is_alone=is_alone, **options
-    )
+    head_room = num_reserved_blocks + (0 if is_alone else cache.watermark_blocks)
+    return cache.can_swap_in(streams, head_room=head_room, **options)
 
 
 def family(cache, num_tokens=6):
