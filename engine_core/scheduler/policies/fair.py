@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.scheduler.policies.base import SchedulingPolicy, refuse_priority
+from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.policies.service import ServiceCounters, Tenant, TenantKey, number_of
 from engine_core.scheduler.request import Request, RequestStatus
 
@@ -18,7 +18,7 @@ _Line = OrderedDict[str, Request]
 
 class FairQueue:
     """A line for each tenant, in two lanes: swapped requests, and all others. Selecting is one
-    argmin over the live tenants, everything else O(1)."""
+    argmin over the tenants with requests, everything else O(1)."""
 
     def __init__(self, counters: ServiceCounters) -> None:
         self._counters = counters
@@ -133,6 +133,7 @@ class Fair(SchedulingPolicy):
             own, a prompt token shares one.
     """
 
+    name = "fair"
     counts_service = True
 
     def __init__(
@@ -145,26 +146,22 @@ class Fair(SchedulingPolicy):
         self._counters = ServiceCounters(weights or {}, output_weight)
         self.waiting: FairQueue = FairQueue(self._counters)
         self._charged: set[str] = set()
-        """Live requests whose prompts are charged."""
-        self._leaving: list[TenantKey] = []
+        """Unfinished requests whose prompts are charged."""
+        self._leaving: dict[TenantKey, None] = {}
         """Tenants whose last request is over: the last step's output is still to be charged."""
 
     def new_step(self) -> None:
         """Tenants without requests give their numbers back."""
         self.waiting.reselect_head()
         for key in self._leaving:
-            tenant = self._counters.find(key)
-            if tenant is not None and tenant.num_live == 0:
+            if self._counters.enter(key).num_unfinished == 0:
                 self._counters.leave(key, self.waiting.floor)
         self._leaving.clear()
 
-    def check(self, request: Request) -> None:
-        refuse_priority(request, "fair")
-
-    def select_victim(self, running: Mapping[str, Request], requester: Request) -> Request:
+    def select_victim(self, running: dict[str, Request], requester: Request) -> Request:
         counters: dict[TenantKey, float] = {}
         victim, most = requester, -np.inf
-        for request in reversed(list(running.values())):
+        for request in reversed(running.values()):
             key = tenant_key(request)
             if key not in counters:
                 counters[key] = self._counter(request)
@@ -175,15 +172,15 @@ class Fair(SchedulingPolicy):
     def on_arrival(self, request: Request) -> int:
         """Its tenant's number, until the first step after the tenant's last request is over."""
         tenant = self._counters.enter(tenant_key(request))
-        tenant.num_live += 1
+        tenant.num_unfinished += 1
         return number_of(tenant)
 
     def on_finish(self, request: Request) -> None:
         self._charged.discard(request.request_id)
         tenant = self._counters.enter(tenant_key(request))
-        tenant.num_live -= 1
-        if tenant.num_live == 0:
-            self._leaving.append(tenant_key(request))
+        tenant.num_unfinished -= 1
+        if tenant.num_unfinished == 0:
+            self._leaving[tenant_key(request)] = None
 
     def on_admit(self, request: Request, num_uncached_tokens: int) -> None:
         """Charge its prompt, the first time."""
