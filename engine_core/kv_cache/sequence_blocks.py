@@ -15,7 +15,7 @@ class CachedSequence(Protocol):
 
     sequence_id: str
     block_hashes: list[bytes]
-    """Filled by the cache; kept while the sequence lives, preempted or not."""
+    """Filled by the cache; kept until the sequence ends, preempted or not."""
 
     @property
     def cache_salt(self) -> str | None:

@@ -117,7 +117,7 @@ class SchedulerInterface(abc.ABC):
 
     @abc.abstractmethod
     def statistics(self) -> EngineStatistics:
-        """The numbers of this moment; those that the scheduler does not know are 0."""
+        """The numbers of this moment; those of the engine around the scheduler are 0."""
 
     @abc.abstractmethod
     def num_common_prefix_blocks(self) -> list[int]:

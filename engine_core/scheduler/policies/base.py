@@ -36,7 +36,7 @@ class WaitingQueue(Protocol):
 
 
 class SchedulingPolicy:
-    """Orders the waiting queue and selects victims; the scheduler moves them. It knows no blocks,
+    """Orders the waiting queue and selects victims; the scheduler moves them. It reads no blocks,
     budgets or steps. One scheduler's; it may keep state."""
 
     name: PolicyName
@@ -54,7 +54,7 @@ class SchedulingPolicy:
         """
         if request.priority != 0:
             raise ValueError(
-                f"priority is {request.priority}, but policy {self.name} knows only 0; omit it or "
+                f"priority is {request.priority}, but policy {self.name} takes only 0; omit it or "
                 "start the engine with --scheduling-policy priority"
             )
 

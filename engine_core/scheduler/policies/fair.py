@@ -113,7 +113,7 @@ class Fair(SchedulingPolicy):
     preemption is not charged. Next is the oldest request of the waiting tenant with the least
     counter; the victim is the newest of the most served tenant. A tenant that begins to wait is
     lifted to the least counter of the waiting tenants, or, if there are none, to that of the tenant
-    served last: idle time earns no credit. What it was served above the others it still owes.
+    served last: idle time earns no credit, and service above the others' still counts.
 
     The bound. Let L be the longest prompt and M the tokens that admitted requests can have (device
     and host blocks), and w the least weight. Then

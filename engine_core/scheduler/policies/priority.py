@@ -13,7 +13,7 @@ _Rank = tuple[float, float]
 _Entry = tuple[bool, _Rank, int, Request]
 """Not swapped, rank, order of joining. The last decides always, so requests are not compared."""
 
-_FEW_DEAD = 64
+_FEW_STALE = 64
 
 
 def _rank(ageing_s: float | None) -> Callable[[Request], _Rank]:
@@ -42,8 +42,8 @@ def _rank(ageing_s: float | None) -> Callable[[Request], _Rank]:
 
 
 class PriorityQueue:
-    """A heap. A request that is removed from its middle leaves a dead entry; when more entries are
-    dead than alive they are swept out: each operation is O(log n), amortised, and memory O(n).
+    """A heap. A request that is removed from its middle leaves a stale entry; when more entries are
+    stale than valid they are removed: each operation is O(log n), amortised, and memory O(n).
     Among equals new requests come last, preempted ones first."""
 
     def __init__(self, ageing_s: float | None = None) -> None:
@@ -86,7 +86,7 @@ class PriorityQueue:
 
     def remove_request(self, request: Request) -> None:
         del self._entries[request.request_id]
-        if len(self._heap) > 2 * len(self._entries) + _FEW_DEAD:
+        if len(self._heap) > 2 * len(self._entries) + _FEW_STALE:
             self._heap = list(self._entries.values())
             heapq.heapify(self._heap)
 

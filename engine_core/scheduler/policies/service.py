@@ -65,7 +65,7 @@ class ServiceCounters:
         return tenant
 
     def leave(self, key: TenantKey, floor: float) -> None:
-        """It has no unfinished requests. Counters at or below `floor` need not be remembered."""
+        """It has no unfinished requests. Counters at or below `floor` need not be kept."""
         tenant = self._present.pop(key)
         number = number_of(tenant)
         tenant.counter = float(self._counters[number])

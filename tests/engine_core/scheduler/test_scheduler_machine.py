@@ -163,11 +163,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.discard_step(plans[0], "it failed")
         for plan in plans:
             self._receive(plan, ModelRunnerOutput(req_ids=[], sampled_token_ids=[]))
-        assert not (names - gave_way) & set(self._live())
+        assert not (names - gave_way) & set(self._unfinished())
 
     # ------------------------------------------------------------------ one step
 
-    def _live(self):
+    def _unfinished(self):
         return [name for name, request in self.requests.items() if not request.is_finished]
 
     def _plan(self):
@@ -249,9 +249,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def counts_are_right(self):
-        live = [self.requests[name] for name in self._live()]
-        running = [request for request in live if request.status is RequestStatus.RUNNING]
-        assert self.scheduler.get_request_counts() == (len(running), len(live) - len(running))
+        unfinished = [self.requests[name] for name in self._unfinished()]
+        running = [request for request in unfinished if request.status is RequestStatus.RUNNING]
+        assert self.scheduler.get_request_counts() == (len(running), len(unfinished) - len(running))
         if not running:
             assert self.kv_cache.num_blocks_in_use == 0
         for name in self.expected:
@@ -263,7 +263,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "scheduler"):
             return
-        num_tokens = sum(self.config.max_model_len for _ in self._live())
+        num_tokens = sum(self.config.max_model_len for _ in self._unfinished())
         for _ in range(50 + 10 * num_tokens * self.config.max_model_len):
             if not self.scheduler.has_work() and not self.device:
                 break
