@@ -76,6 +76,7 @@ class KVCacheManager:
             num_blocks=num_blocks, num_host_blocks=num_host_blocks, num_groups=len(self.groups)
         )
         self._pool = self._offload.device
+        self.host = self._offload.host
         self._prefix_cache = PrefixCache(
             self._offload,
             groups=self.groups,
@@ -109,20 +110,6 @@ class KVCacheManager:
     def num_blocks_free(self) -> int:
         """Not in use, cached or not."""
         return self._pool.num_free
-
-    @property
-    def num_host_blocks(self) -> int:
-        return self._offload.host.num_blocks
-
-    @property
-    def num_host_blocks_in_use(self) -> int:
-        """Of swapped sequences."""
-        return self._offload.host.num_pinned
-
-    @property
-    def num_host_blocks_cached(self) -> int:
-        """In the prefix cache, and of no swapped sequence."""
-        return self._offload.host.num_cached
 
     @property
     def num_deduplicated_blocks(self) -> int:

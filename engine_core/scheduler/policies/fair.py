@@ -71,11 +71,18 @@ class FairQueue:
 
     def pop_request(self) -> Request:
         request = self.peek_request()
-        self._served_last = self._remove(request)
+        self.remove_request(request)
+        self._served_last = self._counters.enter(tenant_key(request))
         return request
 
     def remove_request(self, request: Request) -> None:
-        self._remove(request)
+        self._head = None
+        lane, key = self._places.pop(request.request_id)
+        line = self._lines[lane][key]
+        del line[request.request_id]
+        if not line:
+            del self._lines[lane][key]
+            self._counters.stop_waiting(self._counters.enter(key), lane)
 
     def _join(self, request: Request, *, is_lifted: bool) -> _Line:
         assert request.request_id not in self._places
@@ -93,17 +100,6 @@ class FairQueue:
         line[request.request_id] = request
         self._places[request.request_id] = (lane, key)
         return line
-
-    def _remove(self, request: Request) -> Tenant:
-        self._head = None
-        lane, key = self._places.pop(request.request_id)
-        line = self._lines[lane][key]
-        del line[request.request_id]
-        tenant = self._counters.enter(key)
-        if not line:
-            del self._lines[lane][key]
-            self._counters.stop_waiting(tenant, lane)
-        return tenant
 
 
 class Fair(SchedulingPolicy):
@@ -164,7 +160,7 @@ class Fair(SchedulingPolicy):
         for request in reversed(running.values()):
             key = tenant_key(request)
             if key not in counters:
-                counters[key] = self._counter(request)
+                counters[key] = self._counters.counter(self._counters.enter(key))
                 if counters[key] > most:
                     victim, most = request, counters[key]
         return victim
@@ -198,9 +194,6 @@ class Fair(SchedulingPolicy):
     def service_by_tenant(self) -> dict[str, float]:
         """Weighted tokens, as charged, without lifts; not divided by the tenants' weights."""
         return self._counters.served_by_tenant()
-
-    def _counter(self, request: Request) -> float:
-        return self._counters.counter(self._counters.enter(tenant_key(request)))
 
 
 def tenant_key(request: Request) -> TenantKey:

@@ -117,8 +117,8 @@ class CacheDriver:
             ],
             pool.num_blocks_free,
             pool.num_blocks_cached,
-            pool.num_host_blocks_cached,
-            pool.num_host_blocks_in_use,
+            pool.host.num_cached,
+            pool.host.num_pinned,
         )
 
     def _refund(self, name):

@@ -239,7 +239,7 @@ def test_a_pair_without_room_on_the_host_is_computed_again_and_not_lost():
     assert pair.status is PREEMPTED
     assert [sequence.num_computed_tokens for sequence in pair.sequences] == [0, 0]
     assert scenario.scheduler.statistics().num_preemptions_by_swap == 0
-    assert scenario.kv_cache.num_host_blocks_in_use == 0
+    assert scenario.kv_cache.host.num_pinned == 0
     for _ in range(200):
         scenario.update_with_array(scenario.plan())
     assert not scenario.scheduler.has_work()

@@ -110,7 +110,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def reset_cache(self):
-        num_cached = self.kv_cache.num_blocks_cached + self.kv_cache.num_host_blocks_cached
+        num_cached = self.kv_cache.num_blocks_cached + self.kv_cache.host.num_cached
         assert self.scheduler.reset_prefix_cache() == num_cached
         assert self.kv_cache.num_blocks_cached == 0
 
@@ -272,7 +272,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.scheduler.has_work(), "a request starves"
         assert self.over == self.expected.keys()
         assert self.kv_cache.num_blocks_in_use == 0
-        assert self.kv_cache.num_host_blocks_in_use == 0
+        assert self.kv_cache.host.num_pinned == 0
         assert sum(self.scheduler.statistics().num_finished.values()) == len(self.expected)
 
 

@@ -51,7 +51,6 @@ def trained(**options) -> SLOTokenBudget:
 
 def test_without_an_slo_or_without_decodes_a_step_may_have_all_tokens():
     alone = running((500, 0, 100, None))
-    assert SLOTokenBudget(2_048).num_tokens(9.0, running(decode(1.0, 5)), None) == 2_048
     assert trained(target_tpot_s=0.05).num_tokens(9.0, running(), waits(1.0)) == 8_192
     assert trained(target_tpot_s=0.05).num_tokens(9.0, alone, waits(1.0)) == 8_192
 
