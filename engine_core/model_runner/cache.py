@@ -12,7 +12,6 @@ from kernels.interface.operations import (
     AttentionSpec,
     ForwardContext,
     KVCache,
-    Operations,
 )
 
 
@@ -22,16 +21,7 @@ class PagedKVCache:
     def __init__(self, config: RunnerConfig) -> None:
         spec, layout = config.model.kv_cache_spec, config.layout
         self._ops = config.ops
-        self.storage = BlockStorage(
-            ops=config.ops,
-            num_tensors=layout.num_tensors,
-            num_blocks=config.num_blocks,
-            num_host_blocks=config.num_host_blocks,
-            block_size=config.block_size,
-            num_kv_heads=spec.num_kv_heads,
-            head_size=spec.head_size,
-            dtype=config.kv_dtype,
-        )
+        self.storage = BlockStorage(config)
         self._planners = [
             config.ops.make_attention_planner(
                 AttentionSpec(
@@ -89,36 +79,27 @@ class BlockStorage:
         index 0 ....................num_blocks 0 .............................num_host_blocks - 1
 
     One id addresses its block in every tensor of its tier, so a pair is copied in all of them.
-
-    Args:
-        ops: allocates the tensors of both tiers and copies.
-        num_tensors: cache tensors, each a pair of keys and values.
-        num_blocks: usable device blocks; one more is allocated for the null block, id 0.
-        num_host_blocks: blocks in host memory; 0 for none.
     """
 
-    def __init__(
-        self,
-        *,
-        ops: Operations,
-        num_tensors: int,
-        num_blocks: int,
-        num_host_blocks: int,
-        block_size: int,
-        num_kv_heads: int,
-        head_size: int,
-        dtype: torch.dtype,
-    ) -> None:
-        self._ops = ops
-        self._num_blocks = num_blocks
+    def __init__(self, config: RunnerConfig) -> None:
+        spec = config.model.kv_cache_spec
+        self._ops = config.ops
+        self._num_blocks = config.num_blocks
         self.device_tensors: list[KVCache] = [
-            ops.allocate_kv_cache(num_blocks + 1, block_size, num_kv_heads, head_size, dtype)
-            for _ in range(num_tensors)
+            self._ops.allocate_kv_cache(
+                config.num_blocks + 1,  # with the null block
+                config.block_size,
+                spec.num_kv_heads,
+                spec.head_size,
+                config.kv_dtype,
+            )
+            for _ in range(config.layout.num_tensors)
         ]
         self.host_tensors: list[KVCache] = []
-        if num_host_blocks:
+        if config.num_host_blocks:
             self.host_tensors = [
-                ops.allocate_host_kv_cache(like, num_host_blocks) for like in self.device_tensors
+                self._ops.allocate_host_kv_cache(like, config.num_host_blocks)
+                for like in self.device_tensors
             ]
 
     def carry_out(self, copies: CacheCopies) -> None:

@@ -1,14 +1,75 @@
-"""What a model runner is made of."""
+"""What a model runner is made of, and how a model's layers share its cache."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 
-from engine_core.model_runner.cache_layout import CacheLayout
+from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.models import Model
-from kernels.interface.operations import Operations
+from kernels.interface.operations import Operations, cached_head_bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers with one block table. `sliding_window` in tokens, None for full attention."""
+
+    layers: tuple[int, ...]
+    sliding_window: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """How the layers of a model share the KV blocks, after Jenga (arXiv:2503.18292). Layers that
+    attend alike form groups of one size, each with a block table of its own: one pool of blocks
+    serves all.
+
+        tensor 0   | layer 5  (full)    | layer 0  (window)  | layer 3 (window) |
+        tensor 1   | layer 11 (full)    | layer 1  (window)  | layer 4 (window) |
+                   |       group 0      |      group 1       |     group 2      |  a column a group
+
+    A block id addresses the same block in every tensor of the row that its group's layer uses.
+    """
+
+    groups: tuple[LayerGroup, ...]
+    num_tensors: int
+
+    @property
+    def group_specs(self) -> list[KVCacheGroupSpec]:
+        """The groups as the cache's bookkeeping knows them."""
+        return [KVCacheGroupSpec(group.sliding_window) for group in self.groups]
+
+    def place_of(self, layer: int) -> tuple[int, int]:
+        """(group index, tensor index) of a layer."""
+        for index, group in enumerate(self.groups):
+            if layer in group.layers:
+                return index, group.layers.index(layer)
+        raise KeyError(layer)
+
+
+def plan_cache_layout(sliding_windows: Sequence[int | None]) -> CacheLayout:
+    """Group a model's layers.
+
+    Args:
+        sliding_windows: for each layer its window in tokens, or None for full attention.
+    """
+    kinds: dict[int | None, list[int]] = {}
+    for layer, window in enumerate(sliding_windows):
+        kinds.setdefault(window, []).append(layer)
+    # The smallest kind sets the size, so that larger kinds split into groups of that size; unless
+    # kinds are nearly equal, when one group a kind wastes less than a second group would.
+    smallest = min(len(layers) for layers in kinds.values())
+    largest = max(len(layers) for layers in kinds.values())
+    size = largest if largest <= smallest * 1.25 else smallest
+    ordered = sorted(kinds.items(), key=lambda item: item[0] is not None)
+    groups = tuple(
+        LayerGroup(tuple(layers[start : start + size]), window)
+        for window, layers in ordered
+        for start in range(0, len(layers), size)
+    )
+    return CacheLayout(groups, num_tensors=size)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +78,6 @@ class RunnerConfig:
     Attributes:
         model: weights and forward pass.
         ops: the backend that the model was loaded with.
-        layout: how layers share blocks.
         num_blocks: usable blocks on the device; one more is allocated for the null block, id 0.
         num_host_blocks: blocks in host memory that a plan may copy from and to.
         block_size: tokens a block.
@@ -31,7 +91,6 @@ class RunnerConfig:
 
     model: Model
     ops: Operations
-    layout: CacheLayout
     num_blocks: int
     num_host_blocks: int = 0
     block_size: int
@@ -43,9 +102,21 @@ class RunnerConfig:
     eos_token_ids: tuple[int, ...]
 
     @property
+    def layout(self) -> CacheLayout:
+        """How layers share blocks."""
+        return plan_cache_layout(self.model.kv_cache_spec.sliding_windows)
+
+    @property
     def num_groups(self) -> int:
         """KV-cache groups, each with a block table of its own."""
         return len(self.layout.groups)
+
+    @property
+    def block_bytes(self) -> int:
+        """Memory of one block over all cache tensors."""
+        spec = self.model.kv_cache_spec
+        slot_bytes = 2 * spec.num_kv_heads * cached_head_bytes(spec.head_size, self.kv_dtype)
+        return self.layout.num_tensors * self.block_size * slot_bytes
 
     @property
     def vocab_size(self) -> int:

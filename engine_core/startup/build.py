@@ -19,16 +19,15 @@ from engine_core.models import ModelError
 from engine_core.options.engine import EngineOptions
 from engine_core.scheduler import Scheduler
 from engine_core.server.clients import ClientRegistry
-from engine_core.server.handshake import Handshake
-from engine_core.server.inbox import Inbox
+from engine_core.server.inbox import Handshake, Inbox
 from engine_core.server.outbox import Outbox
 from engine_core.server.transport import ZmqTransport
 from engine_core.server.validation import RequestValidator
 from engine_core.startup.before_torch import OpenModel
 from engine_core.startup.device import choose_device
-from engine_core.startup.model import load_by_options
+from engine_core.startup.model import load_any_model
 from engine_core.startup.phases import StartPhases
-from engine_core.startup.resolve import groups_of, plan_runner, resolve_config
+from engine_core.startup.resolve import plan_runner, resolve_config
 from engine_core.startup.runner_spec import RunnerSpec
 from engine_core.trace import TraceWriter
 from kernels.compile_counter import CompileCounter, watch_triton
@@ -59,7 +58,7 @@ def build_engine(
     try:
         phases.enter("weights")
         compilations = CompileCounter()
-        loaded = load_by_options(options, opened.files, device)
+        loaded = load_any_model(options, opened.files, device)
         if loaded.ops.device.type == "cuda":
             watch_triton(compilations)  # for as long as this process lives
         if loaded.is_packed:
@@ -68,7 +67,7 @@ def build_engine(
             torch.set_num_threads(1)
         phases.enter("cache")
         runner_spec = plan_runner(options, opened.files, loaded)
-        config = resolve_config(options, opened.files, runner_spec, address=transport.address)
+        config = resolve_config(runner_spec, opened.files, address=transport.address)
         logger.info("configuration: %s", config)
         executor = _warm_executor(runner_spec, config, compilations, phases)
         core = _assemble(opened, runner_spec, config, executor, transport, lifecycle, compilations)
@@ -118,7 +117,7 @@ def _assemble(
     compilations: CompileCounter,
 ) -> EngineCore:
     vocab_size = runner_spec.config.vocab_size
-    groups = groups_of(runner_spec.config.layout)
+    groups = runner_spec.config.layout.group_specs
     kv_cache = KVCacheManager(
         num_blocks=config.num_blocks,
         block_size=config.block_size,
@@ -156,10 +155,6 @@ def _assemble(
 
 
 def _trace_writer(path: str, config: EngineConfig, replayed: dict[str, Any]) -> TraceWriter:
-    """
-    Raises:
-        ConfigurationError: the file cannot be written.
-    """
     try:
         return TraceWriter(
             Path(path),

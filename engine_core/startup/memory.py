@@ -9,7 +9,6 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -51,39 +50,28 @@ def _cgroup_available_bytes() -> int:
     return 2**62
 
 
-class MemoryReader(Protocol):
-    """The memory that the KV cache is taken from, after the weights."""
+class HostMemory:
+    """The memory that the KV cache is taken from, after the weights. On a CPU `fraction` is of what
+    is free, so that a machine in use stays usable; steps find their memory in the rest."""
 
     def share_bytes(self, fraction: float, step_bytes: int) -> int:
         """What `fraction` of it leaves for the cache; may be negative."""
-        ...
-
-    def limit_bytes(self, step_bytes: int) -> int:
-        """The most that a cache may have which is asked for by number or size."""
-        ...
-
-    def kept_free(self, step_bytes: int) -> str:
-        """What `limit_bytes` leaves out, to follow "... are free" in a message; may be empty."""
-        ...
-
-
-class HostMemory:
-    """On a CPU `fraction` is of what is free, so that a machine in use stays usable; steps find
-    their memory in the rest."""
-
-    def share_bytes(self, fraction: float, step_bytes: int) -> int:
         return int(available_memory_bytes() * fraction) - step_bytes
 
     def limit_bytes(self, step_bytes: int) -> int:
+        """The most that a cache may have which is asked for by number or size."""
         return available_memory_bytes()
 
     def kept_free(self, step_bytes: int) -> str:
+        """What `limit_bytes` leaves out, to follow "... are free" in a message; may be empty."""
         return ""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """On a GPU `fraction` is of all its memory and bounds everything together. The largest step was
-    run and measured, so that what the cache leaves is enough for any: serving never runs out.
+    """As `HostMemory`. On a GPU `fraction` is of all its memory and bounds everything together. The
+    largest step was run and measured, so that what the cache leaves is enough for any: serving
+    never runs out.
 
         | taken: weights, context, other processes | cache | step | margin | 1 - fraction |
         0                                                         fraction * total        total
@@ -93,22 +81,21 @@ class DeviceMemory:
         free_bytes: of those, what is free after the weights.
     """
 
-    def __init__(self, *, total_bytes: int, free_bytes: int) -> None:
-        self._total_bytes = total_bytes
-        self._free_bytes = free_bytes
+    total_bytes: int
+    free_bytes: int
 
     @property
     def margin_bytes(self) -> int:
         """Kept free beside the measured step: pages of an allocator are coarse (2 MiB a tensor),
         and a step that is not the largest may leave larger holes."""
-        return max(_LEAST_MARGIN_BYTES, self._total_bytes // 100)
+        return max(_LEAST_MARGIN_BYTES, self.total_bytes // 100)
 
     def share_bytes(self, fraction: float, step_bytes: int) -> int:
-        taken_bytes = self._total_bytes - self._free_bytes
-        return int(self._total_bytes * fraction) - taken_bytes - step_bytes - self.margin_bytes
+        taken_bytes = self.total_bytes - self.free_bytes
+        return int(self.total_bytes * fraction) - taken_bytes - step_bytes - self.margin_bytes
 
     def limit_bytes(self, step_bytes: int) -> int:
-        return max(0, self._free_bytes - step_bytes - self.margin_bytes)
+        return max(0, self.free_bytes - step_bytes - self.margin_bytes)
 
     def kept_free(self, step_bytes: int) -> str:
         return (
@@ -117,26 +104,16 @@ class DeviceMemory:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CacheDemand:
-    """What decides the number of blocks."""
-
-    block_bytes: int
-    """Memory of one block over all cache tensors."""
-    blocks_per_request: int
-    """Blocks that one request of max_model_len takes, over all groups."""
-    max_num_seqs: int
-    step_bytes: int
-    """Memory of the largest step's activations, kept free."""
-
-
 def choose_num_blocks(
-    demand: CacheDemand,
+    memory: HostMemory | DeviceMemory,
     *,
+    block_bytes: int,
+    blocks_per_request: int,
+    max_num_seqs: int,
+    step_bytes: int,
     num_blocks: int | None,
     kv_cache_memory: int | None,
     memory_fraction: float,
-    memory: MemoryReader | None = None,
 ) -> int:
     """The number of blocks that the operator asked for, or that fit what is free.
 
@@ -144,32 +121,33 @@ def choose_num_blocks(
     than `max_num_seqs` requests of full length could use.
 
     Args:
-        memory: default: the host's.
+        block_bytes: memory of one block over all cache tensors.
+        blocks_per_request: what one request of max_model_len takes, over all groups.
+        step_bytes: memory of the largest step's activations, kept free.
 
     Raises:
         ConfigurationError: both are given, or one exceeds the free memory.
         CacheTooSmall: not even one block fits.
     """
-    memory = memory or HostMemory()
-    free_bytes = memory.limit_bytes(demand.step_bytes)
+    free_bytes = memory.limit_bytes(step_bytes)
     if num_blocks is not None and kv_cache_memory is not None:
         raise ConfigurationError("--num-blocks and --kv-cache-memory contradict; give one of them")
     if num_blocks is None and kv_cache_memory is None:
-        usable = max(0, memory.share_bytes(memory_fraction, demand.step_bytes))
+        usable = max(0, memory.share_bytes(memory_fraction, step_bytes))
         # One block more than the requests can use would never be touched; the spare half keeps
         # finished prompts cached.
-        useful = demand.max_num_seqs * demand.blocks_per_request * 3 // 2
-        chosen = min(usable // demand.block_bytes, useful)
+        useful = max_num_seqs * blocks_per_request * 3 // 2
+        chosen = min(usable // block_bytes, useful)
     elif num_blocks is not None:
         chosen = num_blocks
     else:
-        chosen = (kv_cache_memory or 0) // demand.block_bytes
+        chosen = (kv_cache_memory or 0) // block_bytes
     # The pool has one block beside the usable ones: the null block.
-    free = f"{_megabytes(free_bytes)} are free{memory.kept_free(demand.step_bytes)}"
-    needed_bytes = (chosen + 1) * demand.block_bytes
+    free = f"{_megabytes(free_bytes)} are free{memory.kept_free(step_bytes)}"
+    needed_bytes = (chosen + 1) * block_bytes
     if chosen < 1:
         raise CacheTooSmall(
-            f"the KV cache holds no block: a block takes {_megabytes(demand.block_bytes)}, "
+            f"the KV cache holds no block: a block takes {_megabytes(block_bytes)}, "
             f"{free}; give more with --kv-cache-memory or --memory-fraction, or free some memory"
         )
     if needed_bytes > free_bytes:
@@ -281,28 +259,16 @@ def fit_max_model_len(
 # ------------------------------------------------------------------ measuring a GPU
 
 
-class MemoryMeter(Protocol):
-    """One GPU's memory at this moment. `held` is what torch has from the driver, used or not:
-    graphs, tensors and the holes between them; the rest of what is taken belongs to loaded kernels,
-    libraries and other processes."""
-
-    def release(self) -> None:
-        """Give back what nothing uses any more, and begin a new peak."""
-        ...
-
-    def total_bytes(self) -> int: ...
-    def free_bytes(self) -> int: ...
-    def held_bytes(self) -> int: ...
-    def peak_held_bytes(self) -> int: ...
-
-
 class CudaMeter:
-    """torch.cuda of one device."""
+    """One GPU's memory at this moment, as torch.cuda says it. `held` is what torch has from the
+    driver, used or not: graphs, tensors and the holes between them; the rest of what is taken
+    belongs to loaded kernels, libraries and other processes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def release(self) -> None:
+        """Give back what nothing uses any more, and begin a new peak."""
         gc.collect()
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
@@ -322,7 +288,7 @@ class CudaMeter:
         return torch.cuda.max_memory_reserved(self._device)
 
 
-def measure_extra_bytes(run: Callable[[], None], meter: MemoryMeter, *, expected_bytes: int) -> int:
+def measure_extra_bytes(run: Callable[[], None], meter: CudaMeter, *, expected_bytes: int) -> int:
     """The most memory that `run` takes beyond what is taken before it.
 
     Torch's peak is taken of what it holds, not of what tensors use, so that holes count. What
@@ -339,13 +305,13 @@ def measure_extra_bytes(run: Callable[[], None], meter: MemoryMeter, *, expected
     return max(0, meter.peak_held_bytes() - held_bytes - expected_bytes) + grown_bytes
 
 
-def read_device_memory(meter: MemoryMeter) -> DeviceMemory:
+def read_device_memory(meter: CudaMeter) -> DeviceMemory:
     """What is free now. Called before `measure_extra_bytes`, whose result counts from here."""
     meter.release()
     return DeviceMemory(total_bytes=meter.total_bytes(), free_bytes=meter.free_bytes())
 
 
-def _taken_by_others(meter: MemoryMeter) -> int:
+def _taken_by_others(meter: CudaMeter) -> int:
     return meter.total_bytes() - meter.free_bytes() - meter.held_bytes()
 
 

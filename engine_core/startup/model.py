@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import time
-from typing import Literal
 
 import torch
 
@@ -16,7 +15,7 @@ from engine_core.models.weight_transfer import weight_transfer_to
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.device import choose_dtype, dtype_name, float_weights_of, keeps_blocks
 from engine_core.startup.weight_cache import DEFAULT_LIMIT_BYTES, PackedWeightCache
-from kernels.backends import FloatWeights, UnsupportedDevice, select_operations
+from kernels.backends import UnsupportedDevice, select_operations
 from kernels.interface.operations import Operations
 from kernels.interface.weights import WeightPacking
 
@@ -63,74 +62,22 @@ class LoadedModel:
         return max_num_tokens * per_token + max_num_seqs * spec.vocab_size * 4 * 4
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LoadOptions:
-    """How to load.
-
-    Attributes:
-        load_format: "dummy" takes random weights of the config's shape instead of the files'.
-        max_model_len: most positions that will be used, if fewer than the model has.
-        batch_invariant, float_weights, keeps_blocks, num_threads: see
-            `kernels.backends.select_operations`.
-        weight_cache: keeps packed weights for the next start; None: nothing does.
-    """
-
-    device: torch.device
-    dtype: torch.dtype
-    model_impl: Literal["auto", "native", "transformers"] = "auto"
-    load_format: Literal["auto", "dummy"] = "auto"
-    max_model_len: int | None = None
-    batch_invariant: bool = False
-    float_weights: FloatWeights = "float32"
-    keeps_blocks: bool = False
-    num_threads: int | None = None
-    weight_cache: PackedWeightCache | None = None
-
-
-def load_by_options(options: EngineOptions, files: ModelFiles, device: torch.device) -> LoadedModel:
+def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.device) -> LoadedModel:
     """The model as the options ask for it, in the formats that the daemon would serve.
 
-    Raises:
-        StartupError: as `load_any_model`.
-    """
-    return load_any_model(
-        files,
-        LoadOptions(
-            device=device,
-            dtype=choose_dtype(options.dtype, device, files.config),
-            model_impl=options.model_impl,
-            load_format=options.load_format,
-            max_model_len=options.max_model_len,
-            batch_invariant=options.batch_invariant,
-            float_weights=float_weights_of(options.quantization),
-            keeps_blocks=keeps_blocks(options.quantization, options.dtype),
-            num_threads=options.num_threads,
-            weight_cache=_weight_cache(options, device),
-        ),
-    )
-
-
-def _weight_cache(options: EngineOptions, device: torch.device) -> PackedWeightCache | None:
-    if device.type != "cpu":
-        return None  # a GPU's layouts are made at once, on the device
-    limit = DEFAULT_LIMIT_BYTES if options.weight_cache is None else options.weight_cache
-    return PackedWeightCache(cache_folder() / "weights", limit)
-
-
-def load_any_model(files: ModelFiles, wanted: LoadOptions) -> LoadedModel:
-    """
     Raises:
         StartupError: the device cannot serve, or neither we nor transformers can run the model;
             the message says why.
     """
     started_s = time.monotonic()
+    dtype = choose_dtype(options.dtype, device, files.config)
     try:
         ops = select_operations(
-            wanted.device,
-            batch_invariant=wanted.batch_invariant,
-            float_weights=wanted.float_weights,
-            keeps_blocks=wanted.keeps_blocks,
-            num_threads=wanted.num_threads,
+            device,
+            batch_invariant=options.batch_invariant,
+            float_weights=float_weights_of(options.quantization),
+            keeps_blocks=keeps_blocks(options.quantization, options.dtype),
+            num_threads=options.num_threads,
             quantised_types=files.quantised_types,
             report=logger.info,
         )
@@ -138,37 +85,37 @@ def load_any_model(files: ModelFiles, wanted: LoadOptions) -> LoadedModel:
         raise ConfigurationError(str(error)) from error
     model: Model | None = None
     used_impl = "native"
-    if wanted.load_format == "dummy":
-        model = _load_dummy(files, wanted, ops)
-    elif wanted.model_impl != "transformers":
+    if options.load_format == "dummy":
+        model = _load_dummy(options, files, dtype, ops)
+    elif options.model_impl != "transformers":
         try:
-            model = _load_native(files, wanted, ops)
+            model = _load_native(options, files, dtype, ops)
         except UnsupportedArchitecture as error:
-            if wanted.model_impl == "native" or not files.path.is_dir():
+            if options.model_impl == "native" or not files.path.is_dir():
                 raise StartupError(str(error)) from error
             logger.info("%s; using transformers' model code", error)
     if model is None:
         used_impl = "transformers"
-        if wanted.float_weights != "float32":
+        if options.quantization in ("int8", "int4"):
             raise ConfigurationError(
-                f"--quantization {wanted.float_weights} has no effect on transformers' model code, "
+                f"--quantization {options.quantization} has no effect on transformers' model code, "
                 f"which {files.name} needs or --model-impl asks for; leave it out"
             )
-        model = _load_through_transformers(files, wanted.dtype, ops)
+        model = _load_through_transformers(files, dtype, ops)
     architecture = ", ".join(files.config.get("architectures") or [files.config["model_type"]])
-    packing = ops.weight_packing(wanted.dtype) if used_impl == "native" else None
+    packing = ops.weight_packing(dtype) if used_impl == "native" else None
     loaded = LoadedModel(
         model=model,
         ops=ops,
-        dtype=wanted.dtype,
+        dtype=dtype,
         architecture=architecture,
         model_impl=used_impl,
-        weights=dtype_name(wanted.dtype) if packing is None else _formats_of(packing),
+        weights=dtype_name(dtype) if packing is None else _formats_of(packing),
         is_packed=ops.device.type == "cpu" and packing is not None and not _has_experts(files),
     )
-    if wanted.batch_invariant and ops.device.type == "cpu" and not loaded.is_packed:
+    if options.batch_invariant and ops.device.type == "cpu" and not loaded.is_packed:
         raise ConfigurationError(
-            f"--batch-invariant on a CPU: {architecture} in {dtype_name(wanted.dtype)} "
+            f"--batch-invariant on a CPU: {architecture} in {dtype_name(dtype)} "
             f"({used_impl} code) has products that torch computes, in an order that depends on the "
             "batch; leave the option out, or use --dtype float32 and a dense model"
         )
@@ -181,24 +128,29 @@ def load_any_model(files: ModelFiles, wanted: LoadOptions) -> LoadedModel:
     return loaded
 
 
-def _load_native(files: ModelFiles, wanted: LoadOptions, ops: Operations) -> Model:
-    packing = ops.weight_packing(wanted.dtype)
-    quantises = wanted.float_weights != "float32"
-    cache, kept_in = wanted.weight_cache, None
-    if cache is not None and packing is not None and (wanted.keeps_blocks or quantises):
-        packed_as = "blocks" if wanted.keeps_blocks else wanted.float_weights
+def _load_native(
+    options: EngineOptions, files: ModelFiles, dtype: torch.dtype, ops: Operations
+) -> Model:
+    packing = ops.weight_packing(dtype)
+    limit = DEFAULT_LIMIT_BYTES if options.weight_cache is None else options.weight_cache
+    cache, kept_in = PackedWeightCache(cache_folder() / "weights", limit), None
+    keeps = keeps_blocks(options.quantization, options.dtype)
+    is_quantised = keeps or options.quantization in ("int8", "int4")
+    # a GPU's layouts are made at once, on the device
+    if ops.device.type == "cpu" and packing is not None and is_quantised:
+        packed_as = "blocks" if keeps else options.quantization
         kept_in = cache.file_for(files.fingerprint, files.weight_files, packed_as)
         cache.open(packing, kept_in)
     model = load_model(
         files.config,
         files.tensors(keeps_blocks=packing is not None),
-        dtype=wanted.dtype,
+        dtype=dtype,
         ops=ops,
-        max_model_len=wanted.max_model_len,
+        max_model_len=options.max_model_len,
         transfer=weight_transfer_to(ops.device),
         drops_zero_biases=bool(files.quantised_types),
     )
-    if cache is not None and packing is not None and kept_in is not None:
+    if packing is not None and kept_in is not None:
         cache.save(packing, kept_in)
     return model
 
@@ -212,8 +164,10 @@ def _has_experts(files: ModelFiles) -> bool:
     return any(experts is not None for experts in read_model_config(files.config).experts)
 
 
-def _load_dummy(files: ModelFiles, wanted: LoadOptions, ops: Operations) -> Model:
-    if wanted.model_impl == "transformers":
+def _load_dummy(
+    options: EngineOptions, files: ModelFiles, dtype: torch.dtype, ops: Operations
+) -> Model:
+    if options.model_impl == "transformers":
         raise ConfigurationError(
             "--model-impl transformers has no effect with --load-format dummy, which makes our own "
             "models; omit one of them"
@@ -221,7 +175,7 @@ def _load_dummy(files: ModelFiles, wanted: LoadOptions, ops: Operations) -> Mode
     logger.warning("the weights of %s are random: its answers mean nothing", files.name)
     try:
         return load_dummy_model(
-            files.config, dtype=wanted.dtype, ops=ops, max_model_len=wanted.max_model_len
+            files.config, dtype=dtype, ops=ops, max_model_len=options.max_model_len
         )
     except UnsupportedArchitecture as error:
         raise StartupError(str(error)) from error

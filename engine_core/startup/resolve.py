@@ -6,17 +6,16 @@ import dataclasses
 
 from engine_core.config import EngineConfig
 from engine_core.errors import ConfigurationError
-from engine_core.kv_cache import KVCacheGroupSpec
 from engine_core.model_files import ModelFiles
-from engine_core.model_runner.cache_layout import CacheLayout, plan_cache_layout
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import GPUModelRunner
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.device import choose_cache_dtype, defaults_of, dtype_name
 from engine_core.startup.memory import (
-    CacheDemand,
     CudaMeter,
+    DeviceMemory,
+    HostMemory,
     RequestBlocks,
     choose_num_blocks,
     choose_num_host_blocks,
@@ -25,7 +24,6 @@ from engine_core.startup.memory import (
 )
 from engine_core.startup.model import LoadedModel
 from engine_core.startup.runner_spec import RunnerSpec
-from kernels.interface.operations import cached_head_bytes
 
 
 def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) -> RunnerSpec:
@@ -48,7 +46,6 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
             f"--block-size is {options.block_size}; on a GPU it must be a power of two, such as 16"
         )
     defaults = defaults_of(loaded.ops.device, is_quantised=loaded.is_quantised)
-    layout = plan_cache_layout(spec.sliding_windows)
     cache_dtype = choose_cache_dtype(
         options.kv_cache_dtype, loaded.dtype, keeps_bytes=loaded.computes_in_bytes
     )
@@ -57,7 +54,6 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
             f"--kv-cache-dtype {options.kv_cache_dtype} needs our own model code, and "
             f"{loaded.architecture} runs through transformers'; leave it at auto"
         )
-    slot_bytes = 2 * spec.num_kv_heads * cached_head_bytes(spec.head_size, cache_dtype)
     scheduler = options.scheduling.resolve(
         max_num_batched_tokens=defaults.max_num_batched_tokens,
         max_num_seqs=defaults.max_num_seqs,
@@ -66,10 +62,10 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
     )
     return RunnerSpec(
         loaded=loaded,
+        options=options,
         config=RunnerConfig(
             model=loaded.model,
             ops=loaded.ops,
-            layout=layout,
             num_blocks=1,
             block_size=options.block_size,
             max_num_seqs=scheduler.max_num_seqs,
@@ -79,33 +75,27 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
             kv_dtype=cache_dtype,
             eos_token_ids=files.eos_token_ids,
         ),
-        block_bytes=layout.num_tensors * options.block_size * slot_bytes,
         scheduler=scheduler,
-        max_num_logprobs=options.max_logprobs,
         on_device=on_gpu,
-        capture_at_start=options.capture_at_start,
-        enforce_eager=options.enforce_eager,
     )
 
 
-def resolve_config(
-    options: EngineOptions, files: ModelFiles, runner: RunnerSpec, *, address: str
-) -> EngineConfig:
+def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> EngineConfig:
     """The configuration in force. On a GPU the largest step is run, to see what it takes.
 
     Raises:
         ConfigurationError: sizes that contradict each other or the memory.
         CacheTooSmall: memory does not hold a useful cache.
     """
-    loaded = runner.loaded
-    scheduler = runner.scheduler
+    options, loaded, scheduler = runner.options, runner.loaded, runner.scheduler
+    block_bytes = runner.config.block_bytes
     request_blocks = RequestBlocks(
-        groups_of(runner.config.layout), scheduler.max_chunk, runner.config.block_size
+        runner.config.layout.group_specs, scheduler.max_chunk, options.block_size
     )
-    num_blocks = _choose_num_blocks(options, runner, request_blocks)
+    num_blocks = _choose_num_blocks(runner, request_blocks)
     num_host_blocks = choose_num_host_blocks(
         options.host_cache_memory,
-        block_bytes=runner.block_bytes,
+        block_bytes=block_bytes,
         num_blocks=num_blocks,
         cache_is_on_host=loaded.ops.device.type == "cpu",
     )
@@ -122,11 +112,11 @@ def resolve_config(
         capture_at_start=options.capture_at_start,
         enforce_eager=options.enforce_eager,
         num_threads=loaded.ops.num_threads,
-        block_size=runner.config.block_size,
+        block_size=options.block_size,
         num_blocks=num_blocks,
-        kv_cache_bytes=num_blocks * runner.block_bytes,
+        kv_cache_bytes=num_blocks * block_bytes,
         num_host_blocks=num_host_blocks,
-        host_cache_bytes=num_host_blocks * runner.block_bytes,
+        host_cache_bytes=num_host_blocks * block_bytes,
         enable_prefix_caching=options.enable_prefix_caching,
         watermark=options.watermark,
         max_logprobs=options.max_logprobs,
@@ -146,18 +136,12 @@ def resolve_config(
     )
 
 
-def groups_of(layout: CacheLayout) -> list[KVCacheGroupSpec]:
-    """The layout's groups as the cache knows them."""
-    return [KVCacheGroupSpec(group.sliding_window) for group in layout.groups]
-
-
-def _choose_num_blocks(
-    options: EngineOptions, runner: RunnerSpec, request_blocks: RequestBlocks
-) -> int:
-    scheduler = runner.scheduler
+def _choose_num_blocks(runner: RunnerSpec, request_blocks: RequestBlocks) -> int:
+    options, scheduler = runner.options, runner.scheduler
     device = runner.loaded.ops.device
+    memory: HostMemory | DeviceMemory
     if device.type == "cpu":
-        memory = None
+        memory = HostMemory()
         step_bytes = runner.loaded.step_bytes(
             scheduler.max_num_batched_tokens, scheduler.max_num_seqs
         )
@@ -166,14 +150,12 @@ def _choose_num_blocks(
         memory = read_device_memory(meter)
         step_bytes = runner.measure_step_bytes(meter)
     return choose_num_blocks(
-        CacheDemand(
-            block_bytes=runner.block_bytes,
-            blocks_per_request=request_blocks.num_blocks(scheduler.max_model_len),
-            max_num_seqs=scheduler.max_num_seqs,
-            step_bytes=step_bytes,
-        ),
+        memory,
+        block_bytes=runner.config.block_bytes,
+        blocks_per_request=request_blocks.num_blocks(scheduler.max_model_len),
+        max_num_seqs=scheduler.max_num_seqs,
+        step_bytes=step_bytes,
         num_blocks=options.num_blocks,
         kv_cache_memory=options.kv_cache_memory,
         memory_fraction=options.memory_fraction or defaults_of(device).memory_fraction,
-        memory=memory,
     )

@@ -3,27 +3,38 @@
 import dataclasses
 import logging
 
+import numpy as np
+
 from engine_core.errors import StartupError
+from engine_core.kv_cache import CacheCopies
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import CudaQueue, GPUModelRunner
-from engine_core.model_runner.gpu.graphs import decode_buckets
-from engine_core.scheduler import SchedulerConfig, SchedulerOutput
-from engine_core.startup.memory import MemoryMeter, measure_extra_bytes
+from engine_core.model_runner.gpu.step import decode_buckets
+from engine_core.options.engine import EngineOptions
+from engine_core.scheduler import (
+    NewRequestData,
+    ScheduledBatch,
+    SchedulerConfig,
+    SchedulerOutput,
+)
+from engine_core.startup.memory import CudaMeter, measure_extra_bytes
 from engine_core.startup.model import LoadedModel
-from engine_core.startup.profile_run import profile_steps
 from kernels.backends import device_step_operations
 from kernels.interface.device_steps import SamplingMode
+from kernels.interface.sampling_rows import MAX_DEVICE_LOGPROBS
+from protocol.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
 
 Runner = CPUModelRunner | GPUModelRunner
 
-_MOST_LOGPROBS_ON_DEVICE = 128
-"""A row that asks for more is reported by the host, from a copy of its logits."""
 _BYTES_A_GRAPH = 12 * 1024**2
 """Allowed for each CUDA graph: one of the largest is measured, the others share its memory for
 tensors, and the driver keeps some MiB of each."""
+_ONLY_BLOCK = 1
+"""Every entry of every block table of a profile step. Rows overwrite each other there: memory is
+measured, not answers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,23 +43,16 @@ class RunnerSpec:
 
     Attributes:
         config: with one block and the full max_model_len, as the largest step is measured.
-        block_bytes: of one block over all cache tensors.
         scheduler: `max_model_len` is still the model's or the operator's.
-        max_num_logprobs: the most that a request may ask for; -1: the whole vocabulary.
         on_device: rows and sampling are the device's, and a step is in flight while the next is
             planned; else one step at a time, with rows on the host.
-        capture_at_start: capture every CUDA graph in `warm_up`.
-        enforce_eager: capture none at all; without effect where nothing is captured anyway.
     """
 
     loaded: LoadedModel
+    options: EngineOptions
     config: RunnerConfig
-    block_bytes: int
     scheduler: SchedulerConfig
-    max_num_logprobs: int
     on_device: bool
-    capture_at_start: bool
-    enforce_eager: bool
 
     def build(self, *, num_blocks: int, num_host_blocks: int, max_model_len: int) -> Runner:
         """A runner with its cache; `max_model_len` may be less than was measured for.
@@ -70,7 +74,7 @@ class RunnerSpec:
                 config,
                 steps=device_step_operations(device),
                 queue=CudaQueue(device),
-                use_graphs=not self.enforce_eager,
+                use_graphs=not self.options.enforce_eager,
             )
         except ValueError as error:
             if not self.on_device:
@@ -83,18 +87,17 @@ class RunnerSpec:
     def warm_up(self, runner: Runner) -> None:
         """Launch everything that a plan may ask for, so that nothing is compiled while serving."""
         if isinstance(runner, GPUModelRunner):
-            if self.enforce_eager:
+            if self.options.enforce_eager:
                 logger.info("no CUDA graphs: every step is launched kernel by kernel")
-            runner.warm_up(capture_at_start=self.capture_at_start)
+            runner.warm_up(capture_at_start=self.options.capture_at_start)
 
     def profile_steps(self) -> list[SchedulerOutput]:
-        """See `profile_run`: the most that a step can be."""
-        vocab_size = self.config.vocab_size
-        asked = vocab_size if self.max_num_logprobs < 0 else self.max_num_logprobs
-        num_logprobs = min(asked, vocab_size, _MOST_LOGPROBS_ON_DEVICE)
+        """See `profile_steps`; with the most log-probabilities that the device reports."""
+        most, vocab_size = self.options.max_logprobs, self.config.vocab_size
+        num_logprobs = min(vocab_size if most < 0 else most, vocab_size, MAX_DEVICE_LOGPROBS)
         return profile_steps(self.config, num_logprobs=num_logprobs)
 
-    def measure_step_bytes(self, meter: MemoryMeter) -> int:
+    def measure_step_bytes(self, meter: CudaMeter) -> int:
         """Everything that serving takes beside weights and cache: a runner's own tensors, its
         largest steps, graphs, loaded kernels. Runs them on a runner that is thrown away.
 
@@ -111,10 +114,110 @@ class RunnerSpec:
                 runner.collect()
 
         # the null block and the only one
-        extra = measure_extra_bytes(run, meter, expected_bytes=2 * self.block_bytes)
+        extra = measure_extra_bytes(run, meter, expected_bytes=2 * self.config.block_bytes)
         meter.release()
-        num_buckets = 0 if self.enforce_eager else len(decode_buckets(self.config.max_num_seqs))
+        num_buckets = (
+            0 if self.options.enforce_eager else len(decode_buckets(self.config.max_num_seqs))
+        )
         num_graphs = num_buckets * len(SamplingMode)
         total = extra + num_graphs * _BYTES_A_GRAPH
         logger.info("steps take up to %.0f MiB beside weights and cache", total / 1024**2)
         return total
+
+
+# ------------------------------------------------------------------ the largest step
+
+
+def prompt_lengths(config: RunnerConfig) -> list[int]:
+    """Tokens of each row: together as many as the step may have, the first rows longest.
+
+    A prompt leaves room for one more token in max_model_len.
+    """
+    num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+    left = config.max_num_batched_tokens - num_rows
+    lengths = []
+    for _ in range(num_rows):
+        more = max(0, min(left, config.max_model_len - 2))
+        lengths.append(1 + more)
+        left -= more
+    return lengths
+
+
+def profile_steps(config: RunnerConfig, *, num_logprobs: int) -> list[SchedulerOutput]:
+    """Plans to be run in order on a runner with at least one block: the largest step that computes
+    prompts, the largest that decodes, and one without tokens, which frees all rows. Each has as
+    many tokens and rows as a step may have, and every row samples with all that sampling offers.
+
+    Args:
+        num_logprobs: the most that are reported for a token.
+    """
+    lengths = prompt_lengths(config)
+    names = [f"profile-{row}" for row in range(len(lengths))]
+    counts = np.array(lengths, np.int32)
+    nothing = np.zeros(len(lengths), np.int32)
+    new = [
+        _new_request(name, row, length, config, num_logprobs)
+        for row, (name, length) in enumerate(zip(names, lengths, strict=True))
+    ]
+    return [
+        _plan(0, names, nothing, counts, new=new),
+        _plan(1, names, counts, np.ones_like(counts)),
+        _plan(2, [], nothing[:0], nothing[:0], finished=names),
+    ]
+
+
+def _new_request(
+    name: str, row: int, length: int, config: RunnerConfig, num_logprobs: int
+) -> NewRequestData:
+    num_blocks = -(-(length + 1) // config.block_size)
+    return NewRequestData(
+        req_id=name,
+        prompt_token_ids=[0] * length,
+        output_token_ids=[],
+        mm_features=[],
+        sampling_params=SamplingParams(
+            max_tokens=2,
+            temperature=1.0,
+            top_k=50,
+            top_p=0.9,
+            min_p=0.01,
+            repetition_penalty=1.1,
+            presence_penalty=0.1,
+            frequency_penalty=0.1,
+            seed=row,
+            logprobs=num_logprobs,
+        ),
+        block_ids=tuple([_ONLY_BLOCK] * num_blocks for _ in range(config.num_groups)),
+        num_computed_tokens=0,
+        lora_request=None,
+        row=row,
+    )
+
+
+def _plan(
+    step_id: int,
+    names: list[str],
+    computed: np.ndarray,
+    scheduled: np.ndarray,
+    *,
+    new: list[NewRequestData] | None = None,
+    finished: list[str] | None = None,
+) -> SchedulerOutput:
+    return SchedulerOutput(
+        step_id=step_id,
+        batch=ScheduledBatch(
+            req_ids=names,
+            rows=np.arange(len(names), dtype=np.int64),
+            num_computed_tokens=computed,
+            num_scheduled_tokens=scheduled,
+        ),
+        scheduled_new_reqs=new or [],
+        resumed_reqs=[],
+        block_updates=[],
+        copies=CacheCopies(),
+        total_num_scheduled_tokens=int(scheduled.sum()),
+        scheduled_spec_decode_tokens={},
+        finished_req_ids=finished or [],
+        preempted_req_ids=[],
+        num_output_tokens=np.zeros(len(names), np.int32),
+    )

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from engine_core.executor import InProcessExecutor
-from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
-from engine_core.model_runner.cache_layout import plan_cache_layout
+from engine_core.kv_cache import KVCacheManager
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.gpu import CudaQueue, DeviceQueue, GPUModelRunner
 from engine_core.models import Model
@@ -36,6 +35,7 @@ from protocol.outputs import EngineCoreOutput
 from protocol.sampling import SamplingParams
 from tests.engine_core.model_runner.gpu.fake_device import SynchronousQueue
 from tests.kernels.torch_device_steps import TorchDeviceSteps
+from tests.protocol.all_outputs import all_outputs
 
 BLOCK_SIZE = 16
 
@@ -135,13 +135,10 @@ class EngineRun:
         kv_dtype: torch.dtype | None = None,
         use_graphs: bool = True,
     ) -> None:
-        layout = plan_cache_layout(model.kv_cache_spec.sliding_windows)
         self.sizes = sizes
-        self.num_groups = len(layout.groups)
         config = RunnerConfig(
             model=model,
             ops=ops,
-            layout=layout,
             num_blocks=sizes.num_blocks,
             block_size=BLOCK_SIZE,
             max_num_seqs=sizes.max_num_seqs,
@@ -151,6 +148,7 @@ class EngineRun:
             kv_dtype=kv_dtype or dtype,
             eos_token_ids=(),
         )
+        self.num_groups = config.num_groups
         self.runner = GPUModelRunner(
             config,
             steps=steps_of(ops.device),
@@ -168,7 +166,7 @@ class EngineRun:
             KVCacheManager(
                 num_blocks=sizes.num_blocks,
                 block_size=BLOCK_SIZE,
-                groups=tuple(KVCacheGroupSpec(group.sliding_window) for group in layout.groups),
+                groups=tuple(config.layout.group_specs),
                 watermark=0.0,
             ),
         )
@@ -243,7 +241,7 @@ class EngineRun:
 
     def _process_outputs(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
         for outputs in self.scheduler.update_from_output(plan, result).values():
-            for output in outputs.outputs:
+            for output in all_outputs(outputs):
                 self._keep(output)
 
     def _keep(self, output: EngineCoreOutput) -> None:

@@ -11,18 +11,6 @@ import torch
 Work = Callable[[], None]
 
 
-class LaunchedWork(Protocol):
-    """Work that was given to the device."""
-
-    def wait(self) -> None:
-        """Return when it is done, with all that was launched before it.
-
-        Raises:
-            Exception: whatever the work raises late.
-        """
-        ...
-
-
 class DeviceQueue(Protocol):
     """Carries out work in the order in which it was launched."""
 
@@ -33,9 +21,10 @@ class DeviceQueue(Protocol):
         """Host memory that the device copies from and to by itself. Slow to make."""
         ...
 
-    def launch(self, work: Work) -> LaunchedWork:
+    def launch(self, work: Work) -> Work:
         """Start `work`, which must wait for nothing. Host memory that it reads or writes belongs to
-        the device until `wait` has returned."""
+        the device until what this returns has been called: it waits for `work` and all that was
+        launched before it, and raises whatever the work raises late."""
         ...
 
     def capture(self, work: Work) -> Work:
@@ -49,15 +38,6 @@ class DeviceQueue(Protocol):
     def synchronize(self) -> None:
         """Wait for everything on the device, on every stream."""
         ...
-
-
-class _RecordedEvent:
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self._event = event
-
-    def wait(self) -> None:
-        """See `LaunchedWork.wait`."""
-        self._event.synchronize()
 
 
 class CudaQueue:
@@ -76,12 +56,12 @@ class CudaQueue:
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
 
-    def launch(self, work: Work) -> LaunchedWork:
+    def launch(self, work: Work) -> Work:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             work()
             event.record(self._stream)
-        return _RecordedEvent(event)
+        return event.synchronize
 
     def capture(self, work: Work) -> Work:
         graph = torch.cuda.CUDAGraph()

@@ -7,7 +7,6 @@ import dataclasses
 import numpy as np
 import torch
 
-from engine_core.model_runner.gpu.queue import DeviceQueue
 from engine_core.model_runner.gpu.step import GPUStep
 from engine_core.model_runner.output import (
     NO_TOKEN_LEFT,
@@ -46,31 +45,6 @@ class HostResults:
         if step.has_reports:
             host.logprob_ids_CN[:number].copy_(device.logprob_ids_CN[:number], non_blocking=True)
             host.logprobs_CN[:number].copy_(device.logprobs_CN[:number], non_blocking=True)
-
-
-class ResultBuffers:
-    """Host buffers: as many slots as steps can be in flight."""
-
-    def __init__(
-        self, queue: DeviceQueue, *, capacity: int, vocab_size: int, num_slots: int
-    ) -> None:
-        self._queue = queue
-        self._vocab_size = vocab_size
-        size = (StepResults.num_words(capacity, vocab_size),)
-        self._buffers = [
-            StepResults.over(
-                queue.host_tensor(size, torch.int32), capacity=capacity, vocab_size=vocab_size
-            )
-            for _ in range(num_slots)
-        ]
-
-    def take(self, slot: int, step: GPUStep | None) -> HostResults:
-        """The slot's buffer. The step that had it before must be collected."""
-        raw_logits_WV = None
-        if step is not None and step.from_host_N.size:
-            shape = (len(step.from_host_N), self._vocab_size)
-            raw_logits_WV = self._queue.host_tensor(shape, torch.float32)
-        return HostResults(self._buffers[slot], raw_logits_WV)
 
 
 def read_results(

@@ -12,14 +12,14 @@ import dataclasses
 
 import torch
 
+from engine_core.kv_cache import CacheCopies
+from engine_core.model_runner.cache import PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
-from engine_core.model_runner.gpu.computation import StepComputation
-from engine_core.model_runner.gpu.graphs import StepGraphs, decode_buckets
-from engine_core.model_runner.gpu.input_batch import GPUInputBatch, PenaltyRow
-from engine_core.model_runner.gpu.packing import PackedStep, PackedStepBuffer
-from engine_core.model_runner.gpu.queue import DeviceQueue, LaunchedWork, Work
-from engine_core.model_runner.gpu.results import HostResults, ResultBuffers, read_results
-from engine_core.model_runner.gpu.step import GPUStep, arrange_step
+from engine_core.model_runner.gpu.input_batch import GPUInputBatch, PenaltyRow, RowChanges
+from engine_core.model_runner.gpu.packing import PackedStepBuffer
+from engine_core.model_runner.gpu.queue import DeviceQueue, Work
+from engine_core.model_runner.gpu.results import HostResults, read_results
+from engine_core.model_runner.gpu.step import GPUStep, arrange_step, decode_buckets
 from engine_core.model_runner.gpu.warm_up import (
     changes_of_every_kind,
     copies_of_every_kind,
@@ -31,7 +31,8 @@ from engine_core.model_runner.gpu.warm_up import (
 from engine_core.model_runner.rows import RunnerRows
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from kernels.interface.device_steps import DeviceStepOperations, SamplingMode
-from kernels.interface.step_inputs import PackedLayout
+from kernels.interface.sampling_rows import StepResults
+from kernels.interface.step_inputs import DeviceRows, PackedLayout, StepTensors
 
 _MAX_STEPS_IN_FLIGHT = 2
 
@@ -39,14 +40,14 @@ _MAX_STEPS_IN_FLIGHT = 2
 @dataclasses.dataclass(frozen=True, slots=True)
 class _InFlightStep:
     """A step that was submitted and not collected. `step` is None if the plan had no tokens; `slot`
-    says which of the host's buffers are the device's until then."""
+    says which of the host's buffers are the device's until `wait` has returned."""
 
     slot: int
     plan: SchedulerOutput
     step: GPUStep | None
     results: HostResults
     refusals: dict[int, str]
-    launched: LaunchedWork
+    wait: Work
 
 
 class GPUModelRunner:
@@ -68,36 +69,49 @@ class GPUModelRunner:
         use_graphs: bool = True,
     ) -> None:
         self.config = config
+        self._model = config.model
         self._queue = queue
         self._steps = steps
         self._buckets = decode_buckets(config.max_num_seqs) if use_graphs else ()
-        self.rows = RunnerRows(
-            max_num_rows=config.max_num_seqs,
-            eos_token_ids=config.eos_token_ids,
-            vocab_size=config.vocab_size,
-        )
-        self.batch = GPUInputBatch(
-            self.rows, max_num_rows=config.max_num_seqs, vocab_size=config.vocab_size
-        )
+        self.rows = RunnerRows(config)
+        self.batch = GPUInputBatch(self.rows, config)
         self._buffer = PackedStepBuffer(
             queue, PackedLayout(config.max_num_seqs), num_slots=_MAX_STEPS_IN_FLIGHT
         )
-        self._results = ResultBuffers(
-            queue,
-            capacity=config.max_num_seqs,
-            vocab_size=config.vocab_size,
-            num_slots=_MAX_STEPS_IN_FLIGHT,
+        result_shape = (StepResults.num_words(config.max_num_seqs, config.vocab_size),)
+        self._results = [
+            StepResults.over(
+                queue.host_tensor(result_shape, torch.int32),
+                capacity=config.max_num_seqs,
+                vocab_size=config.vocab_size,
+            )
+            for _ in range(_MAX_STEPS_IN_FLIGHT)
+        ]
+        self._cache = PagedKVCache(config)
+        self.storage = self._cache.storage
+        self._device_rows = DeviceRows.allocate(
+            num_rows=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            block_size=config.block_size,
+            num_groups=config.num_groups,
+            device=queue.device,
         )
-        self._computation = StepComputation(
-            config,
-            steps=steps,
-            packed=self._buffer.device_words,
-            packed_layout=self._buffer.layout,
+        self._tensors = StepTensors.allocate(
+            num_tokens=config.max_num_batched_tokens,
+            num_sequences=config.max_num_seqs,
+            num_groups=config.num_groups,
+            width=self._device_rows.block_tables.shape[2],
+            device=queue.device,
         )
-        self.storage = self._computation.storage
-        self.graphs = StepGraphs(
-            queue, compute=self._compute_bucket, send_empty=self._buffer.send_empty
+        self._sampler = steps.make_sampler(
+            num_rows=config.max_num_seqs, vocab_size=config.vocab_size, device=queue.device
         )
+        self._sampling_tables = DeviceRows(
+            token_ids=self._sampler.rows.state_NX, block_tables=self._sampler.rows.lists_3NM
+        )
+        """The sampling state as rows that updates are written to."""
+        self.graphs: dict[tuple[int, SamplingMode], Work] = {}
+        """Captured decode steps by bucket and mode."""
         self._in_flight: collections.deque[_InFlightStep] = collections.deque()
         self._free_slots = collections.deque(range(_MAX_STEPS_IN_FLIGHT))
         queue.synchronize()  # what was allocated was also filled, perhaps on another stream
@@ -125,31 +139,13 @@ class GPUModelRunner:
             self._check_size(step)
             self.batch.append_tokens(step.sampled_rows_N)
         slot, refusals = self._free_slots[0], dict(self.batch.refusals)
-        packed = self._buffer.pack(slot, step, changes)
-        results = self._results.take(slot, step)
-
-        @torch.inference_mode()
-        def work() -> None:
-            graph = self._graph_for(step)
-            self.storage.carry_out(plan.copies)
-            self._send(packed, changes.penalties)
-            if step is None:
-                self._computation.update_rows()
-                return
-            if graph is None:
-                self._compute(step, results)
-            else:
-                graph()
-            if len(step.sampled_N):
-                results.fetch(self._computation.sampler.results, step)
-
         try:
-            launched = self._queue.launch(work)
+            results, wait = self._launch(slot, step, changes, plan.copies)
         except Exception:
             self._queue.synchronize()  # what was launched of it may still read the buffers
             raise
         self._free_slots.popleft()
-        self._in_flight.append(_InFlightStep(slot, plan, step, results, refusals, launched))
+        self._in_flight.append(_InFlightStep(slot, plan, step, results, refusals, wait))
 
     def collect(self) -> ModelRunnerOutput:
         """Wait for the oldest step in flight: the next token of every sequence that was sampled.
@@ -162,7 +158,7 @@ class GPUModelRunner:
             raise RuntimeError("no step is in flight; submit one first")
         oldest = self._in_flight.popleft()
         try:
-            oldest.launched.wait()
+            oldest.wait()
             if oldest.step is None:
                 return ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
             return read_results(oldest.plan, oldest.step, oldest.results, oldest.refusals)
@@ -185,78 +181,121 @@ class GPUModelRunner:
         Args:
             capture_at_start: capture every graph now, not when it is first used.
         """
-        limits = {
-            "max_num_seqs": self.config.max_num_seqs,
-            "max_model_len": self.config.max_model_len,
-            "max_num_batched_tokens": self.config.max_num_batched_tokens,
-        }
-        for counts in steps_of_every_kind(**limits):
+        for counts in steps_of_every_kind(self.config):
             for mode in SamplingMode:
                 self._run_dummy(dummy_step(counts, mode))
-        for counts in steps_of_every_size(**limits):
+        for counts in steps_of_every_size(self.config):
             self._run_dummy(dummy_step(counts, SamplingMode.PLAIN))
-        self._run_dummy(dummy_step(largest_step(**limits), SamplingMode.FULL))
+        self._run_dummy(dummy_step(largest_step(self.config), SamplingMode.FULL))
 
         @torch.inference_mode()
         def capture() -> None:
             for bucket in reversed(self._buckets):  # the others fit into the largest one's memory
                 for mode in SamplingMode:
-                    self.graphs.get(bucket, mode)
+                    self._graph(bucket, mode)
 
         if capture_at_start:
-            self._queue.launch(capture).wait()
+            self._queue.launch(capture)()
 
     def _run_dummy(self, step: GPUStep) -> None:
-        slot, changes = self._free_slots[0], changes_of_every_kind()
-        copies = copies_of_every_kind(
-            num_blocks=self.config.num_blocks, num_host_blocks=self.config.num_host_blocks
-        )
-        packed = self._buffer.pack(slot, step, changes)
-        results = self._results.take(slot, step)
-
-        @torch.inference_mode()
-        def work() -> None:
-            self.storage.carry_out(copies)
-            self._send(packed, changes.penalties)
-            self._compute(step, results)
-            results.fetch(self._computation.sampler.results, step)
-
-        self._queue.launch(work).wait()
+        copies = copies_of_every_kind(self.config)
+        _, wait = self._launch(self._free_slots[0], step, changes_of_every_kind(), copies)
+        wait()
 
     # ------------------------------------------------------------------ on the device
 
-    def _send(self, packed: PackedStep, penalties: list[PenaltyRow]) -> None:
-        computation = self._computation
-        self._buffer.send(
-            packed, self._steps, rows=computation.rows, sampling=computation.sampling_tables
+    def _launch(
+        self, slot: int, step: GPUStep | None, changes: RowChanges, copies: CacheCopies
+    ) -> tuple[HostResults, Work]:
+        """Returns where the results will be, and what waits for them."""
+        packed = self._buffer.pack(slot, step, changes)
+        raw_logits_WV = None
+        if step is not None and step.from_host_N.size:
+            shape = (len(step.from_host_N), self.config.vocab_size)
+            raw_logits_WV = self._queue.host_tensor(shape, torch.float32)
+        results = HostResults(self._results[slot], raw_logits_WV)
+
+        @torch.inference_mode()
+        def work() -> None:
+            graph = None
+            if step is not None and step.bucket is not None:
+                graph = self._graph(step.bucket, step.mode)
+            self.storage.carry_out(copies)
+            self._buffer.send(
+                packed, self._steps, rows=self._device_rows, sampling=self._sampling_tables
+            )
+            if changes.penalties:  # read from the rows, so those come first; twice does no harm
+                self._update_rows()
+                for penalty in changes.penalties:
+                    self._count_for_penalties(penalty)
+            if step is None:
+                self._update_rows()
+                return
+            if graph is None:
+                self._compute(step, results)
+            else:
+                graph()
+            if len(step.sampled_N):
+                results.fetch(self._sampler.results, step)
+
+        return results, self._queue.launch(work)
+
+    def _graph(self, bucket: int, mode: SamplingMode) -> Work:
+        """What replays a decode step of the bucket; called inside launched work, before the step's
+        own words are sent."""
+        graph = self.graphs.get((bucket, mode))
+        if graph is None:
+            padded = dummy_step([1] * bucket, mode)
+            self._buffer.send_empty()
+            self._compute(padded)  # once, so that nothing is compiled or set up during capture
+            graph = self.graphs[bucket, mode] = self._queue.capture(lambda: self._compute(padded))
+        return graph
+
+    def _update_rows(self) -> None:
+        """Carry out the updates in the step's buffer."""
+        self._steps.apply_row_updates(self._buffer.device_words, self._device_rows)
+
+    def _count_for_penalties(self, penalty: PenaltyRow) -> None:
+        """Count the tokens that a row has now."""
+        tokens = self._device_rows.token_ids[penalty.row]
+        self._sampler.rows.write_history(
+            penalty.row,
+            tokens[: penalty.num_prompt_tokens],
+            tokens[penalty.num_prompt_tokens : penalty.num_tokens],
         )
-        if penalties:  # read from the rows, so that those come first; once more does no harm
-            computation.update_rows()
-            for penalty in penalties:
-                computation.count_for_penalties(penalty)
 
-    def _graph_for(self, step: GPUStep | None) -> Work | None:
-        if step is None or step.bucket is None:
-            return None
-        return self.graphs.get(step.bucket, step.mode)
-
-    def _compute_bucket(self, bucket: int, mode: SamplingMode) -> None:
-        self._computation.run(
-            num_tokens=bucket,
-            num_sequences=bucket,
-            num_decodes=bucket,
-            num_sampled=bucket,
-            mode=mode,
+    def _compute(self, step: GPUStep, results: HostResults | None = None) -> None:
+        """All between the copy to the device and the copy back: the same calls for a step that is
+        launched piece by piece and, without `results`, for one that is captured in a graph. Chosen
+        tokens are appended to their rows. Of `step` only counts and mode are read."""
+        packed, layout = self._buffer.device_words, self._buffer.layout
+        num_sequences, num_sampled = len(step.rows_R), len(step.sampled_N)
+        self._update_rows()
+        tensors = self._tensors.first(step.num_tokens, num_sequences)
+        self._steps.prepare_step(
+            packed, layout, self._device_rows, tensors, block_size=self.config.block_size
         )
-
-    def _compute(self, step: GPUStep, results: HostResults) -> None:
-        self._computation.run(
-            num_tokens=step.num_tokens,
-            num_sequences=len(step.rows_R),
+        context = self._cache.forward_context(
+            query_start_loc_R1=tensors.query_start_loc_R1,
+            seq_lens_R=tensors.seq_lens_R,
+            block_tables_GRM=tensors.block_tables_GRM,
+            slot_mappings_GT=tensors.slot_mappings_GT,
             num_decodes=step.num_decodes,
-            num_sampled=len(step.sampled_N),
-            mode=step.mode,
-            before_sampling=lambda logits_NV: results.fetch_logits(logits_NV, step),
+        )
+        hidden_TE = self._model.forward(tensors.token_ids_T, tensors.positions_T, context)
+        if not num_sampled:
+            return
+        last_NE = hidden_TE.index_select(0, tensors.logits_at_R[:num_sampled])
+        logits_NV = self._model.compute_logits(last_NE)
+        if results is not None:
+            results.fetch_logits(logits_NV, step)
+        self._sampler.sample(logits_NV, packed, layout, num_sequences=num_sequences, mode=step.mode)
+        self._steps.append_sampled(
+            packed,
+            layout,
+            self._sampler.results.token_ids_C[:num_sampled],
+            self._device_rows,
+            num_sequences=num_sequences,
         )
 
     def _check_size(self, step: GPUStep) -> None:

@@ -1,13 +1,12 @@
-"""Dummy steps before the first request: what must be compiled, and what takes most memory.
-
-Their sequences are in the first rows, whose block tables are still all null block.
-"""
+"""Dummy steps before the first request: what must be compiled, and what takes most memory. Their
+sequences are in the first rows, whose block tables are still all null block."""
 
 import itertools
 
 import numpy as np
 
 from engine_core.kv_cache import CacheCopies
+from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.gpu.input_batch import PenaltyRow, RowChanges
 from engine_core.model_runner.gpu.step import GPUStep
 from kernels.interface.device_steps import SamplingMode
@@ -38,14 +37,12 @@ def dummy_step(counts: list[int], mode: SamplingMode) -> GPUStep:
     )
 
 
-def steps_of_every_kind(
-    *, max_num_seqs: int, max_model_len: int, max_num_batched_tokens: int
-) -> list[list[int]]:
+def steps_of_every_kind(config: RunnerConfig) -> list[list[int]]:
     """Counts of steps that together launch every kernel in every form that depends on sequences:
     decodes, prefills and both; Triton compiles a form of its own for sizes of 1, and for multiples
     of 16, and products with quantised weights have tiles of up to 16, 32 and 64 rows."""
-    longest = min(max_model_len, max_num_batched_tokens)
-    most = min(max_num_seqs, max_num_batched_tokens)
+    longest = min(config.max_model_len, config.max_num_batched_tokens)
+    most = min(config.max_num_seqs, config.max_num_batched_tokens)
     steps = [[min(length, longest)] for length in (1, 2, 16, 17)]
     steps += [[1] * min(number, most) for number in (2, 3, 16, 32, 64, most)]
     if most > 1 and longest > 2:
@@ -53,14 +50,12 @@ def steps_of_every_kind(
     return [list(counts) for counts in dict.fromkeys(map(tuple, steps))]
 
 
-def steps_of_every_size(
-    *, max_num_seqs: int, max_model_len: int, max_num_batched_tokens: int
-) -> list[list[int]]:
+def steps_of_every_size(config: RunnerConfig) -> list[list[int]]:
     """Counts of prefills whose tokens double, up to all that a step can have: products of experts
     are cut into other tiles at other numbers of tokens, nowhere twice between two of these."""
-    most = min(max_num_batched_tokens, max_num_seqs * max_model_len)
+    most = min(config.max_num_batched_tokens, config.max_num_seqs * config.max_model_len)
     sizes = [*itertools.takewhile(lambda size: size < most, (32 << n for n in range(32))), most]
-    return [_prefills(size, max_model_len) for size in sizes]
+    return [_prefills(size, config.max_model_len) for size in sizes]
 
 
 def _prefills(num_tokens: int, max_model_len: int) -> list[int]:
@@ -69,14 +64,12 @@ def _prefills(num_tokens: int, max_model_len: int) -> list[int]:
     return [rest] * (rest > 0) + [max_model_len] * full
 
 
-def largest_step(
-    *, max_num_seqs: int, max_model_len: int, max_num_batched_tokens: int
-) -> list[int]:
+def largest_step(config: RunnerConfig) -> list[int]:
     """Counts of the step that takes most memory: most sequences, and most tokens among them."""
-    number = min(max_num_seqs, max_num_batched_tokens)
-    share, more = divmod(max_num_batched_tokens, number)
+    number = min(config.max_num_seqs, config.max_num_batched_tokens)
+    share, more = divmod(config.max_num_batched_tokens, number)
     counts = [share + (index < more) for index in range(number)]
-    return [min(count, max_model_len) for count in reversed(counts)]
+    return [min(count, config.max_model_len) for count in reversed(counts)]
 
 
 def changes_of_every_kind() -> RowChanges:
@@ -88,11 +81,11 @@ def changes_of_every_kind() -> RowChanges:
     )
 
 
-def copies_of_every_kind(*, num_blocks: int, num_host_blocks: int) -> CacheCopies:
+def copies_of_every_kind(config: RunnerConfig) -> CacheCopies:
     """Between the first block, which is still free, a host's block and the null block."""
-    host = num_blocks + 1
+    host = config.num_blocks + 1
     return CacheCopies(
-        swap_in=[(host, 0)] if num_host_blocks else [],
-        swap_out=[(1, host)] if num_host_blocks else [],
+        swap_in=[(host, 0)] if config.num_host_blocks else [],
+        swap_out=[(1, host)] if config.num_host_blocks else [],
         copy=[(1, 0)],
     )

@@ -3,7 +3,6 @@
 
 #include <cfloat>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 
 #include "buffers.h"
@@ -20,26 +19,20 @@ namespace {
 const char* check_requests(const Attention& a, int64_t num_requests, int64_t num_tokens,
                            int64_t num_blocks) {
     if (a.starts[0] != 0 || a.starts[num_requests] != num_tokens) {
-        return refuse("query_start_loc runs from %d to %d, it must run from 0 to the %lld tokens "
-                      "of q", a.starts[0], a.starts[num_requests],
-                      static_cast<long long>(num_tokens));
+        return refuse("query_start_loc runs from %d to %d, it must run from 0 to the %ld tokens of "
+                      "q", a.starts[0], a.starts[num_requests], num_tokens);
     }
     for (int64_t r = 0; r < num_requests; ++r) {
         const int64_t queries = int64_t{a.starts[r + 1]} - a.starts[r];
         const int64_t length = a.lengths[r];
         if (queries < 0 || (queries > 0 && length < queries)) {
-            return refuse("request %lld has %lld tokens in the step and a sequence of %lld; the "
-                          "sequence holds them and all before",
-                          static_cast<long long>(r), static_cast<long long>(queries),
-                          static_cast<long long>(length));
+            return refuse("request %ld has %ld tokens in the step and a sequence of %ld; the "
+                          "sequence holds them and all before", r, queries, length);
         }
         if (queries == 0) continue;
         if ((length + a.block_size - 1) / a.block_size > a.table_width) {
-            return refuse("request %lld has %lld tokens, its block table of %lld x %lld slots is "
-                          "too short",
-                          static_cast<long long>(r), static_cast<long long>(length),
-                          static_cast<long long>(a.table_width),
-                          static_cast<long long>(a.block_size));
+            return refuse("request %ld has %ld tokens, its block table of %ld x %ld slots is too "
+                          "short", r, length, a.table_width, a.block_size);
         }
         int64_t first_key = 0;
         if (a.window != 0) first_key = length - queries - a.window + 1;
@@ -47,9 +40,8 @@ const char* check_requests(const Attention& a, int64_t num_requests, int64_t num
              ++b) {
             const int64_t block = a.table[r * a.table_width + b];
             if (block < 0 || block >= num_blocks) {
-                return refuse("block %lld of request %lld is %lld, the cache has blocks [0, %lld)",
-                              static_cast<long long>(b), static_cast<long long>(r),
-                              static_cast<long long>(block), static_cast<long long>(num_blocks));
+                return refuse("block %ld of request %ld is %ld, the cache has blocks [0, %ld)", b,
+                              r, block, num_blocks);
             }
         }
     }
@@ -70,11 +62,9 @@ EC_EXPORT const char* ec_attention(const AttentionGeometry* g, const float* q, i
     if (g->num_kv_heads < 1 || g->num_query_heads % g->num_kv_heads != 0 || g->head_size < 1 ||
         g->block_size < 1 || g->window < 0 || g->num_requests < 0 ||
         !is_kv_format(g->kv_format)) {
-        return refuse("%lld query heads over %lld key/value heads of %lld, blocks of %lld: counts "
-                      "must be positive, and the first a multiple of the second",
-                      static_cast<long long>(g->num_query_heads),
-                      static_cast<long long>(g->num_kv_heads),
-                      static_cast<long long>(g->head_size), static_cast<long long>(g->block_size));
+        return refuse("%ld query heads over %ld key/value heads of %ld, blocks of %ld: counts must "
+                      "be positive, and the first a multiple of the second", g->num_query_heads,
+                      g->num_kv_heads, g->head_size, g->block_size);
     }
     const Attention a{q, q_stride, k, v, out, g->starts, g->lengths, g->table, g->table_width,
                       g->block_size, g->num_query_heads, g->num_kv_heads, g->head_size, g->window,
@@ -83,11 +73,11 @@ EC_EXPORT const char* ec_attention(const AttentionGeometry* g, const float* q, i
     if (refusal != nullptr) return refusal;
     plan.make(a, g->num_requests);
     const AttentionPlan& made = plan;  // a thread_local of the caller: a lambda's thread has its own
-    float* partials = partial_states.floats(made.partial_floats);
+    float* partials = partial_states.reserve<float>(made.partial_floats);
     const int64_t scratch = scratch_floats(a, made);
     const auto attend = EC_CHOOSE(attend);
     parallel(static_cast<int64_t>(made.items.size()), [&](int64_t i, int) {
-        attend(a, made, i, partials, item_scratch.floats(scratch));
+        attend(a, made, i, partials, item_scratch.reserve<float>(scratch));
     });
     if (made.joins.empty()) return nullptr;
     const auto join = EC_CHOOSE(join_segments);

@@ -16,21 +16,28 @@ public:
     Buffer& operator=(const Buffer&) = delete;
     ~Buffer() { std::free(memory_); }
 
-    // What it held before is lost when it has to grow.
-    float* floats(int64_t count) {
-        if (count > count_) {
-            const size_t bytes = (static_cast<size_t>(count) * sizeof(float) + 63) / 64 * 64;
+    // Aligned to 64 bytes, or null. What it held before is lost when it has to grow.
+    template <typename T>
+    T* try_reserve(int64_t count) {
+        const auto bytes = (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
+        if (bytes > capacity_) {
             std::free(memory_);
-            memory_ = static_cast<float*>(std::aligned_alloc(64, bytes));
-            count_ = memory_ == nullptr ? 0 : count;
-            if (memory_ == nullptr) throw std::bad_alloc();
+            memory_ = std::aligned_alloc(64, bytes);
+            capacity_ = memory_ == nullptr ? 0 : bytes;
         }
-        return memory_;
+        return static_cast<T*>(memory_);
+    }
+
+    template <typename T>
+    T* reserve(int64_t count) {
+        T* memory = try_reserve<T>(count);
+        if (memory == nullptr && count > 0) throw std::bad_alloc();
+        return memory;
     }
 
 private:
-    float* memory_ = nullptr;
-    int64_t count_ = 0;
+    void* memory_ = nullptr;
+    size_t capacity_ = 0;
 };
 
 }  // namespace ec

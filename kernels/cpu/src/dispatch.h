@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#define EC_INLINE static inline __attribute__((always_inline, unused))
 #define EC_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Four of the eight elements of two vectors, by number.
@@ -45,7 +46,7 @@ Isa machine_isa();
 Isa isa();
 
 // Writes the text of a refusal where it stays until this thread's next one, and returns it. Every
-// exported operation returns null, or such a text: what, the number, the limit.
+// exported operation returns null, or such a text: what, the number, the limit. An int64_t is %ld.
 __attribute__((format(printf, 1, 2))) const char* refuse(const char* format, ...);
 
 }  // namespace ec

@@ -16,7 +16,6 @@ namespace ec::portable {
 #include EC_BODY
 }  // namespace ec::portable
 #undef EC_LEVEL
-#undef EC_INLINE
 
 #if EC_X86
 #define EC_LEVEL 1
@@ -27,7 +26,6 @@ namespace ec::avx2 {
 }  // namespace ec::avx2
 EC_END_TARGET
 #undef EC_LEVEL
-#undef EC_INLINE
 
 #define EC_LEVEL 2
 EC_BEGIN_AVX512
@@ -37,7 +35,6 @@ namespace ec::avx512 {
 }  // namespace ec::avx512
 EC_END_TARGET
 #undef EC_LEVEL
-#undef EC_INLINE
 
 #define EC_CHOOSE(function)                                                     \
     (::ec::isa() == ::ec::Isa::avx512 ? ::ec::avx512::function                  \

@@ -2,7 +2,6 @@
 //
 // Each value is what gguf's reference dequantisation gives, operation by operation.
 #include <algorithm>
-#include <cinttypes>
 
 #include "half.h"
 #include "linear.h"
@@ -12,8 +11,6 @@ namespace ec {
 namespace {
 
 constexpr int64_t line = panel_outputs * 4;  // bytes from four inputs of a panel to the next four
-constexpr int64_t halves = panel_outputs * 2;
-constexpr int64_t in_superblock = superblock_inputs / group_inputs;
 
 // Codes of 16 inputs a half, `lane` the output within its panel.
 void read_bytes(const uint8_t* codes, int64_t lane, uint8_t (&group)[32]) {
@@ -31,69 +28,28 @@ void read_nibbles(const uint8_t* codes, int64_t lane, uint8_t (&group)[32]) {
 // 32 values of the group at input 32 * g.
 void read_group(const LinearWeight& w, const uint8_t* panel, int64_t lane, float row_scale,
                 int64_t g, float (&values)[32]) {
+    const auto kind = static_cast<LinearKind>(w.kind);
+    const Record r = record_of(kind);
+    const uint8_t* record = panel + g / r.groups * r.bytes;
+    const int64_t group = g % r.groups;
     uint8_t codes[32];
-    switch (static_cast<LinearKind>(w.kind)) {
-        case LinearKind::i8_row: {
-            read_bytes(panel + g * 8 * line, lane, codes);
-            for (int i = 0; i < 32; ++i)
-                values[i] = row_scale * static_cast<float>(codes[i] - 128);
-            return;
-        }
-        case LinearKind::q8_group: {
-            const uint8_t* record = panel + g * (halves + 8 * line);
-            const float scale = half_at(record + 2 * lane);
-            read_bytes(record + halves, lane, codes);
-            for (int i = 0; i < 32; ++i) values[i] = scale * static_cast<float>(codes[i] - 128);
-            return;
-        }
-        case LinearKind::q4_group: {
-            const uint8_t* record = panel + g * (halves + 4 * line);
-            const float scale = half_at(record + 2 * lane);
-            read_nibbles(record + halves, lane, codes);
-            for (int i = 0; i < 32; ++i) values[i] = scale * static_cast<float>(codes[i] - 8);
-            return;
-        }
-        case LinearKind::q4_minimum: {
-            const uint8_t* record = panel + g * (2 * halves + 4 * line);
-            const float scale = half_at(record + 2 * lane);
-            const float minimum = half_at(record + halves + 2 * lane);
-            read_nibbles(record + 2 * halves, lane, codes);
-            for (int i = 0; i < 32; ++i)
-                values[i] = scale * static_cast<float>(codes[i]) + minimum;
-            return;
-        }
-        case LinearKind::q4_k: {
-            constexpr int64_t bytes_at = 2 * halves;
-            constexpr int64_t codes_at = bytes_at + 2 * in_superblock * panel_outputs;
-            const uint8_t* record =
-                panel + g / in_superblock * (codes_at + in_superblock * 4 * line);
-            const uint8_t* factors = record + bytes_at + g % in_superblock * panel_outputs + lane;
-            const float scale = half_at(record + 2 * lane) * static_cast<float>(factors[0]);
-            const float minimum = half_at(record + halves + 2 * lane) *
-                                  static_cast<float>(factors[in_superblock * panel_outputs]);
-            read_nibbles(record + codes_at + g % in_superblock * 4 * line, lane, codes);
-            for (int i = 0; i < 32; ++i)
-                values[i] = scale * static_cast<float>(codes[i]) - minimum;
-            return;
-        }
-        case LinearKind::q6_k: {
-            constexpr int64_t bytes_at = halves;
-            constexpr int64_t codes_at = bytes_at + 2 * in_superblock * panel_outputs;
-            const uint8_t* record =
-                panel + g / in_superblock * (codes_at + in_superblock * 8 * line);
-            const uint8_t* factors =
-                record + bytes_at + g % in_superblock * 2 * panel_outputs + lane;
-            const float d = half_at(record + 2 * lane);
-            const float low = d * static_cast<float>(static_cast<int8_t>(factors[0]));
-            const float high =
-                d * static_cast<float>(static_cast<int8_t>(factors[panel_outputs]));
-            read_bytes(record + codes_at + g % in_superblock * 8 * line, lane, codes);
-            for (int i = 0; i < 32; ++i)
-                values[i] = (i < 16 ? low : high) * static_cast<float>(codes[i] - 32);
-            return;
-        }
-        case LinearKind::f32:
-            return;  // not in groups
+    const auto read_codes = r.bytes_of_codes ? read_bytes : read_nibbles;
+    read_codes(record + r.codes_at + group * r.group_bytes, lane, codes);
+    float low = r.row_scale ? row_scale : half_at(record + 2 * lane);
+    float high = low;
+    float minimum = r.minimum ? half_at(record + 2 * (panel_outputs + lane)) : 0;
+    const uint8_t* factors = record + r.bytes_at + lane;
+    if (kind == LinearKind::q4_k) {
+        low = high = low * static_cast<float>(factors[group * panel_outputs]);
+        minimum *= -static_cast<float>(factors[(r.groups + group) * panel_outputs]);
+    } else if (kind == LinearKind::q6_k) {
+        factors += 2 * group * panel_outputs;
+        low *= static_cast<float>(static_cast<int8_t>(factors[0]));
+        high *= static_cast<float>(static_cast<int8_t>(factors[panel_outputs]));
+    }
+    for (int i = 0; i < 32; ++i) {
+        values[i] = (i < 16 ? low : high) * static_cast<float>(codes[i] - r.zero);
+        if (r.minimum) values[i] += minimum;
     }
 }
 
@@ -123,13 +79,12 @@ EC_EXPORT const char* ec_embedding_packed(const ec::LinearWeight* weight, const 
                                           int64_t num_ids, float* out) {
     const ec::LinearWeight& w = *weight;
     if (const char* refusal = ec::check_weight(w)) return refusal;
-    if (num_ids < 0) return ec::refuse("%" PRId64 " ids: there cannot be fewer than 0", num_ids);
+    if (num_ids < 0) return ec::refuse("%ld ids: there cannot be fewer than 0", num_ids);
     if (num_ids == 0) return nullptr;
     if (ids == nullptr || out == nullptr) return ec::refuse("ids or out has no memory");
     for (int64_t i = 0; i < num_ids; ++i) {
         if (ids[i] < 0 || ids[i] >= w.num_outputs) {
-            return ec::refuse("id %" PRId64 " at %" PRId64 " is not in [0, %" PRId64 ")", ids[i],
-                              i, w.num_outputs);
+            return ec::refuse("id %ld at %ld is not in [0, %ld)", ids[i], i, w.num_outputs);
         }
     }
     constexpr int64_t ids_a_task = 16;  // each touches thousands of lines of memory

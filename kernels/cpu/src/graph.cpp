@@ -60,23 +60,21 @@ const char* run_op(const ec::GraphStep& step, int64_t i) {
             for (int64_t i = 0; i < num_tokens * c.size; ++i) c.out[i] *= c.number;
             return nullptr;
     }
-    return ec::refuse("operation %lld is not known", static_cast<long long>(c.kind));
+    return ec::refuse("operation %ld is not known", c.kind);
 }
 
 }  // namespace
 
 EC_EXPORT const char* ec_run_graph(const ec::GraphStep* step) {
     if (step->num_tokens < 0 || step->num_tokens > step->capacity) {
-        return ec::refuse("a step of %lld tokens, the graph has memory for %lld",
-                          static_cast<long long>(step->num_tokens),
-                          static_cast<long long>(step->capacity));
+        return ec::refuse("a step of %ld tokens, the graph has memory for %ld", step->num_tokens,
+                          step->capacity);
     }
     for (int64_t i = 0; i < step->num_ops; ++i) {
         const ec::GraphOp& op = step->ops[i];
         if (op.geometry != nullptr && op.geometry->num_tokens != step->num_tokens) {
-            return ec::refuse("attention is planned for %lld tokens, the step has %lld",
-                              static_cast<long long>(op.geometry->num_tokens),
-                              static_cast<long long>(step->num_tokens));
+            return ec::refuse("attention is planned for %ld tokens, the step has %ld",
+                              op.geometry->num_tokens, step->num_tokens);
         }
         if (const char* refusal = run_op(*step, i)) return refusal;
     }

@@ -6,8 +6,6 @@
 // `vf` is what one register holds: 4, 8 or 16 floats. Multiply-adds are written by name, so that
 // the same source gives the same bits wherever it is inlined.
 
-#define EC_INLINE static inline __attribute__((always_inline, unused))
-
 constexpr int W = EC_LEVEL == 2 ? 16 : EC_LEVEL == 1 ? 8 : 4;
 
 typedef float vf __attribute__((vector_size(W * 4)));
@@ -17,7 +15,18 @@ typedef float vf_unaligned __attribute__((vector_size(W * 4), aligned(4), may_al
 
 EC_INLINE vf load(const float* at) { return *reinterpret_cast<const vf_unaligned*>(at); }
 EC_INLINE void store(float* at, vf x) { *reinterpret_cast<vf_unaligned*>(at) = x; }
-EC_INLINE vf splat(float x) { return vf{} + x; }
+EC_INLINE vf splat(float x) { return x - vf{}; }  // plus zero would not be x for -0
+
+// Past the caches, to whole lines.
+EC_INLINE void stream(float* at, vf x) {
+#if EC_LEVEL == 2
+    _mm512_stream_ps(at, (__m512)x);
+#elif EC_LEVEL == 1
+    _mm256_stream_ps(at, (__m256)x);
+#else
+    store(at, x);
+#endif
+}
 
 // a * b + c
 EC_INLINE vf fma(vf a, vf b, vf c) {

@@ -2,108 +2,48 @@
 #include "linear.h"
 
 #include <algorithm>
-#include <cinttypes>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 
+#include "buffers.h"
 #include "pool.h"
 
 namespace ec {
 namespace {
-
-constexpr int64_t nibble_bytes = group_inputs * panel_outputs / 2;
-constexpr int64_t code_bytes = group_inputs * panel_outputs;
-constexpr int64_t f16_bytes = 2 * panel_outputs;
 
 // Bytes of a packed weight, or -1 for one that does not exist.
 int64_t expected_bytes(int32_t kind, int64_t num_outputs, int64_t num_inputs) {
     constexpr int64_t most = int64_t{1} << 28;  // their product, in bytes, is an int64_t
     if (num_outputs < 1 || num_inputs < 1 || num_outputs > most || num_inputs > most) return -1;
     const int64_t panels = (num_outputs + panel_outputs - 1) / panel_outputs;
+    if (kind < 0 || kind > static_cast<int32_t>(LinearKind::q6_k)) return -1;
+    const auto own = static_cast<LinearKind>(kind);
+    if (own == LinearKind::f32) return panels * num_inputs * panel_outputs * 4;
+    const Record record = record_of(own);
     const int64_t groups = (num_inputs + group_inputs - 1) / group_inputs;
-    const int64_t superblocks = num_inputs / superblock_inputs;
-    constexpr int64_t in_superblock = superblock_inputs / group_inputs;
-    switch (static_cast<LinearKind>(kind)) {
-        case LinearKind::f32:
-            return panels * num_inputs * panel_outputs * 4;
-        case LinearKind::i8_row:
-            return panels * groups * code_bytes;
-        case LinearKind::q8_group:
-            return panels * groups * (f16_bytes + code_bytes);
-        case LinearKind::q4_group:
-            return panels * groups * (f16_bytes + nibble_bytes);
-        case LinearKind::q4_minimum:
-            return panels * groups * (2 * f16_bytes + nibble_bytes);
-        case LinearKind::q4_k:
-            return panels * superblocks *
-                   (2 * f16_bytes + in_superblock * (2 * panel_outputs + nibble_bytes));
-        case LinearKind::q6_k:
-            return panels * superblocks *
-                   (f16_bytes + in_superblock * (2 * panel_outputs + code_bytes));
-    }
-    return -1;
+    return panels * (groups / record.groups) * record.bytes;
 }
-
-int32_t code_zero(LinearKind kind) {
-    switch (kind) {
-        case LinearKind::i8_row:
-        case LinearKind::q8_group:
-            return 128;
-        case LinearKind::q4_group:
-            return 8;
-        case LinearKind::q6_k:
-            return 32;
-        default:
-            return 0;  // the minimum says it
-    }
-}
-
-// Memory that grows to the largest step and is kept, one a calling thread.
-class Workspace {
-public:
-    ~Workspace() { std::free(memory_); }
-
-    uint8_t* reserve(int64_t num_bytes) {
-        if (num_bytes > capacity_) {
-            std::free(memory_);
-            capacity_ = 0;
-            const int64_t rounded = (num_bytes + 4095) / 4096 * 4096;
-            memory_ = static_cast<uint8_t*>(std::aligned_alloc(64, static_cast<size_t>(rounded)));
-            if (memory_ != nullptr) capacity_ = rounded;
-        }
-        return memory_;
-    }
-
-private:
-    uint8_t* memory_ = nullptr;
-    int64_t capacity_ = 0;
-};
 
 }  // namespace
 
 const char* check_weight(const LinearWeight& w) {
     const int64_t bytes = expected_bytes(w.kind, w.num_outputs, w.num_inputs);
     if (bytes < 0) {
-        return refuse("a weight of kind %d with %" PRId64 " outputs and %" PRId64
-                      " inputs does not exist",
-                      w.kind, w.num_outputs, w.num_inputs);
+        return refuse("a weight of kind %d with %ld outputs and %ld inputs does not exist", w.kind,
+                      w.num_outputs, w.num_inputs);
     }
     const auto kind = static_cast<LinearKind>(w.kind);
-    if ((kind == LinearKind::q4_k || kind == LinearKind::q6_k) &&
-        w.num_inputs % superblock_inputs != 0) {
-        return refuse("a weight of kind %d has %" PRId64 " inputs, a multiple of %" PRId64
-                      " is needed",
-                      w.kind, w.num_inputs, superblock_inputs);
+    if (record_of(kind).superblock && w.num_inputs % superblock_inputs != 0) {
+        return refuse("a weight of kind %d has %ld inputs, a multiple of %ld is needed", w.kind,
+                      w.num_inputs, superblock_inputs);
     }
     if (w.blob == nullptr || reinterpret_cast<uintptr_t>(w.blob) % 64 != 0) {
         return refuse("the packed weight at %p is not aligned to 64 bytes",
                       static_cast<const void*>(w.blob));
     }
     if (w.blob_bytes != bytes) {
-        return refuse("the packed weight has %" PRId64 " bytes, kind %d with %" PRId64
-                      " outputs and %" PRId64 " inputs needs %" PRId64,
-                      w.blob_bytes, w.kind, w.num_outputs, w.num_inputs, bytes);
+        return refuse("the packed weight has %ld bytes, kind %d with %ld outputs and %ld inputs "
+                      "needs %ld", w.blob_bytes, w.kind, w.num_outputs, w.num_inputs, bytes);
     }
     if (kind == LinearKind::i8_row && w.row_scales == nullptr) {
         return refuse("a weight of kind %d needs a scale for each output", w.kind);
@@ -182,13 +122,12 @@ const char* linear(const LinearWeight& w, const LinearWeight* next, const float*
                    int64_t out_stride) {
     if (const char* refusal = check_weight(w)) return refusal;
     if (num_inputs != w.num_inputs || x_stride < num_inputs || num_rows < 0) {
-        return refuse("x is [%" PRId64 ", %" PRId64 "] with %" PRId64
-                      " from row to row, the weight has %" PRId64 " inputs",
+        return refuse("x is [%ld, %ld] with %ld from row to row, the weight has %ld inputs",
                       num_rows, num_inputs, x_stride, w.num_inputs);
     }
     if (out_stride < w.num_outputs) {
-        return refuse("out has %" PRId64 " from row to row, the weight has %" PRId64 " outputs",
-                      out_stride, w.num_outputs);
+        return refuse("out has %ld from row to row, the weight has %ld outputs", out_stride,
+                      w.num_outputs);
     }
     if (num_rows == 0) return nullptr;
     if (x == nullptr || out == nullptr) return refuse("x or out has no memory");
@@ -202,11 +141,10 @@ const char* linear(const LinearWeight& w, const LinearWeight* next, const float*
         return nullptr;
     }
     const int64_t stride = num_groups(w);
-    thread_local Workspace workspace;
-    auto* groups = reinterpret_cast<ActivationGroup*>(
-        workspace.reserve(num_rows * stride * static_cast<int64_t>(sizeof(ActivationGroup))));
-    if (groups == nullptr) return refuse("no memory to quantise %" PRId64 " rows", num_rows);
-    const int32_t zero = code_zero(kind);
+    thread_local Buffer buffer;
+    auto* groups = buffer.try_reserve<ActivationGroup>(num_rows * stride);
+    if (groups == nullptr) return refuse("no memory to quantise %ld rows", num_rows);
+    const int32_t zero = record_of(kind).zero;
     // a task quantises some 16,000 values: less is not worth a thread's wake-up
     const int64_t rows_a_task = std::max<int64_t>(1, 16384 / num_inputs);
     parallel((num_rows + rows_a_task - 1) / rows_a_task, [&](int64_t task, int) {

@@ -57,6 +57,35 @@ struct LinearWeight {
     const float* bias;
 };
 
+// What a weight in groups consists of, in order: f16 values, the superblock's bytes (two of each
+// output a group), codes.
+struct Record {
+    bool row_scale;  // none in the record
+    bool minimum;
+    bool superblock;
+    bool to_255;          // codes do; others stay below 64
+    bool bytes_of_codes;  // else nibbles
+    int32_t zero;         // what codes subtract; 0 where the minimum says it
+    int groups;
+    int64_t bytes_at, codes_at, group_bytes, bytes;
+};
+
+constexpr Record record_of(LinearKind kind) {
+    Record r{};
+    r.row_scale = kind == LinearKind::i8_row;
+    r.minimum = kind == LinearKind::q4_minimum || kind == LinearKind::q4_k;
+    r.superblock = kind == LinearKind::q4_k || kind == LinearKind::q6_k;
+    r.to_255 = r.row_scale || kind == LinearKind::q8_group;
+    r.bytes_of_codes = r.to_255 || kind == LinearKind::q6_k;
+    r.zero = r.minimum ? 0 : r.to_255 ? 128 : r.superblock ? 32 : 8;
+    r.groups = r.superblock ? superblock_inputs / group_inputs : 1;
+    r.bytes_at = 2 * panel_outputs * (r.row_scale ? 0 : r.minimum ? 2 : 1);
+    r.codes_at = r.bytes_at + (r.superblock ? r.groups * 2 * panel_outputs : 0);
+    r.group_bytes = panel_outputs * group_inputs / (r.bytes_of_codes ? 1 : 2);
+    r.bytes = r.codes_at + r.groups * r.group_bytes;
+    return r;
+}
+
 inline int64_t num_panels(const LinearWeight& w) {
     return (w.num_outputs + panel_outputs - 1) / panel_outputs;
 }

@@ -1,36 +1,38 @@
-// Included once an instruction set, inside its namespace, with `Vec` (a vector of floats),
-// MAX_ROWS and MAX_PANELS defined: the registers of a tile are rows * panels * 32 floats.
+// Tiles of float32 products. Included by every_isa.h: no include guard.
 //
 // Each output is one chain of multiply-adds over `chain_inputs`, and the chains are added in order;
 // so a row has the same bits in any tile, and with AVX2 as with AVX-512.
 
+// The registers of a tile are rows * panels * 32 floats.
+constexpr int MAX_ROWS = EC_LEVEL == 2 ? 12 : EC_LEVEL == 1 ? 3 : 1;
+constexpr int MAX_PANELS = EC_LEVEL == 2 ? 4 : EC_LEVEL == 1 ? 2 : 1;
 // How far ahead a panel's first tile fetches weights; later ones find them in a cache.
 constexpr int64_t ahead_floats = 24 * panel_outputs;
-constexpr int vectors = panel_outputs / Vec::width;
+constexpr int vectors = panel_outputs / W;
 
 template <int ROWS, int PANELS>
 inline __attribute__((always_inline)) void tile(const float* x, int64_t x_stride, const float* w,
                                                 int64_t panel_floats, int64_t num_inputs,
-                                                int64_t ahead, Upcoming soon, Vec* sums) {
-    Vec acc[ROWS][PANELS][vectors];
+                                                int64_t ahead, Upcoming soon, vf* sums) {
+    vf acc[ROWS][PANELS][vectors];
     for (int r = 0; r < ROWS; ++r)
         for (int p = 0; p < PANELS; ++p)
-            for (int v = 0; v < vectors; ++v) acc[r][p][v] = Vec::zero();
+            for (int v = 0; v < vectors; ++v) acc[r][p][v] = vf{};
 #pragma GCC unroll 2  // twenty-four multiply-adds do not hide what a turn costs
     for (int64_t k = 0; k < num_inputs; ++k) {
         __builtin_prefetch(soon.at + k * soon.bytes, 0, 2);
-        Vec weights[PANELS][vectors];
+        vf weights[PANELS][vectors];
         for (int p = 0; p < PANELS; ++p) {
             const float* at = w + p * panel_floats + k * panel_outputs;
             __builtin_prefetch(at + ahead);
             __builtin_prefetch(at + ahead + 16);
-            for (int v = 0; v < vectors; ++v) weights[p][v] = Vec::load(at + v * Vec::width);
+            for (int v = 0; v < vectors; ++v) weights[p][v] = load(at + v * W);
         }
         for (int r = 0; r < ROWS; ++r) {
-            const Vec value = Vec::broadcast(x[r * x_stride + k]);
+            const vf value = splat(x[r * x_stride + k]);
             for (int p = 0; p < PANELS; ++p)
                 for (int v = 0; v < vectors; ++v)
-                    acc[r][p][v] = Vec::multiply_add(value, weights[p][v], acc[r][p][v]);
+                    acc[r][p][v] = fma(value, weights[p][v], acc[r][p][v]);
         }
     }
     for (int r = 0; r < ROWS; ++r)
@@ -47,7 +49,7 @@ __attribute__((noinline)) void add_chain(const LinearWeight& weight, const float
     const int64_t panel_floats = weight.num_inputs * panel_outputs;
     if (ROWS > 1 && !out.streams) prefetch_results(out.at + panel * panel_outputs, out.stride, ROWS);
     const float* w = reinterpret_cast<const float*>(weight.blob) + panel * panel_floats;
-    Vec sums[ROWS * PANELS * vectors];
+    vf sums[ROWS * PANELS * vectors];
     tile<ROWS, PANELS>(x + k, x_stride, w + k * panel_outputs, panel_floats, k_stop - k, ahead,
                        soon, sums);
     for (int p = 0; p < PANELS; ++p) {
@@ -63,18 +65,18 @@ __attribute__((noinline)) void add_chain(const LinearWeight& weight, const float
                 for (int64_t i = 0; i < panel_outputs; ++i) edge[i] = i < num_valid ? to[i] : 0;
             }
             for (int v = 0; v < vectors; ++v) {
-                const Vec sum = sums[(r * PANELS + p) * vectors + v];
-                const int64_t at = v * Vec::width;
-                Vec total = sum;
+                const vf sum = sums[(r * PANELS + p) * vectors + v];
+                const int64_t at = v * W;
+                vf total = sum;
                 if (k != 0) {
-                    total = Vec::add(Vec::load(held + at), sum);
+                    total = load(held + at) + sum;
                 } else if (weight.bias != nullptr) {
-                    total = Vec::add(Vec::load(weight.bias + n + at), sum);
+                    total = load(weight.bias + n + at) + sum;
                 }
                 if (out.streams && whole) {
-                    Vec::stream(held + at, total);
+                    stream(held + at, total);
                 } else {
-                    Vec::store(held + at, total);
+                    store(held + at, total);
                 }
             }
             if (!whole) {
@@ -106,8 +108,8 @@ inline Upcoming after_chain(const LinearWeight& weight, const LinearTask& task, 
             std::min(chain_inputs, weight.num_inputs - k) * panel_outputs * 4};
 }
 
-void run(const LinearWeight& weight, const float* x, int64_t x_stride, const Results& out,
-         const LinearTask& task) {
+static void run_f32(const LinearWeight& weight, const float* x, int64_t x_stride,
+                    const Results& out, const LinearTask& task) {
     const int64_t num_rows = task.row_stop - task.row;
     const float* first = x + task.row * x_stride;
     const Results to = out.from_row(task.row);

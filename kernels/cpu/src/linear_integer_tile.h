@@ -1,48 +1,122 @@
-// Included once an instruction set, inside its namespace, with these defined:
-//
-//   Ints, Floats   vectors of `width` lanes
-//   dot            acc + four products of bytes a lane; weights unsigned and below 64, x signed
-//   dot_wide       the same for codes to 255; DOT_WIDE_IS_SIGNED: of code - 128
-//   dot_16, add_pairs   HAS_DOT_16: the same for codes below 16 with 16-bit sums, which hold those
-//                  of a group, and acc + both of each pair of them
-//   ROWS_GROUPED, ROWS_Q6   the heights of tiles
-//
-// A tile is some rows times two vectors of outputs.
+// Tiles of products of bytes. Included by every_isa.h: no include guard.
 
+EC_INLINE vi same_int(int32_t a) { return vi{} + a; }
+
+EC_INLINE vi load_ints(const uint8_t* from) {
+    vi ints;
+    std::memcpy(&ints, from, sizeof ints);
+    return ints;
+}
+
+EC_INLINE vi broadcast_four(const int8_t* from) {
+    int32_t four;
+    std::memcpy(&four, from, 4);
+    return same_int(four);
+}
+
+// One a lane.
+template <bool SIGNED>
+EC_INLINE vi load_bytes(const uint8_t* from) {
+#if EC_LEVEL == 2
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return (vi)(SIGNED ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+#elif EC_LEVEL == 1
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+    return (vi)(SIGNED ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+#else
+    const vi bytes{from[0], from[1], from[2], from[3]};
+    return SIGNED ? bytes << 24 >> 24 : bytes;
+#endif
+}
+
+EC_INLINE vf load_halves(const uint8_t* from) {
+#if EC_LEVEL == 2
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif EC_LEVEL == 1
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+    return vf{half_at(from), half_at(from + 2), half_at(from + 4), half_at(from + 6)};
+#endif
+}
+
+EC_INLINE vf to_float(vi a) { return __builtin_convertvector(a, vf); }
+EC_INLINE vi low_nibbles(vi a) { return a & 0x0f0f0f0f; }
+EC_INLINE vi high_nibbles(vi a) { return low_nibbles(a >> 4); }
+
+// GCC would gather the terms of a long sum before it adds them, in more registers than there are.
+EC_INLINE vi summed(vi a) {
+#if EC_X86 && EC_LEVEL < 2
+    asm("" : "+x"(a));
+#endif
+    return a;
+}
+
+#if EC_LEVEL == 1
+EC_INLINE vi add_pairs(vi acc, vi pairs) {
+    return acc + (vi)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1));
+}
+
+// acc + products of codes below 16 with 16-bit sums: eight of two, 2 * 15 * 127 each, fit in them.
+EC_INLINE vi dot_16(vi acc, vi w, vi x) {
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)w, (__m256i)x);
+    return summed((vi)_mm256_add_epi16((__m256i)acc, pairs));
+}
+#endif
+
+// acc + four products of bytes a lane; weights unsigned and below 64, x signed.
+EC_INLINE vi dot(vi acc, vi w, vi x) {
+#if EC_LEVEL == 2
+    return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
+#elif EC_LEVEL == 1  // sums of two products stay below 2^15 for codes below 129
+    return summed(add_pairs(acc, (vi)_mm256_maddubs_epi16((__m256i)w, (__m256i)x)));
+#elif EC_X86  // SSE2, which all of them have: even and odd bytes in 16 bits
+    const auto weights = (__m128i)w, values = (__m128i)x;
+    const __m128i even = _mm_madd_epi16(_mm_and_si128(weights, _mm_set1_epi16(255)),
+                                        _mm_srai_epi16(_mm_slli_epi16(values, 8), 8));
+    const __m128i odd = _mm_madd_epi16(_mm_srli_epi16(weights, 8), _mm_srai_epi16(values, 8));
+    return summed(acc + ((vi)even + (vi)odd));
+#else
+    for (int b = 0; b < 32; b += 8) acc += ((w >> b) & 255) * ((x << (24 - b)) >> 24);
+    return acc;
+#endif
+}
+
+// The same for codes to 255; DOT_WIDE_IS_SIGNED: of code - 128.
+constexpr bool DOT_WIDE_IS_SIGNED = EC_LEVEL == 1;
+EC_INLINE vi dot_wide(vi acc, vi w, vi x) {
+#if EC_LEVEL == 1  // a code to 255 would overflow them: |code - 128| times x with its sign
+    const __m256i weight = _mm256_xor_si256((__m256i)w, _mm256_set1_epi8(-128));
+    return dot(acc, (vi)_mm256_abs_epi8(weight), (vi)_mm256_sign_epi8((__m256i)x, weight));
+#else
+    return dot(acc, w, x);
+#endif
+}
+
+// A tile is some rows, at most these, times two vectors of outputs.
+constexpr int ROWS_GROUPED = EC_LEVEL == 2 ? 6 : EC_LEVEL == 1 ? 3 : 4;
+constexpr int ROWS_Q6 = EC_LEVEL == 2 ? 4 : 2;
 constexpr int tile_vectors = 2;
-constexpr int64_t tile_outputs = tile_vectors * width;
+constexpr int64_t tile_outputs = tile_vectors * W;
 // How far ahead a panel's first tile fetches weights: the units wait for memory, not it for them.
 constexpr int64_t ahead_bytes = 8192;
 constexpr int64_t dwords = panel_outputs * 4;  // bytes from four inputs of a panel to the next four
 
 template <LinearKind KIND>
-struct Record {
-    static constexpr bool superblock = KIND == LinearKind::q4_k || KIND == LinearKind::q6_k;
-    static constexpr bool row_scale = KIND == LinearKind::i8_row;  // none in the record
-    static constexpr bool to_255 = KIND == LinearKind::q8_group || row_scale;
-    static constexpr bool bytes_of_codes = to_255 || KIND == LinearKind::q6_k;
-    static constexpr bool minimum = KIND == LinearKind::q4_minimum || KIND == LinearKind::q4_k;
-    static constexpr int groups = superblock ? superblock_inputs / group_inputs : 1;
-    // f16 values, then the superblock's bytes: two of each output a group
-    static constexpr int64_t bytes_at = 2 * panel_outputs * (row_scale ? 0 : minimum ? 2 : 1);
-    static constexpr int64_t codes_at = bytes_at + (superblock ? groups * 2 * panel_outputs : 0);
-    static constexpr int64_t group_bytes = (bytes_of_codes ? 8 : 4) * dwords;
-    static constexpr int64_t bytes = codes_at + groups * group_bytes;
-};
+constexpr Record record = record_of(KIND);
 
 // acc += four dwords of inputs (16) times their weights, one byte a code.
 template <LinearKind KIND, int ROWS>
 inline __attribute__((always_inline)) void dot_half(const uint8_t* codes,
                                                     const ActivationGroup* x, int64_t stride,
                                                     int64_t input,
-                                                    Ints (&acc)[ROWS][tile_vectors]) {
+                                                    vi (&acc)[ROWS][tile_vectors]) {
     for (int j = 0; j < 4; ++j) {
-        Ints w[tile_vectors];
-        for (int v = 0; v < tile_vectors; ++v) w[v] = load_ints(codes + j * dwords + v * width * 4);
+        vi w[tile_vectors];
+        for (int v = 0; v < tile_vectors; ++v) w[v] = load_ints(codes + j * dwords + v * W * 4);
         for (int r = 0; r < ROWS; ++r) {
-            const Ints four = broadcast_four(x[r * stride].codes + input + 4 * j);
+            const vi four = broadcast_four(x[r * stride].codes + input + 4 * j);
             for (int v = 0; v < tile_vectors; ++v) {
-                acc[r][v] = Record<KIND>::to_255 ? dot_wide(acc[r][v], w[v], four)
+                acc[r][v] = record<KIND>.to_255 ? dot_wide(acc[r][v], w[v], four)
                                                  : dot(acc[r][v], w[v], four);
             }
         }
@@ -53,45 +127,47 @@ inline __attribute__((always_inline)) void dot_half(const uint8_t* codes,
 template <LinearKind KIND, int ROWS>
 inline __attribute__((always_inline)) void dot_group(const uint8_t* codes,
                                                      const ActivationGroup* x, int64_t stride,
-                                                     Ints (&acc)[ROWS][tile_vectors]) {
+                                                     vi (&acc)[ROWS][tile_vectors]) {
     constexpr bool from_zero =
-        Record<KIND>::minimum || (Record<KIND>::to_255 && DOT_WIDE_IS_SIGNED);
+        record<KIND>.minimum || (record<KIND>.to_255 && DOT_WIDE_IS_SIGNED);
     for (int r = 0; r < ROWS; ++r)
         for (int v = 0; v < tile_vectors; ++v)
             acc[r][v] = from_zero ? same_int(0) : same_int(x[r * stride].start);
-    if constexpr (Record<KIND>::to_255) {
+    if constexpr (record<KIND>.to_255) {
         dot_half<KIND, ROWS>(codes, x, stride, 0, acc);
         dot_half<KIND, ROWS>(codes + 4 * dwords, x, stride, 16, acc);
     } else {
-        Ints part[ROWS][tile_vectors];
+#if EC_LEVEL == 1
+        vi part[ROWS][tile_vectors];
         for (int r = 0; r < ROWS; ++r)
             for (int v = 0; v < tile_vectors; ++v) part[r][v] = same_int(0);
+#endif
         for (int j = 0; j < 4; ++j) {
-            Ints low[tile_vectors];
-            Ints high[tile_vectors];
+            vi low[tile_vectors];
+            vi high[tile_vectors];
             for (int v = 0; v < tile_vectors; ++v) {
-                const Ints both = load_ints(codes + j * dwords + v * width * 4);
+                const vi both = load_ints(codes + j * dwords + v * W * 4);
                 low[v] = low_nibbles(both);
                 high[v] = high_nibbles(both);
             }
             for (int r = 0; r < ROWS; ++r) {
-                const Ints first = broadcast_four(x[r * stride].codes + 4 * j);
-                const Ints second = broadcast_four(x[r * stride].codes + 16 + 4 * j);
+                const vi first = broadcast_four(x[r * stride].codes + 4 * j);
+                const vi second = broadcast_four(x[r * stride].codes + 16 + 4 * j);
                 for (int v = 0; v < tile_vectors; ++v) {
-                    if constexpr (HAS_DOT_16) {
-                        part[r][v] = dot_16(part[r][v], low[v], first);
-                        part[r][v] = dot_16(part[r][v], high[v], second);
-                    } else {
-                        acc[r][v] = dot(acc[r][v], low[v], first);
-                        acc[r][v] = dot(acc[r][v], high[v], second);
-                    }
+#if EC_LEVEL == 1
+                    part[r][v] = dot_16(part[r][v], low[v], first);
+                    part[r][v] = dot_16(part[r][v], high[v], second);
+#else
+                    acc[r][v] = dot(acc[r][v], low[v], first);
+                    acc[r][v] = dot(acc[r][v], high[v], second);
+#endif
                 }
             }
         }
-        if constexpr (HAS_DOT_16) {
-            for (int r = 0; r < ROWS; ++r)
-                for (int v = 0; v < tile_vectors; ++v) acc[r][v] = add_pairs(acc[r][v], part[r][v]);
-        }
+#if EC_LEVEL == 1
+        for (int r = 0; r < ROWS; ++r)
+            for (int v = 0; v < tile_vectors; ++v) acc[r][v] = add_pairs(acc[r][v], part[r][v]);
+#endif
     }
 }
 
@@ -101,37 +177,37 @@ __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_
                                             int64_t output, const ActivationGroup* groups,
                                             int64_t stride,
                                             bool is_first, Upcoming soon,
-                                            Floats (&sums)[ROWS][tile_vectors]) {
-    using R = Record<KIND>;
-    Floats acc[ROWS][tile_vectors];
+                                            vf (&sums)[ROWS][tile_vectors]) {
+    constexpr Record R = record_of(KIND);
+    vf acc[ROWS][tile_vectors];
     for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < tile_vectors; ++v) acc[r][v] = same_float(0);
-    for (int64_t first = 0; first < num_groups; first += R::groups, records += R::bytes) {
+        for (int v = 0; v < tile_vectors; ++v) acc[r][v] = vf{};
+    for (int64_t first = 0; first < num_groups; first += R.groups, records += R.bytes) {
         for (int64_t line = 0; line < soon.bytes; line += 64)
             __builtin_prefetch(soon.at + line, 0, 2);
         soon.at += soon.bytes;
-        Floats d[tile_vectors];
-        Floats minimum[tile_vectors];
+        vf d[tile_vectors];
+        vf minimum[tile_vectors];
         for (int v = 0; v < tile_vectors; ++v) {
-            const uint8_t* halves = records + 2 * (output + v * width);
-            if (!R::row_scale) d[v] = load_halves(halves);
-            if (R::minimum) minimum[v] = load_halves(halves + 2 * panel_outputs);
+            const uint8_t* halves = records + 2 * (output + v * W);
+            if (!R.row_scale) d[v] = load_halves(halves);
+            if (R.minimum) minimum[v] = load_halves(halves + 2 * panel_outputs);
         }
-        for (int g = 0; g < R::groups; ++g) {
-            const uint8_t* codes = records + R::codes_at + g * R::group_bytes + output * 4;
+        for (int g = 0; g < R.groups; ++g) {
+            const uint8_t* codes = records + R.codes_at + g * R.group_bytes + output * 4;
             if (is_first) {
                 const uint8_t* ahead = records + ahead_bytes;
-                const int64_t start = g == 0 ? 0 : R::codes_at + g * R::group_bytes;
-                const int64_t stop = R::codes_at + (g + 1) * R::group_bytes;
+                const int64_t start = g == 0 ? 0 : R.codes_at + g * R.group_bytes;
+                const int64_t stop = R.codes_at + (g + 1) * R.group_bytes;
                 for (int64_t line = start; line < stop; line += 64)
                     __builtin_prefetch(ahead + line);
             }
             const ActivationGroup* group = groups + first + g;
-            const uint8_t* bytes = records + R::bytes_at + output;
-            Ints dots[ROWS][tile_vectors];
+            const uint8_t* bytes = records + R.bytes_at + output;
+            vi dots[ROWS][tile_vectors];
             if constexpr (KIND == LinearKind::q6_k) {
                 for (int half = 0; half < 2; ++half) {
-                    Ints part[ROWS][tile_vectors];
+                    vi part[ROWS][tile_vectors];
                     for (int r = 0; r < ROWS; ++r) {
                         const ActivationGroup& own = group[r * stride];
                         for (int v = 0; v < tile_vectors; ++v)
@@ -139,11 +215,11 @@ __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_
                     }
                     dot_half<KIND, ROWS>(codes + half * 4 * dwords, group, stride, 16 * half, part);
                     for (int v = 0; v < tile_vectors; ++v) {
-                        const Ints scale = load_signed_bytes(
-                            bytes + (2 * g + half) * panel_outputs + v * width);
+                        const vi scale = load_bytes<true>(
+                            bytes + (2 * g + half) * panel_outputs + v * W);
                         for (int r = 0; r < ROWS; ++r) {
-                            const Ints scaled = multiply_ints(part[r][v], scale);
-                            dots[r][v] = half == 0 ? scaled : add_ints(dots[r][v], scaled);
+                            const vi scaled = part[r][v] * scale;
+                            dots[r][v] = half == 0 ? scaled : dots[r][v] + scaled;
                         }
                     }
                 }
@@ -151,24 +227,23 @@ __attribute__((noinline)) void grouped_tile(const uint8_t* records, int64_t num_
                 dot_group<KIND, ROWS>(codes, group, stride, dots);
             }
             for (int v = 0; v < tile_vectors; ++v) {
-                Floats scale = d[v];
-                Floats least = minimum[v];
+                vf scale = d[v];
+                vf least = minimum[v];
                 if constexpr (KIND == LinearKind::q4_k) {
-                    const uint8_t* at = bytes + g * panel_outputs + v * width;
-                    scale = multiply(scale, to_float(load_bytes(at)));
-                    least = multiply(least, to_float(load_bytes(at + R::groups * panel_outputs)));
+                    const uint8_t* at = bytes + g * panel_outputs + v * W;
+                    scale = scale * to_float(load_bytes<false>(at));
+                    least = least * to_float(load_bytes<false>(at + R.groups * panel_outputs));
                 }
                 for (int r = 0; r < ROWS; ++r) {
                     const ActivationGroup& own = group[r * stride];
-                    const Floats factor = same_float(own.scale);
-                    acc[r][v] = multiply_add(to_float(dots[r][v]),
-                                             R::row_scale ? factor : multiply(scale, factor),
-                                             acc[r][v]);
-                    if (R::minimum) {
+                    const vf factor = splat(own.scale);
+                    acc[r][v] = fma(to_float(dots[r][v]), R.row_scale ? factor : scale * factor,
+                                    acc[r][v]);
+                    if (R.minimum) {
                         // the minimum of q4_k is subtracted
                         const float sum =
                             KIND == LinearKind::q4_k ? -own.scaled_sum : own.scaled_sum;
-                        acc[r][v] = multiply_add(least, same_float(sum), acc[r][v]);
+                        acc[r][v] = fma(least, splat(sum), acc[r][v]);
                     }
                 }
             }
@@ -193,7 +268,7 @@ void some_rows(int64_t num_rows, const LinearWeight& weight, const Activations& 
         const int64_t n = panel * panel_outputs + output;
         if (n >= weight.num_outputs) return;
         if (!out.streams) prefetch_results(out.at + row * out.stride + n, out.stride, ROWS);
-        Floats sums[ROWS][tile_vectors];
+        vf sums[ROWS][tile_vectors];
         grouped_tile<KIND, ROWS>(blob, num_groups(weight), output, groups, x.stride,
                                  is_first && output == 0,
                                  output == 0 ? soon : Upcoming{soon.at, 0}, sums);
@@ -203,15 +278,13 @@ void some_rows(int64_t num_rows, const LinearWeight& weight, const Activations& 
             alignas(64) float edge[tile_outputs];
             float* held = num_valid == tile_outputs ? to : edge;
             for (int v = 0; v < tile_vectors; ++v) {
-                Floats total = sums[r][v];
-                if (Record<KIND>::row_scale)
-                    total = multiply(total, load_floats(weight.row_scales + n + v * width));
-                if (weight.bias != nullptr)
-                    total = add(total, load_floats(weight.bias + n + v * width));
+                vf total = sums[r][v];
+                if (record<KIND>.row_scale) total = total * load(weight.row_scales + n + v * W);
+                if (weight.bias != nullptr) total = total + load(weight.bias + n + v * W);
                 if (out.streams && held == to) {
-                    stream_floats(held + v * width, total);
+                    stream(held + v * W, total);
                 } else {
-                    store_floats(held + v * width, total);
+                    store(held + v * W, total);
                 }
             }
             if (held == edge) std::memcpy(to, edge, static_cast<size_t>(num_valid) * 4);
@@ -224,7 +297,7 @@ void run_kind(const LinearWeight& weight, const Activations& x, const Results& o
               const LinearTask& task) {
     const int64_t num_rows = task.row_stop - task.row;
     const int64_t num_tiles = (num_rows + ROWS - 1) / ROWS;
-    const int64_t num_records = num_groups(weight) / Record<KIND>::groups;
+    const int64_t num_records = num_groups(weight) / record<KIND>.groups;
     for (int64_t panel = task.panel; panel < task.panel_stop; ++panel) {
         const Upcoming next =
             panel + 1 < task.panel_stop ? upcoming_panel(weight, panel + 1) : task.after;
@@ -237,8 +310,8 @@ void run_kind(const LinearWeight& weight, const Activations& x, const Results& o
     }
 }
 
-void run(const LinearWeight& weight, const Activations& x, const Results& out,
-         const LinearTask& task) {
+static void run_integer(const LinearWeight& weight, const Activations& x, const Results& out,
+                        const LinearTask& task) {
     switch (static_cast<LinearKind>(weight.kind)) {
         case LinearKind::i8_row:
             return run_kind<LinearKind::i8_row, ROWS_GROUPED>(weight, x, out, task);

@@ -233,8 +233,7 @@ EC_EXPORT int ec_num_threads() { return ec::num_threads(); }
 // this process may use; a pool never shrinks.
 EC_EXPORT const char* ec_pool_start(int num_threads) {
     if (num_threads < 1 || num_threads > ec::max_threads) {
-        return ec::refuse("num_threads is %d, it must be in [1, %d]", num_threads,
-                          ec::max_threads);
+        return ec::refuse("num_threads is %d, it must be in [1, %d]", num_threads, ec::max_threads);
     }
     ec::pool().start(num_threads);
     return nullptr;

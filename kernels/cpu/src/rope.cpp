@@ -18,23 +18,20 @@
 EC_EXPORT const char* ec_rotary_and_cache(const ec::Rotary* r) {
     using namespace ec;
     if (2 * r->half > r->head_size) {
-        return refuse("angles of %lld elements for heads of %lld: at most the whole head turns",
-                      static_cast<long long>(2 * r->half), static_cast<long long>(r->head_size));
+        return refuse("angles of %ld elements for heads of %ld: at most the whole head turns",
+                      2 * r->half, r->head_size);
     }
     if (!is_kv_format(r->kv_format)) {
-        return refuse("a cache of kind %lld, known are 0 to 2",
-                      static_cast<long long>(r->kv_format));
+        return refuse("a cache of kind %ld, known are 0 to 2", r->kv_format);
     }
     for (int64_t t = 0; t < r->num_tokens; ++t) {
         if (r->positions[t] < 0 || r->positions[t] >= r->num_positions) {
-            return refuse("position %lld of token %lld is outside the table of %lld angles",
-                          static_cast<long long>(r->positions[t]), static_cast<long long>(t),
-                          static_cast<long long>(r->num_positions));
+            return refuse("position %ld of token %ld is outside the table of %ld angles",
+                          r->positions[t], t, r->num_positions);
         }
         if (r->slots[t] < 0 || r->slots[t] >= r->num_slots) {
-            return refuse("slot %lld of token %lld is outside the cache of %lld slots",
-                          static_cast<long long>(r->slots[t]), static_cast<long long>(t),
-                          static_cast<long long>(r->num_slots));
+            return refuse("slot %ld of token %ld is outside the cache of %ld slots", r->slots[t], t,
+                          r->num_slots);
         }
     }
     const auto rotate_token = EC_CHOOSE(rotate_token);
@@ -48,9 +45,8 @@ EC_EXPORT const char* ec_embedding(const int64_t* ids, int64_t num_ids, const fl
                                    int64_t num_rows, int64_t size, float* out) {
     for (int64_t i = 0; i < num_ids; ++i) {
         if (ids[i] < 0 || ids[i] >= num_rows) {
-            return ec::refuse("token id %lld at %lld is outside the vocabulary of %lld",
-                              static_cast<long long>(ids[i]), static_cast<long long>(i),
-                              static_cast<long long>(num_rows));
+            return ec::refuse("token id %ld at %ld is outside the vocabulary of %ld", ids[i], i,
+                              num_rows);
         }
     }
     ec::for_rows(num_ids, size, [&](int64_t i) {

@@ -1,6 +1,6 @@
 // Chooses tokens: Gumbel-max over all of a row, or over what min_p, top_k and top_p leave.
 //
-// The same definition as kernels/torch_ops/sampling.py; sums of probabilities run in double.
+// The same definition as kernels/torch/sampling.py; sums of probabilities run in double.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -20,22 +20,6 @@ namespace {
 constexpr float largest_noise = 16.64f;  // just above that of the largest random number
 constexpr float no_limit = -std::numeric_limits<float>::infinity();
 
-struct Passes {
-    decltype(&portable::noise_of_token) noise_of_token;
-    decltype(&portable::best_of_range) best_of_range;
-    decltype(&portable::best_of_tokens) best_of_tokens;
-    decltype(&portable::largest_of) largest_of;
-    decltype(&portable::find_at_least) find_at_least;
-    decltype(&portable::sum_of_weights) sum_of_weights;
-    decltype(&portable::weights_of) weights_of;
-};
-
-Passes passes() {
-    return {EC_CHOOSE(noise_of_token), EC_CHOOSE(best_of_range), EC_CHOOSE(best_of_tokens),
-            EC_CHOOSE(largest_of),     EC_CHOOSE(find_at_least), EC_CHOOSE(sum_of_weights),
-            EC_CHOOSE(weights_of)};
-}
-
 struct Row {
     const float* logits;
     int64_t size;
@@ -45,26 +29,20 @@ struct Row {
     float* numbers;  // [size]
 };
 
-// Every limit of a row. `limit`: logits below are out; ids in Row.ids if `count` >= 0.
-struct Kept {
-    float limit;
-    int64_t count;
-};
-
 // The candidates that reach far enough down: thresholds fall until `is_enough(count)`.
 template <typename Enough>
-int64_t find_candidates(const Passes& pass, const Row& row, float limit, Enough is_enough) {
+int64_t find_candidates(const Row& row, float limit, Enough is_enough) {
     for (const float depth : {4.0f, 8.0f, 16.0f, 32.0f}) {
         if (row.top - depth <= limit) break;
-        const int64_t count = pass.find_at_least(row.logits, row.size, row.top - depth, row.ids);
+        const int64_t count =
+            EC_CHOOSE(find_at_least)(row.logits, row.size, row.top - depth, row.ids);
         if (is_enough(count)) return count;
     }
-    return pass.find_at_least(row.logits, row.size, limit, row.ids);
+    return EC_CHOOSE(find_at_least)(row.logits, row.size, limit, row.ids);
 }
 
-float kth_largest(const Passes& pass, const Row& row, int64_t k) {
-    const int64_t count =
-        find_candidates(pass, row, no_limit, [&](int64_t found) { return found >= k; });
+float kth_largest(const Row& row, int64_t k) {
+    const int64_t count = find_candidates(row, no_limit, [&](int64_t found) { return found >= k; });
     if (count < k) return no_limit;  // NaN among the logits
     for (int64_t i = 0; i < count; ++i) row.numbers[i] = row.logits[row.ids[i]];
     std::nth_element(row.numbers, row.numbers + k - 1, row.numbers + count, std::greater<float>());
@@ -72,11 +50,11 @@ float kth_largest(const Passes& pass, const Row& row, int64_t k) {
 }
 
 // Ids that top_p leaves of the logits at or above `limit`, in rising order, into row.ids.
-int64_t keep_top_p(const Passes& pass, const Row& row, float limit, float top_p) {
-    const double wanted =
-        static_cast<double>(top_p) * pass.sum_of_weights(row.logits, row.size, row.top, limit);
-    const int64_t count = find_candidates(pass, row, limit, [&](int64_t found) {
-        pass.weights_of(row.logits, row.ids, found, row.top, row.numbers);
+int64_t keep_top_p(const Row& row, float limit, float top_p) {
+    const double all = EC_CHOOSE(sum_of_weights)(row.logits, row.size, row.top, limit);
+    const double wanted = static_cast<double>(top_p) * all;
+    const int64_t count = find_candidates(row, limit, [&](int64_t found) {
+        EC_CHOOSE(weights_of)(row.logits, row.ids, found, row.top, row.numbers);
         double sum = 0.0;
         for (int64_t i = 0; i < found; ++i) sum += row.numbers[i];
         return sum >= wanted;
@@ -84,7 +62,7 @@ int64_t keep_top_p(const Passes& pass, const Row& row, float limit, float top_p)
     std::sort(row.ids, row.ids + count, [&](int32_t a, int32_t b) {
         return row.logits[a] > row.logits[b] || (row.logits[a] == row.logits[b] && a < b);
     });
-    pass.weights_of(row.logits, row.ids, count, row.top, row.numbers);
+    EC_CHOOSE(weights_of)(row.logits, row.ids, count, row.top, row.numbers);
     double before = 0.0;
     int64_t kept = 0;
     while (kept < count && (kept == 0 || before < wanted)) before += row.numbers[kept++];
@@ -92,26 +70,24 @@ int64_t keep_top_p(const Passes& pass, const Row& row, float limit, float top_p)
     return kept;
 }
 
-int64_t choose(const Passes& pass, const Row& row, uint64_t seed, uint64_t position, int64_t top_k,
-               float top_p, float min_p) {
+int64_t choose(const Row& row, uint64_t seed, uint64_t position, int64_t top_k, float top_p,
+               float min_p) {
     if (!(row.top > no_limit)) return row.best;
     float limit = no_limit;
     if (min_p > 0.0f) limit = row.top + std::log(min_p);
-    if (top_k > 0 && top_k < row.size) limit = std::max(limit, kth_largest(pass, row, top_k));
+    if (top_k > 0 && top_k < row.size) limit = std::max(limit, kth_largest(row, top_k));
     // What the largest noise could not lift over the likeliest token's own sum needs none.
-    const float own_noise = pass.noise_of_token(seed, position, row.best);
+    const float own_noise = EC_CHOOSE(noise_of_token)(seed, position, row.best);
     const float hopeless = row.top + (own_noise - (largest_noise + 0.01f));
     int64_t count;
     if (top_p < 1.0f) {
-        count = keep_top_p(pass, row, limit, top_p);
+        count = keep_top_p(row, limit, top_p);
     } else {
-        count = pass.find_at_least(row.logits, row.size, std::max(limit, hopeless), row.ids);
-        if (count > row.size / 6 && hopeless >= limit) {  // cheaper than token by token
-            float sum;
-            return pass.best_of_range(row.logits, 0, row.size, row.top, seed, position, &sum);
-        }
+        count = EC_CHOOSE(find_at_least)(row.logits, row.size, std::max(limit, hopeless), row.ids);
+        if (count > row.size / 6 && hopeless >= limit)  // cheaper than token by token
+            return EC_CHOOSE(best_of_all)(row.logits, row.size, row.top, seed, position);
     }
-    return pass.best_of_tokens(row.logits, row.ids, count, row.top, seed, position);
+    return EC_CHOOSE(best_of_tokens)(row.logits, row.ids, count, row.top, seed, position);
 }
 
 thread_local Buffer row_ids;
@@ -128,26 +104,23 @@ EC_EXPORT const char* ec_sample(const float* logits, int64_t stride, int64_t num
                                 int64_t* chosen) {
     using namespace ec;
     if (size < 1 || size > std::numeric_limits<int32_t>::max()) {
-        return refuse("a vocabulary of %lld, it must be in [1, 2^31)",
-                      static_cast<long long>(size));
+        return refuse("a vocabulary of %ld, it must be in [1, 2^31)", size);
     }
     for (int64_t r = 0; top_k != nullptr && r < num_rows; ++r) {
         if (top_k[r] < 0) {
-            return refuse("top_k of row %lld is %lld, it must be 0 (no limit) or above",
-                          static_cast<long long>(r), static_cast<long long>(top_k[r]));
+            return refuse("top_k of row %ld is %ld, it must be 0 (no limit) or above", r, top_k[r]);
         }
     }
-    const Passes pass = passes();
     parallel(num_rows, [&](int64_t r, int) {
         Row row;
         row.logits = logits + r * stride;
         row.size = size;
-        row.best = pass.largest_of(row.logits, size);
+        row.best = EC_CHOOSE(largest_of)(row.logits, size);
         row.top = row.logits[row.best];
-        row.ids = reinterpret_cast<int32_t*>(row_ids.floats(size));
-        row.numbers = row_numbers.floats(size);
+        row.ids = row_ids.reserve<int32_t>(size);
+        row.numbers = row_numbers.reserve<float>(size);
         const bool free = top_k == nullptr;
-        chosen[r] = choose(pass, row, static_cast<uint64_t>(seeds[r]),
+        chosen[r] = choose(row, static_cast<uint64_t>(seeds[r]),
                            static_cast<uint64_t>(positions[r]), free ? 0 : top_k[r],
                            free ? 1.0f : top_p[r], free ? 0.0f : min_p[r]);
     });

@@ -1,12 +1,11 @@
 // Passes over one row of logits, and Gumbel noise. Included by every_isa.h: no include guard.
 //
 // Random bits: Philox4x32-10 (J. Salmon et al., SC 2011) at counter (token / 4, position, stream)
-// under the seed; token t has word t % 4. kernels/torch_ops/sampling_noise.py defines them.
+// under the seed; token t has word t % 4. kernels/torch/sampling.py defines them.
 
 constexpr int QUADS = W / 2;  // 64-bit lanes of a register
 typedef uint64_t vq __attribute__((vector_size(W * 4)));
 typedef uint64_t vq_unaligned __attribute__((vector_size(W * 4), aligned(8), may_alias));
-typedef uint32_t vu __attribute__((vector_size(W * 4)));
 typedef uint32_t vu_unaligned __attribute__((vector_size(W * 4), aligned(4), may_alias));
 
 // a * b of numbers below 2^32.
@@ -54,17 +53,16 @@ static float noise_of_token(uint64_t seed, uint64_t position, int64_t token) {
     return gumbel_of(vu{} + static_cast<uint32_t>(words.word[token % 4][0]))[0];
 }
 
-// The index of the largest of logits[t] - top + noise(t) over [first, stop), `first` a multiple of
-// 4, the lowest of equals; its value in *best.
-static int64_t best_of_range(const float* logits, int64_t first, int64_t stop, float top,
-                             uint64_t seed, uint64_t position, float* best) {
+// The index of the largest of logits[t] - top + noise(t) over [0, stop), the lowest of equals.
+static int64_t best_of_all(const float* logits, int64_t stop, float top, uint64_t seed,
+                           uint64_t position) {
     constexpr int64_t piece = 512;
     uint32_t words[piece + 64];
     vq lanes;
     for (int i = 0; i < QUADS; ++i) lanes[i] = static_cast<uint64_t>(i);
     float found = -INFINITY;
-    int64_t at = first;
-    for (int64_t start = first; start < stop; start += piece) {
+    int64_t at = 0;
+    for (int64_t start = 0; start < stop; start += piece) {
         const int64_t size = stop - start < piece ? stop - start : piece;
         for (int64_t i = 0; i < size; i += 4 * QUADS) {
             const vq quads = lanes + static_cast<uint64_t>((start + i) / 4);
@@ -97,11 +95,10 @@ static int64_t best_of_range(const float* logits, int64_t first, int64_t stop, f
             at += start;
         }
     }
-    *best = found;
     return at;
 }
 
-// As best_of_range, over `count` ids in rising order.
+// As best_of_all, over `count` ids in rising order.
 static int64_t best_of_tokens(const float* logits, const int32_t* ids, int64_t count, float top,
                               uint64_t seed, uint64_t position) {
     float found = -INFINITY;

@@ -1,5 +1,7 @@
 """The memory behind the blocks is taken once: what a cache hands out is always inside it."""
 
+from types import SimpleNamespace
+
 import torch
 from paged_memory import Stream, compute, make_cache
 
@@ -13,14 +15,15 @@ def test_all_blocks_are_allocated_at_the_start_and_none_later():
     """Sequences come, share, are swapped out and in and go, until every block has been used; the
     tensors are those of the start, and every id has its place in them. Proves S195."""
     storage = BlockStorage(
-        ops=select_operations(torch.device("cpu")),
-        num_tensors=2,
-        num_blocks=NUM_BLOCKS,
-        num_host_blocks=NUM_HOST_BLOCKS,
-        block_size=4,
-        num_kv_heads=1,
-        head_size=2,
-        dtype=torch.float32,
+        SimpleNamespace(
+            model=SimpleNamespace(kv_cache_spec=SimpleNamespace(num_kv_heads=1, head_size=2)),
+            ops=select_operations(torch.device("cpu")),
+            layout=SimpleNamespace(num_tensors=2),
+            num_blocks=NUM_BLOCKS,
+            num_host_blocks=NUM_HOST_BLOCKS,
+            block_size=4,
+            kv_dtype=torch.float32,
+        )
     )
     offload = ((storage.device_tensors, NUM_BLOCKS + 1), (storage.host_tensors, NUM_HOST_BLOCKS))
     for tensors, num_blocks in offload:

@@ -2,7 +2,6 @@
 
 import torch
 
-from engine_core.model_runner.cache_layout import plan_cache_layout
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.models import load_model
 
@@ -26,8 +25,7 @@ def load_reference(reference, ops):
 
 
 def runner_config(model, ops, **options):
-    layout = plan_cache_layout(model.kv_cache_spec.sliding_windows)
-    return RunnerConfig(model=model, ops=ops, layout=layout, **DEFAULTS | options)
+    return RunnerConfig(model=model, ops=ops, **DEFAULTS | options)
 
 
 def spoiled(runner):

@@ -1,5 +1,7 @@
 """Copies between blocks, against a plain loop over the pairs."""
 
+from types import SimpleNamespace
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,14 +21,15 @@ def pairs(sources, destinations):
 
 def make_storage(num_host_blocks=NUM_HOST_BLOCKS):
     return BlockStorage(
-        ops=TorchOperations(),
-        num_tensors=2,
-        num_blocks=NUM_BLOCKS,
-        num_host_blocks=num_host_blocks,
-        block_size=3,
-        num_kv_heads=2,
-        head_size=4,
-        dtype=torch.bfloat16,
+        SimpleNamespace(
+            model=SimpleNamespace(kv_cache_spec=SimpleNamespace(num_kv_heads=2, head_size=4)),
+            ops=TorchOperations(),
+            layout=SimpleNamespace(num_tensors=2),
+            num_blocks=NUM_BLOCKS,
+            num_host_blocks=num_host_blocks,
+            block_size=3,
+            kv_dtype=torch.bfloat16,
+        )
     )
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_core.model_runner.cache_layout import plan_cache_layout
+from engine_core.model_runner.config import plan_cache_layout
 
 
 def test_one_kind_of_layer_is_one_group():

@@ -12,7 +12,8 @@ from quantised_folders import METHODS, save, write_quantised
 from engine_core.errors import StartupError
 from engine_core.model_files import open_model_files
 from engine_core.models import ModelWeightsError, load_model
-from engine_core.startup.model import LoadOptions, load_any_model
+from engine_core.options.engine import EngineOptions
+from engine_core.startup.model import load_any_model
 from kernels.triton.operations import TritonOperations
 
 CPU = torch.device("cpu")
@@ -103,9 +104,9 @@ def test_without_their_types_a_gpu_dequantises_them_at_load(tmp_path, paged_logi
 def test_transformers_own_code_does_not_get_them(tmp_path):
     write_quantised(tmp_path, reference_of(LLAMA), METHODS["awq"])
     files = open_model_files(str(tmp_path), report=print)
-    wanted = LoadOptions(device=CPU, dtype=torch.float32, model_impl="transformers")
+    options = EngineOptions(model=str(tmp_path), dtype="float32", model_impl="transformers")
     with pytest.raises(StartupError, match=r"quantised \(awq-int4\).* unquantised models only"):
-        load_any_model(files, wanted)
+        load_any_model(options, files, CPU)
 
 
 def test_biases_that_no_layer_takes_must_be_zero(tmp_path):

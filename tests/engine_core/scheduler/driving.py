@@ -13,6 +13,7 @@ from engine_core.scheduler.preemption import PreemptionRule
 from engine_core.scheduler.token_budget.base import TokenBudget
 from protocol.outputs import EngineCoreOutput
 from protocol.sampling import SamplingParams
+from tests.protocol.all_outputs import all_outputs
 
 
 def make_scheduler(
@@ -105,5 +106,5 @@ class Drive:
         self.outputs = [
             output
             for per_client in self.scheduler.update_from_output(plan, output).values()
-            for output in per_client.outputs
+            for output in all_outputs(per_client)
         ]

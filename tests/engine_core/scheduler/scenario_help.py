@@ -20,6 +20,7 @@ from engine_core.scheduler import (
 )
 from protocol.outputs import EngineCoreOutput
 from protocol.sampling import SamplingParams
+from tests.protocol.all_outputs import all_outputs
 
 _fresh = itertools.count(1_000)
 _FIELDS = (
@@ -111,7 +112,9 @@ class Scenario:
     def take(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None:
         clients = self.scheduler.update_from_output(plan, output, now=self.now)
         self.outputs = {
-            output.request_id: output for client in clients.values() for output in client.outputs
+            output.request_id: output
+            for client in clients.values()
+            for output in all_outputs(client)
         }
 
     def step(self, **tokens: list[int]) -> SchedulerOutput:

@@ -17,6 +17,7 @@ from engine_core.scheduler import (
     SchedulerInterface,
     SchedulerOutput,
 )
+from tests.protocol.all_outputs import all_outputs
 
 
 def test_a_requests_numbers_through_its_life():
@@ -183,7 +184,7 @@ def test_the_public_example_runs_as_written():
         plan = scheduler.schedule()
         outputs = scheduler.update_from_output(plan, runner.execute(plan))
         assert list(outputs) == [4]
-        tokens += [token for output in outputs[4].outputs for token in output.new_token_ids]
+        tokens += [token for output in all_outputs(outputs[4]) for token in output.new_token_ids]
     assert tokens == [7, 7, 7]
 
 

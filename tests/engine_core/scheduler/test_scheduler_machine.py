@@ -20,6 +20,7 @@ from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.scheduler import ModelRunnerOutput, RequestStatus, Scheduler
 from protocol.outputs import FinishReason
 from tests.profiles import examples
+from tests.protocol.all_outputs import all_outputs
 
 SEEDS = st.integers(0, 2**32 - 1)
 FULL = KVCacheGroupSpec()
@@ -215,7 +216,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now += 0.5
         outputs_by_client = self.scheduler.update_from_output(plan, sampled, self.now)
         for client, outputs in outputs_by_client.items():
-            for output in outputs.outputs:
+            for output in all_outputs(outputs):
                 name, index = output.request_id, output.index
                 assert self.requests[name].client_index == client
                 assert name not in self.over, "an output behind the terminal one"

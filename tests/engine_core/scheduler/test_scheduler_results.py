@@ -5,6 +5,7 @@ from driving import Drive, make_request, make_scheduler
 
 from engine_core.scheduler import DraftTokenIds, ModelRunnerOutput, RequestStatus, StepOrderError
 from protocol.outputs import FinishReason
+from tests.protocol.all_outputs import all_outputs
 
 EMPTY = ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
 
@@ -23,7 +24,7 @@ def test_each_client_gets_only_its_own_outputs():
         plan, ModelRunnerOutput(req_ids=["c", "b", "a"], sampled_token_ids=[[3], [2], [1]])
     )
     token_ids = {
-        index: [(output.request_id, output.new_token_ids) for output in per_client.outputs]
+        index: [(output.request_id, output.new_token_ids) for output in all_outputs(per_client)]
         for index, per_client in outputs.items()
     }
     assert token_ids == {4: [("a", [1]), ("c", [3])], 9: [("b", [2])]}
@@ -120,7 +121,7 @@ def test_a_failed_request_ends_alone_and_its_blocks_are_not_found():
             req_ids=["a", "b"], sampled_token_ids=[[], [5]], failures={"a": "logits are NaN"}
         ),
     )
-    assert [(o.request_id, o.finish_reason, o.detail) for o in outputs[0].outputs] == [
+    assert [(o.request_id, o.finish_reason, o.detail) for o in all_outputs(outputs[0])] == [
         ("a", FinishReason.ERROR, "logits are NaN"),
         ("b", None, None),
     ]

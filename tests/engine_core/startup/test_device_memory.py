@@ -5,7 +5,6 @@ from fake_gpu import FakeGpu
 
 from engine_core.errors import CacheTooSmall, ConfigurationError
 from engine_core.startup.memory import (
-    CacheDemand,
     DeviceMemory,
     choose_num_blocks,
     measure_extra_bytes,
@@ -56,13 +55,13 @@ def test_the_fraction_is_of_all_memory_and_bounds_everything_together():
 def choose(*, step_bytes=2 * GIB, block_bytes=MIB, **wish):
     wish = {"num_blocks": None, "kv_cache_memory": None, "memory_fraction": 0.9} | wish
     return choose_num_blocks(
-        CacheDemand(
-            block_bytes=block_bytes, blocks_per_request=1000, max_num_seqs=256,
-            step_bytes=step_bytes,
-        ),
-        memory=DeviceMemory(total_bytes=24 * GIB, free_bytes=8 * GIB),
+        DeviceMemory(total_bytes=24 * GIB, free_bytes=8 * GIB),
+        block_bytes=block_bytes,
+        blocks_per_request=1000,
+        max_num_seqs=256,
+        step_bytes=step_bytes,
         **wish,
-    )  # fmt: skip
+    )
 
 
 def test_what_is_chosen_leaves_the_step_and_the_margin():

@@ -4,10 +4,9 @@ import pytest
 
 from engine_core.errors import CacheTooSmall, ConfigurationError
 from engine_core.startup import memory
-from engine_core.startup.memory import CacheDemand, choose_num_blocks, choose_num_host_blocks
+from engine_core.startup.memory import HostMemory, choose_num_blocks, choose_num_host_blocks
 
 MIB = 1024**2
-DEMAND = CacheDemand(block_bytes=MIB, blocks_per_request=10, max_num_seqs=4, step_bytes=20 * MIB)
 
 
 @pytest.fixture(autouse=True)
@@ -15,9 +14,13 @@ def hundred_megabytes(monkeypatch):
     monkeypatch.setattr(memory, "available_memory_bytes", lambda: 100 * MIB)
 
 
-def choose(demand=DEMAND, num_blocks=None, kv_cache_memory=None, memory_fraction=0.5):
+def choose(num_blocks=None, kv_cache_memory=None, memory_fraction=0.5):
     return choose_num_blocks(
-        demand,
+        HostMemory(),
+        block_bytes=MIB,
+        blocks_per_request=10,
+        max_num_seqs=4,
+        step_bytes=20 * MIB,
         num_blocks=num_blocks,
         kv_cache_memory=kv_cache_memory,
         memory_fraction=memory_fraction,

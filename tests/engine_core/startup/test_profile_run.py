@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine_core.model_runner.gpu.graphs import decode_buckets
+from engine_core.model_runner.gpu.step import decode_buckets
 from engine_core.models import load_dummy_model
+from engine_core.options.engine import EngineOptions
 from engine_core.scheduler import SchedulerConfig
 from engine_core.startup import runner_spec
 from engine_core.startup.model import LoadedModel
-from engine_core.startup.profile_run import profile_steps, prompt_lengths
-from engine_core.startup.runner_spec import RunnerSpec
+from engine_core.startup.runner_spec import RunnerSpec, profile_steps, prompt_lengths
 from kernels.interface.device_steps import SamplingMode
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "model_runner"))
@@ -128,7 +128,7 @@ def test_eager_steps_use_no_graph_and_no_memory_for_any(caplog):
     assert spec.measure_step_bytes(Meter()) == 0
 
 
-def make_spec(ops, *, max_num_batched_tokens=40, **changes):
+def make_spec(ops, *, max_num_batched_tokens=40, enforce_eager=False, on_device=False):
     model = load_dummy_model(CONFIG, dtype=torch.float32, ops=ops)
     values = dict(  # noqa: C408
         loaded=LoadedModel(
@@ -142,12 +142,9 @@ def make_spec(ops, *, max_num_batched_tokens=40, **changes):
             max_num_batched_tokens=max_num_batched_tokens,
             eos_token_ids=(),
         ),
-        block_bytes=256,
         scheduler=SchedulerConfig(
             max_num_seqs=7, max_num_batched_tokens=max_num_batched_tokens, max_model_len=64
         ),
-        max_num_logprobs=-1,
-        capture_at_start=False,
-        enforce_eager=False,
+        options=EngineOptions(enforce_eager=enforce_eager),
     )
-    return RunnerSpec(**values | changes)
+    return RunnerSpec(**values, on_device=on_device)

@@ -12,7 +12,7 @@ from engine_core.model_files import ConfigOnly
 from engine_core.models import load_dummy_model
 from engine_core.options.engine import EngineOptions
 from engine_core.options.scheduling import SchedulingOptions
-from engine_core.startup import model as model_module
+from engine_core.startup import build as build_module
 from engine_core.startup import resolve as resolve_module
 from engine_core.startup.before_torch import open_model
 from engine_core.startup.build import build_engine
@@ -56,9 +56,7 @@ def resolve(files, loaded, monkeypatch):
     def resolve(**options):
         limits = {n: options.pop(n) for n in ("max_num_seqs",) if n in options}
         options = EngineOptions(model="m", scheduling=SchedulingOptions(**limits), **options)
-        return resolve_config(
-            options, files, plan_runner(options, files, loaded), address="ipc://a"
-        )
+        return resolve_config(plan_runner(options, files, loaded), files, address="ipc://a")
 
     return resolve
 
@@ -107,10 +105,10 @@ def test_host_blocks_are_not_taken_from_the_gpu(resolve, monkeypatch):
 
 
 def test_a_gpu_without_room_for_the_weights_is_one_line_for_the_operator(monkeypatch, tmp_path):
-    def load(files, wanted):
+    def load(options, files, device):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 has ...")
 
-    monkeypatch.setattr(model_module, "load_any_model", load)
+    monkeypatch.setattr(build_module, "load_any_model", load)
     (tmp_path / "shape.json").write_text(json.dumps(CONFIG))
     options = EngineOptions(load_format="dummy", model_config=tmp_path / "shape.json")
     with pytest.raises(StartupError, match=r"not enough memory .*\(CUDA out of memory\); lower"):

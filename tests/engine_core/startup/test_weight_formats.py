@@ -7,8 +7,9 @@ import torch
 
 from engine_core.errors import ConfigurationError
 from engine_core.model_files import ConfigOnly
+from engine_core.options.engine import EngineOptions
 from engine_core.startup.device import float_weights_of, keeps_blocks
-from engine_core.startup.model import LoadOptions, load_any_model
+from engine_core.startup.model import load_any_model
 from kernels.cpu.library import NativeLibraryUnavailable, load_library
 
 DENSE = {
@@ -33,40 +34,38 @@ def native_kernels():
 
 @pytest.fixture
 def load(tmp_path):
-    """(config, options of LoadOptions) -> the model with random weights."""
+    """(config, options) -> the model with random weights."""
 
-    def load(config=DENSE, *, dtype=torch.float32, **options):
+    def load(config=DENSE, *, dtype="float32", **options):
         file = tmp_path / "shape.json"
         file.write_text(json.dumps(config))
-        return load_any_model(
-            ConfigOnly(file),
-            LoadOptions(device=torch.device("cpu"), dtype=dtype, load_format="dummy", **options),
-        )
+        options = EngineOptions(dtype=dtype, load_format="dummy", model_config=file, **options)
+        return load_any_model(options, ConfigOnly(file), torch.device("cpu"))
 
     return load
 
 
 @pytest.mark.parametrize(
     ("floats", "weights"),
-    [("float32", "float32"), ("int8", "int8"), ("int4", "int4+int8")],
+    [("none", "float32"), ("int8", "int8"), ("int4", "int4+int8")],
 )
 def test_dense_models_are_packed_in_the_format_asked_for(load, floats, weights):
-    loaded = load(float_weights=floats, batch_invariant=True)
+    loaded = load(quantization=floats, batch_invariant=True)
     assert loaded.ops.name.startswith("native-cpu-")
     assert (loaded.weights, loaded.is_packed) == (weights, True)
 
 
 def test_experts_stay_floating_and_so_does_their_router(load):
-    loaded = load(SPARSE, float_weights="int8")
+    loaded = load(SPARSE, quantization="int8")
     assert (loaded.weights, loaded.is_packed) == ("int8+float32", False)
 
 
 def test_other_types_than_float32_are_not_packed(load):
-    loaded = load(dtype=torch.bfloat16)
+    loaded = load(dtype="bfloat16")
     assert (loaded.weights, loaded.is_packed) == ("bfloat16", False)
 
 
-@pytest.mark.parametrize(("config", "options"), [(SPARSE, {}), (DENSE, {"dtype": torch.bfloat16})])
+@pytest.mark.parametrize(("config", "options"), [(SPARSE, {}), (DENSE, {"dtype": "bfloat16"})])
 def test_batch_invariance_is_refused_where_torch_has_a_part_in_products(load, config, options):
     with pytest.raises(ConfigurationError, match=r"--batch-invariant on a CPU: .* torch computes"):
         load(config, batch_invariant=True, **options)
@@ -75,14 +74,11 @@ def test_batch_invariance_is_refused_where_torch_has_a_part_in_products(load, co
 def test_quantisation_is_refused_for_transformers_model_code(tmp_path):
     file = tmp_path / "shape.json"
     file.write_text(json.dumps(DENSE))
-    wanted = LoadOptions(
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        model_impl="transformers",
-        float_weights="int8",
+    options = EngineOptions(
+        model="m", dtype="float32", model_impl="transformers", quantization="int8"
     )
     with pytest.raises(ConfigurationError, match=r"int8 has no effect on transformers.*leave it"):
-        load_any_model(ConfigOnly(file), wanted)
+        load_any_model(options, ConfigOnly(file), torch.device("cpu"))
 
 
 def test_blocks_are_kept_unless_another_form_is_asked_for():

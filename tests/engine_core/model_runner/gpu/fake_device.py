@@ -11,11 +11,6 @@ import torch
 from kernels.torch.operations import TorchOperations
 
 
-class _FinishedWork:
-    def wait(self):
-        pass
-
-
 class SynchronousQueue:
     """A `DeviceQueue` on CPU tensors: work is done at once, a graph is the work."""
 
@@ -26,7 +21,7 @@ class SynchronousQueue:
 
     def launch(self, work):
         work()
-        return _FinishedWork()
+        return lambda: None
 
     def capture(self, work):
         return work
@@ -39,7 +34,7 @@ class _Late:
     def __init__(self, queue, work):
         self.queue, self.work, self.error = queue, work, None
 
-    def wait(self):
+    def __call__(self):
         self.queue.run_until(self)
         if self.error is not None:
             raise self.error

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_core.model_runner.gpu.graphs import choose_bucket, decode_buckets
+from engine_core.model_runner.gpu.step import choose_bucket, decode_buckets
 
 
 def test_the_buckets_of_256_sequences_are_thirteen():

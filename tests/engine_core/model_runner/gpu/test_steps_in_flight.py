@@ -103,7 +103,7 @@ def test_a_graph_is_recorded_once_for_a_bucket_and_a_mode_and_reads_the_same_mem
 ):
     queue = LateQueue()
     runner = make_device_runner(queue=queue)
-    model, seen = runner._computation._model, {}
+    model, seen = runner._model, {}
 
     class Watching:
         kv_cache_spec = model.kv_cache_spec
@@ -115,7 +115,7 @@ def test_a_graph_is_recorded_once_for_a_bucket_and_a_mode_and_reads_the_same_mem
             seen.setdefault(tuple(token_ids_T.shape), set()).add(place)
             return model.forward(token_ids_T, positions_T, context)
 
-    runner._computation._model = Watching()
+    runner._model = Watching()
     names = ["greedy", "random", "min tokens"]
     in_flight(runner, names, 7)
     # three sequences in a bucket of four: min_tokens needs FULL, and later nothing does
@@ -193,7 +193,7 @@ def test_a_sequence_whose_logits_are_no_numbers_fails_alone(make_device_runner, 
     names = ["greedy", "penalised", "truncated"]
     expected, _ = in_flight(make_device_runner(), names, 0)
     runner = make_device_runner()
-    model = runner._computation._model
+    model = runner._model
 
     class Spoiled:
         kv_cache_spec = model.kv_cache_spec
@@ -205,7 +205,7 @@ def test_a_sequence_whose_logits_are_no_numbers_fails_alone(make_device_runner, 
             logits_RV[bad_row, 3] = torch.nan
             return logits_RV
 
-    runner._computation._model = Spoiled()
+    runner._model = Spoiled()
     tokens, (answer,) = in_flight(runner, names, 0)
     assert answer.failures == {names[bad_row]: "the model's logits are not finite numbers"}
     for name in set(names) - {names[bad_row]}:
@@ -214,7 +214,7 @@ def test_a_sequence_whose_logits_are_no_numbers_fails_alone(make_device_runner, 
 
 def test_an_exception_of_the_model_reaches_the_one_who_collects(make_device_runner):
     runner = make_device_runner()
-    model = runner._computation._model
+    model = runner._model
     drive = Drive(runner)
     drive.add("greedy", PROMPTS["greedy"], KINDS["greedy"])
     drive.step({"greedy": 4})
@@ -226,10 +226,10 @@ def test_an_exception_of_the_model_reaches_the_one_who_collects(make_device_runn
         def forward(*arguments):
             raise ZeroDivisionError("the model broke")
 
-    runner._computation._model = Broken()
+    runner._model = Broken()
     with pytest.raises(ZeroDivisionError):
         runner.execute(drive.plans.plan({"greedy": 1}))
-    runner._computation._model = model
+    runner._model = model
     drive.plans.finish("greedy")
     drive.add("random", PROMPTS["random"], KINDS["random"])
     drive.step({"random": 7})

@@ -1,6 +1,7 @@
 """Dummy steps: within the limits, decodes first, and between them everything that is compiled."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,7 +29,12 @@ LIMITS = st.fixed_dictionaries(
 
 @given(LIMITS)
 def test_every_step_is_within_the_limits_and_has_its_decodes_first(limits):
-    steps = [*steps_of_every_kind(**limits), *steps_of_every_size(**limits), largest_step(**limits)]
+    config = SimpleNamespace(**limits)
+    steps = [
+        *steps_of_every_kind(config),
+        *steps_of_every_size(config),
+        largest_step(config),
+    ]
     for counts in steps:
         assert 1 <= len(counts) <= limits["max_num_seqs"]
         assert sum(counts) <= limits["max_num_batched_tokens"]
@@ -40,7 +46,7 @@ def test_every_step_is_within_the_limits_and_has_its_decodes_first(limits):
 
 @given(LIMITS)
 def test_sizes_at_most_double_up_to_all_that_a_step_can_have(limits):
-    sizes = [sum(counts) for counts in steps_of_every_size(**limits)]
+    sizes = [sum(counts) for counts in steps_of_every_size(SimpleNamespace(**limits))]
     most = limits["max_num_seqs"] * limits["max_model_len"]
     assert sizes[-1] == min(limits["max_num_batched_tokens"], most)
     assert sizes[0] <= 32
@@ -54,7 +60,11 @@ def test_no_step_can_have_tiles_of_experts_that_no_dummy_step_had(
     num_experts, top_k, dtype, most_tokens
 ):
     limits = {"max_num_seqs": 200, "max_model_len": 900, "max_num_batched_tokens": most_tokens}
-    steps = [*steps_of_every_kind(**limits), *steps_of_every_size(**limits)]
+    config = SimpleNamespace(**limits)
+    steps = [
+        *steps_of_every_kind(config),
+        *steps_of_every_size(config),
+    ]
     warm = {choose_tile_rows(sum(counts), top_k, num_experts, dtype) for counts in steps}
     possible = range(1, most_tokens + 1)
     assert warm == {choose_tile_rows(size, top_k, num_experts, dtype) for size in possible}
@@ -75,7 +85,11 @@ def test_no_step_can_have_tiles_of_quantised_products_that_no_dummy_step_had(
         dtype = torch.bfloat16
         return {choose_quantised_rows(n, dtype, batch_invariant=False) for n in numbers}
 
-    steps = [*steps_of_every_kind(**limits), *steps_of_every_size(**limits)]
+    config = SimpleNamespace(**limits)
+    steps = [
+        *steps_of_every_kind(config),
+        *steps_of_every_size(config),
+    ]
     assert tiles(map(sum, steps)) == tiles(range(1, most_tokens + 1))
     most_due = min(max_num_seqs, most_tokens)  # rows of the head's product
     assert tiles(map(len, steps)) == tiles(range(1, most_due + 1))
@@ -83,8 +97,9 @@ def test_no_step_can_have_tiles_of_quantised_products_that_no_dummy_step_had(
 
 @pytest.mark.parametrize(("max_num_seqs", "tokens"), [(4, 10), (256, 8192), (7, 7), (9, 3)])
 def test_the_largest_step_has_most_sequences_and_most_tokens(max_num_seqs, tokens):
-    counts = largest_step(
-        max_num_seqs=max_num_seqs, max_model_len=4096, max_num_batched_tokens=tokens
-    )
+    limits = {
+        "max_num_seqs": max_num_seqs, "max_model_len": 4096, "max_num_batched_tokens": tokens,
+    }  # fmt: skip
+    counts = largest_step(SimpleNamespace(**limits))
     assert len(counts) == min(max_num_seqs, tokens)
     assert sum(counts) == tokens
