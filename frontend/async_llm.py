@@ -16,21 +16,8 @@ from frontend.sampling_params import BeamSearchParams, SamplingParams
 from frontend.session import EngineSession
 from frontend.tokenizer import Tokenizer
 from frontend.transport import ZmqTransport
+from protocol import calls
 from protocol.addresses import default_address
-from protocol.calls import (
-    AnyCall,
-    Drain,
-    Draining,
-    EngineStatistics,
-    GetRequestInfo,
-    GetStatistics,
-    ListRequests,
-    Ping,
-    Pong,
-    PrefixCacheReset,
-    RequestList,
-    ResetPrefixCache,
-)
 from protocol.codec import binary_frame
 from protocol.explanations import RequestInfo
 from protocol.outputs import ModelInfo
@@ -334,14 +321,14 @@ class AsyncLLM:
     # calls: CallRefused if the engine refuses, EngineDied if it was lost before it answered,
     # EngineUnavailable if it is not there
 
-    async def _call(self, call: AnyCall, result_type: type[T]) -> T:
+    async def _call(self, call: calls.AnyCall, result_type: type[T]) -> T:
         result = await self.session.call(call)
         assert isinstance(result, result_type)
         return result
 
-    async def statistics(self) -> EngineStatistics:
+    async def statistics(self) -> calls.EngineStatistics:
         """The engine's numbers, over all its clients."""
-        return await self._call(GetStatistics(), EngineStatistics)
+        return await self._call(calls.GetStatistics(), calls.EngineStatistics)
 
     async def request_info(self, request_id: str) -> RequestInfo:
         """A request's state and its reasons: a live one of this client by the id that `generate`
@@ -350,20 +337,21 @@ class AsyncLLM:
         request = self.session.requests.get(request_id)
         if request is not None and request.wire_ids:
             request_id = request.wire_ids[0]
-        return await self._call(GetRequestInfo(request_id=request_id), RequestInfo)
+        return await self._call(calls.GetRequestInfo(request_id=request_id), RequestInfo)
 
     async def request_ids(self) -> list[str]:
         """The engine's ids of all live requests of all clients."""
-        return (await self._call(ListRequests(), RequestList)).request_ids
+        return (await self._call(calls.ListRequests(), calls.RequestList)).request_ids
 
     async def reset_prefix_cache(self) -> int:
         """Evict all cached blocks that no request uses. Returns how many."""
-        return (await self._call(ResetPrefixCache(), PrefixCacheReset)).num_blocks_evicted
+        reset = await self._call(calls.ResetPrefixCache(), calls.PrefixCacheReset)
+        return reset.num_blocks_evicted
 
     async def ping(self) -> float:
         """A round trip through the engine's loop. Returns its uptime in seconds."""
-        return (await self._call(Ping(), Pong)).uptime_s
+        return (await self._call(calls.Ping(), calls.Pong)).uptime_s
 
     async def drain(self) -> int:
         """Make the engine finish what it has and exit. Returns how many requests are left."""
-        return (await self._call(Drain(), Draining)).num_requests_left
+        return (await self._call(calls.Drain(), calls.Draining)).num_requests_left

@@ -150,10 +150,21 @@ def _plain(value: Any) -> Any:
 
 @lru_cache(maxsize=32)
 def _compile(template: str) -> jinja2.Template:
+    """The template in a sandbox with the names that transformers 5 gives it: `raise_exception`,
+    `strftime_now`, `tojson` without HTML escapes, loop controls, `{% generation %}` blocks, and
+    safe replacements of `dict` and `namespace`."""
     if not isinstance(template, str):
         raise _wrong_type("chat_template", template, "Jinja2 source")
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    environment.globals["dict"] = _TemplateDict()
+    environment.globals["namespace"] = _TemplateNamespace
     try:
-        return _sandboxed(template)
+        return environment.from_string(template)
     except jinja2.TemplateSyntaxError as error:
         raise ChatTemplateError(
             f"the chat template does not parse, line {error.lineno}: {error.message}; "
@@ -240,25 +251,6 @@ def _cut_at_mark(rendered: str, final_text: str) -> str:
     return kept if rendered.startswith(_CONTINUE_MARK, start) else kept.rstrip()
 
 
-def _sandboxed(source: str) -> jinja2.Template:
-    """The template in a sandbox with the names that transformers 5 gives it: `raise_exception`,
-    `strftime_now`, `tojson` without HTML escapes, loop controls, `{% generation %}` blocks, and
-    safe replacements of `dict` and `namespace`.
-
-    Raises:
-        jinja2.TemplateSyntaxError: `source` is not Jinja2.
-    """
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    environment.globals["dict"] = _TemplateDict()
-    environment.globals["namespace"] = _TemplateNamespace
-    return environment.from_string(source)
-
-
 class _GenerationBlock(jinja2.ext.Extension):
     """`{% generation %}...{% endgeneration %}` marks the assistant's words for training; here it
     renders what is inside."""
@@ -308,10 +300,6 @@ def _refuse_underscore(name: object) -> None:
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
 
 
 def _tojson(

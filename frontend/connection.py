@@ -25,7 +25,6 @@ class ConnectionOptions:
     address: str
     """Of the engine, for error texts."""
     client_name: str = ""
-    wants_tokenizer: bool = True
     connect_timeout_s: float = 60.0
     reconnect_timeout_s: float = 10.0
     silence_timeout_s: float = 300.0
@@ -74,13 +73,7 @@ class Connection:
         timer = self._clock.call_later(timeout_s, lambda: self._time_out(timeout_s))
         try:
             self._transport.connect(self._on_frames, self._fail)
-            self.send(
-                Hello(
-                    wire_version=WIRE_VERSION,
-                    client_name=options.client_name,
-                    wants_tokenizer=options.wants_tokenizer,
-                )
-            )
+            self.send(Hello(wire_version=WIRE_VERSION, client_name=options.client_name))
             welcome, frames = await self._welcome
             check_wire_version(welcome.wire_version)
         except ProtocolError as error:

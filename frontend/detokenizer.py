@@ -71,9 +71,7 @@ class _ByteLevelJoiner:
     def __init__(self, pieces: TokenPieces, tail: list[int]) -> None:
         self._level_bytes = pieces.level_bytes
         self._utf8 = _Utf8Decoder(errors="replace")
-        data = b"".join(map(self._level_bytes, tail))
-        # the decoder keeps only an unfinished last character of the prompt
-        self._utf8.decode(data)
+        self.append(tail)  # the decoder keeps only an unfinished last character of the prompt
 
     def append(self, token_ids: list[int]) -> str:
         if len(token_ids) == 1:

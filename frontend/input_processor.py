@@ -109,7 +109,7 @@ class InputProcessor:
         text, token_ids, own_salt = _parse(prompt, name)
         if token_ids is None:
             assert text is not None
-            token_ids = self._encode(text, name)
+            token_ids = self.tokenizer.encode(text)
         if params.truncate_prompt_tokens is not None:
             kept = params.truncate_prompt_tokens
             token_ids = token_ids[-(self.model.max_model_len - 1 if kept == -1 else kept) :]
@@ -145,14 +145,6 @@ class InputProcessor:
         # The template writes the special tokens itself.
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
         return {"prompt": text, "prompt_token_ids": token_ids}
-
-    def _encode(self, text: str, name: str) -> list[int]:
-        if self.optional_tokenizer is None:
-            raise InvalidInput(
-                f"{name} is text, and the engine's model came without a tokenizer; send "
-                "prompt_token_ids"
-            )
-        return self.optional_tokenizer.encode(text)
 
 
 def split_prompts(prompts: object) -> list[object]:

@@ -202,10 +202,8 @@ class SamplingParams:
 class BeamSearchParams:
     """Results are those of transformers' `generate(num_beams=beam_width, do_sample=False)`.
 
-    A finished beam's score is its cumulative log-probability / length ** length_penalty, where
-    length counts generated tokens. `early_stopping` True stops at beam_width finished beams; False
-    when no running beam can still become better, judged by its present length; "never" judged by
-    its best possible length. `max_tokens` None means as many as the model's length allows.
+    Fields are explained at `protocol.sampling.BeamSearchParams`. `max_tokens` None means as many as
+    the model's length allows.
 
     Raises:
         InvalidInput: a value outside its limits, or something that this engine does not support.

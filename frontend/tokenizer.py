@@ -62,22 +62,6 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
-    @property
-    def bos_token(self) -> str | None:
-        return self.special_tokens.get("bos_token")
-
-    @property
-    def eos_token(self) -> str | None:
-        return self.special_tokens.get("eos_token")
-
-    @property
-    def bos_token_id(self) -> int | None:
-        return self._id_of("bos_token")
-
-    @property
-    def eos_token_id(self) -> int | None:
-        return self._id_of("eos_token")
-
     @cached_property
     def pieces(self) -> TokenPieces:
         """What single tokens add to a text; shared by all streams of this client."""
@@ -146,10 +130,6 @@ class Tokenizer:
         from frontend.chat_template import render_chat
 
         return render_chat(template, messages, **{**self.special_tokens, **options})
-
-    def _id_of(self, name: str) -> int | None:
-        text = self.special_tokens.get(name)
-        return None if text is None else self.backend.token_to_id(text)
 
 
 class Joining(enum.Enum):

@@ -92,21 +92,6 @@ class EngineCoreOutputs(Message, frozen=True, tag=2):
     step_id: int = 0
     decoded: DecodedTokens | None = None
 
-    @property
-    def outputs(self) -> list[EngineCoreOutput]:
-        """All of them as objects; a hot path reads the columns instead."""
-        if self.decoded is None:
-            return self.other_outputs
-        columns = self.decoded
-        token_ids = memoryview(columns.token_ids).cast("i")
-        indexes = columns.indexes or [0] * len(columns.request_ids)
-        return self.other_outputs + [
-            EngineCoreOutput(request_id=request_id, new_token_ids=[token_id], index=index)
-            for request_id, token_id, index in zip(
-                columns.request_ids, token_ids, indexes, strict=True
-            )
-        ]
-
 
 class TokenizerInfo(Message, frozen=True):
     """All that a client needs to turn text into tokens and back, without the model's files."""

@@ -52,7 +52,38 @@ class SamplingParams(Message, frozen=True):
     -1 the whole vocabulary, None nothing."""
 
     def __post_init__(self) -> None:
-        check_sampling_params(self)
+        """Every limit that does not depend on the model."""
+        check_whole("max_tokens", self.max_tokens, minimum=1)
+        check_whole("min_tokens", self.min_tokens, minimum=0)
+        _number("temperature", self.temperature, minimum=0.0)
+        check_whole("top_k", self.top_k, minimum=0)
+        _number("top_p", self.top_p, minimum=0.0, maximum=1.0)
+        _number("min_p", self.min_p, minimum=0.0, maximum=1.0)
+        _number("repetition_penalty", self.repetition_penalty, minimum=0.0)
+        _number("presence_penalty", self.presence_penalty, minimum=-2.0, maximum=2.0)
+        _number("frequency_penalty", self.frequency_penalty, minimum=-2.0, maximum=2.0)
+        if self.top_p == 0.0:
+            raise InvalidParameter("top_p is 0, it must be above 0; use temperature=0 for greedy")
+        if self.repetition_penalty == 0.0:
+            raise InvalidParameter("repetition_penalty is 0, it must be above 0; 1 switches it off")
+        if self.seed is not None:
+            check_whole("seed", self.seed, minimum=0, maximum=MAX_SEED)
+        if self.logprobs is not None:
+            check_whole("logprobs", self.logprobs, minimum=-1)
+        for token_id, bias in self.logit_bias.items():
+            check_whole("a token id in logit_bias", token_id, minimum=0)
+            _number(f"logit_bias of token {token_id}", bias, minimum=-100.0, maximum=100.0)
+        for token_id in self.stop_token_ids:
+            check_whole("a token id in stop_token_ids", token_id, minimum=0)
+        for token_id in self.allowed_token_ids or ():
+            check_whole("a token id in allowed_token_ids", token_id, minimum=0)
+        if self.min_tokens > self.max_tokens:
+            raise InvalidParameter(
+                f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}; "
+                "lower min_tokens or raise max_tokens"
+            )
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidParameter("allowed_token_ids is empty: no token could be sampled; omit it")
 
     @property
     def is_greedy(self) -> bool:
@@ -96,45 +127,6 @@ class BeamSearchParams(Message, frozen=True):
 def sequence_seed(seed: int, index: int) -> int:
     """The seed of a request's sequence `index`: each next one has the next."""
     return (seed + index) & MAX_SEED
-
-
-def check_sampling_params(params: SamplingParams) -> None:
-    """Every limit that does not depend on the model.
-
-    Raises:
-        InvalidParameter: names the parameter, its value and its limit.
-    """
-    check_whole("max_tokens", params.max_tokens, minimum=1)
-    check_whole("min_tokens", params.min_tokens, minimum=0)
-    _number("temperature", params.temperature, minimum=0.0)
-    check_whole("top_k", params.top_k, minimum=0)
-    _number("top_p", params.top_p, minimum=0.0, maximum=1.0)
-    _number("min_p", params.min_p, minimum=0.0, maximum=1.0)
-    _number("repetition_penalty", params.repetition_penalty, minimum=0.0)
-    _number("presence_penalty", params.presence_penalty, minimum=-2.0, maximum=2.0)
-    _number("frequency_penalty", params.frequency_penalty, minimum=-2.0, maximum=2.0)
-    if params.top_p == 0.0:
-        raise InvalidParameter("top_p is 0, it must be above 0; use temperature=0 for greedy")
-    if params.repetition_penalty == 0.0:
-        raise InvalidParameter("repetition_penalty is 0, it must be above 0; 1 switches it off")
-    if params.seed is not None:
-        check_whole("seed", params.seed, minimum=0, maximum=MAX_SEED)
-    if params.logprobs is not None:
-        check_whole("logprobs", params.logprobs, minimum=-1)
-    for token_id, bias in params.logit_bias.items():
-        check_whole("a token id in logit_bias", token_id, minimum=0)
-        _number(f"logit_bias of token {token_id}", bias, minimum=-100.0, maximum=100.0)
-    for token_id in params.stop_token_ids:
-        check_whole("a token id in stop_token_ids", token_id, minimum=0)
-    for token_id in params.allowed_token_ids or ():
-        check_whole("a token id in allowed_token_ids", token_id, minimum=0)
-    if params.min_tokens > params.max_tokens:
-        raise InvalidParameter(
-            f"min_tokens is {params.min_tokens}, above max_tokens {params.max_tokens}; "
-            "lower min_tokens or raise max_tokens"
-        )
-    if params.allowed_token_ids is not None and not params.allowed_token_ids:
-        raise InvalidParameter("allowed_token_ids is empty: no token could be sampled; omit it")
 
 
 def check_whole(name: str, value: object, *, minimum: int, maximum: int | None = None) -> None:

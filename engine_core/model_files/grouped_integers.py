@@ -29,10 +29,9 @@ if TYPE_CHECKING:
 Layout = Literal["gptq", "gptq_v2", "awq"]
 
 _GROUP_SIZES = (32, 64, 128, -1)
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # in a word, of outputs 0 to 7
 _NEEDED = frozenset({"qweight", "qzeros", "scales"})
 _SUFFIXES = _NEEDED | {"g_idx"}
-_LAYOUTS: dict[str, Layout] = {"gptq": "gptq", "gptq_v2": "gptq_v2"}
 _INSTEAD = "use the unquantised model, or a .gguf of it"
 
 
@@ -93,16 +92,16 @@ def read_quantisation(config: Mapping[str, Any], folder: Path) -> GroupedInteger
             " in the order of its activations (desc_act)",
             f"use a version with desc_act false, or {_INSTEAD.removeprefix('use ')}",
         )
-    layout = fields.get("checkpoint_format") or fields.get("format") or "gptq"
+    layout: Any = fields.get("checkpoint_format") or fields.get("format") or "gptq"
     if fields.get("is_marlin_format"):
         layout = "marlin"
-    if layout not in _LAYOUTS:
+    if layout not in ("gptq", "gptq_v2"):
         refuse(f' in the layout "{layout}", not "gptq" or "gptq_v2"', f"convert it, or {_INSTEAD}")
     if fields.get("pack_dtype", "int32") != "int32":
         refuse(f" in words of {fields['pack_dtype']}, not int32")
     if fields.get("dynamic"):
         refuse(" in a way of its own for each layer (dynamic)")
-    return GroupedIntegers(_LAYOUTS[layout], bits, group_size)
+    return GroupedIntegers(layout, bits, group_size)
 
 
 def find_layers(names: Collection[str], folder: Path) -> dict[str, frozenset[str]]:
@@ -227,9 +226,4 @@ def decode(arrays: Mapping[str, torch.Tensor], how: GroupedIntegers) -> torch.Te
 
 def _in_order(values: torch.Tensor) -> torch.Tensor:
     """Columns that came in AWQ's order, eight by eight."""
-    import torch
-
-    eights = values.view(values.shape[0], -1, 8)
-    ordered = torch.empty_like(eights)
-    ordered[:, :, list(_AWQ_ORDER)] = eights
-    return ordered.reshape(values.shape)
+    return values.view(values.shape[0], -1, 8)[:, :, list(_AWQ_PLACES)].reshape(values.shape)

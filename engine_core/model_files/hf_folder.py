@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from engine_core.model_files.errors import ModelNotFound, UnsupportedModelFile
 from engine_core.model_files.fingerprint import fingerprint_files
@@ -20,11 +20,7 @@ from engine_core.model_files.grouped_integers import (
 from engine_core.model_files.hf_tokenizer import read_folder_tokenizer, tokenizer_files
 from engine_core.model_files.interface import TokenizerFiles
 from engine_core.model_files.json_file import read_json_object, read_json_object_if_present
-from engine_core.model_files.safetensors_shards import (
-    check_safetensors_header,
-    find_safetensors_shards,
-    read_safetensors,
-)
+from engine_core.model_files.safetensors_shards import find_safetensors_shards, read_safetensors
 
 if TYPE_CHECKING:
     from kernels.interface.weights import WeightPart
@@ -86,7 +82,7 @@ class HfFolder:
         self._shards = find_safetensors_shards(folder)
         self._quantised_layers: dict[str, frozenset[str]] = {}
         if self._quantisation is not None:
-            names = [name for shard in self._shards for name in check_safetensors_header(shard)]
+            names = [name for names in self._shards.values() for name in names]
             self._quantised_layers = find_layers(names, folder)
 
     @cached_property
@@ -105,7 +101,7 @@ class HfFolder:
 
     @property
     def weight_files(self) -> tuple[Path, ...]:
-        return self._shards
+        return tuple(self._shards)
 
     @property
     def quantised_types(self) -> frozenset[str]:
@@ -139,8 +135,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return read_json_object(file)
 
 
-class ConfigOnly:
-    """`ModelFiles` without weights and without a tokenizer. Named after the file, or after its
+class ConfigOnly(HfFolder):
+    """As a folder without weights and without a tokenizer. Named after the file, or after its
     folder if the file is called config.json.
 
     Raises:
@@ -153,32 +149,17 @@ class ConfigOnly:
             raise ModelNotFound(f"{file} is not a file; name a config.json with --model-config")
         self.path = file
         self.name = file.resolve().parent.name if file.name == "config.json" else file.stem
-        self.config: dict[str, Any] = read_json_object(file)
-        self.generation_config: dict[str, Any] = {}
-
-    @cached_property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        text_config = self.config.get("text_config")
-        nested = [text_config] if isinstance(text_config, dict) else []
-        return resolve_eos_token_ids([self.config, *nested], self.tokenizer)
+        self.config = read_json_object(file)
+        self.generation_config = {}
+        self._quantisation = None
+        self._shards = {}
 
     @cached_property
     def fingerprint(self) -> str:
         return fingerprint_files([self.path])
 
-    @property
-    def weight_files(self) -> tuple[Path, ...]:
-        return ()
-
-    @property
-    def quantised_types(self) -> frozenset[str]:
-        return frozenset()
-
     def tensors(self, *, keeps_blocks: bool = False) -> Iterator[tuple[str, WeightPart]]:
-        self._has_no_weights()
+        raise ModelNotFound(f"{self.path} has no weights beside it; use --load-format dummy")
 
     def tokenizer(self) -> TokenizerFiles | None:
         return None
-
-    def _has_no_weights(self) -> NoReturn:
-        raise ModelNotFound(f"{self.path} has no weights beside it; use --load-format dummy")

@@ -4,7 +4,7 @@ mmap."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,9 @@ _SINGLE = "model.safetensors"
 _NUMBERED = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<count>\d{5})\.safetensors")
 
 
-def find_safetensors_shards(folder: Path) -> tuple[Path, ...]:
-    """The folder's weight files, in a fixed order, each checked to be whole.
+def find_safetensors_shards(folder: Path) -> dict[Path, tuple[str, ...]]:
+    """The folder's weight files, in a fixed order, each checked to be whole; and the names of its
+    tensors.
 
     Raises:
         ModelNotFound: no weights at all.
@@ -30,56 +31,55 @@ def find_safetensors_shards(folder: Path) -> tuple[Path, ...]:
         BrokenModelFile: a shard is missing, truncated or garbage.
     """
     index = folder / _INDEX
+    indexed: dict[str, str] = {}
     if index.is_file():
-        shards = _shards_of_index(index)
+        indexed = _read_index(index)
+        files = [folder / name for name in sorted(set(indexed.values()))]
     elif (folder / _SINGLE).is_file():
-        shards = (folder / _SINGLE,)
+        files = [folder / _SINGLE]
     else:
-        shards = _shards_by_name(folder)
-    if not shards:
+        files = _shards_by_name(folder)
+    if not files:
         raise _no_weights(folder)
-    owner: dict[str, Path] = {}
-    for shard in shards:
-        for name in check_safetensors_header(shard):
+    shards = {file: _tensor_names(file) for file in files}
+    owner: dict[str, str] = {}
+    for shard, names in shards.items():
+        for name in names:
             if name in owner:
                 raise BrokenModelFile(
-                    f"tensor {name!r} is in both {owner[name]} and {shard.name}; "
+                    f"tensor {name!r} is in both {folder / owner[name]} and {shard.name}; "
                     f"keep one set of weight files in the folder"
                 )
-            owner[name] = shard
-    if index.is_file():
-        _check_index(index, owner)
+            owner[name] = shard.name
+    for name, file_name in indexed.items():
+        if owner.get(name) != Path(file_name).name:
+            raise BrokenModelFile(
+                f"{index} says that {name!r} is in {file_name}, and it is not; the files are of "
+                f"different versions: download all of them again"
+            )
     return shards
 
 
-def _shards_of_index(index: Path) -> tuple[Path, ...]:
+def _read_index(index: Path) -> dict[str, str]:
+    """The file of each tensor; every file is there."""
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise BrokenModelFile(f"{index} has no weight_map; download it again")
-    names = sorted({str(name) for name in weight_map.values()})
+    indexed = {name: str(file_name) for name, file_name in weight_map.items()}
+    names = sorted(set(indexed.values()))
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         raise BrokenModelFile(
             f"{index.parent} lacks {len(missing)} of {len(names)} weight files that its index "
             f"names: {', '.join(missing[:5])}; download them into the folder"
         )
-    return tuple(index.parent / name for name in names)
+    return indexed
 
 
-def _check_index(index: Path, owner: dict[str, Path]) -> None:
-    weight_map = read_json_object(index)["weight_map"]
-    for name, shard in weight_map.items():
-        if owner.get(name, Path()).name != Path(shard).name:
-            raise BrokenModelFile(
-                f"{index} says that {name!r} is in {shard}, and it is not; the files are of "
-                f"different versions: download all of them again"
-            )
-
-
-def _shards_by_name(folder: Path) -> tuple[Path, ...]:
-    shards = tuple(sorted(folder.glob("*.safetensors")))
+def _shards_by_name(folder: Path) -> list[Path]:
+    shards = sorted(folder.glob("*.safetensors"))
     if len(shards) > 1:
-        shards = tuple(s for s in shards if not s.name.startswith("consolidated")) or shards
+        shards = [s for s in shards if not s.name.startswith("consolidated")] or shards
     for shard in shards:
         match = _NUMBERED.fullmatch(shard.name)
         if match and len(shards) != int(match["count"]):
@@ -103,12 +103,7 @@ def _no_weights(folder: Path) -> Exception:
     )
 
 
-def check_safetensors_header(shard: Path) -> tuple[str, ...]:
-    """Names of the tensors in `shard`, after checking that their bytes all lie inside it.
-
-    Raises:
-        BrokenModelFile: not a safetensors file, or not all of it.
-    """
+def _tensor_names(shard: Path) -> tuple[str, ...]:
     try:
         with safe_open(shard, framework="np") as stream:
             return tuple(stream.keys())
@@ -121,7 +116,7 @@ def check_safetensors_header(shard: Path) -> tuple[str, ...]:
         ) from error
 
 
-def read_safetensors(shards: tuple[Path, ...]) -> Iterator[tuple[str, torch.Tensor]]:
+def read_safetensors(shards: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
     """Each tensor of each shard, in the shards' order, mapped from the file when asked for.
 
     Raises:

@@ -45,9 +45,8 @@ class DaemonOptions:
             show_default=False,
         ),
     ] = None
-    reconnect_timeout: Annotated[
-        float, Parameter(help="Seconds for a lost daemon to come back.")
-    ] = 10.0
+    reconnect_timeout: float = 10.0
+    """Seconds for a lost daemon to come back."""
 
     def client(self, command: str) -> AsyncLLM:
         """Not connected yet; `command` is its name in the daemon's log."""
@@ -65,13 +64,10 @@ class DaemonOptions:
 class SchedulingOptions:
     """Used by the daemon's scheduling policy."""
 
-    priority: Annotated[
-        int, Parameter(help="Smaller is more urgent; for a daemon with policy priority.")
-    ] = 0
-    tenant: Annotated[
-        str | None,
-        Parameter(help="Whose share of the daemon is used; for a daemon with policy fair."),
-    ] = None
+    priority: int = 0
+    """Smaller is more urgent; for a daemon with policy priority."""
+    tenant: str | None = None
+    """Whose share of the daemon is used; for a daemon with policy fair."""
 
 
 @Parameter(name="*")
@@ -79,23 +75,18 @@ class SchedulingOptions:
 class CompletionOptions:
     """What to send and how to print the answer."""
 
-    chat: Annotated[
-        bool,
-        Parameter(
-            help="Send PROMPT as a user's message, with the model's chat template.",
-            negative="--raw",
-        ),
-    ] = False
-    system: Annotated[str | None, Parameter(help="The system message, with --chat.")] = None
-    n: Annotated[int, Parameter(help="How many completions.")] = 1
-    logprobs: Annotated[
-        int | None,
-        Parameter(help="Log-probabilities of this many likeliest tokens a position; with --json."),
-    ] = None
-    json: Annotated[bool, Parameter(help="Print one JSON document at the end.", negative="")] = (
-        False
-    )
-    stream: Annotated[bool, Parameter(help="Print text as it comes.")] = True
+    chat: Annotated[bool, Parameter(negative="--raw")] = False
+    """Send PROMPT as a user's message, with the model's chat template."""
+    system: str | None = None
+    """The system message, with --chat."""
+    n: int = 1
+    """How many completions."""
+    logprobs: int | None = None
+    """Log-probabilities of this many likeliest tokens a position; with --json."""
+    json: Annotated[bool, Parameter(negative="")] = False
+    """Print one JSON document at the end."""
+    stream: bool = True
+    """Print text as it comes."""
 
     @property
     def streams(self) -> bool:
@@ -107,28 +98,30 @@ class CompletionOptions:
 class SamplingOptions:
     """How to choose tokens. Default: what the model's authors recommend."""
 
-    max_tokens: Annotated[
-        int | None, Parameter(help="Most tokens to generate; default: up to the model's length.")
-    ] = None
-    min_tokens: Annotated[int | None, Parameter(help="Do not end before this many tokens.")] = None
-    temperature: Annotated[float | None, Parameter(help="0 is greedy; higher is more varied.")] = (
-        None
-    )
-    top_p: Annotated[float | None, Parameter(help="Nucleus sampling, above 0 to 1.")] = None
-    top_k: Annotated[int | None, Parameter(help="Only the k likeliest tokens; 0 is all.")] = None
-    min_p: Annotated[
-        float | None, Parameter(help="Drop tokens below this share of the likeliest's.")
-    ] = None
-    repetition_penalty: Annotated[float | None, Parameter(help="1 is none.")] = None
-    presence_penalty: Annotated[float | None, Parameter(help="From -2 to 2; 0 is none.")] = None
-    frequency_penalty: Annotated[float | None, Parameter(help="From -2 to 2; 0 is none.")] = None
-    seed: Annotated[int | None, Parameter(help="Same seed, same answer.")] = None
-    stop: Annotated[
-        list[str] | None, Parameter(help="End before this text; may be repeated.", negative="")
-    ] = None
-    ignore_eos: Annotated[
-        bool, Parameter(help="Continue after the model's end-of-sequence.", negative="")
-    ] = False
+    max_tokens: int | None = None
+    """Most tokens to generate; default: up to the model's length."""
+    min_tokens: int | None = None
+    """Do not end before this many tokens."""
+    temperature: float | None = None
+    """0 is greedy; higher is more varied."""
+    top_p: float | None = None
+    """Nucleus sampling, above 0 to 1."""
+    top_k: int | None = None
+    """Only the k likeliest tokens; 0 is all."""
+    min_p: float | None = None
+    """Drop tokens below this share of the likeliest's."""
+    repetition_penalty: float | None = None
+    """1 is none."""
+    presence_penalty: float | None = None
+    """From -2 to 2; 0 is none."""
+    frequency_penalty: float | None = None
+    """From -2 to 2; 0 is none."""
+    seed: int | None = None
+    """Same seed, same answer."""
+    stop: Annotated[list[str] | None, Parameter(negative="")] = None
+    """End before this text; may be repeated."""
+    ignore_eos: Annotated[bool, Parameter(negative="")] = False
+    """Continue after the model's end-of-sequence."""
 
     def to_params(
         self, model: ModelInfo, output_kind: RequestOutputKind, **more: Any

@@ -21,6 +21,7 @@ from engine_core.server.validation import RequestValidator
 from protocol.outputs import FinishReason
 from protocol.requests import Abort, EngineRequest
 from protocol.sampling import SamplingParams
+from tests.protocol.all_outputs import all_outputs
 
 
 class Runner:
@@ -91,7 +92,7 @@ class Told:
         for index, per_client in outputs.items():
             client = self.clients.by_index(index)
             client.request_ids.difference_update(per_client.finished_req_ids)
-            for output in per_client.outputs:
+            for output in all_outputs(per_client):
                 assert output.request_id not in self.ends, "an output behind the terminal one"
                 self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
                 if output.finished:

@@ -54,7 +54,7 @@ def test_only_the_last_output_of_the_last_sequence_carries_them():
     times.on_outputs({0: first}, 1.0)
     last = EngineCoreOutputs(other_outputs=[end("r", 0), end("r", 2)], finished_req_ids=["r"])
     times.on_outputs({0: last}, 2.0)
-    assert [output.timings is None for output in first.outputs + last.outputs] == [
+    assert [output.timings is None for output in first.other_outputs + last.other_outputs] == [
         True, True, False,
     ]  # fmt: skip
 

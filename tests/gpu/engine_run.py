@@ -35,6 +35,7 @@ from protocol.outputs import EngineCoreOutput
 from protocol.sampling import SamplingParams
 from tests.engine_core.model_runner.gpu.fake_device import SynchronousQueue
 from tests.kernels.torch_device_steps import TorchDeviceSteps
+from tests.protocol.all_outputs import all_outputs
 
 BLOCK_SIZE = 16
 
@@ -240,7 +241,7 @@ class EngineRun:
 
     def _process_outputs(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
         for outputs in self.scheduler.update_from_output(plan, result).values():
-            for output in outputs.outputs:
+            for output in all_outputs(outputs):
                 self._keep(output)
 
     def _keep(self, output: EngineCoreOutput) -> None:

@@ -20,6 +20,7 @@ from protocol.codec import (
 from protocol.errors import MalformedMessage, WireVersionMismatch
 from protocol.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs
 from protocol.requests import Goodbye, TensorRef
+from tests.protocol.all_outputs import all_outputs
 
 
 @pytest.mark.parametrize("message", CLIENT_MESSAGES, ids=lambda m: type(m).__name__)
@@ -95,9 +96,9 @@ def test_columns_are_read_as_outputs_when_asked_for():
             indexes=[0, 0, 2],
         ),
     )
-    seen = [(each.request_id, each.index, each.new_token_ids) for each in outputs.outputs]
+    seen = [(each.request_id, each.index, each.new_token_ids) for each in all_outputs(outputs)]
     assert seen == [("first", 0, [1]), ("a", 0, [5]), ("b", 0, [6]), ("a", 2, [7])]
-    assert not any(each.finished for each in outputs.outputs)
+    assert not any(each.finished for each in all_outputs(outputs))
 
 
 @given(st.integers(0, len(encode(REQUEST)) - 1))

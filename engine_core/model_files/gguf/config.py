@@ -100,7 +100,10 @@ def _build_config(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[st
     num_heads = int(meta.number("attention.head_count"))
     num_layers = int(meta.number("block_count"))
     head_dim = _head_dim(meta, hidden_size, num_heads)
-    vocab_size, width = _shape(meta, tensors, "token_embd.weight")
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise BrokenModelFile(f"{meta.file} has no matrix token_embd.weight; download it again")
+    vocab_size, width = embedding.shape
     if width != hidden_size:
         raise BrokenModelFile(
             f"{meta.file}: embedding_length is {hidden_size}, the embedding has {width} columns; "
@@ -121,20 +124,13 @@ def _build_config(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[st
         "tie_word_embeddings": "output.weight" not in tensors,
         "rope_parameters": rope_parameters(meta),
     }
-    config |= _token_ids(meta)
+    for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        config[f"{ours}_token_id"] = meta.raw.get(f"tokenizer.ggml.{theirs}_token_id")
     if meta.architecture == "gemma3":
         config |= _gemma3(meta, config)
     else:
         config |= _llama_like(meta, tensors)
     return config
-
-
-def _shape(
-    meta: GgufMetadata, tensors: dict[str, GgufTensor], name: str
-) -> tuple[int, ...] | tuple[int, int]:
-    if name not in tensors or len(tensors[name].shape) != 2:
-        raise BrokenModelFile(f"{meta.file} has no matrix {name}; download it again")
-    return tensors[name].shape
 
 
 def _head_dim(meta: GgufMetadata, hidden_size: int, num_heads: int) -> int:
@@ -151,14 +147,6 @@ def _head_dim(meta: GgufMetadata, hidden_size: int, num_heads: int) -> int:
     if meta.number("rope.dimension_count", head_dim) != head_dim:
         meta.refuse("rotary embedding of a part of each head")
     return head_dim
-
-
-def _token_ids(meta: GgufMetadata) -> dict[str, Any]:
-    keys = {"bos": "bos", "eos": "eos", "pad": "padding"}
-    return {
-        f"{ours}_token_id": meta.raw.get(f"tokenizer.ggml.{theirs}_token_id")
-        for ours, theirs in keys.items()
-    }
 
 
 _HF_NAMES = {

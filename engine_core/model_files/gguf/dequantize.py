@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from engine_core.model_files.errors import BrokenModelFile
-from engine_core.model_files.gguf.header import BLOCKS, GgmlType, GgufTensor
+from engine_core.model_files.gguf.header import GgmlType, GgufTensor
 
 # elements a piece: 1 MiB of float32, so that a piece and its temporaries stay in the L2 caches
 _PIECE_ELEMENTS = 1 << 18
@@ -132,10 +132,9 @@ def dequantize(data: torch.Tensor, quant_type: GgmlType, shape: tuple[int, ...])
     """
     if quant_type in _PLAIN:
         return data.view(_PLAIN[quant_type]).view(shape)
-    block_elements, block_bytes = BLOCKS[quant_type]
-    blocks = data.view(-1, block_bytes)
-    out = torch.empty(blocks.shape[0], block_elements)
-    step = max(1, _PIECE_ELEMENTS // block_elements)
+    blocks = data.view(-1, quant_type.block_bytes)
+    out = torch.empty(blocks.shape[0], quant_type.block_elements)
+    step = max(1, _PIECE_ELEMENTS // quant_type.block_elements)
     for start in range(0, blocks.shape[0], step):
         piece, target = blocks[start : start + step], out[start : start + step]
         if quant_type in _BY_TORCH:
@@ -146,7 +145,7 @@ def dequantize(data: torch.Tensor, quant_type: GgmlType, shape: tuple[int, ...])
 
 
 def _by_gguf(blocks_NB: torch.Tensor, quant_type: GgmlType) -> torch.Tensor:
-    import gguf  # only for rare types: see `BY_GGUF`
+    import gguf  # slow to import, and only for rare types
 
     kind = gguf.GGMLQuantizationType(quant_type.value)
     return torch.from_numpy(gguf.quants.dequantize(blocks_NB.numpy(), kind))

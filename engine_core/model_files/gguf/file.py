@@ -13,7 +13,6 @@ from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
 from engine_core.model_files.fingerprint import fingerprint_files
 from engine_core.model_files.gguf.config import GgufMetadata, apply_frequency_factors, build_config
 from engine_core.model_files.gguf.header import (
-    BLOCKS,
     SUPPORTED_TYPES,
     GgufHeader,
     GgufTensor,
@@ -202,7 +201,7 @@ def _merge(headers: tuple[GgufHeader, ...]) -> dict[str, GgufTensor]:
 
 
 def _is_quantised_matrix(tensor: GgufTensor) -> bool:
-    return len(tensor.shape) == 2 and BLOCKS[tensor.quant_type][0] > 1
+    return len(tensor.shape) == 2 and tensor.quant_type.block_elements > 1
 
 
 def _mapped(header: GgufHeader) -> Iterator[tuple[GgufTensor, torch.Tensor]]:

@@ -10,95 +10,63 @@ import math
 import mmap
 import struct
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
 
 
 class GgmlType(enum.IntEnum):
-    """A tensor's type by its number in the file."""
+    """A tensor's type: its number in the file, the elements of a block, and a block's bytes."""
 
-    F32 = 0
-    F16 = 1
-    Q4_0 = 2
-    Q4_1 = 3
-    Q5_0 = 6
-    Q5_1 = 7
-    Q8_0 = 8
-    Q8_1 = 9
-    Q2_K = 10
-    Q3_K = 11
-    Q4_K = 12
-    Q5_K = 13
-    Q6_K = 14
-    Q8_K = 15
-    IQ2_XXS = 16
-    IQ2_XS = 17
-    IQ3_XXS = 18
-    IQ1_S = 19
-    IQ4_NL = 20
-    IQ3_S = 21
-    IQ2_S = 22
-    IQ4_XS = 23
-    I8 = 24
-    I16 = 25
-    I32 = 26
-    I64 = 27
-    F64 = 28
-    IQ1_M = 29
-    BF16 = 30
-    TQ1_0 = 34
-    TQ2_0 = 35
-    MXFP4 = 39
-    NVFP4 = 40
+    F32 = 0, 1, 4
+    F16 = 1, 1, 2
+    Q4_0 = 2, 32, 18
+    Q4_1 = 3, 32, 20
+    Q5_0 = 6, 32, 22
+    Q5_1 = 7, 32, 24
+    Q8_0 = 8, 32, 34
+    Q8_1 = 9, 32, 40
+    Q2_K = 10, 256, 84
+    Q3_K = 11, 256, 110
+    Q4_K = 12, 256, 144
+    Q5_K = 13, 256, 176
+    Q6_K = 14, 256, 210
+    Q8_K = 15, 256, 292
+    IQ2_XXS = 16, 256, 66
+    IQ2_XS = 17, 256, 74
+    IQ3_XXS = 18, 256, 98
+    IQ1_S = 19, 256, 50
+    IQ4_NL = 20, 32, 18
+    IQ3_S = 21, 256, 110
+    IQ2_S = 22, 256, 82
+    IQ4_XS = 23, 256, 136
+    I8 = 24, 1, 1
+    I16 = 25, 1, 2
+    I32 = 26, 1, 4
+    I64 = 27, 1, 8
+    F64 = 28, 1, 8
+    IQ1_M = 29, 256, 56
+    BF16 = 30, 1, 2
+    TQ1_0 = 34, 256, 54
+    TQ2_0 = 35, 256, 66
+    MXFP4 = 39, 32, 17
+    NVFP4 = 40, 64, 36
+
+    block_elements: int
+    block_bytes: int
+
+    def __new__(cls, number: int, block_elements: int, block_bytes: int) -> Self:
+        kind = int.__new__(cls, number)
+        kind._value_ = number
+        kind.block_elements, kind.block_bytes = block_elements, block_bytes
+        return kind
 
 
 _T = GgmlType
-BLOCKS: Final = {
-    _T.F32: (1, 4),
-    _T.F16: (1, 2),
-    _T.Q4_0: (32, 18),
-    _T.Q4_1: (32, 20),
-    _T.Q5_0: (32, 22),
-    _T.Q5_1: (32, 24),
-    _T.Q8_0: (32, 34),
-    _T.Q8_1: (32, 40),
-    _T.Q2_K: (256, 84),
-    _T.Q3_K: (256, 110),
-    _T.Q4_K: (256, 144),
-    _T.Q5_K: (256, 176),
-    _T.Q6_K: (256, 210),
-    _T.Q8_K: (256, 292),
-    _T.IQ2_XXS: (256, 66),
-    _T.IQ2_XS: (256, 74),
-    _T.IQ3_XXS: (256, 98),
-    _T.IQ1_S: (256, 50),
-    _T.IQ4_NL: (32, 18),
-    _T.IQ3_S: (256, 110),
-    _T.IQ2_S: (256, 82),
-    _T.IQ4_XS: (256, 136),
-    _T.I8: (1, 1),
-    _T.I16: (1, 2),
-    _T.I32: (1, 4),
-    _T.I64: (1, 8),
-    _T.F64: (1, 8),
-    _T.IQ1_M: (256, 56),
-    _T.BF16: (1, 2),
-    _T.TQ1_0: (256, 54),
-    _T.TQ2_0: (256, 66),
-    _T.MXFP4: (32, 17),
-    _T.NVFP4: (64, 36),
-}
-"""Numbers in a block, and the bytes that they take."""
-PLAIN = frozenset({_T.F64, _T.F32, _T.F16, _T.BF16})
-BY_TORCH = frozenset({_T.Q4_0, _T.Q4_1, _T.Q5_0, _T.Q8_0, _T.Q4_K, _T.Q5_K, _T.Q6_K})
-"""Dequantised by our own code; the others that are not plain, by the gguf package's."""
-BY_GGUF = frozenset({
-    _T.Q5_1, _T.Q2_K, _T.Q3_K, _T.TQ1_0, _T.TQ2_0, _T.MXFP4, _T.IQ2_XXS, _T.IQ2_XS, _T.IQ2_S,
-    _T.IQ3_XXS, _T.IQ3_S, _T.IQ1_S, _T.IQ1_M, _T.IQ4_NL, _T.IQ4_XS,
-})  # fmt: skip
-SUPPORTED_TYPES = PLAIN | BY_TORCH | BY_GGUF
-
+_TYPES: Final = {kind.value: kind for kind in GgmlType}
+SUPPORTED_TYPES = frozenset(GgmlType) - {
+    _T.Q8_1, _T.Q8_K, _T.I8, _T.I16, _T.I32, _T.I64, _T.NVFP4,
+}  # fmt: skip
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -293,19 +261,17 @@ def _tensor_info(cursor: _Cursor, file: Path) -> _TensorInfo:
         raise ValueError(f"tensor {name!r} has {num_dimensions} dimensions")
     shape = tuple(reversed([cursor.u64() for _ in range(num_dimensions)]))
     kind, offset = cursor.u32(), cursor.u64()
-    try:
-        return name, shape, GgmlType(kind), offset
-    except ValueError as error:
+    if kind not in _TYPES:
         raise UnsupportedModelFile(
             f"{file}: tensor {name!r} is of type {kind}, which is not known here; use another "
             f"quantisation such as Q8_0 or Q4_K"
-        ) from error
+        )
+    return name, shape, _TYPES[kind], offset
 
 
 def _num_bytes(name: str, shape: tuple[int, ...], quant_type: GgmlType) -> int:
-    block_elements, block_bytes = BLOCKS[quant_type]
-    if (shape[-1] if shape else 1) % block_elements:
+    if (shape[-1] if shape else 1) % quant_type.block_elements:
         raise ValueError(
             f"tensor {name!r} has rows of {shape[-1]} elements, which {quant_type.name} cannot hold"
         )
-    return math.prod(shape) // block_elements * block_bytes
+    return math.prod(shape) // quant_type.block_elements * quant_type.block_bytes

@@ -50,7 +50,8 @@ class PreTokenizer:
         return {"type": "Sequence", "pretokenizers": list(self.parts)}
 
 
-def _byte_level(*, use_regex: bool) -> _Json:
+def byte_level(*, use_regex: bool) -> _Json:
+    """As a pre-tokenizer; as a decoder, only the type counts."""
     return {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -64,12 +65,12 @@ def _split(*expressions: str) -> tuple[_Json, ...]:
         {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
         for regex in expressions
     )
-    return (*splits, _byte_level(use_regex=False))
+    return (*splits, byte_level(use_regex=False))
 
 
-_GPT2_RULE = PreTokenizer((_byte_level(use_regex=True),))
+_GPT2_RULE = PreTokenizer((byte_level(use_regex=True),))
 _DIGITS_RULE = PreTokenizer(
-    ({"type": "Digits", "individual_digits": True}, _byte_level(use_regex=True))
+    ({"type": "Digits", "individual_digits": True}, byte_level(use_regex=True))
 )
 _LLAMA3_RULE = PreTokenizer(_split(_LLAMA3), ignore_merges=True, add_bos=True)
 _QWEN2_RULE = PreTokenizer(_split(_QWEN2), normalize_nfc=True)

@@ -9,7 +9,7 @@ import msgspec
 
 from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
 from engine_core.model_files.gguf.config import GgufMetadata
-from engine_core.model_files.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from engine_core.model_files.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer, byte_level
 from engine_core.model_files.interface import TokenizerFiles
 
 _CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
@@ -54,38 +54,24 @@ def build_tokenizer(meta: GgufMetadata, *, report: Callable[[str], None]) -> Tok
         return None
     if len(tokens) > _SLOW_VOCABULARY:
         report(f"building the tokenizer ({len(tokens)} tokens)")
+    is_gemma = kind == "llama" and meta.architecture.startswith("gemma")
+    if is_gemma:
+        tokens = _respell_gemma(tokens)
+    special = _special_tokens(meta, tokens)
     if kind == "gpt2":
         pre_tokenizer = _pre_tokenizer(meta)
-        merges = metadata.get("tokenizer.ggml.merges") or []
-        body = byte_level_json(meta.file, tokens, merges, pre_tokenizer)
+        body = _byte_level_json(meta, tokens, pre_tokenizer)
         add_bos = pre_tokenizer.add_bos
     elif kind == "llama":
-        is_gemma = meta.architecture.startswith("gemma")
-        tokens = respell_gemma(tokens) if is_gemma else tokens
-        scores = metadata.get("tokenizer.ggml.scores")
-        if not is_gemma and (scores is None or len(scores) != len(tokens)):
-            raise BrokenModelFile(
-                f"{meta.file}: {len(tokens)} tokens have {len(scores or ())} scores; convert the "
-                f"model again, or name a tokenizer with --tokenizer"
-            )
-        body = sentencepiece_json(
-            tokens,
-            None if is_gemma else scores,
-            unk_token=_special_tokens(meta, tokens).get("unk_token"),
-            is_gemma=is_gemma,
-            add_space_prefix=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
-        )
+        body = _sentencepiece_json(meta, tokens, special.get("unk_token"), is_gemma=is_gemma)
         add_bos = True
     else:
         raise UnsupportedModelFile(
             f"{meta.file} has a tokenizer of kind {kind!r}; gpt2 and llama are read; name the "
             f"model's Hugging Face folder, or its tokenizer.json, with --tokenizer"
         )
-    special = _special_tokens(meta, tokens)
     document = {
         "version": "1.0",
-        "truncation": None,
-        "padding": None,
         "added_tokens": _added_tokens(metadata, tokens, special),
         "post_processor": _ends(metadata, special, add_bos=add_bos),
         **body,
@@ -139,10 +125,7 @@ def _added_tokens(
         {
             "id": token_id,
             "content": token,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
+            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
             "special": kinds[token_id] == _CONTROL,
         }
         for token_id, token in enumerate(metadata["tokenizer.ggml.tokens"])
@@ -158,31 +141,32 @@ def _ends(
         "bos_token": metadata.get("tokenizer.ggml.add_bos_token", add_bos),
         "eos_token": metadata.get("tokenizer.ggml.add_eos_token", False),
     }
-    bos, eos = (special.get(key) if wants[key] else None for key in wants)
-    if bos is None and eos is None:
+    ends = {key: special[key] for key in wants if wants[key] and key in special}
+    if not ends:
         return None
 
     def around(*sequences: str) -> list[dict[str, Any]]:
         pieces: list[dict[str, Any]] = []
         for type_id, sequence in enumerate(sequences):
             text = {"Sequence": {"id": sequence, "type_id": type_id}}
-            first = {"SpecialToken": {"id": bos, "type_id": type_id}}
-            last = {"SpecialToken": {"id": eos, "type_id": type_id}}
-            pieces += [*([first] if bos else []), text, *([last] if eos else [])]
+            bos, eos = (
+                [{"SpecialToken": {"id": ends[key], "type_id": type_id}}] if key in ends else []
+                for key in wants
+            )
+            pieces += [*bos, text, *eos]
         return pieces
 
-    ids = {
-        special[key]: metadata[f"tokenizer.ggml.{_SPECIAL_IDS[key]}"]
-        for key in wants
-        if wants[key] and key in special
-    }
     return {
         "type": "TemplateProcessing",
         "single": around("A"),
         "pair": around("A", "B"),
         "special_tokens": {
-            text: {"id": text, "ids": [token_id], "tokens": [text]}
-            for text, token_id in ids.items()
+            text: {
+                "id": text,
+                "ids": [metadata[f"tokenizer.ggml.{_SPECIAL_IDS[key]}"]],
+                "tokens": [text],
+            }
+            for key, text in ends.items()
         },
     }
 
@@ -190,46 +174,27 @@ def _ends(
 # ---------------------------------------------------------------------- byte-level BPE ("gpt2")
 
 
-def byte_level_json(
-    file: str, tokens: list[str], merges: list[str], pre_tokenizer: PreTokenizer
+def _byte_level_json(
+    meta: GgufMetadata, tokens: list[str], pre_tokenizer: PreTokenizer
 ) -> dict[str, Any]:
-    """model, normalizer, pre_tokenizer and decoder of the tokenizer.json.
-
-    Args:
-        file: for messages.
-        tokens: by id, spelled in GPT-2's byte alphabet.
-        merges: "left right", best first.
-
-    Raises:
-        BrokenModelFile: a merge makes a token that is not in the vocabulary.
-    """
+    """model, normalizer, pre_tokenizer and decoder of the tokenizer.json, for tokens that are
+    spelled in GPT-2's byte alphabet. Merges are "left right", best first."""
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     pairs: list[tuple[str, str]] = []
-    for merge in merges:
+    for merge in meta.raw.get("tokenizer.ggml.merges") or ():
         left, _, right = merge.partition(" ")
         if left + right not in vocab or left not in vocab or right not in vocab:
             raise BrokenModelFile(
-                f"{file}: merge {merge!r} needs tokens that are not in the vocabulary; convert the "
-                f"model again, or name a tokenizer with --tokenizer"
+                f"{meta.file}: merge {merge!r} needs tokens that are not in the vocabulary; "
+                f"convert the model again, or name a tokenizer with --tokenizer"
             )
         pairs.append((left, right))
     return {
         "normalizer": {"type": "NFC"} if pre_tokenizer.normalize_nfc else None,
         "pre_tokenizer": pre_tokenizer.to_json(),
-        "decoder": {
-            "type": "ByteLevel",
-            "add_prefix_space": True,
-            "trim_offsets": True,
-            "use_regex": True,
-        },
+        "decoder": byte_level(use_regex=True),
         "model": {
             "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": "",
-            "end_of_word_suffix": "",
-            "fuse_unk": False,
-            "byte_fallback": False,
             "ignore_merges": pre_tokenizer.ignore_merges,
             "vocab": vocab,
             "merges": pairs,
@@ -244,30 +209,26 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's visible space
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
-def respell_gemma(tokens: list[str]) -> list[str]:
+def _respell_gemma(tokens: list[str]) -> list[str]:
     """Gemma's tokens of several spaces are stored as spaces; the model spells them visibly."""
     return [_SPACE * len(t) if " " in t and not t.strip(" ") else t for t in tokens]
 
 
-def sentencepiece_json(
-    tokens: list[str],
-    scores: Sequence[float] | None,
-    *,
-    unk_token: str | None,
-    is_gemma: bool,
-    add_space_prefix: bool,
+def _sentencepiece_json(
+    meta: GgufMetadata, tokens: list[str], unk_token: str | None, *, is_gemma: bool
 ) -> dict[str, Any]:
-    """model, normalizer, pre_tokenizer and decoder of the tokenizer.json.
-
-    Args:
-        tokens: by id, spaces visible.
-        scores: by id, greater is joined first; None: the order of the ids (Gemma, whose scores do
-            not follow its merges).
-        is_gemma: spaces are made visible before the text is cut, not after.
-        add_space_prefix: a text begins as if with a space.
-    """
+    """model, normalizer, pre_tokenizer and decoder of the tokenizer.json, for tokens with visible
+    spaces. What has the greater score is joined first; with Gemma, whose scores do not follow its
+    merges, what has the smaller id. Gemma makes spaces visible before it cuts a text, not after."""
+    scores = meta.raw.get("tokenizer.ggml.scores")
+    if is_gemma:
+        scores = [-float(token_id) for token_id in range(len(tokens))]
+    elif scores is None or len(scores) != len(tokens):
+        raise BrokenModelFile(
+            f"{meta.file}: {len(tokens)} tokens have {len(scores or ())} scores; convert the "
+            f"model again, or name a tokenizer with --tokenizer"
+        )
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
-    ranks = scores if scores is not None else [-float(i) for i in range(len(tokens))]
     decoders: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
         {"type": "ByteFallback"},
@@ -284,6 +245,7 @@ def sentencepiece_json(
             "invert": False,
         }
     else:
+        add_space_prefix = bool(meta.raw.get("tokenizer.ggml.add_space_prefix", True))
         pre_tokenizer = {
             "type": "Metaspace",
             "replacement": _SPACE,
@@ -298,32 +260,28 @@ def sentencepiece_json(
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": {
             "type": "BPE",
-            "dropout": None,
             "unk_token": unk_token,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
             "fuse_unk": True,
             "byte_fallback": any(map(_BYTE_TOKEN.fullmatch, tokens[:1024])),
-            "ignore_merges": False,
             "vocab": vocab,
-            "merges": _merges(tokens, ranks, vocab),
+            "merges": _merges(tokens, scores, vocab),
         },
     }
 
 
 def _merges(
-    tokens: list[str], ranks: Sequence[float], vocab: dict[str, int]
+    tokens: list[str], scores: Sequence[float], vocab: dict[str, int]
 ) -> list[tuple[str, str]]:
     """Every cut of a token into two tokens: best score, then longest left, then longest right."""
     found: list[tuple[float, int, int, str, str]] = []
-    for token, rank in zip(tokens, ranks, strict=True):
+    for token, score in zip(tokens, scores, strict=True):
         cuts = [
             (vocab[token[:cut]], vocab[token[cut:]], cut)
             for cut in range(1, len(token))
             if token[:cut] in vocab and token[cut:] in vocab
         ]
         for _, _, cut in sorted(cuts):
-            found.append((rank, cut, len(token) - cut, token[:cut], token[cut:]))
+            found.append((score, cut, len(token) - cut, token[:cut], token[cut:]))
     # stable, also reversed: equal ones keep the order of their ids
     found.sort(key=lambda merge: merge[:3], reverse=True)
     return [(left, right) for _, _, _, left, right in found]

@@ -4,27 +4,22 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGMLQuantizationType
 from gguf.quants import dequantize as reference
 
 from engine_core.model_files import UnsupportedModelFile, open_model_files
 from engine_core.model_files.gguf.dequantize import _PIECE_ELEMENTS, dequantize
-from engine_core.model_files.gguf.header import SUPPORTED_TYPES
+from engine_core.model_files.gguf.header import SUPPORTED_TYPES, GgmlType
 
-_PLAIN = {
-    GGMLQuantizationType.F32,
-    GGMLQuantizationType.F16,
-    GGMLQuantizationType.BF16,
-    GGMLQuantizationType.F64,
-}
+_PLAIN = {GgmlType.F32, GgmlType.F16, GgmlType.BF16, GgmlType.F64}
 _QUANTISED = sorted(SUPPORTED_TYPES - _PLAIN)
 
 
-def random_blocks(quant_type: GGMLQuantizationType, num_blocks: int) -> np.ndarray:
+def random_blocks(quant_type: GgmlType, num_blocks: int) -> np.ndarray:
     """uint8 [N, block bytes]: every bit pattern, but for float16 fields that are not finite."""
     generator = np.random.default_rng(int(quant_type))
-    _, block_bytes = GGML_QUANT_SIZES[quant_type]
-    blocks = generator.integers(0, 256, (num_blocks, block_bytes), dtype=np.uint8)
+    shape = (num_blocks, quant_type.block_bytes)
+    blocks = generator.integers(0, 256, shape, dtype=np.uint8)
     with np.errstate(all="ignore"):
         finite = np.isfinite(reference(blocks, quant_type)).all(axis=-1)
     return blocks[finite]
@@ -34,7 +29,7 @@ def random_blocks(quant_type: GGMLQuantizationType, num_blocks: int) -> np.ndarr
 @pytest.mark.parametrize("num_blocks", [1, 63, 300])
 def test_blocks_equal_the_gguf_package(quant_type, num_blocks) -> None:
     blocks = random_blocks(quant_type, num_blocks + 30)[:num_blocks]
-    shape = (len(blocks), GGML_QUANT_SIZES[quant_type][0])
+    shape = (len(blocks), quant_type.block_elements)
     values = dequantize(torch.from_numpy(blocks).flatten(), quant_type, shape)
     assert values.dtype == torch.float32
     np.testing.assert_array_equal(values.numpy(), reference(blocks, quant_type))
@@ -42,12 +37,10 @@ def test_blocks_equal_the_gguf_package(quant_type, num_blocks) -> None:
 
 @pytest.mark.parametrize("extra", [-1, 0, 1])
 def test_a_tensor_of_several_pieces_equals_the_gguf_package(extra: int) -> None:
-    blocks = random_blocks(GGMLQuantizationType.Q8_0, _PIECE_ELEMENTS // 32 * 2)
+    blocks = random_blocks(GgmlType.Q8_0, _PIECE_ELEMENTS // 32 * 2)
     blocks = np.resize(blocks, (_PIECE_ELEMENTS // 32 + extra, blocks.shape[1]))
-    values = dequantize(
-        torch.from_numpy(blocks).flatten(), GGMLQuantizationType.Q8_0, (len(blocks), 32)
-    )
-    expected = reference(blocks, GGMLQuantizationType.Q8_0)
+    values = dequantize(torch.from_numpy(blocks).flatten(), GgmlType.Q8_0, (len(blocks), 32))
+    expected = reference(blocks, GgmlType.Q8_0)
     np.testing.assert_array_equal(values.numpy(), expected)
 
 

@@ -20,6 +20,7 @@ from engine_core.scheduler import (
 )
 from protocol.outputs import EngineCoreOutput
 from protocol.sampling import SamplingParams
+from tests.protocol.all_outputs import all_outputs
 
 _fresh = itertools.count(1_000)
 _FIELDS = (
@@ -91,12 +92,14 @@ class Scenario:
         return self.scheduler.schedule(now=self.now)
 
     def update(self, plan: SchedulerOutput, **tokens: list[int]) -> None:
-        """Token 7 for each request that is due and not named in `tokens`."""
+        """Token 7 for each request that is to sample and not named in `tokens`."""
         names = list(plan.num_scheduled_tokens)
-        due = [self.requests[n].num_computed_tokens >= self.requests[n].num_tokens for n in names]
+        samples = [
+            self.requests[n].num_computed_tokens >= self.requests[n].num_tokens for n in names
+        ]
         sampled = [
             tokens.get(name, [7] if needs_sampling else [])
-            for name, needs_sampling in zip(names, due, strict=True)
+            for name, needs_sampling in zip(names, samples, strict=True)
         ]
         self.take(plan, ModelRunnerOutput(req_ids=names, sampled_token_ids=sampled))
 
@@ -109,7 +112,9 @@ class Scenario:
     def take(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None:
         clients = self.scheduler.update_from_output(plan, output, now=self.now)
         self.outputs = {
-            output.request_id: output for client in clients.values() for output in client.outputs
+            output.request_id: output
+            for client in clients.values()
+            for output in all_outputs(client)
         }
 
     def step(self, **tokens: list[int]) -> SchedulerOutput:

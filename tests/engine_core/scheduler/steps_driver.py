@@ -4,6 +4,7 @@ import numpy as np
 from driving import make_scheduler
 
 from engine_core.scheduler import ModelRunnerOutput
+from tests.protocol.all_outputs import all_outputs
 
 EOS = 9
 EMPTY = ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
@@ -40,7 +41,7 @@ class Flight:
         self.collect(self.scheduler.update_from_output(plan, output))
 
     def collect(self, outputs):
-        self.outputs = [output for one in outputs.values() for output in one.outputs]
+        self.outputs = [output for one in outputs.values() for output in all_outputs(one)]
         self.scheduler.check()
 
 

@@ -19,6 +19,7 @@ from engine_core.scheduler import (
 )
 from engine_core.scheduler.preemption import PreemptionMode, PreemptionRule
 from protocol.sampling import BeamSearchParams, SamplingParams
+from tests.protocol.all_outputs import all_outputs
 
 
 @pytest.mark.parametrize("mode", PreemptionMode)
@@ -38,7 +39,7 @@ def test_the_token_in_flight_of_a_preempted_request_is_sampled_again(mode):
     third = flight.plan()
     assert batch_of(third) == {"a": (11, 1), "b": (3, 1)}
     flight.update(second, b=4)
-    # both want a block, none is left: for a token in flight no request is preempted
+    # both need a block, none is left: for a token in flight no request is preempted
     fourth = flight.plan()
     assert (batch_of(fourth), fourth.preempted_req_ids) == ({}, [])
     flight.update(third, a=7, b=5)
@@ -110,7 +111,7 @@ def test_beams_that_come_back_apart_go_on_together():
         scheduler.check()
         for (plan,), sampled in device.collect():
             for outputs in scheduler.update_from_output(plan, sampled).values():
-                received |= {(o.request_id, o.index): o.new_token_ids for o in outputs.outputs}
+                received |= {(o.request_id, o.index): o.new_token_ids for o in all_outputs(outputs)}
             scheduler.check()
     assert beams.preemptions
     assert [received["beams", index] for index in range(max_num_seqs)] == expected

@@ -17,6 +17,7 @@ from engine_core.scheduler import (
     SchedulerInterface,
     SchedulerOutput,
 )
+from tests.protocol.all_outputs import all_outputs
 
 
 def test_a_requests_numbers_through_its_life():
@@ -183,11 +184,11 @@ def test_the_public_example_runs_as_written():
         plan = scheduler.schedule()
         outputs = scheduler.update_from_output(plan, runner.execute(plan))
         assert list(outputs) == [4]
-        tokens += [token for output in outputs[4].outputs for token in output.new_token_ids]
+        tokens += [token for output in all_outputs(outputs[4]) for token in output.new_token_ids]
     assert tokens == [7, 7, 7]
 
 
-def test_the_interface_has_every_call_of_the_engines_loop_and_nobody_may_leave_one_out():
+def test_the_interface_has_every_call_of_the_engines_loop_and_all_are_required():
     """Proves S210."""
     calls = SchedulerInterface.__abstractmethods__
     assert calls >= {
@@ -203,7 +204,7 @@ def test_the_interface_has_every_call_of_the_engines_loop_and_nobody_may_leave_o
     assert not Scheduler.__abstractmethods__
 
 
-def test_nothing_of_the_scheduler_knows_threads_locks_or_event_loops():
+def test_the_scheduler_imports_no_threads_locks_or_event_loops():
     """Single-threaded by construction. Proves S106."""
     folder = Path(engine_core.scheduler.__file__).parent
     for path in [*folder.rglob("*.py"), *(folder.parent / "kv_cache").rglob("*.py")]:

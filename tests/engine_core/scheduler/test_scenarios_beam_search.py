@@ -8,6 +8,7 @@ from tiny_runner import Rows
 from engine_core.scheduler import Request
 from protocol.outputs import EngineCoreOutput, FinishReason
 from protocol.sampling import BeamSearchParams, SamplingParams
+from tests.protocol.all_outputs import all_outputs
 
 
 def run(
@@ -35,7 +36,7 @@ def run(
         most_blocks = max(most_blocks, scenario.kv_cache.num_blocks_in_use)
         output = rows.execute(plan, params.beam_width + len(eos))
         clients = scenario.scheduler.update_from_output(plan, output, now=scenario.now)
-        outputs = [each for client in clients.values() for each in client.outputs]
+        outputs = [each for client in clients.values() for each in all_outputs(client)]
         found += [each for each in outputs if each.request_id == "beams"]
         scenario.kv_cache.check()
     assert scenario.kv_cache.num_blocks_in_use == 0

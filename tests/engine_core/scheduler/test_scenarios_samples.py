@@ -7,6 +7,7 @@ from tiny_runner import Rows
 
 from engine_core.scheduler import Request
 from protocol.sampling import BeamSearchParams, SamplingParams
+from tests.protocol.all_outputs import all_outputs
 
 MAX_TOKENS = 14
 
@@ -30,7 +31,7 @@ def check(request: Request, *before: Request, **settings) -> int:
         most_blocks = max(most_blocks, scenario.kv_cache.num_blocks_in_use)
         output = rows.execute(plan, 1)
         clients = scenario.scheduler.update_from_output(plan, output, now=scenario.now)
-        for each in (each for client in clients.values() for each in client.outputs):
+        for each in (each for client in clients.values() for each in all_outputs(client)):
             if each.request_id == "samples":
                 tokens[each.index] += each.new_token_ids
         scenario.kv_cache.check()

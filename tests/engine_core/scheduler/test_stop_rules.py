@@ -7,6 +7,7 @@ from driving import Drive, make_request, make_scheduler
 
 from engine_core.scheduler import ModelRunnerOutput, RequestStatus
 from protocol.outputs import FinishReason, Logprobs
+from tests.protocol.all_outputs import all_outputs
 
 
 def only_output(request, tokens, **limits):
@@ -65,7 +66,7 @@ def test_tokens_behind_the_stop_are_dropped_with_their_logprobs():
         plan,
         ModelRunnerOutput(req_ids=["a"], sampled_token_ids=[[8, 5, 8, 6]], logprobs={"a": columns}),
     )
-    (output,) = outputs[0].outputs
+    (output,) = all_outputs(outputs[0])
     assert output.new_token_ids == [8, 5]
     assert output.logprobs.num_positions == 2
     assert struct.unpack("<4i", output.logprobs.token_ids) == (0, 1, 2, 3)

@@ -30,9 +30,7 @@ def test_tokenizer_from_welcome_encodes_and_decodes_like_the_document():
     assert tokenizer.encode(text) == backend.encode(text).ids
     assert tokenizer.decode(tokenizer.encode(text)) == "hello 漢字  🎉"
     assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
-    assert tokenizer.eos_token == "</s>"
-    assert tokenizer.eos_token_id == backend.token_to_id("</s>")
-    assert tokenizer.bos_token is tokenizer.bos_token_id is None
+    assert tokenizer.special_tokens == {"eos_token": "</s>"}
     assert tokenizer.vocab_size == backend.get_vocab_size()
 
 

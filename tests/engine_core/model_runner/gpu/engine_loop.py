@@ -7,6 +7,7 @@ import collections
 
 from engine_core.kv_cache import KVCacheGroupSpec, KVCacheManager
 from engine_core.scheduler import Request, RequestStatus, Scheduler, SchedulerConfig
+from tests.protocol.all_outputs import all_outputs
 
 
 def few_blocks(reference):
@@ -69,7 +70,7 @@ class EngineLoop:
         outputs = self.scheduler.update_from_output(plan, self.runner.collect())
         self.scheduler.check()
         self.runner.rows.check()
-        for output in (output for each in outputs.values() for output in each.outputs):
+        for output in (output for each in outputs.values() for output in all_outputs(each)):
             place = (output.request_id, output.index)
             self.tokens[place] += output.new_token_ids
             if output.finish_reason is not None:
