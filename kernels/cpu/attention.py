@@ -12,7 +12,12 @@ import torch
 
 from kernels.cpu.kv_cache import KVCacheFormat, format_of_cache, format_of_dtype, row_length
 from kernels.cpu.library import NativeLibrary, check
-from kernels.interface.operations import AttentionMetadata, AttentionParams, AttentionSpec
+from kernels.interface.operations import (
+    AttentionMetadata,
+    AttentionParams,
+    AttentionPlanner,
+    AttentionSpec,
+)
 
 _POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -50,7 +55,7 @@ class NativeAttentionPlan:
     keeps: tuple[torch.Tensor, ...]
 
 
-class NativeAttentionPlanner:
+class NativeAttentionPlanner(AttentionPlanner):
     """See `AttentionPlanner`. The library cuts the work, from the lengths alone.
 
     Args:
@@ -74,7 +79,7 @@ class NativeAttentionPlanner:
                 f"sliding_window is {spec.sliding_window}, it must be 1 or above; give None for "
                 "full attention"
             )
-        self._sliding_window = spec.sliding_window
+        super().__init__(spec)
         self._geometry = AttentionGeometry(
             block_size=spec.block_size,
             num_query_heads=spec.num_query_heads,
@@ -85,17 +90,11 @@ class NativeAttentionPlanner:
         )
         self._address = ctypes.addressof(self._geometry)
 
-    def plan(
-        self,
-        *,
-        query_start_loc_R1: torch.Tensor,
-        seq_lens_R: torch.Tensor,
-        block_table_RM: torch.Tensor,
-        slot_mapping_T: torch.Tensor,
-        num_decodes: int,
-        num_decode_tokens: int,
-    ) -> AttentionMetadata:
-        """See `AttentionPlanner.plan`."""
+    def _plan_work(
+        self, step: AttentionMetadata, num_decodes: int, num_decode_tokens: int
+    ) -> NativeAttentionPlan:
+        query_start_loc_R1, seq_lens_R = step.query_start_loc_R1, step.seq_lens_R
+        block_table_RM, slot_mapping_T = step.block_table_RM, step.slot_mapping_T
         num_requests = seq_lens_R.shape[0]
         if query_start_loc_R1.shape != (num_requests + 1,) or block_table_RM.shape[:-1] != (
             num_requests,
@@ -124,15 +123,7 @@ class NativeAttentionPlanner:
         geometry.lengths = keeps[1].data_ptr()
         geometry.table = keeps[2].data_ptr()
         geometry.slots = keeps[3].data_ptr()
-        return AttentionMetadata(
-            query_start_loc_R1=query_start_loc_R1,
-            seq_lens_R=seq_lens_R,
-            block_table_RM=block_table_RM,
-            slot_mapping_T=slot_mapping_T,
-            block_size=int(geometry.block_size),
-            sliding_window=self._sliding_window,
-            plan=NativeAttentionPlan(geometry, self._address, keeps),
-        )
+        return NativeAttentionPlan(geometry, self._address, keeps)
 
 
 class NativeAttention:
