@@ -152,9 +152,14 @@ class DecoderLayer:
             self.feed_forward_norm = after_attention
 
     def placements(self) -> Placements:
-        parts = [self.input_norm, self.attention, self.feed_forward_norm, self.feed_forward]
-        extra = (self._attention_norm, self._output_norm)
-        return merge(part.placements() for part in (*parts, *extra) if part is not None)
+        parts = [self.attention.placements(), self.feed_forward.placements()]
+        norms = (
+            self.input_norm,
+            self._attention_norm,
+            self.feed_forward_norm,
+            self._output_norm,
+        )
+        return merge([*parts, *(norm.placements() for norm in norms if norm is not None)])
 
     def attend(
         self, x_TE: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
