@@ -75,7 +75,7 @@ def test_a_server_that_does_not_start_is_reported_and_has_no_figures(tiny_llama)
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--repeat", "0"], '"0" for "--repeat". Must be >= 1'),
+        (["--repeat", "0"], '"0" for --repeat. Must be >= 1'),
         (["--server", "other=run --port 1"], "has no {port}"),
         (["--server", "engine-core=run {port}"], "two engines have one name"),
     ],
