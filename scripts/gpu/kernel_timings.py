@@ -9,11 +9,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from kernels.interface.operations import ExpertRouting
 from kernels.triton.activation import silu_and_mul
 from kernels.triton.dense_linear import dense_linear as own_linear
 from kernels.triton.fp8_linear import float8_linear, prepare_float8
 from kernels.triton.kv_cache import copy_within
-from kernels.triton.moe_linear import fused_moe
+from kernels.triton.moe_linear import TritonExpertWeights, mixture_of_experts
 from kernels.triton.moe_routing import route
 from kernels.triton.norm import add_rms_norm
 from kernels.triton.quantised_linear import quantised_linear as packed_linear
@@ -111,10 +112,12 @@ def time_experts(num_tokens: int, shape: moe.Shape, *, device: str = "cuda") -> 
     """The layer; at least the weights of all experts that random tokens choose are read."""
     x_TE, logits_TX, w_gate_up, w_down = moe.make_inputs(num_tokens, shape, BF16, device)
     _, top_k, width, features = shape
+    experts = TritonExpertWeights(w_gate_up, w_down)
+    routing = ExpertRouting(top_k=top_k, renormalise=True)
     ids_TA, _ = route(logits_TX, top_k, renormalise=True)
     num_used = int((torch.bincount(ids_TA.reshape(-1)) > 0).sum())
     return Work(
-        call=lambda: fused_moe(x_TE, logits_TX, w_gate_up, w_down, top_k, True),
+        call=lambda: mixture_of_experts(x_TE, logits_TX, experts, routing),
         num_bytes=2.0 * (num_used * 3 * width * features + 2 * num_tokens * width),
         num_flops=6.0 * num_tokens * top_k * width * features,
     )
