@@ -192,7 +192,7 @@ def logprobs_of(columns: Logprobs, tokenizer: Tokenizer | None) -> list[dict[int
             token_ids[start:stop], values[start:stop], ranks, strict=True
         ):
             if token_id not in entry:  # the sampled token may be among the likeliest as well
-                text = None if tokenizer is None else tokenizer.token_text(token_id)
+                text = None if tokenizer is None else tokenizer.pieces.text(token_id)
                 entry[token_id] = Logprob(value, rank, text)
         entries.append(entry)
     return entries
