@@ -31,20 +31,14 @@ class SequenceState:
         self._tokenizer = tokenizer
         self._min_tokens = params.min_tokens
         self._shows_stop_token = params.include_stop_str_in_output
-        self._detokenizer = (
-            IncrementalDetokenizer(
+        self._detokenizer: IncrementalDetokenizer | None = None
+        if params.detokenize and tokenizer is not None:
+            self._detokenizer = IncrementalDetokenizer(
                 tokenizer, prompt_token_ids, skip_special_tokens=params.skip_special_tokens
             )
-            if params.detokenize and tokenizer is not None
-            else None
-        )
-        self._matcher = (
-            StopStringMatcher(
-                params.stop_strings, include_in_output=params.include_stop_str_in_output
-            )
-            if params.stop_strings
-            else None
-        )
+        self._matcher: StopStringMatcher | None = None
+        if stop := params.stop_strings:
+            self._matcher = StopStringMatcher(stop, include_in_output=self._shows_stop_token)
         self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
         self._cumulative_logprob = None if params.logprobs is None else 0.0
         # the whole text is _taken_text + the parts, which no output has had yet

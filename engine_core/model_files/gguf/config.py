@@ -314,50 +314,42 @@ def apply_frequency_factors(
         parameters: as `rope_parameters` gave them, of type "default".
         factors: head_dim / 2 numbers, highest frequency first.
 
-    Returns:
-        `parameters` for the factors.
-
     Raises:
         ValueError: no parameters of Llama 3's formula give the factors.
     """
     if all(factor == 1.0 for factor in factors):
         return parameters
+    if parameters["rope_type"] != "default":
+        raise ValueError(f"it has rotary frequency factors and {parameters['rope_type']} scaling")
+    theta = parameters["rope_theta"]
+    factor = float(round(max(factors), 4))  # the lowest frequencies are divided by it
     for original_len in _LLAMA3_ORIGINAL_LENS:
-        candidate = {
-            "rope_type": "llama3",
-            "rope_theta": parameters["rope_theta"],
-            # the lowest frequencies are divided by the factor itself
-            "factor": float(round(max(factors), 4)),
-            "low_freq_factor": _LLAMA3_LOW_FREQ,
-            "high_freq_factor": _LLAMA3_HIGH_FREQ,
-            "original_max_position_embeddings": original_len,
-        }
-        expected = _llama3_factors(candidate, head_dim)
+        expected = _llama3_factors(theta, factor, original_len, head_dim)
         if len(expected) == len(factors) and all(
             math.isclose(a, b, rel_tol=1e-4) for a, b in zip(expected, factors, strict=True)
         ):
-            break
-    else:
-        raise ValueError("its rotary frequency factors are not Llama 3's")
-    if parameters["rope_type"] != "default":
-        raise ValueError(f"it has rotary frequency factors and {parameters['rope_type']} scaling")
-    return candidate
+            return {
+                "rope_type": "llama3",
+                "rope_theta": theta,
+                "factor": factor,
+                "low_freq_factor": _LLAMA3_LOW_FREQ,
+                "high_freq_factor": _LLAMA3_HIGH_FREQ,
+                "original_max_position_embeddings": original_len,
+            }
+    raise ValueError("its rotary frequency factors are not Llama 3's")
 
 
-def _llama3_factors(parameters: dict[str, Any], head_dim: int) -> list[float]:
+def _llama3_factors(theta: float, factor: float, original_len: int, head_dim: int) -> list[float]:
     """The formula of transformers' `_compute_llama3_parameters`, as divisors."""
-    factor, low, high = (
-        parameters[key] for key in ("factor", "low_freq_factor", "high_freq_factor")
-    )
-    original = parameters["original_max_position_embeddings"]
+    low, high = _LLAMA3_LOW_FREQ, _LLAMA3_HIGH_FREQ
     divisors = []
     for index in range(0, head_dim, 2):
-        wavelength = 2 * math.pi * parameters["rope_theta"] ** (index / head_dim)
-        if wavelength < original / high:
+        wavelength = 2 * math.pi * theta ** (index / head_dim)
+        if wavelength < original_len / high:
             divisors.append(1.0)
-        elif wavelength > original / low:
+        elif wavelength > original_len / low:
             divisors.append(factor)
         else:
-            smooth = (original / wavelength - low) / (high - low)
+            smooth = (original_len / wavelength - low) / (high - low)
             divisors.append(1.0 / ((1.0 - smooth) / factor + smooth))
     return divisors
