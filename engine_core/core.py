@@ -8,29 +8,47 @@ from typing import assert_never
 import msgspec
 
 from engine_core.errors import RequestRefused
-from engine_core.executor import Executor
+from engine_core.executor import InProcessExecutor
 from engine_core.lifecycle import Lifecycle, Stage
 from engine_core.observers import FinishedStep, RequestTimes, StepObserver, StepTimes
 from engine_core.scheduler import (
     DuplicateRequestId,
     InFlightStep,
     ModelRunnerOutput,
+    QueueFull,
     Request,
     RequestStatus,
     Scheduler,
     SchedulerOutput,
 )
-from engine_core.scheduler.errors import QueueFull
-from engine_core.server.calls import answer_call
 from engine_core.server.clients import Client, ClientRegistry
 from engine_core.server.inbox import Inbox, Incoming
 from engine_core.server.outbox import Outbox
 from engine_core.server.validation import RequestValidator
 from kernels.compile_counter import CompileCounter
-from protocol.calls import EngineStatistics
+from protocol.calls import (
+    AnyResult,
+    Drain,
+    Draining,
+    EngineStatistics,
+    GetRequestInfo,
+    GetStatistics,
+    ListRequests,
+    Ping,
+    Pong,
+    PrefixCacheReset,
+    RequestList,
+    ResetPrefixCache,
+)
 from protocol.errors import ErrorCode
-from protocol.explanations import RequestInfo
-from protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason, Rejected
+from protocol.outputs import (
+    CallFailed,
+    CallResult,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    FinishReason,
+    Rejected,
+)
 from protocol.requests import Abort, Call, EngineRequest
 
 logger = logging.getLogger(__name__)
@@ -58,7 +76,7 @@ class EngineCore:
         outbox: Outbox,
         clients: ClientRegistry,
         scheduler: Scheduler,
-        executor: Executor,
+        executor: InProcessExecutor,
         lifecycle: Lifecycle,
         validator: RequestValidator,
         eos_token_ids: tuple[int, ...],
@@ -125,7 +143,7 @@ class EngineCore:
                 case Abort():
                     self._abort(client.request_ids.intersection(message.request_ids))
                 case Call():
-                    self._outbox.post(client, answer_call(message, self))
+                    self._outbox.post(client, self.answer_call(message))
                 case _:
                     assert_never(message)
         for client in self._clients.take_departed():
@@ -263,33 +281,41 @@ class EngineCore:
         for observer in self._observers:
             observer.close()
 
-    def reset_prefix_cache(self) -> int:
-        """Returns how many cached blocks were forgotten."""
-        for observer in self._observers:
-            observer.on_cache_reset(self._clock())
-        return self._scheduler.reset_prefix_cache()
-
-    def drain(self, why: str) -> int:
-        """Begin a drain. Returns how many requests are left."""
-        self._lifecycle.drain(why)
-        return sum(self._scheduler.get_request_counts())
-
-    @property
-    def uptime_s(self) -> float:
-        return self._clock() - self._started_s
-
-    def explain(self, request_id: str) -> RequestInfo | None:
-        """Why a request is where it is; None if it is not known, or not any more."""
-        return self._scheduler.explain(request_id)
-
-    def live_request_ids(self) -> list[str]:
-        """Of all clients."""
-        return [name for client in self._clients for name in sorted(client.request_ids)]
+    def answer_call(self, call: Call) -> CallResult | CallFailed:
+        """One arm a call of protocol.calls; nothing else can be called."""
+        result: AnyResult | None
+        match call.call:
+            case Ping():
+                result = Pong(uptime_s=self._clock() - self._started_s)
+            case GetStatistics():
+                result = self.statistics()
+            case ResetPrefixCache():
+                for observer in self._observers:
+                    observer.on_cache_reset(self._clock())
+                result = PrefixCacheReset(num_blocks_evicted=self._scheduler.reset_prefix_cache())
+            case Drain():
+                self._lifecycle.drain("a client asked for it")
+                result = Draining(num_requests_left=sum(self._scheduler.get_request_counts()))
+            case GetRequestInfo(request_id):
+                result = self._scheduler.explain(request_id)
+                if result is None:
+                    return CallFailed(
+                        call_id=call.call_id,
+                        code=ErrorCode.UNKNOWN_REQUEST,
+                        message=f"request {request_id!r} is unknown: it is neither live nor one of "
+                        "the last that finished; give the id that the engine knows it by",
+                    )
+            case ListRequests():
+                names = [name for client in self._clients for name in sorted(client.request_ids)]
+                result = RequestList(request_ids=names)
+            case _:
+                assert_never(call.call)
+        return CallResult(call_id=call.call_id, result=result)
 
     def statistics(self) -> EngineStatistics:
         return msgspec.structs.replace(
             self._scheduler.statistics(),
-            uptime_s=self.uptime_s,
+            uptime_s=self._clock() - self._started_s,
             num_clients=len(self._clients),
             step_time_s=self._step_times.total_s,
             model_time_s=self._executor.model_time_s,

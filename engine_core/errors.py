@@ -1,12 +1,4 @@
-"""What can go wrong in the daemon, as exceptions.
-
-EngineError
-├── StartupError            the daemon cannot start; one line for the operator says why
-│   ├── ConfigurationError  an option, or a pair of options, that cannot work
-│   ├── AddressInUse        another engine listens there
-│   └── CacheTooSmall       memory does not hold a useful KV cache
-└── RequestRefused          a request that this engine cannot serve; the others go on
-"""
+"""What can go wrong in the daemon, as exceptions: EngineError is the base of all."""
 
 from protocol.errors import ErrorCode
 
@@ -32,7 +24,7 @@ class CacheTooSmall(StartupError):
 
 
 class RequestRefused(EngineError):
-    """This engine cannot serve a request.
+    """This engine cannot serve a request; the others go on.
 
     Attributes:
         code: why, for programs; the message says it for people.

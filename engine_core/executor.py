@@ -32,25 +32,15 @@ class StepRunner(Protocol):
         ...
 
 
-class Executor(StepRunner, Protocol):
-    """What the engine's loop runs its plans on."""
-
-    model_time_s: float
-    """Seconds in which the model ran, in total."""
-
-    def close(self) -> None:
-        """Wait until nothing runs. Results are dropped."""
-        ...
-
-
 class InProcessExecutor:
-    """Runs every plan on one model runner, in this process."""
+    """A `StepRunner` too: runs every plan on one model runner, in this process."""
 
     def __init__(self, runner: StepRunner, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._runner = runner
         self._clock = clock
         self.max_steps_in_flight = runner.max_steps_in_flight
         self.model_time_s = 0.0
+        """Seconds in which the model ran, in total."""
         self._num_in_flight = 0
         self._busy_since_s = 0.0
 
@@ -70,6 +60,7 @@ class InProcessExecutor:
         return output
 
     def close(self) -> None:
+        """Wait until nothing runs. Results are dropped."""
         while self._num_in_flight:
             with contextlib.suppress(Exception):
                 self.collect()

@@ -1,7 +1,5 @@
-"""What hangs on the engine's loop without being part of it: request timings and step times.
-
-The trace writer (`engine_core.trace`) is another observer.
-"""
+"""What hangs on the engine's loop without being part of it: request timings and step times. The
+trace writer (`engine_core.trace`) is another observer."""
 
 import dataclasses
 from collections.abc import Collection, Mapping

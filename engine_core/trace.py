@@ -20,7 +20,7 @@ import logging
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Self, cast
+from typing import Any, BinaryIO, Literal, cast
 
 import msgspec
 import numpy as np
@@ -141,17 +141,12 @@ class TraceStep(_Event, frozen=True, kw_only=True, tag="step"):
             )
             for req_id, kept in self.beam_logprobs.items()
         }
-        by_id = self.sampled_by_id
-        if self.sampled is not None:
-            return ModelRunnerOutput(
-                req_ids=self.sequences,
-                sampled_token_ids=np.array(self.sampled, np.int32),
-                logprobs=logprobs or None,
-                failures=self.failures,
-            )
+        by_id, in_order = self.sampled_by_id or {}, self.sampled
         return ModelRunnerOutput(
-            req_ids=list(by_id or ()),
-            sampled_token_ids=list((by_id or {}).values()),
+            req_ids=list(by_id) if in_order is None else self.sequences,
+            sampled_token_ids=(
+                list(by_id.values()) if in_order is None else np.array(in_order, np.int32)
+            ),
             logprobs=logprobs or None,
             failures=self.failures,
         )
@@ -191,12 +186,6 @@ class TraceWriter(StepObserver):
         # a line at a time, but for gzip, which each flush makes larger
         self._flush_interval_s = _FLUSH_INTERVAL_S if self._path.suffix == ".gz" else 0.0
         self._write(TraceHeader(FORMAT_VERSION, model, dict(config or {})), started_s)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def on_arrival(self, message: EngineRequest, client_index: int, now_s: float) -> None:
         params = message.sampling_params

@@ -10,6 +10,7 @@
 Exit code 0, 1 if something failed, 2 for wrong options.
 """
 
+import functools
 import sys
 from pathlib import Path
 
@@ -35,10 +36,7 @@ for name, text in {
     app.command(path, name=name, help=text, help_epilogue="")
 
 
-def main(arguments: list[str]) -> int:
-    """Run one command line. Returns the exit code."""
-    return run_app(app, arguments, refused=(ValueError,), failed=(RuntimeError, OSError))
-
+main = functools.partial(run_app, app, refused=(ValueError,), failed=(RuntimeError, OSError))
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -17,6 +17,7 @@ one JSON document to stdout as the last line. Exit code 0, 1 if something failed
 options.
 """
 
+import functools
 import os
 import sys
 import tempfile
@@ -47,7 +48,7 @@ from scripts.comparison.workloads import (
     read_rounds,
     write_rounds,
 )
-from scripts.load.report import describe_run, write_document
+from scripts.load.report import describe_run, log, write_document
 
 app = make_app("compare_engines", __doc__)
 _Several = Parameter(consume_multiple=False, negative="", allow_leading_hyphen=True)
@@ -122,7 +123,7 @@ def compare(
             workload_timeout_s=workload_timeout,
             logs=logs,
         )
-        done = run_rounds(engines, asked, warm_up, conditions, report=_log)
+        done = run_rounds(engines, asked, warm_up, conditions, report=log)
         summary = summarise_rounds(done, [one.name for one in own], names)
         document = describe_run() | {
             "num_threads": conditions.num_threads,
@@ -131,7 +132,7 @@ def compare(
             "engines": {one.name: one.setting for one in engines},
             **summary,
         }
-    _log(as_table(summary))
+    log(as_table(summary))
     write_document(document, json)
     return 1 if summary["failed"] else 0
 
@@ -162,14 +163,7 @@ def _workloads(
     return [[one[name] for name in wanted] for one in by_name], warm_up
 
 
-def _log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def main(arguments: list[str]) -> int:
-    """Run one command line. Returns the exit code."""
-    return run_app(app, arguments, refused=(DescriptionError, WorkloadError))
-
+main = functools.partial(run_app, app, refused=(DescriptionError, WorkloadError))
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -8,6 +8,7 @@ time limit cut off stands in it as "not run". Exit code 0, 1 if something failed
 2 for wrong options, 130 after Ctrl-C.
 """
 
+import argparse
 import contextlib
 import json as json_format
 import sys
@@ -29,8 +30,6 @@ SHARE_OF_CHECKS = 0.55
 """Of the time limit, after which no check begins or goes on: the rest is for timings."""
 FIRST = ("whole_models", "batch_invariance", "daemon")
 """They take longest: begun last, everything would wait for them."""
-
-
 FINE = ("passed", "timed", "measured")
 
 
@@ -87,7 +86,7 @@ class GpuRun:
             self.document["why_no_ceilings"] = "torch sees no GPU"
             return
         seconds = self._seconds_left(self._limit_s)
-        rows, lost = run_worker(Instruction("", "", seconds, self._seed, ""))
+        rows, lost = run_worker(Instruction("", "", seconds, self._seed))
         if rows:
             self.document |= rows[0]
         else:
@@ -114,7 +113,7 @@ class GpuRun:
             lost = {"state": "not run", "why": why}
         elif names and seconds > 0:
             ceilings = self.document["ceilings"]
-            rows, ended = run_worker(Instruction(family, only, seconds, self._seed, "", ceilings))
+            rows, ended = run_worker(Instruction(family, only, seconds, self._seed, ceilings))
             lost = ended or lost
         missing = names.keys() - {row["name"] for row in rows}
         return rows + [
@@ -168,20 +167,13 @@ def _timing_line(row: dict[str, Any], width: int) -> str:
     return f"{row['name']:{width}}" + "".join(f"{cell:>10}" for cell in cells)
 
 
-def _named_wheels(arguments: list[str]) -> Path | None:
-    """The folder of --wheels: read before the library of command lines, which may be in it."""
-    for at, argument in enumerate(arguments):
-        if argument.startswith("--wheels="):
-            return Path(argument.partition("=")[2])
-        if argument == "--wheels" and at + 1 < len(arguments):
-            return Path(arguments[at + 1])
-    return None
-
-
 def main(arguments: list[str]) -> int:
     """Run one command line. Returns the exit code."""
     with contextlib.ExitStack() as wheels:
-        folder = _named_wheels(arguments)
+        # read before the library of command lines, which may be among them
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--wheels", nargs="?", type=Path)
+        folder = parser.parse_known_args(arguments)[0].wheels
         if folder is not None:
             try:
                 wheels.enter_context(unpacked_wheels(folder))

@@ -36,7 +36,7 @@ from scripts.load.clients import (
     run_clients,
 )
 from scripts.load.records import RequestRecord, summarise
-from scripts.load.report import as_table, describe_run, write_document
+from scripts.load.report import as_table, describe_run, log, write_document
 from scripts.load.workload import LengthRange, RequestGenerator
 
 _LOG_EVERY_S = 10.0
@@ -202,7 +202,7 @@ def load_test(options: LoadOptions | None = None) -> int:
     summary = summarise(records)
     configuration = asdict(options) | {"text": str(options.text) if options.text else None}
     del configuration["json"]
-    print(as_table(summary), file=sys.stderr, flush=True)
+    log(as_table(summary))
     document = {
         "configuration": configuration,
         "model": model,

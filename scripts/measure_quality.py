@@ -13,6 +13,7 @@ A table goes to stderr, one JSON document to stdout. Exit code 0, 1 if a format 
 2 for wrong options.
 """
 
+import functools
 import sys
 from pathlib import Path
 
@@ -42,10 +43,7 @@ def measure_quality(options: QualityOptions | None = None) -> int:
     return 0 if all(row.get("within_limit", True) for row in figures["formats"]) else 1
 
 
-def main(arguments: list[str]) -> int:
-    """Run one command line. Returns the exit code."""
-    return run_app(app, arguments, refused=(ValueError,))
-
+main = functools.partial(run_app, app, refused=(ValueError,))
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

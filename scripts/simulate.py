@@ -10,6 +10,7 @@ trace does not replay to the same decisions or no plan is within the SLO, 2 for 
 input, 130 after Ctrl-C.
 """
 
+import functools
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +21,7 @@ from cyclopts.validators import Number
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.command_line import make_app, run_app
+from scripts.load.report import log
 from scripts.simulator import SimulationError, replay, simulation
 from scripts.simulator.metrics import as_json, as_plan_table, as_table
 from scripts.simulator.simulation import Scenario
@@ -40,7 +42,7 @@ def run(
 ) -> int:
     """Serve a trace and report latencies, throughput, cache hits and preemptions."""
     document = simulation.simulate(scenario, picture)
-    print(as_table(document), file=sys.stderr)
+    log(as_table(document))
     _write(as_json(document), json)
     return 0
 
@@ -62,7 +64,7 @@ def plan(
     """The fewest replicas, and the token budget, with p99 TTFT below --slo-ttft-ms and p99 TPOT
     below --slo-tpot-ms."""
     document = simulation.plan(scenario, budget, max_replicas, processes)
-    print(as_plan_table(document), file=sys.stderr)
+    log(as_plan_table(document))
     _write(as_json(document), json)
     return 0 if document["best"] is not None else 1
 
@@ -85,10 +87,7 @@ def verify(step_trace: Path) -> int:
 def fit(step_trace: Path, *, json: JsonFile = None) -> int:
     """Fit step times to a step trace, and say how well they fit."""
     model = fit_step_trace(step_trace)
-    print(
-        f"{model.num_steps} steps, mean relative error {100 * model.mean_relative_error:.1f} %",
-        file=sys.stderr,
-    )
+    log(f"{model.num_steps} steps, mean relative error {100 * model.mean_relative_error:.1f} %")
     _write(as_json(model.describe()), json)
     return 0
 
@@ -105,7 +104,7 @@ def validate(
     """Simulate a step trace's arrivals, and compare throughput and TTFT with the recorded ones."""
     model = fit_step_trace(fit_on or step_trace)
     document = replay.validate(StepTrace(step_trace), model)
-    print(replay.as_table(document), file=sys.stderr)
+    log(replay.as_table(document))
     _write(as_json(document), json)
     return 0
 
@@ -120,10 +119,7 @@ def _write(text: str, path: Path | None) -> None:
         raise SimulationError(f"cannot write {path}: {error.strerror}") from None
 
 
-def main(arguments: list[str]) -> int:
-    """Run one command line. Returns the exit code."""
-    return run_app(app, arguments, refused=(SimulationError, ValueError))
-
+main = functools.partial(run_app, app, refused=(SimulationError, ValueError))
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

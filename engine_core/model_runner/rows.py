@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 from engine_core.kv_cache import BlockIds
+from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.sampling_params import ResolvedSampling, resolve_sampling
 from engine_core.scheduler import SchedulerOutput
 
@@ -25,19 +26,13 @@ class PlacedRow:
 
 
 class RunnerRows:
-    """
-    Args:
-        max_num_rows: most sequences running at once.
-        eos_token_ids, vocab_size: see `resolve_sampling`.
-    """
+    """Rows for as many sequences as may run at once."""
 
-    def __init__(
-        self, *, max_num_rows: int, eos_token_ids: tuple[int, ...], vocab_size: int
-    ) -> None:
-        self._eos_token_ids = eos_token_ids
-        self._vocab_size = vocab_size
+    def __init__(self, config: RunnerConfig) -> None:
+        self._eos_token_ids = config.eos_token_ids
+        self._vocab_size = config.vocab_size
         self._row_of: dict[str, int] = {}
-        self._sequence_of: list[str | None] = [None] * max_num_rows
+        self._sequence_of: list[str | None] = [None] * config.max_num_seqs
         self._sampling_of: dict[str, ResolvedSampling] = {}
         """Of every sequence that has not finished, with a row or preempted."""
 

@@ -300,11 +300,7 @@ class EngineOptions:
             )
 
     def _check_weights(self) -> None:
-        """Refuse a model that is named twice or not at all, and weights of two kinds.
-
-        Raises:
-            ConfigurationError: naming the options.
-        """
+        """Refuse a model that is named twice or not at all, and weights of two kinds."""
         if self.quantization in ("int8", "int4") and self.dtype in ("bfloat16", "float16"):
             raise ConfigurationError(
                 f"--quantization {self.quantization} computes in float32, not in {self.dtype}; "

@@ -1,15 +1,14 @@
-"""The scheduler's options, by the names of `SchedulerConfig`, which checks them.
-
-None means "not given": what it becomes then is the model's or the device's, or SchedulerConfig's.
-"""
+"""The scheduler's options, by the names of `SchedulerConfig`, which checks them. None means "not
+given": what it becomes then is the model's or the device's, or SchedulerConfig's."""
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from engine_core.errors import ConfigurationError
-from engine_core.options.values import ADVANCED_SCHEDULING, SCHEDULING, option, parse_weight
+from engine_core.options.values import ADVANCED_SCHEDULING, SCHEDULING, option
 
 if TYPE_CHECKING:
     from engine_core.scheduler import SchedulerConfig
@@ -169,10 +168,16 @@ class SchedulingOptions:
     def _parse_weights(texts: tuple[str, ...]) -> dict[str, float]:
         weights: dict[str, float] = {}
         for text in texts:
+            name, separator, number = text.rpartition("=")
             try:
-                name, weight = parse_weight(text)
-            except ValueError as error:
-                raise ConfigurationError(f"--tenant-weight: {error}") from None
+                weight = float(number)
+            except ValueError:
+                weight = math.nan
+            if not (separator and name and 0 < weight < math.inf):
+                raise ConfigurationError(
+                    f"--tenant-weight: {text!r} is not NAME=WEIGHT with a weight above 0, such as "
+                    "batch=0.5"
+                )
             if name in weights:
                 raise ConfigurationError(f"--tenant-weight names {name!r} twice; give it once")
             weights[name] = weight

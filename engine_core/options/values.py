@@ -1,6 +1,5 @@
-"""How an option is declared: its group in `--help`, and sizes and weights as they are typed."""
+"""How an option is declared: its group in `--help`, and sizes as they are typed."""
 
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -42,22 +41,6 @@ def parse_bytes(text: str) -> int:
     if match is None or match[2] not in _BYTES:
         raise ValueError(f"{text!r} is not a size; write for instance 2GiB, 512MB or 1000000")
     return int(float(match[1]) * _BYTES[match[2]])
-
-
-def parse_weight(text: str) -> tuple[str, float]:
-    """ "NAME=W" as a name and a number above 0.
-
-    Raises:
-        ValueError: no name, or no such number.
-    """
-    name, separator, number = text.rpartition("=")
-    try:
-        weight = float(number)
-    except ValueError:
-        weight = math.nan
-    if not (separator and name and 0 < weight < math.inf):
-        raise ValueError(f"{text!r} is not NAME=WEIGHT with a weight above 0, such as batch=0.5")
-    return name, weight
 
 
 def _size(_type: Any, tokens: Sequence[Token]) -> int:

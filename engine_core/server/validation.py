@@ -114,9 +114,7 @@ class RequestValidator(ModelLimits):
             "top_p": params.top_p != 1.0,
             "min_p": params.min_p != 0.0,
         }
-        for name, is_asked in unsupported.items():
-            if is_asked:
-                _refuse(f"a beam search does not support {name}; omit it", ErrorCode.NOT_SUPPORTED)
+        _refuse_unsupported("a beam search", unsupported)
 
 
 def _check_features(request: EngineRequest) -> None:
@@ -126,9 +124,13 @@ def _check_features(request: EngineRequest) -> None:
         "prompt_embeds": request.prompt_embeds is not None,
         "multimodal_inputs": bool(request.multimodal_inputs),
     }
-    for name, is_asked in unsupported.items():
-        if is_asked:
-            _refuse(f"this engine does not support {name}; omit it", ErrorCode.NOT_SUPPORTED)
+    _refuse_unsupported("this engine", unsupported)
+
+
+def _refuse_unsupported(what: str, is_asked: dict[str, bool]) -> None:
+    for name, is_set in is_asked.items():
+        if is_set:
+            _refuse(f"{what} does not support {name}; omit it", ErrorCode.NOT_SUPPORTED)
 
 
 def _check_name(name: str, value: str) -> None:

@@ -19,8 +19,7 @@ from engine_core.models import ModelError
 from engine_core.options.engine import EngineOptions
 from engine_core.scheduler import Scheduler
 from engine_core.server.clients import ClientRegistry
-from engine_core.server.handshake import Handshake
-from engine_core.server.inbox import Inbox
+from engine_core.server.inbox import Handshake, Inbox
 from engine_core.server.outbox import Outbox
 from engine_core.server.transport import ZmqTransport
 from engine_core.server.validation import RequestValidator
@@ -156,10 +155,6 @@ def _assemble(
 
 
 def _trace_writer(path: str, config: EngineConfig, replayed: dict[str, Any]) -> TraceWriter:
-    """
-    Raises:
-        ConfigurationError: the file cannot be written.
-    """
     try:
         return TraceWriter(
             Path(path),

@@ -16,8 +16,9 @@ sequence, which is `seq_lens_R[r]` long with them:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -64,8 +65,36 @@ class AttentionMetadata:
     plan: object
 
 
-class AttentionPlanner(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """What `Operations.make_attention_planner` plans for: layers of equal heads and window.
+
+    Attributes:
+        block_size: a power of two, if the device is a GPU.
+        max_num_seqs, max_num_batched_tokens: most requests and tokens of a step.
+        max_model_len: most tokens of a request.
+        dtype: of q.
+        kv_dtype: of the cache: `dtype`, or float8_e4m3fn, bfloat16 or int8 where the backend has
+            it.
+    """
+
+    num_query_heads: int
+    num_kv_heads: int
+    head_size: int
+    block_size: int
+    sliding_window: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+
+
+class AttentionPlanner(ABC):
     """Plans the attention of one KV-cache group. A plan holds until the planner's next one."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        self._spec = spec
 
     def plan(
         self,
@@ -93,32 +122,22 @@ class AttentionPlanner(Protocol):
         Raises:
             ValueError: more requests or tokens than the planner was made for.
         """
-        ...
+        step = AttentionMetadata(
+            query_start_loc_R1=query_start_loc_R1,
+            seq_lens_R=seq_lens_R,
+            block_table_RM=block_table_RM,
+            slot_mapping_T=slot_mapping_T,
+            block_size=self._spec.block_size,
+            sliding_window=self._spec.sliding_window,
+            plan=None,
+        )
+        return replace(step, plan=self._plan_work(step, num_decodes, num_decode_tokens))
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSpec:
-    """What `Operations.make_attention_planner` plans for: layers of equal heads and window.
-
-    Attributes:
-        block_size: a power of two, if the device is a GPU.
-        max_num_seqs, max_num_batched_tokens: most requests and tokens of a step.
-        max_model_len: most tokens of a request.
-        dtype: of q.
-        kv_dtype: of the cache: `dtype`, or float8_e4m3fn, bfloat16 or int8 where the backend has
-            it.
-    """
-
-    num_query_heads: int
-    num_kv_heads: int
-    head_size: int
-    block_size: int
-    sliding_window: int | None
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    dtype: torch.dtype
-    kv_dtype: torch.dtype
+    @abstractmethod
+    def _plan_work(
+        self, step: AttentionMetadata, num_decodes: int, num_decode_tokens: int
+    ) -> object:
+        """The backend's own `AttentionMetadata.plan` for a step that has none yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.interface.operations import AttentionMetadata, AttentionSpec
+from kernels.interface.operations import AttentionMetadata, AttentionPlanner, AttentionSpec
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -300,36 +300,19 @@ def _build(
     return mask_QL.repeat_interleave(heads_per_kv, dim=0)
 
 
-@dataclass(frozen=True, slots=True)
-class TorchAttentionPlanner:
+class TorchAttentionPlanner(AttentionPlanner):
     """See `AttentionPlanner`. The groups of a backend share `tiles`, for its masks."""
 
-    tiles: TilePlanner
-    spec: AttentionSpec
+    def __init__(self, tiles: TilePlanner, spec: AttentionSpec) -> None:
+        super().__init__(spec)
+        self._tiles = tiles
 
-    def plan(
-        self,
-        *,
-        query_start_loc_R1: torch.Tensor,
-        seq_lens_R: torch.Tensor,
-        block_table_RM: torch.Tensor,
-        slot_mapping_T: torch.Tensor,
-        num_decodes: int,
-        num_decode_tokens: int,
-    ) -> AttentionMetadata:
-        """See `AttentionPlanner.plan`."""
-        groups = self.tiles.plan(
-            query_start_loc_R1=query_start_loc_R1.numpy().astype(np.int64),
-            seq_lens_R=seq_lens_R.numpy().astype(np.int64),
-            block_table_RM=block_table_RM.numpy().astype(np.int64),
-            spec=self.spec,
-        )
-        return AttentionMetadata(
-            query_start_loc_R1=query_start_loc_R1,
-            seq_lens_R=seq_lens_R,
-            block_table_RM=block_table_RM,
-            slot_mapping_T=slot_mapping_T,
-            block_size=self.spec.block_size,
-            sliding_window=self.spec.sliding_window,
-            plan=groups,
+    def _plan_work(
+        self, step: AttentionMetadata, num_decodes: int, num_decode_tokens: int
+    ) -> tuple[TileGroup, ...]:
+        return self._tiles.plan(
+            query_start_loc_R1=step.query_start_loc_R1.numpy().astype(np.int64),
+            seq_lens_R=step.seq_lens_R.numpy().astype(np.int64),
+            block_table_RM=step.block_table_RM.numpy().astype(np.int64),
+            spec=self._spec,
         )

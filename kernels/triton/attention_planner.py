@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from kernels.interface.operations import AttentionMetadata, AttentionSpec
+from kernels.interface.operations import AttentionMetadata, AttentionPlanner, AttentionSpec
 from kernels.triton.attention_work import (
     MOST_DECODE_ROWS,
     TILE_ROWS,
+    AttentionWork,
     AttentionWorkspace,
     split_bound,
 )
@@ -42,7 +43,7 @@ class SplitScratch:
         return torch.empty(number, dtype=torch.float32, device=self._device)
 
 
-class TritonAttentionPlanner:
+class TritonAttentionPlanner(AttentionPlanner):
     """See `kernels.interface.operations.AttentionPlanner`.
 
     Decodes are cut into splits of their keys, all else into tiles of queries. Both kernels give a
@@ -67,7 +68,7 @@ class TritonAttentionPlanner:
         _check(spec)
         if device.type == "cuda":
             _check_float32(spec)
-        self._spec = spec
+        super().__init__(spec)
         group_size = spec.num_query_heads // spec.num_kv_heads
         self._only_tiles = only_tiles or group_size > MOST_DECODE_ROWS
         max_decodes = 0 if self._only_tiles else spec.max_num_seqs
@@ -89,18 +90,10 @@ class TritonAttentionPlanner:
             partial_lse=partial_lse,
         )
 
-    def plan(
-        self,
-        *,
-        query_start_loc_R1: torch.Tensor,
-        seq_lens_R: torch.Tensor,
-        block_table_RM: torch.Tensor,
-        slot_mapping_T: torch.Tensor,
-        num_decodes: int,
-        num_decode_tokens: int,
-    ) -> AttentionMetadata:
-        """See `AttentionPlanner.plan`.
-
+    def _plan_work(
+        self, step: AttentionMetadata, num_decodes: int, num_decode_tokens: int
+    ) -> AttentionWork:
+        """
         Raises:
             ValueError: more requests or tokens than the planner was made for, or decodes of more
                 than one token.
@@ -113,21 +106,12 @@ class TritonAttentionPlanner:
             )
         if self._only_tiles:
             num_decodes = num_decode_tokens = 0
-        work = self._workspace.plan(
-            query_start_loc_R1=query_start_loc_R1,
-            seq_lens_R=seq_lens_R,
+        return self._workspace.plan(
+            query_start_loc_R1=step.query_start_loc_R1,
+            seq_lens_R=step.seq_lens_R,
             num_decodes=num_decodes,
-            num_prefills=seq_lens_R.shape[0] - num_decodes,
-            num_prefill_tokens=slot_mapping_T.shape[0] - num_decode_tokens,
-        )
-        return AttentionMetadata(
-            query_start_loc_R1=query_start_loc_R1,
-            seq_lens_R=seq_lens_R,
-            block_table_RM=block_table_RM,
-            slot_mapping_T=slot_mapping_T,
-            block_size=self._spec.block_size,
-            sliding_window=self._spec.sliding_window,
-            plan=work,
+            num_prefills=step.seq_lens_R.shape[0] - num_decodes,
+            num_prefill_tokens=step.slot_mapping_T.shape[0] - num_decode_tokens,
         )
 
 

@@ -5,7 +5,7 @@ Buffers have a fixed capacity and grids follow host numbers alone: a captured st
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -232,9 +232,12 @@ class AttentionWork:
 class AttentionWorkspace:
     """The lists of one group of layers with equal heads and window, allocated once.
 
-    Capacity in splits is `max_decodes * split_bound`, or less where the caller can promise that the
-    decodes of a step never hold more than `max_decode_keys` tokens together. A request that does
-    not fit has its output filled with NaN: loud, and without writing out of bounds.
+    Capacity in splits is `max_decodes * split_bound`, or less if the decodes of a step never hold
+    more than `max_decode_keys` tokens together. A request that does not fit has its output filled
+    with NaN: loud, and without writing out of bounds.
+
+    Attributes:
+        work: of a step without requests, over the same lists.
     """
 
     def __init__(
@@ -272,15 +275,10 @@ class AttentionWorkspace:
                 f"{max_decode_queries} query tokens a decode are {decode_rows} rows, the limit is"
                 f" {MOST_DECODE_ROWS}; plan such requests as prefills"
             )
-        self._num_query_heads = num_query_heads
-        self._num_kv_heads = num_kv_heads
-        self._sliding_window = sliding_window
         self._max_decodes, self._max_prefills = max_decodes, max_prefills
         self._max_prefill_tokens = max_prefill_tokens
-        self._max_decode_queries = max_decode_queries
-        self._num_programs = num_programs
-        self._split_bound = split_bound(max_seq_len, sliding_window, max_decode_queries)
-        capacity = max_decodes * self._split_bound
+        most_splits = split_bound(max_seq_len, sliding_window, max_decode_queries)
+        capacity = max_decodes * most_splits
         if max_decode_keys is not None:
             capacity = min(capacity, max_decode_keys // SHORTEST_SPLIT + 2 * max_decodes)
         self._tile_queries = queries_per_tile(num_query_heads // num_kv_heads)
@@ -289,8 +287,6 @@ class AttentionWorkspace:
         def integers(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
-        self._splits_W8, self._tiles_W8 = integers(capacity, ENTRY), integers(max_tiles, ENTRY)
-        self._first_split_R1, self._num_tiles_1 = integers(max_decodes + 1), integers(1)
         rows = capacity * max_decode_queries * num_query_heads
         if partial_out is None:
             partial_out = torch.empty(rows * head_size, dtype=torch.float32, device=device)
@@ -301,7 +297,23 @@ class AttentionWorkspace:
                 f"scratch of {partial_out.numel()} and {partial_lse.numel()} numbers, but"
                 f" {rows * head_size} and {rows} are needed; share the scratch of the largest group"
             )
-        self.partial_out, self.partial_lse = partial_out, partial_lse
+        self.work = AttentionWork(
+            num_decodes=0,
+            num_prefills=0,
+            max_decode_queries=max_decode_queries,
+            max_tiles=0,
+            split_bound=most_splits,
+            num_query_heads=num_query_heads,
+            num_kv_heads=num_kv_heads,
+            sliding_window=sliding_window,
+            splits_W8=integers(capacity, ENTRY),
+            first_split_R1=integers(max_decodes + 1),
+            tiles_W8=integers(max_tiles, ENTRY),
+            num_tiles_1=integers(1),
+            partial_out=partial_out,
+            partial_lse=partial_lse,
+            num_programs=num_programs,
+        )
 
     def plan(
         self,
@@ -342,45 +354,34 @@ class AttentionWorkspace:
         ):
             if value > limit:
                 raise ValueError(f"{value} {name}, the limit is {limit}; plan fewer a step")
-        lists = (query_start_loc_R1, seq_lens_R)
+        lists, work = (query_start_loc_R1, seq_lens_R), self.work
         if num_decodes:
             list_splits_kernel[(num_decodes,)](
                 *lists,
-                self._splits_W8,
-                self._first_split_R1,
+                work.splits_W8,
+                work.first_split_R1,
                 num_decodes,
-                self._splits_W8.shape[0],
-                _window_or_everything(self._sliding_window),
+                work.splits_W8.shape[0],
+                _window_or_everything(work.sliding_window),
                 **_SPLITS_CONSTANTS,
             )
         if num_prefills:
             list_tiles_kernel[(num_prefills,)](
                 *lists,
-                self._tiles_W8,
-                self._num_tiles_1,
+                work.tiles_W8,
+                work.num_tiles_1,
                 num_decodes,
                 num_prefills,
-                self._tiles_W8.shape[0],
+                work.tiles_W8.shape[0],
                 TILE_QUERIES=self._tile_queries,
                 BLOCK_R=256,
                 BLOCK_W=64,
             )
-        return AttentionWork(
+        return replace(
+            work,
             num_decodes=num_decodes,
             num_prefills=num_prefills,
-            max_decode_queries=self._max_decode_queries,
             max_tiles=num_prefill_tokens // self._tile_queries + num_prefills,
-            split_bound=self._split_bound,
-            num_query_heads=self._num_query_heads,
-            num_kv_heads=self._num_kv_heads,
-            sliding_window=self._sliding_window,
-            splits_W8=self._splits_W8,
-            first_split_R1=self._first_split_R1,
-            tiles_W8=self._tiles_W8,
-            num_tiles_1=self._num_tiles_1,
-            partial_out=self.partial_out,
-            partial_lse=self.partial_lse,
-            num_programs=self._num_programs,
         )
 
 

@@ -11,7 +11,6 @@ from kernels.interface.sampling_rows import (
     MAX_DEVICE_LOGPROBS,
     SamplingRows,
     StepResults,
-    TokenList,
 )
 from kernels.interface.step_inputs import PackedLayout
 from kernels.triton.logits_processors import (
@@ -72,79 +71,38 @@ class TritonStepSampler:
     ) -> None:
         """See `StepSampler.sample`."""
         num_rows, is_full = logits_NV.shape[0], mode is SamplingMode.FULL
-        columns, results = self.columns.first(num_rows), self.results
-        gather_sampling_columns(packed, layout, self.rows, columns, num_sequences=num_sequences)
+        columns, results, rows = self.columns.first(num_rows), self.results, self.rows
+        gather_sampling_columns(packed, layout, rows, columns, num_sequences=num_sequences)
         raw_NV = logits_NV
         if is_full:
             raw_NV = logits_NV.clone()
             torch.amax(raw_NV, dim=1, out=results.raw_best_logits_C[:num_rows])
-            self._change(logits_NV, columns)
+            state_NX = rows.state_NX.index_select(0, columns.state_row_N)
+            apply_token_masks(logits_NV, state_NX[:, rows.mask_words], columns)
+            adjust_tokens(logits_NV, columns, rows.lists_3NM)
+            apply_penalties(
+                logits_NV,
+                columns,
+                prompt_bits_NW=rows.prompt_bits_NW,
+                output_counts_NV=rows.output_counts_NV,
+            )
         sample(
             logits_NV,
-            columns.seeds_N,
-            columns.positions_N,
-            num_rows_1=columns.num_rows_1,
-            is_greedy_R=columns.is_greedy_N,
-            temperature_R=columns.temperature_N,
-            top_k_R=columns.top_k_N,
-            top_p_R=columns.top_p_N,
-            min_p_R=columns.min_p_N,
+            columns,
             memory=self.memory,
             out_R=results.token_ids_C[:num_rows],
             best_logit_R=results.best_logits_C[:num_rows],
             any_truncated=mode is not SamplingMode.PLAIN,
         )
         if is_full:
-            self._count_and_report(raw_NV, columns)
-
-    def _change(self, logits_NV: torch.Tensor, columns: SamplingColumns) -> None:
-        rows = self.rows
-        state_NX = rows.state_NX.index_select(0, columns.state_row_N)
-        apply_token_masks(
-            logits_NV,
-            state_NX[:, rows.mask_words],
-            columns.is_masked_N,
-            num_rows_1=columns.num_rows_1,
-        )
-        lists = rows.lists_3NM
-        adjust_tokens(
-            logits_NV,
-            num_rows_1=columns.num_rows_1,
-            state_row_R=columns.state_row_N,
-            num_min_tokens_ids_R=columns.num_min_tokens_ids_N,
-            min_tokens_ids_NL=lists[TokenList.MIN_TOKENS_IDS],
-            num_biases_R=columns.num_biases_N,
-            bias_ids_NM=lists[TokenList.BIAS_IDS],
-            bias_NM=lists[TokenList.BIAS_VALUES].view(torch.float32),
-        )
-        apply_penalties(
-            logits_NV,
-            num_rows_1=columns.num_rows_1,
-            state_row_R=columns.state_row_N,
-            prompt_bits_NW=rows.prompt_bits_NW,
-            output_counts_NV=rows.output_counts_NV,
-            repetition_R=columns.repetition_N,
-            presence_R=columns.presence_N,
-            frequency_R=columns.frequency_N,
-        )
-
-    def _count_and_report(self, raw_NV: torch.Tensor, columns: SamplingColumns) -> None:
-        results, num_rows = self.results, raw_NV.shape[0]
-        token_ids_N = results.token_ids_C[:num_rows]
-        count_tokens(
-            token_ids_N,
-            num_rows_1=columns.num_rows_1,
-            state_row_R=columns.state_row_N,
-            is_counted_R=columns.is_counted_N,
-            output_counts_NV=self.rows.output_counts_NV,
-        )
-        report_logprobs(
-            raw_NV,
-            token_ids_N,
-            columns.num_logprobs_N,
-            num_rows_1=columns.num_rows_1,
-            memory=self.logprobs,
-            out_ids_RN=results.logprob_ids_CN[:num_rows],
-            out_logprobs_RN=results.logprobs_CN[:num_rows],
-            out_ranks_R=results.ranks_C[:num_rows],
-        )
+            token_ids_N = results.token_ids_C[:num_rows]
+            count_tokens(token_ids_N, columns, rows.output_counts_NV)
+            report_logprobs(
+                raw_NV,
+                token_ids_N,
+                columns,
+                memory=self.logprobs,
+                out_ids_RN=results.logprob_ids_CN[:num_rows],
+                out_logprobs_RN=results.logprobs_CN[:num_rows],
+                out_ranks_R=results.ranks_C[:num_rows],
+            )

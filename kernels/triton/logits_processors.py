@@ -1,6 +1,6 @@
 """What changes single logits before sampling: token masks, then biases, then penalties.
 
-A logits row r reads the history of row `state_row_R[r]`: a bit a prompt token, a count an output
+A logits row r reads the history of row `state_row_N[r]`: a bit a prompt token, a count an output
 token. The specification of penalties is `kernels.torch.sampling.apply_penalties`.
 """
 
@@ -10,9 +10,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.interface.sampling_rows import WORD_BITS, num_mask_words
+from kernels.interface.sampling_rows import WORD_BITS, TokenList, num_mask_words
 from kernels.triton.row_maxima import TILE, num_splits
-from kernels.triton.tensor_checks import check_logits, check_tensor
+from kernels.triton.sampling_columns import SamplingColumns
+from kernels.triton.tensor_checks import check_tensor
 
 
 def apply_token_masks_reference(
@@ -51,9 +52,7 @@ def _token_masks_kernel(
 def apply_token_masks(
     logits_RV: torch.Tensor,
     masks_RW: torch.Tensor,
-    is_masked_R: torch.Tensor,
-    *,
-    num_rows_1: torch.Tensor,
+    columns: SamplingColumns,
 ) -> None:
     """`logits[r, t] = -inf` where bit t of row r's mask is 0, in place.
 
@@ -61,22 +60,18 @@ def apply_token_masks(
         logits_RV: float32, rows contiguous. Changed.
         masks_RW: int32 [R, ceil(V / 32)], rows contiguous; a set bit allows. Bits past V and rows
             that are not masked are not looked at.
-        is_masked_R: bool.
-        num_rows_1: int32 [1]; rows at or beyond it stay as they are.
     """
-    rows, vocab_size = check_logits(logits_RV, num_rows_1)
-    device = logits_RV.device
+    rows, vocab_size = columns.check_logits(logits_RV)
     shape = (rows, num_mask_words(vocab_size))
-    check_tensor("masks", masks_RW, shape, torch.int32, device, contiguous_dims=1)
-    check_tensor("is_masked", is_masked_R, (rows,), torch.bool, device)
+    check_tensor("masks", masks_RW, shape, torch.int32, logits_RV.device, contiguous_dims=1)
     if rows:
         _token_masks_kernel[(num_splits(vocab_size), rows)](
             logits_RV,
             logits_RV.stride(0),
-            num_rows_1,
+            columns.num_rows_1,
             masks_RW,
             masks_RW.stride(0),
-            is_masked_R,
+            columns.is_masked_N,
             vocab_size,
             TILE=TILE,
             num_warps=4,
@@ -143,12 +138,11 @@ def _adjust_kernel(
     num_rows_ptr,  # int32 [1]
     state_row_ptr,  # int64 [R]
     num_min_tokens_ids_ptr,  # int32 [R]
-    min_tokens_ids_ptr,  # int32 [N, L]
-    num_min_tokens_ids_slots,
+    min_tokens_ids_ptr,  # int32 [N, M]
     num_biases_ptr,  # int32 [R]
     bias_ids_ptr,  # int32 [N, M]
     bias_ptr,  # float32 [N, M]
-    num_bias_slots,
+    M,
     V,
     BLOCK: tl.constexpr,
 ):
@@ -160,7 +154,7 @@ def _adjust_kernel(
     num_biases = tl.load(num_biases_ptr + row)
     for start in range(0, num_biases, BLOCK):
         index = start + tl.arange(0, BLOCK)  # [BLOCK]
-        slot = state_row * num_bias_slots + index
+        slot = state_row * M + index
         ids = tl.load(bias_ids_ptr + slot, index < num_biases, -1)
         valid = (ids >= 0) & (ids < V)
         logits = tl.load(logits_ptr + ids, valid, 0.0)
@@ -170,7 +164,7 @@ def _adjust_kernel(
     num_min_tokens_ids = tl.load(num_min_tokens_ids_ptr + row)
     for start in range(0, num_min_tokens_ids, BLOCK):
         index = start + tl.arange(0, BLOCK)  # [BLOCK]
-        slot = state_row * num_min_tokens_ids_slots + index
+        slot = state_row * M + index
         ids = tl.load(min_tokens_ids_ptr + slot, index < num_min_tokens_ids, -1)
         impossible = tl.full([BLOCK], -float("inf"), tl.float32)
         tl.store(logits_ptr + ids, impossible, (ids >= 0) & (ids < V))
@@ -199,14 +193,10 @@ def _count_kernel(
 
 def apply_penalties(
     logits_RV: torch.Tensor,
+    columns: SamplingColumns,
     *,
-    num_rows_1: torch.Tensor,
-    state_row_R: torch.Tensor,
     prompt_bits_NW: torch.Tensor,
     output_counts_NV: torch.Tensor,
-    repetition_R: torch.Tensor,
-    presence_R: torch.Tensor,
-    frequency_R: torch.Tensor,
 ) -> None:
     """Penalise, in place, tokens that were there before; bit for bit as the CPU does.
 
@@ -216,35 +206,25 @@ def apply_penalties(
 
     Args:
         logits_RV: float32, rows contiguous. Changed.
-        num_rows_1: int32 [1]; rows at or beyond it stay as they are.
-        state_row_R: int64, in [0, N): whose history each row reads.
         prompt_bits_NW: int32 [N, ceil(V / 32)] contiguous, laid out as a token mask.
         output_counts_NV: int32 contiguous, occurrences in the output.
-        repetition_R, presence_R, frequency_R: float32; 1, 0 and 0 switch a row off.
     """
-    rows, vocab_size = check_logits(logits_RV, num_rows_1)
+    rows, vocab_size = columns.check_logits(logits_RV)
     device = logits_RV.device
     num_states, words = output_counts_NV.shape[0], num_mask_words(vocab_size)
-    check_tensor("state_row", state_row_R, (rows,), torch.int64, device)
     check_tensor("prompt_bits", prompt_bits_NW, (num_states, words), torch.int32, device)
     check_tensor("output_counts", output_counts_NV, (num_states, vocab_size), torch.int32, device)
-    for name, tensor in (
-        ("repetition", repetition_R),
-        ("presence", presence_R),
-        ("frequency", frequency_R),
-    ):
-        check_tensor(name, tensor, (rows,), torch.float32, device)
     if rows:
         _penalties_kernel[(num_splits(vocab_size), rows)](
             logits_RV,
             logits_RV.stride(0),
-            num_rows_1,
-            state_row_R,
+            columns.num_rows_1,
+            columns.state_row_N,
             prompt_bits_NW,
             output_counts_NV,
-            repetition_R,
-            presence_R,
-            frequency_R,
+            columns.repetition_N,
+            columns.presence_N,
+            columns.frequency_N,
             vocab_size,
             words,
             TILE=TILE,
@@ -253,52 +233,29 @@ def apply_penalties(
 
 
 def adjust_tokens(
-    logits_RV: torch.Tensor,
-    *,
-    num_rows_1: torch.Tensor,
-    state_row_R: torch.Tensor,
-    num_min_tokens_ids_R: torch.Tensor,
-    min_tokens_ids_NL: torch.Tensor,
-    num_biases_R: torch.Tensor,
-    bias_ids_NM: torch.Tensor,
-    bias_NM: torch.Tensor,
+    logits_RV: torch.Tensor, columns: SamplingColumns, lists_3NM: torch.Tensor
 ) -> None:
-    """Add biases to single tokens and make those that min_tokens holds back impossible, in place.
+    """Add biases to single tokens and make those that min_tokens forbids impossible, in place.
 
     Args:
         logits_RV: float32, rows contiguous. Changed.
-        num_rows_1: int32 [1]; rows at or beyond it stay as they are.
-        state_row_R: int64, in [0, N): whose lists each row reads.
-        num_min_tokens_ids_R: int32, entries of the list that count; 0 once min_tokens are there.
-        min_tokens_ids_NL: int32, contiguous: end-of-sequence and stop tokens.
-        num_biases_R: int32, likewise.
-        bias_ids_NM, bias_NM: int32 and float32 [N, M], contiguous; an id once in a row.
-            Ids outside [0, V) are passed over.
+        lists_3NM: int32 contiguous, a table a TokenList. A bias's id once in a row; ids outside
+            [0, V) are passed over.
     """
-    rows, vocab_size = check_logits(logits_RV, num_rows_1)
-    device = logits_RV.device
-    num_states, min_tokens_slots = min_tokens_ids_NL.shape
-    bias_slots = bias_ids_NM.shape[1]
-    check_tensor("state_row", state_row_R, (rows,), torch.int64, device)
-    check_tensor("num_min_tokens_ids", num_min_tokens_ids_R, (rows,), torch.int32, device)
-    shape = (num_states, min_tokens_slots)
-    check_tensor("min_tokens_ids", min_tokens_ids_NL, shape, torch.int32, device)
-    check_tensor("num_biases", num_biases_R, (rows,), torch.int32, device)
-    check_tensor("bias_ids", bias_ids_NM, (num_states, bias_slots), torch.int32, device)
-    check_tensor("bias", bias_NM, (num_states, bias_slots), torch.float32, device)
+    rows, vocab_size = columns.check_logits(logits_RV)
+    check_tensor("lists", lists_3NM, lists_3NM.shape, torch.int32, logits_RV.device)
     if rows:
         _adjust_kernel[(rows,)](
             logits_RV,
             logits_RV.stride(0),
-            num_rows_1,
-            state_row_R,
-            num_min_tokens_ids_R,
-            min_tokens_ids_NL,
-            min_tokens_slots,
-            num_biases_R,
-            bias_ids_NM,
-            bias_NM,
-            bias_slots,
+            columns.num_rows_1,
+            columns.state_row_N,
+            columns.num_min_tokens_ids_N,
+            lists_3NM[TokenList.MIN_TOKENS_IDS],
+            columns.num_biases_N,
+            lists_3NM[TokenList.BIAS_IDS],
+            lists_3NM[TokenList.BIAS_VALUES].view(torch.float32),
+            lists_3NM.shape[2],
             vocab_size,
             BLOCK=_BLOCK,
             num_warps=4,
@@ -306,34 +263,24 @@ def adjust_tokens(
 
 
 def count_tokens(
-    token_ids_R: torch.Tensor,
-    *,
-    num_rows_1: torch.Tensor,
-    state_row_R: torch.Tensor,
-    is_counted_R: torch.Tensor,
-    output_counts_NV: torch.Tensor,
+    token_ids_R: torch.Tensor, columns: SamplingColumns, output_counts_NV: torch.Tensor
 ) -> None:
     """`output_counts[state_row[r], token_ids[r]] += 1` for the rows that are counted.
 
     Args:
         token_ids_R: int64, as `sample` writes them; ids outside [0, V) are passed over.
-        num_rows_1: int32 [1]; rows at or beyond it do nothing.
-        state_row_R: int64. is_counted_R: bool, rows whose request has penalties.
         output_counts_NV: int32 contiguous. Changed.
     """
-    rows, device = token_ids_R.shape[0], token_ids_R.device
+    rows, device = columns.state_row_N.shape[0], token_ids_R.device
     check_tensor("token_ids", token_ids_R, (rows,), torch.int64, device)
-    check_tensor("num_rows", num_rows_1, (1,), torch.int32, device)
-    check_tensor("state_row", state_row_R, (rows,), torch.int64, device)
-    check_tensor("is_counted", is_counted_R, (rows,), torch.bool, device)
     shape = output_counts_NV.shape
     check_tensor("output_counts", output_counts_NV, shape, torch.int32, device)
     if rows:
         _count_kernel[(triton.cdiv(rows, _BLOCK),)](
             token_ids_R,
-            num_rows_1,
-            state_row_R,
-            is_counted_R,
+            columns.num_rows_1,
+            columns.state_row_N,
+            columns.is_counted_N,
             output_counts_NV,
             shape[1],
             rows,

@@ -14,7 +14,8 @@ import triton.language as tl
 
 from kernels.interface.sampling_rows import MAX_DEVICE_LOGPROBS
 from kernels.triton.row_maxima import TILE, num_splits
-from kernels.triton.tensor_checks import check_logits, check_tensor
+from kernels.triton.sampling_columns import SamplingColumns
+from kernels.triton.tensor_checks import check_memory, check_tensor
 
 _WARPS = 4
 _NO_ID = tl.constexpr(0x7FFFFFFF)
@@ -166,9 +167,8 @@ class LogprobsMemory:
 def report_logprobs(
     logits_RV: torch.Tensor,
     token_ids_R: torch.Tensor,
-    num_logprobs_R: torch.Tensor,
+    columns: SamplingColumns,
     *,
-    num_rows_1: torch.Tensor,
     memory: LogprobsMemory,
     out_ids_RN: torch.Tensor,
     out_logprobs_RN: torch.Tensor,
@@ -182,31 +182,30 @@ def report_logprobs(
     Args:
         logits_RV: float32, rows contiguous. Not changed.
         token_ids_R: int64, each in [0, V).
-        num_logprobs_R: int32, n of each row, at most K and V; 0 reports the token alone, below 0
-            nothing is written for the row.
-        num_rows_1: int32 [1]; nothing is written for rows at or beyond it.
+        columns: n of each row is its `num_logprobs`, at most K.
         memory: for at least R rows, this vocabulary and K; written.
         out_ids_RN: int32 [R, 1 + K], out_logprobs_RN: float32 likewise; the first 1 + n of a row
             are written.
         out_ranks_R: int32, written.
     """
-    rows, vocab_size = check_logits(logits_RV, num_rows_1)
+    rows, vocab_size = columns.check_logits(logits_RV)
     device = logits_RV.device
     splits = num_splits(vocab_size)
     width = memory.top_RSK.shape[2]
     check_tensor("token_ids", token_ids_R, (rows,), torch.int64, device)
-    check_tensor("num_logprobs", num_logprobs_R, (rows,), torch.int32, device)
     check_tensor("out_ids", out_ids_RN, (rows, 1 + width), torch.int32, device)
     check_tensor("out_logprobs", out_logprobs_RN, (rows, 1 + width), torch.float32, device)
     check_tensor("out_ranks", out_ranks_R, (rows,), torch.int32, device)
-    if memory.best_RS.shape[0] < rows or memory.best_RS.shape[1] != splits:
-        raise ValueError(
-            f"the memory is for {tuple(memory.best_RS.shape)} rows and splits, these logits need "
-            f"{(rows, splits)}; allocate it for the largest bucket and this vocabulary"
-        )
+    check_memory(memory.best_RS, rows, splits)
     if not rows:
         return
-    asked = (logits_RV, logits_RV.stride(0), num_rows_1, token_ids_R, num_logprobs_R)
+    asked = (
+        logits_RV,
+        logits_RV.stride(0),
+        columns.num_rows_1,
+        token_ids_R,
+        columns.num_logprobs_N,
+    )
     parts = (memory.best_RS, memory.sum_RS, memory.above_RS, memory.top_RSK, memory.top_id_RSK)
     _split_kernel[(splits, rows)](
         *asked, *parts, vocab_size, splits, width, TILE=TILE, num_warps=_WARPS

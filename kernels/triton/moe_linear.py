@@ -17,7 +17,6 @@ from kernels.interface.operations import ExpertRouting
 from kernels.triton.moe_routing import ExpertTiles, build_expert_tiles, route
 from kernels.triton.tensor_checks import FLOATS
 
-_ACTIVATIONS = ("silu", "gelu_tanh")
 _COMBINED_AT_ONCE = 1024
 
 
@@ -28,6 +27,48 @@ class _Tile:
     group_tiles: int
     num_warps: int
     num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class TritonExpertWeights:
+    """The experts of one layer, contiguous.
+
+    Attributes:
+        gate_up_XNE: [X, 2F, E], F outputs of gate, then F of up; the dtype of the activations, or
+            float8_e4m3fn with `gate_up_scale_XN`.
+        down_XEF: [X, E, F] likewise, with `down_scale_XE`.
+        gate_up_scale_XN, down_scale_XE: float32, what each output is multiplied by.
+
+    Raises:
+        ValueError: shapes that do not fit each other.
+    """
+
+    gate_up_XNE: torch.Tensor
+    down_XEF: torch.Tensor
+    gate_up_scale_XN: torch.Tensor | None = None
+    down_scale_XE: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        num_experts, width, features = self.down_XEF.shape
+        if tuple(self.gate_up_XNE.shape) != (num_experts, 2 * features, width):
+            raise ValueError(
+                f"gate_up weights are {tuple(self.gate_up_XNE.shape)} and down weights "
+                f"{tuple(self.down_XEF.shape)}; give [X, 2F, E] and [X, E, F]"
+            )
+
+    @property
+    def num_experts(self) -> int:
+        return self.down_XEF.shape[0]
+
+
+def prepare_experts(gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> TritonExpertWeights:
+    """See `Operations.prepare_experts`. Contiguous tensors are kept, not copied."""
+    if gate_up_XFE.dtype != down_XEF.dtype or down_XEF.dtype not in FLOATS:
+        raise TypeError(
+            f"gate_up weights are {gate_up_XFE.dtype} and down weights {down_XEF.dtype}; "
+            f"give both in one of {FLOATS}"
+        )
+    return TritonExpertWeights(gate_up_XFE.contiguous(), down_XEF.contiguous())
 
 
 def choose_tile_rows(num_tokens: int, top_k: int, num_experts: int, dtype: torch.dtype) -> int:
@@ -41,28 +82,34 @@ def choose_tile_rows(num_tokens: int, top_k: int, num_experts: int, dtype: torch
     return 64 if rows_an_expert <= 96 else 128
 
 
-def reference_fused_moe(
+def invariant_tile_rows(dtype: torch.dtype) -> int:
+    """The rows of every tile, whatever the step: then a token's bits depend on that token alone.
+
+    The rows decide in which order the products along E and F are summed. `choose_tile_rows` goes by
+    the step's tokens: fastest, and the only thing about a step that chooses between compiled forms,
+    none of which serves less than a doubling of tokens: a warm-up whose steps double up to the
+    largest has met them all. 64 is where wgmma begins, so prefills keep it; a
+    decode is bound by the bytes of weights, which are the same. float32 knows 16 only."""
+    return 16 if dtype == torch.float32 else 64
+
+
+def reference_mixture_of_experts(
     x_TE: torch.Tensor,
     expert_ids_TA: torch.Tensor,
     expert_weights_TA: torch.Tensor,
-    w_gate_up_XNE: torch.Tensor,
-    w_down_XEF: torch.Tensor,
-    activation: str = "silu",
-    gate_up_scale_XN: torch.Tensor | None = None,
-    down_scale_XE: torch.Tensor | None = None,
+    experts: TritonExpertWeights,
 ) -> torch.Tensor:
     """The specification, in float32: out_TE."""
-    w_gate_up, w_down = w_gate_up_XNE.float(), w_down_XEF.float()
-    if gate_up_scale_XN is not None:
-        w_gate_up = w_gate_up * gate_up_scale_XN[..., None]
-    if down_scale_XE is not None:
-        w_down = w_down * down_scale_XE[..., None]
+    w_gate_up, w_down = experts.gate_up_XNE.float(), experts.down_XEF.float()
+    if experts.gate_up_scale_XN is not None:
+        w_gate_up = w_gate_up * experts.gate_up_scale_XN[..., None]
+    if experts.down_scale_XE is not None:
+        w_down = w_down * experts.down_scale_XE[..., None]
     out_TE = torch.zeros(x_TE.shape)
     for token, ids in enumerate(expert_ids_TA.tolist()):
         for rank, expert in enumerate(ids):
             gate, up = (w_gate_up[expert] @ x_TE[token].float()).chunk(2)
-            gate = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
-            y = w_down[expert] @ (gate * up)
+            y = w_down[expert] @ (F.silu(gate) * up)
             out_TE[token] += expert_weights_TA[token, rank].float() * y
     return out_TE
 
@@ -83,7 +130,6 @@ def _grouped_product_kernel(
     K: tl.constexpr,
     PAIRS_A_ROW: tl.constexpr,
     GATED: tl.constexpr,
-    GELU: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -137,12 +183,7 @@ def _grouped_product_kernel(
             if GATED:
                 up_MN = up_MN * tl.load(scale_N + N, mask=n_N < N, other=0.0)[None, :]
         if GATED:
-            if GELU:
-                # tanh(z) = 2 * sigmoid(2z) - 1
-                inner_MN = acc_MN * 1.5957691216057308 * (1.0 + 0.044715 * acc_MN * acc_MN)
-            else:
-                inner_MN = acc_MN
-            acc_MN = acc_MN / (1.0 + tl.exp(-inner_MN)) * up_MN
+            acc_MN = acc_MN / (1.0 + tl.exp(-acc_MN)) * up_MN  # silu(gate) * up
         out_MN = out_ptr + pair_M[:, None] * N + n_N[None, :]
         keep_MN = live_M[:, None] & (n_N < N)[None, :]
         tl.store(out_MN, acc_MN.to(out_ptr.dtype.element_ty), mask=keep_MN)
@@ -167,66 +208,45 @@ def _combine_kernel(
     tl.store(out_ptr + token * E + e_E, sum_E.to(out_ptr.dtype.element_ty), mask=e_E < E)
 
 
-def fused_moe(
+def mixture_of_experts(
     x_TE: torch.Tensor,
     router_logits_TX: torch.Tensor,
-    w_gate_up_XNE: torch.Tensor,
-    w_down_XEF: torch.Tensor,
-    top_k: int,
-    renormalise: bool,
-    activation: str = "silu",
+    experts: TritonExpertWeights,
+    routing: ExpertRouting,
     *,
-    gate_up_scale_XN: torch.Tensor | None = None,
-    down_scale_XE: torch.Tensor | None = None,
-    weights_dtype: torch.dtype = torch.float32,
     tile_rows: int | None = None,
 ) -> torch.Tensor:
     """A sparse feed-forward layer: each token through its `top_k` experts.
 
-        out[t] = sum over ranks a, in order, of weights[t, a] * W_down[x] (act(g) * u),
+        out[t] = sum over ranks a, in order, of weights[t, a] * W_down[x] (silu(g) * u),
         [g | u] = W_gate_up[x] x[t],   x = ids[t, a]         (Shazeer et al., 2017)
 
-    Sums run in float32; `act(g) * u`, each expert's output and the result are rounded to the dtype
+    Sums run in float32; `silu(g) * u`, each expert's output and the result are rounded to the dtype
     of x. Six launches on grids that follow from shapes: safe in a CUDA graph. See the module's
     docstring for what does not depend on the batch.
 
     Args:
         x_TE: float32, float16 or bfloat16; the last dimension contiguous.
-        router_logits_TX, top_k, renormalise, weights_dtype: see `moe_routing.route`.
-        w_gate_up_XNE: [X, 2F, E] contiguous, F outputs of gate, then F of up; x's dtype, or
-            float8_e4m3fn with `gate_up_scale_XN`.
-        w_down_XEF: [X, E, F] likewise, with `down_scale_XE`.
-        activation: "silu" or "gelu_tanh".
-        gate_up_scale_XN, down_scale_XE: float32 contiguous, what each output is multiplied by.
+        router_logits_TX, routing: see `moe_routing.route`.
         tile_rows: 16, 64 or 128; None chooses by `choose_tile_rows`.
 
     Returns:
         out_TE, new.
     """
-    if activation not in _ACTIVATIONS:
-        raise ValueError(f"activation is {activation!r}; choose one of {_ACTIVATIONS}")
-    num_experts = w_down_XEF.shape[0]
-    _check_product(x_TE, w_gate_up_XNE, gate_up_scale_XN, "gate_up")
-    num_tokens, width = x_TE.shape
-    features = w_gate_up_XNE.shape[1] // 2
-    if w_gate_up_XNE.shape[1] % 2 or tuple(w_down_XEF.shape) != (num_experts, width, features):
-        raise ValueError(
-            f"gate_up weights are {tuple(w_gate_up_XNE.shape)} and down weights "
-            f"{tuple(w_down_XEF.shape)}; give [X, 2F, E] and [X, E, F]"
-        )
-    if tuple(router_logits_TX.shape) != (num_tokens, w_gate_up_XNE.shape[0]):
+    num_tokens, num_experts, top_k = x_TE.shape[0], experts.num_experts, routing.top_k
+    if tuple(router_logits_TX.shape) != (num_tokens, num_experts):
         raise ValueError(
             f"router logits are {tuple(router_logits_TX.shape)}; "
-            f"give {(num_tokens, w_gate_up_XNE.shape[0])}, tokens by experts"
+            f"give {(num_tokens, num_experts)}, tokens by experts"
         )
     if tile_rows is None:
         tile_rows = choose_tile_rows(num_tokens, top_k, num_experts, x_TE.dtype)
-    ids_TA, weights_TA = route(router_logits_TX, top_k, renormalise, weights_dtype)
+    ids_TA, weights_TA = route(router_logits_TX, top_k, routing.renormalise, routing.weights_dtype)
     tiles = build_expert_tiles(ids_TA, num_experts, tile_rows)
     h_PF = grouped_linear(
-        x_TE, w_gate_up_XNE, tiles, gate_up_scale_XN, pairs_a_row=top_k, activation=activation
+        x_TE, experts.gate_up_XNE, tiles, experts.gate_up_scale_XN, pairs_a_row=top_k, gated=True
     )
-    y_PE = grouped_linear(h_PF, w_down_XEF, tiles, down_scale_XE)
+    y_PE = grouped_linear(h_PF, experts.down_XEF, tiles, experts.down_scale_XE)
     return combine_experts(y_PE, weights_TA)
 
 
@@ -237,15 +257,15 @@ def grouped_linear(
     w_scale_XN: torch.Tensor | None = None,
     *,
     pairs_a_row: int = 1,
-    activation: str | None = None,
+    gated: bool = False,
 ) -> torch.Tensor:
     """Each pair's row times its expert's weights: `out[p] = W[expert of p] a[p // pairs_a_row]`.
 
-    With an activation, W holds gate's and up's outputs and `out = act(gate) * up`, half as wide.
+    If gated, W holds gate's and up's outputs and `out = silu(gate) * up`, half as wide.
 
     Args:
         a_RK: [R, K], the last dimension contiguous; R * pairs_a_row is the number of pairs.
-        w_XNK, w_scale_XN: as in `fused_moe`.
+        w_XNK, w_scale_XN: as in `TritonExpertWeights`.
         tiles: of all pairs; `tile_rows` 16, 64 or 128.
 
     Returns:
@@ -254,14 +274,11 @@ def grouped_linear(
     _check_product(a_RK, w_XNK, w_scale_XN, "expert")
     if tiles.tile_rows not in (16, 64, 128):
         raise ValueError(f"tile_rows is {tiles.tile_rows}; give 16, 64 or 128")
-    if activation is not None and (activation not in _ACTIVATIONS or w_XNK.shape[1] % 2):
-        raise ValueError(f"activation {activation!r} with {w_XNK.shape[1]} outputs; see fused_moe")
     num_pairs = tiles.sorted_pairs_P.numel()
     if a_RK.shape[0] * pairs_a_row != num_pairs:
         raise ValueError(
             f"{a_RK.shape[0]} rows of {pairs_a_row} pairs, but {num_pairs} were sorted"
         )
-    gated = activation is not None
     num_outputs = w_XNK.shape[1] // 2 if gated else w_XNK.shape[1]
     out_PN = torch.empty(num_pairs, num_outputs, dtype=a_RK.dtype, device=a_RK.device)
     max_tiles = tiles.tile_expert_L.numel()
@@ -282,7 +299,6 @@ def grouped_linear(
             K=a_RK.shape[1],
             PAIRS_A_ROW=pairs_a_row,
             GATED=gated,
-            GELU=activation == "gelu_tanh",
             HAS_SCALE=w_scale_XN is not None,
             **_tile_constants(tiles.tile_rows, tile),
             num_warps=tile.num_warps,
@@ -358,67 +374,3 @@ def _tile_constants(tile_rows: int, tile: _Tile) -> dict[str, int]:
         "BLOCK_K": tile.block_k,
         "GROUP_TILES": tile.group_tiles,
     }
-
-
-@dataclass(frozen=True, slots=True)
-class TritonExpertWeights:
-    """gate_up_XFE: [X, 2F, E], F outputs of gate, then of up; down_XEF: [X, E, F]; contiguous."""
-
-    gate_up_XFE: torch.Tensor
-    down_XEF: torch.Tensor
-
-    @property
-    def num_experts(self) -> int:
-        return self.down_XEF.shape[0]
-
-
-def prepare_experts(gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> TritonExpertWeights:
-    """See `Operations.prepare_experts`. Contiguous tensors are kept, not copied."""
-    num_experts, width, features = down_XEF.shape
-    if tuple(gate_up_XFE.shape) != (num_experts, 2 * features, width):
-        raise ValueError(
-            f"gate_up weights are {tuple(gate_up_XFE.shape)} and down weights "
-            f"{tuple(down_XEF.shape)}; give [X, 2F, E] and [X, E, F]"
-        )
-    if gate_up_XFE.dtype != down_XEF.dtype or down_XEF.dtype not in FLOATS:
-        raise TypeError(
-            f"gate_up weights are {gate_up_XFE.dtype} and down weights {down_XEF.dtype}; "
-            f"give both in one of {FLOATS}"
-        )
-    return TritonExpertWeights(gate_up_XFE.contiguous(), down_XEF.contiguous())
-
-
-def mixture_of_experts(
-    x_TE: torch.Tensor,
-    router_logits_TX: torch.Tensor,
-    experts: TritonExpertWeights,
-    routing: ExpertRouting,
-    *,
-    batch_invariant: bool,
-) -> torch.Tensor:
-    """See `Operations.mixture_of_experts`.
-
-    Args:
-        batch_invariant: the same bits for a token whatever the number of tokens.
-    """
-    return fused_moe(
-        x_TE,
-        router_logits_TX,
-        experts.gate_up_XFE,
-        experts.down_XEF,
-        routing.top_k,
-        routing.renormalise,
-        weights_dtype=routing.weights_dtype,
-        tile_rows=invariant_tile_rows(x_TE.dtype) if batch_invariant else None,
-    )
-
-
-def invariant_tile_rows(dtype: torch.dtype) -> int:
-    """The rows of every tile, whatever the step: then a token's bits depend on that token alone.
-
-    The rows decide in which order the products along E and F are summed. `choose_tile_rows` goes by
-    the step's tokens: fastest, and the only thing about a step that chooses between compiled forms,
-    none of which serves less than a doubling of tokens: a warm-up whose steps double up to the
-    largest has met them all. 64 is where wgmma begins, so prefills keep it; a
-    decode is bound by the bytes of weights, which are the same. float32 knows 16 only."""
-    return 16 if dtype == torch.float32 else 64

@@ -24,7 +24,12 @@ from kernels.triton import linear as linear_layers
 from kernels.triton.attention import paged_attention
 from kernels.triton.attention_planner import SplitScratch, TritonAttentionPlanner
 from kernels.triton.linear import QUANTISED_TYPES, TritonLinearWeight, TritonPacking
-from kernels.triton.moe_linear import TritonExpertWeights, mixture_of_experts, prepare_experts
+from kernels.triton.moe_linear import (
+    TritonExpertWeights,
+    invariant_tile_rows,
+    mixture_of_experts,
+    prepare_experts,
+)
 from kernels.triton.sampling import SamplingCalls, apply_penalties_to_row
 
 
@@ -110,9 +115,8 @@ class TritonOperations:
         routing: ExpertRouting,
     ) -> torch.Tensor:
         assert isinstance(experts, TritonExpertWeights), "prepared by another backend"
-        return mixture_of_experts(
-            x_TE, router_logits_TX, experts, routing, batch_invariant=self._batch_invariant
-        )
+        tile_rows = invariant_tile_rows(x_TE.dtype) if self._batch_invariant else None
+        return mixture_of_experts(x_TE, router_logits_TX, experts, routing, tile_rows=tile_rows)
 
     def best_of_rows(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         best_R, token_ids_R = logits_RV.max(dim=1)

@@ -6,7 +6,7 @@ token with its softmax probability. The noise is a function of (seed, position, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -25,7 +25,8 @@ from kernels.triton.row_maxima import (
     row_best,
     row_best_id,
 )
-from kernels.triton.tensor_checks import check_logits, check_tensor
+from kernels.triton.sampling_columns import SamplingColumns
+from kernels.triton.tensor_checks import check_memory, check_tensor
 from kernels.triton.truncation import find_thresholds, truncate_reference
 from kernels.triton.truncation_measure import Truncation
 
@@ -155,15 +156,8 @@ class SamplingMemory:
 
 def sample(
     logits_RV: torch.Tensor,
-    seeds_R: torch.Tensor,
-    positions_R: torch.Tensor,
+    columns: SamplingColumns,
     *,
-    num_rows_1: torch.Tensor,
-    is_greedy_R: torch.Tensor,
-    temperature_R: torch.Tensor,
-    top_k_R: torch.Tensor,
-    top_p_R: torch.Tensor,
-    min_p_R: torch.Tensor,
     memory: SamplingMemory,
     out_R: torch.Tensor,
     best_logit_R: torch.Tensor,
@@ -182,58 +176,34 @@ def sample(
 
     Args:
         logits_RV: float32, rows contiguous; -inf is an impossible token. Not changed.
-        seeds_R: the 64 bits of each row's seed, as int64.
-        positions_R: int64, index in the sequence of the token being chosen.
-        num_rows_1: int32 [1], the bucket's real rows; nothing is written for the others.
-        is_greedy_R: bool.
-        temperature_R: float32, above 0 unless greedy.
-        top_k_R: int64, 0 for no limit.
-        top_p_R: float32, 1 for no limit. min_p_R: float32, 0 for no limit.
         memory: for at least R rows and this vocabulary; written.
         out_R: int64, written. 0 where the best logit is not finite.
         best_logit_R: float32, written: the largest logit. +inf tells of NaN or +inf in the row,
             -inf that no token is possible: such rows have failed.
-        any_truncated: False is a promise that no row has a limit.
+        any_truncated: False only if no row has a limit.
     """
-    rows, vocab_size = check_logits(logits_RV, num_rows_1)
+    rows, vocab_size = columns.check_logits(logits_RV)
     device = logits_RV.device
     splits = num_splits(vocab_size)
-    check_tensor("seeds", seeds_R, (rows,), torch.int64, device)
-    check_tensor("positions", positions_R, (rows,), torch.int64, device)
-    check_tensor("is_greedy", is_greedy_R, (rows,), torch.bool, device)
-    check_tensor("temperature", temperature_R, (rows,), torch.float32, device)
     check_tensor("out", out_R, (rows,), torch.int64, device)
     check_tensor("best_logit", best_logit_R, (rows,), torch.float32, device)
-    if memory.best_RS.shape[0] < rows or memory.best_RS.shape[1] != splits:
-        raise ValueError(
-            f"the memory is for {tuple(memory.best_RS.shape)} rows and splits, these logits need "
-            f"{(rows, splits)}; allocate it for the largest bucket and this vocabulary"
-        )
+    check_memory(memory.best_RS, rows, splits)
     if not rows:
         return
     best_RS, best_id_RS = memory.best_RS[:rows], memory.best_id_RS[:rows]
+    num_rows_1, is_greedy_R = columns.num_rows_1, columns.is_greedy_N
     find_split_maxima(logits_RV, num_rows_1=num_rows_1, best_RS=best_RS, best_id_RS=best_id_RS)
     if any_truncated:
-        find_thresholds(
-            logits_RV,
-            num_rows_1=num_rows_1,
-            is_greedy_R=is_greedy_R,
-            temperature_R=temperature_R,
-            top_k_R=top_k_R,
-            top_p_R=top_p_R,
-            min_p_R=min_p_R,
-            best_RS=best_RS,
-            truncation=memory.truncation,
-        )
+        find_thresholds(logits_RV, columns, best_RS=best_RS, truncation=memory.truncation)
     padded = triton.next_power_of_2(splits)
     _noisy_maxima_kernel[(splits, rows)](
         logits_RV,
         logits_RV.stride(0),
         num_rows_1,
-        seeds_R,
-        positions_R,
+        columns.seeds_N,
+        columns.positions_N,
         is_greedy_R,
-        temperature_R,
+        columns.temperature_N,
         best_RS,
         memory.truncation.threshold_R,
         memory.truncation.last_tie_R,
@@ -273,6 +243,7 @@ class SamplingCalls:
 
     def __init__(self) -> None:
         self._memory: SamplingMemory | None = None
+        self._columns: SamplingColumns | None = None
         self._vocab_size = 0
 
     def sample(
@@ -286,40 +257,44 @@ class SamplingCalls:
 
         Logits that are NaN or infinite give token 0.
         """
-        rows, vocab_size = logits_RV.shape
-        device = logits_RV.device
-
-        def filled(value: float, dtype: torch.dtype) -> torch.Tensor:
-            return torch.full((rows,), value, dtype=dtype, device=device)
-
-        out_R = filled(0, torch.int64)
+        rows, device = logits_RV.shape[0], logits_RV.device
+        memory, columns = self._memory_for(logits_RV)
+        columns = replace(
+            columns.first(rows),
+            num_rows_1=torch.full((1,), rows, dtype=torch.int32, device=device),
+            seeds_N=seeds_R,
+            positions_N=positions_R,
+        )
+        if limits is not None:
+            columns = replace(
+                columns, top_k_N=limits.top_k_R, top_p_N=limits.top_p_R, min_p_N=limits.min_p_R
+            )
+        columns.check(rows, device)
+        out_R = torch.empty(rows, dtype=torch.int64, device=device)
+        best_R = torch.empty(rows, dtype=torch.float32, device=device)
         sample(
             logits_RV,
-            seeds_R,
-            positions_R,
-            num_rows_1=torch.full((1,), rows, dtype=torch.int32, device=device),
-            is_greedy_R=filled(False, torch.bool),
-            temperature_R=filled(1.0, torch.float32),
-            top_k_R=filled(0, torch.int64) if limits is None else limits.top_k_R,
-            top_p_R=filled(1.0, torch.float32) if limits is None else limits.top_p_R,
-            min_p_R=filled(0.0, torch.float32) if limits is None else limits.min_p_R,
-            memory=self._memory_for(rows, vocab_size, device),
+            columns,
+            memory=memory,
             out_R=out_R,
-            best_logit_R=filled(0.0, torch.float32),
+            best_logit_R=best_R,
             any_truncated=limits is not None,
         )
         return out_R
 
-    def _memory_for(self, rows: int, vocab_size: int, device: torch.device) -> SamplingMemory:
-        memory = self._memory
+    def _memory_for(self, logits_RV: torch.Tensor) -> tuple[SamplingMemory, SamplingColumns]:
+        (rows, vocab_size), device = logits_RV.shape, logits_RV.device
+        memory, columns = self._memory, self._columns
         known = 0 if memory is None else memory.best_RS.shape[0]
-        fits = memory is not None and self._vocab_size == vocab_size and known >= rows
-        if memory is None or not fits:
+        fits = self._vocab_size == vocab_size and known >= rows
+        if memory is None or columns is None or not fits:
             # twice as many as before, so that a slowly growing batch allocates seldom
             number = max(rows, 2 * known, _FEWEST_ROWS)
             memory = self._memory = SamplingMemory.allocate(number, vocab_size, device)
+            columns = self._columns = SamplingColumns.allocate(number, device)
+            columns.temperature_N.fill_(1.0)
             self._vocab_size = vocab_size
-        return memory
+        return memory, columns
 
 
 def apply_penalties_to_row(
@@ -329,18 +304,14 @@ def apply_penalties_to_row(
     penalties: Penalties,
 ) -> None:
     """See `Operations.apply_penalties`."""
-    device = logits_V.device
-
-    def one(value: float, dtype: torch.dtype) -> torch.Tensor:
-        return torch.full((1,), value, dtype=dtype, device=device)
-
+    columns = SamplingColumns.allocate(1, logits_V.device)
+    columns.num_rows_1.fill_(1)
+    columns.repetition_N.fill_(penalties.repetition_penalty)
+    columns.presence_N.fill_(penalties.presence_penalty)
+    columns.frequency_N.fill_(penalties.frequency_penalty)
     apply_penalties(
         logits_V[None],
-        num_rows_1=one(1, torch.int32),
-        state_row_R=one(0, torch.int64),
+        columns,
         prompt_bits_NW=pack_token_mask(prompt_mask_V)[None],
         output_counts_NV=output_counts_V[None].to(torch.int32),
-        repetition_R=one(penalties.repetition_penalty, torch.float32),
-        presence_R=one(penalties.presence_penalty, torch.float32),
-        frequency_R=one(penalties.frequency_penalty, torch.float32),
     )

@@ -1,4 +1,4 @@
-"""Sampling state of a step's due sequences, gathered from the rows that last, in one launch.
+"""Sampling state of a step's due sequences, gathered from the persistent rows in one launch.
 
 Where a number stands in a state is said in `kernels.interface.sampling_rows`.
 """
@@ -13,7 +13,7 @@ import triton.language as tl
 
 from kernels.interface.sampling_rows import SamplingRows, StateFlag, StateWord
 from kernels.interface.step_inputs import PackedLayout
-from kernels.triton.tensor_checks import check_tensor
+from kernels.triton.tensor_checks import check_logits, check_tensor
 
 _BLOCK = 128
 _NUM_WARPS = 4
@@ -39,14 +39,21 @@ _MASKED = tl.constexpr(int(StateFlag.MASKED))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingColumns:
-    """What `gather_sampling_columns` writes: an entry a due sequence, N of them at most.
+    """What sampling reads of each row of logits: an entry a due sequence, N of them at most.
 
     Attributes:
-        num_rows_1: int32, how many are due.
-        state_row_N: int64, the sequence's row.
+        num_rows_1: int32, how many are due; nothing is done for rows of logits at or beyond it.
+        state_row_N: int64, the sequence's row: whose lists and history are read.
         positions_N: int64, index in its sequence of the token that is chosen.
-        num_min_tokens_ids_N: int32, 0 once min_tokens are there.
-        The others are a state's numbers, flags as bool, the seed as the 64 bits of an int64.
+        seeds_N: int64, the 64 bits of the seed.
+        top_k_N: int64, 0 for no limit; above V is V.
+        temperature_N: float32, above 0 unless greedy.
+        top_p_N, min_p_N: float32; 1 and 0 for no limit.
+        repetition_N, presence_N, frequency_N: float32; 1, 0 and 0 switch penalties off.
+        is_greedy_N, is_counted_N, is_masked_N: bool, see StateFlag.
+        num_logprobs_N: int32, at most V; 0 reports the token alone, below 0 nothing is written.
+        num_min_tokens_ids_N: int32, entries of the list that count; 0 once min_tokens are there.
+        num_biases_N: int32, likewise.
     """
 
     num_rows_1: torch.Tensor
@@ -76,6 +83,25 @@ class SamplingColumns:
             return torch.zeros(size, dtype=_DTYPES[name], device=device)
 
         return SamplingColumns(**{name: zeros(name) for name in _DTYPES})
+
+    def check_logits(self, logits_RV: torch.Tensor) -> tuple[int, int]:
+        """(R, V) of float32 logits with contiguous rows, one for each entry.
+
+        Raises:
+            ValueError: not that, see `tensor_checks.check_logits`.
+        """
+        rows, vocab_size = check_logits(logits_RV, self.num_rows_1)
+        check_tensor("state_row", self.state_row_N, (rows,), torch.int64, logits_RV.device)
+        return rows, vocab_size
+
+    def check(self, num_rows: int, device: torch.device) -> None:
+        """
+        Raises:
+            ValueError: a column of another length, dtype or layout, or on another device.
+        """
+        for name, dtype in _DTYPES.items():
+            shape = (1,) if name == "num_rows_1" else (num_rows,)
+            check_tensor(name, getattr(self, name), shape, dtype, device)
 
     def first(self, num_rows: int) -> SamplingColumns:
         """Views of the first so many: a bucket in the same memory."""
@@ -227,15 +253,12 @@ def gather_sampling_columns(
     check_tensor("state_NX", state, state.shape, torch.int32, device)
     if num_sequences > layout.capacity:
         raise ValueError(f"{num_sequences} sequences, the layout has room for {layout.capacity}")
-    columns = [getattr(out, name) for name in _DTYPES]
-    for (name, dtype), column in zip(_DTYPES.items(), columns, strict=True):
-        shape = (1,) if name == "num_rows_1" else (num_rows,)
-        check_tensor(name, column, shape, (dtype,), device)
+    out.check(num_rows, device)
     gather_sampling_columns_kernel[(max(1, triton.cdiv(num_sequences, _BLOCK)),)](
         packed,
         state,
         state.view(torch.float32),
-        *columns,
+        *(getattr(out, name) for name in _DTYPES),
         num_rows,
         state.shape[1],
         ROWS_AT=layout.rows_at,

@@ -52,6 +52,18 @@ def _is_dense(tensor: torch.Tensor, inner: int) -> bool:
     return True
 
 
+def check_memory(memory_RS: torch.Tensor, rows: int, splits: int) -> None:
+    """
+    Raises:
+        ValueError: memory for fewer rows of logits, or for another vocabulary.
+    """
+    if memory_RS.shape[0] < rows or memory_RS.shape[1] != splits:
+        raise ValueError(
+            f"the memory is for {tuple(memory_RS.shape)} rows and splits, these logits need "
+            f"{(rows, splits)}; allocate it for the largest bucket and this vocabulary"
+        )
+
+
 def check_logits(logits_RV: torch.Tensor, num_rows_1: torch.Tensor) -> tuple[int, int]:
     """(R, V) of float32 logits with contiguous rows.
 

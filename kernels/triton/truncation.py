@@ -12,7 +12,8 @@ import triton.language as tl
 
 from kernels.torch.sampling import truncate_by_sorting
 from kernels.triton.row_maxima import TILE, is_finite, num_splits, row_best
-from kernels.triton.tensor_checks import check_logits, check_tensor
+from kernels.triton.sampling_columns import SamplingColumns
+from kernels.triton.tensor_checks import check_tensor
 from kernels.triton.truncation_measure import (
     LIST_SIZE,
     NUM_PIVOTS,
@@ -287,13 +288,8 @@ def _finish_kernel(
 # finish   bisection on the ordered bits of float32 over the list; if it did not fit, the row
 def find_thresholds(
     logits_RV: torch.Tensor,
+    columns: SamplingColumns,
     *,
-    num_rows_1: torch.Tensor,
-    is_greedy_R: torch.Tensor,
-    temperature_R: torch.Tensor,
-    top_k_R: torch.Tensor,
-    top_p_R: torch.Tensor,
-    min_p_R: torch.Tensor,
     best_RS: torch.Tensor,
     truncation: Truncation,
 ) -> None:
@@ -305,23 +301,12 @@ def find_thresholds(
 
     Args:
         logits_RV: float32; -inf is an impossible token. Not changed.
-        num_rows_1: int32; results of rows at or beyond it are left as they are.
-        is_greedy_R: bool.
-        temperature_R: float32, above 0 unless greedy.
-        top_k_R: int64, 0 for no limit; above V is V.
-        top_p_R: float32, 1 for no limit. min_p_R: float32, 0 for no limit.
         best_RS: of these logits, by `find_split_maxima`.
         truncation: written; has at least R rows.
     """
-    rows, vocab_size = check_logits(logits_RV, num_rows_1)
-    device = logits_RV.device
+    rows, vocab_size = columns.check_logits(logits_RV)
     splits = num_splits(vocab_size)
-    check_tensor("is_greedy", is_greedy_R, (rows,), torch.bool, device)
-    check_tensor("temperature", temperature_R, (rows,), torch.float32, device)
-    check_tensor("top_k", top_k_R, (rows,), torch.int64, device)
-    check_tensor("top_p", top_p_R, (rows,), torch.float32, device)
-    check_tensor("min_p", min_p_R, (rows,), torch.float32, device)
-    check_tensor("best", best_RS, (rows, splits), torch.float32, device)
+    check_tensor("best", best_RS, (rows, splits), torch.float32, logits_RV.device)
     if truncation.threshold_R.shape[0] < rows:
         raise ValueError(
             f"the truncation has {truncation.threshold_R.shape[0]} rows, the logits have {rows}; "
@@ -332,15 +317,15 @@ def find_thresholds(
     t = truncation
     t.sums_RN[:rows].zero_()
     constants = {"SPLITS": triton.next_power_of_2(splits), "TILE": TILE}
-    row_arguments = (logits_RV, logits_RV.stride(0), num_rows_1, is_greedy_R, temperature_R)
-    limits = (top_k_R, top_p_R)
+    row_arguments = (logits_RV, logits_RV.stride(0), columns.num_rows_1, columns.is_greedy_N)
+    limits = (columns.temperature_N, columns.top_k_N, columns.top_p_N)
     measured = (t.pivots_R2P, t.sums_RN, t.high_R, t.above_R, t.target_R)
     bounds = (t.bounds_R2, t.bound_above_R, t.list_RC)
     for round_number in (0, 1):
         _round_kernel[(splits, rows)](
             *row_arguments,
             *limits,
-            min_p_R,
+            columns.min_p_N,
             best_RS,
             *measured,
             vocab_size,
@@ -363,7 +348,7 @@ def find_thresholds(
     _finish_kernel[(rows,)](
         *row_arguments,
         *limits,
-        min_p_R,
+        columns.min_p_N,
         best_RS,
         t.sums_RN,
         t.target_R,

@@ -1,13 +1,12 @@
 """The commands of `scripts/bench.py`, and what they share. Imports no torch."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from scripts.load.report import describe_run, write_document
+from scripts.load.report import describe_run, log, write_document
 
 Json = Annotated[Path | None, Parameter(help="Write the document here too.")]
 Model = Annotated[str, Parameter(help="A known model, a file or a folder.")]
@@ -18,7 +17,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 
 def report(figures: Mapping[str, Any], json: Path | None, table: str = "") -> None:
     if table:
-        print(table, file=sys.stderr)
+        log(table)
     write_document(describe_run() | figures, json)
 
 

@@ -1,7 +1,6 @@
 """A whole model on the native CPU backend beside torch's, and the host's share of a step."""
 
 import dataclasses
-import sys
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -22,6 +21,7 @@ from kernels.torch.operations import TorchOperations
 from protocol.sampling import SamplingParams
 from scripts.benchmarks import DEFAULT_MODEL, Json, Model, Rows, report
 from scripts.benchmarks.best_times import Threads, clock, set_threads
+from scripts.load.report import log
 
 BLOCK_SIZE = 16
 NEAR_TIE = 1e-3
@@ -67,13 +67,13 @@ class GreedyRun:
         keeps_blocks: bool = False,
     ) -> None:
         tensors = files.tensors(keeps_blocks=keeps_blocks)
-        self._model = load_model(files.config, tensors, dtype=torch.float32, ops=ops)
-        layout = plan_cache_layout(self._model.kv_cache_spec.sliding_windows)
+        model = load_model(files.config, tensors, dtype=torch.float32, ops=ops)
+        layout = plan_cache_layout(model.kv_cache_spec.sliding_windows)
         self._groups = layout.group_specs
         self._num_blocks = (max_tokens // BLOCK_SIZE + 2 * max_rows) * len(layout.groups) + 1
         self._max_length = max_length
         config = RunnerConfig(
-            model=self._model,
+            model=model,
             ops=ops,
             num_blocks=self._num_blocks,
             block_size=BLOCK_SIZE,
@@ -98,17 +98,6 @@ class GreedyRun:
         """`num_output` tokens for each; a step computes `chunk` tokens of every prompt at most.
         `after_first` is called when each has its first."""
         answers = Answers([[] for _ in prompts], [[] for _ in prompts])
-        compute_logits = self._model.compute_logits
-        step_margins: list[float] = []
-        if with_margins:
-
-            def kept_margins(hidden_RE: torch.Tensor) -> torch.Tensor:
-                logits_RV = compute_logits(hidden_RE)
-                best_R2 = logits_RV.topk(2, dim=1).values
-                step_margins[:] = (best_R2[:, 0] - best_R2[:, 1]).tolist()
-                return logits_RV
-
-            self._model.compute_logits = kept_margins  # type: ignore[method-assign]
         scheduler = Scheduler(
             SchedulerConfig(
                 max_num_batched_tokens=chunk * len(prompts),
@@ -123,7 +112,12 @@ class GreedyRun:
                 enable_prefix_caching=False,
             ),
         )
-        params = SamplingParams(max_tokens=num_output, temperature=0.0, ignore_eos=True)
+        params = SamplingParams(
+            max_tokens=num_output,
+            temperature=0.0,
+            ignore_eos=True,
+            logprobs=2 if with_margins else None,
+        )
         for index, prompt in enumerate(prompts):
             scheduler.add_request(
                 Request(request_id=str(index), prompt_token_ids=prompt, sampling_params=params)
@@ -142,11 +136,12 @@ class GreedyRun:
                 continue
             for index, token in enumerate(output.sampled_token_ids):
                 answers.tokens[index].append(int(token))
-                answers.margins[index] += step_margins[index : index + 1]
+                if output.logprobs:
+                    reported = output.logprobs[str(index)].logprobs
+                    _, best, second = np.frombuffer(reported, "<f4")
+                    answers.margins[index].append(float(best - second))
             if len(answers.tokens[0]) == 1:
                 after_first()
-        if with_margins:
-            self._model.compute_logits = compute_logits  # type: ignore[method-assign]
         self._runner.execute(scheduler.schedule())  # frees the rows
         return answers
 
@@ -160,13 +155,10 @@ def cpu_model(
     threads: Threads = None,
     json: Json = None,
 ) -> None:
-    """A whole model on the native CPU backend beside torch's, without scheduling and sockets.
-
-    Decode of each number of rows, and the first token of a long prompt, of the real runner. Fails
-    if the greedy tokens differ where torch's two best logits are more than 0.001 apart.
-    """
+    """Decode of each number of rows, and a long prompt's first token, of the real runner. Fails
+    if the greedy tokens differ where torch's two best logits are more than 0.001 apart."""
     set_threads(threads)
-    files = open_model_files(model, report=_log)
+    files = open_model_files(model, report=log)
     runs = {
         name: GreedyRun(
             ops,
@@ -204,7 +196,7 @@ def cpu_model(
                 for name, ones in timed.items()
             }
             line += f"; decode, tok/s {_both(figures, 'tok_s', 1.0)}"
-        _log(f"{line}; tokens equal, {num_ties} answers up to a near tie")
+        log(f"{line}; tokens equal, {num_ties} answers up to a near tie")
         results[f"{num_rows} x {length}"] = figures
     report(results, json)
 
@@ -269,19 +261,16 @@ def cpu_overhead(
     model: Model = DEFAULT_MODEL,
     rows: Rows = (1, 32, 64),
     num_output: int = 48,
-    weights: Literal["float32", "int8", "int4", "own"] = "float32",
+    weights: Annotated[
+        Literal["float32", "int8", "int4", "own"],
+        Parameter(help='"own": quantised ones as the file holds them.'),
+    ] = "float32",
     threads: Threads = None,
     json: Json = None,
 ) -> None:
-    """What of a decode step is spent inside the native library, and what around it.
-
-    Parameters
-    ----------
-    weights
-        "own": quantised ones as the file holds them.
-    """
+    """What of a decode step is spent inside the native library, and what around it."""
     set_threads(threads)
-    files = open_model_files(model, report=_log)
+    files = open_model_files(model, report=log)
     library = MeasuredLibrary(load_library())
     length = PROMPT_LENGTH + num_output
     run = GreedyRun(
@@ -302,17 +291,13 @@ def cpu_overhead(
             by_name = {name: spent_s / num_steps for name, spent_s in library.spent_s.items()}
             measured.append((answers.rest_s / num_steps, sum(by_name.values()), by_name))
         step_s, library_s, by_name = min(measured, key=lambda one: one[0] - one[1])
-        _log(
+        log(
             f"{num_rows:3} rows: a step {step_s * 1e3:.2f} ms, in the library "
             f"{library_s * 1e3:.2f} ms, around it {(step_s - library_s) * 1e3:.2f} ms "
             f"({(step_s / library_s - 1) * 100:.1f} %)"
         )
         for name, seconds in sorted(by_name.items(), key=lambda item: -item[1]):
             if seconds > 1e-6:
-                _log(f"      {name:24}{seconds * 1e3:9.3f} ms")
+                log(f"      {name:24}{seconds * 1e3:9.3f} ms")
         results[str(num_rows)] = {"step_s": step_s, "library_s": library_s}
     report(results, json)
-
-
-def _log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -1,7 +1,6 @@
 """Native CPU operations and dense products beside torch's, alone, at SmolLM2-135M's shapes."""
 
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, get_args
@@ -25,6 +24,7 @@ from kernels.torch import linear as torch_linear
 from kernels.torch.operations import TorchOperations
 from scripts.benchmarks import Json, Rows, report
 from scripts.benchmarks.best_times import Threads, best_times, set_threads
+from scripts.load.report import log
 
 HEADS, KV_HEADS, HEAD_SIZE, WIDTH, FEED_FORWARD, VOCAB = 9, 3, 64, 576, 1536, 49_152
 BLOCK_SIZE = 16
@@ -158,22 +158,18 @@ def cpu_operations(
     threads: Threads = None,
     json: Json = None,
 ) -> None:
-    """Native CPU operations beside torch's, each alone, at SmolLM2-135M's shapes.
-
-    Backends alternate in one process; the best of several rounds is given. With --threads 1 the
-    time is that of the one core's work, which other programs disturb little.
-    """
+    """Backends alternate in one process; the best of several rounds is given. With --threads 1 the
+    time is that of the one core's work, which other programs disturb little."""
     set_threads(threads)
     native, reference = CpuOperations(load_library()), TorchOperations()
     results = {}
-    print(f"{'':38}{'torch us':>10}{'native us':>11}{'times':>7}   {native.name}", file=sys.stderr)
+    log(f"{'':38}{'torch us':>10}{'native us':>11}{'times':>7}   {native.name}")
     for name, make in CASES.items():
         if only in name:
             times = best_times([make(reference), make(native)], 4, 0.08)
             torch_us, native_us = (seconds * 1e6 for seconds in times)
             results[name] = {"torch_us": torch_us, "native_us": native_us}
-            line = f"{name:38}{torch_us:10.1f}{native_us:11.1f}{torch_us / native_us:7.1f}"
-            print(line, file=sys.stderr)
+            log(f"{name:38}{torch_us:10.1f}{native_us:11.1f}{torch_us / native_us:7.1f}")
     report(results, json)
 
 
@@ -237,28 +233,25 @@ def products(
     return made
 
 
+_STEP = (
+    "All products of one step of the model, 30 layers and the logits, with weights that no cache "
+    "holds, in place of single shapes."
+)
+
+
 def cpu_kernels(
     *,
     rows: Rows = (1, 4, 16, 64, 256, 512),
     rounds: int = 10,
-    kinds: Annotated[tuple[Kind, ...], Parameter(consume_multiple=True, negative="")] = ALL_KINDS,
-    isa: str | None = None,
-    step: bool = False,
+    kinds: Annotated[
+        tuple[Kind, ...], Parameter(consume_multiple=True, negative="", help="Of weights.")
+    ] = ALL_KINDS,
+    isa: Annotated[str | None, Parameter(help="Not the machine's best, but this one.")] = None,
+    step: Annotated[bool, Parameter(help=_STEP)] = False,
     json: Json = None,
 ) -> None:
-    """The native dense products beside torch's prepacked ones. With ENGINE_CORE_NATIVE_THREADS=1
-    the clock is the thread's own, which other programs disturb less.
-
-    Parameters
-    ----------
-    kinds
-        Of weights.
-    isa
-        Not the machine's best, but this one.
-    step
-        All products of one step of the model, 30 layers and the logits, with weights that no cache
-        holds, in place of single shapes.
-    """
+    """With ENGINE_CORE_NATIVE_THREADS=1 the clock is the thread's own, which other programs disturb
+    less."""
     if isa is not None and isa not in ISA_NAMES:
         raise ValueError(f"--isa is {isa}, it must be one of {', '.join(ISA_NAMES)}")
     library = load_library()
@@ -294,7 +287,7 @@ def _measure_case(
         runs = [partial(_run, [made[kind][0] for made in layers], xs) for kind in everywhere]
         times = best_times(runs, rounds, 0.005)
         flops = 2 * num_rows * sum(num_outputs * width for num_outputs, width in shapes)
-        print(f"{name}, {num_rows} rows", file=sys.stderr)
+        log(f"{name}, {num_rows} rows")
         results = {}
         for kind, seconds, size in zip(everywhere, times, sizes, strict=True):
             results[kind] = figures = {
@@ -303,10 +296,9 @@ def _measure_case(
                 "gb_per_s": round(size / seconds / 1e9, 1),
                 "torch_time_ratio": round(times[0] / seconds, 2),
             }
-            print(
+            log(
                 f"  {kind:8} {figures['us']:10.1f} us {figures['gflops']:8.1f} GFLOP/s "
-                f"{figures['gb_per_s']:6.1f} GB/s   x {figures['torch_time_ratio']:5.2f}",
-                file=sys.stderr,
+                f"{figures['gb_per_s']:6.1f} GB/s   x {figures['torch_time_ratio']:5.2f}"
             )
         reports.append({"shape": name, "rows": num_rows, "kinds": results})
     return reports

@@ -14,11 +14,8 @@ SINGLE_PROMPT, SINGLE_OUTPUT = 64, 128
 
 
 def offline(*, model: Model = DEFAULT_MODEL, repeat: Repeat = 3, json: Json = None) -> None:
-    """Throughput and single-stream speed, through the daemon and the client library.
-
-    Random token ids, greedy, end-of-sequence ignored. Batch: 64 requests at once, prompt lengths
-    log-uniform 32-512, 64 output tokens each. Single: one request, 64 tokens in, 128 out.
-    """
+    """Random token ids, greedy, end-of-sequence ignored. Batch: 64 requests at once, prompt lengths
+    log-uniform 32-512, 64 output tokens each. Single: one request, 64 tokens in, 128 out."""
     check_repeat(repeat)
     with LLM(model=model, enable_prefix_caching=False) as llm:
         runs = [measure_once(llm, seed) for seed in range(repeat)]

@@ -6,9 +6,10 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from cyclopts import Parameter
 
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import (
@@ -207,17 +208,13 @@ def measure_messages(num_running: int, num_steps: int) -> dict[str, Any]:
     return {"num_running": num_running, "num_bytes": num_bytes} | summary(times)
 
 
-def scheduler(*, quick: bool = False, json: Json = None) -> None:
-    """Microseconds that the scheduler takes: a step, an arrival, a long queue, a step's messages.
-
-    No model and no torch: the sampled tokens are made up. One thread; the garbage collector runs as
-    it does in the engine.
-
-    Parameters
-    ----------
-    quick
-        Tiny sizes: does it run at all?
-    """
+def scheduler(
+    *,
+    quick: Annotated[bool, Parameter(help="Tiny sizes: does it run at all?")] = False,
+    json: Json = None,
+) -> None:
+    """No model and no torch: the sampled tokens are made up. One thread; the garbage collector runs
+    as it does in the engine."""
     sizes = (4, 16) if quick else (64, 256, 1024, 4096)
     num_steps = 16 if quick else 256
     queue = (0, 10, 100) if quick else (0, 1000, 10_000, 100_000)

@@ -48,11 +48,8 @@ def startup(
     ] = (),
     json: Json = None,
 ) -> int:
-    """From launch to ready and to the first token, and the daemon's memory.
-
-    Servers are launched in alternation with the daemon. The first launch is not counted: it warms
-    the file cache, and what is compiled or packed once is there from then on.
-    """
+    """Servers are launched in alternation with the daemon. The first launch is not counted: it
+    warms the file cache, and what is compiled or packed once is there from then on."""
     check_repeat(repeat)
     servers = [parse_server(text) for text in server]
     words = shlex.split(options)

@@ -63,40 +63,19 @@ def measure_daemon(
 
 
 def measure_peer(shape: Shape, *, device: str = "cuda") -> dict[str, Any]:
-    """transformers' continuous batching on the same workload, in this process."""
-    prompts, num_outputs = workload(shape, NUM_REQUESTS, SHORTEST, LONGEST)
-    return measure_transformers(shape, prompts, num_outputs, limit_s=PEER_LIMIT_S, device=device)
-
-
-def measure_transformers(
-    shape: Shape,
-    prompts: Sequence[list[int]],
-    num_outputs: Sequence[int],
-    *,
-    limit_s: float,
-    device: str = "cuda",
-) -> dict[str, Any]:
-    """Output tokens a second by the clock on the wall; one request first, untimed. If time is up
+    """transformers' continuous batching on the same workload, in this process. If its time is up
     before all have ended, "finished_tok_s" instead: tokens of those that have, which is less than
-    what was computed.
-
-    Returns:
-        "failed" and the reason instead, if this version cannot do it: a peer is no part of what is
-        checked.
-    """
+    what was computed; "failed" and the reason if this version cannot do it: a peer is no part of
+    what is checked."""
     try:
-        return _measure(shape, prompts, num_outputs, limit_s, device)
+        return _measure_peer(shape, device)
     except Exception as error:
         return {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
 
 
-def _measure(
-    shape: Shape,
-    prompts: Sequence[list[int]],
-    num_outputs: Sequence[int],
-    limit_s: float,
-    device: str,
-) -> dict[str, Any]:
+def _measure_peer(shape: Shape, device: str) -> dict[str, Any]:
+    """Output tokens a second by the clock on the wall; one request first, untimed."""
+    prompts, num_outputs = workload(shape, NUM_REQUESTS, SHORTEST, LONGEST)
     config = transformers.AutoConfig.for_model(**shape)
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(
@@ -109,14 +88,14 @@ def _measure(
     manager.start()
     try:
         manager.add_request(prompts[0], max_new_tokens=4)
-        if manager.get_result(timeout=limit_s) is None:
-            return {"failed": f"its first request took more than {limit_s:g} s"}
+        if manager.get_result(timeout=PEER_LIMIT_S) is None:
+            return {"failed": f"its first request took more than {PEER_LIMIT_S:g} s"}
         started_s = time.perf_counter()
         for prompt, number in zip(prompts, num_outputs, strict=True):
             manager.add_request(prompt, max_new_tokens=number)
         num_finished = num_tokens = 0
         while num_finished < len(prompts):
-            left_s = started_s + limit_s - time.perf_counter()
+            left_s = started_s + PEER_LIMIT_S - time.perf_counter()
             result = manager.get_result(timeout=max(0.01, left_s)) if left_s > 0 else None
             if result is None:
                 break

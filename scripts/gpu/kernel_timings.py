@@ -9,14 +9,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from kernels.interface.operations import ExpertRouting
 from kernels.triton.activation import silu_and_mul
 from kernels.triton.dense_linear import dense_linear as own_linear
 from kernels.triton.fp8_linear import float8_linear, prepare_float8
 from kernels.triton.kv_cache import copy_within
-from kernels.triton.moe_linear import fused_moe
+from kernels.triton.moe_linear import TritonExpertWeights, mixture_of_experts
 from kernels.triton.moe_routing import route
 from kernels.triton.norm import add_rms_norm
 from kernels.triton.quantised_linear import quantised_linear as packed_linear
+from kernels.triton.quantised_weights import quantise
 from scripts.gpu.timing import TimingGroup, Work
 from tests.gpu.checks import (
     activation,
@@ -83,44 +85,26 @@ def time_block_copies(pairs: int, num_layers: int, *, device: str = "cuda") -> W
     )
 
 
-def time_linear(
-    linear: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    rows: int,
-    inputs: int,
-    outputs: int,
-    *,
-    device: str = "cuda",
-) -> Work:
-    x_TE, weight_NE = _rows(rows, inputs, device), _rows(outputs, inputs, device)
-    weight_NE.mul_(inputs**-0.5)
-    return Work(
-        call=lambda: linear(x_TE, weight_NE),
-        num_bytes=2.0 * (weight_NE.numel() + rows * (inputs + outputs)),
-        num_flops=2.0 * rows * inputs * outputs,
-    )
+LINEARS: dict[str, tuple[Callable[..., Any], Callable[[torch.Tensor, Any], object], float]] = {
+    "torch linear bf16": (torch.Tensor.bfloat16, F.linear, 2.0),
+    "own linear bf16": (torch.Tensor.bfloat16, own_linear, 2.0),
+    "fp8 linear": (prepare_float8, float8_linear, 1.0),
+    "int8 linear": (partial(quantise, num_bits=8, group_size=128), packed_linear, 1 + 4 / 128),
+    "int4 linear": (partial(quantise, num_bits=4, group_size=128), packed_linear, 0.5 + 4 / 128),
+}
+"""What prepares a weight, the product, and the bytes of an element with its share of a scale."""
 
 
-def time_float8_linear(rows: int, inputs: int, outputs: int, *, device: str = "cuda") -> Work:
-    """Rounding included. The floor is that of bf16 products, which float8 may pass."""
-    weight = prepare_float8(_rows(outputs, inputs, device).mul_(inputs**-0.5))
+def time_linear(kind: str, rows: int, inputs: int, outputs: int, *, device: str = "cuda") -> Work:
+    """One of `LINEARS`, rounding included. The floor is that of bf16 products, which float8 may
+    pass."""
+    prepare, product, element_bytes = LINEARS[kind]
+    weight = prepare(_rows(outputs, inputs, device).mul_(inputs**-0.5))
     x_TE = _rows(rows, inputs, device)
     return Work(
-        call=lambda: float8_linear(x_TE, weight),
-        num_bytes=float(outputs * inputs + 2 * rows * (inputs + outputs)),
+        call=lambda: product(x_TE, weight),
+        num_bytes=element_bytes * outputs * inputs + 2.0 * rows * (inputs + outputs),
         num_flops=2.0 * rows * inputs * outputs,
-    )
-
-
-def time_quantised_linear(
-    rows: int, inputs: int, outputs: int, num_bits: int, *, device: str = "cuda"
-) -> Work:
-    weight = quantised_linear.make(outputs, inputs, num_bits, True, device)
-    x_TE = _rows(rows, inputs, device)
-    tensors = (weight.packed_NJ, weight.scales_NG, x_TE)
-    return Work(
-        call=lambda: packed_linear(x_TE, weight),
-        num_bytes=sum(float(t.numel() * t.element_size()) for t in tensors) + 2.0 * rows * outputs,
-        num_flops=2.0 * rows * outputs * inputs,
     )
 
 
@@ -128,10 +112,12 @@ def time_experts(num_tokens: int, shape: moe.Shape, *, device: str = "cuda") -> 
     """The layer; at least the weights of all experts that random tokens choose are read."""
     x_TE, logits_TX, w_gate_up, w_down = moe.make_inputs(num_tokens, shape, BF16, device)
     _, top_k, width, features = shape
+    experts = TritonExpertWeights(w_gate_up, w_down)
+    routing = ExpertRouting(top_k=top_k, renormalise=True)
     ids_TA, _ = route(logits_TX, top_k, renormalise=True)
     num_used = int((torch.bincount(ids_TA.reshape(-1)) > 0).sum())
     return Work(
-        call=lambda: fused_moe(x_TE, logits_TX, w_gate_up, w_down, top_k, True),
+        call=lambda: mixture_of_experts(x_TE, logits_TX, experts, routing),
         num_bytes=2.0 * (num_used * 3 * width * features + 2 * num_tokens * width),
         num_flops=6.0 * num_tokens * top_k * width * features,
     )
@@ -196,8 +182,9 @@ def time_logprobs(rows: int, vocab_size: int, *, device: str = "cuda") -> Work:
     return Work(call=inputs.call, num_bytes=4.0 * inputs.logits_RV.numel())
 
 
-def time_step_inputs(shape: step_inputs.Shape, *, device: str = "cuda") -> Work:
+def time_step_inputs(num_rows: int, max_model_len: int = 8192, *, device: str = "cuda") -> Work:
     """A step of decodes in which no row changes."""
+    shape = step_inputs.Shape(num_rows, 0, max_model_len=max_model_len)
     step = step_inputs.RandomStep(shape, num_updates=0, device=device)
     out = step.tensors((0, 0), device=device)
     num_blocks = -(-(step.num_computed + 1) // step_inputs.BLOCK_SIZE)
@@ -207,208 +194,132 @@ def time_step_inputs(shape: step_inputs.Shape, *, device: str = "cuda") -> Work:
     return Work(
         call=lambda: step.run(out),
         num_bytes=float(
-            shape.num_sequences * a_sequence
-            + shape.num_tokens * a_token
-            + step_inputs.NUM_GROUPS * 2 * 4 * num_blocks.sum()
+            num_rows * (a_sequence + a_token) + step_inputs.NUM_GROUPS * 2 * 4 * num_blocks.sum()
         ),
     )
 
 
-def _each(
-    name: str, prepare: Callable[..., Work], cases: Iterable[tuple[Any, ...]]
-) -> dict[str, Callable[[], Work]]:
-    """A timing for each case, its numbers put into the name."""
-    return {name.format(*case): partial(prepare, *case) for case in cases}
+Check = tuple[Callable[..., float], float]
+"""What gives an error when it is called with a device, and the tolerance."""
+Cases = Iterable[tuple[Any, ...]]
+
+
+def _group(
+    name: str, check: Check, title: str, prepare: Callable[..., Work], cases: Cases
+) -> TimingGroup:
+    """A timing for each case, its numbers put into the title."""
+    timings = {title.format(*case): partial(prepare, *case) for case in cases}
+    return TimingGroup(name, partial(check[0], device="cuda"), check[1], timings)
 
 
 def elementwise_timings() -> list[TimingGroup]:
     widths = [(1, 4096), (64, 4096), (256, 4096), (8192, 4096), (256, 1024)]
     features = [(1, 14336), (64, 14336), (256, 14336), (8192, 14336), (256, 3072)]
+    normed = partial(norm.check, 300, 4096, BF16), norm.BF16_ROUNDING
+    activated = partial(activation.check, 300, 14336, BF16), activation.BF16_ROUNDING
+    copied = partial(block_copies.check_copies, 100, overlapping=False), 0
+    copies = "copy {} blocks in {} layers"
 
     def rotary_group(name: str, *num_tokens: int) -> TimingGroup:
         shape = rotary.SHAPES[name]
-        check = partial(rotary.check, shape, 333, BF16, device="cuda")
+        check = partial(rotary.check, shape, 333, BF16), rotary.ROUNDING
         title, prepare = f"rotary + cache {name} {{}} tokens", partial(time_rotary, shape)
-        timings = _each(title, prepare, [(number,) for number in num_tokens])
-        return TimingGroup(f"rotary {name}", check, rotary.ROUNDING, timings)
+        return _group(f"rotary {name}", check, title, prepare, [(n,) for n in num_tokens])
 
     return [
-        TimingGroup(
-            "norm",
-            partial(norm.check, 300, 4096, BF16, device="cuda"),
-            norm.BF16_ROUNDING,
-            _each("add + norm {} x {}", time_norm, widths),
-        ),
-        TimingGroup(
-            "activation",
-            partial(activation.check, 300, 14336, BF16, device="cuda"),
-            activation.BF16_ROUNDING,
-            _each("silu x up {} x {}", time_activation, features),
-        ),
+        _group("norm", normed, "add + norm {} x {}", time_norm, widths),
+        _group("activation", activated, "silu x up {} x {}", time_activation, features),
         rotary_group("Llama-3.1-8B", 1, 256, 8192),
         rotary_group("Qwen3-0.6B", 256),
-        TimingGroup(
-            "block copies",
-            partial(block_copies.check_copies, 100, overlapping=False, device="cuda"),
-            0,
-            _each("copy {} blocks in {} layers", time_block_copies, [(1, 32), (64, 32)]),
-        ),
+        _group("block copies", copied, copies, time_block_copies, [(1, 32), (64, 32)]),
     ]
 
 
 def product_timings() -> list[TimingGroup]:
     few = [(rows, *shape) for shape in PROJECTIONS for rows in (1, 64, 256)]
     many = [(8192, *shape) for shape in PROJECTIONS if shape[1] < 128256]
+    wide = [(rows, 4096, 28672) for rows in (1, 64, 256, 8192)]
     packed = [(1, 4096, 28672), (16, 4096, 28672), (64, 4096, 28672), (1, 4096, 4096)]
+    by_torch = partial(dense.check_linear, 63, 4096, 6144), dense.ROUNDING
+    own = partial(dense_linear.check, 63, 4096, 6144, BF16), dense_linear.ROUNDING
+    rounded = partial(fp8_linear.check, 300, 4096, 3072), fp8_linear.ROUNDING
+    routed = partial(moe.check, 1000, moe.QWEN3_MOE), moe.ROUNDING
+    time_moe = partial(time_experts, shape=moe.QWEN3_MOE)
+
+    def group(kind: str, check: Check, cases: Cases) -> TimingGroup:
+        name, title = kind.removesuffix(" bf16"), f"{kind} {{}} x {{}} -> {{}}"
+        return _group(name, check, title, partial(time_linear, kind), cases)
 
     def packed_group(bits: int) -> TimingGroup:
-        check = partial(quantised_linear.check, 63, 3072, 4096, num_bits=bits, device="cuda")
-        prepare = partial(time_quantised_linear, num_bits=bits)
-        timings = _each(f"int{bits} linear {{}} x {{}} -> {{}}", prepare, packed)
-        return TimingGroup(f"int{bits} linear", check, quantised_linear.ROUNDING, timings)
+        check = partial(quantised_linear.check, 63, 3072, 4096, num_bits=bits)
+        return group(f"int{bits} linear", (check, quantised_linear.ROUNDING), packed)
 
     return [
-        TimingGroup(
-            "torch linear",
-            partial(dense.check_linear, 63, 4096, 6144, device="cuda"),
-            dense.ROUNDING,
-            _each("torch linear bf16 {} x {} -> {}", partial(time_linear, F.linear), few),
-        ),
-        TimingGroup(
-            "own linear",
-            partial(dense_linear.check, 63, 4096, 6144, BF16, device="cuda"),
-            dense_linear.ROUNDING,
-            _each("own linear bf16 {} x {} -> {}", partial(time_linear, own_linear), few + many),
-        ),
-        TimingGroup(
-            "fp8 linear",
-            partial(fp8_linear.check, 300, 4096, 3072, device="cuda"),
-            fp8_linear.ROUNDING,
-            _each(
-                "fp8 linear {} x {} -> {}",
-                time_float8_linear,
-                [(rows, 4096, 28672) for rows in (1, 64, 256, 8192)],
-            ),
-        ),
+        group("torch linear bf16", by_torch, few),
+        group("own linear bf16", own, few + many),
+        group("fp8 linear", rounded, wide),
         packed_group(8),
         packed_group(4),
-        TimingGroup(
-            "moe",
-            partial(moe.check, 1000, moe.QWEN3_MOE, device="cuda"),
-            moe.ROUNDING,
-            _each(
-                "moe Qwen3-MoE {} tokens",
-                partial(time_experts, shape=moe.QWEN3_MOE),
-                [(1,), (64,), (256,), (8192,)],
-            ),
-        ),
+        _group("moe", routed, "moe Qwen3-MoE {} tokens", time_moe, [(1,), (64,), (256,), (8192,)]),
     ]
 
 
 def attention_timings() -> list[TimingGroup]:
-    def decode(heads: Heads, batch: int, length: int, programs: int) -> Callable[[], Work]:
-        return partial(time_attention, heads, [(length, 1)] * batch, [], programs)
-
-    def prefill(heads: Heads, *requests: Request) -> Callable[[], Work]:
-        return partial(time_attention, heads, [], requests)
-
     def group(
-        name: str, heads: Heads, timings: dict[str, Callable[[], Work]], **options: Any
+        name: str,
+        heads: Heads,
+        decodes: Sequence[tuple[int, int]],
+        prefills: dict[str, list[Request]],
+        num_programs: tuple[int, ...] = (3,),
+        **options: Any,
     ) -> TimingGroup:
-        check = partial(
-            attention.check, heads, attention.DECODES, attention.PREFILLS, device="cuda", **options
-        )
+        """Decodes of (batch, length) with each number of programs a multiprocessor."""
+        timings: dict[str, Callable[[], Work]] = {}
+        for batch, length in decodes:
+            for programs in num_programs:
+                title = f"decode {name} {batch} x {length}"
+                title += f", {programs} programs" if len(num_programs) > 1 else ""
+                timings[title] = partial(time_attention, heads, [(length, 1)] * batch, [], programs)
+        for title, requests in prefills.items():
+            timings[f"prefill {name} {title}"] = partial(time_attention, heads, [], requests)
+        run = partial(attention.check, heads, attention.DECODES, attention.PREFILLS, **options)
+        check = partial(run, device="cuda")
         return TimingGroup(f"attention {name}", check, attention.ROUNDING, timings)
 
     fp8 = attention.with_cache(LLAMA, FP8)
+    whole = {"8192": [(8192, 8192)]}
+    prefills = whole | {"4 x 2048": [(2048, 2048)] * 4, "2048 after 6144": [(8192, 2048)]}
+    decodes = [(1, 1024), (1, 32768), (64, 1024), (256, 1024)]
+    by_torch = partial(dense.check_attention, 1000), dense.ROUNDING
+    title = "torch attention Llama-8B {}"
     return [
-        group(
-            "Llama-8B",
-            LLAMA,
-            {
-                f"decode Llama-8B {batch} x {length}, {programs} programs": decode(
-                    LLAMA, batch, length, programs
-                )
-                for batch, length in ((1, 1024), (1, 32768), (64, 1024), (256, 1024))
-                for programs in (2, 4)
-            }
-            | {
-                "prefill Llama-8B 8192": prefill(LLAMA, (8192, 8192)),
-                "prefill Llama-8B 4 x 2048": prefill(LLAMA, *[(2048, 2048)] * 4),
-                "prefill Llama-8B 2048 after 6144": prefill(LLAMA, (8192, 2048)),
-            },
-        ),
-        group(
-            "Llama-8B fp8",
-            fp8,
-            {
-                "decode Llama-8B fp8 64 x 1024": decode(fp8, 64, 1024, 3),
-                "decode Llama-8B fp8 256 x 1024": decode(fp8, 256, 1024, 3),
-                "prefill Llama-8B fp8 8192": prefill(fp8, (8192, 8192)),
-            },
-            k_scale=0.5,
-            v_scale=2.0,
-        ),
-        group(
-            "Qwen3-0.6B",
-            QWEN_SMALL,
-            {"decode Qwen3-0.6B 256 x 1024": decode(QWEN_SMALL, 256, 1024, 3)},
-        ),
-        group(
-            "SmolLM2",
-            SMOL,
-            {
-                "decode SmolLM2 64 x 1024": decode(SMOL, 64, 1024, 3),
-                "prefill SmolLM2 8192": prefill(SMOL, (8192, 8192)),
-            },
-        ),
-        TimingGroup(
-            "torch attention",
-            partial(dense.check_attention, 1000, device="cuda"),
-            dense.ROUNDING,
-            {"torch attention Llama-8B 8192": partial(time_torch_attention, 8192)},
-        ),
+        group("Llama-8B", LLAMA, decodes, prefills, (2, 4)),
+        group("Llama-8B fp8", fp8, decodes[2:], whole, k_scale=0.5, v_scale=2.0),
+        group("Qwen3-0.6B", QWEN_SMALL, [(256, 1024)], {}),
+        group("SmolLM2", SMOL, [(64, 1024)], whole),
+        _group("torch attention", by_torch, title, time_torch_attention, [(8192,)]),
     ]
 
 
 def sampling_timings() -> list[TimingGroup]:
-    rows = [(1, VOCAB_SIZE), (64, VOCAB_SIZE), (256, VOCAB_SIZE)]
+    def group(
+        name: str, check: Callable[..., float], tolerance: float, prepare: Callable[..., Work]
+    ) -> TimingGroup:
+        title = name.replace("sampling", "sample") + " {} x {}"
+        rows = [(number, VOCAB_SIZE) for number in (1, 64, 256)]
+        return _group(name, (check, tolerance), title, prepare, rows)
 
     def sampling_group(name: str, limits: bool) -> TimingGroup:
-        check = partial(sampling.check, 96, VOCAB_SIZE, limits=limits, device="cuda")
-        timings = _each(f"sample {name} {{}} x {{}}", partial(time_sampling, limits=limits), rows)
-        return TimingGroup(f"sampling {name}", check, 1, timings)
+        check = partial(sampling.check, 96, VOCAB_SIZE, limits=limits)
+        return group(f"sampling {name}", check, 1, partial(time_sampling, limits=limits))
 
+    steps = partial(step_inputs.check, step_inputs.Shape(64, 0), num_updates=20), 0
+    num_rows = [(1,), (64,), (256,), (1024,)]
     return [
-        TimingGroup(
-            "masks",
-            partial(logits.check_masks, 33, VOCAB_SIZE, device="cuda"),
-            0,
-            _each("masks {} x {}", time_masks, rows),
-        ),
-        TimingGroup(
-            "penalties",
-            partial(logits.check_penalties, 33, VOCAB_SIZE, device="cuda"),
-            0,
-            _each("penalties {} x {}", time_penalties, rows),
-        ),
+        group("masks", partial(logits.check_masks, 33, VOCAB_SIZE), 0, time_masks),
+        group("penalties", partial(logits.check_penalties, 33, VOCAB_SIZE), 0, time_penalties),
         sampling_group("free", False),
         sampling_group("limits", True),
-        TimingGroup(
-            "logprobs",
-            partial(logprobs.check, 63, VOCAB_SIZE, device="cuda"),
-            1e-5,
-            _each("logprobs {} x {}", time_logprobs, rows),
-        ),
-        TimingGroup(
-            "step inputs",
-            partial(step_inputs.check, step_inputs.Shape(64, 0), num_updates=20, device="cuda"),
-            0,
-            {
-                f"step inputs {number} rows": partial(
-                    time_step_inputs, step_inputs.Shape(number, 0)
-                )
-                for number in (1, 64, 256, 1024)
-            },
-        ),
+        group("logprobs", partial(logprobs.check, 63, VOCAB_SIZE), 1e-5, time_logprobs),
+        _group("step inputs", steps, "step inputs {} rows", time_step_inputs, num_rows),
     ]

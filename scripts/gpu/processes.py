@@ -14,8 +14,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from scripts.gpu.pytest_rows import ROWS_VARIABLE
-from scripts.gpu.timing import Instruction, Row
+from scripts.gpu.timing import ROWS_VARIABLE, Instruction, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS_AT_ONCE = 8
@@ -55,7 +54,7 @@ def check_file(path: str, seconds: float, seed: int, *, uses_gpu: bool) -> list[
     threads = max(1, len(os.sched_getaffinity(0)) // CHECKS_AT_ONCE)
     environment = {"OMP_NUM_THREADS": str(threads), "TEST_SEED": str(seed)}
     environment |= {"TEST_DEVICE": "cuda"} if uses_gpu else {}
-    rows, lost = _run(command, environment, seconds)
+    rows, lost = _run(command, environment, seconds, is_pytest=True)
     if not rows and lost is not None:
         return [{"file": path, "name": path} | lost]
     found = {row["name"]: row for row in rows}  # a later row says more
@@ -67,24 +66,19 @@ def check_file(path: str, seconds: float, seed: int, *, uses_gpu: bool) -> list[
 
 def run_worker(instruction: Instruction) -> tuple[list[Row], Row | None]:
     """Rows of a family's timings, and state and reason of what its process did not come to."""
-    command = [sys.executable, "-m", "scripts.gpu.worker"]
-    return _run(command, {}, instruction.seconds, instruction)
+    described = json.dumps(dataclasses.asdict(instruction))
+    command = [sys.executable, "-m", "scripts.gpu.worker", described]
+    return _run(command, {}, instruction.seconds, is_pytest=False)
 
 
 def _run(
-    command: list[str],
-    environment: Mapping[str, str],
-    seconds: float,
-    instruction: Instruction | None = None,
+    command: list[str], environment: Mapping[str, str], seconds: float, *, is_pytest: bool
 ) -> tuple[list[Row], Row | None]:
     """Rows that the process wrote; state and reason of the others, if it ended early. It is killed
     when its time is over."""
     with tempfile.TemporaryDirectory() as folder:
         rows_path, log_path = Path(folder, "rows"), Path(folder, "log")
         rows_path.touch()
-        if instruction is not None:
-            instruction = dataclasses.replace(instruction, rows_path=str(rows_path))
-            command = [*command, json.dumps(dataclasses.asdict(instruction))]
         lost = None
         with log_path.open("w") as log:
             process = subprocess.Popen(
@@ -97,7 +91,7 @@ def _run(
             try:
                 code = process.wait(timeout=seconds)
                 # pytest ends with 1 after failed tests, with 5 if there are none
-                is_pytest, has_rows = instruction is None, rows_path.stat().st_size > 0
+                has_rows = rows_path.stat().st_size > 0
                 if code and not (is_pytest and (code == 5 or (code == 1 and has_rows))):
                     lines = log_path.read_text().strip().splitlines() or ["no output"]
                     why = f"its process ended with {code}: {lines[-1][:400]}"

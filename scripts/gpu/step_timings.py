@@ -139,17 +139,6 @@ class ReadyEngine:
 _ON_DEVICE: dict[str, ReadyEngine] = {}
 
 
-def engine_of(name: str, make: Callable[[], ReadyEngine]) -> ReadyEngine:
-    """The engine of that name; another one is taken off the device first."""
-    if name not in _ON_DEVICE:
-        _ON_DEVICE.clear()
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        _ON_DEVICE[name] = make()
-    return _ON_DEVICE[name]
-
-
 def _engine(
     name: str,
     *,
@@ -160,22 +149,25 @@ def _engine(
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cuda",
 ) -> ReadyEngine:
-    """Of that published model, with room for every step that is timed on it."""
-    length = most_context + most_output(most_seqs)
-    longest = max(most_prefill, length)
-    sizes = Sizes(
-        max_num_seqs=most_seqs,
-        max_model_len=longest,
-        max_num_batched_tokens=max(most_prefill, most_seqs),
-        num_blocks=max(most_seqs * -(-length // BLOCK_SIZE), -(-longest // BLOCK_SIZE)) + 1,
-    )
-    wanted = shape or PUBLISHED[name]
-    return engine_of(name, lambda: ReadyEngine(wanted, sizes, dtype=dtype, device=device))
-
-
-def most_output(num_seqs: int) -> int:
-    """Tokens that a sequence of the loop may be given: the first one waits for all prompts."""
-    return NUM_LOOP_STEPS + num_seqs
+    """Of that published model, with room for every step that is timed on it; another one is taken
+    off the device first."""
+    if name not in _ON_DEVICE:
+        _ON_DEVICE.clear()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        # tokens that a sequence of the loop may be given: the first one waits for all prompts
+        length = most_context + NUM_LOOP_STEPS + most_seqs
+        longest = max(most_prefill, length)
+        sizes = Sizes(
+            max_num_seqs=most_seqs,
+            max_model_len=longest,
+            max_num_batched_tokens=max(most_prefill, most_seqs),
+            num_blocks=max(most_seqs * -(-length // BLOCK_SIZE), -(-longest // BLOCK_SIZE)) + 1,
+        )
+        wanted = shape or PUBLISHED[name]
+        _ON_DEVICE[name] = ReadyEngine(wanted, sizes, dtype=dtype, device=device)
+    return _ON_DEVICE[name]
 
 
 def time_decode(name: str, batch: int, context: int = CONTEXT, **options: Any) -> Work:

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 Row = dict[str, Any]
-"""Result of one timing, as it goes into the JSON document."""
+"""Result of one check or timing, as it goes into the JSON document."""
+ROWS_VARIABLE = "GPU_RUN_ROWS"
+"""Names the file of a child process's rows. A process that dies leaves what it had written."""
+
+
+def emit(row: Row) -> None:
+    """A line of JSON in the file of `ROWS_VARIABLE`."""
+    with Path(os.environ[ROWS_VARIABLE]).open("a") as file:
+        print(json.dumps(row), file=file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,14 +159,12 @@ class Instruction:
         family: see `FAMILIES`; empty to describe the machine and measure its ceilings.
         seconds: that it has.
         seed: of all random inputs.
-        rows_path: gets a line of JSON for each result as it is known.
     """
 
     family: str
     only: str
     seconds: float
     seed: int
-    rows_path: str
     ceilings: dict[str, float] | None = None
 
 

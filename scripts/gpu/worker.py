@@ -20,13 +20,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 
-from scripts.gpu.timing import Ceilings, Instruction, Row, load_family, run_group
+from scripts.gpu.timing import Ceilings, Instruction, emit, load_family, run_group
 
 _FLUSH_BYTES = 256 << 20
 """Several times the L2 of an H200."""
@@ -142,29 +141,24 @@ def _driver() -> str | None:
 
 
 def work(instruction: Instruction) -> None:
-    """Append rows to the file."""
+    """Emit a row for each result as it is known."""
     deadline_s = time.monotonic() + instruction.seconds
     torch.manual_seed(instruction.seed)
     timer = CudaTimer()
-    with Path(instruction.rows_path).open("a") as file:
-
-        def emit(row: Row) -> None:
-            print(json.dumps(row), file=file, flush=True)
-
-        if instruction.ceilings is None:
-            ceilings: dict[str, Any] = dataclasses.asdict(measure_ceilings(timer))
-            emit({"device": describe_device(), "ceilings": ceilings})
-            return
-        for group in load_family(instruction.family):
-            run_group(
-                group,
-                only=instruction.only,
-                ceilings=Ceilings(**instruction.ceilings),
-                timer=timer,
-                clock=time.monotonic,
-                deadline_s=deadline_s,
-                emit=emit,
-            )
+    if instruction.ceilings is None:
+        ceilings: dict[str, Any] = dataclasses.asdict(measure_ceilings(timer))
+        emit({"device": describe_device(), "ceilings": ceilings})
+        return
+    for group in load_family(instruction.family):
+        run_group(
+            group,
+            only=instruction.only,
+            ceilings=Ceilings(**instruction.ceilings),
+            timer=timer,
+            clock=time.monotonic,
+            deadline_s=deadline_s,
+            emit=emit,
+        )
 
 
 if __name__ == "__main__":

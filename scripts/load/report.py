@@ -7,12 +7,17 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 _COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
+
+
+def log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def describe_run() -> dict[str, Any]:

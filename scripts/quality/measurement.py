@@ -4,7 +4,6 @@ import dataclasses
 import gc
 import math
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,15 +12,17 @@ import torch
 
 from engine_core.cli import app
 from engine_core.model_files import open_model_files
+from engine_core.model_runner.cache import PagedKVCache
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.device import choose_device
 from engine_core.startup.model import load_any_model
 from engine_core.startup.resolve import plan_runner
 from kernels.cpu.linear import PackedParts
 from kernels.cpu.weights import PackedLinear
-from kernels.interface.operations import AttentionSpec, ForwardContext, Operations
+from kernels.interface.operations import Operations
 from kernels.interface.weights import LinearWeight
 from scripts.comparison.text import english_text, prefix_of, tokens_of
+from scripts.load.report import log
 from scripts.quality import QualityOptions
 from scripts.quality.perplexity import Window, compare, cut_windows, negative_log_likelihoods
 
@@ -86,63 +87,36 @@ class LoadedFormat:
             torch.set_num_threads(options.num_threads)
         files = open_model_files(str(options.model), report=lambda _line: None)
         loaded = load_any_model(options, files, choose_device(options.device))
-        assembly = plan_runner(dataclasses.replace(options, max_model_len=None), files, loaded)
-        self._model, self._ops = loaded.model, loaded.ops
+        self._model, ops = loaded.model, loaded.ops
         if in_floats:
             # layers hold the backend, so its products are replaced where all find them
-            setattr(self._ops, "linear", FloatProducts(self._ops))  # noqa: B010
-        spec = loaded.model.kv_cache_spec
+            setattr(ops, "linear", FloatProducts(ops))  # noqa: B010
+        planned = plan_runner(dataclasses.replace(options, max_model_len=None), files, loaded)
+        self._blocks_GM = torch.arange(
+            1, planned.config.num_groups * -(-max_tokens // options.block_size) + 1
+        ).view(planned.config.num_groups, -1)
         self._block_size = options.block_size
-        self._num_blocks = -(-max_tokens // options.block_size)
-        self._caches = [
-            self._ops.allocate_kv_cache(
-                self._num_blocks + 1,  # block 0 is the null block
-                options.block_size,
-                spec.num_kv_heads,
-                spec.head_size,
-                assembly.config.kv_dtype,
+        self._cache = PagedKVCache(
+            dataclasses.replace(
+                planned.config,
+                num_blocks=self._blocks_GM.numel(),
+                max_num_seqs=1,
+                max_num_batched_tokens=max_tokens,
+                max_model_len=max_tokens,
             )
-            for _ in range(spec.num_layers)
-        ]
-        self._windows = spec.sliding_windows
-        self._planners = {
-            window: self._ops.make_attention_planner(
-                AttentionSpec(
-                    num_query_heads=spec.num_query_heads,
-                    num_kv_heads=spec.num_kv_heads,
-                    head_size=spec.head_size,
-                    block_size=options.block_size,
-                    sliding_window=window,
-                    max_num_seqs=1,
-                    max_num_batched_tokens=max_tokens,
-                    max_model_len=max_tokens,
-                    dtype=loaded.dtype,
-                    kv_dtype=assembly.config.kv_dtype,
-                )
-            )
-            for window in set(spec.sliding_windows)
-        }
+        )
         self.compute_logits = loaded.model.compute_logits
 
     def forward(self, token_ids: Sequence[int]) -> torch.Tensor:
         """hidden_TE of one sequence, from its first token on."""
         num_tokens = len(token_ids)
         positions_T = torch.arange(num_tokens)
-        metadata = {
-            window: planner.plan(
-                query_start_loc_R1=torch.tensor([0, num_tokens], dtype=torch.int32),
-                seq_lens_R=torch.tensor([num_tokens], dtype=torch.int32),
-                block_table_RM=torch.arange(1, self._num_blocks + 1, dtype=torch.int32)[None],
-                slot_mapping_T=positions_T + self._block_size,
-                num_decodes=0,
-                num_decode_tokens=0,
-            )
-            for window, planner in self._planners.items()
-        }
-        context = ForwardContext(
-            kv_caches=self._caches,
-            metadata=[metadata[window] for window in self._windows],
-            ops=self._ops,
+        context = self._cache.forward_context(
+            query_start_loc_R1=torch.tensor([0, num_tokens], dtype=torch.int32),
+            seq_lens_R=torch.tensor([num_tokens], dtype=torch.int32),
+            block_tables_GRM=self._blocks_GM.int()[:, None],
+            slot_mappings_GT=self._blocks_GM[:, :1] * self._block_size + positions_T,
+            num_decodes=0,
         )
         return self._model.forward(torch.tensor(token_ids), positions_T, context)
 
@@ -263,4 +237,4 @@ def _log(row: dict[str, Any]) -> None:
     if "limit_percent" in row:
         verdict = "ok" if row["within_limit"] else "NO"
         text += f"   limit {row['limit_percent']:g} %: {verdict}"
-    print(text, file=sys.stderr, flush=True)
+    log(text)

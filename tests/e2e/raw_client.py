@@ -10,6 +10,7 @@ from protocol.codec import decode_engine_message, encode
 from protocol.outputs import CallResult, EngineCoreOutputs, Heartbeat, Rejected, Welcome
 from protocol.requests import Call, EngineRequest, Hello
 from protocol.sampling import SamplingParams
+from tests.protocol.all_outputs import all_outputs
 
 
 class RawClient:
@@ -83,7 +84,7 @@ class RawClient:
                 assert message.request_id not in over
                 over[message.request_id] = message
                 continue
-            for output in message.outputs:
+            for output in all_outputs(message):
                 name = output.request_id, output.index
                 assert name not in ends, "an output after the terminal one"
                 assert output.request_id not in over, "an output of a request that is over"

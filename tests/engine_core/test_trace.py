@@ -4,6 +4,7 @@ import gzip
 import signal
 import subprocess
 import sys
+from contextlib import closing
 
 import msgspec
 import numpy as np
@@ -80,7 +81,7 @@ def path(request, tmp_path):
 
 def test_what_was_asked_and_decided_reads_back_in_order(path):
     config = {"block_size": 4, "watermark": 0.01, "record": None, "tenant_weights": {"x": 2.0}}
-    with TraceWriter(path, model="tiny", config=config, started_s=100.0) as trace:
+    with closing(TraceWriter(path, model="tiny", config=config, started_s=100.0)) as trace:
         trace.on_arrival(
             request(num_sequences=2, priority=-1, tenant="t", cache_salt="s"), 3, 100.5
         )
@@ -123,7 +124,7 @@ def test_what_was_asked_and_decided_reads_back_in_order(path):
 
 def test_steps_in_flight_say_when_they_were_planned(path):
     plans = [plan_of(step_id, ["a"], context=[step_id]) for step_id in (4, 5)]
-    with TraceWriter(path, started_s=100.0, max_steps_in_flight=2) as trace:
+    with closing(TraceWriter(path, started_s=100.0, max_steps_in_flight=2)) as trace:
         for number, plan in enumerate(plans):
             trace.on_plan(plan, 101.0 + number)
         finish(trace, plans[0], array_of(["a"], [7]), 101.0, 2.5)
@@ -138,7 +139,7 @@ def test_steps_in_flight_say_when_they_were_planned(path):
 
 def test_a_step_without_tokens_is_written_if_something_was_sent_or_its_plan_was_written(path):
     nothing = array_of([], [])
-    with TraceWriter(path, started_s=0.0, max_steps_in_flight=2) as trace:
+    with closing(TraceWriter(path, started_s=0.0, max_steps_in_flight=2)) as trace:
         for step_id, ids in enumerate([[], ["a"], [], []]):
             plan = plan_of(step_id, ids)
             trace.on_plan(plan, 1.0)  # 0 alone in flight; then 1, with 2 behind it
@@ -155,7 +156,7 @@ def test_a_step_without_tokens_is_written_if_something_was_sent_or_its_plan_was_
 
 def test_the_reader_fills_in_a_batch_that_did_not_change(path):
     ids = ["a", "b"]
-    with TraceWriter(path, started_s=0.0) as trace:
+    with closing(TraceWriter(path, started_s=0.0)) as trace:
         for step_id, batch in enumerate([ids, ids, ["b"], ["b"], []]):
             finish(
                 trace, plan_of(step_id, batch), array_of(batch, [step_id] * len(batch)), 1.0, 0.1
@@ -177,7 +178,7 @@ def test_logprobs_are_kept_of_beams_alone_and_come_back_as_they_were(path):
         ranks=[1],
     )
     ids = ["a", "a#1", "x"]
-    with TraceWriter(path, started_s=0.0) as trace:
+    with closing(TraceWriter(path, started_s=0.0)) as trace:
         beams = BeamSearchParams(beam_width=2)
         trace.on_arrival(request(num_sequences=2, beam_search=beams), 0, 1.0)
         trace.on_arrival(request("x"), 0, 1.0)
@@ -198,7 +199,7 @@ def test_logprobs_are_kept_of_beams_alone_and_come_back_as_they_were(path):
 def test_any_beginning_of_a_trace_reads_as_far_as_it_goes(tmp_path_factory, cut):
     folder = tmp_path_factory.mktemp("cut")
     for name in ("run.jsonl", "run.jsonl.gz"):
-        with TraceWriter(folder / name, started_s=0.0) as trace:
+        with closing(TraceWriter(folder / name, started_s=0.0)) as trace:
             for number in range(8):
                 trace.on_arrival(request(str(number), range(number * 7)), 0, float(2 * number))
         whole = list(read_trace(folder / name))
@@ -279,7 +280,7 @@ def test_writing_and_reading_need_no_torch():
 
 def test_a_line_of_a_trace_is_a_json_object(tmp_path):
     path = tmp_path / "run.jsonl"
-    with TraceWriter(path, started_s=0.0) as trace:
+    with closing(TraceWriter(path, started_s=0.0)) as trace:
         trace.on_arrival(request(), 0, 0.5)
     header, line = map(msgspec.json.decode, path.read_bytes().splitlines())
     assert header["engine-core trace"] == 1

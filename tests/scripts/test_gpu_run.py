@@ -14,7 +14,7 @@ from scripts import gpu_run
 from scripts.gpu import daemon_timings, kernel_timings, processes, step_timings
 from scripts.gpu.timing import FAMILIES, Ceilings, TimingGroup, Work, load_family, run_group
 from scripts.gpu_run import as_table
-from tests.gpu.checks import moe, rotary, step_inputs
+from tests.gpu.checks import moe, rotary
 from tests.gpu.checks.paged_step import Heads
 from tests.gpu.model_shapes import QWEN3_SMALL
 
@@ -100,15 +100,15 @@ SMALL_ROTARY = rotary.Shape(num_query_heads=3, num_kv_heads=1, head_size=32, rot
         (kernel_timings.time_norm, (2, 72)),
         (kernel_timings.time_activation, (2, 70)),
         (kernel_timings.time_rotary, (SMALL_ROTARY, 3)),
-        (kernel_timings.time_linear, (torch.nn.functional.linear, 2, 64, 32)),
-        (kernel_timings.time_float8_linear, (2, 64, 32)),
+        (kernel_timings.time_linear, ("torch linear bf16", 2, 64, 32)),
+        (kernel_timings.time_linear, ("fp8 linear", 2, 64, 32)),
         (kernel_timings.time_torch_attention, (9,)),
         (kernel_timings.time_attention, (SMALL_HEADS, [(100, 1)], [])),
         (kernel_timings.time_masks, (2, 1000)),
         (kernel_timings.time_penalties, (2, 1000)),
         (kernel_timings.time_sampling, (2, 1000, True)),
         (kernel_timings.time_logprobs, (2, 1000)),
-        (kernel_timings.time_step_inputs, (step_inputs.Shape(3, 0, max_model_len=64),)),
+        (kernel_timings.time_step_inputs, (3, 64)),
     ],
 )
 def test_what_is_timed_can_be_called(prepare, arguments):
@@ -118,7 +118,7 @@ def test_what_is_timed_can_be_called(prepare, arguments):
 
 
 def test_products_that_the_interpreter_lacks_count_their_bytes():
-    made = kernel_timings.time_quantised_linear(2, 256, 48, 4, device="cpu")
+    made = kernel_timings.time_linear("int4 linear", 2, 256, 48, device="cpu")
     assert made.num_bytes > 48 * 256 * 4 / 8
     assert kernel_timings.time_experts(2, (8, 2, 64, 32), device="cpu").num_flops > 0
     assert moe.QWEN3_MOE[0] == 128

@@ -1,8 +1,5 @@
-"""The CPU runner's persistent batch, and what the model reads of it in one step.
-
-Flat arrays by row: a step writes only what changed, and gathers without a loop over tokens or
-sequences.
-"""
+"""The CPU runner's persistent batch, and what the model reads of it in one step. Flat arrays by
+row: a step writes only what changed, and gathers without a loop over tokens or sequences."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,38 +7,26 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from engine_core.model_runner.config import RunnerConfig
+
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 
-@dataclasses.dataclass(slots=True)
 class CPUInputBatch:
-    """
-    Args:
-        max_num_rows: most sequences running at once.
-        max_model_len: most tokens of a sequence.
-        block_size: tokens a KV block.
-        num_groups: KV-cache groups, each with a block table of its own.
-    """
-
-    max_num_rows: int
-    max_model_len: int
-    block_size: int
-    num_groups: int
-    token_ids: Int32Array = dataclasses.field(init=False)
-    """[row, position]: prompt, then output."""
-    num_tokens: Int64Array = dataclasses.field(init=False)
-    """[row]: tokens known."""
-    block_tables: list[Int32Array] = dataclasses.field(init=False)
-    """per group [row, logical block] -> physical block. Behind what a plan wrote stands what an
-    earlier sequence left: an id in range, which nothing reads."""
-
-    def __post_init__(self) -> None:
-        rows = self.max_num_rows
-        width = -(-self.max_model_len // self.block_size)
-        self.token_ids = np.zeros((rows, self.max_model_len), np.int32)
-        self.num_tokens = np.zeros(rows, np.int64)
-        self.block_tables = [np.zeros((rows, width), np.int32) for _ in range(self.num_groups)]
+    def __init__(self, config: RunnerConfig) -> None:
+        rows = config.max_num_seqs
+        width = -(-config.max_model_len // config.block_size)
+        self.block_size = config.block_size
+        self.token_ids: Int32Array = np.zeros((rows, config.max_model_len), np.int32)
+        """[row, position]: prompt, then output."""
+        self.num_tokens: Int64Array = np.zeros(rows, np.int64)
+        """[row]: tokens known."""
+        self.block_tables: list[Int32Array] = [
+            np.zeros((rows, width), np.int32) for _ in range(config.num_groups)
+        ]
+        """per group [row, logical block] -> physical block. Behind what a plan wrote stands what an
+        earlier sequence left: an id in range, which nothing reads."""
 
     def write_row(
         self, row: int, token_ids: Sequence[int], block_ids: Sequence[Sequence[int]]

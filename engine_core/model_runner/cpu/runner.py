@@ -1,7 +1,5 @@
-"""Runs plans on a CPU: only code common to every model. Be paranoid about adding a line.
-
-A step in which no sequence is new, resumed or given a block does no Python work a sequence.
-"""
+"""Runs plans on a CPU: only code common to every model. A step in which no sequence is new, resumed
+or given a block does no Python work a sequence."""
 
 import numpy as np
 import torch
@@ -30,17 +28,8 @@ class CPUModelRunner:
         self._ops = config.ops
         self._cache = PagedKVCache(config)
         self.storage = self._cache.storage
-        self.rows = RunnerRows(
-            max_num_rows=config.max_num_seqs,
-            eos_token_ids=config.eos_token_ids,
-            vocab_size=config.vocab_size,
-        )
-        self.batch = CPUInputBatch(
-            max_num_rows=config.max_num_seqs,
-            max_model_len=config.max_model_len,
-            block_size=config.block_size,
-            num_groups=config.num_groups,
-        )
+        self.rows = RunnerRows(config)
+        self.batch = CPUInputBatch(config)
         self._sampler = CPUSampler(
             config.ops, max_num_rows=config.max_num_seqs, vocab_size=config.vocab_size
         )

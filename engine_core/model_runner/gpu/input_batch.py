@@ -1,8 +1,6 @@
 """The host's side of the device's rows: what a plan changes in them, and columns to plan steps by.
-
 Tokens are counted when the step that chooses them is launched: the host knows how many there are
-before it knows which.
-"""
+before it knows which."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_core.kv_cache import BlockIds
+from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.rows import PlacedRow, RunnerRows
 from engine_core.model_runner.sampling_params import ResolvedSampling
 from engine_core.scheduler import SchedulerOutput
@@ -57,13 +56,12 @@ class GPUInputBatch:
     """
     Args:
         rows: of the same runner.
-        max_num_rows: most sequences running at once.
-        vocab_size: of the model.
     """
 
-    def __init__(self, rows: RunnerRows, *, max_num_rows: int, vocab_size: int) -> None:
+    def __init__(self, rows: RunnerRows, config: RunnerConfig) -> None:
+        max_num_rows = config.max_num_seqs
         self._rows = rows
-        self._vocab_size = vocab_size
+        self._vocab_size = config.vocab_size
         self.num_tokens: Int64Array = np.zeros(max_num_rows, np.int64)
         """Tokens of each row, those in flight included."""
         self.is_truncated: npt.NDArray[np.bool_] = np.zeros(max_num_rows, np.bool_)

@@ -73,14 +73,8 @@ class GPUModelRunner:
         self._queue = queue
         self._steps = steps
         self._buckets = decode_buckets(config.max_num_seqs) if use_graphs else ()
-        self.rows = RunnerRows(
-            max_num_rows=config.max_num_seqs,
-            eos_token_ids=config.eos_token_ids,
-            vocab_size=config.vocab_size,
-        )
-        self.batch = GPUInputBatch(
-            self.rows, max_num_rows=config.max_num_seqs, vocab_size=config.vocab_size
-        )
+        self.rows = RunnerRows(config)
+        self.batch = GPUInputBatch(self.rows, config)
         self._buffer = PackedStepBuffer(
             queue, PackedLayout(config.max_num_seqs), num_slots=_MAX_STEPS_IN_FLIGHT
         )

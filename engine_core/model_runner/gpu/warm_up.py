@@ -1,7 +1,5 @@
-"""Dummy steps before the first request: what must be compiled, and what takes most memory.
-
-Their sequences are in the first rows, whose block tables are still all null block.
-"""
+"""Dummy steps before the first request: what must be compiled, and what takes most memory. Their
+sequences are in the first rows, whose block tables are still all null block."""
 
 import itertools
 

@@ -1,5 +1,7 @@
 """Which sequence has which row: plans by hand."""
 
+from types import SimpleNamespace
+
 import pytest
 from plans import Plans
 
@@ -11,7 +13,7 @@ PARAMS = SamplingParams(max_tokens=9)
 
 def make():
     plans = Plans(num_groups=1)
-    rows = RunnerRows(max_num_rows=8, eos_token_ids=(7,), vocab_size=131)
+    rows = RunnerRows(SimpleNamespace(max_num_seqs=8, eos_token_ids=(7,), vocab_size=131))
     plans.add("a", [1, 2, 3], PARAMS)
     placed = rows.place(plans.plan({"a": 3}))
     assert [(each.row, each.token_ids) for each in placed] == [(plans.lines["a"].row, [1, 2, 3])]

@@ -14,7 +14,7 @@ from engine_core.cli import app
 from engine_core.errors import ConfigurationError
 from engine_core.options.engine import EngineOptions
 from engine_core.options.scheduling import SchedulingOptions
-from engine_core.options.values import parse_bytes, parse_weight
+from engine_core.options.values import parse_bytes
 from engine_core.scheduler import SchedulerConfig
 
 
@@ -262,4 +262,5 @@ def test_sizes(text, size):
 
 
 def test_a_tenants_name_may_hold_an_equals_sign():
-    assert parse_weight("a=b=2.5") == ("a=b", 2.5)
+    options = parsed("--scheduling-policy", "fair", "--tenant-weight", "a=b=2.5")
+    assert settings(options).tenant_weights == {"a=b": 2.5}

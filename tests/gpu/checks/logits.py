@@ -13,6 +13,7 @@ from kernels.triton.logits_processors import (
     apply_token_masks_reference,
 )
 from tests.gpu.checks.errors import num_different
+from tests.kernels.triton.columns import columns_of
 
 MOST_WORD = 2**31
 SPARE_ROWS = 2
@@ -41,22 +42,27 @@ class Inputs:
         self.repetition_R = 1 + active_R * torch.rand(rows, device=device)
         self.presence_R = active_R * torch.randn(rows, device=device)
         self.frequency_R = active_R * torch.randn(rows, device=device)
-        self.num_rows_1 = torch.full((1,), num_rows, dtype=torch.int32, device=device)
+        self.columns = columns_of(
+            rows,
+            num_rows=num_rows,
+            device=device,
+            state_row_N=self.state_row_R,
+            is_masked_N=self.is_masked_R,
+            repetition_N=self.repetition_R,
+            presence_N=self.presence_R,
+            frequency_N=self.frequency_R,
+        )
 
     def mask(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        apply_token_masks(logits_RV, self.masks_RW, self.is_masked_R, num_rows_1=self.num_rows_1)
+        apply_token_masks(logits_RV, self.masks_RW, self.columns)
         return logits_RV
 
     def penalise(self, logits_RV: torch.Tensor) -> torch.Tensor:
         apply_penalties(
             logits_RV,
-            num_rows_1=self.num_rows_1,
-            state_row_R=self.state_row_R,
+            self.columns,
             prompt_bits_NW=self.masks_RW,
             output_counts_NV=self.counts_NV,
-            repetition_R=self.repetition_R,
-            presence_R=self.presence_R,
-            frequency_R=self.frequency_R,
         )
         return logits_RV
 

@@ -6,6 +6,7 @@ import torch
 
 from kernels.triton.logprobs import LogprobsMemory, report_logprobs
 from tests.gpu.checks.errors import num_different, poison, scaled_error, worst
+from tests.kernels.triton.columns import columns_of
 
 MOST = 20
 
@@ -22,7 +23,7 @@ class Inputs:
         self.token_ids_R[::2] = self.logits_RV[::2].argmax(dim=1)
         counts_R = torch.arange(num_rows, device=device) % (MOST + 1)
         self.num_logprobs_R = (MOST - counts_R).int()
-        self.num_rows_1 = torch.full((1,), num_rows, dtype=torch.int32, device=device)
+        self.columns = columns_of(num_rows, device=device, num_logprobs_N=self.num_logprobs_R)
         self.memory = LogprobsMemory.allocate(num_rows, vocab_size, MOST, torch.device(device))
         self.ids_RN = empty(num_rows, 1 + MOST, dtype=torch.int32)
         self.logprobs_RN = empty(num_rows, 1 + MOST, dtype=torch.float32)
@@ -32,8 +33,7 @@ class Inputs:
         report_logprobs(
             self.logits_RV,
             self.token_ids_R,
-            self.num_logprobs_R,
-            num_rows_1=self.num_rows_1,
+            self.columns,
             memory=self.memory,
             out_ids_RN=self.ids_RN,
             out_logprobs_RN=self.logprobs_RN,

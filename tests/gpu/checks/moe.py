@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from kernels.triton.moe_linear import choose_tile_rows, fused_moe
+from kernels.interface.operations import ExpertRouting
+from kernels.triton.moe_linear import TritonExpertWeights, choose_tile_rows, mixture_of_experts
 from kernels.triton.moe_routing import (
     build_expert_tiles,
     reference_expert_tiles,
@@ -56,7 +57,10 @@ def check(
     experts (which `check_routing` judges)."""
     x_TE, logits_TX, w_gate_up, w_down = make_inputs(num_tokens, shape, dtype, device)
     top_k = shape[1]
-    out = fused_moe(x_TE, logits_TX, w_gate_up, w_down, top_k, True, tile_rows=tile_rows)
+    routing, experts = ExpertRouting(top_k=top_k, renormalise=True), (w_gate_up, w_down)
+    out = mixture_of_experts(
+        x_TE, logits_TX, TritonExpertWeights(*experts), routing, tile_rows=tile_rows
+    )
     ids_TA, weights_TA = route(logits_TX, top_k, renormalise=True)
     reference = torch.zeros_like(x_TE, dtype=torch.float32)
     for expert in range(shape[0]):

@@ -87,8 +87,8 @@ class PagedStep:
             max_decode_queries=max((queries for _, queries in decodes), default=1),
             sliding_window=heads.sliding_window,
         )
-        poison(self._workspace.partial_out)
-        poison(self._workspace.partial_lse)
+        poison(self._workspace.work.partial_out)
+        poison(self._workspace.work.partial_lse)
         self.metadata = AttentionMetadata(
             query_start_loc_R1=starts_R1,
             seq_lens_R=seq_lens_R,

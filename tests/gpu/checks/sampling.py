@@ -10,6 +10,7 @@ import torch
 
 from kernels.triton.sampling import SamplingMemory, sample, sample_reference
 from tests.gpu.checks.errors import num_different, poison, scaled_error
+from tests.kernels.triton.columns import columns_of
 from tests.kernels.triton.philox_launches import (
     noise_of_rows,
     random_words,
@@ -44,7 +45,14 @@ class Inputs:
             self.options["top_k_R"][3::6] = 1000
             self.options["top_p_R"][3::6] = 0.8
         self._limits = limits
-        self._num_rows_1 = torch.full((1,), num_rows, dtype=torch.int32, device=device)
+        values = {name.replace("_R", "_N"): tensor for name, tensor in self.options.items()}
+        self._columns = columns_of(
+            num_rows,
+            device=device,
+            seeds_N=self.seeds_R,
+            positions_N=self.positions_R,
+            **values,
+        )
         self._memory = SamplingMemory.allocate(num_rows, vocab_size, torch.device(device))
         self.out_R = poison(torch.empty(num_rows, dtype=torch.int64, device=device))
         self._best_R = torch.empty(num_rows, device=device)
@@ -52,14 +60,11 @@ class Inputs:
     def call(self) -> torch.Tensor:
         sample(
             self.logits_RV,
-            self.seeds_R,
-            self.positions_R,
-            num_rows_1=self._num_rows_1,
+            self._columns,
             memory=self._memory,
             out_R=self.out_R,
             best_logit_R=self._best_R,
             any_truncated=self._limits,
-            **self.options,
         )
         return self.out_R
 

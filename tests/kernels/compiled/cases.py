@@ -398,7 +398,7 @@ def expert_products() -> Iterator[KernelVariant]:
             | {"a_ptr": dtype, "w_ptr": w_dtype, "w_scale_ptr": FP32 if scaled else None}
             | {"out_ptr": dtype, "max_tiles": 152, "a_stride": num_inputs},
             constants={"N": num_outputs, "K": num_inputs, "PAIRS_A_ROW": 8 if gated else 1}
-            | {"GATED": gated, "GELU": False, "HAS_SCALE": scaled}
+            | {"GATED": gated, "HAS_SCALE": scaled}
             | moe_linear._tile_constants(tile_rows, tile),
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
@@ -480,8 +480,7 @@ def logit_penalties() -> Iterator[KernelVariant]:
     values = _pointers(FP32, "logits repetition presence frequency bias")
     values |= _pointers(INT32, "num_rows prompt_bits counts num_min_tokens_ids min_tokens_ids")
     values |= _pointers(INT32, "num_biases bias_ids") | _pointers(INT64, "state_row tokens")
-    values |= {"is_counted_ptr": torch.bool, "num_rows_given": 256}
-    values |= {"num_min_tokens_ids_slots": 16, "num_bias_slots": 1024}
+    values |= {"is_counted_ptr": torch.bool, "num_rows_given": 256, "M": 1024}
     block = {"BLOCK": logits_processors._BLOCK}
     for name, kernel, vocab_size, constants in (
         ("penalties V=151936", logits_processors._penalties_kernel, 151936, {"TILE": TILE}),

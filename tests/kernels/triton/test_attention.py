@@ -97,8 +97,8 @@ def make_workspace(step: Step, window: int | None = None, **options: int) -> Att
 
 def plan(step: Step, workspace: AttentionWorkspace, window: int | None) -> AttentionMetadata:
     queries = [count for _, count in step.requests]
-    workspace.partial_out.fill_(NAN)
-    workspace.partial_lse.fill_(NAN)
+    workspace.work.partial_out.fill_(NAN)
+    workspace.work.partial_lse.fill_(NAN)
     return AttentionMetadata(
         query_start_loc_R1=step.query_start_loc_R1,
         seq_lens_R=step.seq_lens_R,

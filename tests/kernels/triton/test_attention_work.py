@@ -48,8 +48,8 @@ def make_workspace(*, window: int | None = None, group_size: int = 3, **options)
 
 
 def plan(workspace, requests, num_decodes) -> AttentionWork:
-    workspace._splits_W8.fill_(UNTOUCHED)
-    workspace._tiles_W8.fill_(UNTOUCHED)
+    workspace.work.splits_W8.fill_(UNTOUCHED)
+    workspace.work.tiles_W8.fill_(UNTOUCHED)
     starts, lengths = lay_out(requests)
     return workspace.plan(
         query_start_loc_R1=starts,
@@ -152,6 +152,6 @@ def test_what_does_not_fit_is_refused():
 def test_two_groups_of_layers_can_share_scratch():
     large = make_workspace()
     small = make_workspace(
-        max_seq_len=1000, partial_out=large.partial_out, partial_lse=large.partial_lse
+        max_seq_len=1000, partial_out=large.work.partial_out, partial_lse=large.work.partial_lse
     )
-    assert small.partial_out is large.partial_out
+    assert small.work.partial_out is large.work.partial_out

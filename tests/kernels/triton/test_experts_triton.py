@@ -26,9 +26,8 @@ def make_layer(num_tokens, num_experts, width=40, features=24, dtype=torch.float
 def run(x, logits, gate_up, down, *, batch_invariant=False, **options):
     options = {"renormalise": True, "weights_dtype": torch.float32, **options}
     experts = prepare_experts(gate_up, down)
-    return mixture_of_experts(
-        x, logits, experts, ExpertRouting(**options), batch_invariant=batch_invariant
-    )
+    tile_rows = invariant_tile_rows(x.dtype) if batch_invariant else None
+    return mixture_of_experts(x, logits, experts, ExpertRouting(**options), tile_rows=tile_rows)
 
 
 def run_torch(x, logits, gate_up, down, **options):
@@ -105,7 +104,7 @@ def test_contiguous_weights_are_kept_and_not_copied():
     _, _, gate_up, down = make_layer(1, 3)
     experts = prepare_experts(gate_up, down)
     assert experts.num_experts == 3
-    assert experts.gate_up_XFE.data_ptr() == gate_up.data_ptr()
+    assert experts.gate_up_XNE.data_ptr() == gate_up.data_ptr()
     assert experts.down_XEF.data_ptr() == down.data_ptr()
 
 

@@ -9,6 +9,7 @@ from kernels.triton.logprobs import (
     report_logprobs_reference,
 )
 from kernels.triton.row_maxima import TILE
+from tests.kernels.triton.columns import columns_of
 
 
 def report(logits, tokens, numbers, width, num_rows=None):
@@ -22,8 +23,9 @@ def report(logits, tokens, numbers, width, num_rows=None):
     report_logprobs(
         logits,
         torch.tensor(tokens),
-        torch.tensor(numbers, dtype=torch.int32),
-        num_rows_1=torch.tensor([rows if num_rows is None else num_rows], dtype=torch.int32),
+        columns_of(
+            rows, num_rows=num_rows, num_logprobs_N=torch.tensor(numbers, dtype=torch.int32)
+        ),
         memory=memory,
         out_ids_RN=ids,
         out_logprobs_RN=values,

@@ -6,13 +6,15 @@ from transformers import MixtralConfig, Qwen3MoeConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
+from kernels.interface.operations import ExpertRouting
 from kernels.triton import moe_linear
 from kernels.triton.moe_linear import (
+    TritonExpertWeights,
     choose_tile_rows,
     combine_experts,
-    fused_moe,
     grouped_linear,
-    reference_fused_moe,
+    mixture_of_experts,
+    reference_mixture_of_experts,
 )
 from kernels.triton.moe_routing import build_expert_tiles, reference_route
 
@@ -38,6 +40,12 @@ def make_layer(num_tokens, num_experts, width, features, dtype=torch.float32):
     return x, logits, w_gate_up, w_down
 
 
+def run(x, logits, *weights, top_k=2, renormalise=True, tile_rows=None):
+    routing = ExpertRouting(top_k=top_k, renormalise=renormalise)
+    experts = TritonExpertWeights(*weights)
+    return mixture_of_experts(x, logits, experts, routing, tile_rows=tile_rows)
+
+
 def assert_near(result, expected, tolerance):
     assert result.isfinite().all()
     scale = expected.abs().max()
@@ -61,7 +69,7 @@ def test_mixtral_block_of_transformers(num_tokens):
     x = torch.randn(num_tokens, 48)
     expected = run_block(block, x)
     with torch.no_grad():
-        result = fused_moe(
+        result = run(
             x,
             x @ block.gate.weight.T,
             block.experts.gate_up_proj,
@@ -86,7 +94,7 @@ def test_qwen3_block_of_transformers(renormalise):
     x = torch.randn(11, 64)
     expected = run_block(block, x)
     with torch.no_grad():
-        result = fused_moe(
+        result = run(
             x,
             x @ block.gate.weight.T,
             block.experts.gate_up_proj,
@@ -97,14 +105,14 @@ def test_qwen3_block_of_transformers(renormalise):
     assert_near(result, expected, 1e-5)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("tile_rows", [16, 64, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_every_tile_gives_the_reference(dtype, tile_rows, activation):
+def test_every_tile_gives_the_reference(dtype, tile_rows):
     x, logits, w_gate_up, w_down = make_layer(37, 3, 72, 65, dtype)
-    result = fused_moe(x, logits, w_gate_up, w_down, 2, True, activation, tile_rows=tile_rows)
+    result = run(x, logits, w_gate_up, w_down, tile_rows=tile_rows)
     ids, weights = reference_route(logits, 2, True)
-    expected = reference_fused_moe(x, ids, weights, w_gate_up, w_down, activation)
+    experts = TritonExpertWeights(w_gate_up, w_down)
+    expected = reference_mixture_of_experts(x, ids, weights, experts)
     assert result.dtype == dtype
     assert_near(result, expected, 1e-5 if dtype == torch.float32 else 2e-3)
 
@@ -114,31 +122,20 @@ def test_float8_weights_are_scaled_by_output(tile_rows):
     x, logits, w_gate_up, w_down = make_layer(18, 4, 128, 64, torch.float16)
     gate_up_scale, down_scale = torch.rand(4, 128) + 0.5, torch.rand(4, 128) + 0.5
     w_gate_up, w_down = w_gate_up.to(torch.float8_e4m3fn), w_down.to(torch.float8_e4m3fn)
-    result = fused_moe(
-        x,
-        logits,
-        w_gate_up,
-        w_down,
-        2,
-        False,
-        gate_up_scale_XN=gate_up_scale,
-        down_scale_XE=down_scale,
-        tile_rows=tile_rows,
-    )
+    layer = (w_gate_up, w_down, gate_up_scale, down_scale)
+    result = run(x, logits, *layer, renormalise=False, tile_rows=tile_rows)
     ids, weights = reference_route(logits, 2, False)
-    expected = reference_fused_moe(
-        x, ids, weights, w_gate_up, w_down, "silu", gate_up_scale, down_scale
-    )
+    expected = reference_mixture_of_experts(x, ids, weights, TritonExpertWeights(*layer))
     assert_near(result, expected, 2e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_token_gets_the_same_bits_alone_and_in_a_crowd_at_fixed_tile_rows(dtype):
     x, logits, w_gate_up, w_down = make_layer(50, 3, 64, 64, dtype)
-    crowd = fused_moe(x, logits, w_gate_up, w_down, 2, True, tile_rows=16)
+    crowd = run(x, logits, w_gate_up, w_down, tile_rows=16)
     for token in (0, 17, 49):
         one = slice(token, token + 1)
-        alone = fused_moe(x[one], logits[one], w_gate_up, w_down, 2, True, tile_rows=16)
+        alone = run(x[one], logits[one], w_gate_up, w_down, tile_rows=16)
         assert torch.equal(alone[0], crowd[token])
 
 
@@ -153,8 +150,8 @@ def test_rows_of_a_wider_tensor_are_read_in_place():
     x, logits, w_gate_up, w_down = make_layer(5, 4, 32, 16)
     wide = torch.full((5, 50), float("nan"))
     wide[:, :32] = x
-    result = fused_moe(wide[:, :32], logits, w_gate_up, w_down, 2, True)
-    assert torch.equal(result, fused_moe(x, logits, w_gate_up, w_down, 2, True))
+    result = run(wide[:, :32], logits, w_gate_up, w_down)
+    assert torch.equal(result, run(x, logits, w_gate_up, w_down))
 
 
 def test_the_sum_runs_in_the_order_of_rank():
@@ -164,13 +161,13 @@ def test_the_sum_runs_in_the_order_of_rank():
 
 def test_no_tokens_give_no_rows():
     x, logits, w_gate_up, w_down = make_layer(0, 4, 32, 16)
-    assert fused_moe(x, logits, w_gate_up, w_down, 2, True).shape == (0, 32)
+    assert run(x, logits, w_gate_up, w_down).shape == (0, 32)
 
 
 def test_arguments_are_left_as_they_were():
     layer = make_layer(9, 4, 32, 16)
     before = [tensor.clone() for tensor in layer]
-    fused_moe(*layer, 2, True)
+    run(*layer)
     assert all(map(torch.equal, before, layer))
 
 
@@ -182,15 +179,13 @@ def test_tiles_grow_with_the_rows_of_an_expert():
 
 def test_wrong_arguments_are_refused_by_name():
     x, logits, w_gate_up, w_down = make_layer(4, 4, 32, 16)
-    with pytest.raises(ValueError, match="'relu'"):
-        fused_moe(x, logits, w_gate_up, w_down, 2, True, "relu")
     with pytest.raises(ValueError, match=r"\[X, E, F\]"):
-        fused_moe(x, logits, w_gate_up, w_down[:, :, :8].contiguous(), 2, True)
+        run(x, logits, w_gate_up, w_down[:, :, :8].contiguous())
     with pytest.raises(ValueError, match="router logits are"):
-        fused_moe(x, logits[:3], w_gate_up, w_down, 2, True)
+        run(x, logits[:3], w_gate_up, w_down)
     with pytest.raises(TypeError, match="same dtype"):
-        fused_moe(x.half(), logits, w_gate_up, w_down, 2, True)
+        run(x.half(), logits, w_gate_up, w_down)
     with pytest.raises(TypeError, match="scales"):
-        fused_moe(x, logits, w_gate_up.to(torch.float8_e4m3fn), w_down, 2, True)
+        run(x, logits, w_gate_up.to(torch.float8_e4m3fn), w_down)
     with pytest.raises(ValueError, match="tile_rows is 32"):
-        fused_moe(x, logits, w_gate_up, w_down, 2, True, tile_rows=32)
+        run(x, logits, w_gate_up, w_down, tile_rows=32)

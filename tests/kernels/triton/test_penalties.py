@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.interface.operations import Penalties
-from kernels.interface.sampling_rows import pack_token_mask
+from kernels.interface.sampling_rows import TokenList, pack_token_mask
 from kernels.torch import sampling as torch_sampling
 from kernels.triton.logits_processors import (
     adjust_tokens,
@@ -13,6 +13,7 @@ from kernels.triton.logits_processors import (
     count_tokens,
 )
 from kernels.triton.row_maxima import TILE
+from tests.kernels.triton.columns import columns_of
 
 PENALTIES = [
     (1.3, 0.0, 0.0),
@@ -24,8 +25,13 @@ PENALTIES = [
 ]
 
 
-def number(rows):
-    return torch.tensor([rows], dtype=torch.int32)
+def lists(min_tokens_ids, bias_ids, bias):
+    """The three tables, as wide as the widest."""
+    tables = torch.zeros(3, len(bias), bias.shape[1], dtype=torch.int32)
+    tables[TokenList.MIN_TOKENS_IDS, :, : min_tokens_ids.shape[1]] = min_tokens_ids
+    tables[TokenList.BIAS_IDS] = bias_ids
+    tables[TokenList.BIAS_VALUES] = bias.view(torch.int32)
+    return tables
 
 
 def history(states, vocab_size):
@@ -37,16 +43,16 @@ def history(states, vocab_size):
 
 def penalise(logits, prompt, counts, state_rows, penalties, num_rows):
     repetition, presence, frequency = (torch.tensor(c) for c in zip(*penalties, strict=True))
-    apply_penalties(
-        logits,
-        num_rows_1=number(num_rows),
-        state_row_R=torch.tensor(state_rows),
-        prompt_bits_NW=torch.stack([pack_token_mask(mask_V) for mask_V in prompt]),
-        output_counts_NV=counts,
-        repetition_R=repetition,
-        presence_R=presence,
-        frequency_R=frequency,
+    columns = columns_of(
+        len(logits),
+        num_rows=num_rows,
+        state_row_N=torch.tensor(state_rows),
+        repetition_N=repetition,
+        presence_N=presence,
+        frequency_N=frequency,
     )
+    bits_NW = torch.stack([pack_token_mask(mask_V) for mask_V in prompt])
+    apply_penalties(logits, columns, prompt_bits_NW=bits_NW, output_counts_NV=counts)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 63, 257, 1000, TILE - 1, TILE, TILE + 1, 49152])
@@ -101,32 +107,27 @@ def test_biases_and_min_tokens_ids_are_those_of_the_cpu(num_biases):
         ]
     )
     last = logits[2].clone()
-    adjust_tokens(
-        logits,
-        num_rows_1=number(2),
-        state_row_R=torch.tensor(state_rows),
-        num_min_tokens_ids_R=num_min_tokens_ids,
-        min_tokens_ids_NL=min_tokens_ids,
-        num_biases_R=biases,
-        bias_ids_NM=bias_ids,
-        bias_NM=bias,
+    columns = columns_of(
+        3,
+        num_rows=2,
+        state_row_N=torch.tensor(state_rows),
+        num_min_tokens_ids_N=num_min_tokens_ids,
+        num_biases_N=biases,
     )
+    adjust_tokens(logits, columns, lists(min_tokens_ids, bias_ids, bias))
     assert torch.equal(logits[:2], expected[:2])
     assert torch.equal(logits[2], last)
 
 
 def test_a_token_both_biased_and_below_min_tokens_is_impossible():
     logits = torch.zeros(1, 8)
-    adjust_tokens(
-        logits,
-        num_rows_1=number(1),
-        state_row_R=torch.tensor([0]),
-        num_min_tokens_ids_R=torch.tensor([1], dtype=torch.int32),
-        min_tokens_ids_NL=torch.tensor([[3]], dtype=torch.int32),
-        num_biases_R=torch.tensor([2], dtype=torch.int32),
-        bias_ids_NM=torch.tensor([[3, 8]], dtype=torch.int32),
-        bias_NM=torch.tensor([[100.0, 5.0]]),
+    columns = columns_of(
+        1,
+        num_min_tokens_ids_N=torch.tensor([1], dtype=torch.int32),
+        num_biases_N=torch.tensor([2], dtype=torch.int32),
     )
+    tables = lists(torch.tensor([[3]]), torch.tensor([[3, 8]]), torch.tensor([[100.0, 5.0]]))
+    adjust_tokens(logits, columns, tables)
     assert logits.tolist() == [[0.0, 0.0, 0.0, -torch.inf, 0.0, 0.0, 0.0, 0.0]]
 
 
@@ -137,13 +138,9 @@ def test_sampled_tokens_are_counted_once_each():
     counts = torch.zeros(2, 6, dtype=torch.int32)
     counted = torch.ones(rows, dtype=torch.bool)
     counted[2] = False
-    count_tokens(
-        tokens,
-        num_rows_1=number(129),
-        state_row_R=torch.ones(rows, dtype=torch.int64),
-        is_counted_R=counted,
-        output_counts_NV=counts,
-    )
+    state_rows = torch.ones(rows, dtype=torch.int64)
+    columns = columns_of(rows, num_rows=129, state_row_N=state_rows, is_counted_N=counted)
+    count_tokens(tokens, columns, counts)
     expected = torch.bincount(torch.arange(129) % 5, minlength=6).int()
     expected[1] -= 1
     expected[2] -= 1

@@ -6,7 +6,8 @@ import torch
 from kernels.interface.operations import SamplingLimits
 from kernels.torch import sampling as torch_sampling
 from kernels.triton.row_maxima import TILE
-from kernels.triton.sampling import SamplingMemory, sample, sample_reference
+from kernels.triton.sampling import SamplingCalls, SamplingMemory, sample, sample_reference
+from tests.kernels.triton.columns import columns_of
 
 LIMITS = [
     (0, 1.0, 0.0),
@@ -50,14 +51,14 @@ def draw(logits, batch, *, num_rows=None, any_truncated=True):
     out = torch.full((rows,), -7)
     best = torch.full((rows,), torch.nan)
     before = logits.clone()
+    values = {name.replace("_R", "_N"): tensor for name, tensor in batch.rows.items()}
     sample(
         logits,
-        num_rows_1=torch.tensor([rows if num_rows is None else num_rows], dtype=torch.int32),
+        columns_of(rows, num_rows=num_rows, **values),
         memory=memory,
         out_R=out,
         best_logit_R=best,
         any_truncated=any_truncated,
-        **batch.rows,
     )
     assert torch.equal(logits.nan_to_num(), before.nan_to_num())
     return out, best
@@ -188,6 +189,8 @@ def test_wrong_arguments_are_named():
     logits, batch = random_logits(2, 9), Batch(2)
     with pytest.raises(ValueError, match="logits is"):
         draw(logits.half(), batch)
-    batch.rows["seeds_R"] = torch.zeros(3, dtype=torch.int64)
-    with pytest.raises(ValueError, match="seeds is"):
-        draw(logits, batch)
+    with pytest.raises(ValueError, match="state_row is"):
+        sample(logits, columns_of(3), memory=None, out_R=None, best_logit_R=None)
+    seeds_R = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match="seeds_N is"):
+        SamplingCalls().sample(logits, torch.zeros(3, dtype=torch.int64), seeds_R)

@@ -1,6 +1,7 @@
 """Steps made on the device against the runner's own, in Triton's interpreter."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from kernels.interface.step_inputs import (
 from kernels.triton.step_inputs import append_sampled, apply_row_updates, prepare_step
 
 NUM_ROWS, MAX_LEN, S, G = 9, 2100, 16, 2
+SIZES = SimpleNamespace(max_num_seqs=NUM_ROWS, max_model_len=MAX_LEN, block_size=S, num_groups=G)
 CPU = torch.device("cpu")
 LAYOUT = PackedLayout(capacity=11)
 
@@ -39,7 +41,7 @@ STEPS = [  # computed, scheduled: decodes, prefills, chunks, ends on and beside 
 def _filled() -> tuple[CPUInputBatch, DeviceRows]:
     """The same random rows on both sides."""
     generator = np.random.default_rng(0)
-    batch = CPUInputBatch(NUM_ROWS, MAX_LEN, S, G)
+    batch = CPUInputBatch(SIZES)
     rows = DeviceRows.allocate(
         num_rows=NUM_ROWS, max_model_len=MAX_LEN, block_size=S, num_groups=G, device=CPU
     )
@@ -192,7 +194,7 @@ def test_more_updates_than_programs_are_all_carried_out() -> None:
 def test_steps_in_flight_give_what_the_runner_gives_one_after_the_other() -> None:
     """Tokens never visit the host: prompt, chunk and decodes, each step planned before its tokens
     are known."""
-    batch = CPUInputBatch(NUM_ROWS, MAX_LEN, S, G)
+    batch = CPUInputBatch(SIZES)
     rows = DeviceRows.allocate(
         num_rows=NUM_ROWS, max_model_len=MAX_LEN, block_size=S, num_groups=G, device=CPU
     )

@@ -9,10 +9,11 @@ from kernels.triton.logits_processors import (
     apply_token_masks_reference,
 )
 from kernels.triton.row_maxima import TILE
+from tests.kernels.triton.columns import columns_of
 
 
-def number(rows):
-    return torch.tensor([rows], dtype=torch.int32)
+def masked(is_masked, num_rows=None):
+    return columns_of(len(is_masked), num_rows=num_rows, is_masked_N=torch.tensor(is_masked))
 
 
 def random_masks(rows, vocab_size):
@@ -26,9 +27,9 @@ def random_masks(rows, vocab_size):
 )
 def test_masked_tokens_become_impossible_and_the_others_stay(vocab_size):
     logits = torch.randn(3, vocab_size)
-    masks, is_masked = random_masks(3, vocab_size), torch.tensor([True, False, True])
-    expected = apply_token_masks_reference(logits, masks, is_masked)
-    apply_token_masks(logits, masks, is_masked, num_rows_1=number(3))
+    masks, is_masked = random_masks(3, vocab_size), [True, False, True]
+    expected = apply_token_masks_reference(logits, masks, torch.tensor(is_masked))
+    apply_token_masks(logits, masks, masked(is_masked))
     assert torch.equal(logits, expected)
 
 
@@ -36,7 +37,7 @@ def test_all_allowed_and_none_allowed():
     logits = torch.randn(2, 70)
     masks = torch.tensor([[-1, -1, -1], [0, 0, 0]], dtype=torch.int32)
     before = logits.clone()
-    apply_token_masks(logits, masks, torch.tensor([True, True]), num_rows_1=number(2))
+    apply_token_masks(logits, masks, masked([True, True]))
     assert torch.equal(logits[0], before[0])
     assert (logits[1] == -torch.inf).all()
 
@@ -45,7 +46,7 @@ def test_rows_beyond_the_count_and_the_rest_of_wider_rows_stay():
     wide = torch.randn(3, 100)
     before = wide.clone()
     masks = torch.zeros(3, 2, dtype=torch.int32)
-    apply_token_masks(wide[:, :40], masks, torch.ones(3, dtype=torch.bool), num_rows_1=number(2))
+    apply_token_masks(wide[:, :40], masks, masked([True] * 3, num_rows=2))
     assert (wide[:2, :40] == -torch.inf).all()
     assert torch.equal(wide[:, 40:], before[:, 40:])
     assert torch.equal(wide[2], before[2])
@@ -53,9 +54,4 @@ def test_rows_beyond_the_count_and_the_rest_of_wider_rows_stay():
 
 def test_a_mask_of_the_wrong_width_is_refused():
     with pytest.raises(ValueError, match="masks is"):
-        apply_token_masks(
-            torch.zeros(1, 33),
-            torch.zeros(1, 1, dtype=torch.int32),
-            torch.ones(1, dtype=torch.bool),
-            num_rows_1=number(1),
-        )
+        apply_token_masks(torch.zeros(1, 33), torch.zeros(1, 1, dtype=torch.int32), masked([True]))

@@ -12,6 +12,7 @@ from kernels.triton.row_maxima import (
 )
 from kernels.triton.truncation import find_thresholds, truncate_reference
 from kernels.triton.truncation_measure import Truncation
+from tests.kernels.triton.columns import columns_of
 
 NONE = (0, 1.0, 0.0)
 LIMITS = [
@@ -39,12 +40,14 @@ def maxima(logits, num_rows=None):
     return best, ids
 
 
-def columns(limits):
+def columns(limits, **values):
     top_k, top_p, min_p = zip(*limits, strict=True)
-    return (
-        torch.tensor(top_k),
-        torch.tensor(top_p, dtype=torch.float32),
-        torch.tensor(min_p, dtype=torch.float32),
+    return columns_of(
+        len(limits),
+        top_k_N=torch.tensor(top_k),
+        top_p_N=torch.tensor(top_p, dtype=torch.float32),
+        min_p_N=torch.tensor(min_p, dtype=torch.float32),
+        **values,
     )
 
 
@@ -59,27 +62,18 @@ def poisoned(rows):
 def check(logits, limits, temperature=None):
     rows, vocab_size = logits.shape
     temperature = torch.ones(rows) if temperature is None else temperature
-    top_k, top_p, min_p = columns(limits)
+    asked = columns(limits, temperature_N=temperature)
     truncation = poisoned(rows)
     before = logits.clone()
-    find_thresholds(
-        logits,
-        num_rows_1=torch.tensor([rows], dtype=torch.int32),
-        is_greedy_R=torch.zeros(rows, dtype=torch.bool),
-        temperature_R=temperature,
-        top_k_R=top_k,
-        top_p_R=top_p,
-        min_p_R=min_p,
-        best_RS=maxima(logits)[0],
-        truncation=truncation,
-    )
+    find_thresholds(logits, asked, best_RS=maxima(logits)[0], truncation=truncation)
     assert torch.equal(logits, before)
     x = logits / temperature[:, None]
     threshold = truncation.threshold_R[:, None]
     is_tie = (x == threshold) & (torch.arange(vocab_size) <= truncation.last_tie_R[:, None])
     kept = ((x > threshold) | is_tie) & (x > -torch.inf)
-    clamped = torch.where(top_k < vocab_size, top_k, 0)
-    expected = truncate_reference(logits, temperature, clamped, top_p, min_p) > -torch.inf
+    clamped = torch.where(asked.top_k_N < vocab_size, asked.top_k_N, 0)
+    scaled = (logits, temperature, clamped, asked.top_p_N, asked.min_p_N)
+    expected = truncate_reference(*scaled) > -torch.inf
     for row in range(rows):
         assert torch.equal(kept[row], expected[row]), (row, limits[row], kept[row].sum())
 
@@ -150,18 +144,13 @@ def test_rows_beyond_the_count_and_rows_not_finite_are_left_alone():
     assert ids[3].tolist() == [-7]
     assert best[:2].isinf().all()
     truncation = poisoned(4)
-    top_k, top_p, min_p = columns([(5, 0.5, 0.0)] * 4)
-    find_thresholds(
-        logits,
-        num_rows_1=torch.tensor([3], dtype=torch.int32),
-        is_greedy_R=torch.tensor([False, False, True, False]),
-        temperature_R=torch.tensor([1.0, 1.0, 0.0, 1.0]),
-        top_k_R=top_k,
-        top_p_R=top_p,
-        min_p_R=min_p,
-        best_RS=best,
-        truncation=truncation,
+    asked = columns(
+        [(5, 0.5, 0.0)] * 4,
+        num_rows=3,
+        is_greedy_N=torch.tensor([False, False, True, False]),
+        temperature_N=torch.tensor([1.0, 1.0, 0.0, 1.0]),
     )
+    find_thresholds(logits, asked, best_RS=best, truncation=truncation)
     assert truncation.threshold_R[:3].tolist() == [-torch.inf] * 3
     assert truncation.threshold_R[3].isnan()
     assert truncation.last_tie_R[3] == -77
@@ -180,20 +169,11 @@ def test_a_threshold_does_not_depend_on_the_batch():
     limits = [(0, 0.9, 0.0), (7, 0.5, 0.0), (0, 0.3, 0.01)]
 
     def thresholds(rows):
-        top_k, top_p, min_p = columns([limits[row] for row in rows])
+        temperature = torch.full((len(rows),), 0.7)
+        asked = columns([limits[row] for row in rows], temperature_N=temperature)
         part = logits[rows].contiguous()
         truncation = poisoned(len(rows))
-        find_thresholds(
-            part,
-            num_rows_1=torch.tensor([len(rows)], dtype=torch.int32),
-            is_greedy_R=torch.zeros(len(rows), dtype=torch.bool),
-            temperature_R=torch.full((len(rows),), 0.7),
-            top_k_R=top_k,
-            top_p_R=top_p,
-            min_p_R=min_p,
-            best_RS=maxima(part)[0],
-            truncation=truncation,
-        )
+        find_thresholds(part, asked, best_RS=maxima(part)[0], truncation=truncation)
         return truncation.threshold_R
 
     together = thresholds([0, 1, 2])
@@ -203,16 +183,6 @@ def test_a_threshold_does_not_depend_on_the_batch():
 
 def test_too_little_memory_is_refused():
     logits = torch.zeros(2, 8)
-    top_k, top_p, min_p = columns([NONE, NONE])
+    asked, best = columns([NONE, NONE]), torch.zeros(2, 1)
     with pytest.raises(ValueError, match="the truncation has 1 rows"):
-        find_thresholds(
-            logits,
-            num_rows_1=torch.tensor([2], dtype=torch.int32),
-            is_greedy_R=torch.zeros(2, dtype=torch.bool),
-            temperature_R=torch.ones(2),
-            top_k_R=top_k,
-            top_p_R=top_p,
-            min_p_R=min_p,
-            best_RS=torch.zeros(2, 1),
-            truncation=poisoned(1),
-        )
+        find_thresholds(logits, asked, best_RS=best, truncation=poisoned(1))

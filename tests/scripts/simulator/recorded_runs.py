@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import deque
+from contextlib import closing
 
 import numpy as np
 
@@ -58,7 +59,9 @@ def record_run(
     )
     now_s = end_s = 0.0
     in_flight = deque()
-    with TraceWriter(path, config=config, started_s=0.0, max_steps_in_flight=depth) as trace:
+    with closing(
+        TraceWriter(path, config=config, started_s=0.0, max_steps_in_flight=depth)
+    ) as trace:
         while todo or scheduler.has_work() or in_flight:
             if not scheduler.has_work() and not in_flight:
                 # as an idle daemon does between heartbeats: not recorded

@@ -1,5 +1,7 @@
 """Samples and beams record and replay, with host memory and a pool that is too small for all."""
 
+from contextlib import closing
+
 from paged_model import PagedModel
 
 from engine_core.kv_cache import KVCacheManager
@@ -39,7 +41,7 @@ def record_groups(path):
     model = PagedModel(({},), sizes["num_blocks"], sizes["block_size"], sizes["num_host_blocks"])
     model.groups = scheduler._kv_cache.groups
     now_s = 0.0
-    with TraceWriter(path, config=config, started_s=0.0) as trace:
+    with closing(TraceWriter(path, config=config, started_s=0.0)) as trace:
         for index in range(12):
             message = asked(index)
             model.salts[message.request_id] = None

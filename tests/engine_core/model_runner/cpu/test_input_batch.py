@@ -1,5 +1,7 @@
 """The persistent batch and what is gathered from it, against a plain loop over tokens."""
 
+from types import SimpleNamespace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,9 +16,8 @@ requests = st.lists(
 
 def filled_batch(sizes, num_groups=2):
     """Sequences of (tokens, computed, scheduled), clipped to make sense; random blocks."""
-    batch = CPUInputBatch(
-        max_num_rows=8, max_model_len=32, block_size=BLOCK_SIZE, num_groups=num_groups
-    )
+    limits = {"max_num_seqs": 8, "max_model_len": 32, "block_size": BLOCK_SIZE}
+    batch = CPUInputBatch(SimpleNamespace(**limits, num_groups=num_groups))
     random = np.random.default_rng(0)
     facts = []
     for number, (num_tokens, computed, scheduled) in enumerate(sizes):

@@ -1,8 +1,10 @@
 """Typed calls: each has one answer, and nothing else can be called."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from engine_core.server.calls import answer_call
+from engine_core.core import EngineCore
 from protocol import calls
 from protocol.errors import ErrorCode
 from protocol.explanations import RequestInfo
@@ -15,20 +17,27 @@ KNOWN = RequestInfo(
 )  # fmt: skip
 
 
-class Engine:
-    uptime_s = 1.5
-
-    def reset_prefix_cache(self):
-        return 7
-
-    def drain(self, why):
-        return 2
-
-    def explain(self, request_id):
-        return KNOWN if request_id == "known" else None
-
-    def live_request_ids(self):
-        return ["known"]
+@pytest.fixture
+def core():
+    """1.5 s old."""
+    scheduler = SimpleNamespace(
+        max_steps_in_flight=1,
+        reset_prefix_cache=lambda: 7,
+        get_request_counts=lambda: (1, 1),
+        explain=lambda request_id: KNOWN if request_id == "known" else None,
+    )
+    times = iter([0.0])
+    return EngineCore(
+        inbox=None,
+        outbox=None,
+        clients=[SimpleNamespace(request_ids={"known"})],
+        scheduler=scheduler,
+        executor=SimpleNamespace(max_steps_in_flight=1),
+        lifecycle=SimpleNamespace(drain=lambda why: None),
+        validator=None,
+        eos_token_ids=(),
+        clock=lambda: next(times, 1.5),
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,13 +50,13 @@ class Engine:
         (calls.ListRequests(), calls.RequestList(request_ids=["known"])),
     ],
 )
-def test_each_call_is_answered_under_its_number(call, result):
-    assert answer_call(Call(call_id=9, call=call), Engine()) == CallResult(call_id=9, result=result)
+def test_each_call_is_answered_under_its_number(core, call, result):
+    assert core.answer_call(Call(call_id=9, call=call)) == CallResult(call_id=9, result=result)
 
 
-def test_a_request_that_nobody_knows_is_a_failed_call():
+def test_a_request_that_nobody_knows_is_a_failed_call(core):
     call = Call(call_id=9, call=calls.GetRequestInfo(request_id="who"))
-    answer = answer_call(call, Engine())
+    answer = core.answer_call(call)
     assert isinstance(answer, CallFailed)
     assert (answer.call_id, answer.code) == (9, ErrorCode.UNKNOWN_REQUEST)
     assert "'who' is unknown" in answer.message
