@@ -15,12 +15,12 @@ from engine_core.scheduler import (
     DuplicateRequestId,
     InFlightStep,
     ModelRunnerOutput,
+    QueueFull,
     Request,
     RequestStatus,
     Scheduler,
     SchedulerOutput,
 )
-from engine_core.scheduler.errors import QueueFull
 from engine_core.server.clients import Client, ClientRegistry
 from engine_core.server.inbox import Inbox, Incoming
 from engine_core.server.outbox import Outbox

@@ -12,7 +12,6 @@ from engine_core.kv_cache.prefix_cache import CacheHit
 from engine_core.kv_cache.sequence_blocks import (
     NULL_BLOCK_ID,
     BlockIds,
-    CachedSequence,
     TableUpdate,
 )
 
@@ -23,7 +22,6 @@ __all__ = [
     "BlockPool",
     "CacheCopies",
     "CacheHit",
-    "CachedSequence",
     "KVCacheGroupSpec",
     "KVCacheManager",
     "PlaceholderKVCacheManager",

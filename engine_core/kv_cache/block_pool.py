@@ -100,7 +100,7 @@ class BlockPool:
         for block_id in block_ids:
             if block_id in self._cached:
                 del self._cached[block_id]
-                self._evict(block_id)
+                self.evicted.add(self._pop_hash(block_id))
             self._ref_counts[block_id] = 1
         taken = set(block_ids)
         self._empty = [block_id for block_id in self._empty if block_id not in taken]
@@ -167,13 +167,8 @@ class BlockPool:
         Returns:
             The block in the index now.
         """
-        known = self._index[group].setdefault(block_hash, block_id)
-        if known == block_id and self._hashes[block_id] is not block_hash:
-            assert self._ref_counts[block_id] > 0, f"block {block_id} is not in use"
-            assert self._hashes[block_id] in (None, block_hash), f"block {block_id} is another"
-            self._hashes[block_id] = block_hash
-            self._group_of[block_id] = group
-        return known
+        self.register_run([block_id], group, [block_hash], 0, 1)
+        return self._index[group][block_hash]
 
     def register_run(
         self, table: list[int], group: int, hashes: list[bytes], first: int, stop: int
@@ -210,21 +205,14 @@ class BlockPool:
 
     def evict_cached(self) -> int:
         """Evict every cached block. Returns how many there were."""
-        num_forgotten = len(self._cached)
-        for block_id in self._cached:
-            self._evict(block_id)
-        self._empty += self._cached
-        self._cached.clear()
-        return num_forgotten
+        block_ids = [self._evict_oldest(1)[0] for _ in range(len(self._cached))]
+        self._empty += block_ids
+        return len(block_ids)
 
     def _evict_oldest(self, num_blocks: int) -> list[int]:
-        """`_evict` for the least recently used cached blocks, in one loop."""
-        hashes, group_of, index, pop = (
-            self._hashes,
-            self._group_of,
-            self._index,
-            self._cached.popitem,
-        )
+        """Take the least recently used cached blocks out of the index."""
+        hashes, group_of, index = self._hashes, self._group_of, self._index
+        pop = self._cached.popitem
         assert len(self._cached) >= num_blocks, "no free block left; the caller must ask first"
         block_ids = [pop(last=False)[0] for _ in range(num_blocks)]
         evicted = []
@@ -236,9 +224,6 @@ class BlockPool:
             evicted.append(block_hash)
         self.evicted.add(*evicted)
         return block_ids
-
-    def _evict(self, block_id: int) -> None:
-        self.evicted.add(self._pop_hash(block_id))
 
     def _pop_hash(self, block_id: int) -> bytes:
         block_hash = self._hashes[block_id]

@@ -23,9 +23,6 @@ class EvictedHashes:
         key = hash(block_hash)
         return key in self._new or any(_holds(sorted_keys, key) for sorted_keys in self._old)
 
-    def __len__(self) -> int:
-        return len(self._new) + sum(map(len, self._old))
-
     def add(self, *block_hashes: bytes) -> None:
         if len(self._new) + len(block_hashes) > self._num_together:
             self._old.append(array("q", sorted(self._new)))

@@ -1,6 +1,7 @@
 """Which blocks each sequence holds, and all that the scheduler may ask of the cache."""
 
 import enum
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from engine_core.kv_cache.copies import CacheCopies
@@ -13,8 +14,6 @@ from engine_core.kv_cache.sequence_blocks import (
     CachedSequence,
     SequenceBlocks,
     TableUpdate,
-    check_tables,
-    num_wasted_slots,
     tail_first,
 )
 from engine_core.kv_cache.swapping import SwappedSequences
@@ -77,6 +76,7 @@ class KVCacheManager:
             num_blocks=num_blocks, num_host_blocks=num_host_blocks, num_groups=len(self.groups)
         )
         self._pool = self._offload.device
+        self.host = self._offload.host
         self._prefix_cache = PrefixCache(
             self._offload,
             groups=self.groups,
@@ -110,20 +110,6 @@ class KVCacheManager:
     def num_blocks_free(self) -> int:
         """Not in use, cached or not."""
         return self._pool.num_free
-
-    @property
-    def num_host_blocks(self) -> int:
-        return self._offload.host.num_blocks
-
-    @property
-    def num_host_blocks_in_use(self) -> int:
-        """Of swapped sequences."""
-        return self._offload.host.num_pinned
-
-    @property
-    def num_host_blocks_cached(self) -> int:
-        """In the prefix cache, and of no swapped sequence."""
-        return self._offload.host.num_cached
 
     @property
     def num_deduplicated_blocks(self) -> int:
@@ -448,19 +434,26 @@ class KVCacheManager:
 
     def num_wasted_slots(self, seqs: Iterable[CachedSequence]) -> int:
         """Slots of the blocks of `seqs` behind the last token of every sequence that has them."""
-        holders = [
-            (seq, self._blocks_of[seq.sequence_id])
-            for seq in seqs
-            if seq.sequence_id in self._blocks_of
-        ]
-        return num_wasted_slots(holders, self.block_size)
+        num_filled: dict[int, int] = {}
+        for seq in seqs:
+            seq_blocks = self._blocks_of.get(seq.sequence_id)
+            for table in () if seq_blocks is None else seq_blocks.tables:
+                first = seq.num_tokens // self.block_size
+                for index, block_id in enumerate(table[first:], start=first):
+                    filled = max(0, seq.num_tokens - index * self.block_size)
+                    num_filled[block_id] = max(filled, num_filled.get(block_id, 0))
+        num_filled.pop(NULL_BLOCK_ID, None)
+        return sum(self.block_size - filled for filled in num_filled.values())
 
     def check(self, seqs: Iterable[CachedSequence] = ()) -> None:
         """Assert that references and pins are exactly those of the tables, and that the tables of
         these sequences cover their computed tokens."""
         self._offload.check()
         self._swapped.check()
-        references = check_tables(self._blocks_of)
+        references: Counter[int] = Counter()
+        for seq_blocks in self._blocks_of.values():
+            seq_blocks.check()
+            references.update(seq_blocks.real_blocks())
         for block_id in range(1, self._pool.num_blocks + 1):
             assert self._pool.ref_count(block_id) == references[block_id]
         for seq in seqs:

@@ -65,11 +65,7 @@ class OffloadManager:
         for host_block in host_blocks:
             self.host.touch(host_block)
             self.host.begin_read(host_block)
-        must_stay, being_saved = self.pending.must_stay, self.pending.being_saved
-        if len(host_blocks) > self.device.num_free - self.device.num_free_of(
-            must_stay | being_saved
-        ):
-            self._cancel_saves(len(host_blocks))
+        self._cancel_saves(len(host_blocks))
         block_ids = self.device.allocate(
             len(host_blocks), avoid=self.pending.must_stay | self.pending.being_saved
         )
@@ -79,7 +75,7 @@ class OffloadManager:
         return block_ids
 
     def _cancel_saves(self, num_wanted: int) -> None:
-        """Until so many blocks can be swapped into."""
+        """As many as needed, so that `num_wanted` blocks can be swapped into."""
         device, pending = self.device, self.pending
         num_usable = device.num_free - device.num_free_of(pending.must_stay | pending.being_saved)
         for block_id in list(pending.being_saved):

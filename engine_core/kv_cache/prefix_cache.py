@@ -157,9 +157,6 @@ class FirstBlocks:
         self._capacity = capacity
         self._roots: OrderedDict[bytes, bytes | None] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._roots)
-
     def add(self, plain_hash: bytes, root: bytes) -> None:
         """
         Args:

@@ -1,8 +1,6 @@
 """One sequence's block tables, and what the cache reads of a sequence."""
 
 import dataclasses
-from collections import Counter
-from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 BlockIds = tuple[list[int], ...]
@@ -17,7 +15,7 @@ class CachedSequence(Protocol):
 
     sequence_id: str
     block_hashes: list[bytes]
-    """Filled by the cache; kept while the sequence lives, preempted or not."""
+    """Filled by the cache; kept until the sequence ends, preempted or not."""
 
     @property
     def cache_salt(self) -> str | None:
@@ -117,6 +115,15 @@ class SequenceBlocks:
             return TableUpdate(start, (tables[0][start:],), self.num_blocks)
         return TableUpdate(start, tuple([table[start:] for table in tables]), self.num_blocks)
 
+    def check(self) -> None:
+        """Assert that the tables have the shape they should."""
+        for table, num_dropped in zip(self.tables, self.num_dropped, strict=True):
+            assert len(table) == self.num_blocks
+            assert not any(table[:num_dropped])
+            assert all(table[num_dropped:])
+        assert all(index < self.num_registered for index in self.duplicates)
+        assert self.num_registered <= self.num_blocks
+
 
 def tail_first(holders: list[SequenceBlocks]) -> list[int]:
     """All references, from the last logical block to the first; at equal place the smaller id
@@ -130,32 +137,3 @@ def tail_first(holders: list[SequenceBlocks]) -> list[int]:
         for index in range(num_dropped, seq_blocks.num_blocks)
     ]
     return [block_id for _, block_id in sorted(order)]
-
-
-def num_wasted_slots(
-    holders: Iterable[tuple[CachedSequence, SequenceBlocks]], block_size: int
-) -> int:
-    """Slots of used blocks behind the last token of each sequence that holds the block."""
-    num_filled: dict[int, int] = {}
-    for seq, seq_blocks in holders:
-        for table in seq_blocks.tables:
-            for index in range(seq.num_tokens // block_size, seq_blocks.num_blocks):
-                block_id = table[index]
-                if block_id != NULL_BLOCK_ID:
-                    filled = max(0, seq.num_tokens - index * block_size)
-                    num_filled[block_id] = max(filled, num_filled.get(block_id, 0))
-    return sum(block_size - filled for filled in num_filled.values())
-
-
-def check_tables(tables: Mapping[str, SequenceBlocks]) -> Counter[int]:
-    """Assert that tables have the shape they should. Returns the references that they hold."""
-    references: Counter[int] = Counter()
-    for seq_blocks in tables.values():
-        for table, num_dropped in zip(seq_blocks.tables, seq_blocks.num_dropped, strict=True):
-            assert len(table) == seq_blocks.num_blocks
-            assert not any(table[:num_dropped])
-            assert all(table[num_dropped:])
-            references.update(table[num_dropped:])
-        assert all(index < seq_blocks.num_registered for index in seq_blocks.duplicates)
-        assert seq_blocks.num_registered <= seq_blocks.num_blocks
-    return references

@@ -13,21 +13,16 @@ from engine_core.scheduler.errors import (
 from engine_core.scheduler.in_flight import InFlightStep
 from engine_core.scheduler.interface import SchedulerInterface
 from engine_core.scheduler.plan import (
-    BlockUpdate,
-    CachedRequestData,
     DraftTokenIds,
     ModelRunnerOutput,
     NewRequestData,
-    ResumedRequestData,
     ScheduledBatch,
     SchedulerOutput,
 )
-from engine_core.scheduler.request import Request, RequestStatus, Sequence
+from engine_core.scheduler.request import Request, RequestStatus
 from engine_core.scheduler.scheduler import Scheduler
 
 __all__ = [
-    "BlockUpdate",
-    "CachedRequestData",
     "DraftTokenIds",
     "DuplicateRequestId",
     "InFlightStep",
@@ -36,13 +31,11 @@ __all__ = [
     "QueueFull",
     "Request",
     "RequestStatus",
-    "ResumedRequestData",
     "ScheduledBatch",
     "Scheduler",
     "SchedulerConfig",
     "SchedulerError",
     "SchedulerInterface",
     "SchedulerOutput",
-    "Sequence",
     "StepOrderError",
 ]

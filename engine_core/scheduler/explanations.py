@@ -11,14 +11,14 @@ from protocol.explanations import RequestInfo, WaitReason
 _Reason = tuple[WaitReason, str]
 
 
-class Explanations:
-    """
-    Args:
-        num_remembered: how many of the last finished requests are kept.
-    """
+_NUM_REMEMBERED = 1024
+"""Of the last finished requests."""
 
-    def __init__(self, num_remembered: int = 1024) -> None:
-        self._num_remembered = num_remembered
+
+class Explanations:
+    """Notes of the step at hand, and answers from them."""
+
+    def __init__(self) -> None:
         self._finished: OrderedDict[str, RequestInfo] = OrderedDict()
         self._stopped_at: str | None = None
         self._stop: _Reason | None = None
@@ -45,18 +45,17 @@ class Explanations:
         self._skipped[request.request_id] = (reason, why)
 
     def finished(self, request: Request, detail: str | None) -> None:
-        if self._num_remembered:
-            self._finished.pop(request.request_id, None)
-            if len(self._finished) >= self._num_remembered:
-                self._finished.popitem(last=False)
-            reason = request.status.finish_reason.value
-            self._finished[request.request_id] = _info(
-                request, "finished", why=detail, finish_reason=reason
-            )
+        self._finished.pop(request.request_id, None)
+        if len(self._finished) >= _NUM_REMEMBERED:
+            self._finished.popitem(last=False)
+        reason = request.status.finish_reason.value
+        self._finished[request.request_id] = _info(
+            request, "finished", why=detail, finish_reason=reason
+        )
 
     # ------------------------------------------------------------------ answers
 
-    def of_live(self, request: Request, waiting: Iterable[Request]) -> RequestInfo:
+    def of_unfinished(self, request: Request, waiting: Iterable[Request]) -> RequestInfo:
         """
         Args:
             waiting: the waiting queue in order.

@@ -141,9 +141,11 @@ class InFlightSteps:
             StepOrderError: `plan` is not the first of the steps in flight.
         """
         if not self._steps or plan.step_id != self._steps[0].plan.step_id:
-            due = f"step {self._steps[0].plan.step_id} is due" if self._steps else "none is due"
+            steps = self._steps
+            expected = f"step {steps[0].plan.step_id} is next" if steps else "none is in flight"
             raise StepOrderError(
-                f"step {plan.step_id} is not to be updated, {due}; update each step once, in order"
+                f"step {plan.step_id} is not to be updated, {expected}; update each step once, in "
+                "order"
             )
 
     def remove(self, plan: SchedulerOutput) -> InFlightStep:

@@ -25,7 +25,7 @@ class SchedulerInterface(abc.ABC):
         its tokens already, ends at once: its terminal output comes with the next update.
 
         Raises:
-            DuplicateRequestId: the id is live; that request goes on unharmed.
+            DuplicateRequestId: the id belongs to an unfinished request, which goes on unharmed.
             QueueFull: the waiting queue is at its limit.
             ValueError: the request asks for what this scheduler does not do.
         """
@@ -109,7 +109,7 @@ class SchedulerInterface(abc.ABC):
 
     @abc.abstractmethod
     def explain(self, request_id: str) -> RequestInfo | None:
-        """Why a request is where it is; None if it is neither live nor among the last finished."""
+        """Why a request is where it is; None if it is unknown, or finished long ago."""
 
     @abc.abstractmethod
     def reset_prefix_cache(self) -> int:
@@ -117,7 +117,7 @@ class SchedulerInterface(abc.ABC):
 
     @abc.abstractmethod
     def statistics(self) -> EngineStatistics:
-        """The numbers of this moment; those that the scheduler does not know are 0."""
+        """The numbers of this moment; those of the engine around the scheduler are 0."""
 
     @abc.abstractmethod
     def num_common_prefix_blocks(self) -> list[int]:

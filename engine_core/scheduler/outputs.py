@@ -117,8 +117,8 @@ class OutputCollector:
             )
             for client in self._outputs | self._decoded
         }
-        for gone in self._request_ids.keys() - per_client.keys():
-            del self._request_ids[gone]
+        for client in self._request_ids.keys() - per_client.keys():
+            del self._request_ids[client]
         self._outputs, self._decoded, self._over = {}, {}, {}
         return per_client
 

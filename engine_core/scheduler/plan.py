@@ -33,7 +33,7 @@ class ScheduledBatch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NewRequestData:
-    """A sequence that the runner does not know."""
+    """A sequence that is new to the runner."""
 
     req_id: str
     prompt_token_ids: Sequence[int]
@@ -53,7 +53,7 @@ class NewRequestData:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ResumedRequestData:
-    """A sequence that the runner knows and whose tokens and tables are new: it comes back from a
+    """A sequence that the runner has seen and whose tokens and tables are new: it comes back from a
     preemption (it has no row then), or a beam went on from another beam (its row's contents are
     replaced, sampling state included)."""
 
@@ -116,8 +116,8 @@ class SchedulerOutput:
     scheduled_spec_decode_tokens: dict[str, list[int]]
     """Drafts to verify, the last of the sequence's tokens in this step."""
     finished_req_ids: list[str]
-    """Sequences gone since the last step: drop their rows first. An id may come back in the same
-    plan."""
+    """Sequences that ended since the last step: drop their rows first. An id may come back in the
+    same plan."""
     preempted_req_ids: list[str]
     """Lost their blocks in this step: drop their rows, if they have any, and keep what else is
     known of them."""

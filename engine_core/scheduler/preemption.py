@@ -21,7 +21,7 @@ class PreemptionMode(enum.StrEnum):
 class PreemptionRule:
     """Chooses each victim's mode: always the same."""
 
-    def __init__(self, mode: PreemptionMode) -> None:
+    def __init__(self, mode: PreemptionMode = PreemptionMode.RECOMPUTE) -> None:
         self._mode = mode
 
     def mode(self, victim: Request) -> PreemptionMode:
@@ -34,9 +34,6 @@ class PreemptionRule:
 
 class RecomputeSingleSwapGroups(PreemptionRule):
     """One sequence is recomputed; several, whose blocks are shared, are swapped."""
-
-    def __init__(self) -> None:
-        super().__init__(PreemptionMode.RECOMPUTE)
 
     def mode(self, victim: Request) -> PreemptionMode:
         return PreemptionMode.SWAP if victim.num_running_sequences > 1 else self._mode

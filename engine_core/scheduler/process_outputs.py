@@ -42,7 +42,7 @@ class OutputProcessor:
             if sequence.request.beam_search is not None:
                 beams.setdefault(sequence.request.request_id, {})[name] = logprobs.get(name)
             else:
-                # a prompt that goes on may be due in a later step that is planned already
+                # a prompt that goes on may sample in a later step that is planned already
                 most = 1 + len(drafts.get(name, ())) if step.needs_sampling[position] else 0
                 self._process_sequence(sequence, token_ids, most, logprobs.get(name), now)
         for request_id, reported in beams.items():
@@ -99,7 +99,7 @@ class OutputProcessor:
         if not least <= len(token_ids) <= most:
             why = (
                 f"the model runner returned {len(token_ids)} tokens, from {least} to {most} were "
-                "due; this is a fault of the engine, please report it"
+                "expected; this is a fault of the engine, please report it"
             )
             self._pool.finish_request(request, RequestStatus.FINISHED_ERROR, why)
             return
@@ -119,17 +119,17 @@ class OutputProcessor:
 
     def _process_beams(self, request: Request, reported: dict[str, Logprobs | None]) -> None:
         """All beams advance together. One that catches up before the others computes its last token
-        again, to be due when they are."""
+        again, to sample when they do."""
         beams = request.unfinished
-        due = [
+        ready = [
             beam
             for beam in beams
             if beam.row is not None and beam.num_computed_tokens >= beam.num_tokens
         ]
-        if len(due) < len(beams):
-            for beam in due:
+        if len(ready) < len(beams):
+            for beam in ready:
                 self._forks.recompute_last_token(beam)
-            if due and request.has_pending_forks:
+            if ready and request.has_pending_forks:
                 self._forks.fork(request)
             return
         logprobs = [reported.get(beam.sequence_id) for beam in beams]

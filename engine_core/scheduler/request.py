@@ -67,7 +67,7 @@ class Request:
     admitted, preempted and finished as a unit.
 
     Args:
-        request_id: unique among live requests.
+        request_id: unique among unfinished requests.
         prompt_token_ids: at least one.
         client_index: which client gets the outputs.
         arrival_time: seconds on the caller's clock.

@@ -83,7 +83,7 @@ class RequestPool:
         return sequence
 
     def new_sequence(self, request: Request, index: int) -> Sequence:
-        """One more sequence of a live request, under an id that is free."""
+        """One more sequence of a request, under an id that is free."""
         serial = 1
         while self.is_taken(f"{request.request_id}#{serial}"):
             serial += 1
@@ -92,8 +92,8 @@ class RequestPool:
         return sequence
 
     def is_taken(self, name: str) -> bool:
-        """Whether a live request or sequence has this id, or one whose terminal output has not been
-        handed out."""
+        """Whether an unfinished request or sequence has this id, or one whose terminal output has
+        not been handed out."""
         return name in self.by_id or name in self._forked or self.outputs.is_terminal_pending(name)
 
     # ------------------------------------------------------------------ in and out of the queue

@@ -63,7 +63,7 @@ class RunningScheduler:
     # ------------------------------------------------------------------ columns
 
     def _within_budget(self, rows: Int64Array, wanted: Int32Array, budget: int) -> Int32Array:
-        """Tokens for the first rows, each at least 1; the last may get fewer than it wants. The
+        """Tokens for the first rows, each at least 1; the last may get fewer than it needs. The
         sequences of one request all get some, or none does."""
         # argmin and argmax cost a fraction of min, max and cumsum where rows are few
         assert wanted[wanted.argmin()] > 0, "a running sequence has nothing to run"

@@ -246,7 +246,7 @@ class Scheduler(SchedulerInterface):
         request = self._pool.by_id.get(request_id)
         if request is None:
             return self._explanations.of_finished(request_id)
-        return self._explanations.of_live(request, self._pool.waiting)
+        return self._explanations.of_unfinished(request, self._pool.waiting)
 
     def reset_prefix_cache(self) -> int:
         return self._kv_cache.reset_prefix_cache()

@@ -29,9 +29,9 @@ def collect_statistics(pool: RequestPool, now: float) -> EngineStatistics:
         num_blocks_shared=kv_cache.num_shared_references,
         num_slots_wasted=kv_cache.num_wasted_slots(running),
         block_size=kv_cache.block_size,
-        num_host_blocks=kv_cache.num_host_blocks,
-        num_host_blocks_in_use=kv_cache.num_host_blocks_in_use,
-        num_host_blocks_cached=kv_cache.num_host_blocks_cached,
+        num_host_blocks=kv_cache.host.num_blocks,
+        num_host_blocks_in_use=kv_cache.host.num_pinned,
+        num_host_blocks_cached=kv_cache.host.num_cached,
         num_deduplicated_blocks=kv_cache.num_deduplicated_blocks,
         service_by_tenant=pool.policy.service_by_tenant(),
     )

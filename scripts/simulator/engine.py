@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler import Request, Scheduler, SchedulerConfig
-from engine_core.scheduler.errors import QueueFull
+from engine_core.scheduler import QueueFull, Request, Scheduler, SchedulerConfig
 from engine_core.scheduler.plan import Int32Array, ModelRunnerOutput, SchedulerOutput
 from protocol.calls import EngineStatistics
 from protocol.sampling import SamplingParams

@@ -1,11 +1,12 @@
 """Which request is next and which is preempted: what each policy fills in."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from engine_core.scheduler.config import PolicyName
 from engine_core.scheduler.request import Request
 
 
@@ -17,32 +18,28 @@ class WaitingQueue(Protocol):
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Request]:
         """In the order in which they would be popped. May cost O(n log n); not for the hot path."""
-        ...
 
     def add_request(self, request: Request) -> None:
         """A new request."""
-        ...
 
     def prepend_request(self, request: Request) -> None:
         """A preempted request comes back: to the head under fcfs (also in front of others that were
         preempted earlier in the same step); elsewhere to the place that its key gives."""
-        ...
 
     def peek_request(self) -> Request:
         """The next one, which stays. The queue is not empty."""
-        ...
 
     def pop_request(self) -> Request:
         """Remove the one that `peek_request` shows. The queue is not empty."""
-        ...
 
     def remove_request(self, request: Request) -> None: ...
 
 
 class SchedulingPolicy:
-    """Orders the waiting queue and selects victims; the scheduler moves them. It knows no blocks,
+    """Orders the waiting queue and selects victims; the scheduler moves them. It reads no blocks,
     budgets or steps. One scheduler's; it may keep state."""
 
+    name: PolicyName
     waiting: WaitingQueue
     counts_service = False
     """Whether `on_decode` is called."""
@@ -53,15 +50,20 @@ class SchedulingPolicy:
     def check(self, request: Request) -> None:
         """
         Raises:
-            ValueError: the request asks for what this policy does not do (a priority under fcfs).
+            ValueError: the request has a priority, which only policy priority looks at.
         """
+        if request.priority != 0:
+            raise ValueError(
+                f"priority is {request.priority}, but policy {self.name} takes only 0; omit it or "
+                "start the engine with --scheduling-policy priority"
+            )
 
-    def select_victim(self, running: Mapping[str, Request], requester: Request) -> Request:
+    def select_victim(self, running: dict[str, Request], requester: Request) -> Request:
         """Which of the running requests (in order of admission, by request id; never empty) loses
         its blocks so that `requester`, one of them, gets one. It may be `requester` itself."""
         raise NotImplementedError
 
-    def select_forced_victims(self, running: Mapping[str, Request]) -> list[Request]:
+    def select_forced_victims(self, running: dict[str, Request]) -> list[Request]:
         """Running requests to preempt for the head of the waiting queue though memory is free, the
         least urgent first. Called once a step, before anything is scheduled."""
         return []
@@ -80,17 +82,5 @@ class SchedulingPolicy:
         """One step's output tokens; entry i is tenant number i's. Not called without tokens."""
 
     def service_by_tenant(self) -> dict[str, float]:
-        """Weighted tokens served, of tenants with live requests; empty where nothing is counted."""
+        """Weighted tokens served, of tenants with unfinished requests; empty if not counted."""
         return {}
-
-
-def refuse_priority(request: Request, policy: str) -> None:
-    """
-    Raises:
-        ValueError: the request has a priority, which only policy priority looks at.
-    """
-    if request.priority != 0:
-        raise ValueError(
-            f"priority is {request.priority}, but policy {policy} knows only 0; omit it or start "
-            f"the engine with --scheduling-policy priority"
-        )

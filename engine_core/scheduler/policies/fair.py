@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.scheduler.policies.base import SchedulingPolicy, refuse_priority
+from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.policies.service import ServiceCounters, Tenant, TenantKey, number_of
 from engine_core.scheduler.request import Request, RequestStatus
 
@@ -18,7 +18,7 @@ _Line = OrderedDict[str, Request]
 
 class FairQueue:
     """A line for each tenant, in two lanes: swapped requests, and all others. Selecting is one
-    argmin over the live tenants, everything else O(1)."""
+    argmin over the tenants with requests, everything else O(1)."""
 
     def __init__(self, counters: ServiceCounters) -> None:
         self._counters = counters
@@ -71,11 +71,18 @@ class FairQueue:
 
     def pop_request(self) -> Request:
         request = self.peek_request()
-        self._served_last = self._remove(request)
+        self.remove_request(request)
+        self._served_last = self._counters.enter(tenant_key(request))
         return request
 
     def remove_request(self, request: Request) -> None:
-        self._remove(request)
+        self._head = None
+        lane, key = self._places.pop(request.request_id)
+        line = self._lines[lane][key]
+        del line[request.request_id]
+        if not line:
+            del self._lines[lane][key]
+            self._counters.stop_waiting(self._counters.enter(key), lane)
 
     def _join(self, request: Request, *, is_lifted: bool) -> _Line:
         assert request.request_id not in self._places
@@ -94,17 +101,6 @@ class FairQueue:
         self._places[request.request_id] = (lane, key)
         return line
 
-    def _remove(self, request: Request) -> Tenant:
-        self._head = None
-        lane, key = self._places.pop(request.request_id)
-        line = self._lines[lane][key]
-        del line[request.request_id]
-        tenant = self._counters.enter(key)
-        if not line:
-            del self._lines[lane][key]
-            self._counters.stop_waiting(tenant, lane)
-        return tenant
-
 
 class Fair(SchedulingPolicy):
     """Each tenant has a counter of the service it had: `input_weight` for each prompt token that
@@ -113,7 +109,7 @@ class Fair(SchedulingPolicy):
     preemption is not charged. Next is the oldest request of the waiting tenant with the least
     counter; the victim is the newest of the most served tenant. A tenant that begins to wait is
     lifted to the least counter of the waiting tenants, or, if there are none, to that of the tenant
-    served last: idle time earns no credit. What it was served above the others it still owes.
+    served last: idle time earns no credit, and service above the others' still counts.
 
     The bound. Let L be the longest prompt and M the tokens that admitted requests can have (device
     and host blocks), and w the least weight. Then
@@ -133,6 +129,7 @@ class Fair(SchedulingPolicy):
             own, a prompt token shares one.
     """
 
+    name = "fair"
     counts_service = True
 
     def __init__(
@@ -145,29 +142,25 @@ class Fair(SchedulingPolicy):
         self._counters = ServiceCounters(weights or {}, output_weight)
         self.waiting: FairQueue = FairQueue(self._counters)
         self._charged: set[str] = set()
-        """Live requests whose prompts are charged."""
-        self._leaving: list[TenantKey] = []
+        """Unfinished requests whose prompts are charged."""
+        self._leaving: dict[TenantKey, None] = {}
         """Tenants whose last request is over: the last step's output is still to be charged."""
 
     def new_step(self) -> None:
         """Tenants without requests give their numbers back."""
         self.waiting.reselect_head()
         for key in self._leaving:
-            tenant = self._counters.find(key)
-            if tenant is not None and tenant.num_live == 0:
+            if self._counters.enter(key).num_unfinished == 0:
                 self._counters.leave(key, self.waiting.floor)
         self._leaving.clear()
 
-    def check(self, request: Request) -> None:
-        refuse_priority(request, "fair")
-
-    def select_victim(self, running: Mapping[str, Request], requester: Request) -> Request:
+    def select_victim(self, running: dict[str, Request], requester: Request) -> Request:
         counters: dict[TenantKey, float] = {}
         victim, most = requester, -np.inf
-        for request in reversed(list(running.values())):
+        for request in reversed(running.values()):
             key = tenant_key(request)
             if key not in counters:
-                counters[key] = self._counter(request)
+                counters[key] = self._counters.counter(self._counters.enter(key))
                 if counters[key] > most:
                     victim, most = request, counters[key]
         return victim
@@ -175,15 +168,15 @@ class Fair(SchedulingPolicy):
     def on_arrival(self, request: Request) -> int:
         """Its tenant's number, until the first step after the tenant's last request is over."""
         tenant = self._counters.enter(tenant_key(request))
-        tenant.num_live += 1
+        tenant.num_unfinished += 1
         return number_of(tenant)
 
     def on_finish(self, request: Request) -> None:
         self._charged.discard(request.request_id)
         tenant = self._counters.enter(tenant_key(request))
-        tenant.num_live -= 1
-        if tenant.num_live == 0:
-            self._leaving.append(tenant_key(request))
+        tenant.num_unfinished -= 1
+        if tenant.num_unfinished == 0:
+            self._leaving[tenant_key(request)] = None
 
     def on_admit(self, request: Request, num_uncached_tokens: int) -> None:
         """Charge its prompt, the first time."""
@@ -201,9 +194,6 @@ class Fair(SchedulingPolicy):
     def service_by_tenant(self) -> dict[str, float]:
         """Weighted tokens, as charged, without lifts; not divided by the tenants' weights."""
         return self._counters.served_by_tenant()
-
-    def _counter(self, request: Request) -> float:
-        return self._counters.counter(self._counters.enter(tenant_key(request)))
 
 
 def tenant_key(request: Request) -> TenantKey:

@@ -1,9 +1,9 @@
 """First come, first served."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Reversible
+from collections.abc import Iterator
 
-from engine_core.scheduler.policies.base import SchedulingPolicy, refuse_priority
+from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.request import Request, RequestStatus
 
 
@@ -24,22 +24,18 @@ class FirstComeFirstServedQueue:
         yield from self._others.values()
 
     def add_request(self, request: Request) -> None:
-        """To the tail."""
         assert request.request_id not in self._swapped
         assert request.request_id not in self._others
         self._lane(request)[request.request_id] = request
 
     def prepend_request(self, request: Request) -> None:
-        """To the head."""
         self.add_request(request)
         self._lane(request).move_to_end(request.request_id, last=False)
 
     def peek_request(self) -> Request:
-        """The head, which stays. The queue is not empty."""
         return next(iter((self._swapped or self._others).values()))
 
     def pop_request(self) -> Request:
-        """Take the head. The queue is not empty."""
         return (self._swapped or self._others).popitem(last=False)[1]
 
     def remove_request(self, request: Request) -> None:
@@ -53,12 +49,10 @@ class FirstComeFirstServedQueue:
 class FirstComeFirstServed(SchedulingPolicy):
     """The newest running request is the victim, so that the oldest keeps its progress."""
 
+    name = "fcfs"
+
     def __init__(self) -> None:
         self.waiting = FirstComeFirstServedQueue()
 
-    def check(self, request: Request) -> None:
-        refuse_priority(request, "fcfs")
-
-    def select_victim(self, running: Mapping[str, Request], requester: Request) -> Request:
-        in_order: Reversible[Request] = running.values()  # type: ignore[assignment]
-        return next(iter(reversed(in_order)))
+    def select_victim(self, running: dict[str, Request], requester: Request) -> Request:
+        return next(reversed(running.values()))

@@ -3,7 +3,7 @@
 import heapq
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.request import Request, RequestStatus
@@ -13,7 +13,7 @@ _Rank = tuple[float, float]
 _Entry = tuple[bool, _Rank, int, Request]
 """Not swapped, rank, order of joining. The last decides always, so requests are not compared."""
 
-_FEW_DEAD = 64
+_FEW_STALE = 64
 
 
 def _rank(ageing_s: float | None) -> Callable[[Request], _Rank]:
@@ -42,8 +42,8 @@ def _rank(ageing_s: float | None) -> Callable[[Request], _Rank]:
 
 
 class PriorityQueue:
-    """A heap. A request that is removed from its middle leaves a dead entry; when more entries are
-    dead than alive they are swept out: each operation is O(log n), amortised, and memory O(n).
+    """A heap. A request that is removed from its middle leaves a stale entry; when more entries are
+    stale than valid they are removed: each operation is O(log n), amortised, and memory O(n).
     Among equals new requests come last, preempted ones first."""
 
     def __init__(self, ageing_s: float | None = None) -> None:
@@ -86,7 +86,7 @@ class PriorityQueue:
 
     def remove_request(self, request: Request) -> None:
         del self._entries[request.request_id]
-        if len(self._heap) > 2 * len(self._entries) + _FEW_DEAD:
+        if len(self._heap) > 2 * len(self._entries) + _FEW_STALE:
             self._heap = list(self._entries.values())
             heapq.heapify(self._heap)
 
@@ -110,6 +110,8 @@ class Priority(SchedulingPolicy):
             and an endless stream of urgent requests starves the others.
     """
 
+    name = "priority"
+
     def __init__(
         self,
         min_gain: float = 1,
@@ -121,12 +123,15 @@ class Priority(SchedulingPolicy):
         """In units of the rank."""
         self._force_preemption = force_preemption
 
-    def select_victim(self, running: Mapping[str, Request], requester: Request) -> Request:
+    def check(self, request: Request) -> None:
+        """Every priority is allowed."""
+
+    def select_victim(self, running: dict[str, Request], requester: Request) -> Request:
         """The largest (priority, arrival) of all, whether scheduled in this step or not; the newest
         of equals."""
-        return max(reversed(list(running.values())), key=self.waiting.rank)
+        return max(reversed(running.values()), key=self.waiting.rank)
 
-    def select_forced_victims(self, running: Mapping[str, Request]) -> list[Request]:
+    def select_forced_victims(self, running: dict[str, Request]) -> list[Request]:
         """All running requests that the head outranks by min_gain. A swapped head forces none out.
         A step in which none can be outranked costs no search: running requests were popped, and the
         least urgent of those is known."""
@@ -140,7 +145,7 @@ class Priority(SchedulingPolicy):
         least = rank(head)[0] + self._min_gain
         if waiting.least_urgent_popped < least:
             return []
-        newest_first = list(reversed(list(running.values())))
+        newest_first = list(reversed(running.values()))
         waiting.least_urgent_popped = max(map(rank, newest_first))[0]
         victims = [request for request in newest_first if rank(request)[0] >= least]
         victims.sort(key=rank, reverse=True)

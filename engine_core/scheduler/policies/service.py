@@ -20,7 +20,7 @@ class Tenant:
     name: str
     weight: float
     number: int | None = None
-    num_live: int = 0
+    num_unfinished: int = 0
     counter: float = 0.0
     """Virtual, per unit of weight, when it left."""
     served: float = 0.0
@@ -28,9 +28,9 @@ class Tenant:
 
 
 class ServiceCounters:
-    """A tenant has a number while it has live requests; numbers are used again, so that the columns
-    stay as short as the most tenants at one time. Of a tenant without live requests the counter is
-    kept only above the floor, to which a newcomer is lifted anyway.
+    """A tenant has a number while it has unfinished requests; numbers are used again, so that the
+    columns stay as short as the most tenants at one time. Of a tenant without requests the counter
+    is kept only above the floor, to which a newcomer is lifted anyway.
 
     Args:
         weights: shares by tenant's name; 1 for all others.
@@ -40,7 +40,7 @@ class ServiceCounters:
     def __init__(self, weights: Mapping[str, float], output_weight: float) -> None:
         self._weights = dict(weights)
         self._output_weight = output_weight
-        self._live: dict[TenantKey, Tenant] = {}
+        self._present: dict[TenantKey, Tenant] = {}
         self._departed: dict[TenantKey, Tenant] = {}
         """Oldest first."""
         self._num_numbers = 0
@@ -53,24 +53,20 @@ class ServiceCounters:
         """The counters of tenants that wait in each of two lanes, infinite for the others."""
 
     def enter(self, key: TenantKey) -> Tenant:
-        """The tenant of that key, live from now on."""
-        tenant = self._live.get(key)
+        """The tenant of that key, which has a number from now on."""
+        tenant = self._present.get(key)
         if tenant is None:
             tenant = self._departed.pop(key, None)
             if tenant is None:
                 name = key if isinstance(key, str) else f"client {key}"
                 tenant = Tenant(name, self._weights.get(name, 1.0))
-            self._live[key] = tenant
+            self._present[key] = tenant
             self._give_number(tenant)
         return tenant
 
-    def find(self, key: TenantKey) -> Tenant | None:
-        """The tenant of that key, if it is live."""
-        return self._live.get(key)
-
     def leave(self, key: TenantKey, floor: float) -> None:
-        """It has no live requests. Counters at or below `floor` need not be remembered."""
-        tenant = self._live.pop(key)
+        """It has no unfinished requests. Counters at or below `floor` need not be kept."""
+        tenant = self._present.pop(key)
         number = number_of(tenant)
         tenant.counter = float(self._counters[number])
         tenant.served = float(self._served[number])
@@ -117,8 +113,8 @@ class ServiceCounters:
         self._served[:n] += num_tokens * self._output_weight
 
     def served_by_tenant(self) -> dict[str, float]:
-        """Weighted tokens, by the name of each tenant with live requests."""
-        tenants = (tenant for tenant in self._live.values() if tenant.num_live)
+        """Weighted tokens, by the name of each tenant with unfinished requests."""
+        tenants = (tenant for tenant in self._present.values() if tenant.num_unfinished)
         return {tenant.name: float(self._served[number_of(tenant)]) for tenant in tenants}
 
     def _give_number(self, tenant: Tenant) -> None:
@@ -143,6 +139,6 @@ class ServiceCounters:
 
 
 def number_of(tenant: Tenant) -> int:
-    """A live tenant's number."""
+    """Of a tenant that has one."""
     assert tenant.number is not None
     return tenant.number

@@ -26,11 +26,6 @@ class RunningSequences:
     """Length at which the sequence must stop."""
 
 
-NOTHING_RUNNING = RunningSequences(
-    *(np.zeros(0, np.int32),) * 3, *(np.zeros(0),) * 2, np.zeros(0, np.int32)
-)
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class WaitingRequests:
     """The waiting queue in sums: it may be long."""
@@ -62,16 +57,16 @@ class TokenBudget:
     """The same number of tokens every step. A budget that depends on the load overrides."""
 
     looks_at_load = False
-    """If not, `num_tokens` gets NOTHING_RUNNING, and `observe` is not called."""
+    """If not, each step may have `max_num_tokens`, and neither method is called."""
 
     def __init__(self, max_num_batched_tokens: int) -> None:
-        self._max_num_tokens = max_num_batched_tokens
+        self.max_num_tokens = max_num_batched_tokens
 
     def num_tokens(
         self, now: float, running: RunningSequences, waiting: WaitingRequests | None
     ) -> int:
-        """Most tokens of the next step, from 1 to max_num_batched_tokens."""
-        return self._max_num_tokens
+        """Most tokens of the next step, from 1 to `max_num_tokens`."""
+        return self.max_num_tokens
 
     def observe(self, load: StepLoad, duration_s: float) -> None:
         """A step took that long, from its planning, or from the end of the step before it if that

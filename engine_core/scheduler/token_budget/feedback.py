@@ -8,7 +8,6 @@ from engine_core.scheduler.in_flight import InFlightStep
 from engine_core.scheduler.preemption import PreemptionRule
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.token_budget.base import (
-    NOTHING_RUNNING,
     RunningSequences,
     StepLoad,
     TokenBudget,
@@ -33,7 +32,7 @@ class StepFeedback:
         """Most tokens of the step to be planned."""
         self.now = now
         if not self._budget.looks_at_load:
-            return self._budget.num_tokens(now, NOTHING_RUNNING, None)
+            return self._budget.max_num_tokens
         batch = self._pool.batch
         order = batch.order
         running = RunningSequences(

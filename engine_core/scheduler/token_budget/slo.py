@@ -85,8 +85,7 @@ class SLOTokenBudget(TokenBudget):
 
     Args:
         max_num_batched_tokens: never more.
-        target_tpot_s: mean seconds per output token after the first; None: no target, and every
-            step may have all tokens.
+        target_tpot_s: mean seconds per output token after the first.
         target_ttft_s: seconds from arrival to the first token; None: no target.
         min_chunk: prefill tokens of every step, so that no prompt waits for ever.
         margin: part of target_tpot_s that is reserved for what the model does not see.
@@ -97,7 +96,7 @@ class SLOTokenBudget(TokenBudget):
     def __init__(
         self,
         max_num_batched_tokens: int,
-        target_tpot_s: float | None = None,
+        target_tpot_s: float,
         target_ttft_s: float | None = None,
         *,
         min_chunk: int = 4,
@@ -105,7 +104,7 @@ class SLOTokenBudget(TokenBudget):
         cost_model: CostModel | None = None,
     ) -> None:
         super().__init__(max_num_batched_tokens)
-        self._target_tpot_s = None if target_tpot_s is None else target_tpot_s * (1 - margin)
+        self._target_tpot_s = target_tpot_s * (1 - margin)
         self._target_ttft_s = target_ttft_s
         self._min_chunk = min_chunk
         self.cost_model = CostModel() if cost_model is None else cost_model
@@ -117,17 +116,17 @@ class SLOTokenBudget(TokenBudget):
         self, now: float, running: RunningSequences, waiting: WaitingRequests | None
     ) -> int:
         """One token for each running decode, and a chunk."""
-        if self._target_tpot_s is None or not len(running.num_tokens):
-            return self._max_num_tokens
+        if not len(running.num_tokens):
+            return self.max_num_tokens
         num_left = running.num_tokens - running.num_computed_tokens
         is_prefill = num_left > 1
         """Also one that is recomputed after a preemption."""
         prefills = is_prefill.nonzero()[0]
         num_decodes = len(is_prefill) - len(prefills)
         if num_decodes == 0 or (waiting is None and not len(prefills)):
-            return self._max_num_tokens
-        chunk = self._chunk(now, running, waiting, prefills, self._target_tpot_s)
-        return min(self._max_num_tokens, num_decodes + max(self._min_chunk, chunk))
+            return self.max_num_tokens
+        chunk = self._chunk(now, running, waiting, prefills)
+        return min(self.max_num_tokens, num_decodes + max(self._min_chunk, chunk))
 
     def _chunk(
         self,
@@ -135,9 +134,8 @@ class SLOTokenBudget(TokenBudget):
         running: RunningSequences,
         waiting: WaitingRequests | None,
         prefills: npt.NDArray[np.intp],
-        tpot_s: float,
     ) -> int:
-        model = self.cost_model
+        model, tpot_s = self.cost_model, self._target_tpot_s
         if model.num_observed_with_chunks < _MIN_STEPS_WITH_CHUNKS:
             return _FIRST_CHUNK << model.num_observed_with_chunks
         num_decodes = len(running.num_tokens) - len(prefills)
@@ -149,7 +147,7 @@ class SLOTokenBudget(TokenBudget):
         if math.isnan(min_slack_s):
             # no SLO can be met; only a batch too large for the target gets no more
             is_too_large = decode_s >= tpot_s and model.predict(StepLoad(1, 1, 0, 0)) <= tpot_s
-            harmless = 0 if is_too_large else self._max_num_tokens
+            harmless = 0 if is_too_large else self.max_num_tokens
         else:
             num_computed = int(running.num_computed_tokens[prefills[0]]) if len(prefills) else 0
             harmless = model.num_chunk_tokens(min_slack_s - decode_s, num_computed, num_decodes)
@@ -161,7 +159,7 @@ class SLOTokenBudget(TokenBudget):
         if prompts is None:
             return harmless
         num_prompt_tokens = float(prompts.num_tokens_until[-1])
-        longest = min(num_prompt_tokens, most, self._max_num_tokens - num_decodes)
+        longest = min(num_prompt_tokens, most, self.max_num_tokens - num_decodes)
         shortest = max(harmless, self._min_chunk)
         if shortest >= longest:
             return shortest

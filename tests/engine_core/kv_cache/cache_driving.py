@@ -55,7 +55,7 @@ class CacheDriver:
         return [name for name in self.running if name not in self.plan]
 
     def _victims(self):
-        # whoever was admitted may hold what those before it are about to compute
+        # an admitted sequence may hold what those before it are about to compute
         return self._idle() if self.has_admitted else list(self.running)
 
     def _arrive(self, tokens, salt, chunk, lookahead):
@@ -117,8 +117,8 @@ class CacheDriver:
             ],
             pool.num_blocks_free,
             pool.num_blocks_cached,
-            pool.num_host_blocks_cached,
-            pool.num_host_blocks_in_use,
+            pool.host.num_cached,
+            pool.host.num_pinned,
         )
 
     def _refund(self, name):
@@ -154,12 +154,12 @@ class CacheDriver:
                         marker(stream, stream.tokens, position, group)
                         for position in range(index * size, (index + 1) * size)
                     ]
-        findable = [
+        indexed = [
             ((group, block_hash), block_id)
             for group, index in enumerate(offload.device._index)
             for block_hash, block_id in index.items()
         ]
-        for key, block_id in [*findable, *offload.host._index.items()]:
+        for key, block_id in [*indexed, *offload.host._index.items()]:
             if key in self.contents:
                 assert self.memory.blocks[block_id] == self.contents[key]
         for name, stream in self.swapped.items():

@@ -208,7 +208,7 @@ class CacheMachine(CacheDriver, RuleBasedStateMachine):
         if not self.running:
             assert cache.num_blocks_in_use == cache.num_shared_references == 0
         if not self.swapped:
-            assert cache.num_host_blocks_in_use == 0
+            assert cache.host.num_pinned == 0
 
 
 TestCacheMachine = CacheMachine.TestCase

@@ -39,7 +39,7 @@ def test_the_origin_is_where_the_contents_are_before_all_copies():
     assert [pending.origin(block_id) for block_id in (1, 2, 5, 6, 7, 8)] == [11, 11, 5, 5, 5, 8]
 
 
-def test_the_origin_of_a_copy_of_what_was_overwritten_since_cannot_be_told():
+def test_the_origin_of_a_copy_of_what_was_overwritten_since_is_not_known():
     """3 had the contents of 1 before 1 got those of 2."""
     pending = PendingCopies()
     pending.add_copy(1, 3)
@@ -48,7 +48,7 @@ def test_the_origin_of_a_copy_of_what_was_overwritten_since_cannot_be_told():
     assert pending.origin(1) == 2
 
 
-def test_only_saves_nobody_relies_on_are_cancelled():
+def test_only_saves_that_are_not_required_are_cancelled():
     pending = PendingCopies()
     pending.add_swap_out(1, 11, is_optional=True)
     pending.add_swap_out(2, 12, is_optional=True)

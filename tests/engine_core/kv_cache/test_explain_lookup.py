@@ -69,18 +69,16 @@ def test_what_is_remembered_is_bounded():
     evicted = EvictedHashes(2)
     for name in (b"1", b"2", b"3"):
         evicted.add(name)
-    assert (len(evicted), b"1" in evicted, b"2" in evicted) == (2, False, True)
+    assert [name in evicted for name in (b"1", b"2", b"3")] == [False, True, True]
     evicted = EvictedHashes(400)
     for number in range(300):
         evicted.add(*(b"%d %d" % (number, place) for place in range(3)))
         known = [b"%d %d" % (last, 2) in evicted for last in range(number, -1, -1)]
-        assert len(evicted) <= 400
         assert all(known[:110])  # 330 hashes
         assert not any(known[134:])
     first = FirstBlocks(2)
     for name in (b"1", b"2", b"3"):
         first.add(name, b"root")
-    assert len(first) == 2
     assert first.is_known_elsewhere(b"3", b"other root")
     assert not first.is_known_elsewhere(b"3", b"root")
     assert not first.is_known_elsewhere(b"1", b"other root")

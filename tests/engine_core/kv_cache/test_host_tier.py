@@ -41,7 +41,7 @@ def test_what_is_given_back_is_saved_and_comes_back_after_eviction():
     cache = host_cache()
     _, saved = run_and_free(cache, "a", [1] * 9)
     assert saved == [(2, 4), (1, 5)]
-    assert (cache.num_host_blocks_cached, cache.num_host_blocks_in_use) == (2, 0)
+    assert (cache.host.num_cached, cache.host.num_pinned) == (2, 0)
     evict_all(cache)
     assert cache.num_blocks_cached == 0
     stream, hit = admit(cache, [1] * 9)
@@ -51,7 +51,7 @@ def test_what_is_given_back_is_saved_and_comes_back_after_eviction():
     copies = cache.take_copies()
     assert copies.swap_in == [(5, table[0]), (4, table[1])]
     assert not copies.swap_out
-    assert cache.num_host_blocks_cached == 2
+    assert cache.host.num_cached == 2
     assert hit_of(cache, [1] * 9).num_host_tokens == 0
 
 
@@ -70,7 +70,7 @@ def test_what_the_host_has_is_not_saved_again():
     cache = host_cache()
     run_and_free(cache, "a", [1] * 9)
     assert run_and_free(cache, "b", [1] * 9)[1] == []
-    assert cache.num_host_blocks_cached == 2
+    assert cache.host.num_cached == 2
 
 
 def test_blocks_in_use_elsewhere_are_saved_when_the_last_lets_go():
@@ -127,7 +127,7 @@ def test_a_save_gives_way_to_a_swap_in_that_needs_its_block():
     other = Stream("b", [2] * 8)
     compute(cache, other)
     cache.free(other)
-    assert cache.num_host_blocks_cached == 3
+    assert cache.host.num_cached == 3
     stream = Stream("again", [1] * 5)
     hit = cache.find_cached_prefix(stream)
     status = cache.can_admit(stream, hit, max_chunk=8, head_room=0, is_resumed=False)
@@ -139,7 +139,7 @@ def test_a_save_gives_way_to_a_swap_in_that_needs_its_block():
     ((saved, saved_to),) = copies.swap_out
     assert saved != block_id
     assert saved_to != host_block
-    assert cache.num_host_blocks_cached == 2
+    assert cache.host.num_cached == 2
 
 
 def test_another_block_is_taken_rather_than_a_save_cancelled():
@@ -194,7 +194,7 @@ def test_forgetting_takes_the_host_copy_along():
     evict_all(cache)
     stream, _ = admit(cache, [1] * 10)
     cache.invalidate(stream, 5)
-    assert cache.num_host_blocks_cached == 1
+    assert cache.host.num_cached == 1
     assert hit_of(cache, [1] * 10).num_tokens == 4
     cache.check()
 
@@ -207,7 +207,7 @@ def test_forgetting_cancels_a_save_that_is_not_made_yet():
     again, _ = admit(cache, [1] * 6)
     cache.invalidate(again)
     assert cache.take_copies().is_empty
-    assert cache.num_host_blocks_cached == 0
+    assert cache.host.num_cached == 0
 
 
 def test_a_reset_empties_both_tiers_and_cancels_what_is_being_saved():
@@ -218,7 +218,7 @@ def test_a_reset_empties_both_tiers_and_cancels_what_is_being_saved():
     cache.free(stream)
     assert cache.reset_prefix_cache() == 2 + 3
     assert cache.take_copies().is_empty
-    assert (cache.num_host_blocks_cached, cache.num_blocks_cached) == (0, 0)
+    assert (cache.host.num_cached, cache.num_blocks_cached) == (0, 0)
     cache.check()
 
 

@@ -225,7 +225,7 @@ def test_the_head_room_does_not_keep_out_what_was_admitted_before():
     assert ask(cache, 41, is_resumed=True, is_alone=True) is AllocStatus.NEVER
 
 
-def test_found_blocks_that_nobody_holds_still_cost_a_free_block():
+def test_found_blocks_that_are_free_still_cost_a_free_block():
     cache = make_cache(num_blocks=4, watermark=0.0)
     gone = Stream("a", [5] * 8)
     compute(cache, gone)

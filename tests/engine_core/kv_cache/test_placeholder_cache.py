@@ -5,7 +5,7 @@ from paged_memory import Stream
 from engine_core.kv_cache import AllocStatus, PlaceholderKVCacheManager
 
 
-def test_a_sequence_of_any_length_lives_without_blocks():
+def test_a_sequence_of_any_length_runs_without_blocks():
     """Proves S131, S176."""
     cache = PlaceholderKVCacheManager()
     stream, child = Stream("a", [1] * 100_000), Stream("b", [1])

@@ -171,7 +171,7 @@ def test_an_equal_block_that_is_only_being_computed_is_not_adopted_yet():
     assert hit_of(cache, [1] * 10).num_tokens == 8
 
 
-def test_a_cached_block_that_nobody_holds_is_adopted_too():
+def test_a_cached_block_that_is_free_is_adopted_too():
     cache = make_cache()
     gone, stream = Stream("a", [1] * 5), Stream("b", [1] * 5)
     for one in (gone, stream):
@@ -213,7 +213,7 @@ def test_a_copied_block_that_fills_alike_gives_way_again():
     assert (update.start, update.block_ids[0][0]) == (1, known)
 
 
-def test_tokens_that_are_computed_and_not_yet_told_are_not_hashed():
+def test_tokens_that_are_computed_and_not_yet_known_are_not_hashed():
     """With a step in flight, the last computed token may not be known."""
     cache = make_cache()
     stream = Stream("a", list(range(7)))
@@ -225,7 +225,7 @@ def test_tokens_that_are_computed_and_not_yet_told_are_not_hashed():
     assert cache.num_blocks_cached == 1
 
 
-def test_nobody_finds_what_was_forgotten_and_it_is_registered_anew():
+def test_dropped_blocks_are_not_found_and_are_registered_anew():
     cache = make_cache()
     stream = Stream("a", list(range(13)))
     compute(cache, stream)

@@ -32,7 +32,7 @@ def test_a_block_that_fills_and_equals_a_known_one_is_given_back_by_default():
 
 
 def test_the_table_names_the_known_block_before_the_private_one_can_be_taken():
-    """The update of the step that gave it back says so, and whoever takes it next gets another id
+    """The update of the step that gave it back says so, and the next sequence gets another id
     than any of the table. Proves S169."""
     cache, first, second = twins()
     compute(cache, first, 1)

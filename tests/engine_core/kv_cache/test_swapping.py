@@ -32,7 +32,7 @@ def test_shared_blocks_are_copied_once_and_shared_again():
     mine, theirs = cache.block_ids(parent)[0], cache.block_ids(child)[0]
     assert mine[0] == theirs[0]
     assert cache.swap_out([parent, child]) == 3
-    assert (cache.num_blocks_in_use, cache.num_host_blocks_in_use) == (0, 3)
+    assert (cache.num_blocks_in_use, cache.host.num_pinned) == (0, 3)
     copies = cache.take_copies()
     assert {source for source, _ in copies.swap_out} == {*mine, *theirs}
     assert can_swap_in(cache, [parent, child]) is AllocStatus.OK
@@ -43,7 +43,7 @@ def test_shared_blocks_are_copied_once_and_shared_again():
     assert mine[1] != theirs[1]
     # the head can still be found on the device, the two tails come back
     assert {device for _, device in cache.take_copies().swap_in} == {mine[1], theirs[1]}
-    assert cache.num_host_blocks_in_use == 0
+    assert cache.host.num_pinned == 0
 
 
 def test_a_shared_tail_is_still_copied_before_it_is_written():
@@ -76,7 +76,7 @@ def test_without_room_on_the_host_nothing_changes():
     before = cache.block_ids(stream)
     assert cache.swap_out([stream]) is None
     assert cache.block_ids(stream) == before
-    assert (cache.num_host_blocks_in_use, cache.take_copies().is_empty) == (0, True)
+    assert (cache.host.num_pinned, cache.take_copies().is_empty) == (0, True)
 
 
 def test_what_was_saved_before_is_pinned_and_not_copied():
@@ -89,7 +89,7 @@ def test_what_was_saved_before_is_pinned_and_not_copied():
     stream.num_computed_tokens = 4
     compute(cache, stream)
     assert cache.swap_out([stream]) == 1
-    assert (cache.num_host_blocks_in_use, cache.num_host_blocks_cached) == (2, 0)
+    assert (cache.host.num_pinned, cache.host.num_cached) == (2, 0)
     cache.check()
 
 
@@ -101,7 +101,7 @@ def test_a_host_block_that_is_pinned_for_the_swap_is_no_room_for_it():
     cache.take_copies()
     compute(cache, stream)
     assert cache.swap_out([stream]) is None
-    assert (cache.num_host_blocks_in_use, cache.num_host_blocks_cached) == (0, 1)
+    assert (cache.host.num_pinned, cache.host.num_cached) == (0, 1)
 
 
 def test_swapped_blocks_are_not_evicted_from_the_host():
@@ -114,7 +114,7 @@ def test_swapped_blocks_are_not_evicted_from_the_host():
     compute(cache, other)
     cache.free(other)
     assert cache.take_copies().is_empty
-    assert cache.num_host_blocks_in_use == 3
+    assert cache.host.num_pinned == 3
 
 
 def test_a_freed_swapped_sequence_leaves_only_what_can_be_found():
@@ -124,7 +124,7 @@ def test_a_freed_swapped_sequence_leaves_only_what_can_be_found():
     cache.swap_out([stream])
     cache.take_copies()
     cache.free(stream)
-    assert (cache.num_host_blocks_in_use, cache.num_host_blocks_cached) == (0, 2)
+    assert (cache.host.num_pinned, cache.host.num_cached) == (0, 2)
     compute(cache, Stream("b", [5] * 12))
     assert hit_of(cache, list(range(9))).num_host_tokens == 8
     cache.free(stream)
@@ -253,7 +253,7 @@ def test_forgetting_a_swapped_sequence_takes_it_from_the_index_but_not_from_its_
     assert can_swap_in(cache, [stream]) is AllocStatus.OK
     cache.swap_in([stream])
     cache.check([stream])
-    assert cache.num_host_blocks_in_use == 0
+    assert cache.host.num_pinned == 0
 
 
 def test_without_prefix_caching_every_block_is_copied_both_ways():
@@ -262,7 +262,7 @@ def test_without_prefix_caching_every_block_is_copied_both_ways():
     compute(cache, stream)
     assert cache.swap_out([stream]) == 3
     cache.take_copies()
-    assert cache.num_host_blocks_cached == 0
+    assert cache.host.num_cached == 0
     cache.swap_in([stream])
     assert len(cache.take_copies().swap_in) == 3
     cache.check([stream])

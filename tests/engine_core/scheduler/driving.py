@@ -69,15 +69,15 @@ def make_request(request_id: str, prompt: int | list[int], **options) -> Request
 def result(
     plan: SchedulerOutput, tokens: dict[str, list[int]], requests: list[Request]
 ) -> ModelRunnerOutput:
-    """Token 7 for each request that is due and not named in `tokens`."""
-    due = {
+    """Token 7 for each request that is to sample and not named in `tokens`."""
+    samples = {
         request.request_id: request.num_computed_tokens >= request.num_tokens
         for request in requests
     }
     names = list(plan.num_scheduled_tokens)
     return ModelRunnerOutput(
         req_ids=names,
-        sampled_token_ids=[tokens.get(name, [7] if due[name] else []) for name in names],
+        sampled_token_ids=[tokens.get(name, [7] if samples[name] else []) for name in names],
     )
 
 

@@ -48,8 +48,8 @@ class PagedDevice:
     def collect(
         self, *, wait: bool = False
     ) -> Iterator[tuple[list[SchedulerOutput], ModelRunnerOutput | None]]:
-        """The results that are due before the next step is planned, or all of them: of a plan, or
-        None for one that failed and all plans behind it."""
+        """The results that are needed before the next step is planned, or all: of a plan, or None
+        for one that failed and all plans behind it."""
         while self._steps and (
             wait
             or len(self._steps) >= self._depth
@@ -65,7 +65,7 @@ class PagedDevice:
 
 
 def _as_column(sampled: ModelRunnerOutput) -> ModelRunnerOutput:
-    """What stands where no token is due is not read."""
+    """What stands where no token is sampled is not read."""
     tokens = [token_ids[0] if token_ids else -1 for token_ids in sampled.sampled_token_ids]
     column = np.array(tokens, np.int32)
     return dataclasses.replace(sampled, sampled_token_ids=column)

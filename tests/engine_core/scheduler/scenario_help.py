@@ -92,12 +92,14 @@ class Scenario:
         return self.scheduler.schedule(now=self.now)
 
     def update(self, plan: SchedulerOutput, **tokens: list[int]) -> None:
-        """Token 7 for each request that is due and not named in `tokens`."""
+        """Token 7 for each request that is to sample and not named in `tokens`."""
         names = list(plan.num_scheduled_tokens)
-        due = [self.requests[n].num_computed_tokens >= self.requests[n].num_tokens for n in names]
+        samples = [
+            self.requests[n].num_computed_tokens >= self.requests[n].num_tokens for n in names
+        ]
         sampled = [
             tokens.get(name, [7] if needs_sampling else [])
-            for name, needs_sampling in zip(names, due, strict=True)
+            for name, needs_sampling in zip(names, samples, strict=True)
         ]
         self.take(plan, ModelRunnerOutput(req_ids=names, sampled_token_ids=sampled))
 

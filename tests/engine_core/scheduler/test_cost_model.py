@@ -1,4 +1,4 @@
-"""The fitted line against lines that we know, with noise, pauses, drift and missing variety."""
+"""The fitted line against known lines, with noise, pauses, drift and missing variety."""
 
 import numpy as np
 import pytest

@@ -39,7 +39,7 @@ def test_the_token_in_flight_of_a_preempted_request_is_sampled_again(mode):
     third = flight.plan()
     assert batch_of(third) == {"a": (11, 1), "b": (3, 1)}
     flight.update(second, b=4)
-    # both want a block, none is left: for a token in flight no request is preempted
+    # both need a block, none is left: for a token in flight no request is preempted
     fourth = flight.plan()
     assert (batch_of(fourth), fourth.preempted_req_ids) == ({}, [])
     flight.update(third, a=7, b=5)

@@ -62,7 +62,7 @@ def test_a_swapped_request_stands_in_front_of_one_that_was_preempted_after_it():
     assert list(scenario.scheduler._pool.waiting) == [pair, single]
 
 
-def test_prefill_first_swaps_in_behind_the_decodes_and_nobody_new_in_that_step():
+def test_prefill_first_swaps_in_behind_the_decodes_and_admits_no_new_request_in_that_step():
     """Rules 1 and 4 of that order: with a swapped request no prompt is admitted, and it comes
     back in a decode step, beside the running ones. Proves S071, S083, S123."""
     scenario = Scenario(
@@ -105,7 +105,7 @@ def test_under_policy_priority_a_swapped_request_outranks_a_more_urgent_new_one(
 
 @pytest.mark.parametrize("batching", ["mixed", "prefill-first"])
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
-def test_nobody_is_admitted_or_swapped_in_in_a_step_that_preempted(preemption, batching):
+def test_no_request_is_admitted_or_swapped_in_in_a_step_that_preempted(preemption, batching):
     """Though tokens, places and blocks are there: the victim gave back five. Proves S122."""
     scenario = crowded(preemption_mode=preemption, num_host_blocks=20, batching=batching)
     if batching == "mixed":
@@ -121,7 +121,7 @@ def test_nobody_is_admitted_or_swapped_in_in_a_step_that_preempted(preemption, b
     scenario.kv_cache.check()
 
 
-def test_nobody_is_admitted_in_a_step_that_forced_somebody_out():
+def test_no_request_is_admitted_in_a_step_that_forced_one_out():
     """Not even the one for whom it was done. Proves S080, S122."""
     scenario = Scenario(make_request("low", 10, priority=5), scheduling_policy="priority")
     scenario.step()
@@ -221,7 +221,7 @@ def test_of_two_victims_in_one_step_the_single_one_is_computed_again_and_the_pai
     assert modes == {"single": PREEMPTED, "pair": SWAPPED}
 
 
-def test_a_pair_without_room_on_the_host_is_computed_again_and_nobody_is_lost():
+def test_a_pair_without_room_on_the_host_is_computed_again_and_not_lost():
     """All its sequences give up their blocks and come back with their own tokens. Proves S113,
     S115."""
     pair = make_request("pair", 12, num_sequences=2, max_tokens=20)
@@ -239,7 +239,7 @@ def test_a_pair_without_room_on_the_host_is_computed_again_and_nobody_is_lost():
     assert pair.status is PREEMPTED
     assert [sequence.num_computed_tokens for sequence in pair.sequences] == [0, 0]
     assert scenario.scheduler.statistics().num_preemptions_by_swap == 0
-    assert scenario.kv_cache.num_host_blocks_in_use == 0
+    assert scenario.kv_cache.host.num_pinned == 0
     for _ in range(200):
         scenario.update_with_array(scenario.plan())
     assert not scenario.scheduler.has_work()

@@ -188,7 +188,7 @@ def test_the_public_example_runs_as_written():
     assert tokens == [7, 7, 7]
 
 
-def test_the_interface_has_every_call_of_the_engines_loop_and_nobody_may_leave_one_out():
+def test_the_interface_has_every_call_of_the_engines_loop_and_all_are_required():
     """Proves S210."""
     calls = SchedulerInterface.__abstractmethods__
     assert calls >= {
@@ -204,7 +204,7 @@ def test_the_interface_has_every_call_of_the_engines_loop_and_nobody_may_leave_o
     assert not Scheduler.__abstractmethods__
 
 
-def test_nothing_of_the_scheduler_knows_threads_locks_or_event_loops():
+def test_the_scheduler_imports_no_threads_locks_or_event_loops():
     """Single-threaded by construction. Proves S106."""
     folder = Path(engine_core.scheduler.__file__).parent
     for path in [*folder.rglob("*.py"), *(folder.parent / "kv_cache").rglob("*.py")]:

@@ -196,7 +196,7 @@ def test_the_watermark_is_left_free_beside_others():
     assert new_ids(scenario.step()) == ["small"]
 
 
-def test_the_null_block_is_nobodys():
+def test_the_null_block_belongs_to_no_sequence():
     """Proves S148."""
     scenario = Scenario(num_blocks=4)
     plan = run_alone(scenario, "all", 4 * BLOCK)

@@ -109,7 +109,7 @@ def test_a_more_urgent_request_takes_the_place_of_a_running_one_and_gives_it_bac
     ("settings", "priority"),
     [({"force_preemption": False}, 0), ({"priority_min_gain": 3}, 3), ({}, 5), ({}, 6)],
 )
-def test_nobody_is_forced_out_without_the_option_or_for_too_little(settings, priority):
+def test_no_request_is_forced_out_without_the_option_or_for_too_little(settings, priority):
     """Proves S080."""
     low = make_request("low", 10, priority=5, arrival_time=1.0, max_tokens=8)
     other = make_request("other", 10, priority=priority, arrival_time=2.0)

@@ -81,7 +81,7 @@ def test_a_request_that_outgrows_the_cache_alone_ends_with_the_numbers():
     assert drive.requests[0].num_output_tokens == 3
 
 
-def test_a_prompt_that_can_never_fit_is_refused_at_once_and_nobody_waits_for_it():
+def test_a_prompt_that_can_never_fit_is_refused_at_once_and_holds_no_other_back():
     """Proves S011, S081, S134."""
     drive = Drive(make_scheduler(num_blocks=2), make_request("big", 9), make_request("a", 2))
     assert drive.requests[0].status is RequestStatus.FINISHED_IGNORED

@@ -74,12 +74,12 @@ def test_steps_are_planned_and_updated_in_turn():
     with pytest.raises(StepOrderError, match="step 0 has not been updated"):
         drive.scheduler.schedule()
     drive.finish(plan)
-    with pytest.raises(StepOrderError, match=r"step 0 .* none is due"):
+    with pytest.raises(StepOrderError, match=r"step 0 .* none is in flight"):
         drive.finish(plan)
     with pytest.raises(StepOrderError):
         drive.scheduler.discard_step(plan, "late")
     later = drive.scheduler.schedule()
-    with pytest.raises(StepOrderError, match=r"step 0 .* step 1 is due"):
+    with pytest.raises(StepOrderError, match=r"step 0 .* step 1 is next"):
         drive.finish(plan)
     drive.finish(later)
     assert drive.requests[0].output_token_ids == [7, 7]
@@ -93,7 +93,7 @@ def test_a_step_whose_requests_have_all_ended_does_not_block_the_next():
     assert [output.detail for output in drive.outputs] == ["gone"]
 
 
-def test_a_discarded_step_ends_its_requests_and_nobody_finds_its_blocks():
+def test_a_discarded_step_ends_its_requests_and_its_blocks_are_not_found():
     prompt = list(range(10, 22))
     drive = Drive(make_scheduler(budget=8), make_request("a", prompt))
     drive.step()
@@ -171,7 +171,7 @@ def test_drafts_never_exceed_the_budget_max_tokens_or_the_model():
         assert plan.scheduled_spec_decode_tokens == {"a": expected}
 
 
-def test_drafts_preempt_nobody():
+def test_drafts_preempt_no_request():
     drive = Drive(make_scheduler(num_blocks=2), make_request("a", 3), make_request("b", 2))
     drive.step()
     drive.scheduler.update_draft_token_ids(DraftTokenIds(["a"], [[1, 2]]))

@@ -62,7 +62,7 @@ def test_max_num_seqs_bounds_the_running_and_a_finished_one_makes_room_in_the_ne
     assert plan.finished_req_ids == ["a"]
 
 
-def test_nobody_overtakes_a_request_that_has_no_room():
+def test_a_request_that_has_no_room_is_not_overtaken():
     """Proves S077, S081."""
     drive = Drive(make_scheduler(num_blocks=10), make_request("a", 24))
     drive.step()
@@ -101,7 +101,7 @@ def test_the_watermark_is_kept_free_of_new_prompts_and_what_can_never_fit_ends_a
     assert drive.step().num_scheduled_tokens == {"a": 3}
 
 
-def test_a_duplicate_id_is_refused_until_the_terminal_output_and_the_live_one_goes_on():
+def test_a_duplicate_id_is_refused_until_the_terminal_output_and_the_first_request_goes_on():
     """Proves S211."""
     drive = Drive(make_scheduler(), make_request("a", 3))
     drive.step()

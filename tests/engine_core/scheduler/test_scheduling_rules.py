@@ -113,9 +113,7 @@ def test_prefill_first_never_mixes_and_prompts_come_first():
     ("batching", "chunks"),
     [("mixed", [6, 15, 15, 14]), ("prefill-first", [0, 16, 16, 16, 2])],
 )
-def test_what_a_running_request_wants_beyond_the_budget_is_clipped_and_the_rest_comes_later(
-    batching, chunks
-):
+def test_tokens_of_a_running_request_beyond_the_budget_are_left_to_later_steps(batching, chunks):
     """A budget that is too small never stops scheduling. Proves S087, S101."""
     scenario = Scenario(
         make_request("a", 10),
@@ -174,7 +172,7 @@ def test_rejected_drafts_are_rolled_back_and_computed_again(num_accepted):
 # ---------------------------------------------------------------------- what is refused
 
 
-def test_a_live_id_is_refused_and_its_owner_goes_on_undisturbed():
+def test_the_id_of_an_unfinished_request_is_refused_and_that_request_goes_on():
     """Waiting, running, and finished before its last output is handed out. Proves S016, S041."""
     first = make_request("a", 10, client_index=1, max_tokens=2)
     scenario = Scenario(first)
@@ -195,10 +193,10 @@ def test_a_step_is_updated_once_and_in_order():
     with pytest.raises(StepOrderError, match="step 0"):
         scenario.scheduler.schedule()
     scenario.update(first)
-    with pytest.raises(StepOrderError, match="step 0 is not to be updated, none is due"):
+    with pytest.raises(StepOrderError, match="step 0 is not to be updated, none is in flight"):
         scenario.update(first)
     second = scenario.plan()
-    with pytest.raises(StepOrderError, match="step 1 is due"):
+    with pytest.raises(StepOrderError, match="step 1 is next"):
         scenario.update(first)
     assert request.output_token_ids == [7]
     scenario.update(second)
@@ -238,7 +236,7 @@ def test_what_can_never_fit_ends_with_one_terminal_output_that_says_why(
 # ---------------------------------------------------------------------- who waits
 
 
-def test_whoever_waits_was_not_admitted_yet_or_was_preempted_and_there_is_no_third_queue():
+def test_a_waiting_request_is_new_or_preempted_and_there_is_no_third_queue():
     """Proves S038, S039, S040, S041."""
     scenario = Scenario(
         make_request("a", 16, num_sequences=1),

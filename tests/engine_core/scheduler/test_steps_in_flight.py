@@ -44,13 +44,13 @@ def test_steps_are_updated_in_order_and_no_third_one_is_planned():
     first, second = flight.plan(), flight.plan()
     with pytest.raises(StepOrderError, match="step 0 has not been updated"):
         flight.scheduler.schedule()
-    with pytest.raises(StepOrderError, match=r"step 1 .* step 0 is due"):
+    with pytest.raises(StepOrderError, match=r"step 1 .* step 0 is next"):
         flight.update(second)
-    with pytest.raises(StepOrderError, match=r"step 1 .* step 0 is due"):
+    with pytest.raises(StepOrderError, match=r"step 1 .* step 0 is next"):
         flight.scheduler.discard_step(second, "late")
     flight.update(first)
     flight.update(second)
-    with pytest.raises(StepOrderError, match="none is due"):
+    with pytest.raises(StepOrderError, match="none is in flight"):
         flight.update(second)
 
 
@@ -115,7 +115,7 @@ def test_a_prompt_that_goes_on_waits_for_nothing(as_lists):
         flight.update_with_lists(first)
     else:
         flight.update(first)
-    assert a.output_token_ids == []  # of the first step nothing was due
+    assert a.output_token_ids == []  # the first step sampled nothing
     third = flight.plan()
     assert batch_of(third) == {"a": (11, 1)}
     flight.update(second, a=4)
@@ -207,7 +207,7 @@ def test_a_step_lasts_from_the_end_of_the_one_before_it():
     assert durations == [3.0, 2.0, 1.0, 1.0]
 
 
-def test_service_is_counted_once_for_tokens_that_were_told():
+def test_service_is_counted_once_for_tokens_that_were_emitted():
     request = make_request("a", 3, eos_token_ids=[EOS])
     flight = Flight(request, make_request("b", 3), policy=Fair(output_weight=1.0))
     first, second = flight.plan(), flight.plan()

@@ -7,7 +7,7 @@ from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 
 
 class Rows:
-    """What a model runner knows of each sequence: only what plans said and what it sampled."""
+    """A model runner's tokens of each sequence: only what plans said and what it sampled."""
 
     def __init__(self) -> None:
         self.tokens: dict[str, list[int]] = {}

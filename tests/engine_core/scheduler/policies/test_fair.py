@@ -83,7 +83,7 @@ def test_who_comes_back_from_idling_has_saved_up_no_credit():
     assert served[:4] in (["busy", "idle"] * 2, ["idle", "busy"] * 2)
 
 
-def test_if_nobody_waits_a_newcomer_is_lifted_to_the_tenant_served_last():
+def test_with_an_empty_queue_a_newcomer_is_lifted_to_the_tenant_served_last():
     policy = Fair()
     join(policy, "old", "old")
     serve(policy, 50)

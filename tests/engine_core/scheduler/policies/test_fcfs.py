@@ -62,7 +62,7 @@ def test_the_newest_running_request_gives_way_though_it_be_the_one_that_asks():
     assert policy.select_victim(by_id(old), old) is old
 
 
-def test_nobody_is_forced_out_and_nothing_is_counted():
+def test_no_request_is_forced_out_and_nothing_is_counted():
     policy = FirstComeFirstServed()
     running, waiting = make("running", "waiting")
     policy.waiting.add_request(waiting)

@@ -129,7 +129,7 @@ def test_a_head_forces_out_all_that_it_outranks_the_worst_first():
     assert ids(policy.select_forced_victims(running)) == ["d", "b", "a"]
 
 
-def test_a_head_that_gains_too_little_forces_nobody_out():
+def test_a_head_that_gains_too_little_forces_no_request_out():
     policy = Priority(min_gain=3)
     running = running_by_priority(policy, a=1, b=2)
     policy.waiting.add_request(PolicyRequest("head", priority=0))
@@ -138,7 +138,7 @@ def test_a_head_that_gains_too_little_forces_nobody_out():
     assert ids(policy.select_forced_victims(running)) == ["b"]
 
 
-def test_equals_swapped_heads_and_switched_off_policies_force_nobody_out():
+def test_equals_swapped_heads_and_switched_off_policies_force_no_request_out():
     policy = Priority()
     running = running_by_priority(policy, a=1)
     assert policy.select_forced_victims(running) == []
@@ -152,7 +152,7 @@ def test_equals_swapped_heads_and_switched_off_policies_force_nobody_out():
     assert off.select_forced_victims(running) == []
 
 
-def test_a_step_in_which_nobody_can_be_outranked_does_not_search():
+def test_a_step_in_which_no_request_can_be_outranked_does_not_search():
     policy = Priority()
     running = running_by_priority(policy, **{f"r{i}": 1 for i in range(10)})
     policy.waiting.add_request(PolicyRequest("head", priority=1))
