@@ -31,7 +31,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts.command_line import make_app, run_app
 from scripts.comparison.engines import (
     Conditions,
-    DescriptionError,
     Engine,
     parse_engine,
     parse_peer,
@@ -41,7 +40,6 @@ from scripts.comparison.rounds import as_table, run_rounds, summarise_rounds
 from scripts.comparison.workloads import (
     DEFAULT_WORKLOADS,
     Workload,
-    WorkloadError,
     digest,
     make_rounds,
     make_warm_up,
@@ -104,12 +102,12 @@ def compare(
     engines: list[Engine] = [*own, *others]
     names = [one.name for one in engines]
     if len(engines) < 2 or len(set(names)) < len(names):
-        raise DescriptionError(
+        raise ValueError(
             f"two engines or more with names of their own are compared, here {names}; give "
             "--engine, --peer and --server"
         )
     if rounds < 1 or client_processes < 1:
-        raise DescriptionError("--rounds and --client-processes are at least 1")
+        raise ValueError("--rounds and --client-processes are at least 1")
     with tempfile.TemporaryDirectory(prefix="comparison-") as folder:
         path = workload_file or Path(folder) / "workloads.json"
         asked, warm_up = _workloads(path, model, text, workloads, rounds)
@@ -143,19 +141,16 @@ def _workloads(
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not path.exists():
         # what cuts the text is not for the client processes, which import this file
-        from scripts.comparison.text import TextError, english_text, tokens_of
+        from scripts.comparison.text import english_text, tokens_of
 
-        try:
-            token_ids = tokens_of(english_text(text), model)
-        except TextError as error:
-            raise WorkloadError(str(error)) from error
+        token_ids = tokens_of(english_text(text), model)
         made = make_rounds(token_ids, wanted, num_rounds=num_rounds)
         source = f"{text or 'the Python language reference'}, {model}"
         write_rounds(path, make_warm_up(token_ids), made, source=source)
     warm_up, found = read_rounds(path)
     known = {workload.name for one in found for workload in one}
     if len(found) < num_rounds or not known.issuperset(wanted):
-        raise WorkloadError(
+        raise ValueError(
             f"{path} holds {len(found)} rounds of {', '.join(sorted(known))}, asked for are "
             f"{num_rounds} of {', '.join(wanted)}; remove it and it is written anew"
         )
@@ -163,7 +158,7 @@ def _workloads(
     return [[one[name] for name in wanted] for one in by_name], warm_up
 
 
-main = functools.partial(run_app, app, refused=(DescriptionError, WorkloadError))
+main = functools.partial(run_app, app)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -116,4 +116,4 @@ def _write_json(path: Path, document: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_app(app, sys.argv[1:], refused=(ValueError,), failed=(ExportError,)))
+    sys.exit(run_app(app, sys.argv[1:], failed=(ExportError,)))

@@ -31,19 +31,18 @@ def measure_quality(options: QualityOptions | None = None) -> int:
     """Measure the quality of formats."""
     from engine_core.errors import StartupError
     from engine_core.model_files import ModelFilesError
-    from scripts.comparison.text import TextError
     from scripts.quality.measurement import measure
 
     options = options or QualityOptions()
     try:
         figures = measure(options)
-    except (TextError, ModelFilesError, StartupError) as error:
+    except (ModelFilesError, StartupError) as error:
         raise ValueError(str(error)) from error
     write_document(describe_run() | figures, options.json)
     return 0 if all(row.get("within_limit", True) for row in figures["formats"]) else 1
 
 
-main = functools.partial(run_app, app, refused=(ValueError,))
+main = functools.partial(run_app, app)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -6,8 +6,9 @@ sparse   sum over the top_k experts x of weight[x] * down[x](silu(gate[x](h)) * 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal, assert_never
+from typing import Literal
 
 import torch
 
@@ -37,27 +38,11 @@ class GatedFeedForward:
         dtype: torch.dtype,
         ops: Operations,
     ) -> None:
-        self._gate_up = FusedLinear(
-            [(f"{name}.gate_proj", intermediate_size), (f"{name}.up_proj", intermediate_size)],
-            hidden_size,
-            bias=bias,
-            dtype=dtype,
-            ops=ops,
-        )
-        self._down = FusedLinear(
-            [(f"{name}.down_proj", hidden_size)],
-            intermediate_size,
-            bias=bias,
-            dtype=dtype,
-            ops=ops,
-        )
-        match activation:
-            case "silu":
-                self._activate = ops.silu_and_mul
-            case "gelu_tanh":
-                self._activate = ops.gelu_tanh_and_mul
-            case _:
-                assert_never(activation)
+        linear = partial(FusedLinear, bias=bias, dtype=dtype, ops=ops)
+        halves = [(f"{name}.{half}", intermediate_size) for half in ("gate_proj", "up_proj")]
+        self._gate_up = linear(halves, hidden_size)
+        self._down = linear([(f"{name}.down_proj", hidden_size)], intermediate_size)
+        self._activate = {"silu": ops.silu_and_mul, "gelu_tanh": ops.gelu_tanh_and_mul}[activation]
 
     def placements(self) -> Placements:
         """Of the three projections."""
@@ -68,44 +53,58 @@ class GatedFeedForward:
         return self._down(self._activate(self._gate_up(x_TE)))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertConfig:
+    """What one layer's experts are.
+
+    Attributes:
+        top_k: experts of a token.
+        intermediate_size: of one expert.
+        renormalise: the weights of a token's experts are made to sum to one.
+        round_weights: they are rounded to the model's dtype before they are used.
+        block: the part of a layer that holds router and experts.
+        projections: names of an expert's gate, up and down.
+    """
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    renormalise: bool
+    round_weights: bool
+    block: str
+    projections: tuple[str, str, str]
+
+
 class SparseFeedForward:
     """Router and experts; gate and up are one product, and all experts one call.
 
     Args:
-        name: checkpoint prefix of router and experts, such as "model.layers.0.mlp".
-        projections: names of an expert's gate, up and down.
-        intermediate_size: of one expert.
-        renormalise: the weights of a token's experts are made to sum to one.
-        round_weights: they are rounded to `dtype` before they are used.
+        layer: checkpoint prefix, such as "model.layers.0".
     """
 
     def __init__(
         self,
-        name: str,
-        projections: tuple[str, str, str],
+        layer: str,
+        experts: ExpertConfig,
         hidden_size: int,
-        intermediate_size: int,
         *,
-        num_experts: int,
-        top_k: int,
-        renormalise: bool,
-        round_weights: bool,
         dtype: torch.dtype,
         ops: Operations,
     ) -> None:
-        self._name = name
-        self._projections = projections
-        self._gate_up_shape = (num_experts, 2 * intermediate_size, hidden_size)
-        self._down_shape = (num_experts, hidden_size, intermediate_size)
+        self._name = f"{layer}.{experts.block}"
+        self._projections = experts.projections
+        num_experts, features = experts.num_experts, experts.intermediate_size
+        self._gate_up_shape = (num_experts, 2 * features, hidden_size)
+        self._down_shape = (num_experts, hidden_size, features)
         self._routing = ExpertRouting(
-            top_k=top_k,
-            renormalise=renormalise,
-            weights_dtype=dtype if round_weights else torch.float32,
+            top_k=experts.top_k,
+            renormalise=experts.renormalise,
+            weights_dtype=dtype if experts.round_weights else torch.float32,
         )
         self._dtype = dtype
         self._ops = ops
         self._router = FusedLinear(
-            [(f"{name}.gate", num_experts)],
+            [(f"{self._name}.gate", num_experts)],
             hidden_size,
             bias=False,
             dtype=dtype,

@@ -27,7 +27,7 @@ class RMSNorm:
         dtype: torch.dtype,
         ops: Operations,
     ) -> None:
-        self.eps = eps
+        self._eps = eps
         self._ops = ops
         self._weight = Parameter(
             f"{name}.weight",
@@ -48,10 +48,10 @@ class RMSNorm:
 
     def __call__(self, x_TE: torch.Tensor) -> torch.Tensor:
         """[T, E] -> [T, E]."""
-        return self._ops.rms_norm(x_TE, self.weight, self.eps)
+        return self._ops.rms_norm(x_TE, self.weight, self._eps)
 
     def add(
         self, x_TE: torch.Tensor, residual_TE: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm of `residual + x`, `residual + x`); consumes both arguments."""
-        return self._ops.add_rms_norm(x_TE, residual_TE, self.weight, self.eps)
+        return self._ops.add_rms_norm(x_TE, residual_TE, self.weight, self._eps)

@@ -78,10 +78,7 @@ KNOWN_MODELS: tuple[KnownModel, ...] = (
 def find_known_model(name: str) -> KnownModel | None:
     """The model of that name or alias, in any case of letters; None if there is none."""
     wanted = name.lower()
-    for model in KNOWN_MODELS:
-        if wanted == model.name or wanted in model.aliases:
-            return model
-    return None
+    return next((m for m in KNOWN_MODELS if wanted in (m.name, *m.aliases)), None)
 
 
 def describe_known_models(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import UnionType
 from typing import Any
 
 from engine_core.models.errors import ModelConfigError
@@ -28,30 +29,21 @@ class ConfigFields:
 
     def positive_int(self, name: str, default: int | None = None) -> int:
         """A whole number above zero."""
-        value = self._value(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelConfigError(f"config: {name} is {value!r}, it must be a positive integer")
+        value: int = self._value(name, default, int, "a positive integer")
         return value
 
     def positive_float(self, name: str, default: float | None = None) -> float:
         """A number above zero."""
-        value = self._value(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            raise ModelConfigError(f"config: {name} is {value!r}, it must be a positive number")
-        return float(value)
+        return float(self._value(name, default, int | float, "a positive number"))
 
     def flag(self, name: str, default: bool) -> bool:
         """A truth value."""
-        value = self._value(name, default)
-        if not isinstance(value, bool):
-            raise ModelConfigError(f"config: {name} is {value!r}, it must be true or false")
+        value: bool = self._value(name, default, bool, "true or false")
         return value
 
     def text(self, name: str, default: str) -> str:
         """A string."""
-        value = self._value(name, default)
-        if not isinstance(value, str):
-            raise ModelConfigError(f"config: {name} is {value!r}, it must be a string")
+        value: str = self._value(name, default, str, "a string")
         return value
 
     def mapping(self, name: str) -> dict[str, Any] | None:
@@ -61,10 +53,14 @@ class ConfigFields:
             raise ModelConfigError(f"config: {name} is {value!r}, it must be an object")
         return value
 
-    def _value(self, name: str, default: Any) -> Any:
+    def _value(self, name: str, default: Any, kind: type | UnionType, wanted: str) -> Any:
         value = self.get(name)
         if value is None:
             value = default
         if value is None:
             raise ModelConfigError(f"config: {name} is missing; the model cannot be built without")
+        is_truth = isinstance(value, bool)
+        is_right = isinstance(value, kind) and is_truth == (kind is bool)
+        if not is_right or (not is_truth and not isinstance(value, str) and not value > 0):
+            raise ModelConfigError(f"config: {name} is {value!r}, it must be {wanted}")
         return value

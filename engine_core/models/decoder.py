@@ -1,13 +1,13 @@
-"""The decoder that Llama, Mistral, Mixtral, Qwen 2 and Qwen 3 share, and that Gemma 3 varies.
-Every difference between the families is an option of ModelConfig.
+"""The decoder that Llama, Mistral, Mixtral, Qwen 2, Qwen 3 and Gemma 3 share: every difference
+between the families is an option of ModelConfig. A layer, without and with output norms:
 
-    hidden = hidden + attention(norm(hidden))
-    hidden = hidden + feed_forward(norm(hidden))
+    hidden += attention(norm(hidden))          hidden += norm(attention(norm(hidden)))
+    hidden += feed_forward(norm(hidden))       hidden += norm(feed_forward(norm(hidden)))
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import partial
 
 import torch
 
@@ -20,7 +20,7 @@ from engine_core.layers.rotary import RotaryConfig, rotary_table
 from engine_core.layers.vocabulary import Vocabulary
 from engine_core.models.config import ModelConfig
 from engine_core.models.interface import KVCacheSpec
-from kernels.interface.operations import ForwardContext, Operations
+from kernels.interface.operations import AttentionParams, ForwardContext, Operations, RotaryParams
 
 
 class LayerBuilder:
@@ -28,23 +28,15 @@ class LayerBuilder:
 
     Args:
         num_positions: rows of the tables of angles.
-        norms_plus_one: see `RMSNorm`.
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        dtype: torch.dtype,
-        ops: Operations,
-        num_positions: int,
-        norms_plus_one: bool,
+        self, config: ModelConfig, *, dtype: torch.dtype, ops: Operations, num_positions: int
     ) -> None:
         self._config = config
         self._dtype = dtype
         self._ops = ops
         self._num_positions = num_positions
-        self._norms_plus_one = norms_plus_one
         self._tables: dict[RotaryConfig, torch.Tensor] = {}
 
     def norm(self, name: str, size: int | None = None) -> RMSNorm:
@@ -53,7 +45,7 @@ class LayerBuilder:
             name,
             size or self._config.hidden_size,
             self._config.norm_eps,
-            plus_one=self._norms_plus_one,
+            plus_one=self._config.norms_plus_one,
             dtype=self._dtype,
             ops=self._ops,
         )
@@ -64,15 +56,15 @@ class LayerBuilder:
         name = f"model.layers.{layer}.self_attn"
         query_size = config.num_query_heads * config.head_size
         kv_size = config.num_kv_heads * config.head_size
-        norms = None
-        if config.head_norms:
-            norms = (
-                self.norm(f"{name}.q_norm", config.head_size),
-                self.norm(f"{name}.k_norm", config.head_size),
-            )
+        norms = [
+            self.norm(f"{name}.{norm}", config.head_size)
+            for norm in (("q_norm", "k_norm") if config.head_norms else ())
+        ]
+        q_norm, k_norm = norms or (None, None)
+        linear = partial(FusedLinear, dtype=self._dtype, ops=self._ops)
         return Attention(
             layer,
-            qkv=FusedLinear(
+            qkv=linear(
                 [
                     (f"{name}.q_proj", query_size),
                     (f"{name}.k_proj", kv_size),
@@ -80,38 +72,32 @@ class LayerBuilder:
                 ],
                 config.hidden_size,
                 bias=config.qkv_bias,
-                dtype=self._dtype,
-                ops=self._ops,
             ),
-            output=FusedLinear(
-                [(f"{name}.o_proj", config.hidden_size)],
-                query_size,
-                bias=config.output_bias,
-                dtype=self._dtype,
-                ops=self._ops,
+            output=linear(
+                [(f"{name}.o_proj", config.hidden_size)], query_size, bias=config.output_bias
             ),
             head_norms=norms,
-            num_query_heads=config.num_query_heads,
-            head_size=config.head_size,
-            cos_sin_PD=self._table(config.rotary[layer]),
-            scale=config.attention_scale,
-            sliding_window=config.sliding_windows[layer],
+            rotary=RotaryParams(
+                num_query_heads=config.num_query_heads,
+                head_size=config.head_size,
+                cos_sin_PD=self._table(config.rotary[layer]),
+                q_norm_weight_D=None if q_norm is None else q_norm.weight,
+                k_norm_weight_D=None if k_norm is None else k_norm.weight,
+                norm_eps=config.norm_eps,
+            ),
+            params=AttentionParams(
+                scale=config.attention_scale, sliding_window=config.sliding_windows[layer]
+            ),
         )
 
     def feed_forward(self, layer: int) -> GatedFeedForward | SparseFeedForward:
         """The feed-forward of one layer, dense or sparse."""
         experts = self._config.experts[layer]
         if experts is not None:
-            naming = experts.naming
             return SparseFeedForward(
-                f"model.layers.{layer}.{naming.block}",
-                (naming.gate, naming.up, naming.down),
+                f"model.layers.{layer}",
+                experts,
                 self._config.hidden_size,
-                experts.intermediate_size,
-                num_experts=experts.num_experts,
-                top_k=experts.top_k,
-                renormalise=experts.renormalise,
-                round_weights=experts.round_weights,
                 dtype=self._dtype,
                 ops=self._ops,
             )
@@ -125,7 +111,7 @@ class LayerBuilder:
             ops=self._ops,
         )
 
-    def vocabulary(self, embedding_scale: float | None = None) -> Vocabulary:
+    def vocabulary(self) -> Vocabulary:
         """Embedding and head."""
         return Vocabulary(
             embedding_name="model.embed_tokens.weight",
@@ -133,7 +119,7 @@ class LayerBuilder:
             vocab_size=self._config.vocab_size,
             hidden_size=self._config.hidden_size,
             tied=self._config.tied_head,
-            embedding_scale=embedding_scale,
+            embedding_scale=self._config.embedding_scale,
             softcap=self._config.final_softcap,
             dtype=self._dtype,
             ops=self._ops,
@@ -147,72 +133,71 @@ class LayerBuilder:
 
 
 class DecoderLayer:
-    """Attention and feed-forward with a norm before each. The residual stream is the decoder's."""
+    """Attention and feed-forward with a norm before each, and one behind each where the config has
+    output norms. The residual stream is the decoder's."""
 
-    def __init__(self, build: LayerBuilder, layer: int) -> None:
+    def __init__(self, build: LayerBuilder, layer: int, *, has_output_norms: bool) -> None:
         name = f"model.layers.{layer}"
         self.input_norm = build.norm(f"{name}.input_layernorm")
         self.attention = build.attention(layer)
-        self.feed_forward_norm = build.norm(f"{name}.post_attention_layernorm")
         self.feed_forward = build.feed_forward(layer)
+        self._attention_norm: RMSNorm | None = None
+        self._output_norm: RMSNorm | None = None
+        after_attention = build.norm(f"{name}.post_attention_layernorm")
+        if has_output_norms:
+            self._attention_norm = after_attention
+            self._output_norm = build.norm(f"{name}.post_feedforward_layernorm")
+            self.feed_forward_norm = build.norm(f"{name}.pre_feedforward_layernorm")
+        else:
+            self.feed_forward_norm = after_attention
 
-    def placements(self) -> Iterable[Placements]:
-        return (
-            self.input_norm.placements(),
-            self.attention.placements(),
-            self.feed_forward_norm.placements(),
-            self.feed_forward.placements(),
+    def placements(self) -> Placements:
+        parts = [self.attention.placements(), self.feed_forward.placements()]
+        norms = (
+            self.input_norm,
+            self._attention_norm,
+            self.feed_forward_norm,
+            self._output_norm,
         )
+        return merge([*parts, *(norm.placements() for norm in norms if norm is not None)])
 
     def attend(
         self, x_TE: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
         """What attention adds to the residual stream, from its normed value."""
-        return self.attention(x_TE, positions_T, context)
+        out_TE = self.attention(x_TE, positions_T, context)
+        return out_TE if self._attention_norm is None else self._attention_norm(out_TE)
 
     def feed(self, x_TE: torch.Tensor) -> torch.Tensor:
         """What the feed-forward adds to the residual stream, from its normed value."""
-        return self.feed_forward(x_TE)
+        out_TE = self.feed_forward(x_TE)
+        return out_TE if self._output_norm is None else self._output_norm(out_TE)
 
 
 class Decoder:
-    """See the module; implements `engine_core.models.interface.Model`."""
+    """See the module; implements `engine_core.models.interface.Model`.
 
-    layer_class: type[DecoderLayer] = DecoderLayer
-    norms_plus_one = False
-    """See `RMSNorm`."""
+    Args:
+        num_positions: see `LayerBuilder`.
+    """
 
     def __init__(
         self, config: ModelConfig, *, dtype: torch.dtype, ops: Operations, num_positions: int
     ) -> None:
-        build = LayerBuilder(
-            config,
-            dtype=dtype,
-            ops=ops,
-            num_positions=num_positions,
-            norms_plus_one=self.norms_plus_one,
-        )
-        self._config = config
-        self.vocabulary = build.vocabulary(embedding_scale=self._embedding_scale(config))
-        self._layers = [self.layer_class(build, layer) for layer in range(config.num_layers)]
+        build = LayerBuilder(config, dtype=dtype, ops=ops, num_positions=num_positions)
+        self.kv_cache_spec: KVCacheSpec = config
+        self.vocabulary = build.vocabulary()
+        self._layers = [
+            DecoderLayer(build, layer, has_output_norms=config.output_norms)
+            for layer in range(config.num_layers)
+        ]
         self._final_norm = build.norm("model.norm")
         self._forward = ops.capture(self._compute)
-
-    @staticmethod
-    def _embedding_scale(config: ModelConfig) -> float | None:
-        """What embeddings are multiplied by, if anything."""
-        return None
-
-    @property
-    def kv_cache_spec(self) -> KVCacheSpec:
-        return self._config.kv_cache_spec
 
     def placements(self) -> Placements:
         """Every tensor that the model takes, by checkpoint name."""
         parts = [self.vocabulary.placements(), self._final_norm.placements()]
-        for layer in self._layers:
-            parts.extend(layer.placements())
-        return merge(parts)
+        return merge([*parts, *(layer.placements() for layer in self._layers)])
 
     def forward(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
@@ -222,7 +207,7 @@ class Decoder:
     def _compute(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
-        """What `forward` consists of; `Operations.recorded` says what it may do."""
+        """What `forward` consists of; `Operations.capture` says what it may do."""
         residual_TE = self.vocabulary.embed(token_ids_T)
         out_TE: torch.Tensor | None = None
         for layer in self._layers:

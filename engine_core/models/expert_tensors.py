@@ -21,13 +21,11 @@ class ExpertNaming:
 
     Attributes:
         block: the part of a layer that holds router and experts.
-        gate, up, down: an expert's projections.
+        projections: an expert's gate, up and down.
     """
 
     block: str
-    gate: str
-    up: str
-    down: str
+    projections: tuple[str, str, str]
 
     def published(self, name: str, tensor: WeightPart) -> Iterator[tuple[str, WeightPart]]:
         """A tensor of a checkpoint as the tensors that it would be published as.
@@ -48,14 +46,15 @@ class ExpertNaming:
         if rest == _ROUTER:
             yield f"{block}.gate.weight", tensor
             return
+        gate, up, down = self.projections
         for expert, weight in enumerate(tensor):
             prefix = f"{block}.experts.{expert}"
             if rest == _DOWN:
-                yield f"{prefix}.{self.down}.weight", weight
+                yield f"{prefix}.{down}.weight", weight
                 continue
             features = weight.shape[0] // 2
-            yield f"{prefix}.{self.gate}.weight", weight[:features]
-            yield f"{prefix}.{self.up}.weight", weight[features:]
+            yield f"{prefix}.{gate}.weight", weight[:features]
+            yield f"{prefix}.{up}.weight", weight[features:]
 
 
 _ROUTER = "mlp.gate.weight"
@@ -64,5 +63,5 @@ _DOWN = "mlp.experts.down_proj"
 _FUSED = {_ROUTER: 2, _GATE_UP: 3, _DOWN: 3}
 """Names within a layer of transformers 5, and their dimensions."""
 
-MIXTRAL_EXPERTS = ExpertNaming("block_sparse_moe", "w1", "w3", "w2")
-QWEN_EXPERTS = ExpertNaming("mlp", "gate_proj", "up_proj", "down_proj")
+MIXTRAL_EXPERTS = ExpertNaming("block_sparse_moe", ("w1", "w3", "w2"))
+QWEN_EXPERTS = ExpertNaming("mlp", ("gate_proj", "up_proj", "down_proj"))

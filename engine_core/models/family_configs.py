@@ -3,9 +3,9 @@ that changes the arithmetic and is not computed here raises UnsupportedArchitect
 
 from __future__ import annotations
 
-from engine_core.layers.feed_forward import Activation
+from engine_core.layers.feed_forward import Activation, ExpertConfig
 from engine_core.layers.rotary import RotaryConfig
-from engine_core.models.config import ExpertConfig, Experts, ModelConfig
+from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 from engine_core.models.expert_tensors import MIXTRAL_EXPERTS, QWEN_EXPERTS, ExpertNaming
@@ -17,13 +17,13 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 _Windows = tuple[int | None, ...]
+_Experts = tuple[ExpertConfig | None, ...]
 
 
-def read_llama(architecture: str, fields: ConfigFields) -> ModelConfig:
+def read_llama(fields: ConfigFields) -> ModelConfig:
     """Llama and what shares its code: biases by option, no window."""
     biased = fields.flag("attention_bias", False)
     return _read_decoder(
-        architecture,
         fields,
         default_max_position=2048,
         default_num_kv_heads=None,
@@ -33,10 +33,9 @@ def read_llama(architecture: str, fields: ConfigFields) -> ModelConfig:
     )
 
 
-def read_mistral(architecture: str, fields: ConfigFields) -> ModelConfig:
+def read_mistral(fields: ConfigFields) -> ModelConfig:
     """Mistral: one window for all layers; null is none, absent is the 4096 of its first model."""
     return _read_decoder(
-        architecture,
         fields,
         default_max_position=131_072,
         default_num_kv_heads=8,
@@ -44,10 +43,9 @@ def read_mistral(architecture: str, fields: ConfigFields) -> ModelConfig:
     )
 
 
-def read_qwen2(architecture: str, fields: ConfigFields) -> ModelConfig:
+def read_qwen2(fields: ConfigFields) -> ModelConfig:
     """Qwen 2 and 2.5: biases on q, k and v only."""
     return _read_decoder(
-        architecture,
         fields,
         default_max_position=32_768,
         default_num_kv_heads=32,
@@ -56,11 +54,10 @@ def read_qwen2(architecture: str, fields: ConfigFields) -> ModelConfig:
     )
 
 
-def read_qwen3(architecture: str, fields: ConfigFields) -> ModelConfig:
+def read_qwen3(fields: ConfigFields) -> ModelConfig:
     """Qwen 3: norms within heads, a head size of its own."""
     biased = fields.flag("attention_bias", False)
     return _read_decoder(
-        architecture,
         fields,
         default_max_position=32_768,
         default_num_kv_heads=32,
@@ -72,13 +69,12 @@ def read_qwen3(architecture: str, fields: ConfigFields) -> ModelConfig:
     )
 
 
-def read_mixtral(architecture: str, fields: ConfigFields) -> ModelConfig:
+def read_mixtral(fields: ConfigFields) -> ModelConfig:
     """Mixtral: Mistral with experts; its window, if any, is for all layers."""
     head_size = _head_size(fields)
     rotary = read_rotary(fields, head_size=head_size, default_theta=1_000_000.0)
     num_layers = fields.positive_int("num_hidden_layers")
     return _read_decoder(
-        architecture,
         fields,
         default_max_position=131_072,
         default_num_kv_heads=8,
@@ -89,13 +85,12 @@ def read_mixtral(architecture: str, fields: ConfigFields) -> ModelConfig:
     )
 
 
-def read_qwen3_moe(architecture: str, fields: ConfigFields) -> ModelConfig:
+def read_qwen3_moe(fields: ConfigFields) -> ModelConfig:
     """Qwen 3 with experts: unlike Qwen 3 its head size follows from its width, and a window is for
     all layers."""
     biased = fields.flag("attention_bias", False)
     window = _window(fields, 4096) if fields.flag("use_sliding_window", False) else None
     return _read_decoder(
-        architecture,
         fields,
         default_max_position=32_768,
         default_num_kv_heads=4,
@@ -107,8 +102,8 @@ def read_qwen3_moe(architecture: str, fields: ConfigFields) -> ModelConfig:
     )
 
 
-def read_gemma3(architecture: str, fields: ConfigFields) -> ModelConfig:
-    """Gemma 3's text model: windows and angles by layer type."""
+def read_gemma3(fields: ConfigFields) -> ModelConfig:
+    """Gemma 3's text model: windows and angles by layer type, more norms, scaled embeddings."""
     if fields.flag("use_bidirectional_attention", False):
         raise UnsupportedArchitecture("use_bidirectional_attention is not supported")
     if fields.get("attn_logit_softcapping") is not None:
@@ -126,7 +121,6 @@ def read_gemma3(architecture: str, fields: ConfigFields) -> ModelConfig:
     softcap = fields.get("final_logit_softcapping")
     biased = fields.flag("attention_bias", False)
     return _read_decoder(
-        architecture,
         fields,
         default_max_position=131_072,
         default_num_kv_heads=4,
@@ -138,6 +132,7 @@ def read_gemma3(architecture: str, fields: ConfigFields) -> ModelConfig:
         qkv_bias=biased,
         output_bias=biased,
         head_norms=True,
+        is_gemma=True,
         sliding_windows=_windows_of(layer_types, _window(fields, 4096)),
         rotary=tuple(rotary[layer_type] for layer_type in layer_types),
         final_softcap=(
@@ -147,7 +142,6 @@ def read_gemma3(architecture: str, fields: ConfigFields) -> ModelConfig:
 
 
 def _read_decoder(
-    architecture: str,
     fields: ConfigFields,
     *,
     default_max_position: int,
@@ -162,10 +156,11 @@ def _read_decoder(
     output_bias: bool = False,
     mlp_bias: bool = False,
     head_norms: bool = False,
+    is_gemma: bool = False,
     sliding_windows: _Windows | None = None,
     rotary: tuple[RotaryConfig, ...] | None = None,
     final_softcap: float | None = None,
-    experts: Experts | None = None,
+    experts: _Experts | None = None,
 ) -> ModelConfig:
     if fields.get("quantization_config") is not None:
         raise UnsupportedArchitecture("weights with a quantization_config are not supported")
@@ -183,7 +178,6 @@ def _read_decoder(
         )
     head_size = _head_size(fields, default_head_size)
     return ModelConfig(
-        architecture=architecture,
         vocab_size=fields.positive_int("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=fields.positive_int("intermediate_size"),
@@ -192,6 +186,8 @@ def _read_decoder(
         num_kv_heads=num_kv_heads,
         head_size=head_size,
         norm_eps=fields.positive_float("rms_norm_eps", default_norm_eps),
+        norms_plus_one=is_gemma,
+        output_norms=is_gemma,
         activation=_activation(fields, activation_field, default_activation),
         experts=experts or (None,) * num_layers,
         qkv_bias=qkv_bias,
@@ -202,6 +198,7 @@ def _read_decoder(
         sliding_windows=sliding_windows or (None,) * num_layers,
         rotary=rotary or (read_rotary(fields, head_size=head_size),) * num_layers,
         max_model_len=fields.positive_int("max_position_embeddings", default_max_position),
+        embedding_scale=hidden_size**0.5 if is_gemma else None,
         tied_head=fields.flag("tie_word_embeddings", default_tied),
         final_softcap=final_softcap,
     )
@@ -265,7 +262,7 @@ def _windows_of(layer_types: list[str], window: int | None) -> _Windows:
 # ---------------------------------------------------------------------- experts
 
 
-def _read_mixtral_experts(fields: ConfigFields) -> Experts:
+def _read_mixtral_experts(fields: ConfigFields) -> _Experts:
     """Mixtral: experts in every layer."""
     experts = _read_experts(
         fields,
@@ -279,7 +276,7 @@ def _read_mixtral_experts(fields: ConfigFields) -> Experts:
     return (experts,) * fields.positive_int("num_hidden_layers")
 
 
-def _read_qwen3_experts(fields: ConfigFields) -> Experts:
+def _read_qwen3_experts(fields: ConfigFields) -> _Experts:
     """Qwen3-MoE: experts in each `decoder_sparse_step`-th layer that `mlp_only_layers` spares."""
     experts = _read_experts(
         fields,
@@ -335,5 +332,6 @@ def _read_experts(
         intermediate_size=intermediate_size,
         renormalise=renormalise,
         round_weights=round_weights,
-        naming=naming,
+        block=naming.block,
+        projections=naming.projections,
     )

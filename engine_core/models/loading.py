@@ -14,7 +14,7 @@ from engine_core.models.decoder import Decoder
 from engine_core.models.errors import ModelWeightsError
 from engine_core.models.interface import Model
 from engine_core.models.registry import Architecture, find_architecture, read_model_config
-from engine_core.models.weight_transfer import DirectTransfer, WeightTransfer
+from engine_core.models.weight_transfer import WeightTransfer
 from kernels.interface.operations import Operations
 from kernels.interface.weights import WeightPart
 
@@ -52,7 +52,7 @@ def load_model(
     """
     name, architecture, model = _build(config, dtype=dtype, ops=ops, max_model_len=max_model_len)
     pending = model.placements()
-    transfer = transfer or DirectTransfer()
+    transfer = transfer or WeightTransfer()
     _place(
         pending,
         tensors,
@@ -91,7 +91,7 @@ def load_dummy_model(
     for name, placement in model.placements().items():
         if name not in model.vocabulary.optional_names:
             weight = draw_weight(name, placement.shape, dtype=dtype, device=ops.device, seed=seed)
-            place(placement, weight, DirectTransfer().copy)
+            place(placement, weight, WeightTransfer().copy)
     model.vocabulary.finish_loading()
     return model
 
@@ -103,7 +103,7 @@ def _build(
     name, architecture = find_architecture(config)
     resolved = read_model_config(config)
     num_positions = max_model_len or resolved.max_model_len
-    model = architecture.model_class(resolved, dtype=dtype, ops=ops, num_positions=num_positions)
+    model = Decoder(resolved, dtype=dtype, ops=ops, num_positions=num_positions)
     return name, architecture, model
 
 

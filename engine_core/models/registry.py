@@ -9,7 +9,6 @@ from typing import Any
 
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
-from engine_core.models.decoder import Decoder
 from engine_core.models.errors import UnsupportedArchitecture
 from engine_core.models.expert_tensors import MIXTRAL_EXPERTS, QWEN_EXPERTS, ExpertNaming
 from engine_core.models.family_configs import (
@@ -21,7 +20,6 @@ from engine_core.models.family_configs import (
     read_qwen3,
     read_qwen3_moe,
 )
-from engine_core.models.gemma3 import Gemma3Decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +34,7 @@ class Architecture:
     """
 
     model_type: str
-    read_config: Callable[[str, ConfigFields], ModelConfig]
-    model_class: type[Decoder]
+    read_config: Callable[[ConfigFields], ModelConfig]
     tensor_prefixes: tuple[tuple[str, str], ...] = ()
     ignored_prefixes: tuple[str, ...] = ()
     text_config: bool = False
@@ -45,18 +42,17 @@ class Architecture:
 
 
 _ARCHITECTURES: dict[str, Architecture] = {
-    "LlamaForCausalLM": Architecture("llama", read_llama, Decoder),
-    "MistralForCausalLM": Architecture("mistral", read_mistral, Decoder),
-    "Qwen2ForCausalLM": Architecture("qwen2", read_qwen2, Decoder),
-    "Qwen3ForCausalLM": Architecture("qwen3", read_qwen3, Decoder),
-    "MixtralForCausalLM": Architecture("mixtral", read_mixtral, Decoder, experts=MIXTRAL_EXPERTS),
-    "Qwen3MoeForCausalLM": Architecture("qwen3_moe", read_qwen3_moe, Decoder, experts=QWEN_EXPERTS),
-    "Gemma3ForCausalLM": Architecture("gemma3_text", read_gemma3, Gemma3Decoder),
+    "LlamaForCausalLM": Architecture("llama", read_llama),
+    "MistralForCausalLM": Architecture("mistral", read_mistral),
+    "Qwen2ForCausalLM": Architecture("qwen2", read_qwen2),
+    "Qwen3ForCausalLM": Architecture("qwen3", read_qwen3),
+    "MixtralForCausalLM": Architecture("mixtral", read_mixtral, experts=MIXTRAL_EXPERTS),
+    "Qwen3MoeForCausalLM": Architecture("qwen3_moe", read_qwen3_moe, experts=QWEN_EXPERTS),
+    "Gemma3ForCausalLM": Architecture("gemma3_text", read_gemma3),
     # the text part only; both the hub's prefixes and those of transformers 5
     "Gemma3ForConditionalGeneration": Architecture(
         "gemma3",
         read_gemma3,
-        Gemma3Decoder,
         tensor_prefixes=(
             ("model.language_model.", "model."),
             ("language_model.model.", "model."),
@@ -102,11 +98,11 @@ def read_model_config(config: Mapping[str, Any]) -> ModelConfig:
         UnsupportedArchitecture: the architecture, or an option of it, has no exact code here.
         ModelConfigError: a field is missing or impossible.
     """
-    name, architecture = find_architecture(config)
+    _, architecture = find_architecture(config)
     if not architecture.text_config:
-        return architecture.read_config(name, ConfigFields(config))
+        return architecture.read_config(ConfigFields(config))
     text = ConfigFields(config).mapping("text_config") or {}
     tied = config.get("tie_word_embeddings")
     return architecture.read_config(
-        name, ConfigFields(text if tied is None else {**text, "tie_word_embeddings": tied})
+        ConfigFields(text if tied is None else {**text, "tie_word_embeddings": tied})
     )

@@ -18,26 +18,15 @@ STAGING_BYTES = 64 * 1024**2
 """Of one of the two buffers: long enough that starting a copy costs nothing beside it."""
 
 
-class WeightTransfer(Protocol):
-    """Fills tensors of a model."""
+class WeightTransfer:
+    """Fills tensors of a model; this one where the host's memory is the model's."""
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """See `engine_core.layers.parameters.CopyWeight`."""
-        ...
-
-    def finish(self) -> None:
-        """Wait until everything is copied, and give back what the transfer holds."""
-        ...
-
-
-class DirectTransfer:
-    """Where the host's memory is the model's."""
-
-    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         destination.copy_(source)
 
     def finish(self) -> None:
-        pass
+        """Wait until everything is copied, and give back what the transfer holds."""
 
 
 class StagingBuffer(Protocol):
@@ -57,7 +46,7 @@ class StagingBuffer(Protocol):
         ...
 
 
-class StagedTransfer:
+class StagedTransfer(WeightTransfer):
     """
     Args:
         buffers: used in turn; of equal size, at least 8 bytes.
@@ -69,7 +58,7 @@ class StagedTransfer:
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         if source.device == destination.device or not destination.is_contiguous():
-            destination.copy_(source)
+            super().copy(destination, source)
             return
         target_N = destination.view(-1)
         source_N = source.reshape(-1)
@@ -109,5 +98,5 @@ class PinnedBuffer:
 def weight_transfer_to(device: torch.device) -> WeightTransfer:
     """The way to a device."""
     if device.type != "cuda":
-        return DirectTransfer()
+        return WeightTransfer()
     return StagedTransfer([PinnedBuffer(STAGING_BYTES) for _ in range(2)])

@@ -1,4 +1,4 @@
-"""Paged attention of the native library, and its planner.
+"""What the native library's paged attention is given: plans, and checks of its tensors.
 
 Block tables, lengths and starts are checked by the library at each call, before it reads the cache.
 """
@@ -11,36 +11,22 @@ from dataclasses import dataclass
 import torch
 
 from kernels.cpu.kv_cache import KVCacheFormat, format_of_cache, format_of_dtype, row_length
-from kernels.cpu.library import NativeLibrary, check
+from kernels.cpu.library import INT64, POINTER, members
 from kernels.interface.operations import (
     AttentionMetadata,
-    AttentionParams,
     AttentionPlanner,
     AttentionSpec,
 )
-
-_POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 class AttentionGeometry(ctypes.Structure):
     """Mirrors `AttentionGeometry` of src/graph.h."""
 
-    _fields_ = (
-        ("num_requests", _INT64),
-        ("num_tokens", _INT64),
-        ("table_width", _INT64),
-        ("num_blocks", _INT64),
-        ("block_size", _INT64),
-        ("num_query_heads", _INT64),
-        ("num_kv_heads", _INT64),
-        ("head_size", _INT64),
-        ("window", _INT64),
-        ("kv_format", _INT64),
-        ("starts", _POINTER),
-        ("lengths", _POINTER),
-        ("table", _POINTER),
-        ("slots", _POINTER),
-    )
+    _fields_ = [
+        *members(INT64, "num_requests", "num_tokens", "table_width", "num_blocks", "block_size"),
+        *members(INT64, "num_query_heads", "num_kv_heads", "head_size", "window", "kv_format"),
+        *members(POINTER, "starts", "lengths", "table", "slots"),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,68 +110,6 @@ class NativeAttentionPlanner(AttentionPlanner):
         geometry.table = keeps[2].data_ptr()
         geometry.slots = keeps[3].data_ptr()
         return NativeAttentionPlan(geometry, self._address, keeps)
-
-
-class NativeAttention:
-    """Planned attention in float32 over any format of the cache. The bits of a token depend on its
-    own sequence and position alone."""
-
-    def __init__(self, library: NativeLibrary) -> None:
-        self._attention = library.function(
-            "ec_attention",
-            _POINTER,  # geometry
-            _POINTER,  # q
-            _INT64,  # its token stride
-            _POINTER,  # keys
-            _POINTER,  # values
-            _POINTER,  # out
-            _FLOAT,  # scale
-            _FLOAT,  # softcap
-            _POINTER,  # sinks
-            _POINTER,  # slopes
-        )
-
-    def run(
-        self,
-        q_THD: torch.Tensor,
-        k_cache_BSKD: torch.Tensor,
-        v_cache_BSKD: torch.Tensor,
-        plan: NativeAttentionPlan,
-        params: AttentionParams,
-    ) -> torch.Tensor:
-        """See `Operations.paged_attention`.
-
-        Raises:
-            ValueError: a tensor that does not fit the plan, or a block table that points outside
-                the cache; the cache has not been read.
-        """
-        geometry = plan.geometry
-        num_heads, head_size = geometry.num_query_heads, geometry.head_size
-        if q_THD.shape != (geometry.num_tokens, num_heads, head_size):
-            raise ValueError(
-                f"q is {tuple(q_THD.shape)}, the plan is for [T, H, D] = "
-                f"[{geometry.num_tokens}, {num_heads}, {head_size}]"
-            )
-        check_caches(plan, k_cache_BSKD, v_cache_BSKD)
-        if q_THD.stride(2) != 1 or q_THD.stride(1) != head_size or q_THD.stride(0) < 0:
-            q_THD = q_THD.contiguous()
-        geometry.num_blocks = k_cache_BSKD.shape[0]
-        out_THD = torch.empty((geometry.num_tokens, num_heads, head_size), dtype=torch.float32)
-        refusal = self._attention(
-            plan.address,
-            q_THD.data_ptr(),
-            q_THD.stride(0),
-            k_cache_BSKD.data_ptr(),
-            v_cache_BSKD.data_ptr(),
-            out_THD.data_ptr(),
-            params.scale,
-            params.softcap or 0.0,
-            head_values("sinks", params.sinks_H, num_heads),
-            head_values("slopes", params.alibi_slopes_H, num_heads),
-        )
-        if refusal is not None:
-            check(refusal)
-        return out_THD
 
 
 def check_caches(

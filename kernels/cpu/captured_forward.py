@@ -13,7 +13,7 @@ from typing import cast
 import torch
 
 from kernels.cpu.graph_capture import Activation, GraphCapture, NotCapturable, native_plan
-from kernels.cpu.library import NativeLibrary, check
+from kernels.cpu.library import INT64, POINTER, NativeLibrary, check, members
 from kernels.interface.operations import Forward, ForwardContext
 
 logger = logging.getLogger(__name__)
@@ -24,14 +24,12 @@ _LEAST_CAPACITY = 64
 class GraphStep(ctypes.Structure):
     """Mirrors `GraphStep` of src/graph.h."""
 
-    _fields_ = (
-        ("ops", ctypes.c_void_p),
-        ("num_ops", ctypes.c_int64),
-        ("capacity", ctypes.c_int64),
-        ("token_ids", ctypes.c_void_p),
-        ("positions", ctypes.c_void_p),
-        ("num_tokens", ctypes.c_int64),
-    )
+    _fields_ = [
+        ("ops", POINTER),
+        *members(INT64, "num_ops", "capacity"),
+        *members(POINTER, "token_ids", "positions"),
+        ("num_tokens", INT64),
+    ]
 
 
 class _Graph:
@@ -66,7 +64,7 @@ class CapturedForward:
     """
 
     def __init__(self, library: NativeLibrary, forward: Forward) -> None:
-        self._run = library.function("ec_run_graph", ctypes.c_void_p)
+        self._run = library.function("ec_run_graph", POINTER)
         self._forward = forward
         self._graph: _Graph | None = None
         self.is_captured: bool | None = None
@@ -105,9 +103,7 @@ class CapturedForward:
         step.token_ids = token_ids_T.data_ptr()
         step.positions = positions_T.data_ptr()
         step.num_tokens = num_tokens
-        refusal = self._run(graph.address)
-        if refusal is not None:
-            check(refusal)
+        check(self._run(graph.address))
         return graph.hidden[:num_tokens].clone()
 
     def _capture(self, num_tokens: int, context: ForwardContext) -> _Graph:

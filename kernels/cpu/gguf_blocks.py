@@ -32,13 +32,12 @@ def pack_gguf(
         ValueError: a type that the library does not run, inputs that are not whole blocks, or a
             number of bytes that does not fit.
     """
-    kind = GGUF_KINDS.get(type_name)
-    if kind is None:
+    if type_name not in _FORMATS:
         raise ValueError(
             f'GGUF type "{type_name}" has no integer product; it has for '
             f"{', '.join(GGUF_KINDS)}: dequantise it and use pack_float"
         )
-    block_inputs, block_bytes, unpack = _FORMATS[kind]
+    kind, block_inputs, block_bytes, unpack = _FORMATS[type_name]
     if num_inputs < 1 or num_inputs % block_inputs or num_outputs < 1:
         raise ValueError(
             f"a {type_name} weight of {num_outputs} x {num_inputs}: inputs must be a multiple of "
@@ -103,22 +102,16 @@ def _dwords(codes: Bytes) -> npt.NDArray[np.uint32]:
     return np.ascontiguousarray(codes).view(np.uint32)
 
 
-# inputs of a block, its bytes, its fields
-_FORMATS: dict[LinearKind, tuple[int, int, Callable[[Bytes], Fields]]] = {
-    LinearKind.Q8_GROUP: (_GROUP, 34, _fields_q8_0),
-    LinearKind.Q4_GROUP: (_GROUP, 18, _fields_q4_0),
-    LinearKind.Q4_MINIMUM: (_GROUP, 20, _fields_q4_1),
-    LinearKind.Q4_K: (_SUPERBLOCK, 144, _fields_q4_k),
-    LinearKind.Q6_K: (_SUPERBLOCK, 210, _fields_q6_k),
+# layout here, inputs of a block, its bytes, its fields
+_FORMATS: dict[str, tuple[LinearKind, int, int, Callable[[Bytes], Fields]]] = {
+    "Q8_0": (LinearKind.Q8_GROUP, _GROUP, 34, _fields_q8_0),
+    "Q4_0": (LinearKind.Q4_GROUP, _GROUP, 18, _fields_q4_0),
+    "Q4_1": (LinearKind.Q4_MINIMUM, _GROUP, 20, _fields_q4_1),
+    "Q4_K": (LinearKind.Q4_K, _SUPERBLOCK, 144, _fields_q4_k),
+    "Q6_K": (LinearKind.Q6_K, _SUPERBLOCK, 210, _fields_q6_k),
 }
 
-GGUF_KINDS = {
-    "Q8_0": LinearKind.Q8_GROUP,
-    "Q4_0": LinearKind.Q4_GROUP,
-    "Q4_1": LinearKind.Q4_MINIMUM,
-    "Q4_K": LinearKind.Q4_K,
-    "Q6_K": LinearKind.Q6_K,
-}
+GGUF_KINDS = {type_name: form[0] for type_name, form in _FORMATS.items()}
 """The GGUF types that run from their own blocks, by name."""
 
 

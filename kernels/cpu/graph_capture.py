@@ -13,13 +13,13 @@ from typing import Any, NoReturn, cast
 import torch
 
 from kernels.cpu.attention import NativeAttentionPlan, check_caches, head_values
-from kernels.cpu.elementwise import Rotary, fill_rotary
+from kernels.cpu.library import FLOAT, INT64, POINTER, members
 from kernels.cpu.linear import PackedParts
+from kernels.cpu.rotary import Rotary, fill_rotary
 from kernels.cpu.weights import PackedLinear
 from kernels.interface.operations import AttentionParams, ForwardContext, KVCache, RotaryParams
 from kernels.interface.weights import LinearWeight
 
-_POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _FLOAT_BYTES = 4
 
 
@@ -41,31 +41,22 @@ class GraphOpKind(IntEnum):
 class GraphOp(ctypes.Structure):
     """Mirrors `GraphOp` of src/graph.h."""
 
-    _fields_ = (
-        ("kind", _INT64),
-        ("subject", _POINTER),
-        ("operand", _POINTER),
-        ("out", _POINTER),
-        ("geometry", _POINTER),
-        ("stride", _INT64),
-        ("out_stride", _INT64),
-        ("size", _INT64),
-        ("number", _FLOAT),
-    )
+    _fields_ = [
+        ("kind", INT64),
+        *members(POINTER, "subject", "operand", "out", "geometry"),
+        *members(INT64, "stride", "out_stride", "size"),
+        ("number", FLOAT),
+    ]
 
 
 class AttentionOperands(ctypes.Structure):
     """Mirrors `AttentionOperands` of src/graph.h."""
 
-    _fields_ = (
-        ("k", _POINTER),
-        ("v", _POINTER),
-        ("sinks", _POINTER),
-        ("slopes", _POINTER),
-        ("num_blocks", _INT64),
-        ("scale", _FLOAT),
-        ("softcap", _FLOAT),
-    )
+    _fields_ = [
+        *members(POINTER, "k", "v", "sinks", "slopes"),
+        ("num_blocks", INT64),
+        *members(FLOAT, "scale", "softcap"),
+    ]
 
 
 class NotCapturable(Exception):

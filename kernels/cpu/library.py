@@ -75,8 +75,16 @@ _LINK_FLAGS = ("-shared", "-pthread")
 _BUILD_LIMIT_S = 600
 _KEPT_S = 30 * 24 * 3600
 
+POINTER, INT, INT64, FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+Members = list[tuple[str, Any]]
+
 NativeFunction = Callable[..., "bytes | None"]
 """A call gives None, or the text of a refusal."""
+
+
+def members(kind: Any, *names: str) -> Members:
+    """Members of a `ctypes.Structure` that are of one type and follow one another."""
+    return [(name, kind) for name in names]
 
 
 class NativeLibraryUnavailable(Exception):
@@ -100,7 +108,7 @@ class NativeLibrary:
             raise NativeLibraryUnavailable(
                 f"{path} does not load ({error}); remove it to have it built again"
             ) from error
-        check(self.function("ec_pool_start", ctypes.c_int)(num_threads))
+        check(self.function("ec_pool_start", INT)(num_threads))
         self.num_threads = int(self._dll.ec_num_threads())
 
     def function(self, name: str, *argument_types: Any) -> NativeFunction:
@@ -130,7 +138,7 @@ class NativeLibrary:
         Raises:
             ValueError: the machine does not have it.
         """
-        force = self.function("ec_force_isa", ctypes.c_int)
+        force = self.function("ec_force_isa", INT)
         check(force(ISA_NAMES.index(name)))
         try:
             yield

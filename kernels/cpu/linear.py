@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 
 import torch
 
-from kernels.cpu.library import NativeLibrary, check
+from kernels.cpu.library import INT64, POINTER, NativeLibrary, check
 from kernels.cpu.weights import PackedLinear
 
 _FLOAT32 = torch.float32
@@ -48,11 +47,8 @@ class NativeLinear:
     """Products and rows of one library. Keeps the functions found: a lookup costs microseconds."""
 
     def __init__(self, library: NativeLibrary) -> None:
-        pointer, int64 = ctypes.c_void_p, ctypes.c_int64
-        self._run = library.function(
-            "ec_linear", pointer, pointer, int64, int64, int64, pointer, int64
-        )
-        self._gather = library.function("ec_embedding_packed", pointer, pointer, int64, pointer)
+        self._run = library.function("ec_linear", *[POINTER] * 2, *[INT64] * 3, POINTER, INT64)
+        self._gather = library.function("ec_embedding_packed", *[POINTER] * 2, INT64, POINTER)
 
     def __call__(self, x_TE: torch.Tensor, weight: PackedLinear | PackedParts) -> torch.Tensor:
         """See `Operations.linear`.
@@ -81,14 +77,7 @@ class NativeLinear:
         num_outputs = weight.num_outputs
         out_TN = torch.empty(num_rows, num_outputs, dtype=_FLOAT32)
         x, out = x_TE.data_ptr(), out_TN.data_ptr()
-        if isinstance(weight, PackedLinear):
-            refusal = self._run(
-                weight.address, x, num_rows, row_stride, num_inputs, out, num_outputs
-            )
-            if refusal is not None:
-                check(refusal)
-            return out_TN
-        for part in weight.parts:
+        for part in (weight,) if isinstance(weight, PackedLinear) else weight.parts:
             check(self._run(part.address, x, num_rows, row_stride, num_inputs, out, num_outputs))
             out += part.num_outputs * _FLOAT32.itemsize
         return out_TN

@@ -4,23 +4,31 @@ layout, go to `TorchOperations`; operations on placeholders are captured (`graph
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
-from kernels.cpu.attention import NativeAttention, NativeAttentionPlan, NativeAttentionPlanner
+from kernels.cpu.attention import (
+    NativeAttentionPlan,
+    NativeAttentionPlanner,
+    check_caches,
+    head_values,
+)
 from kernels.cpu.captured_forward import CapturedForward
-from kernels.cpu.elementwise import NativeElementwise
-from kernels.cpu.graph_capture import GraphOpKind, capture_of
+from kernels.cpu.graph_capture import GraphOpKind, Placeholder, capture_of
 from kernels.cpu.kv_cache import (
     KVCacheFormat,
     format_of_cache,
     format_of_dtype,
+    head_size_of,
     read_rows,
     row_length,
     store_rows,
 )
-from kernels.cpu.library import NativeLibrary
+from kernels.cpu.library import FLOAT, INT, INT64, POINTER, NativeLibrary, check
 from kernels.cpu.linear import NativeLinear, PackedParts
 from kernels.cpu.packing import FloatFormat, NativePacking
+from kernels.cpu.rotary import Rotary, check_tensor, fill_rotary
 from kernels.cpu.sampling import NativeSampling
 from kernels.cpu.weights import PackedLinear
 from kernels.interface.operations import (
@@ -30,9 +38,7 @@ from kernels.interface.operations import (
     AttentionSpec,
     Forward,
     KVCache,
-    Penalties,
     RotaryParams,
-    SamplingLimits,
 )
 from kernels.interface.weights import LinearWeight, WeightPacking
 from kernels.torch.operations import TorchOperations
@@ -40,9 +46,10 @@ from kernels.torch.operations import TorchOperations
 _FLOAT32 = torch.float32
 
 
-class CpuOperations(TorchOperations):
+class CpuOperations(NativeSampling, TorchOperations):
     """See `kernels.interface.operations.Operations` for every method. One thread uses an instance
-    at a time.
+    at a time. A native operation raises ValueError for a tensor of a wrong shape or layout, and
+    for an index out of range; nothing has been written then.
 
     Args:
         library: from `kernels.cpu.library.load_library`.
@@ -57,13 +64,21 @@ class CpuOperations(TorchOperations):
         linear_weights: FloatFormat = "float32",
         keeps_blocks: bool = True,
     ) -> None:
-        super().__init__()
+        TorchOperations.__init__(self)
+        NativeSampling.__init__(self, library)
         self._library = library
         self._packing = NativePacking(library, linear_weights, keeps_blocks=keeps_blocks)
-        self._native_attention = NativeAttention(library)
-        self._elementwise = NativeElementwise(library)
-        self._native_linear = NativeLinear(library)
-        self._sampling = NativeSampling(library)
+        self._linear = NativeLinear(library)
+        find = library.function
+        self._rms_norm = find("ec_rms_norm", POINTER, INT64, *[POINTER] * 2, *[INT64] * 2, FLOAT)
+        self._add_rms_norm = find("ec_add_rms_norm", *[POINTER] * 3, *[INT64] * 2, FLOAT)
+        self._gated = find("ec_gated_activation", *[POINTER] * 2, *[INT64] * 2, INT)
+        self._rotary_and_cache = find("ec_rotary_and_cache", POINTER)
+        self._embedding = find("ec_embedding", POINTER, INT64, POINTER, *[INT64] * 2, POINTER)
+        self._native_attention = find(
+            "ec_attention", *[POINTER] * 2, INT64, *[POINTER] * 3, *[FLOAT] * 2, *[POINTER] * 2
+        )
+        self._rotary = Rotary()
 
     @property
     def name(self) -> str:
@@ -91,7 +106,7 @@ class CpuOperations(TorchOperations):
             return capture.linear(x_TE, weight)
         if not isinstance(weight, PackedLinear | PackedParts):
             return super().linear(x_TE, weight)
-        return self._native_linear(x_TE, weight)
+        return self._linear(x_TE, weight)
 
     def embedding(
         self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeight
@@ -99,20 +114,35 @@ class CpuOperations(TorchOperations):
         if capture := capture_of(token_ids_T):
             return capture.embedding(weight_VE)
         if isinstance(weight_VE, PackedLinear):
-            return self._native_linear.gather_rows(token_ids_T, weight_VE)
+            return self._linear.gather_rows(token_ids_T, weight_VE)
         assert isinstance(weight_VE, torch.Tensor), "packed by another backend"
         if weight_VE.dtype is not _FLOAT32 or not (
             weight_VE.is_contiguous() and token_ids_T.is_contiguous()
         ):
             return super().embedding(token_ids_T, weight_VE)
-        return self._elementwise.embedding(token_ids_T, weight_VE)
+        num_rows, size = weight_VE.shape
+        check_tensor("token_ids", token_ids_T, token_ids_T.shape, torch.int64)
+        out = torch.empty((*token_ids_T.shape, size), dtype=_FLOAT32)
+        ids, num_ids = token_ids_T.data_ptr(), token_ids_T.numel()
+        check(self._embedding(ids, num_ids, weight_VE.data_ptr(), num_rows, size, out.data_ptr()))
+        return out
 
     def rms_norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
         if capture := capture_of(x_TE):
             return capture.rms_norm(x_TE, weight_E, eps)
         if x_TE.dtype is not _FLOAT32 or weight_E.dtype is not _FLOAT32:
             return super().rms_norm(x_TE, weight_E, eps)
-        return self._elementwise.rms_norm(x_TE, weight_E, eps)
+        size = _norm_size(x_TE, weight_E)
+        stride = size
+        if not x_TE.is_contiguous():
+            if x_TE.dim() == 2 and x_TE.stride(1) == 1 and x_TE.stride(0) >= size:
+                stride = x_TE.stride(0)
+            else:
+                x_TE = x_TE.contiguous()
+        out = torch.empty(x_TE.shape, dtype=_FLOAT32)
+        x, weight, num_rows = x_TE.data_ptr(), weight_E.data_ptr(), x_TE.numel() // size
+        check(self._rms_norm(x, stride, weight, out.data_ptr(), num_rows, size, eps))
+        return out
 
     def add_rms_norm(
         self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
@@ -126,21 +156,34 @@ class CpuOperations(TorchOperations):
             or not (x_TE.is_contiguous() and residual_TE.is_contiguous())
         ):
             return super().add_rms_norm(x_TE, residual_TE, weight_E, eps)
-        return self._elementwise.add_rms_norm(x_TE, residual_TE, weight_E, eps)
+        size = _norm_size(x_TE, weight_E)
+        check_tensor("residual", residual_TE, x_TE.shape)
+        x, residual, weight = x_TE.data_ptr(), residual_TE.data_ptr(), weight_E.data_ptr()
+        check(self._add_rms_norm(x, residual, weight, x_TE.numel() // size, size, eps))
+        return x_TE, residual_TE
 
     def silu_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
-        if capture := capture_of(gate_up_TF2):
-            return capture.gated_activation(gate_up_TF2, GraphOpKind.SILU)
-        if gate_up_TF2.dtype is not _FLOAT32 or not gate_up_TF2.is_contiguous():
+        if not _is_dense(gate_up_TF2):
             return super().silu_and_mul(gate_up_TF2)
-        return self._elementwise.silu_and_mul(gate_up_TF2)
+        return self._gated_activation(gate_up_TF2, GraphOpKind.SILU)
 
     def gelu_tanh_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
-        if capture := capture_of(gate_up_TF2):
-            return capture.gated_activation(gate_up_TF2, GraphOpKind.GELU_TANH)
-        if gate_up_TF2.dtype is not _FLOAT32 or not gate_up_TF2.is_contiguous():
+        if not _is_dense(gate_up_TF2):
             return super().gelu_tanh_and_mul(gate_up_TF2)
-        return self._elementwise.gelu_tanh_and_mul(gate_up_TF2)
+        return self._gated_activation(gate_up_TF2, GraphOpKind.GELU_TANH)
+
+    def _gated_activation(self, gate_up_TF2: torch.Tensor, kind: GraphOpKind) -> torch.Tensor:
+        if capture := capture_of(gate_up_TF2):
+            return capture.gated_activation(gate_up_TF2, kind)
+        shape = gate_up_TF2.shape
+        if shape[-1] % 2:
+            raise ValueError(f"gate_up is {tuple(shape)}; its last dimension is twice the result's")
+        size = shape[-1] // 2
+        out = torch.empty((*shape[:-1], size), dtype=_FLOAT32)
+        num_rows = out.numel() // size if size else 0
+        is_gelu = int(kind is GraphOpKind.GELU_TANH)
+        check(self._gated(gate_up_TF2.data_ptr(), out.data_ptr(), num_rows, size, is_gelu))
+        return out
 
     def rotary_and_cache(
         self,
@@ -159,7 +202,30 @@ class CpuOperations(TorchOperations):
             or not qkv_TN.is_contiguous()
         ):
             return super().rotary_and_cache(*call)
-        return self._elementwise.rotary_and_cache(*call)
+        num_tokens, width = qkv_TN.shape
+        keys, values = kv_cache
+        num_heads, head_size = params.num_query_heads + 2 * keys.shape[2], params.head_size
+        if head_size_of(keys) != head_size or width != num_heads * head_size:
+            raise ValueError(
+                f"qkv is {tuple(qkv_TN.shape)}; {params.num_query_heads} heads of q and twice the "
+                f"{keys.shape[2]} of the cache {tuple(keys.shape)}, each of {head_size}, "
+                f"are {num_heads * head_size} columns"
+            )
+        check_tensor("keys", keys, keys.shape, keys.dtype)
+        check_tensor("values", values, keys.shape, keys.dtype)
+        check_tensor("cos_sin", params.cos_sin_PD, params.cos_sin_PD.shape)
+        check_tensor("positions", positions_T, (num_tokens,), torch.int64)
+        check_tensor("slot_mapping", slot_mapping_T, (num_tokens,), torch.int64)
+        rotary = self._rotary
+        fill_rotary(rotary, kv_cache, params)
+        rotary.qkv = qkv_TN.data_ptr()
+        rotary.positions = positions_T.data_ptr()
+        rotary.slots = slot_mapping_T.data_ptr()
+        rotary.num_tokens = num_tokens
+        rotary.qkv_stride = width
+        check(self._rotary_and_cache(ctypes.addressof(rotary)))
+        shape = (num_tokens, params.num_query_heads, head_size)
+        return qkv_TN.as_strided(shape, (width, head_size, 1))
 
     def paged_attention(
         self,
@@ -173,9 +239,35 @@ class CpuOperations(TorchOperations):
         if not isinstance(plan, NativeAttentionPlan):
             return super().paged_attention(q_THD, k_cache, v_cache, metadata, params)
         assert params.sliding_window == metadata.sliding_window, "planned for another window"
-        capture = capture_of(q_THD)
-        run = self._native_attention.run if capture is None else capture.paged_attention
-        return run(q_THD, k_cache, v_cache, plan, params)
+        if capture := capture_of(q_THD):
+            return capture.paged_attention(q_THD, k_cache, v_cache, plan, params)
+        geometry = plan.geometry
+        num_heads, head_size = geometry.num_query_heads, geometry.head_size
+        shape = (geometry.num_tokens, num_heads, head_size)
+        if q_THD.shape != shape:
+            raise ValueError(
+                f"q is {tuple(q_THD.shape)}, the plan is for [T, H, D] = {list(shape)}"
+            )
+        check_caches(plan, k_cache, v_cache)
+        if q_THD.stride(2) != 1 or q_THD.stride(1) != head_size or q_THD.stride(0) < 0:
+            q_THD = q_THD.contiguous()
+        geometry.num_blocks = k_cache.shape[0]
+        out_THD = torch.empty(shape, dtype=_FLOAT32)
+        check(
+            self._native_attention(
+                plan.address,
+                q_THD.data_ptr(),
+                q_THD.stride(0),
+                k_cache.data_ptr(),
+                v_cache.data_ptr(),
+                out_THD.data_ptr(),
+                params.scale,
+                params.softcap or 0.0,
+                head_values("sinks", params.sinks_H, num_heads),
+                head_values("slopes", params.alibi_slopes_H, num_heads),
+            )
+        )
+        return out_THD
 
     def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:
         if spec.dtype is not _FLOAT32 or format_of_dtype(spec.kv_dtype) is None:
@@ -211,23 +303,15 @@ class CpuOperations(TorchOperations):
             return read_rows(keys), read_rows(values)
         return keys, values
 
-    def best_of_rows(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._sampling.best_of_rows(logits_RV)
 
-    def sample(
-        self,
-        logits_RV: torch.Tensor,
-        seeds_R: torch.Tensor,
-        positions_R: torch.Tensor,
-        limits: SamplingLimits | None = None,
-    ) -> torch.Tensor:
-        return self._sampling.sample(logits_RV, seeds_R, positions_R, limits)
+def _is_dense(x: torch.Tensor) -> bool:
+    """Whether the library takes it as it lies, or it is captured."""
+    return isinstance(x, Placeholder) or (x.dtype is _FLOAT32 and x.is_contiguous())
 
-    def apply_penalties(
-        self,
-        logits_V: torch.Tensor,
-        prompt_mask_V: torch.Tensor,
-        output_counts_V: torch.Tensor,
-        penalties: Penalties,
-    ) -> None:
-        self._sampling.apply_penalties(logits_V, prompt_mask_V, output_counts_V, penalties)
+
+def _norm_size(x: torch.Tensor, weight_E: torch.Tensor) -> int:
+    size = x.shape[-1]
+    check_tensor("weight", weight_E, (size,))
+    if not size:
+        raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; it must be float32 with rows of 1 up")
+    return size

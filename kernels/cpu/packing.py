@@ -42,18 +42,14 @@ from kernels.cpu.weights import (
 )
 from kernels.interface.weights import LinearWeight, PackedFileError, QuantisedTensor, WeightPart
 
-Weights = Mapping[str, PackedLinear | PackedParts]
-
-_MAGIC = b"ec-packed-lin-02"  # the layouts of src/linear.h are part of the version
+_MAGIC = b"ec-packed-lin-03"  # the layouts of src/linear.h are part of the version
 _START = struct.Struct("<16sQQI28x")
 _ALIGNMENT = 64
 _FIELDS = ("blob", "row_scales", "bias")
 
 
-def save_packed(path: Path, weights: Weights, *, key: str) -> None:
+def save_packed(path: Path, weights: Mapping[str, PackedLinear], *, key: str) -> None:
     """Write `weights` to `path`, in place of what is there.
-
-    A weight that stands under several names is written once.
 
     Args:
         key: what the weights were made from; `map_packed` checks it.
@@ -74,24 +70,12 @@ def save_packed(path: Path, weights: Weights, *, key: str) -> None:
         end = at + flat.numel()
         return [at, flat.numel()]
 
-    records: list[dict[str, Any]] = []
-    indices: dict[int, int] = {}
-    names: dict[str, int | list[int]] = {}
-
-    def index_of(weight: PackedLinear) -> int:
-        if id(weight) not in indices:
-            indices[id(weight)] = len(records)
-            shape = {"outputs": weight.num_outputs, "inputs": weight.num_inputs}
-            places = {field: place(getattr(weight, field)) for field in _FIELDS}
-            records.append({"kind": weight.kind.name, **shape, **places})
-        return indices[id(weight)]
-
+    records: dict[str, dict[str, Any]] = {}
     for name, weight in weights.items():
-        if isinstance(weight, PackedParts):
-            names[name] = [index_of(part) for part in weight.parts]
-        else:
-            names[name] = index_of(weight)
-    header = json.dumps({"key": key, "names": names, "weights": records}).encode()
+        shape = {"outputs": weight.num_outputs, "inputs": weight.num_inputs}
+        places = {field: place(getattr(weight, field)) for field in _FIELDS}
+        records[name] = {"kind": weight.kind.name, **shape, **places}
+    header = json.dumps({"key": key, "weights": records}).encode()
     first = _first_tensor(len(header))
     start = _START.pack(_MAGIC, len(header), first + end, zlib.crc32(header))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,9 +94,7 @@ def save_packed(path: Path, weights: Weights, *, key: str) -> None:
             raise
 
 
-def map_packed(
-    library: NativeLibrary, path: Path, *, key: str
-) -> dict[str, PackedLinear | PackedParts]:
+def map_packed(library: NativeLibrary, path: Path, *, key: str) -> dict[str, PackedLinear]:
     """The weights that `save_packed` wrote, over the file's own pages.
 
     They are read when they are first used. The file may be replaced or removed meanwhile, and must
@@ -148,13 +130,11 @@ def map_packed(
     first = _first_tensor(header_bytes)
     tensors = torch.frombuffer(pages, dtype=torch.uint8)[first:]
     try:
-        weights = [_weight(library, tensors, record) for record in described["weights"]]
+        return {
+            name: _weight(library, tensors, record) for name, record in described["weights"].items()
+        }
     except (ValueError, KeyError, TypeError) as error:
         raise PackedFileError(f"{path} holds a weight that does not fit: {error}") from error
-    return {
-        name: weights[at] if isinstance(at, int) else PackedParts(tuple(weights[i] for i in at))
-        for name, at in described["names"].items()
-    }
 
 
 def _weight(
@@ -169,9 +149,9 @@ def _weight(
         LinearKind[record["kind"]],
         record["outputs"],
         record["inputs"],
-        blob=blob,
-        row_scales=_floats(fields["row_scales"]),
-        bias=_floats(fields["bias"]),
+        blob,
+        _floats(fields["bias"]),
+        _floats(fields["row_scales"]),
     )
 
 
@@ -297,10 +277,7 @@ class NativePacking:
         return _PACKERS[self._floats](self._library, weight_NE, bias_N)
 
     def open(self, file: Path) -> None:
-        found = map_packed(self._library, file, key=file.stem)
-        self._found = {
-            name: weight for name, weight in found.items() if isinstance(weight, PackedLinear)
-        }
+        self._found = map_packed(self._library, file, key=file.stem)
 
     def num_bytes_to_save(self) -> int:
         return sum(weight.num_bytes for weight in self._packed.values()) if self._num_new else 0

@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 
-from kernels.cpu.library import NativeLibrary, check
+from kernels.cpu.library import FLOAT, INT64, POINTER, NativeLibrary, check
 from kernels.interface.operations import Penalties, SamplingLimits
-
-_POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 class NativeSampling:
-    """Every method raises ValueError for a tensor of another dtype or shape than it says."""
+    """The methods of `Operations` that choose tokens. Each raises ValueError for a tensor of
+    another dtype or shape than it says."""
 
     def __init__(self, library: NativeLibrary) -> None:
-        self._sample = library.function(
-            "ec_sample",
-            _POINTER,  # logits
-            _INT64,  # their row stride
-            _INT64,  # rows
-            _INT64,  # vocabulary
-            _POINTER,  # seeds
-            _POINTER,  # positions
-            _POINTER,  # top_k
-            _POINTER,  # top_p
-            _POINTER,  # min_p
-            _POINTER,  # chosen
-        )
+        self._sample = library.function("ec_sample", POINTER, *[INT64] * 3, *[POINTER] * 6)
         self._best_of_rows = library.function(
-            "ec_best_of_rows", _POINTER, _INT64, _INT64, _INT64, _POINTER, _POINTER
+            "ec_best_of_rows", POINTER, *[INT64] * 3, *[POINTER] * 2
         )
-        self._penalise = library.function(
-            "ec_penalise", _POINTER, _POINTER, _POINTER, _INT64, _FLOAT, _FLOAT, _FLOAT
-        )
+        self._penalise = library.function("ec_penalise", *[POINTER] * 3, INT64, *[FLOAT] * 3)
 
     def best_of_rows(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Operations.best_of_rows`."""
         logits_RV = _rows(logits_RV)
         num_rows, vocab_size = logits_RV.shape
         ids_R = torch.empty(num_rows, dtype=torch.int64)
@@ -61,7 +43,6 @@ class NativeSampling:
         positions_R: torch.Tensor,
         limits: SamplingLimits | None = None,
     ) -> torch.Tensor:
-        """See `Operations.sample`."""
         logits_RV = _rows(logits_RV)
         num_rows, vocab_size = logits_RV.shape
         seeds_R = _column("seeds", seeds_R, num_rows, torch.int64)
@@ -95,7 +76,6 @@ class NativeSampling:
         output_counts_V: torch.Tensor,
         penalties: Penalties,
     ) -> None:
-        """See `Operations.apply_penalties`."""
         size = logits_V.shape[0]
         _check_column("logits", logits_V, size, torch.float32)
         _check_column("prompt_mask", prompt_mask_V, size, torch.bool)

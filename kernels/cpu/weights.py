@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.cpu.library import NativeLibrary, check
+from kernels.cpu.library import INT64, POINTER, NativeLibrary, check, members
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -44,14 +44,11 @@ class LinearArguments(ctypes.Structure):
     """`LinearWeight` of src/linear.h."""
 
     _fields_ = [
-        ("kind", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
-        ("num_outputs", ctypes.c_int64),
-        ("num_inputs", ctypes.c_int64),
-        ("blob", ctypes.c_void_p),
-        ("blob_bytes", ctypes.c_int64),
-        ("row_scales", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
+        *members(ctypes.c_int32, "kind", "reserved"),
+        *members(INT64, "num_outputs", "num_inputs"),
+        ("blob", POINTER),
+        ("blob_bytes", INT64),
+        *members(POINTER, "row_scales", "bias"),
     ]
 
 
@@ -98,7 +95,8 @@ def pack_float(
         return np.ascontiguousarray(turned).view(np.uint8)
 
     blob = _pack_panels(library, num_outputs, panels)
-    return _linear(library, LinearKind.F32, num_outputs, num_inputs, blob, bias_N=bias_N)
+    bias = _pad_bias(bias_N, num_outputs)
+    return packed_linear(library, LinearKind.F32, num_outputs, num_inputs, blob, bias)
 
 
 def quantise_int8(
@@ -125,15 +123,8 @@ def quantise_int8(
         return np.ascontiguousarray(turned).view(np.uint8)
 
     blob = _pack_panels(library, num_outputs, panels)
-    return _linear(
-        library,
-        LinearKind.I8_ROW,
-        num_outputs,
-        num_inputs,
-        blob,
-        row_scales=_pad_vector(scales_N),
-        bias_N=bias_N,
-    )
+    bias, scales = _pad_bias(bias_N, num_outputs), _pad_vector(scales_N)
+    return packed_linear(library, LinearKind.I8_ROW, num_outputs, num_inputs, blob, bias, scales)
 
 
 def quantise_int4(
@@ -188,7 +179,8 @@ def pack_fields(
         return np.concatenate([_interleave(_pad_outputs(f)) for f in fields(rows)], axis=2)
 
     blob = _pack_panels(library, num_outputs, panels)
-    return _linear(library, kind, num_outputs, num_inputs, blob, bias_N=bias_N)
+    bias = _pad_bias(bias_N, num_outputs)
+    return packed_linear(library, kind, num_outputs, num_inputs, blob, bias)
 
 
 def _pack_panels(
@@ -216,33 +208,14 @@ def _interleave(field: npt.NDArray[Any]) -> Bytes:
     return np.ascontiguousarray(turned).view(np.uint8).reshape(len(turned), num_blocks, -1)
 
 
-def _linear(
-    library: NativeLibrary,
-    kind: LinearKind,
-    num_outputs: int,
-    num_inputs: int,
-    blob: torch.Tensor,
-    *,
-    row_scales: torch.Tensor | None = None,
-    bias_N: torch.Tensor | None = None,
-) -> PackedLinear:
-    if bias_N is not None and bias_N.shape != (num_outputs,):
-        raise ValueError(f"a bias of shape {tuple(bias_N.shape)} for {num_outputs} outputs")
-    bias = None if bias_N is None else _pad_vector(bias_N.to(torch.float32))
-    return packed_linear(
-        library, kind, num_outputs, num_inputs, blob=blob, row_scales=row_scales, bias=bias
-    )
-
-
 def packed_linear(
     library: NativeLibrary,
     kind: LinearKind,
     num_outputs: int,
     num_inputs: int,
-    *,
     blob: torch.Tensor,
-    row_scales: torch.Tensor | None,
     bias: torch.Tensor | None,
+    row_scales: torch.Tensor | None = None,
 ) -> PackedLinear:
     """A weight over memory that is packed already; see `PackedLinear` for what the tensors hold.
 
@@ -266,7 +239,7 @@ def packed_linear(
         bias=None if bias is None else bias.data_ptr(),
     )
     address = ctypes.addressof(arguments)
-    check(library.function("ec_linear_check", ctypes.c_void_p)(address))
+    check(library.function("ec_linear_check", POINTER)(address))
     return PackedLinear(kind, num_inputs, num_outputs, blob, row_scales, bias, arguments, address)
 
 
@@ -295,3 +268,11 @@ def _pad_outputs(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def _pad_vector(values_N: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(values_N, (0, -len(values_N) % _PANEL)).contiguous()
+
+
+def _pad_bias(bias_N: torch.Tensor | None, num_outputs: int) -> torch.Tensor | None:
+    if bias_N is None:
+        return None
+    if bias_N.shape != (num_outputs,):
+        raise ValueError(f"a bias of shape {tuple(bias_N.shape)} for {num_outputs} outputs")
+    return _pad_vector(bias_N.to(torch.float32))

@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import math
+import re
 import shlex
 import time
 from collections.abc import Sequence
@@ -30,25 +31,19 @@ _DEFAULT_FORMATS = ("int8:1=--quantization int8", "int4:5=--quantization int4")
 _OWN_BLOCKS = "its own blocks:1="
 
 
-class FormatError(ValueError):
-    """Options that the daemon does not take."""
-
-
 def parse_options(words: Sequence[str]) -> EngineOptions:
-    """The daemon's own reading of its command line. Raises FormatError: an option that it does not
+    """The daemon's own reading of its command line. Raises ValueError: an option that it does not
     know or refuses."""
     try:
         _, bound, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
         options = bound.arguments.get("options")
-        if not isinstance(options, EngineOptions):
-            raise FormatError(f"{' '.join(words)!r} names no model")
-        options.check()
-        options.scheduling.check()
-    except FormatError:
-        raise
+        if isinstance(options, EngineOptions):
+            options.check()
+            options.scheduling.check()
+            return options
     except Exception as error:  # cyclopts has many kinds
-        raise FormatError(" ".join(str(error).split())) from error
-    return options
+        raise ValueError(" ".join(str(error).split())) from error
+    raise ValueError(f"{' '.join(words)!r} names no model")
 
 
 class FloatProducts:
@@ -135,21 +130,17 @@ class Format:
 
     @classmethod
     def parse(cls, text: str) -> "Format":
-        """`NAME[:PERCENT]=OPTIONS`. Raises FormatError: it is written otherwise."""
-        described, equals, options = text.partition("=")
-        name, _, limit = described.partition(":")
-        try:
-            limit_percent = float(limit) if limit else None
-        except ValueError:
-            limit_percent = math.nan
-        if not equals or not name or (limit_percent is not None and math.isnan(limit_percent)):
-            raise FormatError(f"{text!r} is no format; write NAME[:PERCENT]=OPTIONS")
-        return cls(name, limit_percent, tuple(shlex.split(options)))
+        """`NAME[:PERCENT]=OPTIONS`. Raises ValueError: it is written otherwise."""
+        found = re.fullmatch(r"([^:=]+)(?::([0-9.]+))?=(.*)", text)
+        if found is None:
+            raise ValueError(f"{text!r} is no format; write NAME[:PERCENT]=OPTIONS")
+        name, limit, options = found.groups()
+        return cls(name, None if limit is None else float(limit), tuple(shlex.split(options)))
 
 
 def measure(options: QualityOptions) -> dict[str, Any]:
     """The whole report. All options are read before anything is loaded. Raises ValueError,
-    TextError, ModelFilesError, StartupError: it cannot be made."""
+    ValueError, ModelFilesError, StartupError: it cannot be made."""
     model, judge_by = options.model, options.judge_by
     common = ["--model", model]
     if options.num_threads is not None:

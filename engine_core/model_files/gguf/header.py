@@ -179,8 +179,7 @@ def read_gguf_header(file: Path) -> GgufHeader:
 
     Raises:
         BrokenModelFile: not a GGUF file, or not all of one.
-        UnsupportedModelFile: big-endian, of an unknown version, or with a tensor type unknown to
-            the installed gguf package.
+        UnsupportedModelFile: big-endian, of an unknown version, or with an unknown tensor type.
     """
     try:
         with file.open("rb") as stream:

@@ -4,15 +4,14 @@ import ctypes
 
 import torch
 
-from kernels.cpu.elementwise import NativeElementwise
 from kernels.cpu.library import ISA_NAMES, NativeLibrary, check
-from kernels.cpu.sampling import NativeSampling
+from kernels.cpu.operations import CpuOperations
 from kernels.interface.operations import Penalties, SamplingLimits
 from tests.kernels.cpu.fuzz.random_case import RandomCase, must_refuse
 
 
 def embedding(library: NativeLibrary, case: RandomCase) -> None:
-    run = NativeElementwise(library)
+    run = CpuOperations(library)
     weight = case.numbers(case.size(100), case.size(300))
     ids = case.integers((case.below(40),), len(weight), torch.int64)
     run.embedding(ids, weight)
@@ -22,7 +21,7 @@ def embedding(library: NativeLibrary, case: RandomCase) -> None:
 
 
 def norms_and_activations(library: NativeLibrary, case: RandomCase) -> None:
-    run = NativeElementwise(library)
+    run = CpuOperations(library)
     size = case.size(700)
     x, weight = case.strided(case.below(70), size), case.numbers(size)
     run.rms_norm(x, weight, 1e-5)
@@ -31,17 +30,22 @@ def norms_and_activations(library: NativeLibrary, case: RandomCase) -> None:
     both = case.numbers(len(x), 2 * size)
     run.silu_and_mul(both)
     run.gelu_tanh_and_mul(both)
-    if len(x):
-        must_refuse("overlap", lambda: run.add_rms_norm(residual, residual, weight, 1e-5))
-    kind = case.index(2)
     p, n = ctypes.c_void_p, ctypes.c_int64
+    if len(x):
+        add = library.function("ec_add_rms_norm", p, p, p, n, n, ctypes.c_float)
+        address = residual.data_ptr()
+        must_refuse(
+            "overlap",
+            lambda: check(add(address, address, weight.data_ptr(), len(x), size, 1e-5)),
+        )
+    kind = case.index(2)
     gated = library.function("ec_gated_activation", p, p, n, n, ctypes.c_int)
     addresses = both.data_ptr(), residual.data_ptr()
     must_refuse(f"activation {kind}", lambda: check(gated(*addresses, len(x), size, kind)))
 
 
 def sampling(library: NativeLibrary, case: RandomCase) -> None:
-    run = NativeSampling(library)
+    run = CpuOperations(library)
     num_rows, size = case.below(6), case.size(2000)
     logits = case.strided(num_rows, size)
     seeds = case.integers((num_rows,), 2**62, torch.int64)

@@ -2,9 +2,8 @@
 
 import torch
 
-from kernels.cpu.attention import NativeAttention, NativeAttentionPlan, NativeAttentionPlanner
+from kernels.cpu.attention import NativeAttentionPlanner
 from kernels.cpu.captured_forward import CapturedForward
-from kernels.cpu.elementwise import NativeElementwise
 from kernels.cpu.kv_cache import KVCacheFormat, row_length
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.operations import CpuOperations
@@ -94,20 +93,19 @@ class _Step:
 
 
 def attention(library: NativeLibrary, case: RandomCase) -> None:
-    run = NativeAttention(library)
+    run = CpuOperations(library)
     step = _Step(case)
     q = case.numbers(step.num_tokens, step.heads, step.head_size)
 
     def attend() -> torch.Tensor:
-        plan = step.plan().plan
-        assert isinstance(plan, NativeAttentionPlan)
-        return run.run(
+        return run.paged_attention(
             q,
             step.k,
             step.v,
-            plan,
+            step.plan(),
             AttentionParams(
                 scale=0.1,
+                sliding_window=step.window,
                 softcap=30.0 if case.one_in(3) else None,
                 sinks_H=case.numbers(step.heads) if case.one_in(3) else None,
                 alibi_slopes_H=case.numbers(step.heads) if case.one_in(3) else None,
@@ -134,7 +132,7 @@ def attention(library: NativeLibrary, case: RandomCase) -> None:
 
 
 def rotary(library: NativeLibrary, case: RandomCase) -> None:
-    run = NativeElementwise(library)
+    run = CpuOperations(library)
     step = _Step(case)
     angles = case.numbers(50, 2 * case.between(1, step.head_size // 2))
     normed = case.one_in(2)
