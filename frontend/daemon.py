@@ -19,7 +19,6 @@ from typing import IO
 from frontend.errors import EngineStartError
 from protocol.addresses import SOCKET_NAME
 
-_NUM_TAIL_LINES = 50
 _NUM_SHOWN_LINES = 15
 _MAX_UNIX_PATH_BYTES = 107
 _EXIT_WAIT_S = 5.0
@@ -49,7 +48,7 @@ class ChildDaemon:
                 f"system's limit is {_MAX_UNIX_PATH_BYTES}; set TMPDIR to a shorter folder"
             )
         self._is_ready = False
-        self._tail: deque[str] = deque(maxlen=_NUM_TAIL_LINES)
+        self._tail: deque[str] = deque(maxlen=_NUM_SHOWN_LINES)
         self._ready: Future[str] = Future()
         self._exited: Future[int] = Future()
         program = command or (sys.executable, "-m", "engine_core.cli")
@@ -146,7 +145,6 @@ class ChildDaemon:
         self._exited.set_result(self._process.wait())
 
     def _last_lines(self) -> str:
-        lines = list(self._tail)[-_NUM_SHOWN_LINES:]
-        if not lines:
+        if not self._tail:
             return "It wrote nothing to standard error."
-        return "Its last lines:\n" + "\n".join(f"    {line}" for line in lines)
+        return "Its last lines:\n" + "\n".join(f"    {line}" for line in self._tail)

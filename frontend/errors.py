@@ -55,12 +55,6 @@ class QueueFull(RequestRejected):
     has the queue's state."""
 
 
-def rejection(message: str, *, request_id: str, code: ErrorCode) -> RequestRejected:
-    """The exception for a refusal by the engine."""
-    kind = QueueFull if code is ErrorCode.QUEUE_FULL else RequestRejected
-    return kind(message, request_id=request_id, code=code)
-
-
 class CallRefused(EngineClientError):
     """The engine refused a call."""
 

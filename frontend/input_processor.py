@@ -7,7 +7,7 @@ from typing import Any, NotRequired, TypedDict
 
 from frontend.errors import InvalidInput
 from frontend.event_loop import Clock
-from frontend.request_state import RequestState
+from frontend.output_processor import RequestState
 from frontend.sampling_params import (
     BeamSearchParams,
     RequestOutputKind,
@@ -115,9 +115,8 @@ class InputProcessor:
             token_ids = token_ids[-(self.model.max_model_len - 1 if kept == -1 else kept) :]
         with as_invalid_input():
             self._limits.check_prompt(token_ids, name)
-        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
-        wire_params = params.to_wire(len(token_ids), self.model.max_model_len, seed=seed)
-        with as_invalid_input():
+            seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
+            wire_params = params.to_wire(len(token_ids), self.model.max_model_len, seed=seed)
             self._limits.check_sampling(wire_params)
         request = EngineRequest(
             request_id=request_id,

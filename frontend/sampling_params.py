@@ -80,12 +80,7 @@ class SamplingParams:
     use_beam_search: bool = False
 
     def __post_init__(self) -> None:
-        if self.stop is None:
-            self.stop = []
-        elif isinstance(self.stop, str):
-            self.stop = [self.stop]
-        else:
-            self.stop = list(self.stop)
+        self.stop = list(self.stop_strings)
         self.stop_token_ids = list(self.stop_token_ids or ())
         if self.seed == -1:
             self.seed = None
@@ -101,9 +96,7 @@ class SamplingParams:
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        if isinstance(self.stop, str):  # assigned after construction
-            return (self.stop,)
-        return tuple(self.stop or ())
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def clone(self) -> Self:
         """A copy that shares nothing with this one."""

@@ -31,20 +31,14 @@ class SequenceState:
         self._tokenizer = tokenizer
         self._min_tokens = params.min_tokens
         self._shows_stop_token = params.include_stop_str_in_output
-        self._detokenizer = (
-            IncrementalDetokenizer(
+        self._detokenizer: IncrementalDetokenizer | None = None
+        if params.detokenize and tokenizer is not None:
+            self._detokenizer = IncrementalDetokenizer(
                 tokenizer, prompt_token_ids, skip_special_tokens=params.skip_special_tokens
             )
-            if params.detokenize and tokenizer is not None
-            else None
-        )
-        self._matcher = (
-            StopStringMatcher(
-                params.stop_strings, include_in_output=params.include_stop_str_in_output
-            )
-            if params.stop_strings
-            else None
-        )
+        self._matcher: StopStringMatcher | None = None
+        if stop := params.stop_strings:
+            self._matcher = StopStringMatcher(stop, include_in_output=self._shows_stop_token)
         self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
         self._cumulative_logprob = None if params.logprobs is None else 0.0
         # the whole text is _taken_text + the parts, which no output has had yet
@@ -192,7 +186,7 @@ def logprobs_of(columns: Logprobs, tokenizer: Tokenizer | None) -> list[dict[int
             token_ids[start:stop], values[start:stop], ranks, strict=True
         ):
             if token_id not in entry:  # the sampled token may be among the likeliest as well
-                text = None if tokenizer is None else tokenizer.token_text(token_id)
+                text = None if tokenizer is None else tokenizer.pieces.text(token_id)
                 entry[token_id] = Logprob(value, rank, text)
         entries.append(entry)
     return entries

@@ -13,13 +13,14 @@ from frontend.errors import (
     EngineClientError,
     EngineDied,
     EngineUnavailable,
-    rejection,
+    QueueFull,
+    RequestRejected,
 )
 from frontend.event_loop import Clock
-from frontend.output_processor import OutputProcessor
-from frontend.request_state import RequestState
+from frontend.output_processor import OutputProcessor, RequestState
 from frontend.transport import Frames, Transport
 from protocol.calls import AnyCall, AnyResult
+from protocol.errors import ErrorCode
 from protocol.outputs import (
     CallFailed,
     CallResult,
@@ -138,8 +139,9 @@ class EngineSession:
             case Rejected():
                 request = self.requests.pop_rejected(message.request_id)
                 if request is not None:
+                    kind = QueueFull if message.code is ErrorCode.QUEUE_FULL else RequestRejected
                     request.fail(
-                        rejection(message.message, request_id=request.request_id, code=message.code)
+                        kind(message.message, request_id=request.request_id, code=message.code)
                     )
                     self.release(request)
             case CallResult():

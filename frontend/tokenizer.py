@@ -99,11 +99,6 @@ class Tokenizer:
                 f"token id {wrong} is impossible, ids go from 0 to {self.vocab_size - 1}"
             ) from None
 
-    def token_text(self, token_id: int) -> str:
-        """What one token reads like in the middle of a text, its leading space kept. A token that
-        is part of a character only gives U+FFFD; an unknown id gives the empty text."""
-        return self.pieces.text(token_id)
-
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -184,7 +179,8 @@ class TokenPieces:
         return joined[len(self._neighbour_text) :]
 
     def _text(self, token_id: int) -> str:
-        """The text of one token in the middle of a text."""
+        """What one token reads like in the middle of a text, its leading space kept. A token that
+        is part of a character only gives U+FFFD; an unknown id gives the empty text."""
         if not self.is_known(token_id):
             return ""
         if self.joining is Joining.BYTE_LEVEL:

@@ -43,8 +43,6 @@ class WireVersionMismatch(ProtocolError):
             f"the peer speaks wire version {theirs}, this side speaks {ours}; "
             "install the same release of engine-core on both sides"
         )
-        self.ours = ours
-        self.theirs = theirs
 
 
 class InvalidParameter(ValueError):

@@ -36,7 +36,7 @@ for name, text in {
     app.command(path, name=name, help=text, help_epilogue="")
 
 
-main = functools.partial(run_app, app, refused=(ValueError,), failed=(RuntimeError, OSError))
+main = functools.partial(run_app, app, failed=(RuntimeError, OSError))
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -29,7 +29,7 @@ def run_app(
     app: App,
     arguments: list[str],
     *,
-    refused: tuple[type[Exception], ...] = (),
+    refused: tuple[type[Exception], ...] = (ValueError,),
     failed: tuple[type[Exception], ...] = (),
 ) -> int:
     """Run one command line. The exit code is the command's; 2 after wrong options and errors in

@@ -31,7 +31,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts.command_line import make_app, run_app
 from scripts.comparison.engines import (
     Conditions,
-    DescriptionError,
     Engine,
     parse_engine,
     parse_peer,
@@ -41,7 +40,6 @@ from scripts.comparison.rounds import as_table, run_rounds, summarise_rounds
 from scripts.comparison.workloads import (
     DEFAULT_WORKLOADS,
     Workload,
-    WorkloadError,
     digest,
     make_rounds,
     make_warm_up,
@@ -51,65 +49,66 @@ from scripts.comparison.workloads import (
 from scripts.load.report import describe_run, log, write_document
 
 app = make_app("compare_engines", __doc__)
-_Several = Parameter(consume_multiple=False, negative="", allow_leading_hyphen=True)
+
+
+def _several(text: str) -> Parameter:
+    return Parameter(
+        help=text,
+        show_default=False,
+        consume_multiple=False,
+        negative="",
+        allow_leading_hyphen=True,
+    )
 
 
 @app.default
 def compare(
     *,
-    engine: Annotated[list[str] | None, _Several] = None,
-    peer: Annotated[list[str] | None, _Several] = None,
-    server: Annotated[list[str] | None, _Several] = None,
-    model: str = "smollm2-135m-instruct",
-    workloads: str = ",".join(DEFAULT_WORKLOADS),
-    rounds: int = 3,
-    threads: int | None = None,
+    engine: Annotated[
+        tuple[str, ...],
+        _several("NAME=OPTIONS of our daemon; env:VAR=VALUE among them. May be repeated."),
+    ] = (),
+    peer: Annotated[
+        tuple[str, ...],
+        _several("NAME=INTERPRETER [KEY=VALUE ...], or NAME=URL of an OpenAI-compatible server."),
+    ] = (),
+    server: Annotated[
+        tuple[str, ...],
+        _several("NAME=COMMAND ... {port} that starts an OpenAI-compatible server."),
+    ] = (),
+    model: Annotated[
+        str, Parameter(help="For engines that name none; its tokenizer cuts the prompts.")
+    ] = "smollm2-135m-instruct",
+    workloads: Annotated[str, Parameter(help="Which, with commas.")] = ",".join(DEFAULT_WORKLOADS),
+    rounds: Annotated[int, Parameter(help="How often each engine is launched and asked.")] = 3,
+    threads: Annotated[
+        int | None, Parameter(help="Of every engine; default: one a core of this process.")
+    ] = None,
     client_processes: int = 2,
-    text: Path | None = None,
-    workload_file: Path | None = None,
+    text: Annotated[
+        Path | None, Parameter(help="To cut prompts from; default: Python's language reference.")
+    ] = None,
+    workload_file: Annotated[
+        Path | None,
+        Parameter(help="Served if it is there, else written; default: a temporary file."),
+    ] = None,
     startup_timeout: float = 900.0,
     workload_timeout: float = 900.0,
-    logs: Path | None = None,
-    json: Path | None = None,
+    logs: Annotated[Path | None, Parameter(help="A folder for the output of engines.")] = None,
+    json: Annotated[Path | None, Parameter(help="Write the document here too.")] = None,
 ) -> int:
-    """Compare engines.
-
-    Parameters
-    ----------
-    engine
-        NAME=OPTIONS of our daemon; env:VAR=VALUE among them. May be repeated.
-    peer
-        NAME=INTERPRETER [KEY=VALUE ...], or NAME=URL of an OpenAI-compatible server.
-    server
-        NAME=COMMAND ... {port} that starts an OpenAI-compatible server.
-    model
-        For engines that name none; its tokenizer cuts the prompts.
-    workloads
-        Which, with commas.
-    rounds
-        How often each engine is launched and asked.
-    threads
-        Of every engine; default: one a core of this process.
-    text
-        To cut prompts from; default: Python's language reference.
-    workload_file
-        Served if it is there, else written; default: a temporary file.
-    logs
-        A folder for the output of engines.
-    json
-        Write the document here too.
-    """
-    own = [parse_engine(one) for one in engine or ()]
-    others = [*map(parse_peer, peer or ()), *map(parse_server, server or ())]
+    """Compare engines."""
+    own = [parse_engine(one) for one in engine]
+    others = [*map(parse_peer, peer), *map(parse_server, server)]
     engines: list[Engine] = [*own, *others]
     names = [one.name for one in engines]
     if len(engines) < 2 or len(set(names)) < len(names):
-        raise DescriptionError(
+        raise ValueError(
             f"two engines or more with names of their own are compared, here {names}; give "
             "--engine, --peer and --server"
         )
     if rounds < 1 or client_processes < 1:
-        raise DescriptionError("--rounds and --client-processes are at least 1")
+        raise ValueError("--rounds and --client-processes are at least 1")
     with tempfile.TemporaryDirectory(prefix="comparison-") as folder:
         path = workload_file or Path(folder) / "workloads.json"
         asked, warm_up = _workloads(path, model, text, workloads, rounds)
@@ -143,19 +142,16 @@ def _workloads(
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not path.exists():
         # what cuts the text is not for the client processes, which import this file
-        from scripts.comparison.text import TextError, english_text, tokens_of
+        from scripts.comparison.text import english_text, tokens_of
 
-        try:
-            token_ids = tokens_of(english_text(text), model)
-        except TextError as error:
-            raise WorkloadError(str(error)) from error
+        token_ids = tokens_of(english_text(text), model)
         made = make_rounds(token_ids, wanted, num_rounds=num_rounds)
         source = f"{text or 'the Python language reference'}, {model}"
         write_rounds(path, make_warm_up(token_ids), made, source=source)
     warm_up, found = read_rounds(path)
     known = {workload.name for one in found for workload in one}
     if len(found) < num_rounds or not known.issuperset(wanted):
-        raise WorkloadError(
+        raise ValueError(
             f"{path} holds {len(found)} rounds of {', '.join(sorted(known))}, asked for are "
             f"{num_rounds} of {', '.join(wanted)}; remove it and it is written anew"
         )
@@ -163,7 +159,7 @@ def _workloads(
     return [[one[name] for name in wanted] for one in by_name], warm_up
 
 
-main = functools.partial(run_app, app, refused=(DescriptionError, WorkloadError))
+main = functools.partial(run_app, app)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -218,7 +218,7 @@ def main(arguments: list[str]) -> int:
             rows = document["checks"] + document["timings"]
             return int(any(row["state"] not in FINE for row in rows) or not rows)
 
-        return run_app(app, arguments)
+        return run_app(app, arguments, refused=())
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ failed, 2 for wrong options, 130 after Ctrl-C. Talks to the given address and to
 
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,17 +21,17 @@ from cyclopts import Parameter
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from frontend import AsyncLLM, EngineClientError, run
+from frontend import AsyncLLM, EngineClientError, SamplingParams, run
 from protocol.addresses import default_address
 from protocol.calls import EngineStatistics
 from scripts.command_line import make_app, run_app
 from scripts.load.arrivals import first_arrivals, poisson
 from scripts.load.clients import (
+    GREEDY,
     Client,
     ClientsFailed,
     ClosedLoop,
     OpenLoop,
-    Sampling,
     engine_stream,
     run_clients,
 )
@@ -40,10 +40,6 @@ from scripts.load.report import as_table, describe_run, log, write_document
 from scripts.load.workload import LengthRange, RequestGenerator
 
 _LOG_EVERY_S = 10.0
-
-
-class LoadTestError(Exception):
-    """The run cannot be done as asked, or broke off."""
 
 
 @Parameter(name="*")
@@ -78,21 +74,25 @@ class LoadOptions:
     seed: Annotated[int, Parameter(help="Of lengths, prompts and arrivals.")] = 0
     json: Annotated[Path | None, Parameter(help="Where the document goes; default: stdout.")] = None
 
+    @property
+    def sampling(self) -> SamplingParams:
+        return replace(GREEDY, temperature=self.temperature, ignore_eos=self.ignore_eos)
+
     def check(self) -> None:
-        """Raises LoadTestError: options that contradict each other or are outside their limits."""
+        """Raises ValueError: options that contradict each other or are outside their limits."""
         if (self.rate is None) == (self.concurrency is None):
-            raise LoadTestError("give either --rate (open loop) or --concurrency (closed loop)")
+            raise ValueError("give either --rate (open loop) or --concurrency (closed loop)")
         if self.num_requests is None and self.duration is None:
-            raise LoadTestError("the run has no end; give --num-requests or --duration")
+            raise ValueError("the run has no end; give --num-requests or --duration")
         for name in ("concurrency", "num_requests", "processes", "shared_prefix_len", "warmup"):
             value, minimum = getattr(self, name), int(name not in ("shared_prefix_len", "warmup"))
             if value is not None and value < minimum:
                 option = name.replace("_", "-")
-                raise LoadTestError(f"--{option} is {value}, it must be at least {minimum}")
+                raise ValueError(f"--{option} is {value}, it must be at least {minimum}")
         for name in ("rate", "duration"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
-                raise LoadTestError(f"--{name} is {value}, it must be a number above 0")
+                raise ValueError(f"--{name} is {value}, it must be a number above 0")
 
 
 async def _prepare(
@@ -117,17 +117,17 @@ async def _prepare(
             text_token_ids=None if options.text is None else _read_text(options.text, llm),
         )
         if generator.longest_request > model.max_model_len:
-            raise LoadTestError(
+            raise ValueError(
                 f"requests of up to {generator.longest_request} tokens are asked for, the daemon's "
                 f"limit is {model.max_model_len}; lower --prompt-len, --output-len or "
                 "--shared-prefix-len, or start it with a larger --max-model-len"
             )
-        client = Client(engine_stream(llm, _sampling(options)))
+        client = Client(engine_stream(llm, options.sampling))
         for index in range(options.warmup):
             # negative indices: prompts that the measurement does not send again
             record = await client.send(generator.request(-1 - index), due_s=0.0)
             if record.error is not None:
-                raise LoadTestError(f"a warm-up request failed: {record.error}")
+                raise ValueError(f"a warm-up request failed: {record.error}")
         facts = {
             field: getattr(model, field)
             for field in ("name", "architecture", "dtype", "max_model_len", "num_blocks")
@@ -135,14 +135,10 @@ async def _prepare(
         return generator, facts, await llm.statistics()
 
 
-def _sampling(options: LoadOptions) -> Sampling:
-    return Sampling(temperature=options.temperature, ignore_eos=options.ignore_eos)
-
-
 def _read_text(path: Path, llm: AsyncLLM) -> list[int]:
     token_ids = llm.get_tokenizer().encode(path.read_text(), add_special_tokens=False)
     if not token_ids:
-        raise LoadTestError(f"{path} is empty; give a text to cut prompts from")
+        raise ValueError(f"{path} is empty; give a text to cut prompts from")
     return token_ids
 
 
@@ -196,7 +192,7 @@ def load_test(options: LoadOptions | None = None) -> int:
         options.address,
         loop,
         num_processes=options.processes,
-        sampling=_sampling(options),
+        sampling=options.sampling,
         on_progress=_progress(num_planned),
     )
     summary = summarise(records)
@@ -216,6 +212,4 @@ def load_test(options: LoadOptions | None = None) -> int:
 
 
 if __name__ == "__main__":
-    refused = (LoadTestError, ValueError)
-    failed = (EngineClientError, ClientsFailed, OSError)
-    sys.exit(run_app(app, sys.argv[1:], refused=refused, failed=failed))
+    sys.exit(run_app(app, sys.argv[1:], failed=(EngineClientError, ClientsFailed, OSError)))

@@ -72,12 +72,12 @@ def plan(
 @app.command(help_epilogue="")
 def verify(step_trace: Path) -> int:
     """Replay a step trace, and show the first decision that differs."""
-    verification = replay.verify(StepTrace(step_trace))
-    if verification.difference is not None:
-        print(verification.difference)
+    replayed = replay.verify(StepTrace(step_trace))
+    if replayed.difference is not None:
+        print(replayed.difference)
         return 1
     print(
-        f"{verification.num_steps} steps of {verification.num_requests} requests: "
+        f"{replayed.num_steps} steps of {replayed.num_requests} requests: "
         "every decision is the recorded one"
     )
     return 0

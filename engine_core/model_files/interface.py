@@ -11,42 +11,38 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """All that a client needs to turn text into tokens and back.
-
-    Attributes:
-        tokenizer_json: a `tokenizers` serialisation, UTF-8; encodes as transformers would,
-            special tokens at the ends included.
-        chat_template: Jinja source, or None where the model has none.
-        special_tokens: "bos_token", "eos_token", "unk_token", "pad_token" -> text, where set.
-    """
+    """All that a client needs to turn text into tokens and back."""
 
     tokenizer_json: bytes
+    """A `tokenizers` serialisation, UTF-8; encodes as transformers would, special tokens at the
+    ends included."""
     chat_template: str | None
+    """Jinja source, or None where the model has none."""
     special_tokens: dict[str, str]
+    """By "bos_token", "eos_token", "unk_token", "pad_token", where set."""
 
 
 class ModelFiles(Protocol):
     """A model on disk, in Hugging Face terms. Opening one has checked that it is whole."""
 
-    @property
-    def name(self) -> str:
-        """Short name to show: the folder's, the file's without suffix, or the hub id."""
-
-    @property
-    def path(self) -> Path:
-        """The folder (Hugging Face layout) or the first file (GGUF)."""
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """As in `config.json`, but for how weights are quantised: `tensors` settles that."""
-
-    @property
-    def generation_config(self) -> dict[str, Any]:
-        """As in `generation_config.json`; empty where there is none."""
+    name: str
+    """Short name to show: the folder's, the file's without suffix, or the hub id."""
+    path: Path
+    """The folder (Hugging Face layout) or the first file (GGUF)."""
+    config: dict[str, Any]
+    """As in `config.json`, but for how weights are quantised: `tensors` settles that."""
+    generation_config: dict[str, Any]
+    """As in `generation_config.json`; empty where there is none."""
+    weight_files: tuple[Path, ...]
+    """The files that hold the weights, in a fixed order."""
+    quantised_types: frozenset[str]
+    """Type names of the matrices that are quantised, see `tensors`; empty: none is."""
+    given_tokenizer: TokenizerFiles | None
+    """Takes the place of the model's own."""
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a text: generation config first, else config, else tokenizer."""
+        """Tokens that end a text: generation config first, else config, else own tokenizer."""
 
     @property
     def fingerprint(self) -> str:
@@ -54,14 +50,6 @@ class ModelFiles(Protocol):
 
         Equal for equal files wherever they lie and whenever they were written.
         """
-
-    @property
-    def weight_files(self) -> tuple[Path, ...]:
-        """The files that hold the weights, in a fixed order."""
-
-    @property
-    def quantised_types(self) -> frozenset[str]:
-        """Type names of the matrices that are quantised, see `tensors`; empty: none is."""
 
     def tensors(self, *, keeps_blocks: bool = False) -> "Iterator[tuple[str, WeightPart]]":
         """Each weight once, by its Hugging Face name, read when asked for.

@@ -37,9 +37,9 @@ def open_model_files(
         ModelFilesError: one of its kinds; the message says what to do.
     """
     files = _open(model, option="--model", report=report)
-    if tokenizer is None:
-        return files
-    return _WithTokenizer(files, _open_tokenizer(tokenizer, report=report))
+    if tokenizer is not None:
+        files.given_tokenizer = _open_tokenizer(tokenizer, report=report)
+    return files
 
 
 def _open(model: str, *, option: str, report: Callable[[str], None]) -> ModelFiles:
@@ -116,22 +116,3 @@ def _open_tokenizer(source: str, *, report: Callable[[str], None]) -> TokenizerF
     if found is None:
         raise ModelNotFound(f"{path} holds no tokenizer; give another as --tokenizer")
     return found
-
-
-class _WithTokenizer:
-    """`ModelFiles` with the tokenizer of another model; all else is the first one's."""
-
-    def __init__(self, files: ModelFiles, tokenizer: TokenizerFiles) -> None:
-        self.name = files.name
-        self.path = files.path
-        self.config = files.config
-        self.generation_config = files.generation_config
-        self.eos_token_ids = files.eos_token_ids
-        self.fingerprint = files.fingerprint
-        self.weight_files = files.weight_files
-        self.quantised_types = files.quantised_types
-        self.tensors = files.tensors
-        self._tokenizer = tokenizer
-
-    def tokenizer(self) -> TokenizerFiles:
-        return self._tokenizer

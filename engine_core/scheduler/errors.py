@@ -14,12 +14,6 @@ class SchedulerError(Exception):
 class DuplicateRequestId(SchedulerError, ValueError):
     """The terminal output of a request with this id has not been handed out. It goes on."""
 
-    def __init__(self, request_id: str) -> None:
-        super().__init__(
-            f"request_id {request_id!r} belongs to an unfinished request; use another id, or send "
-            "it again after that request's last output"
-        )
-
 
 class StepOrderError(SchedulerError, RuntimeError):
     """Each step is updated once, in order, and no more are in flight than allowed."""

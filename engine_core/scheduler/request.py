@@ -332,19 +332,6 @@ class Sequence:
             self._batch.num_computed_tokens[self.row] = value
 
     @property
-    def num_uncomputed_tokens(self) -> int:
-        """Tokens to compute, output placeholders included. Of a running sequence."""
-        assert self._batch is not None
-        batch, row = self._batch, self.row
-        length = batch.num_tokens[row] + batch.num_output_placeholders[row]
-        return int(length - batch.num_computed_tokens[row])
-
-    @property
-    def has_output_placeholder(self) -> bool:
-        """Whether a step in flight samples the token to be computed next."""
-        return self._batch is not None and bool(self._batch.num_output_placeholders[self.row])
-
-    @property
     def is_prefill(self) -> bool:
         """Whether tokens other than the last sampled one are to be computed."""
         num_computed = self.num_computed_tokens

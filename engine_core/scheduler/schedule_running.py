@@ -153,13 +153,15 @@ class RunningScheduler:
             if plan.is_scheduled(sequence):
                 continue
             budget = plan.budget - num_behind
-            num_tokens = min(sequence.num_uncomputed_tokens, self._max_chunk, budget)
+            num_in_flight = int(self._pool.batch.num_output_placeholders[sequence.row])
+            num_left = sequence.num_tokens + num_in_flight - sequence.num_computed_tokens
+            num_tokens = min(num_left, self._max_chunk, budget)
             drafts = sequence.spec_token_ids[: budget - num_tokens]
             sequence.spec_token_ids = []
             # drafts and tokens in flight are not certain: no request is preempted for them
             if not (drafts and self._allocate(plan, sequence, num_tokens + len(drafts))):
                 drafts = []
-                if sequence.has_output_placeholder:
+                if num_in_flight:
                     if not self._allocate(plan, sequence, num_tokens):
                         continue
                 elif not self._preempt_until_allocated(plan, request, sequence, num_tokens):

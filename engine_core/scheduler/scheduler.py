@@ -168,7 +168,10 @@ class Scheduler(SchedulerInterface):
     def add_request(self, request: Request) -> None:
         pool, max_model_len = self._pool, self._config.max_model_len
         if pool.is_taken(request.request_id):
-            raise DuplicateRequestId(request.request_id)
+            raise DuplicateRequestId(
+                f"request_id {request.request_id!r} belongs to an unfinished request; use another "
+                "id, or send it again after that request's last output"
+            )
         self._policy.check(request)
         if request.status is not RequestStatus.WAITING or request.num_computed_tokens:
             raise ValueError(f"{request} has been scheduled before; make a new Request")

@@ -129,12 +129,8 @@ class _Chat:
 
     async def _stream(self, parts: list[CompletionOutput]) -> None:
         """Prints the answer's parts and appends them to `parts`."""
-        stream = self.llm.chat(
-            [*self.system, *self.turns],
-            self.params,
-            priority=self.scheduling.priority,
-            tenant=self.scheduling.tenant,
-        )
+        policy = dataclasses.asdict(self.scheduling)
+        stream = self.llm.chat([*self.system, *self.turns], self.params, **policy)
         async with contextlib.aclosing(stream) as outputs:
             async for output in outputs:
                 parts += output.outputs

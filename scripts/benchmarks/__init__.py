@@ -5,13 +5,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from scripts.load.report import describe_run, log, write_document
 
 Json = Annotated[Path | None, Parameter(help="Write the document here too.")]
 Model = Annotated[str, Parameter(help="A known model, a file or a folder.")]
 Rows = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="")]
-Repeat = Annotated[int, Parameter(help="Medians of this many are reported.")]
+Repeat = Annotated[
+    int, Parameter(help="Medians of this many are reported.", validator=Number(gte=1))
+]
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
@@ -19,8 +22,3 @@ def report(figures: Mapping[str, Any], json: Path | None, table: str = "") -> No
     if table:
         log(table)
     write_document(describe_run() | figures, json)
-
-
-def check_repeat(repeat: int) -> None:
-    if repeat < 1:
-        raise ValueError(f"--repeat is {repeat}, it must be 1 or more")

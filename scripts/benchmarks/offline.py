@@ -7,7 +7,7 @@ import statistics
 import time
 
 from frontend import LLM, SamplingParams, TokensPrompt
-from scripts.benchmarks import DEFAULT_MODEL, Json, Model, Repeat, check_repeat, report
+from scripts.benchmarks import DEFAULT_MODEL, Json, Model, Repeat, report
 
 BATCH_SIZE, BATCH_PROMPT, BATCH_OUTPUT = 64, (32, 512), 64
 SINGLE_PROMPT, SINGLE_OUTPUT = 64, 128
@@ -16,7 +16,6 @@ SINGLE_PROMPT, SINGLE_OUTPUT = 64, 128
 def offline(*, model: Model = DEFAULT_MODEL, repeat: Repeat = 3, json: Json = None) -> None:
     """Random token ids, greedy, end-of-sequence ignored. Batch: 64 requests at once, prompt lengths
     log-uniform 32-512, 64 output tokens each. Single: one request, 64 tokens in, 128 out."""
-    check_repeat(repeat)
     with LLM(model=model, enable_prefix_caching=False) as llm:
         runs = [measure_once(llm, seed) for seed in range(repeat)]
         medians = {name: round(statistics.median(run[name] for run in runs), 2) for name in runs[0]}

@@ -2,26 +2,24 @@
 
 import os
 import shlex
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from frontend import AsyncLLM, SamplingParams, run
-from scripts.benchmarks import DEFAULT_MODEL, Json, Model, Repeat, check_repeat, report
+from scripts.benchmarks import DEFAULT_MODEL, Json, Model, Repeat, report
 from scripts.comparison.engines import Conditions, ServerCommand, parse_server
+from scripts.comparison.figures import Figures, medians
 from scripts.comparison.processes import EngineFailed, EngineProcess
 from scripts.comparison.rounds import warm_up_figures
 from scripts.comparison.workloads import Workload
 from scripts.load.workload import PlannedRequest
-
-Figures = dict[str, float]
 
 PROMPT = list(range(1, 33))
 OURS = "engine-core"
@@ -50,7 +48,6 @@ def startup(
 ) -> int:
     """Servers are launched in alternation with the daemon. The first launch is not counted: it
     warms the file cache, and what is compiled or packed once is there from then on."""
-    check_repeat(repeat)
     servers = [parse_server(text) for text in server]
     words = shlex.split(options)
     runs: dict[str, list[Figures]] = {OURS: [], **{one.name: [] for one in servers}}
@@ -68,20 +65,18 @@ def startup(
                 runs[one.name].append(measure_server(one, model))
             except EngineFailed as error:
                 failed[one.name] = str(error)
-    medians = {name: median_of(each) for name, each in runs.items() if each}
+    of_runs = {
+        name: {figure: round(value, 3) for figure, value in medians(each).items()}
+        for name, each in runs.items()
+        if each
+    }
     lines = []
-    for name, figures in medians.items():
+    for name, figures in of_runs.items():
         lines += [name, *(f"  {figure:32}{value:>16,}" for figure, value in figures.items())]
     lines += [f"{name} failed: {reason}" for name, reason in failed.items()]
     described = {"model": model, "options": options}
-    report(described | {"runs": runs, "median": medians, "failed": failed}, json, "\n".join(lines))
+    report(described | {"runs": runs, "median": of_runs, "failed": failed}, json, "\n".join(lines))
     return 1 if failed else 0
-
-
-def median_of(runs: Sequence[Mapping[str, float]]) -> Figures:
-    """Of each figure that every run has."""
-    names = [name for name in runs[0] if all(name in run for run in runs)]
-    return {name: round(statistics.median(run[name] for run in runs), 3) for name in names}
 
 
 def measure_daemon(model: str, options: Sequence[str]) -> Figures:

@@ -27,10 +27,6 @@ _SET_BY_US = ("--bind", "--num-threads")
 _Kind = TypeVar("_Kind", bound="Engine")
 
 
-class DescriptionError(ValueError):
-    """An --engine, --peer or --server that cannot be understood."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
     """The same for all engines.
@@ -203,44 +199,44 @@ def _clients_of(
 
 
 def parse_engine(text: str) -> OwnEngine:
-    """`NAME=[OPTIONS]`, the daemon's. Raises DescriptionError: no name, or an option that the
+    """`NAME=[OPTIONS]`, the daemon's. Raises ValueError: no name, or an option that the
     comparison sets."""
     engine = _parse(OwnEngine, "--engine", text)
     for word in engine.words:
         if word.split("=")[0] in _SET_BY_US:
-            raise DescriptionError(f"--engine {text!r}: {word} is set by the comparison; omit it")
+            raise ValueError(f"--engine {text!r}: {word} is set by the comparison; omit it")
     return engine
 
 
 def parse_server(text: str) -> ServerCommand:
-    """`NAME=COMMAND ... {port}`. Raises DescriptionError: no name, or no place for the port."""
+    """`NAME=COMMAND ... {port}`. Raises ValueError: no name, or no place for the port."""
     server = _parse(ServerCommand, "--server", text)
     if not any(_PORT in word for word in server.words):
-        raise DescriptionError(f"--server {text!r} has no {_PORT}; write it where its port goes")
+        raise ValueError(f"--server {text!r} has no {_PORT}; write it where its port goes")
     return server
 
 
 def parse_peer(text: str) -> Library | ServerAddress:
-    """`NAME=INTERPRETER [KEY=VALUE ...]` or `NAME=URL`. Raises DescriptionError: no name, an
+    """`NAME=INTERPRETER [KEY=VALUE ...]` or `NAME=URL`. Raises ValueError: no name, an
     unknown library, or words that are not options."""
     library = _parse(Library, "--peer", text)
     if not library.words:
-        raise DescriptionError(f"--peer {text!r} names no interpreter or URL after its =")
+        raise ValueError(f"--peer {text!r} names no interpreter or URL after its =")
     target, *rest = library.words
     if "://" in target:
         if rest or library.environment:
-            raise DescriptionError(f"--peer {text!r}: a URL takes no options")
+            raise ValueError(f"--peer {text!r}: a URL takes no options")
         try:
             Server.at(target)
         except ValueError as error:
-            raise DescriptionError(f"--peer {text!r}: {error}") from error
+            raise ValueError(f"--peer {text!r}: {error}") from error
         return ServerAddress(library.name, text, library.words, {})
     if wrong := [word for word in rest if "=" not in word]:
-        raise DescriptionError(f"--peer {text!r}: {wrong[0]!r} is not KEY=VALUE")
+        raise ValueError(f"--peer {text!r}: {wrong[0]!r} is not KEY=VALUE")
     options = dict(word.split("=", 1) for word in rest)
     kind = options.pop("kind", library.name.split("-")[0]).replace(".", "_")
     if kind not in peers.PEERS:
-        raise DescriptionError(
+        raise ValueError(
             f"--peer {text!r}: {kind!r} is not a known library; begin the name with one of "
             f"{', '.join(peers.PEERS)}, or say which with kind="
         )
@@ -252,14 +248,14 @@ def _parse(kind: type[_Kind], option: str, text: str) -> _Kind:
     name, equals, rest = text.partition("=")
     name = name.strip()
     if not equals or not name or any(mark in name for mark in " /"):
-        raise DescriptionError(f"{option} {text!r} begins with no name; write {option} NAME=...")
+        raise ValueError(f"{option} {text!r} begins with no name; write {option} NAME=...")
     try:
         words = shlex.split(rest)
     except ValueError as error:
-        raise DescriptionError(f"{option} {text!r}: {error}") from error
+        raise ValueError(f"{option} {text!r}: {error}") from error
     variables = [word.removeprefix("env:") for word in words if word.startswith("env:")]
     if wrong := [one for one in variables if "=" not in one]:
-        raise DescriptionError(
+        raise ValueError(
             f"{option} {text!r}: env:{wrong[0]} has no value; write env:{wrong[0]}=VALUE"
         )
     return kind(

@@ -244,25 +244,25 @@ def prepare_vllm(options: Options) -> Prepared:
     kinds = vllm.sampling_params.RequestOutputKind
 
     def generate(requests: Requests) -> list[Record]:
-        if len(requests) == 1:
-            return [_one(llm, kinds.DELTA, *requests[0])]
+        kind = kinds.DELTA if len(requests) == 1 else kinds.CUMULATIVE
         params = [
-            vllm.SamplingParams(temperature=0.0, max_tokens=number, ignore_eos=True)
+            vllm.SamplingParams(
+                temperature=0.0, max_tokens=number, ignore_eos=True, output_kind=kind
+            )
             for number, _ in requests
         ]
         prompts = [{"prompt_token_ids": prompt} for _, prompt in requests]
+        if len(requests) == 1:
+            return [_one(prompts[0], params[0])]
         started_s = time.perf_counter()
         outputs = llm.generate(prompts, params, use_tqdm=False)
         finished_s = time.perf_counter() - started_s
         return [untimed(len(output.outputs[0].token_ids), finished_s) for output in outputs]
 
-    def _one(llm: Any, kind: Any, number: int, prompt: list[int]) -> Record:
-        params = vllm.SamplingParams(
-            temperature=0.0, max_tokens=number, ignore_eos=True, output_kind=kind
-        )
+    def _one(prompt: Any, params: Any) -> Record:
         clock = TokenClock(time.perf_counter())
         engine = llm.llm_engine
-        engine.add_request(f"one-{time.monotonic_ns()}", {"prompt_token_ids": prompt}, params)
+        engine.add_request(f"one-{time.monotonic_ns()}", prompt, params)
         while engine.has_unfinished_requests():
             for output in engine.step():
                 clock.note(len(output.outputs[0].token_ids))

@@ -12,27 +12,23 @@ if TYPE_CHECKING:
     import tokenizers
 
 
-class TextError(Exception):
-    """There is no text to cut prompts from, or no tokenizer to cut it with."""
-
-
 def english_text(path: Path | None = None) -> str:
     """The file's text; without one, the reference of the Python language that comes with Python.
-    Raises TextError: the file is empty or cannot be read as UTF-8."""
+    Raises ValueError: the file is empty or cannot be read as UTF-8."""
     if path is None:
         topics = pydoc_data.topics.topics
         return "\n".join(topics[name] for name in sorted(topics))
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise TextError(f"{path} cannot be read as text: {error}; give another file") from error
+        raise ValueError(f"{path} cannot be read as text: {error}; give another file") from error
     if not text.strip():
-        raise TextError(f"{path} is empty; give a text to cut prompts from")
+        raise ValueError(f"{path} is empty; give a text to cut prompts from")
     return text
 
 
 def tokens_of(text: str, model: str) -> list[int]:
-    """The model's tokens, without special ones at the ends. Raises TextError: the model has no
+    """The model's tokens, without special ones at the ends. Raises ValueError: the model has no
     tokenizer, or cannot be opened."""
     return list(_tokenizer_of(model).encode(text, add_special_tokens=False).ids)
 
@@ -50,9 +46,9 @@ def _tokenizer_of(model: str) -> tokenizers.Tokenizer:
     try:
         found = open_model_files(model, report=lambda _line: None).tokenizer()
     except ModelFilesError as error:
-        raise TextError(str(error)) from error
+        raise ValueError(str(error)) from error
     if found is None:
-        raise TextError(f"{model} has no tokenizer to cut a text with; give another model")
+        raise ValueError(f"{model} has no tokenizer to cut a text with; give another model")
     backend = tokenizers.Tokenizer.from_str(found.tokenizer_json.decode())
     backend.no_truncation()
     return backend

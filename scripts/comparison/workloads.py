@@ -22,10 +22,6 @@ _LONG_PROMPT = 2000
 DEFAULT_WORKLOADS = ("W1", "W2", "W3@1", "W4", "prefill")
 
 
-class WorkloadError(Exception):
-    """A workload that does not exist, or a file that is none."""
-
-
 @dataclass(frozen=True)
 class Workload:
     """Greedy requests that ignore end-of-sequence: each gives exactly its number of tokens."""
@@ -55,12 +51,12 @@ def make_rounds(
         names: W1, W2, W3@RATE, W4, prefill.
 
     Raises:
-        WorkloadError: an unknown name, no name, no round, or no text.
+        ValueError: an unknown name, no name, no round, or no text.
     """
     if not text_token_ids:
-        raise WorkloadError("the text is empty; give one to cut prompts from")
+        raise ValueError("the text is empty; give one to cut prompts from")
     if num_rounds < 1 or not names:
-        raise WorkloadError(f"{num_rounds} rounds of {len(names)} workloads are nothing to compare")
+        raise ValueError(f"{num_rounds} rounds of {len(names)} workloads are nothing to compare")
     cut = _cutter(text_token_ids)
     return [[_make(name, cut, seed) for name in names] for _ in range(num_rounds)]
 
@@ -111,7 +107,7 @@ def _make(name: str, cut: Cut, seed: int) -> Workload:
         )
     if name == "prefill":
         return Workload(name, _requests([cut(_LONG_PROMPT)], 1))
-    raise WorkloadError(f"{name!r} is not a workload; there are W1, W2, W3@RATE, W4 and prefill")
+    raise ValueError(f"{name!r} is not a workload; there are W1, W2, W3@RATE, W4 and prefill")
 
 
 def _requests(
@@ -133,7 +129,7 @@ def _arrivals(name: str, rate: str, seed: int) -> tuple[float, ...]:
         arrivals = poisson(float(rate), np.random.default_rng(seed))
         return first_arrivals(arrivals, num_requests=_STREAMED)
     except ValueError:
-        raise WorkloadError(
+        raise ValueError(
             f"{name!r} has no rate above 0 after its @; write W3@1 for one a second"
         ) from None
 
@@ -152,7 +148,7 @@ def write_rounds(
 
 
 def read_rounds(path: Path) -> tuple[list[Workload], list[list[Workload]]]:
-    """The warm-up, and each round's workloads. Raises WorkloadError: the file is not one that
+    """The warm-up, and each round's workloads. Raises ValueError: the file is not one that
     `write_rounds` wrote."""
     try:
         document: dict[str, Any] = json.loads(path.read_text())
@@ -163,9 +159,9 @@ def read_rounds(path: Path) -> tuple[list[Workload], list[list[Workload]]]:
             for workloads in [document["warm_up"], *document["rounds"]]
         )
     except OSError as error:
-        raise WorkloadError(f"{path} cannot be read: {error.strerror}") from error
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise WorkloadError(
+        raise ValueError(
             f"{path} is not a workload file ({type(error).__name__}: {error}); remove it and it "
             "is written anew"
         ) from error

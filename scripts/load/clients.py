@@ -22,20 +22,14 @@ _PROGRESS_EVERY_S = 1.0
 
 Target = str | Server
 """The address of a daemon, or an OpenAI-compatible server."""
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+"""A server is always asked like this."""
 Stream = Callable[[PlannedRequest, RequestRecord], AsyncIterator[int]]
 """Sends a request; gives the number of new tokens as they come."""
 
 
 class ClientsFailed(Exception):
     """The clients could not do their work, or not in time."""
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Of a daemon's requests; a server is always asked like the default."""
-
-    temperature: float = 0.0
-    ignore_eos: bool = True
 
 
 class Client:
@@ -148,7 +142,7 @@ def run_clients(
     loop: OpenLoop | ClosedLoop,
     *,
     num_processes: int,
-    sampling: Sampling = Sampling(),
+    sampling: SamplingParams = GREEDY,
     timeout_s: float = math.inf,
     on_progress: Callable[[list[RequestRecord], float], None] = lambda _records, _now_s: None,
 ) -> list[RequestRecord]:
@@ -215,7 +209,7 @@ def _receive(pipe: Connection) -> Any:
 
 
 def _work(
-    target: Target, share: OpenLoop | ClosedLoop, sampling: Sampling, pipe: Connection
+    target: Target, share: OpenLoop | ClosedLoop, sampling: SamplingParams, pipe: Connection
 ) -> None:
     """Sends None when ready, waits for the start time, sends a record for each request, and None
     at the end; text is a fault that ends the run."""
@@ -230,7 +224,7 @@ def _work(
 
 
 async def _send_share(
-    target: Target, share: OpenLoop | ClosedLoop, sampling: Sampling, pipe: Connection
+    target: Target, share: OpenLoop | ClosedLoop, sampling: SamplingParams, pipe: Connection
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
         if isinstance(target, Server):
@@ -244,14 +238,9 @@ async def _send_share(
     pipe.send(None)
 
 
-def engine_stream(llm: AsyncLLM, sampling: Sampling) -> Stream:
+def engine_stream(llm: AsyncLLM, sampling: SamplingParams) -> Stream:
     async def stream(request: PlannedRequest, record: RequestRecord) -> AsyncIterator[int]:
-        params = SamplingParams(
-            temperature=sampling.temperature,
-            max_tokens=request.num_output_tokens,
-            ignore_eos=sampling.ignore_eos,
-            output_kind=RequestOutputKind.DELTA,
-        )
+        params = replace(sampling, max_tokens=request.num_output_tokens)
         async for output in llm.generate({"prompt_token_ids": request.prompt_token_ids}, params):
             if num_tokens := sum(len(part.token_ids) for part in output.outputs):
                 yield num_tokens

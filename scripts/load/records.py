@@ -2,7 +2,7 @@
 of the measurement.
 """
 
-import math
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -40,35 +40,18 @@ class RequestRecord:
     """Of the failure."""
 
 
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The value below which `percent` of the values lie, linear between neighbours.
-
-    Args:
-        ordered: the values in rising order, at least one.
-        percent: from 0 to 100.
-
-    Raises:
-        ValueError: no values, or a percentage outside its range.
-    """
-    if not ordered:
-        raise ValueError("there is no percentile of no values")
-    if not 0 <= percent <= 100:
-        raise ValueError(f"percent is {percent}, it must be from 0 to 100")
-    position = (len(ordered) - 1) * percent / 100
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
-
-
 def distribution(values: Iterable[float]) -> dict[str, float] | None:
-    """Count, mean, percentiles and max; None if there are no values."""
+    """Count, mean, percentiles (linear between neighbours) and max; None if there are no values."""
     ordered = sorted(values)
     if not ordered:
         return None
+    cuts = ordered * 99  # of one value; Python before 3.13 does not take one
+    if len(ordered) > 1:
+        cuts = statistics.quantiles(ordered, n=100, method="inclusive")
     return {
         "count": len(ordered),
-        "mean": math.fsum(ordered) / len(ordered),
-        **{f"p{percent}": percentile(ordered, percent) for percent in PERCENTILES},
+        "mean": statistics.fmean(ordered),
+        **{f"p{percent}": cuts[percent - 1] for percent in PERCENTILES},
         "max": ordered[-1],
     }
 

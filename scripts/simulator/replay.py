@@ -53,26 +53,20 @@ class Difference(Exception):
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Verification:
-    num_steps: int
-    """Compared, and equal."""
-    num_requests: int
-    difference: Difference | None
-
-
-def verify(trace: StepTrace) -> Verification:
+def verify(trace: StepTrace) -> "Replay":
     """Up to the first difference."""
-    replay, difference = _Replay(trace), None
+    replay = Replay(trace)
     try:
         replay.run()
     except Difference as found:
-        difference = found
-    return Verification(replay.num_steps, replay.num_requests, difference)
+        replay.difference = found
+    return replay
 
 
-class _Replay:
-    """Steps without sequences and outputs are not in a trace; their ids are missing. They are
+class Replay:
+    """`num_steps` were compared, and equal up to the `difference`, if there is one.
+
+    Steps without sequences and outputs are not in a trace; their ids are missing. They are
     planned here too: before the next arrivals if the scheduler had no work then, else after them.
     Where steps were in flight, a TracePlan event says when each was planned."""
 
@@ -85,6 +79,7 @@ class _Replay:
         self._plans: dict[int, SchedulerOutput] = {}
         """Of the steps in flight, by the recorded id."""
         self.num_steps = self.num_requests = 0
+        self.difference: Difference | None = None
 
     def run(self) -> None:
         """Raises Difference: with the scheduler's decisions."""

@@ -58,7 +58,7 @@ def run_all(client, prompts, prefix=""):
 
     def collecting(timeout_s=10.0):
         message = receive(timeout_s)
-        for output in getattr(message, "outputs", ()):
+        for output in getattr(message, "other_outputs", ()):
             if output.logprobs is not None:
                 logprobs[output.request_id] += output.logprobs.logprobs
         return message

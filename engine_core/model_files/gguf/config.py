@@ -23,22 +23,19 @@ class GgufMetadata:
     def __init__(self, file: str, metadata: dict[str, Any]) -> None:
         self.file = file
         self.raw = metadata
-        self.architecture = self._architecture()
+        self.architecture = str(metadata.get("general.architecture"))
+        if self.architecture not in SUPPORTED_ARCHITECTURES:
+            raise UnsupportedModelFile(
+                f"{file} is of architecture {metadata.get('general.architecture')!r}; GGUF files "
+                f"are read for {', '.join(SUPPORTED_ARCHITECTURES)}; use the model's Hugging Face "
+                f"folder"
+            )
 
     @property
     def family(self) -> str:
         """The architecture, but that Mixtral, which llama.cpp calls llama, has its own name."""
         has_experts = self.raw.get(f"{self.architecture}.expert_count", 0)
         return "mixtral" if self.architecture == "llama" and has_experts else self.architecture
-
-    def _architecture(self) -> str:
-        architecture = self.raw.get("general.architecture")
-        if architecture not in SUPPORTED_ARCHITECTURES:
-            raise UnsupportedModelFile(
-                f"{self.file} is of architecture {architecture!r}; GGUF files are read for "
-                f"{', '.join(SUPPORTED_ARCHITECTURES)}; use the model's Hugging Face folder"
-            )
-        return str(architecture)
 
     def number(self, key: str, default: Any = _REQUIRED) -> Any:
         """Value of `<architecture>.<key>`: one number for the whole model.
@@ -61,6 +58,12 @@ class GgufMetadata:
             value = value[0]
         # stored as float32; the shortest number that gives it is what the model's config said
         return float(str(np.float32(value))) if isinstance(value, float) else value
+
+    def refuse_unless(self, key: str, *allowed: Any) -> None:
+        """Raises UnsupportedModelFile unless the number of that key is absent or one of these."""
+        value = self.number(key, allowed[0])
+        if value not in allowed:
+            self.refuse(f"{key} {value}")
 
     def refuse(self, what: str) -> None:
         """Raises: UnsupportedModelFile, always."""
@@ -161,9 +164,8 @@ _HF_NAMES = {
 
 
 def _llama_like(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[str, Any]:
-    for name, what in (("logit_scale", 1.0), ("residual_scale", 1.0), ("embedding_scale", 1.0)):
-        if meta.number(name, what) != what:  # Granite and others that borrow the name
-            meta.refuse(f"{name} {meta.number(name)}")
+    for key in ("logit_scale", "residual_scale", "embedding_scale"):
+        meta.refuse_unless(key, 1.0)  # Granite and others that borrow the name
     attention_bias = "blk.0.attn_q.bias" in tensors
     window = int(meta.number("attention.sliding_window", None) or 0) or None
     family = meta.family
@@ -179,7 +181,7 @@ def _llama_like(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[str,
         if attention_bias:
             part = "experts" if family == "mixtral" else "a sliding window"
             meta.refuse(f"{part} together with attention biases")
-        experts = _mixtral_experts(meta) if family == "mixtral" else {}
+        experts = _experts(meta) if family == "mixtral" else {}
         return config | experts | {"sliding_window": window}
     if family == "llama":
         mlp_bias = "blk.0.ffn_down.bias" in tensors
@@ -187,7 +189,7 @@ def _llama_like(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[str,
     config["use_sliding_window"] = False
     if family != "qwen2":
         config["attention_bias"] = attention_bias
-    return config | (_qwen3_moe_experts(meta) if family == "qwen3moe" else {})
+    return config | (_experts(meta) if family == "qwen3moe" else {})
 
 
 def _gemma3(meta: GgufMetadata, config: dict[str, Any]) -> dict[str, Any]:
@@ -226,35 +228,25 @@ def _gemma3(meta: GgufMetadata, config: dict[str, Any]) -> dict[str, Any]:
 _SOFTMAX = 1  # expert_gating_func
 
 
-def _mixtral_experts(meta: GgufMetadata) -> dict[str, Any]:
-    """The fields of a MixtralConfig that are about experts."""
-    common = _common_experts(meta)
-    if not common.pop("norm_topk_prob"):
-        meta.refuse("weights of experts that are not renormalised")
-    return {"num_local_experts": common.pop("num_experts"), **common}
-
-
-def _qwen3_moe_experts(meta: GgufMetadata) -> dict[str, Any]:
-    """The fields of a Qwen3MoeConfig that are about experts: llama.cpp has them in every layer."""
-    return _common_experts(meta) | {
-        "moe_intermediate_size": int(meta.number("expert_feed_forward_length")),
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }
-
-
-def _common_experts(meta: GgufMetadata) -> dict[str, Any]:
+def _experts(meta: GgufMetadata) -> dict[str, Any]:
+    """The fields of a MixtralConfig or Qwen3MoeConfig that are about experts."""
     for key in ("expert_shared_count", "expert_group_count", "leading_dense_block_count"):
-        if meta.number(key, 0):
-            meta.refuse(f"{key} {meta.number(key)}")
-    if meta.number("expert_gating_func", _SOFTMAX) not in (0, _SOFTMAX):
-        meta.refuse(f"expert_gating_func {meta.number('expert_gating_func')}")
-    if meta.number("expert_weights_scale", 1.0) not in (0.0, 1.0):
-        meta.refuse(f"expert_weights_scale {meta.number('expert_weights_scale')}")
-    return {
-        "num_experts": int(meta.number("expert_count")),
-        "num_experts_per_tok": int(meta.number("expert_used_count")),
-        "norm_topk_prob": bool(meta.number("expert_weights_norm", True)),
+        meta.refuse_unless(key, 0)
+    meta.refuse_unless("expert_gating_func", _SOFTMAX, 0)
+    meta.refuse_unless("expert_weights_scale", 1.0, 0.0)
+    num_experts = int(meta.number("expert_count"))
+    is_renormalised = bool(meta.number("expert_weights_norm", True))
+    fields: dict[str, Any] = {"num_experts_per_tok": int(meta.number("expert_used_count"))}
+    if meta.family == "mixtral":
+        if not is_renormalised:
+            meta.refuse("weights of experts that are not renormalised")
+        return fields | {"num_local_experts": num_experts}
+    return fields | {
+        "num_experts": num_experts,
+        "norm_topk_prob": is_renormalised,
+        "moe_intermediate_size": int(meta.number("expert_feed_forward_length")),
+        "decoder_sparse_step": 1,  # llama.cpp has experts in every layer
+        "mlp_only_layers": [],
     }
 
 
@@ -291,7 +283,7 @@ def rope_parameters(meta: GgufMetadata) -> dict[str, Any]:
         meta.refuse(f"rotary scaling {kind!r}")
     if meta.number("rope.scaling.yarn_log_multiplier", 0.0):
         meta.refuse("rotary scaling with a YaRN log multiplier")
-    return {
+    parameters = {
         "rope_type": "yarn",
         "rope_theta": theta,
         "factor": factor,
@@ -300,15 +292,14 @@ def rope_parameters(meta: GgufMetadata) -> dict[str, Any]:
         ),
         "beta_fast": float(meta.number("rope.scaling.yarn_beta_fast", _BETA_FAST)),
         "beta_slow": float(meta.number("rope.scaling.yarn_beta_slow", _BETA_SLOW)),
-    } | _attention_factor(meta, factor)
-
-
-def _attention_factor(meta: GgufMetadata, factor: float) -> dict[str, float]:
-    """llama.cpp multiplies YaRN's own attention factor by a number of the file, if it has one."""
+    }
+    # llama.cpp multiplies YaRN's own attention factor by a number of the file, if it has one
     extra = float(
         meta.number("rope.scaling.yarn_attn_factor", meta.number("rope.scaling.attn_factor", 1.0))
     )
-    return {} if extra == 1.0 else {"attention_factor": extra * (0.1 * math.log(factor) + 1.0)}
+    if extra != 1.0:
+        parameters["attention_factor"] = extra * (0.1 * math.log(factor) + 1.0)
+    return parameters
 
 
 def apply_frequency_factors(
@@ -323,50 +314,42 @@ def apply_frequency_factors(
         parameters: as `rope_parameters` gave them, of type "default".
         factors: head_dim / 2 numbers, highest frequency first.
 
-    Returns:
-        `parameters` for the factors.
-
     Raises:
         ValueError: no parameters of Llama 3's formula give the factors.
     """
     if all(factor == 1.0 for factor in factors):
         return parameters
+    if parameters["rope_type"] != "default":
+        raise ValueError(f"it has rotary frequency factors and {parameters['rope_type']} scaling")
+    theta = parameters["rope_theta"]
+    factor = float(round(max(factors), 4))  # the lowest frequencies are divided by it
     for original_len in _LLAMA3_ORIGINAL_LENS:
-        candidate = {
-            "rope_type": "llama3",
-            "rope_theta": parameters["rope_theta"],
-            # the lowest frequencies are divided by the factor itself
-            "factor": float(round(max(factors), 4)),
-            "low_freq_factor": _LLAMA3_LOW_FREQ,
-            "high_freq_factor": _LLAMA3_HIGH_FREQ,
-            "original_max_position_embeddings": original_len,
-        }
-        expected = _llama3_factors(candidate, head_dim)
+        expected = _llama3_factors(theta, factor, original_len, head_dim)
         if len(expected) == len(factors) and all(
             math.isclose(a, b, rel_tol=1e-4) for a, b in zip(expected, factors, strict=True)
         ):
-            break
-    else:
-        raise ValueError("its rotary frequency factors are not Llama 3's")
-    if parameters["rope_type"] != "default":
-        raise ValueError(f"it has rotary frequency factors and {parameters['rope_type']} scaling")
-    return candidate
+            return {
+                "rope_type": "llama3",
+                "rope_theta": theta,
+                "factor": factor,
+                "low_freq_factor": _LLAMA3_LOW_FREQ,
+                "high_freq_factor": _LLAMA3_HIGH_FREQ,
+                "original_max_position_embeddings": original_len,
+            }
+    raise ValueError("its rotary frequency factors are not Llama 3's")
 
 
-def _llama3_factors(parameters: dict[str, Any], head_dim: int) -> list[float]:
+def _llama3_factors(theta: float, factor: float, original_len: int, head_dim: int) -> list[float]:
     """The formula of transformers' `_compute_llama3_parameters`, as divisors."""
-    factor, low, high = (
-        parameters[key] for key in ("factor", "low_freq_factor", "high_freq_factor")
-    )
-    original = parameters["original_max_position_embeddings"]
+    low, high = _LLAMA3_LOW_FREQ, _LLAMA3_HIGH_FREQ
     divisors = []
     for index in range(0, head_dim, 2):
-        wavelength = 2 * math.pi * parameters["rope_theta"] ** (index / head_dim)
-        if wavelength < original / high:
+        wavelength = 2 * math.pi * theta ** (index / head_dim)
+        if wavelength < original_len / high:
             divisors.append(1.0)
-        elif wavelength > original / low:
+        elif wavelength > original_len / low:
             divisors.append(factor)
         else:
-            smooth = (original / wavelength - low) / (high - low)
+            smooth = (original_len / wavelength - low) / (high - low)
             divisors.append(1.0 / ((1.0 - smooth) / factor + smooth))
     return divisors

@@ -50,6 +50,8 @@ class GgufFile:
         UnsupportedModelFile: an architecture, tensor or quantisation that is not read.
     """
 
+    given_tokenizer: TokenizerFiles | None = None
+
     def __init__(self, file: Path, *, report: Callable[[str], None]) -> None:
         self._headers = tuple(read_gguf_header(part) for part in _parts(file))
         self.path = self._headers[0].file
@@ -59,13 +61,14 @@ class GgufFile:
         self._meta = GgufMetadata(str(self.path), self._headers[0].metadata)
         tensors = _merge(self._headers)
         self.config = build_config(self._meta, tensors)
+        self.generation_config: dict[str, Any] = {}
+        self.weight_files = tuple(header.file for header in self._headers)
+        self.quantised_types = frozenset(
+            tensor.quant_type.name for tensor in tensors.values() if _is_quantised_matrix(tensor)
+        )
         self._check_tensors(tensors)
         if ROPE_FACTORS in tensors:
             self._apply_rope_factors(tensors[ROPE_FACTORS])
-
-    @property
-    def generation_config(self) -> dict[str, Any]:
-        return {"eos_token_id": list(self.eos_token_ids)} if self.eos_token_ids else {}
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -73,18 +76,7 @@ class GgufFile:
 
     @cached_property
     def fingerprint(self) -> str:
-        return fingerprint_files(header.file for header in self._headers)
-
-    @property
-    def weight_files(self) -> tuple[Path, ...]:
-        return tuple(header.file for header in self._headers)
-
-    @property
-    def quantised_types(self) -> frozenset[str]:
-        tensors = [tensor for header in self._headers for tensor in header.tensors]
-        return frozenset(
-            tensor.quant_type.name for tensor in tensors if _is_quantised_matrix(tensor)
-        )
+        return fingerprint_files(self.weight_files)
 
     def tensors(self, *, keeps_blocks: bool = False) -> Iterator[tuple[str, WeightPart]]:
         # torch: not for opening
@@ -106,7 +98,7 @@ class GgufFile:
         yield from self._absent_biases()
 
     def tokenizer(self) -> TokenizerFiles | None:
-        return build_tokenizer(self._meta, report=self._report)
+        return self.given_tokenizer or build_tokenizer(self._meta, report=self._report)
 
     def _blocks(self, tensor: GgufTensor, data: torch.Tensor, change: Change) -> QuantisedTensor:
         import torch

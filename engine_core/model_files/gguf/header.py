@@ -99,12 +99,9 @@ class GgufTensor:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """Attributes:
-    metadata: numbers, strings, booleans and flat lists of them, by key.
-    """
-
     file: Path
     metadata: dict[str, Any]
+    """Numbers, strings, booleans and flat lists of them, by key."""
     tensors: tuple[GgufTensor, ...]
 
 
@@ -179,8 +176,7 @@ def read_gguf_header(file: Path) -> GgufHeader:
 
     Raises:
         BrokenModelFile: not a GGUF file, or not all of one.
-        UnsupportedModelFile: big-endian, of an unknown version, or with a tensor type unknown to
-            the installed gguf package.
+        UnsupportedModelFile: big-endian, of an unknown version, or with an unknown tensor type.
     """
     try:
         with file.open("rb") as stream:

@@ -63,11 +63,11 @@ def test_level_bytes_and_pieces_agree_with_the_decoder_for_every_token(family):
         assert pieces.text(token_id).lstrip(" ") == alone.lstrip(" ")
 
 
-def test_token_text_keeps_the_leading_space_and_shows_parts_of_characters():
+def test_text_of_a_token_keeps_the_leading_space_and_shows_parts_of_characters():
     tokenizer = welcome(samples.llama2())
-    assert tokenizer.token_text(tokenizer.backend.token_to_id("▁hello")) == " hello"
-    assert tokenizer.token_text(tokenizer.backend.token_to_id("<0xE6>")) == "\ufffd"
-    assert tokenizer.token_text(tokenizer.vocab_size + 9) == ""
+    assert tokenizer.pieces.text(tokenizer.backend.token_to_id("▁hello")) == " hello"
+    assert tokenizer.pieces.text(tokenizer.backend.token_to_id("<0xE6>")) == "\ufffd"
+    assert tokenizer.pieces.text(tokenizer.vocab_size + 9) == ""
 
 
 def test_impossible_input_is_refused_in_words():
