@@ -26,7 +26,7 @@ from kernels.interface.step_inputs import DeviceRows, PackedLayout, StepTensors
 
 
 class SamplingMode(enum.Enum):
-    """What the due rows of a step need together. Few, because each is a CUDA graph a bucket."""
+    """What the sampled rows of a step need together. Few, because each is a CUDA graph a bucket."""
 
     PLAIN = "plain"
     """Greedy, or sampled from the whole distribution."""
@@ -56,7 +56,7 @@ class StepSampler(Protocol):
         num_sequences: int,
         mode: SamplingMode,
     ) -> None:
-        """One token for each due sequence of the packed step, into `results`.
+        """One token for each sampled sequence of the packed step, into `results`.
 
             raw logits -> allowed tokens -> min_tokens -> bias -> penalties -> greedy rows end here
             -> temperature -> min_p, top_k, top_p -> the best of logits + noise
@@ -64,14 +64,14 @@ class StepSampler(Protocol):
         Noise is a function of (seed, position, token), position being the index in its sequence of
         the token that is chosen. Log-probabilities and ranks are of the raw logits: the chosen
         token's, then those of the likeliest tokens, as many as StateWord.NUM_LOGPROBS says. Tokens
-        are counted for those whose state says COUNTED. Entries behind the due ones are not written.
+        are counted for those whose state says COUNTED. Other entries are not written.
 
         Args:
-            logits_NV: float32, row n belongs to the n-th due sequence; rows behind the due ones
-                hold anything. May be overwritten.
+            logits_NV: float32, row n belongs to the n-th sampled sequence; rows behind them hold
+                anything. May be overwritten.
             packed: int32, of this step.
             num_sequences: of the step, may count padding.
-            mode: a promise about all due rows.
+            mode: what the sampled rows may need; a mode that leaves out an option ignores it.
         """
         ...
 
@@ -84,7 +84,8 @@ class DeviceStepOperations(Protocol):
 
         Args:
             packed: int32, made by `pack_step`. Updates of one buffer write no cell twice.
-            rows: written in place. What is past a table's width is dropped.
+            rows: written in place. What is past a table's width is dropped (blocks allocated ahead
+                of max_model_len).
         """
         ...
 
@@ -97,12 +98,14 @@ class DeviceStepOperations(Protocol):
         *,
         block_size: int,
     ) -> None:
-        """Gather the step's inputs from the rows.
+        """Gather the step's inputs from the rows: of token i of a sequence
 
             position = computed + i     token = tokens[row, position]
             slot = table[row, position // S] * S + position % S
 
         Args:
+            packed: int32, made by `pack_step` with `layout`.
+            rows: read; every update of this step is in them.
             out: overwritten. Its sizes, at least the step's, decide how much padding there is.
         """
         ...
@@ -116,14 +119,17 @@ class DeviceStepOperations(Protocol):
         *,
         num_sequences: int,
     ) -> None:
-        """`tokens[row, seq_len] = token_ids_N[due]` for each due sequence of the packed step.
+        """`tokens[row, seq_len] = token_ids_N[sample]` for each sampled sequence of the step.
 
         Args:
-            token_ids_N: int64. A token for which a row has no room is dropped.
+            packed: of the step that sampled.
+            token_ids_N: int32 or int64, in order. A token for which a row has no room (position
+                max_model_len) is dropped.
+            rows: `token_ids` is written in place.
             num_sequences: of the step, may count padding.
         """
         ...
 
     def make_sampler(self, *, num_rows: int, vocab_size: int, device: torch.device) -> StepSampler:
-        """With memory for `num_rows` rows of the persistent batch, all due in one step."""
+        """With memory for `num_rows` rows of the persistent batch, all sampled in one step."""
         ...

@@ -4,22 +4,22 @@ C is the capacity in sequences, fixed when the engine starts: the columns stand 
 same words in every step, whatever its size, so that a recorded CUDA graph finds them.
 
     word  0        8          8 + C       8 + 2C          9 + 3C    9 + 4C
-          | header | rows     | computed  | query_start   | due     | records  | ids |
+          | header | rows     | computed  | query_start   | sample  | records  | ids |
           |   8    |    C     |    C      |    C + 1      |   C     | 4(U + 1) |  I  |
 
-    header       R sequences, T tokens, N of them due, U updates, word of the records, word of the
-                 ids, 0, 0
+    header       R sequences, T tokens, N sampled sequences, U updates, word of the records, word of
+                 the ids, 0, 0
     rows         the row of each sequence of the step, each row once
     computed     tokens in its cache before the step
     query_start  where its tokens start in the step; word R of the column is T
-    due          index among the tokens sampled in this step; -1: it is not due
+    sample       index among the tokens sampled in this step; -1: it is not sampled
     records      (table, row, start, first id) an update, then (0, 0, 0, I); the ids of update u are
                  ids[first of u : first of u + 1] and go to table[row, start:]
 
-Words of a column behind R hold anything. A sequence is due if all its tokens are computed after the
-step, so that its next one is chosen:
+Words of a column behind R hold anything. A sequence is sampled if all its tokens are computed after
+the step, so that its next one is chosen:
 
-    sequence   [0 ...... computed)[computed ...... seq_len)       next, if due
+    sequence   [0 ...... computed)[computed ...... seq_len)       next, if sampled
                   in the cache        this step's tokens       at position seq_len
 """
 
@@ -72,7 +72,7 @@ class PackedLayout:
         return HEADER_WORDS + 2 * self.capacity
 
     @property
-    def due_at(self) -> int:
+    def sample_index_at(self) -> int:
         return HEADER_WORDS + 3 * self.capacity + 1
 
     @property
@@ -103,7 +103,7 @@ def pack_step(
         rows: [R], each once.
         num_computed: [R], tokens in the cache before this step.
         num_scheduled: [R], tokens in this step, at least 1.
-        needs_sampling: [R], see above. The n-th due sequence gets the n-th sampled token.
+        needs_sampling: [R], see above. The n-th sampled sequence gets the n-th sampled token.
         updates: carried out before the step's tokens are read; no two may write one cell.
 
     Returns:
@@ -125,16 +125,16 @@ def pack_step(
     query_start = words[layout.query_start_at :][: num_sequences + 1]
     query_start[0] = 0
     np.cumsum(num_scheduled, out=query_start[1:])
-    due = words[layout.due_at :][:num_sequences]
-    np.cumsum(needs_sampling, out=due)
-    num_due = int(due[-1]) if num_sequences else 0
-    due[:] = np.where(needs_sampling, due - 1, -1)
+    sample_index = words[layout.sample_index_at :][:num_sequences]
+    np.cumsum(needs_sampling, out=sample_index)
+    num_sampled = int(sample_index[-1]) if num_sequences else 0
+    sample_index[:] = np.where(needs_sampling, sample_index - 1, -1)
     words[layout.rows_at :][:num_sequences] = rows
     words[layout.computed_at :][:num_sequences] = num_computed
     words[:HEADER_WORDS] = (
         num_sequences,
         query_start[-1],
-        num_due,
+        num_sampled,
         num_records,
         layout.records_at,
         ids_at,
@@ -197,7 +197,7 @@ class StepTensors:
         seq_lens_R: int32 [R], tokens in the cache after this step.
         block_tables_GRM: int32 [G, R, M]. Ids behind a sequence's end are those of earlier steps,
             in range.
-        logits_at_R: int64 [R], index along T of the last token of the n-th due sequence, then 0.
+        logits_at_R: int64 [R], index along T of the n-th sampled sequence's last token, then 0.
     """
 
     token_ids_T: torch.Tensor

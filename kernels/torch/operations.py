@@ -40,6 +40,7 @@ class TorchOperations:
     """
 
     prepare_experts = staticmethod(prepare_experts)
+    best_of_rows = staticmethod(sampling.best_of_rows)
     rms_norm = staticmethod(elementwise.rms_norm)
     silu_and_mul = staticmethod(elementwise.silu_and_mul)
     gelu_tanh_and_mul = staticmethod(elementwise.gelu_tanh_and_mul)
@@ -117,10 +118,6 @@ class TorchOperations:
         assert params.sliding_window == metadata.sliding_window, "planned for another window"
         groups = cast("tuple[TileGroup, ...]", metadata.plan)
         return self._attention.run(q_THD, k_cache, v_cache, groups, params)
-
-    def best_of_rows(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        best_R, token_ids_R = logits_RV.max(dim=1)
-        return token_ids_R, best_R
 
     def capture(self, forward: Forward) -> Forward:
         return forward

@@ -119,6 +119,12 @@ def _to_gumbel(upper: torch.Tensor) -> torch.Tensor:
     return uniform.log_().neg_().log_().neg_()
 
 
+def best_of_rows(logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `Operations.best_of_rows`."""
+    best_R, token_ids_R = logits_RV.max(dim=1)
+    return token_ids_R, best_R
+
+
 def sample_from_all(
     logits_RV: torch.Tensor, seeds_R: torch.Tensor, positions_R: torch.Tensor
 ) -> torch.Tensor:

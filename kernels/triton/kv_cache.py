@@ -5,9 +5,6 @@ A KVCache is (kv[:, 0], kv[:, 1]) of one allocation kv_B2KSD: a block is one pie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
-
 import torch
 import triton
 import triton.language as tl
@@ -44,88 +41,66 @@ def copy_blocks_kernel(
 
 
 def copy_within(
-    kv_caches: Sequence[torch.Tensor], src_ids_N: torch.Tensor, dst_ids_N: torch.Tensor
+    kv_cache_B2KSD: torch.Tensor, src_ids_N: torch.Tensor, dst_ids_N: torch.Tensor
 ) -> None:
-    """`cache[dst_ids[i]] = cache[src_ids[i]]` in every cache, keys and values.
+    """`cache[dst_ids[i]] = cache[src_ids[i]]`, keys and values.
 
     A destination may be another pair's source; those (rare) calls go through a second buffer.
 
     Args:
-        kv_caches: one a layer, [B, 2, K, S, D], contiguous, of any dtype; changed in place.
+        kv_cache_B2KSD: contiguous, of any dtype; changed in place.
         src_ids_N, dst_ids_N: int64 on the CPU; each of dst_ids_N once.
 
     Raises:
-        ValueError: ids out of range, twice in dst_ids_N, or caches of the wrong form.
+        ValueError: ids out of range, twice in dst_ids_N, or a cache of the wrong form.
     """
-    for cache in kv_caches:
-        _check_cache(cache)
-        _check_ids(src_ids_N, cache, dst_ids_N, cache)
-    if not kv_caches or not src_ids_N.numel():
+    _check_cache(kv_cache_B2KSD)
+    _check_ids(src_ids_N, kv_cache_B2KSD, dst_ids_N, kv_cache_B2KSD)
+    if not src_ids_N.numel():
         return
     is_disjoint = not set(src_ids_N.tolist()) & set(dst_ids_N.tolist())
-    device = kv_caches[0].device
+    device, words_BW = kv_cache_B2KSD.device, _as_words(kv_cache_B2KSD)
     src_ids, dst_ids = (ids.to(device, non_blocking=True) for ids in (src_ids_N, dst_ids_N))
-    for cache in kv_caches:
-        words_BW = _as_words(cache)
-        if not is_disjoint:
-            words_BW.index_copy_(0, dst_ids, words_BW.index_select(0, src_ids))
-            continue
-        num_words = words_BW.shape[1]
-        copy_blocks_kernel[(src_ids.numel(), triton.cdiv(num_words, _BLOCK_W))](
-            words_BW,
-            src_ids,
-            dst_ids,
-            W=num_words,
-            BLOCK_W=_BLOCK_W,
-            num_warps=_NUM_WARPS,
-        )
+    if not is_disjoint:
+        words_BW.index_copy_(0, dst_ids, words_BW.index_select(0, src_ids))
+        return
+    num_words = words_BW.shape[1]
+    copy_blocks_kernel[(src_ids.numel(), triton.cdiv(num_words, _BLOCK_W))](
+        words_BW, src_ids, dst_ids, W=num_words, BLOCK_W=_BLOCK_W, num_warps=_NUM_WARPS
+    )
 
 
 def swap_blocks(
-    src_caches: Sequence[torch.Tensor],
-    dst_caches: Sequence[torch.Tensor],
-    src_ids_N: torch.Tensor,
-    dst_ids_N: torch.Tensor,
-    *,
-    stream: torch.cuda.Stream | None = None,
+    src: torch.Tensor, dst: torch.Tensor, src_ids_N: torch.Tensor, dst_ids_N: torch.Tensor
 ) -> None:
-    """`dst[dst_ids[i]] = src[src_ids[i]]` for each pair of caches, one of them in host memory.
+    """`dst[dst_ids[i]] = src[src_ids[i]]` of two caches, one of them in host memory.
 
-    One copy for each run of pairs in which both ids rise by one. The host's memory must be pinned
-    for the copies to overlap with work on the device. Returns before they are done: the caller
-    makes `stream` wait for the sources' writers, and the readers wait for `stream`.
+    One copy for each run of pairs in which both ids rise by one, on the current stream. The host's
+    memory must be pinned for the copies to overlap with work on the device. Returns before they are
+    done.
 
     Args:
-        src_caches, dst_caches: one a layer, [B, 2, K, S, D], contiguous; the number of blocks may
-            differ. dst_caches are changed in place.
+        src, dst: [B, 2, K, S, D], contiguous; the number of blocks may differ. dst is changed in
+            place.
         src_ids_N, dst_ids_N: int64 on the CPU; each of dst_ids_N once.
-        stream: where the copies run; None: the current one. Always None on a CPU.
 
     Raises:
-        ValueError: ids out of range or twice in dst_ids_N, a cache given as both source and
+        ValueError: ids out of range or twice in dst_ids_N, one cache given as both source and
             destination, or caches that do not fit each other.
     """
-    if len(src_caches) != len(dst_caches):
+    _check_cache(src)
+    _check_cache(dst)
+    if src.shape[1:] != dst.shape[1:] or src.dtype != dst.dtype:
         raise ValueError(
-            f"{len(src_caches)} source caches and {len(dst_caches)} destinations; pass one a layer"
+            f"blocks of {src.dtype} {list(src.shape[1:])} cannot be copied to "
+            f"{dst.dtype} {list(dst.shape[1:])}; allocate both tiers alike"
         )
-    for src, dst in zip(src_caches, dst_caches, strict=True):
-        _check_cache(src)
-        _check_cache(dst)
-        if src.shape[1:] != dst.shape[1:] or src.dtype != dst.dtype:
-            raise ValueError(
-                f"blocks of {src.dtype} {list(src.shape[1:])} cannot be copied to "
-                f"{dst.dtype} {list(dst.shape[1:])}; allocate both tiers alike"
-            )
-        if src.untyped_storage().data_ptr() == dst.untyped_storage().data_ptr():
-            raise ValueError("source and destination are one cache; use copy_within")
-        _check_ids(src_ids_N, src, dst_ids_N, dst)
-    runs = runs_of(src_ids_N, dst_ids_N)
-    with nullcontext() if stream is None else torch.cuda.stream(stream):
-        for src, dst in zip(src_caches, dst_caches, strict=True):
-            for src_start, dst_start, length in runs:
-                piece = src[src_start : src_start + length]
-                dst[dst_start : dst_start + length].copy_(piece, non_blocking=True)
+    if src.untyped_storage().data_ptr() == dst.untyped_storage().data_ptr():
+        raise ValueError("source and destination are one cache; use copy_within")
+    _check_ids(src_ids_N, src, dst_ids_N, dst)
+    for src_start, dst_start, length in runs_of(src_ids_N, dst_ids_N):
+        piece = src[src_start : src_start + length]
+        dst[dst_start : dst_start + length].copy_(piece, non_blocking=True)
 
 
 def runs_of(src_ids_N: torch.Tensor, dst_ids_N: torch.Tensor) -> list[tuple[int, int, int]]:
@@ -201,8 +176,7 @@ def allocate_kv_cache(
 
 
 def allocate_host_kv_cache(like: KVCache, num_blocks: int) -> KVCache:
-    """`num_blocks` blocks in host memory; page-locked if `like` is on a GPU. What they hold is
-    undefined."""
+    """See `Operations.allocate_host_kv_cache`."""
     whole_B2KSD = whole_cache(like)
     return _views(
         torch.empty(
@@ -254,9 +228,9 @@ def copy_blocks(
         return
     src_whole, dst_whole = whole_cache(src), whole_cache(dst)
     if src_whole.data_ptr() == dst_whole.data_ptr():
-        copy_within([dst_whole], src_ids_N, dst_ids_N)
+        copy_within(dst_whole, src_ids_N, dst_ids_N)
     else:
-        swap_blocks([src_whole], [dst_whole], src_ids_N, dst_ids_N)
+        swap_blocks(src_whole, dst_whole, src_ids_N, dst_ids_N)
 
 
 def _views(kv_B2KSD: torch.Tensor) -> KVCache:

@@ -32,7 +32,7 @@ class TritonLinearWeight:
     """[N, E] as it was loaded, and its bias."""
 
     weight_NE: torch.Tensor
-    bias_N: torch.Tensor | None
+    bias_N: torch.Tensor | None = None
 
     @property
     def num_inputs(self) -> int:

@@ -150,8 +150,8 @@ def _grouped_product_kernel(
         start = tl.load(tile_start_ptr + tile)
         stop = tl.load(tile_stop_ptr + tile)
         row_M = start + tl.arange(0, BLOCK_M)
-        live_M = row_M < stop
-        pair_M = tl.load(sorted_ptr + row_M, mask=live_M, other=0).to(tl.int64)
+        valid_M = row_M < stop
+        pair_M = tl.load(sorted_ptr + row_M, mask=valid_M, other=0).to(tl.int64)
         n_N = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
         k_K = tl.arange(0, BLOCK_K)
         W_ROWS: tl.constexpr = 2 * N if GATED else N
@@ -161,9 +161,9 @@ def _grouped_product_kernel(
         up_MN = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for k in range(0, K, BLOCK_K):
             if K % BLOCK_K == 0:
-                a = tl.load(a_MK + k, mask=live_M[:, None], other=0.0)
+                a = tl.load(a_MK + k, mask=valid_M[:, None], other=0.0)
             else:
-                a = tl.load(a_MK + k, mask=live_M[:, None] & (k_K < K - k)[None, :], other=0.0)
+                a = tl.load(a_MK + k, mask=valid_M[:, None] & (k_K < K - k)[None, :], other=0.0)
             if K % BLOCK_K == 0 and N % BLOCK_N == 0:
                 w = tl.load(w_KN + k)
             else:
@@ -185,7 +185,7 @@ def _grouped_product_kernel(
         if GATED:
             acc_MN = acc_MN / (1.0 + tl.exp(-acc_MN)) * up_MN  # silu(gate) * up
         out_MN = out_ptr + pair_M[:, None] * N + n_N[None, :]
-        keep_MN = live_M[:, None] & (n_N < N)[None, :]
+        keep_MN = valid_M[:, None] & (n_N < N)[None, :]
         tl.store(out_MN, acc_MN.to(out_ptr.dtype.element_ty), mask=keep_MN)
 
 

@@ -97,10 +97,10 @@ def _route_kernel(
     token_T = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     x_X = tl.arange(0, X_PAD)
     k_A = tl.arange(0, K_PAD)
-    live_T = token_T < num_tokens
+    valid_T = token_T < num_tokens
     logits_TX = tl.load(
         logits_ptr + token_T[:, None] * logits_stride + x_X[None, :],
-        mask=live_T[:, None] & (x_X < X)[None, :],
+        mask=valid_T[:, None] & (x_X < X)[None, :],
         other=-float("inf"),
     ).to(tl.float32)
     # rows past the end hold -inf only; a finite peak keeps them free of NaN
@@ -123,7 +123,7 @@ def _route_kernel(
     if RENORMALISE:
         weights_TA = weights_TA / tl.sum(weights_TA, axis=1)[:, None]
     at_TA = token_T[:, None] * TOP_K + k_A[None, :]
-    store_TA = live_T[:, None] & (k_A < TOP_K)[None, :]
+    store_TA = valid_T[:, None] & (k_A < TOP_K)[None, :]
     tl.store(ids_ptr + at_TA, ids_TA, mask=store_TA)
     tl.store(weights_ptr + at_TA, weights_TA.to(weights_ptr.dtype.element_ty), mask=store_TA)
 
@@ -174,11 +174,11 @@ def _place_pairs_kernel(
 
     for tile in range(first_tile, stop_tile, BLOCK_L):
         tile_L = tl.cast(tile, tl.int64) + l_L
-        live_L = tile_L < stop_tile
+        valid_L = tile_L < stop_tile
         start_L = first_row + (tile_L - first_tile).to(tl.int32) * TILE_ROWS
-        tl.store(tile_expert_ptr + tile_L, tl.zeros_like(start_L) + expert, mask=live_L)
-        tl.store(tile_start_ptr + tile_L, start_L, mask=live_L)
-        tl.store(tile_stop_ptr + tile_L, tl.minimum(start_L + TILE_ROWS, stop_row), mask=live_L)
+        tl.store(tile_expert_ptr + tile_L, tl.zeros_like(start_L) + expert, mask=valid_L)
+        tl.store(tile_start_ptr + tile_L, start_L, mask=valid_L)
+        tl.store(tile_stop_ptr + tile_L, tl.minimum(start_L + TILE_ROWS, stop_row), mask=valid_L)
     if expert == X - 1:
         for tile in range(stop_tile, max_tiles, BLOCK_L):
             tile_L = tl.cast(tile, tl.int64) + l_L

@@ -15,9 +15,9 @@ from kernels.interface.operations import (
     ExpertRouting,
     Forward,
     KVCache,
-    SamplingLimits,
 )
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
+from kernels.torch.sampling import best_of_rows
 from kernels.triton import activation, norm, rotary_cache
 from kernels.triton import kv_cache as cache_of_layer
 from kernels.triton import linear as linear_layers
@@ -61,8 +61,10 @@ class TritonOperations:
     copy_blocks = staticmethod(cache_of_layer.copy_blocks)
     allocate_host_kv_cache = staticmethod(cache_of_layer.allocate_host_kv_cache)
     paged_attention = staticmethod(paged_attention)
+    prepare_linear = staticmethod(TritonLinearWeight)
     prepare_experts = staticmethod(prepare_experts)
     apply_penalties = staticmethod(apply_penalties_to_row)
+    best_of_rows = staticmethod(best_of_rows)
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class TritonOperations:
         self._packing: TritonPacking | None = None
         self._batch_invariant = batch_invariant
         self._scratch = SplitScratch(device)
-        self._sampling = SamplingCalls()
+        self.sample = SamplingCalls().sample
 
     @property
     def name(self) -> str:
@@ -93,11 +95,6 @@ class TritonOperations:
     @property
     def needs_decodes_first(self) -> bool:
         return True
-
-    def prepare_linear(
-        self, weight_NE: torch.Tensor, bias_N: torch.Tensor | None = None
-    ) -> LinearWeight:
-        return TritonLinearWeight(weight_NE, bias_N)
 
     def weight_packing(self, dtype: torch.dtype) -> WeightPacking | None:
         if self._packs and self._packing is None:
@@ -118,21 +115,8 @@ class TritonOperations:
         tile_rows = invariant_tile_rows(x_TE.dtype) if self._batch_invariant else None
         return mixture_of_experts(x_TE, router_logits_TX, experts, routing, tile_rows=tile_rows)
 
-    def best_of_rows(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        best_R, token_ids_R = logits_RV.max(dim=1)
-        return token_ids_R, best_R
-
     def capture(self, forward: Forward) -> Forward:
         return forward
-
-    def sample(
-        self,
-        logits_RV: torch.Tensor,
-        seeds_R: torch.Tensor,
-        positions_R: torch.Tensor,
-        limits: SamplingLimits | None = None,
-    ) -> torch.Tensor:
-        return self._sampling.sample(logits_RV, seeds_R, positions_R, limits)
 
     def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:
         return TritonAttentionPlanner(

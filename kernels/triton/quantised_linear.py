@@ -53,10 +53,10 @@ def load_scaled(
     else:
         bytes_NJ = tl.load(at_NJ, mask=(n_N < N)[:, None] & (j_J < J)[None, :], other=0)
     at_NG = n_N[:, None] * ROW_GROUPS + g_G[None, :]
-    live_NG = (n_N < N)[:, None] & (g_G < ROW_GROUPS)[None, :]
-    scale_NG1 = tl.load(scales_ptr + at_NG, mask=live_NG, other=0.0).to(tl.float32)[:, :, None]
+    valid_NG = (n_N < N)[:, None] & (g_G < ROW_GROUPS)[None, :]
+    scale_NG1 = tl.load(scales_ptr + at_NG, mask=valid_NG, other=0.0).to(tl.float32)[:, :, None]
     if HAS_OFFSETS:
-        offset_NG = tl.load(offsets_ptr + at_NG, mask=live_NG, other=0.0).to(tl.float32)
+        offset_NG = tl.load(offsets_ptr + at_NG, mask=valid_NG, other=0.0).to(tl.float32)
         offset_NG1 = offset_NG[:, :, None]
     bytes_NGI = tl.reshape(bytes_NJ, (BLOCK_N, GROUPS, BLOCK_J // GROUPS))
     if BITS == 8:
@@ -223,7 +223,7 @@ def _few_rows_kernel(
     SPLIT_STEPS: tl.constexpr = (STEPS + SPLITS - 1) // SPLITS
     split = tl.program_id(1)
     m_M = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
-    live_M = m_M < num_rows
+    valid_M = m_M < num_rows
     n_N = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     x_M = x_ptr + m_M.to(tl.int64) * x_stride
     acc_NM = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
@@ -246,18 +246,18 @@ def _few_rows_kernel(
             BLOCK_J,
         )
         j_J = j_start + tl.arange(0, BLOCK_J)
-        live_JM = (j_J < J)[:, None] & live_M[None, :]
+        valid_JM = (j_J < J)[:, None] & valid_M[None, :]
         k_J = j_J if BITS == 8 else j_J // 16 * 32 + j_J % 16
-        x_low_JM = tl.load(x_M[None, :] + k_J[:, None], mask=live_JM, other=0.0)
+        x_low_JM = tl.load(x_M[None, :] + k_J[:, None], mask=valid_JM, other=0.0)
         acc_NM = tl.dot(low_NJ.to(x_low_JM.dtype), x_low_JM, acc_NM, input_precision="ieee")
         if BITS == 4:
-            x_high_JM = tl.load(x_M[None, :] + k_J[:, None] + 16, mask=live_JM, other=0.0)
+            x_high_JM = tl.load(x_M[None, :] + k_J[:, None] + 16, mask=valid_JM, other=0.0)
             acc_NM = tl.dot(high_NJ.to(x_low_JM.dtype), x_high_JM, acc_NM, input_precision="ieee")
     if HAS_BIAS and SPLITS == 1:
         acc_NM += tl.load(bias_ptr + n_N, mask=n_N < N, other=0.0).to(tl.float32)[:, None]
     row_M = split.to(tl.int64) * num_rows + m_M
     out_NM = out_ptr + row_M[None, :] * N + n_N[:, None]
-    keep_NM = (n_N < N)[:, None] & live_M[None, :]
+    keep_NM = (n_N < N)[:, None] & valid_M[None, :]
     tl.store(out_NM, acc_NM.to(out_ptr.dtype.element_ty), mask=keep_NM)
 
 

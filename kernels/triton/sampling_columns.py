@@ -1,4 +1,4 @@
-"""Sampling state of a step's due sequences, gathered from the persistent rows in one launch.
+"""Sampling state of a step's sampled sequences, gathered from the persistent rows in one launch.
 
 Where a number stands in a state is said in `kernels.interface.sampling_rows`.
 """
@@ -39,10 +39,10 @@ _MASKED = tl.constexpr(int(StateFlag.MASKED))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingColumns:
-    """What sampling reads of each row of logits: an entry a due sequence, N of them at most.
+    """What sampling reads of each row of logits: an entry a sampled sequence, at most N.
 
     Attributes:
-        num_rows_1: int32, how many are due; nothing is done for rows of logits at or beyond it.
+        num_rows_1: int32, how many there are; nothing is done for rows of logits at or beyond it.
         state_row_N: int64, the sequence's row: whose lists and history are read.
         positions_N: int64, index in its sequence of the token that is chosen.
         seeds_N: int64, the 64 bits of the seed.
@@ -76,7 +76,7 @@ class SamplingColumns:
 
     @staticmethod
     def allocate(num_rows: int, device: torch.device) -> SamplingColumns:
-        """For up to so many due sequences."""
+        """For up to so many sampled sequences."""
 
         def zeros(name: str) -> torch.Tensor:
             size = 1 if name == "num_rows_1" else num_rows
@@ -120,21 +120,21 @@ _DTYPES: dict[str, torch.dtype] = {
 def gather_sampling_columns_reference(
     packed: torch.Tensor, layout: PackedLayout, rows: SamplingRows
 ) -> dict[str, torch.Tensor]:
-    """The specification: every column, as long as sequences are due."""
+    """The specification: every column, as long as there are sampled sequences."""
     words, num_real = packed.long(), int(packed[0])
-    due_R = words[layout.due_at :][:num_real]
-    is_due_R = due_R >= 0
+    index_R = words[layout.sample_index_at :][:num_real]
+    is_sampled_R = index_R >= 0
     starts = words[layout.query_start_at :]
     computed_R = words[layout.computed_at :][:num_real]
-    row_N = words[layout.rows_at :][:num_real][is_due_R]
-    seq_len_N = (computed_R + starts[1 : num_real + 1] - starts[:num_real])[is_due_R]
+    row_N = words[layout.rows_at :][:num_real][is_sampled_R]
+    seq_len_N = (computed_R + starts[1 : num_real + 1] - starts[:num_real])[is_sampled_R]
     state_NX = rows.state_NX[row_N]
     numbers, reals = state_NX.T.contiguous(), state_NX.T.contiguous().view(torch.float32)
     flags_N = numbers[StateWord.FLAGS]
     is_below_min_N = seq_len_N < numbers[StateWord.MIN_LENGTH]
     low_N = numbers[StateWord.SEED_LOW].long() & 0xFFFFFFFF
     return {
-        "num_rows_1": is_due_R.sum(dim=0, keepdim=True),
+        "num_rows_1": is_sampled_R.sum(dim=0, keepdim=True),
         "state_row_N": row_N,
         "positions_N": seq_len_N,
         "seeds_N": (numbers[StateWord.SEED_HIGH].long() << 32) | low_N,
@@ -181,55 +181,54 @@ def gather_sampling_columns_kernel(
     ROWS_AT: tl.constexpr,
     COMPUTED_AT: tl.constexpr,
     QUERY_START_AT: tl.constexpr,
-    DUE_AT: tl.constexpr,
+    SAMPLE_INDEX_AT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     if tl.program_id(0) == 0:
         tl.store(num_rows_ptr, tl.load(packed_ptr + 2))
     sequence_R = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_real_R = sequence_R < tl.load(packed_ptr)
-    due_R = tl.load(packed_ptr + DUE_AT + sequence_R, mask=is_real_R, other=-1)
-    is_due_R = (due_R >= 0) & (due_R < num_given)
-    row_R = tl.load(packed_ptr + ROWS_AT + sequence_R, mask=is_due_R, other=0).to(tl.int64)
+    index_R = tl.load(packed_ptr + SAMPLE_INDEX_AT + sequence_R, mask=is_real_R, other=-1)
+    is_sampled_R = (index_R >= 0) & (index_R < num_given)
+    row_R = tl.load(packed_ptr + ROWS_AT + sequence_R, mask=is_sampled_R, other=0).to(tl.int64)
     start_ptr = packed_ptr + QUERY_START_AT + sequence_R
-    start_R = tl.load(start_ptr, mask=is_due_R, other=0)
-    stop_R = tl.load(start_ptr + 1, mask=is_due_R, other=0)
-    computed_R = tl.load(packed_ptr + COMPUTED_AT + sequence_R, mask=is_due_R, other=0)
+    start_R = tl.load(start_ptr, mask=is_sampled_R, other=0)
+    stop_R = tl.load(start_ptr + 1, mask=is_sampled_R, other=0)
+    computed_R = tl.load(packed_ptr + COMPUTED_AT + sequence_R, mask=is_sampled_R, other=0)
     position_R = computed_R + stop_R - start_R
     number_ptr = numbers_ptr + row_R * X
     real_ptr = reals_ptr + row_R * X
-    tl.store(state_row_ptr + due_R, row_R, mask=is_due_R)
-    tl.store(positions_ptr + due_R, position_R.to(tl.int64), mask=is_due_R)
-    low_R = tl.load(number_ptr + _SEED_LOW, mask=is_due_R, other=0).to(tl.int64) & 0xFFFFFFFF
-    high_R = tl.load(number_ptr + _SEED_HIGH, mask=is_due_R, other=0).to(tl.int64)
-    tl.store(seeds_ptr + due_R, (high_R << 32) | low_R, mask=is_due_R)
-    top_k_R = tl.load(number_ptr + _TOP_K, mask=is_due_R, other=0)
-    tl.store(top_k_ptr + due_R, top_k_R.to(tl.int64), mask=is_due_R)
-    real_R = tl.load(real_ptr + _TEMPERATURE, mask=is_due_R, other=0.0)
-    tl.store(temperature_ptr + due_R, real_R, mask=is_due_R)
-    real_R = tl.load(real_ptr + _TOP_P, mask=is_due_R, other=0.0)
-    tl.store(top_p_ptr + due_R, real_R, mask=is_due_R)
-    real_R = tl.load(real_ptr + _MIN_P, mask=is_due_R, other=0.0)
-    tl.store(min_p_ptr + due_R, real_R, mask=is_due_R)
-    real_R = tl.load(real_ptr + _REPETITION, mask=is_due_R, other=0.0)
-    tl.store(repetition_ptr + due_R, real_R, mask=is_due_R)
-    real_R = tl.load(real_ptr + _PRESENCE, mask=is_due_R, other=0.0)
-    tl.store(presence_ptr + due_R, real_R, mask=is_due_R)
-    real_R = tl.load(real_ptr + _FREQUENCY, mask=is_due_R, other=0.0)
-    tl.store(frequency_ptr + due_R, real_R, mask=is_due_R)
-    flags_R = tl.load(number_ptr + _FLAGS, mask=is_due_R, other=0)
-    tl.store(is_greedy_ptr + due_R, (flags_R & _GREEDY) != 0, mask=is_due_R)
-    tl.store(is_counted_ptr + due_R, (flags_R & _COUNTED) != 0, mask=is_due_R)
-    tl.store(is_masked_ptr + due_R, (flags_R & _MASKED) != 0, mask=is_due_R)
-    number_R = tl.load(number_ptr + _NUM_LOGPROBS, mask=is_due_R, other=0)
-    tl.store(num_logprobs_ptr + due_R, number_R, mask=is_due_R)
-    until_R = tl.load(number_ptr + _MIN_LENGTH, mask=is_due_R, other=0)
-    number_R = tl.load(number_ptr + _NUM_MIN_TOKENS_IDS, mask=is_due_R, other=0)
-    tl.store(
-        num_min_tokens_ids_ptr + due_R, tl.where(position_R < until_R, number_R, 0), mask=is_due_R
-    )
-    number_R = tl.load(number_ptr + _NUM_BIASES, mask=is_due_R, other=0)
-    tl.store(num_biases_ptr + due_R, number_R, mask=is_due_R)
+    tl.store(state_row_ptr + index_R, row_R, mask=is_sampled_R)
+    tl.store(positions_ptr + index_R, position_R.to(tl.int64), mask=is_sampled_R)
+    low_R = tl.load(number_ptr + _SEED_LOW, mask=is_sampled_R, other=0).to(tl.int64) & 0xFFFFFFFF
+    high_R = tl.load(number_ptr + _SEED_HIGH, mask=is_sampled_R, other=0).to(tl.int64)
+    tl.store(seeds_ptr + index_R, (high_R << 32) | low_R, mask=is_sampled_R)
+    top_k_R = tl.load(number_ptr + _TOP_K, mask=is_sampled_R, other=0)
+    tl.store(top_k_ptr + index_R, top_k_R.to(tl.int64), mask=is_sampled_R)
+    real_R = tl.load(real_ptr + _TEMPERATURE, mask=is_sampled_R, other=0.0)
+    tl.store(temperature_ptr + index_R, real_R, mask=is_sampled_R)
+    real_R = tl.load(real_ptr + _TOP_P, mask=is_sampled_R, other=0.0)
+    tl.store(top_p_ptr + index_R, real_R, mask=is_sampled_R)
+    real_R = tl.load(real_ptr + _MIN_P, mask=is_sampled_R, other=0.0)
+    tl.store(min_p_ptr + index_R, real_R, mask=is_sampled_R)
+    real_R = tl.load(real_ptr + _REPETITION, mask=is_sampled_R, other=0.0)
+    tl.store(repetition_ptr + index_R, real_R, mask=is_sampled_R)
+    real_R = tl.load(real_ptr + _PRESENCE, mask=is_sampled_R, other=0.0)
+    tl.store(presence_ptr + index_R, real_R, mask=is_sampled_R)
+    real_R = tl.load(real_ptr + _FREQUENCY, mask=is_sampled_R, other=0.0)
+    tl.store(frequency_ptr + index_R, real_R, mask=is_sampled_R)
+    flags_R = tl.load(number_ptr + _FLAGS, mask=is_sampled_R, other=0)
+    tl.store(is_greedy_ptr + index_R, (flags_R & _GREEDY) != 0, mask=is_sampled_R)
+    tl.store(is_counted_ptr + index_R, (flags_R & _COUNTED) != 0, mask=is_sampled_R)
+    tl.store(is_masked_ptr + index_R, (flags_R & _MASKED) != 0, mask=is_sampled_R)
+    number_R = tl.load(number_ptr + _NUM_LOGPROBS, mask=is_sampled_R, other=0)
+    tl.store(num_logprobs_ptr + index_R, number_R, mask=is_sampled_R)
+    until_R = tl.load(number_ptr + _MIN_LENGTH, mask=is_sampled_R, other=0)
+    number_R = tl.load(number_ptr + _NUM_MIN_TOKENS_IDS, mask=is_sampled_R, other=0)
+    number_R = tl.where(position_R < until_R, number_R, 0)
+    tl.store(num_min_tokens_ids_ptr + index_R, number_R, mask=is_sampled_R)
+    number_R = tl.load(number_ptr + _NUM_BIASES, mask=is_sampled_R, other=0)
+    tl.store(num_biases_ptr + index_R, number_R, mask=is_sampled_R)
 
 
 def gather_sampling_columns(
@@ -240,11 +239,11 @@ def gather_sampling_columns(
     *,
     num_sequences: int,
 ) -> None:
-    """`out[due] = state[row]` for each due sequence of the packed step; see SamplingColumns.
+    """`out[sample] = state[row]` for each sampled sequence of the packed step; see SamplingColumns.
 
     Args:
         packed: int32, made by `pack_step` with `layout`.
-        out: written, as far as sequences are due.
+        out: written for the sampled sequences.
         num_sequences: of the step, may count padding.
     """
     num_rows = out.state_row_N.shape[0]
@@ -264,7 +263,7 @@ def gather_sampling_columns(
         ROWS_AT=layout.rows_at,
         COMPUTED_AT=layout.computed_at,
         QUERY_START_AT=layout.query_start_at,
-        DUE_AT=layout.due_at,
+        SAMPLE_INDEX_AT=layout.sample_index_at,
         BLOCK=_BLOCK,
         num_warps=_NUM_WARPS,
     )

@@ -79,7 +79,7 @@ def prepare_step_kernel(
     ROWS_AT: tl.constexpr,
     COMPUTED_AT: tl.constexpr,
     QUERY_START_AT: tl.constexpr,
-    DUE_AT: tl.constexpr,
+    SAMPLE_INDEX_AT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     # programs: (0 .. R - 1: a sequence each, real or padding; R: what is behind all of them) x G
@@ -94,13 +94,13 @@ def prepare_step_kernel(
         computed = tl.load(packed_ptr + COMPUTED_AT + sequence)
         start = tl.load(packed_ptr + QUERY_START_AT + sequence)
         stop = tl.load(packed_ptr + QUERY_START_AT + sequence + 1)
-        due = tl.load(packed_ptr + DUE_AT + sequence)
+        sample_index = tl.load(packed_ptr + SAMPLE_INDEX_AT + sequence)
         seq_len = computed + stop - start
         if group == 0:
             tl.store(query_start_ptr + sequence, start)
             tl.store(seq_lens_ptr + sequence, seq_len)
-            if due >= 0:
-                tl.store(logits_at_ptr + due, (stop - 1).to(tl.int64))
+            if sample_index >= 0:
+                tl.store(logits_at_ptr + sample_index, (stop - 1).to(tl.int64))
         row_table_ptr = row_tables_ptr + group.to(tl.int64) * row_table_stride_g + row * M
         for done in range(0, stop - start, BLOCK):
             offset_T = done + lane
@@ -148,34 +148,27 @@ def append_sampled_kernel(
     ROWS_AT: tl.constexpr,
     COMPUTED_AT: tl.constexpr,
     QUERY_START_AT: tl.constexpr,
-    DUE_AT: tl.constexpr,
+    SAMPLE_INDEX_AT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     sequence_R = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_real_R = sequence_R < tl.load(packed_ptr)
-    due_R = tl.load(packed_ptr + DUE_AT + sequence_R, mask=is_real_R, other=-1)
-    is_due_R = due_R >= 0
-    row_R = tl.load(packed_ptr + ROWS_AT + sequence_R, mask=is_due_R, other=0).to(tl.int64)
+    index_R = tl.load(packed_ptr + SAMPLE_INDEX_AT + sequence_R, mask=is_real_R, other=-1)
+    is_sampled_R = index_R >= 0
+    row_R = tl.load(packed_ptr + ROWS_AT + sequence_R, mask=is_sampled_R, other=0).to(tl.int64)
     start_ptr = packed_ptr + QUERY_START_AT + sequence_R
-    start_R = tl.load(start_ptr, mask=is_due_R, other=0)
-    stop_R = tl.load(start_ptr + 1, mask=is_due_R, other=0)
-    computed_R = tl.load(packed_ptr + COMPUTED_AT + sequence_R, mask=is_due_R, other=0)
+    start_R = tl.load(start_ptr, mask=is_sampled_R, other=0)
+    stop_R = tl.load(start_ptr + 1, mask=is_sampled_R, other=0)
+    computed_R = tl.load(packed_ptr + COMPUTED_AT + sequence_R, mask=is_sampled_R, other=0)
     position_R = computed_R + stop_R - start_R
-    token_R = tl.load(sampled_ptr + due_R, mask=is_due_R, other=0).to(tl.int32)
+    token_R = tl.load(sampled_ptr + index_R, mask=is_sampled_R, other=0).to(tl.int32)
     # the host learns only later that a full row has ended
-    has_room_R = is_due_R & (position_R < max_len)
+    has_room_R = is_sampled_R & (position_R < max_len)
     tl.store(row_tokens_ptr + row_R * max_len + position_R, token_R, mask=has_room_R)
 
 
 def apply_row_updates(packed: torch.Tensor, rows: DeviceRows) -> None:
-    """Write the packed updates into the rows: `table[row, start : start + n] = ids`.
-
-    What is past a table's width is dropped (blocks allocated ahead of max_model_len).
-
-    Args:
-        packed: int32, on the rows' device, packed by `step_packing.pack_step`.
-        rows: written in place.
-    """
+    """See `DeviceStepOperations.apply_row_updates`. All tensors are on the rows' device."""
     _check_rows(packed, rows)
     apply_row_updates_kernel[(_UPDATE_PROGRAMS,)](
         packed,
@@ -197,17 +190,7 @@ def prepare_step(
     *,
     block_size: int,
 ) -> None:
-    """Gather a step: for token i of a sequence with `computed` tokens in the cache
-
-        position = computed + i,    slot = table[row, position // S] * S + position % S
-        token    = tokens[row, position]
-
-    Args:
-        packed: int32, on the rows' device, packed by `step_packing.pack_step` with `layout`.
-        rows: read; every update of this step is in them.
-        out: overwritten. Its sizes, at least the step's, decide how much padding there is.
-        block_size: slots in a block.
-    """
+    """See `DeviceStepOperations.prepare_step`."""
     _check_rows(packed, rows)
     _check_out(out, layout, rows)
     num_groups, num_sequences, width = out.block_tables_GRM.shape
@@ -244,16 +227,7 @@ def append_sampled(
     *,
     num_sequences: int,
 ) -> None:
-    """`tokens[row, seq_len] = token_ids[due]` for each due sequence of the step.
-
-    A token for which the row has no room (position max_model_len) is dropped.
-
-    Args:
-        packed: of the step that sampled.
-        token_ids_N: int32 or int64, tokens of the step's due sequences in order.
-        rows: `token_ids` is written in place.
-        num_sequences: of the step, may count padding.
-    """
+    """See `DeviceStepOperations.append_sampled`."""
     _check_rows(packed, rows)
     dtypes, device = (torch.int64, torch.int32), rows.token_ids.device
     check_tensor("the sampled tokens", token_ids_N, (token_ids_N.numel(),), dtypes, device)
@@ -275,7 +249,7 @@ def _columns(layout: PackedLayout) -> dict[str, int]:
         "ROWS_AT": layout.rows_at,
         "COMPUTED_AT": layout.computed_at,
         "QUERY_START_AT": layout.query_start_at,
-        "DUE_AT": layout.due_at,
+        "SAMPLE_INDEX_AT": layout.sample_index_at,
     }
 
 

@@ -80,7 +80,7 @@ def time_block_copies(pairs: int, num_layers: int, *, device: str = "cuda") -> W
     ids = torch.randperm(block_copies.NUM_BLOCKS)
     src_ids, dst_ids = ids[:pairs], ids[pairs : 2 * pairs]
     return Work(
-        call=lambda: copy_within(caches, src_ids, dst_ids),
+        call=lambda: [copy_within(cache, src_ids, dst_ids) for cache in caches],
         num_bytes=2.0 * num_layers * pairs * caches[0][0].numel() * 2,
     )
 

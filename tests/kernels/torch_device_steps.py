@@ -30,7 +30,7 @@ class _Sequence:
     computed: int
     start: int
     stop: int
-    due: int
+    sample_index: int
 
     @property
     def seq_len(self) -> int:
@@ -46,7 +46,7 @@ def _sequences(packed: torch.Tensor, layout: PackedLayout) -> list[_Sequence]:
             computed=words[layout.computed_at + index],
             start=starts[index],
             stop=starts[index + 1],
-            due=words[layout.due_at + index],
+            sample_index=words[layout.sample_index_at + index],
         )
         for index in range(words[0])
     ]
@@ -96,8 +96,8 @@ class TorchDeviceSteps:
             out.slot_mappings_GT[:, tokens] = blocks_GT * block_size + positions % block_size
             num_blocks = -(-sequence.seq_len // block_size)
             out.block_tables_GRM[:, index, :num_blocks] = tables_GM[:, :num_blocks]
-            if sequence.due >= 0:
-                out.logits_at_R[sequence.due] = sequence.stop - 1
+            if sequence.sample_index >= 0:
+                out.logits_at_R[sequence.sample_index] = sequence.stop - 1
 
     def append_sampled(
         self,
@@ -110,8 +110,8 @@ class TorchDeviceSteps:
     ) -> None:
         """See `DeviceStepOperations.append_sampled`."""
         for sequence in _sequences(packed, layout):
-            if sequence.due >= 0 and sequence.seq_len < rows.token_ids.shape[1]:
-                rows.token_ids[sequence.row, sequence.seq_len] = token_ids_N[sequence.due]
+            if sequence.sample_index >= 0 and sequence.seq_len < rows.token_ids.shape[1]:
+                rows.token_ids[sequence.row, sequence.seq_len] = token_ids_N[sequence.sample_index]
 
     def make_sampler(
         self, *, num_rows: int, vocab_size: int, device: torch.device
@@ -142,27 +142,27 @@ class TorchStepSampler:
     ) -> None:
         """See `StepSampler.sample`."""
         for sequence in _sequences(packed, layout):
-            if sequence.due >= 0:
-                self._sample_row(logits_NV[sequence.due], sequence, mode)
+            if sequence.sample_index >= 0:
+                self._sample_row(logits_NV[sequence.sample_index], sequence, mode)
 
     def _sample_row(self, logits_V: torch.Tensor, sequence: _Sequence, mode: SamplingMode) -> None:
-        out, due = self.results, sequence.due
+        out, sample_index = self.results, sequence.sample_index
         words = self.rows.state_NX[sequence.row, : len(StateWord)]
         numbers, reals = words.tolist(), words.view(torch.float32).tolist()
         raw_V = logits_V.clone()
         if mode is SamplingMode.FULL:
-            out.raw_best_logits_C[due] = raw_V.amax()
+            out.raw_best_logits_C[sample_index] = raw_V.amax()
             self._change(logits_V, sequence, numbers, reals)
         best = logits_V.amax()
         # NaN, as +inf, tells of logits that are no numbers
-        out.best_logits_C[due] = torch.inf if best.isnan() else best
+        out.best_logits_C[sample_index] = torch.inf if best.isnan() else best
         token_id = self._choose(logits_V, sequence, numbers, mode) if best.isfinite() else 0
-        out.token_ids_C[due] = token_id
+        out.token_ids_C[sample_index] = token_id
         if mode is SamplingMode.FULL:
             if numbers[StateWord.FLAGS] & StateFlag.COUNTED:
                 self.rows.output_counts_NV[sequence.row, token_id] += 1
             if numbers[StateWord.NUM_LOGPROBS] >= 0:
-                self._report(raw_V, token_id, due, numbers[StateWord.NUM_LOGPROBS])
+                self._report(raw_V, token_id, sample_index, numbers[StateWord.NUM_LOGPROBS])
 
     def _change(
         self,
@@ -213,15 +213,15 @@ class TorchStepSampler:
         limits = SamplingLimits(top_k_R=top_k_1, top_p_R=top_p_1, min_p_R=min_p_1)
         return int(sample_truncated(logits_1V, seed_1, position_1, limits))
 
-    def _report(self, raw_V: torch.Tensor, token_id: int, due: int, number: int) -> None:
+    def _report(self, raw_V: torch.Tensor, token_id: int, sample_index: int, number: int) -> None:
         out = self.results
         logprobs_V = raw_V.log_softmax(dim=0)
         values, ids = logprobs_V.topk(number)
-        out.logprob_ids_CN[due, 0] = token_id
-        out.logprob_ids_CN[due, 1 : number + 1] = ids
-        out.logprobs_CN[due, 0] = logprobs_V[token_id]
-        out.logprobs_CN[due, 1 : number + 1] = values
-        out.ranks_C[due] = (logprobs_V > logprobs_V[token_id]).sum() + 1
+        out.logprob_ids_CN[sample_index, 0] = token_id
+        out.logprob_ids_CN[sample_index, 1 : number + 1] = ids
+        out.logprobs_CN[sample_index, 0] = logprobs_V[token_id]
+        out.logprobs_CN[sample_index, 1 : number + 1] = values
+        out.ranks_C[sample_index] = (logprobs_V > logprobs_V[token_id]).sum() + 1
 
 
 def _bits(words_W: torch.Tensor) -> torch.Tensor:

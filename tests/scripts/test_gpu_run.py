@@ -147,7 +147,7 @@ def test_the_daemon_is_measured():
         TINY, number=6, shortest=3, longest=20, options=options, device="cpu"
     )
     assert figures["output_tok_s"] > 0
-    assert figures["launch_to_ready_s"] > figures["ready_s"] > 0
+    assert figures["launch_to_ready_s"] >= figures["ready_s"] > 0
 
 
 def test_a_file_of_tests_gives_a_row_a_test_and_what_a_dying_process_lost(tmp_path):

@@ -31,7 +31,8 @@ def check_copies(
     expected = [cache.clone() for cache in caches]
     for cache in expected:
         copy_blocks_reference(cache, src_ids.to(device), dst_ids.to(device))
-    copy_within(caches, src_ids, dst_ids)
+    for cache in caches:
+        copy_within(cache, src_ids, dst_ids)
     return sum(num_different(*pair) for pair in zip(caches, expected, strict=True))
 
 
@@ -44,8 +45,9 @@ def check_swaps(num_pairs: int, *, block: tuple[int, ...] = BLOCK, device: str) 
     before = [cache.clone() for cache in caches]
     out_ids, host_ids = torch.randperm(NUM_BLOCKS)[:num_pairs], torch.arange(num_pairs)
     in_ids = torch.randperm(NUM_BLOCKS)[:num_pairs]
-    swap_blocks(caches, hosts, out_ids, host_ids)
-    swap_blocks(hosts, caches, host_ids, in_ids)
+    for cache, host in zip(caches, hosts, strict=True):
+        swap_blocks(cache, host, out_ids, host_ids)
+        swap_blocks(host, cache, host_ids, in_ids)
     different = 0.0
     for cache, old in zip(caches, before, strict=True):
         expected = old.clone()

@@ -27,7 +27,7 @@ LAYOUT = PackedLayout(NUM_ROWS)
 
 
 def packed_step(num_sequences, seed=0):
-    """Rows in any order, about a third not due."""
+    """Rows in any order, about a third not sampled."""
     generator = np.random.default_rng(seed)
     words = np.full(LAYOUT.num_words() + 7, -77, np.int32)
     needs_sampling = generator.random(num_sequences) < 0.7
@@ -90,26 +90,26 @@ def drop_penalties_of_the_uncounted(rows: SamplingRows):
 def test_columns_of_the_due_are_gathered_and_nothing_else_is_written(num_sequences):
     rows = SamplingRows.allocate(num_rows=NUM_ROWS, vocab_size=131, device=CPU)
     fill(rows)
-    packed, num_due = packed_step(num_sequences)
+    packed, num_sampled = packed_step(num_sequences)
     whole = SamplingColumns.allocate(NUM_ROWS + 3, CPU)
     for name in SamplingColumns.__slots__:
         getattr(whole, name).fill_(1 if getattr(whole, name).dtype is torch.bool else -9)
     out = whole.first(NUM_ROWS)
     gather_sampling_columns(packed, LAYOUT, rows, out, num_sequences=NUM_ROWS)
     expected = gather_sampling_columns_reference(packed, LAYOUT, rows)
-    assert out.num_rows_1.tolist() == [num_due]
+    assert out.num_rows_1.tolist() == [num_sampled]
     for name in set(SamplingColumns.__slots__) - {"num_rows_1"}:
         column = getattr(out, name)
-        assert column[:num_due].tolist() == expected[name].tolist(), name
+        assert column[:num_sampled].tolist() == expected[name].tolist(), name
         assert (
-            getattr(whole, name)[num_due:] == (True if column.dtype is torch.bool else -9)
+            getattr(whole, name)[num_sampled:] == (True if column.dtype is torch.bool else -9)
         ).all()
 
 
 @pytest.mark.parametrize("mode", SamplingMode)
 @pytest.mark.parametrize("vocab_size", [131, 2050])
 def test_tokens_counts_and_reports_are_those_of_the_specification(mode, vocab_size):
-    packed, num_due = packed_step(NUM_ROWS, seed=3)
+    packed, num_sampled = packed_step(NUM_ROWS, seed=3)
     samplers = [
         steps.make_sampler(num_rows=NUM_ROWS, vocab_size=vocab_size, device=CPU)
         for steps in (TorchDeviceSteps(), TritonDeviceSteps())
@@ -126,14 +126,16 @@ def test_tokens_counts_and_reports_are_those_of_the_specification(mode, vocab_si
         sampler.results.words.fill_(-9)
         sampler.sample(logits_NV.clone(), packed, LAYOUT, num_sequences=NUM_ROWS, mode=mode)
     expected, found = (sampler.results for sampler in samplers)
-    assert found.token_ids_C[:num_due].tolist() == expected.token_ids_C[:num_due].tolist()
-    assert len(set(expected.token_ids_C[:num_due].tolist())) > 3
-    assert torch.equal(found.best_logits_C[:num_due], expected.best_logits_C[:num_due])
+    assert found.token_ids_C[:num_sampled].tolist() == expected.token_ids_C[:num_sampled].tolist()
+    assert len(set(expected.token_ids_C[:num_sampled].tolist())) > 3
+    assert torch.equal(found.best_logits_C[:num_sampled], expected.best_logits_C[:num_sampled])
     counts = [sampler.rows.output_counts_NV for sampler in samplers]
     assert torch.equal(*counts)
     if mode is not SamplingMode.FULL:
         return
-    assert torch.equal(found.raw_best_logits_C[:num_due], expected.raw_best_logits_C[:num_due])
+    assert torch.equal(
+        found.raw_best_logits_C[:num_sampled], expected.raw_best_logits_C[:num_sampled]
+    )
     columns = gather_sampling_columns_reference(packed, LAYOUT, samplers[0].rows)
     for index, number in enumerate(columns["num_logprobs_N"].tolist()):
         if number >= 0:
@@ -149,18 +151,18 @@ def test_tokens_counts_and_reports_are_those_of_the_specification(mode, vocab_si
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("mode", SamplingMode)
 def test_a_row_without_a_finite_best_says_so(mode, value):
-    packed, num_due = packed_step(5, seed=3)
+    packed, num_sampled = packed_step(5, seed=3)
     for steps in (TorchDeviceSteps(), TritonDeviceSteps()):
         sampler = steps.make_sampler(num_rows=NUM_ROWS, vocab_size=131, device=CPU)
-        logits_NV = torch.randn(num_due, 131)
+        logits_NV = torch.randn(num_sampled, 131)
         logits_NV[1, 100 if value != -torch.inf else slice(None)] = value
         sampler.sample(logits_NV, packed, LAYOUT, num_sequences=5, mode=mode)
-        best_N = sampler.results.best_logits_C[:num_due]
-        assert best_N.isfinite().tolist() == [at != 1 for at in range(num_due)]
+        best_N = sampler.results.best_logits_C[:num_sampled]
+        assert best_N.isfinite().tolist() == [at != 1 for at in range(num_sampled)]
         assert not best_N.isnan().any()
         if mode is SamplingMode.FULL:
-            raw_N = sampler.results.raw_best_logits_C[:num_due]
-            assert raw_N.isfinite().tolist() == [at != 1 for at in range(num_due)]
+            raw_N = sampler.results.raw_best_logits_C[:num_sampled]
+            assert raw_N.isfinite().tolist() == [at != 1 for at in range(num_sampled)]
 
 
 @pytest.mark.parametrize("vocab_size", [31, 32, 131])

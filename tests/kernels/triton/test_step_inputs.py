@@ -141,7 +141,7 @@ def test_an_empty_step_is_all_padding() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-def test_sampled_tokens_are_appended_to_due_rows_only(dtype: torch.dtype) -> None:
+def test_sampled_tokens_are_appended_to_sampled_rows_only(dtype: torch.dtype) -> None:
     batch, rows = _filled()
     step = _step([20, 30, 4, MAX_LEN - 1, 0], [1, 3, 2, 1, 15])
     needs_sampling = np.array([True, False, True, True, True])
