@@ -49,56 +49,57 @@ from scripts.comparison.workloads import (
 from scripts.load.report import describe_run, log, write_document
 
 app = make_app("compare_engines", __doc__)
-_Several = Parameter(consume_multiple=False, negative="", allow_leading_hyphen=True)
+
+
+def _several(text: str) -> Parameter:
+    return Parameter(
+        help=text,
+        show_default=False,
+        consume_multiple=False,
+        negative="",
+        allow_leading_hyphen=True,
+    )
 
 
 @app.default
 def compare(
     *,
-    engine: Annotated[list[str] | None, _Several] = None,
-    peer: Annotated[list[str] | None, _Several] = None,
-    server: Annotated[list[str] | None, _Several] = None,
-    model: str = "smollm2-135m-instruct",
-    workloads: str = ",".join(DEFAULT_WORKLOADS),
-    rounds: int = 3,
-    threads: int | None = None,
+    engine: Annotated[
+        tuple[str, ...],
+        _several("NAME=OPTIONS of our daemon; env:VAR=VALUE among them. May be repeated."),
+    ] = (),
+    peer: Annotated[
+        tuple[str, ...],
+        _several("NAME=INTERPRETER [KEY=VALUE ...], or NAME=URL of an OpenAI-compatible server."),
+    ] = (),
+    server: Annotated[
+        tuple[str, ...],
+        _several("NAME=COMMAND ... {port} that starts an OpenAI-compatible server."),
+    ] = (),
+    model: Annotated[
+        str, Parameter(help="For engines that name none; its tokenizer cuts the prompts.")
+    ] = "smollm2-135m-instruct",
+    workloads: Annotated[str, Parameter(help="Which, with commas.")] = ",".join(DEFAULT_WORKLOADS),
+    rounds: Annotated[int, Parameter(help="How often each engine is launched and asked.")] = 3,
+    threads: Annotated[
+        int | None, Parameter(help="Of every engine; default: one a core of this process.")
+    ] = None,
     client_processes: int = 2,
-    text: Path | None = None,
-    workload_file: Path | None = None,
+    text: Annotated[
+        Path | None, Parameter(help="To cut prompts from; default: Python's language reference.")
+    ] = None,
+    workload_file: Annotated[
+        Path | None,
+        Parameter(help="Served if it is there, else written; default: a temporary file."),
+    ] = None,
     startup_timeout: float = 900.0,
     workload_timeout: float = 900.0,
-    logs: Path | None = None,
-    json: Path | None = None,
+    logs: Annotated[Path | None, Parameter(help="A folder for the output of engines.")] = None,
+    json: Annotated[Path | None, Parameter(help="Write the document here too.")] = None,
 ) -> int:
-    """Compare engines.
-
-    Parameters
-    ----------
-    engine
-        NAME=OPTIONS of our daemon; env:VAR=VALUE among them. May be repeated.
-    peer
-        NAME=INTERPRETER [KEY=VALUE ...], or NAME=URL of an OpenAI-compatible server.
-    server
-        NAME=COMMAND ... {port} that starts an OpenAI-compatible server.
-    model
-        For engines that name none; its tokenizer cuts the prompts.
-    workloads
-        Which, with commas.
-    rounds
-        How often each engine is launched and asked.
-    threads
-        Of every engine; default: one a core of this process.
-    text
-        To cut prompts from; default: Python's language reference.
-    workload_file
-        Served if it is there, else written; default: a temporary file.
-    logs
-        A folder for the output of engines.
-    json
-        Write the document here too.
-    """
-    own = [parse_engine(one) for one in engine or ()]
-    others = [*map(parse_peer, peer or ()), *map(parse_server, server or ())]
+    """Compare engines."""
+    own = [parse_engine(one) for one in engine]
+    others = [*map(parse_peer, peer), *map(parse_server, server)]
     engines: list[Engine] = [*own, *others]
     names = [one.name for one in engines]
     if len(engines) < 2 or len(set(names)) < len(names):

@@ -12,24 +12,20 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from frontend import AsyncLLM, RequestOutputKind, SamplingParams, run
 from scripts.command_line import make_app, run_app
-
-if TYPE_CHECKING:
-    from frontend import AsyncLLM
 
 QUESTIONS = (
     "What is the capital of France?",
     "Name three colours of the rainbow.",
     "Why is the sky blue? Answer in one sentence.",
 )
-
-
 app = make_app("demo", __doc__)
 
 
@@ -42,8 +38,6 @@ def demo(
     """Start a daemon and ask it, or only ask."""
     if ask is None:
         return demonstrate(model)
-    from frontend import run
-
     run(ask_questions(ask))
     return 0
 
@@ -71,8 +65,6 @@ def demonstrate(model: str) -> int:
 
 
 async def ask_questions(address: str) -> None:
-    from frontend import AsyncLLM
-
     async with AsyncLLM(address) as llm:
         started_s = time.perf_counter()
         counts = await asyncio.gather(
@@ -86,10 +78,8 @@ async def ask_questions(address: str) -> None:
             print(f"  {name:26} {getattr(statistics, name)}")
 
 
-async def answer(llm: "AsyncLLM", number: int, question: str) -> int:
+async def answer(llm: AsyncLLM, number: int, question: str) -> int:
     """Stream one answer, a line at a time, as the three share the terminal."""
-    from frontend import RequestOutputKind, SamplingParams
-
     print(f"[{number}] {question}", flush=True)
     params = SamplingParams(temperature=0.0, max_tokens=96, output_kind=RequestOutputKind.DELTA)
     pending, num_tokens = "", 0

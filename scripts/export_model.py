@@ -11,21 +11,16 @@ and written as F32, F16 or Q8_0 (what is no matrix stays F32). Nothing is ever w
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from engine_core.model_files import ModelFiles, ModelFilesError, open_model_files
 from scripts.command_line import make_app, run_app
-
-if TYPE_CHECKING:
-    from engine_core.model_files import ModelFiles
+from scripts.load.report import log
 
 _OWN_FIELDS = ("GGUF.", "general.architecture", "general.quantization_version", "general.file_type")
 app = make_app("export_model", __doc__)
-
-
-class ExportError(Exception):
-    """It cannot be written; the text says why."""
 
 
 @app.default
@@ -40,23 +35,18 @@ def export(
     path = folder or gguf
     if path is None or (folder and gguf):
         raise ValueError("give either --folder or --gguf")
-    from engine_core.model_files import ModelFilesError, open_model_files
-
     if path.exists():
-        raise ExportError(f"{path} is there already; remove it or name another")
-    try:
-        files = open_model_files(model, report=lambda line: print(line, file=sys.stderr))
-        if folder:
-            write_folder(files, path)
-        else:
-            write_gguf(files, path, type)
-    except ModelFilesError as error:
-        raise ExportError(str(error)) from error
+        raise FileExistsError(f"{path} is there already; remove it or name another")
+    files = open_model_files(model, report=log)
+    if folder:
+        write_folder(files, path)
+    else:
+        write_gguf(files, path, type)
     print(path)
     return 0
 
 
-def write_folder(files: "ModelFiles", folder: Path) -> None:
+def write_folder(files: ModelFiles, folder: Path) -> None:
     """config.json, model.safetensors in float32, and the tokenizer's files."""
     import torch
     from safetensors.torch import save_file
@@ -83,13 +73,15 @@ def write_folder(files: "ModelFiles", folder: Path) -> None:
     _write_json(folder / "tokenizer_config.json", described)
 
 
-def write_gguf(files: "ModelFiles", path: Path, type_name: str) -> None:
-    """Raises ExportError: the model is not one .gguf file."""
+def write_gguf(files: ModelFiles, path: Path, type_name: str) -> None:
+    """Raises ModelFilesError: the model is not one .gguf file."""
     import gguf
     import numpy as np
 
     if files.path.suffix != ".gguf":
-        raise ExportError(f"{files.path} is no .gguf file, whose metadata is copied; use --folder")
+        raise ModelFilesError(
+            f"{files.path} is no .gguf file, whose metadata is copied; use --folder"
+        )
     reader = gguf.GGUFReader(files.path)
     architecture = str(reader.fields["general.architecture"].contents())
     writer = gguf.GGUFWriter(path, architecture)
@@ -116,4 +108,4 @@ def _write_json(path: Path, document: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_app(app, sys.argv[1:], failed=(ExportError,)))
+    sys.exit(run_app(app, sys.argv[1:], failed=(ModelFilesError, OSError)))

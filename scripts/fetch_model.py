@@ -17,6 +17,7 @@ from engine_core.model_files.download import (
 )
 from engine_core.model_files.errors import ModelFilesError
 from scripts.command_line import make_app, run_app
+from scripts.load.report import log
 
 app = make_app("fetch_model", f"{__doc__}\n{describe_known_models('')}")
 
@@ -27,7 +28,7 @@ def fetch(name: str) -> int:
     model = find_known_model(name)
     if model is None:
         raise ModelFilesError(f"{name!r} is not a known model; {describe_known_models(name)}")
-    print(fetch_known_model(model, report=lambda line: print(line, file=sys.stderr)))
+    print(fetch_known_model(model, report=log))
     return 0
 
 

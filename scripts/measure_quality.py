@@ -19,6 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from engine_core.errors import StartupError
+from engine_core.model_files import ModelFilesError
 from scripts.command_line import make_app, run_app
 from scripts.load.report import describe_run, write_document
 from scripts.quality import QualityOptions
@@ -29,20 +31,15 @@ app = make_app("measure_quality", __doc__)
 @app.default
 def measure_quality(options: QualityOptions | None = None) -> int:
     """Measure the quality of formats."""
-    from engine_core.errors import StartupError
-    from engine_core.model_files import ModelFilesError
     from scripts.quality.measurement import measure
 
     options = options or QualityOptions()
-    try:
-        figures = measure(options)
-    except (ModelFilesError, StartupError) as error:
-        raise ValueError(str(error)) from error
+    figures = measure(options)
     write_document(describe_run() | figures, options.json)
     return 0 if all(row.get("within_limit", True) for row in figures["formats"]) else 1
 
 
-main = functools.partial(run_app, app)
+main = functools.partial(run_app, app, refused=(ValueError, ModelFilesError, StartupError))
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

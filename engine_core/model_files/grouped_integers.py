@@ -37,15 +37,12 @@ _INSTEAD = "use the unquantised model, or a .gguf of it"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GroupedIntegers:
-    """How a folder's linear layers are quantised.
-
-    Attributes:
-        group_size: inputs that share a scale and a zero; -1: all of a row.
-    """
+    """How a folder's linear layers are quantised."""
 
     layout: Layout
     bits: int
     group_size: int
+    """Inputs that share a scale and a zero; -1: all of a row."""
 
     @property
     def type_name(self) -> str:

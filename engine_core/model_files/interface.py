@@ -11,18 +11,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """All that a client needs to turn text into tokens and back.
-
-    Attributes:
-        tokenizer_json: a `tokenizers` serialisation, UTF-8; encodes as transformers would,
-            special tokens at the ends included.
-        chat_template: Jinja source, or None where the model has none.
-        special_tokens: "bos_token", "eos_token", "unk_token", "pad_token" -> text, where set.
-    """
+    """All that a client needs to turn text into tokens and back."""
 
     tokenizer_json: bytes
+    """A `tokenizers` serialisation, UTF-8; encodes as transformers would, special tokens at the
+    ends included."""
     chat_template: str | None
+    """Jinja source, or None where the model has none."""
     special_tokens: dict[str, str]
+    """By "bos_token", "eos_token", "unk_token", "pad_token", where set."""
 
 
 class ModelFiles(Protocol):

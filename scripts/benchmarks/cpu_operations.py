@@ -263,45 +263,31 @@ def cpu_kernels(
     with library.forced_isa(isa or library.machine_isa):
         reports: list[dict[str, Any]] = []
         for name, shapes in cases.items():
-            reports += _measure_case(library, name, shapes, rows, rounds, kinds)
-        figures = {"threads": library.num_threads, "isa": library.isa, "reports": reports}
-    report(figures, json)
-
-
-def _measure_case(
-    library: NativeLibrary,
-    name: str,
-    shapes: Sequence[Shape],
-    rows: Sequence[int],
-    rounds: int,
-    kinds: Sequence[str],
-) -> list[dict[str, Any]]:
-    """Of all products of `shapes`, one after the other."""
-    layers = [products(library, shape, kinds) for shape in shapes]
-    everywhere = [kind for kind in layers[0] if all(kind in made for made in layers)]
-    sizes = [sum(made[kind][1] for made in layers) for kind in everywhere]
-    reports = []
-    for num_rows in rows:
-        inputs = {width: torch.randn(num_rows, width) for _, width in shapes}
-        xs = [inputs[width] for _, width in shapes]
-        runs = [partial(_run, [made[kind][0] for made in layers], xs) for kind in everywhere]
-        times = best_times(runs, rounds, 0.005)
-        flops = 2 * num_rows * sum(num_outputs * width for num_outputs, width in shapes)
-        log(f"{name}, {num_rows} rows")
-        results = {}
-        for kind, seconds, size in zip(everywhere, times, sizes, strict=True):
-            results[kind] = figures = {
-                "us": round(seconds * 1e6, 1),
-                "gflops": round(flops / seconds / 1e9, 1),
-                "gb_per_s": round(size / seconds / 1e9, 1),
-                "torch_time_ratio": round(times[0] / seconds, 2),
-            }
-            log(
-                f"  {kind:8} {figures['us']:10.1f} us {figures['gflops']:8.1f} GFLOP/s "
-                f"{figures['gb_per_s']:6.1f} GB/s   x {figures['torch_time_ratio']:5.2f}"
-            )
-        reports.append({"shape": name, "rows": num_rows, "kinds": results})
-    return reports
+            layers = [products(library, shape, kinds) for shape in shapes]
+            common = [kind for kind in layers[0] if all(kind in made for made in layers)]
+            for num_rows in rows:
+                inputs = {width: torch.randn(num_rows, width) for _, width in shapes}
+                xs = [inputs[width] for _, width in shapes]
+                calls = [partial(_run, [made[kind][0] for made in layers], xs) for kind in common]
+                times = best_times(calls, rounds, 0.005)
+                flops = 2 * num_rows * sum(num_outputs * width for num_outputs, width in shapes)
+                log(f"{name}, {num_rows} rows")
+                results = {}
+                for kind, seconds in zip(common, times, strict=True):
+                    size = sum(made[kind][1] for made in layers)
+                    results[kind] = figures = {
+                        "us": round(seconds * 1e6, 1),
+                        "gflops": round(flops / seconds / 1e9, 1),
+                        "gb_per_s": round(size / seconds / 1e9, 1),
+                        "torch_time_ratio": round(times[0] / seconds, 2),
+                    }
+                    log(
+                        f"  {kind:8} {figures['us']:10.1f} us {figures['gflops']:8.1f} GFLOP/s "
+                        f"{figures['gb_per_s']:6.1f} GB/s   x {figures['torch_time_ratio']:5.2f}"
+                    )
+                reports.append({"shape": name, "rows": num_rows, "kinds": results})
+        document = {"threads": library.num_threads, "isa": library.isa, "reports": reports}
+    report(document, json)
 
 
 def _run(products: Sequence[Product], xs: Sequence[torch.Tensor]) -> None:

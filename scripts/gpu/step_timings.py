@@ -6,22 +6,22 @@ says that the full depth is right.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
-from engine_core.kv_cache import CacheCopies
 from engine_core.models import load_dummy_model
-from engine_core.scheduler import NewRequestData, ScheduledBatch, SchedulerOutput
+from engine_core.scheduler import SchedulerOutput
 from kernels.interface.device_steps import SamplingMode
 from protocol.sampling import SamplingParams
 from scripts.gpu.timing import TimingGroup, Work
 from scripts.simulator.step_times import ModelShape, attention_pairs
+from tests.engine_core.model_runner.plans import Plans
 from tests.gpu.checks.whole_models import HALF_RATIO, check_published
 from tests.gpu.engine_run import BLOCK_SIZE, EngineRun, RequestSpec, Sizes, triton_operations
 from tests.gpu.model_shapes import PUBLISHED, Shape
@@ -33,13 +33,8 @@ MOST_SEQS = 256
 
 
 class ReadyEngine:
-    """An engine with random weights, and plans by hand for exactly one step.
-
-    Args:
-        shape: of the model.
-        sizes: one that the scheduler is made for too.
-        dtype: of weights, activations and the cache.
-    """
+    """An engine with random weights, and plans by hand for exactly one step. `dtype` is that of
+    weights, activations and the cache."""
 
     def __init__(self, shape: Shape, sizes: Sizes, *, dtype: torch.dtype, device: str) -> None:
         ops = triton_operations(device)
@@ -93,46 +88,27 @@ class ReadyEngine:
 
     def _plan(self, sequences: list[tuple[int, int]]) -> SchedulerOutput:
         """New sequences of (tokens, of which computed), instead of those that were there."""
-        finished, self._present = self._present, []
-        new, first_block = [], 1
-        for row, (length, computed) in enumerate(sequences):
-            width = -(-length // BLOCK_SIZE)
-            assert first_block + width <= self.engine.sizes.num_blocks + 1, "too few blocks"
-            blocks = list(range(first_block, first_block + width))
-            first_block += width
-            new.append(
-                NewRequestData(
-                    req_id=f"by hand {self._num_steps} {row}",
-                    prompt_token_ids=torch.randint(self.vocab_size, (length,)).tolist(),
-                    output_token_ids=[],
-                    mm_features=[],
-                    sampling_params=SamplingParams(max_tokens=1, temperature=1.0, seed=row),
-                    block_ids=tuple(blocks for _ in range(self.engine.num_groups)),
-                    num_computed_tokens=computed,
-                    lora_request=None,
-                    row=row,
-                )
-            )
-        self._present = [data.req_id for data in new]
+        sizes = self.engine.sizes
+        plans = Plans(
+            num_groups=self.engine.num_groups,
+            num_blocks=sizes.num_blocks,
+            block_size=BLOCK_SIZE,
+            max_num_seqs=sizes.max_num_seqs,
+        )
+        # in order, as an engine that has just begun gives them
+        plans.free_blocks.sort(reverse=True)
+        plans.free_rows.sort(reverse=True)
         self._num_steps += 1
-        table = np.array(sequences, np.int32).reshape(-1, 2)
-        return SchedulerOutput(
-            step_id=self._num_steps,
-            batch=ScheduledBatch(
-                req_ids=self._present,
-                rows=np.arange(len(new), dtype=np.int64),
-                num_computed_tokens=table[:, 1],
-                num_scheduled_tokens=table[:, 0] - table[:, 1],
-            ),
-            scheduled_new_reqs=new,
-            resumed_reqs=[],
-            block_updates=[],
-            copies=CacheCopies(),
-            total_num_scheduled_tokens=int((table[:, 0] - table[:, 1]).sum()),
-            scheduled_spec_decode_tokens={},
-            finished_req_ids=finished,
-            preempted_req_ids=[],
-            num_output_tokens=np.zeros(len(new), np.int32),
+        counts: dict[str, int] = {}
+        for row, (length, computed) in enumerate(sequences):
+            name = f"by hand {self._num_steps} {row}"
+            prompt = torch.randint(self.vocab_size, (length,)).tolist()
+            params = SamplingParams(max_tokens=1, temperature=1.0, seed=row)
+            plans.add(name, prompt, params, computed=computed)
+            counts[name] = length - computed
+        finished, self._present = self._present, list(counts)
+        return dataclasses.replace(
+            plans.plan(counts), step_id=self._num_steps, finished_req_ids=finished
         )
 
 

@@ -18,7 +18,7 @@ from engine_core.trace import (
     read_trace,
 )
 from scripts.simulator import SimulationError
-from scripts.simulator.step_times import FEATURES, FittedModel, attention_pairs
+from scripts.simulator.step_times import FEATURES, FittedModel, StepWork, attention_pairs
 
 _REQUIRED = {"num_blocks": int, "block_size": int, "scheduler": dict}
 
@@ -82,7 +82,16 @@ def fit_step_trace(path: Path) -> FittedModel:
     rows, durations_s = [], []
     for step, cycle_s in step_cycles(StepTrace(path).events()):
         if step.nums and cycle_s > 0:
-            rows.append(_features(step))
+            num_tokens = sum(step.nums)
+            work = StepWork(
+                num_tokens=num_tokens,
+                num_sequences=len(step.nums),
+                num_context_tokens=sum(step.context) + num_tokens,
+                num_attention_pairs=attention_pairs(step.context, step.nums),
+                num_copied_blocks=step.copies[0] + step.copies[1],
+                num_sampled=0,  # no feature
+            )
+            rows.append(work.features)
             durations_s.append(cycle_s)
     features = np.array(rows, np.float64).reshape(len(rows), len(FEATURES))
     return FittedModel.from_rows(features, np.array(durations_s))
@@ -107,16 +116,3 @@ def step_cycles(events: Iterator[TraceEvent]) -> Iterator[tuple[TraceStep, float
         duration_s = event.duration_s - overlap_s
     if last is not None:
         yield last, duration_s + between_s
-
-
-def _features(step: TraceStep) -> tuple[float, ...]:
-    """In the order of FEATURES."""
-    num_tokens = sum(step.nums)
-    return (
-        1.0,
-        num_tokens,
-        len(step.nums),
-        sum(step.context) + num_tokens,
-        attention_pairs(step.context, step.nums),
-        step.copies[0] + step.copies[1],
-    )

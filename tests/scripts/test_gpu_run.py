@@ -33,10 +33,9 @@ TINY = QWEN3_SMALL | {
 }
 
 
-class FakeTimer:
-    def measure(self, call, *, in_graph):
-        call()
-        return {"median_us": 2.0, "graph_us": 1.0 if in_graph else None}
+def measure(call, *, in_graph):
+    call()
+    return {"median_us": 2.0, "graph_us": 1.0 if in_graph else None}
 
 
 def work():
@@ -49,7 +48,7 @@ def rows_of(group, *, only="", now=0.0):
         group,
         only=only,
         ceilings=CEILINGS,
-        timer=FakeTimer(),
+        measure=measure,
         clock=lambda: now,
         deadline_s=1.0,
         emit=rows.append,
@@ -147,7 +146,7 @@ def test_the_daemon_is_measured():
         TINY, number=6, shortest=3, longest=20, options=options, device="cpu"
     )
     assert figures["output_tok_s"] > 0
-    assert figures["launch_to_ready_s"] > figures["ready_s"] > 0
+    assert figures["launch_to_ready_s"] >= figures["ready_s"] > 0
 
 
 def test_a_file_of_tests_gives_a_row_a_test_and_what_a_dying_process_lost(tmp_path):

@@ -9,8 +9,13 @@ from kernels.cpu.library import NativeLibraryUnavailable, load_library
 from kernels.cpu.linear import PackedParts
 from kernels.cpu.operations import CpuOperations
 from kernels.cpu.weights import pack_float, quantise_int4, quantise_int8
-from scripts.quality.measurement import FloatProducts, parse_options
-from scripts.quality.perplexity import compare, cut_windows, negative_log_likelihoods
+from scripts.quality.measurement import (
+    FloatProducts,
+    compare,
+    cut_windows,
+    negative_log_likelihoods,
+    parse_options,
+)
 
 
 def test_windows_are_spread_over_the_text_and_begin_as_the_tokenizer_begins():

@@ -99,12 +99,9 @@ class GgufTensor:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """Attributes:
-    metadata: numbers, strings, booleans and flat lists of them, by key.
-    """
-
     file: Path
     metadata: dict[str, Any]
+    """Numbers, strings, booleans and flat lists of them, by key."""
     tensors: tuple[GgufTensor, ...]
 
 

@@ -66,13 +66,10 @@ Change = Literal["none", "unpermute_q", "unpermute_k", "subtract_one"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HfTensor:
-    """Name of a tensor on the Hugging Face side, and how its values get there.
-
-    Attributes:
-        name: of a stack, with {} where an expert's number belongs.
-    """
+    """Name of a tensor on the Hugging Face side, and how its values get there."""
 
     name: str
+    """Of a stack, with {} where an expert's number belongs."""
     change: Change
 
     @property

@@ -203,18 +203,14 @@ _DEEPSEEK3 = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """
-    Attributes:
-        parts: `tokenizers` pre-tokenizers in JSON, applied in turn.
-        normalize_nfc: text is brought to Unicode form C first.
-        ignore_merges: a piece that is a token of its own is never built from merges.
-        add_bos: what holds where the file says nothing of `add_bos_token`.
-    """
-
     parts: tuple[dict[str, Any], ...]
+    """`tokenizers` pre-tokenizers in JSON, applied in turn."""
     normalize_nfc: bool = False
+    """Text is brought to Unicode form C first."""
     ignore_merges: bool = False
+    """A piece that is a token of its own is never built from merges."""
     add_bos: bool = False
+    """What holds where the file says nothing of `add_bos_token`."""
 
     def to_json(self) -> dict[str, Any]:
         """The `pre_tokenizer` of a tokenizer.json."""
