@@ -48,7 +48,7 @@ class CudaTimer:
         return torch.ones(_FLUSH_BYTES // 4, dtype=torch.float32, device="cuda")
 
     def measure(self, call: Callable[[], object], *, in_graph: bool = True) -> dict[str, Any]:
-        """See `timing.Timer`. `again_us`: the same once more; what is smaller than the difference
+        """For `timing.run_group`. `again_us`: once more; what is smaller than the difference
         of the two is noise."""
         for _ in range(_WARM_UP_CALLS):
             call()
@@ -154,7 +154,7 @@ def work(instruction: Instruction) -> None:
             group,
             only=instruction.only,
             ceilings=Ceilings(**instruction.ceilings),
-            timer=timer,
+            measure=timer.measure,
             clock=time.monotonic,
             deadline_s=deadline_s,
             emit=emit,
