@@ -6,7 +6,7 @@ import numpy as np
 
 from engine_core.scheduler.batch_state import BoolArray, Int32Array, Int64Array
 from engine_core.scheduler.config import SchedulerConfig
-from engine_core.scheduler.plan_builder import PlanBuilder
+from engine_core.scheduler.plan import PlanBuilder
 from engine_core.scheduler.preemption import Preemptor
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
