@@ -14,7 +14,7 @@ import torch
 
 from engine_core.model_runner.output import NO_TOKEN_LEFT, NOT_FINITE, report_logprobs
 from engine_core.model_runner.sampling_params import ResolvedSampling
-from kernels.interface.operations import Operations, Penalties, SamplingLimits
+from kernels.interface.operations import Penalties, SamplingLimits, SamplingOperations
 from protocol.outputs import Logprobs
 from protocol.sampling import SamplingParams
 
@@ -71,7 +71,7 @@ class CPUSampler:
         vocab_size: length of a row of logits.
     """
 
-    def __init__(self, ops: Operations, *, max_num_rows: int, vocab_size: int) -> None:
+    def __init__(self, ops: SamplingOperations, *, max_num_rows: int, vocab_size: int) -> None:
         self._ops = ops
         self._vocab_size = vocab_size
         self._temperature: npt.NDArray[np.float32] = np.ones(max_num_rows, np.float32)
@@ -238,7 +238,9 @@ def _not_numbers(logits_RV: torch.Tensor, best_R: torch.Tensor) -> dict[int, str
     return dict.fromkeys(bad, NOT_FINITE)
 
 
-def _apply_rules(logits_V: torch.Tensor, rules: LogitRules, position: int, ops: Operations) -> None:
+def _apply_rules(
+    logits_V: torch.Tensor, rules: LogitRules, position: int, ops: SamplingOperations
+) -> None:
     """Change one row of logits, in place."""
     if rules.allowed_ids is not None:
         allowed = logits_V[rules.allowed_ids]
