@@ -104,8 +104,8 @@ class SchedulerOutput:
 
     A plan may be made before the result of the step before it is known. Then the tokens of that
     step count as computed, and the token that a sequence computes may be the one that it samples:
-    its number is in no plan, the runner has it. A row that computes in vain, as its sequence has
-    ended meanwhile, is finished in a later plan.
+    its number is in no plan, the runner has it. A row whose sequence has ended meanwhile is
+    computed once more, and finished in a later plan.
     """
 
     step_id: int

@@ -139,8 +139,8 @@ def make_router(name: str, seed: int) -> Router:
 
 class Fleet:
     """A heap of events. At one moment arrivals come first, then steps that end, then steps that
-    begin; so requests that arrive at once are planned at once. Only live requests are held, and the
-    trace's next one.
+    begin; so requests that arrive at once are planned at once. Only unfinished requests are
+    held, and the trace's next one.
 
     Args:
         engines: at least one.
