@@ -149,8 +149,8 @@ TraceEvent = TraceArrival | TraceAbort | TraceCacheReset | TracePlan | TraceStep
 
 class TraceWriter(StepObserver):
     """The order of the lines is the order in which the scheduler saw the events. A "step" is
-    planned and updated at once; where other steps are in flight meanwhile, a line of its own says when it was
-    planned, and the step's line follows when its result was known:
+    planned and updated at once; where other steps are in flight meanwhile, a line of its own says
+    when it was planned, and the step's line follows when its result was known:
 
         {"event": "plan", "id": 0, "at_s": 0.5}
         {"event": "plan", "id": 1, "at_s": 0.51}

@@ -72,9 +72,9 @@ class TilePlanner:
 
     A tile is a run of queries of one request with the keys that they can see: exactly
     `[position of the first - window + 1, position of the last]`, so that neither a block's tail nor
-    what has left the window is read. Tiles of similar shape form a group, padded to its largest; large
-    tiles stand alone and their mask is a view of one template, because it depends on nothing but the
-    distance between key and query.
+    what has left the window is read. Tiles of similar shape form a group, padded to its
+    largest; large tiles stand alone and their mask is a view of one template, because it depends on
+    nothing but the distance between key and query.
     """
 
     def __init__(self) -> None:

@@ -38,8 +38,8 @@ class CudaTimer:
     buffer (dirty lines would be written back while the kernel runs), then one call runs between two
     events. The flush takes longer than a launch, so the host is ahead and no launch gap is timed.
 
-    A graph figure: several calls captured in one CUDA graph and replayed, with a warm cache; it has no
-    launch cost, and proves that the call can be captured.
+    A graph figure: several calls captured in one CUDA graph and replayed, with a warm cache; it has
+    no launch cost, and proves that the call can be captured.
     """
 
     @functools.cached_property
