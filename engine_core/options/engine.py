@@ -224,9 +224,7 @@ class EngineOptions:
     ] = 300.0
     supervise: Annotated[
         bool,
-        option(
-            "Serve in a child process, and start it again when it dies; Linux only.", SERVING
-        ),
+        option("Serve in a child process, and start it again when it dies; Linux only.", SERVING),
     ] = False
     max_restarts: Annotated[
         int | None,

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 from daemons import run_to_exit, running_daemon
+from raw_client import RawClient
 
 from engine_core.errors import ExitCode
 from frontend import AsyncLLM, RequestOutputKind, SamplingParams
+from protocol.calls import Ping
+from protocol.outputs import FinishReason
 
 PROMPT = {"prompt_token_ids": list(range(5, 30))}
 OPTIONS = ("--supervise", "--num-blocks", 64, "--max-num-batched-tokens", 16)
@@ -41,11 +44,12 @@ def stream(llm):
     )
 
 
-async def tokens_and_reason(llm, after_tokens=None, interrupt=None):
+async def tokens_and_reason(llm, interrupt=None):
+    """`interrupt` is called once when 20 tokens have come."""
     tokens = []
     async for output in stream(llm):
         tokens += output.outputs[0].token_ids
-        if interrupt is not None and len(tokens) >= after_tokens:
+        if interrupt is not None and len(tokens) >= 20:
             interrupt()
             interrupt = None
     return tokens, output.outputs[0].finish_reason
@@ -63,7 +67,7 @@ async def test_a_killed_engine_is_back_by_itself_and_streams_go_on(tiny_llama, n
                 os.kill(first, number)
                 wait_until_gone(first)
 
-            streams = [tokens_and_reason(llm, 20, kill if n == 0 else None) for n in range(3)]
+            streams = [tokens_and_reason(llm, kill if n == 0 else None) for n in range(3)]
             for outcome in await asyncio.wait_for(asyncio.gather(*streams), 60):
                 assert outcome == (expected, "length")
             assert child_of(daemon) != first
@@ -71,12 +75,14 @@ async def test_a_killed_engine_is_back_by_itself_and_streams_go_on(tiny_llama, n
         assert daemon.stop() == ExitCode.DRAINED
 
 
-async def test_sigterm_to_the_parent_drains_the_engine_and_both_end(tiny_llama):
-    with running_daemon(tiny_llama, *OPTIONS) as daemon:
+def test_sigterm_to_the_parent_drains_the_engine_and_both_end(tiny_llama):
+    with running_daemon(tiny_llama, *OPTIONS) as daemon, RawClient(daemon.address) as client:
         child = child_of(daemon)
-        async with AsyncLLM(daemon.address) as llm:
-            tokens, reason = await tokens_and_reason(llm, 5, daemon.process.terminate)
-            assert (len(tokens), reason) == (200, "length")
+        client.request("long", PROMPT["prompt_token_ids"], max_tokens=200)
+        client.call(Ping())
+        daemon.process.terminate()
+        tokens, end = client.collect("long")["long"]
+        assert (len(tokens), end.finish_reason) == (200, FinishReason.LENGTH)
         assert daemon.process.wait(30) == ExitCode.DRAINED
         wait_until_gone(child)
 
