@@ -112,6 +112,7 @@ class LLM:
         *,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        timeout_s: float | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt. An interrupt aborts them all.
 
@@ -120,7 +121,8 @@ class LLM:
                 of those.
             sampling_params: for all, or one per prompt; default: the model's own.
             use_tqdm: show a progress bar, or make one by calling this.
-            priority: one per prompt. For this, `tenant` and `cache_salt` see `AsyncLLM.generate`.
+            priority: one per prompt. For this, `tenant`, `cache_salt` and `timeout_s` see
+                `AsyncLLM.generate`.
 
         Returns:
             One output per prompt, in order. A request that the engine refused or could not finish
@@ -132,7 +134,13 @@ class LLM:
         """
         _refuse_adapter(lora_request)
         return self._run_batch(
-            split_prompts(prompts), sampling_params, priority, tenant, cache_salt, use_tqdm
+            split_prompts(prompts),
+            sampling_params,
+            priority,
+            tenant,
+            cache_salt,
+            timeout_s,
+            use_tqdm,
         )
 
     def chat(
@@ -151,6 +159,7 @@ class LLM:
         priority: Sequence[int] | None = None,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        timeout_s: float | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several: `generate` behind the model's chat template.
 
@@ -176,7 +185,9 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self._run_batch(prompts, sampling_params, priority, tenant, cache_salt, use_tqdm)
+        return self._run_batch(
+            prompts, sampling_params, priority, tenant, cache_salt, timeout_s, use_tqdm
+        )
 
     def beam_search(
         self,
@@ -188,6 +199,7 @@ class LLM:
         priority: Sequence[int] | None = None,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        timeout_s: float | None = None,
     ) -> list[BeamSearchOutput]:
         """The likeliest continuations of each prompt. An interrupt aborts them all.
 
@@ -204,7 +216,7 @@ class LLM:
                 f"params is of type {type(params).__name__}, it must be BeamSearchParams"
             )
         outputs = self._run_batch(
-            split_prompts(prompts), params, priority, tenant, cache_salt, use_tqdm
+            split_prompts(prompts), params, priority, tenant, cache_salt, timeout_s, use_tqdm
         )
         tokenizer = self._client.input_processor.optional_tokenizer
         return [beam_search_output(output, tokenizer) for output in outputs]
@@ -229,6 +241,7 @@ class LLM:
         priorities: Sequence[int] | None,
         tenant: str | None,
         cache_salt: str | None,
+        timeout_s: float | None,
         use_tqdm: bool | Callable[..., Any],
     ) -> list[RequestOutput]:
         """All prompts are checked before any is sent; outputs are in the prompts' order."""
@@ -248,6 +261,7 @@ class LLM:
                     priority=priority,
                     tenant=tenant,
                     cache_salt=cache_salt,
+                    timeout_s=timeout_s,
                     output_kind=RequestOutputKind.FINAL_ONLY,
                     name=f"prompt {index}" if len(prompts) > 1 else "prompt",
                     on_finished=None if progress is None else lambda: progress.update(1),

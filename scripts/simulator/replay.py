@@ -164,6 +164,7 @@ class Replay:
             tenant=arrived.tenant,
             cache_salt=arrived.salt,
             adapter=arrived.adapter,
+            timeout_s=arrived.timeout_s,
         )
         return Request.from_engine_core_request(
             message,
