@@ -48,9 +48,7 @@ def demonstrate(model: str) -> int:
         command = [sys.executable, "-m", "engine_core.cli", "--model", model, "--bind", address]
         command += ["--exit-on-stdin-eof"]  # it ends with this program, however that ends
         print(f"$ engine-core --model {model} --bind {address}", flush=True)
-        daemon = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        daemon = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             assert daemon.stdout is not None
             line = daemon.stdout.readline()
