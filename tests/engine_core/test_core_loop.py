@@ -188,8 +188,8 @@ def test_outputs_of_a_step_leave_while_the_next_one_runs():
 
 
 def test_every_request_gets_its_tokens_and_one_end(depth):
-    """By length, by end-of-sequence at token 11, with prompts of several steps. The loop steps while
-    a request is unfinished; each step appends, checks, ends. Proves S192, S199."""
+    """By length, by end-of-sequence at token 11, with prompts of several steps. The loop steps
+    while a request is unfinished; each step appends, checks, ends. Proves S192, S199."""
     served = Served(
         depth,
         [ask("a", 3, 5), ask("b", 9, 50)],
