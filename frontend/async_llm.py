@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 from frontend.connection import ConnectionOptions
 from frontend.daemon import ChildDaemon
 from frontend.engine_options import daemon_arguments
-from frontend.errors import EngineUnavailable
+from frontend.errors import EngineUnavailable, InvalidInput
 from frontend.event_loop import Clock
 from frontend.input_processor import ChatMessage, InputProcessor, PromptInput, TokensPrompt
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
@@ -17,8 +17,9 @@ from frontend.session import EngineSession
 from frontend.tokenizer import Tokenizer
 from frontend.transport import ZmqTransport
 from protocol import calls
-from protocol.addresses import default_address
+from protocol.addresses import check_address, default_address
 from protocol.codec import binary_frame
+from protocol.errors import InvalidParameter
 from protocol.explanations import RequestInfo
 from protocol.outputs import ModelInfo
 
@@ -48,6 +49,9 @@ class AsyncLLM:
         silence_timeout_s: an engine that sends nothing for longer is considered lost. It sends
             nothing during a step; the end of its process or machine is noticed much sooner.
         seed: of the seeds drawn for requests that have none; default: unpredictable.
+
+    Raises:
+        InvalidInput: the address is of neither kind.
     """
 
     def __init__(
@@ -61,6 +65,10 @@ class AsyncLLM:
         seed: int | None = None,
     ) -> None:
         self.address = address or default_address()
+        try:
+            check_address(self.address)
+        except InvalidParameter as error:
+            raise InvalidInput(str(error)) from None
         self._options = ConnectionOptions(
             address=self.address,
             client_name=client_name,
