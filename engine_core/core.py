@@ -10,7 +10,7 @@ import msgspec
 from engine_core.errors import RequestRefused
 from engine_core.executor import InProcessExecutor
 from engine_core.lifecycle import Lifecycle, Stage
-from engine_core.observers import FinishedStep, RequestTimes, StepObserver, StepTimes
+from engine_core.observers import FinishedStep, Progress, RequestTimes, StepObserver, StepTimes
 from engine_core.scheduler import (
     DuplicateRequestId,
     InFlightStep,
@@ -103,7 +103,8 @@ class EngineCore:
         self._rejections = LimitedLog(logger, logging.INFO, clock)
         self._started_s = clock()
         self._step_times = StepTimes(self._started_s)
-        self._observers = (RequestTimes(), self._step_times, *observers)
+        self.progress = Progress(self._has_work, self._started_s)
+        self._observers = (RequestTimes(), self._step_times, self.progress, *observers)
         self._launch_fault: Exception | None = None
         """Why the last step in flight could not be launched; reported when it is collected."""
         self._num_faults_in_a_row = 0
@@ -290,7 +291,12 @@ class EngineCore:
         result: AnyResult | None
         match call.call:
             case Ping():
-                result = Pong(uptime_s=self._clock() - self._started_s)
+                now_s = self._clock()
+                result = Pong(
+                    uptime_s=now_s - self._started_s,
+                    step_id=self.progress.step_id,
+                    progress_age_s=now_s - self.progress.at_s,
+                )
             case GetStatistics():
                 result = self.statistics()
             case ResetPrefixCache():

@@ -356,9 +356,10 @@ class AsyncLLM:
         reset = await self._call(calls.ResetPrefixCache(), calls.PrefixCacheReset)
         return reset.num_blocks_evicted
 
-    async def ping(self) -> float:
-        """A round trip through the engine's loop. Returns its uptime in seconds."""
-        return (await self._call(calls.Ping(), calls.Pong)).uptime_s
+    async def ping(self) -> calls.Pong:
+        """A round trip through the engine's loop, which answers between two steps: its uptime, its
+        last step and how long ago that was. An engine that hangs does not answer."""
+        return await self._call(calls.Ping(), calls.Pong)
 
     async def drain(self) -> int:
         """Make the engine finish what it has and exit. Returns how many requests are left."""

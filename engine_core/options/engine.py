@@ -213,6 +213,28 @@ class EngineOptions:
         bool,
         option("Stop when standard input closes: for a parent that may die.", SERVING, negative=""),
     ] = False
+    watchdog_timeout: Annotated[
+        float,
+        option(
+            "Seconds with work and without progress after which stacks and numbers are written to "
+            "a file and, with --supervise, the engine is started again; 0: never.",
+            SERVING,
+            validator=validators.Number(gte=0),
+        ),
+    ] = 300.0
+    supervise: Annotated[
+        bool,
+        option("Serve in a child process, and start it again when it dies; Linux only.", SERVING),
+    ] = False
+    max_restarts: Annotated[
+        int | None,
+        option(
+            "With --supervise: restarts within 600 s (default 10); the next death ends the "
+            "parent too.",
+            SERVING,
+            validator=AT_LEAST_ONE,
+        ),
+    ] = None
     capture_at_start: Annotated[
         bool,
         option("Capture every CUDA graph before ready, not at first use; GPU only.", SERVING),
@@ -251,6 +273,10 @@ class EngineOptions:
             raise ConfigurationError(
                 "--host-cache-memory has no effect with --preemption-mode recompute and "
                 "--no-enable-prefix-caching; omit it, or one of those"
+            )
+        if self.max_restarts is not None and not self.supervise:
+            raise ConfigurationError(
+                "--max-restarts has no effect without --supervise; omit it, or give both"
             )
         if self.trace is not None and not self.trace.absolute().parent.is_dir():
             raise ConfigurationError(

@@ -10,6 +10,7 @@ import pytest
 from daemons import run_to_exit, running_daemon
 from raw_client import RawClient
 
+from engine_core.errors import ExitCode
 from protocol.calls import Drain, Ping, ResetPrefixCache
 from protocol.errors import ErrorCode
 from protocol.outputs import FinishReason, Heartbeat
@@ -148,7 +149,7 @@ def test_the_daemon_dies_with_its_parent_when_asked_to(tiny_llama, tmp_path):
 def test_two_daemons_on_one_address_the_second_is_refused_before_loading(tiny_llama):
     with running_daemon(tiny_llama, *SMALL) as daemon:
         second = run_to_exit("--model", tiny_llama, "--bind", daemon.address)
-        assert second.returncode == 1
+        assert second.returncode == ExitCode.START_FAILED
         assert "in use" in second.stderr
         assert "Traceback" not in second.stderr
         assert second.stdout == ""
@@ -178,7 +179,7 @@ def test_two_daemons_on_one_address_the_second_is_refused_before_loading(tiny_ll
 )
 def test_what_cannot_work_is_refused_at_start_in_one_message(tiny_llama, arguments, words):
     result = run_to_exit("--model", tiny_llama, *arguments)
-    assert result.returncode in (1, 2)
+    assert result.returncode in (ExitCode.WRONG_OPTIONS, ExitCode.START_FAILED)
     assert words in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
@@ -204,7 +205,7 @@ def test_model_files_that_cannot_be_read_are_refused_by_name(tiny_llama, tmp_pat
     for name, spoil in cases.items():
         spoil()
         result = run_to_exit("--model", broken, "--num-blocks", 8, "--bind", f"ipc://{tmp_path}/s")
-        assert result.returncode == 1, name
+        assert result.returncode == ExitCode.START_FAILED, name
         last = result.stderr.strip().splitlines()[-1]
         assert last.startswith("engine-core: "), (name, result.stderr)
         assert "Traceback" not in result.stderr, name
@@ -212,5 +213,5 @@ def test_model_files_that_cannot_be_read_are_refused_by_name(tiny_llama, tmp_pat
         (broken / "config.json").write_text(config)
     for missing in ("/no/such/folder", str(tmp_path / "x.gguf"), "no-such-model"):
         result = run_to_exit("--model", missing)
-        assert result.returncode == 1
+        assert result.returncode == ExitCode.START_FAILED
         assert missing in result.stderr

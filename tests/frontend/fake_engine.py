@@ -255,7 +255,7 @@ class FakeEngine:
     def _do(self, call: Call) -> calls.AnyResult | None:
         match call.call:
             case calls.Ping():
-                return calls.Pong(uptime_s=1.5)
+                return calls.Pong(uptime_s=1.5, step_id=3, progress_age_s=0.0)
             case calls.ResetPrefixCache():
                 return calls.PrefixCacheReset(num_blocks_evicted=5)
             case calls.Drain():

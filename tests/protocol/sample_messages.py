@@ -146,7 +146,7 @@ ENGINE_MESSAGES = [
     EngineCoreOutputs(
         other_outputs=[], decoded=DecodedTokens(request_ids=["a"], token_ids=b"\7\0\0\0")
     ),
-    CallResult(call_id=1, result=Pong(uptime_s=1.0)),
+    CallResult(call_id=1, result=Pong(uptime_s=1.0, step_id=7, progress_age_s=0.25)),
     CallResult(call_id=2, result=RequestList(request_ids=["a", "b"])),
     CallResult(call_id=3, result=EXPLANATION),
     CallResult(call_id=4, result=STATISTICS),
