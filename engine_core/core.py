@@ -145,6 +145,7 @@ class EngineCore:
                     self._add_request(client, message)
                 case Abort():
                     self._abort(client.request_ids.intersection(message.request_ids))
+                    self._abort_samples(client, message.samples)
                 case Call():
                     self._outbox.post(client, self.answer_call(message))
                 case _:
@@ -192,6 +193,13 @@ class EngineCore:
             self._scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
             for observer in self._observers:
                 observer.on_abort(request_ids, self._clock())
+
+    def _abort_samples(self, client: Client, samples: Sequence[tuple[str, int]]) -> None:
+        for request_id, index in samples:
+            if request_id in client.request_ids:
+                self._scheduler.finish_sample(request_id, index, RequestStatus.FINISHED_ABORTED)
+                for observer in self._observers:
+                    observer.on_abort((request_id,), self._clock(), index)
 
     def _submit(self, plan: SchedulerOutput, now_s: float) -> None:
         """Never fails: a fault is reported when the step is collected."""

@@ -34,8 +34,10 @@ class StepObserver:
     def on_arrival(self, message: EngineRequest, client_index: int, now_s: float) -> None:
         """A request was accepted."""
 
-    def on_abort(self, request_ids: Collection[str], now_s: float) -> None:
-        """Requests were given up by their client."""
+    def on_abort(
+        self, request_ids: Collection[str], now_s: float, index: int | None = None
+    ) -> None:
+        """Requests were given up by their client, or only their sample of this index."""
 
     def on_cache_reset(self, now_s: float) -> None:
         """The prefix cache was emptied on demand."""

@@ -49,9 +49,10 @@ class AsyncLLM:
         silence_timeout_s: an engine that sends nothing for longer is considered lost. It sends
             nothing during a step; the end of its process or machine is noticed much sooner.
         seed: of the seeds drawn for requests that have none; default: unpredictable.
+        engine_options: none; `launch` takes them.
 
     Raises:
-        InvalidInput: the address is of neither kind.
+        InvalidInput: an option that is not one of a client, or an address of neither kind.
     """
 
     def __init__(
@@ -63,7 +64,13 @@ class AsyncLLM:
         reconnect_timeout_s: float = 10.0,
         silence_timeout_s: float = 300.0,
         seed: int | None = None,
+        **engine_options: Any,
     ) -> None:
+        if engine_options:
+            raise InvalidInput(
+                f"AsyncLLM() does not take {', '.join(engine_options)}: it joins the engine at "
+                "`address`; to start one use `await AsyncLLM.launch(model, ...)`"
+            )
         self.address = address or default_address()
         try:
             check_address(self.address)
@@ -161,6 +168,7 @@ class AsyncLLM:
             self._input_processor = InputProcessor(
                 welcome.model, tokenizer, seeds=self._random, clock=self._clock
             )
+        session.welcome_frames = ()  # megabytes that are not read again
 
     async def close(self) -> None:
         """Abort what runs, disconnect, and stop an engine that `launch` started."""

@@ -24,7 +24,8 @@ from engine_core.options.values import (
 DeviceName = Literal["auto", "cuda", "cpu"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 CacheDtypeName = Literal["auto", "fp8", "bfloat16", "int8"]
-QuantizationName = Literal["auto", "none", "int8", "int4"]
+QuantizationName = Literal["auto", "none", "int8", "int4", "awq", "gptq", "gguf"]
+LoadFormatName = Literal["auto", "safetensors", "gguf", "dummy"]
 
 
 @Parameter(name="*")
@@ -66,7 +67,7 @@ class EngineOptions:
         option(
             "Weights of dense layers; int8: a scale a row; int4: groups of 32 (both on a CPU); "
             "none: as --dtype says; auto: quantised as the file is where the device runs that, "
-            "unless --dtype is given.",
+            "unless --dtype is given; awq, gptq, gguf: as auto, of such files only.",
             MODEL,
             is_common=True,
         ),
@@ -81,8 +82,12 @@ class EngineOptions:
         ),
     ] = None
     load_format: Annotated[
-        Literal["auto", "dummy"],
-        option("auto: the model's files; dummy: random weights for --model-config.", MODEL),
+        LoadFormatName,
+        option(
+            "auto: the model's files; safetensors, gguf: of that kind only; dummy: random weights "
+            "for --model-config.",
+            MODEL,
+        ),
     ] = "auto"
     model_config: Annotated[
         Path | None,

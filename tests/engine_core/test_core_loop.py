@@ -241,6 +241,32 @@ def test_a_request_given_up_in_flight_ends_once_and_its_late_token_is_dropped(de
     assert served.sent.tokens["b"] == [3, 4, 5, 6]
 
 
+def test_one_sample_is_given_up_and_its_request_goes_on(depth):
+    """An abort of a request that the client does not have changes nothing."""
+    asked = msgspec.structs.replace(ask("a", 3, 12), num_sequences=2)
+    abort = Abort(request_ids=(), samples=(("a", 1), ("b", 0)))
+    served = Served(depth, [asked], [], [], [], [abort], runs=False)
+    indexes = []
+    send = served.sent.send
+
+    def recording(outputs):
+        ends = [each for client in outputs.values() for each in client.other_outputs]
+        indexes.extend((each.index, each.finish_reason) for each in ends if each.finished)
+        send(outputs)
+
+    served.sent.send = recording
+    served.sent.ends = Unchecked()
+    served.core.run()
+    assert indexes == [(1, FinishReason.ABORT), (0, FinishReason.LENGTH)]
+
+
+class Unchecked(dict):
+    """For requests of several sequences, each of which has an end."""
+
+    def __contains__(self, name):
+        return False
+
+
 def test_a_fault_ends_the_requests_of_its_step_and_of_the_one_behind_it(depth, caplog):
     served = Served(
         depth,
