@@ -191,7 +191,7 @@ def test_with_one_step_at_a_time_each_is_sent_before_the_next_is_launched():
 
 
 def test_outputs_of_a_step_leave_while_the_next_one_runs():
-    """Proves S092."""
+    """Proves S092, S200."""
     log = Served(2, [ask("a", 3, 4)]).log
     assert log[:8] == [
         "launch 0", "launch 1", "collect 0", "send 0", "launch 2", "collect 1", "send 1", "launch 3"
@@ -199,7 +199,8 @@ def test_outputs_of_a_step_leave_while_the_next_one_runs():
 
 
 def test_every_request_gets_its_tokens_and_one_end(depth):
-    """By length, by end-of-sequence at token 11, with prompts of several steps."""
+    """By length, by end-of-sequence at token 11, with prompts of several steps. The loop steps
+    while a request is unfinished; each step appends, checks, ends. Proves S192, S199."""
     served = Served(
         depth,
         [ask("a", 3, 5), ask("b", 9, 50)],
