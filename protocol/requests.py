@@ -70,6 +70,8 @@ class EngineRequest(Message, frozen=True, tag=2):
     timeout_s: float | None = None
     """Seconds from its arrival at the engine after which it ends with reason TIMEOUT. What was sent
     before an interruption counts: a resumed request has what is left."""
+    is_resumed: bool = False
+    """Sent again after the engine was lost: a full queue takes it."""
 
 
 class Abort(Message, frozen=True, tag=3):

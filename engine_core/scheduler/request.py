@@ -81,6 +81,7 @@ class Request:
         num_sequences: samples of the prompt.
         beam_search: if given, the sequences are beams, `num_sequences` of them.
         timeout_s: seconds after `arrival_time` at which it ends, finished or not.
+        is_resumed: sent again after the engine was lost: a full queue takes it.
 
     Raises:
         ValueError: a field outside its limits, or two that contradict each other.
@@ -103,6 +104,7 @@ class Request:
         num_sequences: int = 1,
         beam_search: BeamSearchParams | None = None,
         timeout_s: float | None = None,
+        is_resumed: bool = False,
     ) -> None:
         if not request_id:
             raise ValueError("request_id is empty; give each request an id of its own")
@@ -130,6 +132,7 @@ class Request:
             )
         self.sampling_params = sampling_params
         self.client_index = client_index
+        self.is_resumed = is_resumed
         self.arrival_time = arrival_time
         self.eos_token_ids = frozenset(eos_token_ids)
         self.cache_salt = cache_salt
@@ -195,6 +198,7 @@ class Request:
             num_sequences=message.num_sequences,
             beam_search=message.beam_search,
             timeout_s=message.timeout_s,
+            is_resumed=message.is_resumed,
         )
 
     @property
