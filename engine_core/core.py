@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import assert_never
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from engine_core.errors import RequestRefused
 from engine_core.executor import InProcessExecutor
 from engine_core.lifecycle import Lifecycle, Stage
-from engine_core.observers import FinishedStep, RequestTimes, StepObserver, StepTimes
+from engine_core.observers import FinishedStep, Progress, RequestTimes, StepObserver, StepTimes
 from engine_core.scheduler import (
     DuplicateRequestId,
     InFlightStep,
@@ -23,6 +23,7 @@ from engine_core.scheduler import (
 )
 from engine_core.server.clients import Client, ClientRegistry
 from engine_core.server.inbox import Inbox, Incoming
+from engine_core.server.limited_log import LimitedLog
 from engine_core.server.outbox import Outbox
 from engine_core.server.validation import RequestValidator
 from kernels.compile_counter import CompileCounter
@@ -99,9 +100,11 @@ class EngineCore:
         self._eos_token_ids = eos_token_ids
         self._compilations = compilations or CompileCounter()
         self._clock = clock
+        self._rejections = LimitedLog(logger, logging.INFO, clock)
         self._started_s = clock()
         self._step_times = StepTimes(self._started_s)
-        self._observers = (RequestTimes(), self._step_times, *observers)
+        self.progress = Progress(self._has_work, self._started_s)
+        self._observers = (RequestTimes(), self._step_times, self.progress, *observers)
         self._launch_fault: Exception | None = None
         """Why the last step in flight could not be launched; reported when it is collected."""
         self._num_faults_in_a_row = 0
@@ -135,13 +138,14 @@ class EngineCore:
         """A step in flight is work, also if all its requests have ended."""
         return bool(self._scheduler.in_flight) or self._scheduler.has_work()
 
-    def _apply(self, incoming: Sequence[Incoming]) -> None:
+    def _apply(self, incoming: Iterable[Incoming]) -> None:
         for client, message in incoming:
             match message:
                 case EngineRequest():
                     self._add_request(client, message)
                 case Abort():
                     self._abort(client.request_ids.intersection(message.request_ids))
+                    self._abort_samples(client, message.samples)
                 case Call():
                     self._outbox.post(client, self.answer_call(message))
                 case _:
@@ -179,7 +183,9 @@ class EngineCore:
                 observer.on_arrival(message, client.index, now_s)
 
     def _reject(self, client: Client, message: EngineRequest, code: ErrorCode, why: str) -> None:
-        logger.info("rejected request %r of %s: %s", message.request_id, client, why)
+        self._rejections.log(
+            code, f"rejected request {message.request_id!r:.100} of {client}: {why}"
+        )
         self._outbox.post(client, Rejected(request_id=message.request_id, code=code, message=why))
 
     def _abort(self, request_ids: Collection[str]) -> None:
@@ -187,6 +193,13 @@ class EngineCore:
             self._scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
             for observer in self._observers:
                 observer.on_abort(request_ids, self._clock())
+
+    def _abort_samples(self, client: Client, samples: Sequence[tuple[str, int]]) -> None:
+        for request_id, index in samples:
+            if request_id in client.request_ids:
+                self._scheduler.finish_sample(request_id, index, RequestStatus.FINISHED_ABORTED)
+                for observer in self._observers:
+                    observer.on_abort((request_id,), self._clock(), index)
 
     def _submit(self, plan: SchedulerOutput, now_s: float) -> None:
         """Never fails: a fault is reported when the step is collected."""
@@ -286,7 +299,12 @@ class EngineCore:
         result: AnyResult | None
         match call.call:
             case Ping():
-                result = Pong(uptime_s=self._clock() - self._started_s)
+                now_s = self._clock()
+                result = Pong(
+                    uptime_s=now_s - self._started_s,
+                    step_id=self.progress.step_id,
+                    progress_age_s=now_s - self.progress.at_s,
+                )
             case GetStatistics():
                 result = self.statistics()
             case ResetPrefixCache():
@@ -317,6 +335,7 @@ class EngineCore:
             self._scheduler.statistics(),
             uptime_s=self._clock() - self._started_s,
             num_clients=len(self._clients),
+            num_refused_messages=self._inbox.num_refused_messages,
             step_time_s=self._step_times.total_s,
             model_time_s=self._executor.model_time_s,
             num_compilations_after_ready=self._compilations.num_after_ready,

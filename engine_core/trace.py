@@ -61,11 +61,14 @@ class TraceArrival(_Event, frozen=True, kw_only=True, tag="arrive"):
     client_index: int = 0
     salt: str | None = None
     adapter: str | None = None
+    timeout_s: float | None = None
 
 
 class TraceAbort(_Event, frozen=True, kw_only=True, tag="abort"):
     at_s: float
     ids: list[str]
+    index: int | None = None
+    """Only this sample of theirs; None: all."""
 
 
 class TraceCacheReset(_Event, frozen=True, kw_only=True, tag="cache_reset"):
@@ -207,11 +210,15 @@ class TraceWriter(StepObserver):
             client_index=client_index,
             salt=message.cache_salt,
             adapter=message.adapter,
+            timeout_s=message.timeout_s,
         )
         self._write(event, now_s)
 
-    def on_abort(self, request_ids: Collection[str], now_s: float) -> None:
-        self._write(TraceAbort(at_s=now_s - self._started_s, ids=list(request_ids)), now_s)
+    def on_abort(
+        self, request_ids: Collection[str], now_s: float, index: int | None = None
+    ) -> None:
+        at_s = now_s - self._started_s
+        self._write(TraceAbort(at_s=at_s, ids=list(request_ids), index=index), now_s)
 
     def on_cache_reset(self, now_s: float) -> None:
         self._write(TraceCacheReset(at_s=now_s - self._started_s), now_s)

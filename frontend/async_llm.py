@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 from frontend.connection import ConnectionOptions
 from frontend.daemon import ChildDaemon
 from frontend.engine_options import daemon_arguments
-from frontend.errors import EngineUnavailable
+from frontend.errors import EngineUnavailable, InvalidInput
 from frontend.event_loop import Clock
 from frontend.input_processor import ChatMessage, InputProcessor, PromptInput, TokensPrompt
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
@@ -17,8 +17,9 @@ from frontend.session import EngineSession
 from frontend.tokenizer import Tokenizer
 from frontend.transport import ZmqTransport
 from protocol import calls
-from protocol.addresses import default_address
+from protocol.addresses import check_address, default_address
 from protocol.codec import binary_frame
+from protocol.errors import InvalidParameter
 from protocol.explanations import RequestInfo
 from protocol.outputs import ModelInfo
 
@@ -48,6 +49,10 @@ class AsyncLLM:
         silence_timeout_s: an engine that sends nothing for longer is considered lost. It sends
             nothing during a step; the end of its process or machine is noticed much sooner.
         seed: of the seeds drawn for requests that have none; default: unpredictable.
+        engine_options: none; `launch` takes them.
+
+    Raises:
+        InvalidInput: an option that is not one of a client, or an address of neither kind.
     """
 
     def __init__(
@@ -59,8 +64,18 @@ class AsyncLLM:
         reconnect_timeout_s: float = 10.0,
         silence_timeout_s: float = 300.0,
         seed: int | None = None,
+        **engine_options: Any,
     ) -> None:
+        if engine_options:
+            raise InvalidInput(
+                f"AsyncLLM() does not take {', '.join(engine_options)}: it joins the engine at "
+                "`address`; to start one use `await AsyncLLM.launch(model, ...)`"
+            )
         self.address = address or default_address()
+        try:
+            check_address(self.address)
+        except InvalidParameter as error:
+            raise InvalidInput(str(error)) from None
         self._options = ConnectionOptions(
             address=self.address,
             client_name=client_name,
@@ -153,6 +168,7 @@ class AsyncLLM:
             self._input_processor = InputProcessor(
                 welcome.model, tokenizer, seeds=self._random, clock=self._clock
             )
+        session.welcome_frames = ()  # megabytes that are not read again
 
     async def close(self) -> None:
         """Abort what runs, disconnect, and stop an engine that `launch` started."""
@@ -208,6 +224,7 @@ class AsyncLLM:
         priority: int = 0,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        timeout_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, as a stream that ends with the output whose `finished` is True.
 
@@ -219,6 +236,8 @@ class AsyncLLM:
             priority: smaller is more urgent; 0 unless the engine's policy is priority.
             tenant: whose share of the engine it uses, under policy fair; default: this client's.
             cache_salt: only requests with the same salt share cached prompts.
+            timeout_s: seconds, from this call on and also across a loss of the engine, after which
+                it ends with what it has and finish reason "timeout".
 
         Raises:
             InvalidInput: the prompt or the parameters cannot be served, or `request_id` is in use.
@@ -227,7 +246,7 @@ class AsyncLLM:
             EngineDied: the engine was lost and did not come back.
         """
         return self._stream(
-            lambda: prompt, sampling_params, request_id, priority, tenant, cache_salt
+            lambda: prompt, sampling_params, request_id, priority, tenant, cache_salt, timeout_s
         )
 
     def chat(
@@ -244,6 +263,7 @@ class AsyncLLM:
         priority: int = 0,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        timeout_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation: `generate` behind the model's chat template."""
 
@@ -257,7 +277,9 @@ class AsyncLLM:
                 **(chat_template_kwargs or {}),
             )
 
-        return self._stream(prompt, sampling_params, request_id, priority, tenant, cache_salt)
+        return self._stream(
+            prompt, sampling_params, request_id, priority, tenant, cache_salt, timeout_s
+        )
 
     async def beam_search(
         self,
@@ -268,6 +290,7 @@ class AsyncLLM:
         priority: int = 0,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        timeout_s: float | None = None,
     ) -> BeamSearchOutput:
         """The likeliest continuations of one prompt, best first. Nothing comes before the end; if
         the engine is lost, the search starts again.
@@ -275,7 +298,9 @@ class AsyncLLM:
         Raises:
             InvalidInput, QueueFull, RequestRejected, EngineDied: see `generate`.
         """
-        stream = self._stream(lambda: prompt, params, request_id, priority, tenant, cache_salt)
+        stream = self._stream(
+            lambda: prompt, params, request_id, priority, tenant, cache_salt, timeout_s
+        )
         async with contextlib.aclosing(stream) as outputs:
             final = [output async for output in outputs][-1]
         return beam_search_output(final, self.input_processor.optional_tokenizer)
@@ -288,6 +313,7 @@ class AsyncLLM:
         priority: int,
         tenant: str | None,
         cache_salt: str | None,
+        timeout_s: float | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The prompt is made when the model is known."""
         await self.ready()
@@ -298,6 +324,7 @@ class AsyncLLM:
             priority=priority,
             tenant=tenant,
             cache_salt=cache_salt,
+            timeout_s=timeout_s,
         )
         try:
             self.session.submit(request)
@@ -348,9 +375,10 @@ class AsyncLLM:
         reset = await self._call(calls.ResetPrefixCache(), calls.PrefixCacheReset)
         return reset.num_blocks_evicted
 
-    async def ping(self) -> float:
-        """A round trip through the engine's loop. Returns its uptime in seconds."""
-        return (await self._call(calls.Ping(), calls.Pong)).uptime_s
+    async def ping(self) -> calls.Pong:
+        """A round trip through the engine's loop, which answers between two steps: its uptime, its
+        last step and how long ago that was. An engine that hangs does not answer."""
+        return await self._call(calls.Ping(), calls.Pong)
 
     async def drain(self) -> int:
         """Make the engine finish what it has and exit. Returns how many requests are left."""

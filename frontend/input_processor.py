@@ -60,7 +60,9 @@ class InputProcessor:
         self.optional_tokenizer = tokenizer
         self._seeds = seeds
         self._clock = clock
-        self._limits = ModelLimits(model.max_model_len, model.vocab_size, model.max_logprobs)
+        self._limits = ModelLimits(
+            model.max_model_len, model.vocab_size, model.max_logprobs, model.max_num_seqs
+        )
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -78,6 +80,7 @@ class InputProcessor:
         priority: int = 0,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        timeout_s: float | None = None,
         output_kind: RequestOutputKind | None = None,
         name: str = "prompt",
         on_finished: Callable[[], None] | None = None,
@@ -100,7 +103,7 @@ class InputProcessor:
             raise InvalidInput(
                 f"sampling_params is of type {type(params).__name__}, it must be SamplingParams"
             )
-        check_scheduling(priority, tenant)
+        check_scheduling(priority, tenant, timeout_s)
         if params.stop_strings and self.optional_tokenizer is None:
             raise InvalidInput(
                 "stop strings need text, and the engine's model came without a tokenizer; use "
@@ -113,7 +116,10 @@ class InputProcessor:
         if params.truncate_prompt_tokens is not None:
             kept = params.truncate_prompt_tokens
             token_ids = token_ids[-(self.model.max_model_len - 1 if kept == -1 else kept) :]
+        num_sequences = params.n if beam_search is None else beam_search.beam_width
         with as_invalid_input():
+            count_name = "n" if beam_search is None else "beam_width"
+            self._limits.check_sequences(num_sequences, beam_search, count_name)
             self._limits.check_prompt(token_ids, name)
             seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
             wire_params = params.to_wire(len(token_ids), self.model.max_model_len, seed=seed)
@@ -122,11 +128,12 @@ class InputProcessor:
             request_id=request_id,
             prompt_token_ids=token_ids,
             sampling_params=wire_params,
-            num_sequences=params.n if beam_search is None else beam_search.beam_width,
+            num_sequences=num_sequences,
             beam_search=beam_search,
             priority=priority,
             tenant=tenant,
             cache_salt=_one_salt(own_salt, cache_salt, name),
+            timeout_s=timeout_s,
         )
         return RequestState(
             request,
@@ -139,8 +146,8 @@ class InputProcessor:
         )
 
     def chat_prompt(self, messages: Sequence[ChatMessage], **template_options: Any) -> TokensPrompt:
-        """A conversation as text and tokens. Options: see `Tokenizer.apply_chat_template`."""
-        text = self.tokenizer.apply_chat_template(messages, **template_options)
+        """A conversation as text and tokens. Options: see `Tokenizer.chat_text`."""
+        text = self.tokenizer.chat_text(messages, **template_options)
         # The template writes the special tokens itself.
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
         return {"prompt": text, "prompt_token_ids": token_ids}

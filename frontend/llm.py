@@ -2,9 +2,10 @@
 event loop in a thread of its own."""
 
 import contextlib
+import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from frontend.async_llm import AsyncLLM
 from frontend.errors import ClientClosed, InvalidInput, RequestRejected
@@ -18,7 +19,12 @@ from protocol.calls import EngineStatistics
 from protocol.explanations import RequestInfo
 from protocol.outputs import ModelInfo
 
+logger = logging.getLogger(__name__)
+
 Params = SamplingParams | BeamSearchParams
+
+_POOLING_CALLS = frozenset({"classify", "embed", "encode", "reward", "score"})
+"""vLLM's, for models that do not generate."""
 
 
 class LLM:
@@ -112,6 +118,7 @@ class LLM:
         *,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        timeout_s: float | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt. An interrupt aborts them all.
 
@@ -120,7 +127,8 @@ class LLM:
                 of those.
             sampling_params: for all, or one per prompt; default: the model's own.
             use_tqdm: show a progress bar, or make one by calling this.
-            priority: one per prompt. For this, `tenant` and `cache_salt` see `AsyncLLM.generate`.
+            priority: one per prompt. For this, `tenant`, `cache_salt` and `timeout_s` see
+                `AsyncLLM.generate`.
 
         Returns:
             One output per prompt, in order. A request that the engine refused or could not finish
@@ -132,7 +140,13 @@ class LLM:
         """
         _refuse_adapter(lora_request)
         return self._run_batch(
-            split_prompts(prompts), sampling_params, priority, tenant, cache_salt, use_tqdm
+            split_prompts(prompts),
+            sampling_params,
+            priority,
+            tenant,
+            cache_salt,
+            timeout_s,
+            use_tqdm,
         )
 
     def chat(
@@ -151,6 +165,7 @@ class LLM:
         priority: Sequence[int] | None = None,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        timeout_s: float | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several: `generate` behind the model's chat template.
 
@@ -176,7 +191,9 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self._run_batch(prompts, sampling_params, priority, tenant, cache_salt, use_tqdm)
+        return self._run_batch(
+            prompts, sampling_params, priority, tenant, cache_salt, timeout_s, use_tqdm
+        )
 
     def beam_search(
         self,
@@ -188,6 +205,7 @@ class LLM:
         priority: Sequence[int] | None = None,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        timeout_s: float | None = None,
     ) -> list[BeamSearchOutput]:
         """The likeliest continuations of each prompt. An interrupt aborts them all.
 
@@ -204,10 +222,20 @@ class LLM:
                 f"params is of type {type(params).__name__}, it must be BeamSearchParams"
             )
         outputs = self._run_batch(
-            split_prompts(prompts), params, priority, tenant, cache_salt, use_tqdm
+            split_prompts(prompts), params, priority, tenant, cache_salt, timeout_s, use_tqdm
         )
         tokenizer = self._client.input_processor.optional_tokenizer
         return [beam_search_output(output, tokenizer) for output in outputs]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            if name in _POOLING_CALLS:
+                raise AttributeError(
+                    f"LLM has no {name}: this engine generates text only; use an engine for "
+                    "embedding and scoring models, or SamplingParams(logprobs=...) for scores"
+                )
+            raise AttributeError(f"LLM has no attribute {name!r}")
 
     def request_info(self, request_id: str) -> RequestInfo:
         """A request's state and its reasons, by the engine's id (`metrics.engine_request_id`)."""
@@ -229,6 +257,7 @@ class LLM:
         priorities: Sequence[int] | None,
         tenant: str | None,
         cache_salt: str | None,
+        timeout_s: float | None,
         use_tqdm: bool | Callable[..., Any],
     ) -> list[RequestOutput]:
         """All prompts are checked before any is sent; outputs are in the prompts' order."""
@@ -248,6 +277,7 @@ class LLM:
                     priority=priority,
                     tenant=tenant,
                     cache_salt=cache_salt,
+                    timeout_s=timeout_s,
                     output_kind=RequestOutputKind.FINAL_ONLY,
                     name=f"prompt {index}" if len(prompts) > 1 else "prompt",
                     on_finished=None if progress is None else lambda: progress.update(1),
@@ -259,7 +289,9 @@ class LLM:
             try:
                 for request in requests:
                     client.session.submit(request)
-                return [await _final_output(request) for request in requests]
+                outputs = [await _final_output(request) for request in requests]
+                _warn_of_errors(outputs)
+                return outputs
             finally:
                 for request in requests:
                     client.session.release(request)
@@ -297,6 +329,23 @@ async def _final_output(request: RequestState) -> RequestOutput:
         return await request.next_output()
     except RequestRejected as rejection:
         return request.failed_output(str(rejection))
+
+
+def _warn_of_errors(outputs: Sequence[RequestOutput]) -> None:
+    """One line, however many: their text is empty or cut, and a caller may not look at reasons."""
+    failed = [
+        completion
+        for output in outputs
+        for completion in output.outputs
+        if completion.finish_reason == "error"
+    ]
+    if failed:
+        logger.warning(
+            "%d of %d completions ended with finish_reason 'error'; the first: %s",
+            len(failed),
+            sum(len(output.outputs) for output in outputs),
+            failed[0].detail,
+        )
 
 
 def _check_one_per_prompt(name: str, values: object, num_prompts: int) -> None:

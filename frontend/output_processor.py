@@ -25,6 +25,8 @@ from protocol.sampling import sequence_seed
 logger = logging.getLogger(__name__)
 
 _MAX_REQUEST_ID_CHARS = 200
+_MIN_TIMEOUT_S = 1e-3
+"""Sent for a request whose time is over: the engine ends it at once, with the reason."""
 
 
 class RequestState:
@@ -87,12 +89,17 @@ class RequestState:
         if start > 0:
             assert params.seed is not None
             params = msgspec.structs.replace(params, seed=sequence_seed(params.seed, start))
+        timeout_s = self._request.timeout_s
+        if timeout_s is not None:
+            timeout_s = max(_MIN_TIMEOUT_S, timeout_s - (self._clock.now() - self._submitted_s))
         return msgspec.structs.replace(
             self._request,
             request_id=wire_id,
+            timeout_s=timeout_s,
             sampling_params=params,
             output_token_ids=self.sequences[start].token_ids if stop - start == 1 else [],
             num_sequences=stop - start,
+            is_resumed=self.metrics.engine_request_id is not None,
         )
 
     def append_output(self, index: int, output: EngineCoreOutput, now_s: float) -> bool:
@@ -316,15 +323,22 @@ class OutputProcessor:
         part = self._in_flight.pop(wire_id, None)
         return None if part is None else part.request
 
-    def process_outputs(self, outputs: EngineCoreOutputs) -> list[str]:
-        """Give each output to its sequence. Returns the wire ids to abort: those whose sequences
-        have all found a stop string while the engine continues. Outputs of forgotten wire ids are
-        dropped: they were sent before a request's abort arrived."""
+    def process_outputs(
+        self, outputs: EngineCoreOutputs
+    ) -> tuple[list[str], list[tuple[str, int]]]:
+        """Give each output to its sequence. Outputs of forgotten wire ids are dropped: they were
+        sent before a request's abort arrived.
+
+        Returns:
+            What the engine continues after a stop string: wire ids none of whose sequences goes on,
+            and (wire id, index) of single sequences of others.
+        """
         now_s = self._clock.now()
         stopped: dict[str, None] = {}
+        samples: list[tuple[str, int]] = []
         ends: dict[str, EngineCoreOutput] = {}
         if outputs.decoded is not None:
-            self._process_columns(outputs.decoded, now_s, stopped)
+            self._process_columns(outputs.decoded, now_s, stopped, samples)
         for output in outputs.other_outputs:
             part = self._in_flight.get(output.request_id)
             if part is None:
@@ -333,6 +347,8 @@ class OutputProcessor:
                 ends[output.request_id] = output
             try:
                 must_abort = part.request.append_output(part.start + output.index, output, now_s)
+                if must_abort:
+                    samples.append((output.request_id, output.index))
                 if (must_abort or output.finished) and part.finished:
                     stopped[output.request_id] = None
             except Exception as error:
@@ -344,10 +360,14 @@ class OutputProcessor:
                 part.request.end_sequences(part.start, part.stop, ends.get(wire_id))
         for wire_id in stopped:
             self._in_flight.pop(wire_id, None)
-        return list(stopped)
+        return list(stopped), [sample for sample in samples if sample[0] in self._in_flight]
 
     def _process_columns(
-        self, columns: DecodedTokens, now_s: float, stopped: dict[str, None]
+        self,
+        columns: DecodedTokens,
+        now_s: float,
+        stopped: dict[str, None],
+        samples: list[tuple[str, int]],
     ) -> None:
         """One token for each of many sequences, without an object for each."""
         in_flight = self._in_flight
@@ -357,10 +377,12 @@ class OutputProcessor:
             part = in_flight.get(wire_id)
             if part is None:
                 continue
-            index = part.start if indexes is None else part.start + indexes[position]
+            index = 0 if indexes is None else indexes[position]
             try:
-                if part.request.append_token(index, token_ids[position], now_s) and part.finished:
-                    stopped[wire_id] = None
+                if part.request.append_token(part.start + index, token_ids[position], now_s):
+                    samples.append((wire_id, index))
+                    if part.finished:
+                        stopped[wire_id] = None
             except Exception as error:
                 self._fail(wire_id, part, error, stopped)
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 import protocol.sampling
 from frontend.errors import InvalidInput
 from protocol.errors import InvalidParameter
+from protocol.requests import check_timeout
 from protocol.sampling import check_whole
 
 MAX_N = 16_384
@@ -20,6 +21,9 @@ _REALS = frozenset({
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 })  # fmt: skip
 _RECOMMENDABLE = _REALS | {"top_k", "max_tokens", "min_tokens"}
+FIRST_ANSWER_SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
+"""At the terminal, for a model that recommends nothing: llama.cpp's defaults, and nearly Ollama's.
+Python has vLLM's, which draw from the whole distribution."""
 _SAME_IN_ENGINE = _REALS | {"ignore_eos", "logprobs"}
 
 
@@ -237,6 +241,24 @@ class BeamSearchParams:
         )
 
 
+class StructuredOutputsParams:
+    """vLLM's; there so that a script can import it.
+
+    Raises:
+        InvalidInput: always.
+    """
+
+    def __init__(self, *_values: object, **_named_values: object) -> None:
+        raise InvalidInput(
+            f"this engine does not support {type(self).__name__}; use logit_bias or "
+            "allowed_token_ids, or check the answer and ask again"
+        )
+
+
+class GuidedDecodingParams(StructuredOutputsParams):
+    """vLLM's older name."""
+
+
 def _with_whole_keys(logit_bias: Mapping[Any, float] | None) -> dict[int, float]:
     biases: dict[int, float] = {}
     for key, bias in (logit_bias or {}).items():
@@ -248,9 +270,10 @@ def _with_whole_keys(logit_bias: Mapping[Any, float] | None) -> dict[int, float]
     return biases
 
 
-def check_scheduling(priority: object, tenant: object) -> None:
-    """Raises InvalidInput unless these are a 32-bit whole number and a name."""
+def check_scheduling(priority: object, tenant: object, timeout_s: object) -> None:
+    """Raises InvalidInput unless these are a 32-bit whole number, a name and seconds."""
     with as_invalid_input():
+        check_timeout(timeout_s)
         check_whole("priority", priority, minimum=-_MAX_PRIORITY, maximum=_MAX_PRIORITY)
     if tenant is not None and not (isinstance(tenant, str) and tenant):
         raise InvalidInput(f"tenant is {tenant!r}, it must be a non-empty string")

@@ -36,6 +36,10 @@ AnyCall = Ping | GetStatistics | ResetPrefixCache | Drain | GetRequestInfo | Lis
 
 class Pong(Message, frozen=True, tag=1):
     uptime_s: float
+    step_id: int
+    """The last step that is over; -1 before the first."""
+    progress_age_s: float
+    """Seconds since a step was over or there was nothing to do."""
 
 
 class EngineStatistics(Message, frozen=True, tag=2):
@@ -90,6 +94,8 @@ class EngineStatistics(Message, frozen=True, tag=2):
     """Seconds since the arrival of the oldest waiting request."""
     service_by_tenant: dict[str, float] = {}
     """Policy fair: weighted tokens served, of tenants with unfinished requests."""
+    num_refused_messages: int = 0
+    """Messages that could not be decoded, were of another wire version or came without a HELLO."""
     num_compilations_after_ready: int = 0
     """Kernels that were compiled while serving, each of which made requests wait; 0 unless there is
     a defect."""

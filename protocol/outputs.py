@@ -17,6 +17,8 @@ class FinishReason(enum.StrEnum):
     """The client, or the end of the daemon, stopped it."""
     ERROR = "error"
     """A fault in the engine; `detail` says which."""
+    TIMEOUT = "timeout"
+    """It was not done within its `timeout_s`."""
 
 
 class Logprobs(Message, frozen=True):
@@ -119,6 +121,8 @@ class ModelInfo(Message, frozen=True):
     eos_token_ids: tuple[int, ...]
     max_logprobs: int
     """Largest `logprobs` that a request may ask for; -1 means no limit."""
+    max_num_seqs: int
+    """Most sequences of a request."""
     default_sampling: dict[str, float] = {}
     """Recommended by the model's authors (temperature, top_k, top_p ...)."""
     tokenizer: TokenizerInfo | None = None

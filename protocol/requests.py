@@ -1,7 +1,9 @@
 """What a client sends: HELLO, requests, aborts, calls, GOODBYE; and the model's limits."""
 
 import dataclasses
+import math
 from collections.abc import Collection, Sequence
+from typing import cast
 
 from protocol.base import Message
 from protocol.calls import AnyCall
@@ -65,12 +67,21 @@ class EngineRequest(Message, frozen=True, tag=2):
     adapter: str | None = None
     prompt_embeds: TensorRef | None = None
     multimodal_inputs: tuple[MultiModalInput, ...] = ()
+    timeout_s: float | None = None
+    """Seconds from its arrival at the engine after which it ends with reason TIMEOUT. What was sent
+    before an interruption counts: a resumed request has what is left."""
+    is_resumed: bool = False
+    """Sent again after the engine was lost: a full queue takes it."""
 
 
 class Abort(Message, frozen=True, tag=3):
-    """Stop these requests of this client. Unknown and finished ids are ignored."""
+    """Stop these requests of this client, and single samples of others. Unknown and finished ones
+    are ignored."""
 
     request_ids: tuple[str, ...]
+    samples: tuple[tuple[str, int], ...] = ()
+    """(request id, index) each; the request's other samples continue. Beams depend on each other:
+    theirs are ignored."""
 
 
 class Call(Message, frozen=True, tag=4):
@@ -99,6 +110,26 @@ class ModelLimits:
     vocab_size: int
     max_logprobs: int
     """-1 means no limit."""
+    max_num_seqs: int
+    """Most sequences of a request: all of them run at once."""
+
+    def check_sequences(
+        self,
+        num_sequences: int,
+        beam_search: BeamSearchParams | None,
+        name: str = "num_sequences",
+    ) -> None:
+        if not 1 <= num_sequences <= self.max_num_seqs:
+            raise InvalidParameter(
+                f"{name} is {num_sequences}, it must be from 1 to max_num_seqs "
+                f"{self.max_num_seqs}; ask for fewer or start the engine with a larger "
+                "--max-num-seqs"
+            )
+        if beam_search is not None and 2 * beam_search.beam_width > self.vocab_size:
+            raise InvalidParameter(
+                f"beam_width is {beam_search.beam_width}, the limit is half the vocabulary, "
+                f"{self.vocab_size // 2}; lower it"
+            )
 
     def check_prompt(self, token_ids: Sequence[int], name: str = "prompt") -> None:
         if not token_ids:
@@ -126,3 +157,14 @@ class ModelLimits:
                 f"{name} holds token id {wrong}, the vocabulary ends at {self.vocab_size - 1}; "
                 "use this model's own tokenizer"
             )
+
+
+def check_timeout(timeout_s: object) -> None:
+    """Raises InvalidParameter unless this is None, or a finite number of seconds above 0."""
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if timeout_s is None or (is_number and 0 < cast("float", timeout_s) < math.inf):
+        return
+    raise InvalidParameter(
+        f"timeout_s is {timeout_s!r}, it must be a finite number of seconds above 0; omit it for "
+        "no limit"
+    )

@@ -17,7 +17,7 @@ from protocol.outputs import EngineCoreOutputs
 
 
 class SchedulerInterface(abc.ABC):
-    """The six calls of the loop come first."""
+    """The seven calls of the loop come first."""
 
     @abc.abstractmethod
     def add_request(self, request: Request) -> None:
@@ -32,12 +32,13 @@ class SchedulerInterface(abc.ABC):
 
     @abc.abstractmethod
     def schedule(self, now: float = 0.0) -> SchedulerOutput:
-        """Plan the next step. Never fails for lack of memory: the plan is smaller then. Tokens of
-        steps in flight count as computed; what they sample is scheduled too.
+        """Plan the next step. Requests whose `timeout_s` is over end first. Never fails for lack of
+        memory: the plan is smaller then. Tokens of steps in flight count as computed; what they
+        sample is scheduled too.
 
         Args:
             now: seconds, on the clock of the requests' `arrival_time`. Only what depends on time
-                (prefill delay, ageing, SLOs) needs it.
+                (timeouts, prefill delay, ageing, SLOs) needs it.
 
         Raises:
             StepOrderError: as many steps as may be in flight have not been updated.
@@ -71,6 +72,12 @@ class SchedulerInterface(abc.ABC):
         Raises:
             ValueError: `finished_status` is not a final one.
         """
+
+    @abc.abstractmethod
+    def finish_sample(self, request_id: str, index: int, finished_status: RequestStatus) -> None:
+        """End one sample of a request; the others go on. At once, or if it does not exist yet or
+        the others are to fork from it, once they have. Unknown and finished ones and beams are
+        ignored."""
 
     @abc.abstractmethod
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
