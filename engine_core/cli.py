@@ -9,7 +9,7 @@ from typing import Annotated
 import cyclopts
 from cyclopts import App, Parameter
 
-from engine_core.errors import StartupError
+from engine_core.errors import ConfigurationError, StartupError
 from engine_core.options.engine import EngineOptions
 
 app = App(
@@ -25,6 +25,9 @@ app = App(
 
 
 _DEFAULTS = EngineOptions()
+EXIT_FAULT = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
 
 
 @app.default
@@ -33,8 +36,10 @@ def serve(options: EngineOptions = _DEFAULTS) -> int:
 
     try:
         return run_daemon(options)
+    except ConfigurationError as error:
+        return _print_error(str(error), EXIT_USAGE)
     except StartupError as error:
-        return _print_error(str(error))
+        return _print_error(str(error), EXIT_FAULT)
 
 
 @app.command(name="--help-all")
@@ -58,15 +63,15 @@ def _with_config(
 ) -> int:
     if config is not None:
         if not config.is_file():
-            return _print_error(f"--config: there is no file {config}; check the path")
+            return _print_error(f"--config: there is no file {config}; check the path", EXIT_USAGE)
         app.config = [cyclopts.config.Toml(config, must_exist=True)]
     result = app(tokens)
     return int(result or 0)
 
 
-def _print_error(text: str) -> int:
+def _print_error(text: str, exit_code: int) -> int:
     print(f"engine-core: {text}", file=sys.stderr)  # noqa: T201
-    return 1
+    return exit_code
 
 
 def _version() -> str:
@@ -76,11 +81,14 @@ def _version() -> str:
 
 
 def main() -> None:
-    """Entry point. Exit code 0 after a drain, 1 after a fault, 2 for wrong options."""
+    """Entry point. Exit code 0 after a drain, 1 after a fault, 2 for wrong options, 130 after
+    Ctrl-C during the start."""
     try:
         code = app.meta(exit_on_error=False, result_action="return_value")
     except cyclopts.CycloptsError:
-        sys.exit(2)
+        sys.exit(EXIT_USAGE)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
     sys.exit(int(code or 0))
 
 

@@ -16,6 +16,7 @@ from protocol.requests import EngineRequest, TensorRef
 from protocol.sampling import SamplingParams, sequence_seed
 
 EOS = "<eos>"
+CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
 MAX_MODEL_LEN = 512
 HEARTBEAT_S = 0.05
 
@@ -99,12 +100,14 @@ def explanation(request: EngineRequest) -> RequestInfo:
     )
 
 
-def welcome(fingerprint: str, *, with_tokenizer: bool) -> tuple[Welcome, list[bytes]]:
+def welcome(
+    fingerprint: str, *, with_tokenizer: bool, with_chat_template: bool = True
+) -> tuple[Welcome, list[bytes]]:
     document = TOKENIZER.to_str().encode()
     info = TokenizerInfo(
         fingerprint="bytes",
         tokenizer_json=TensorRef(frame=0, dtype="uint8", shape=(len(document),)),
-        chat_template="{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}",
+        chat_template=CHAT_TEMPLATE if with_chat_template else None,
         special_tokens={"eos_token": EOS},
     )
     model = ModelInfo(
