@@ -201,6 +201,8 @@ def load_test(options: LoadOptions | None = None) -> int:
     summary = summarise(records)
     configuration = asdict(options) | {"text": str(options.text) if options.text else None}
     del configuration["json"]
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr)  # the line of progress
     log(as_table(summary))
     document = {
         "configuration": configuration,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import platformdirs
 
-from engine_core.model_files.errors import DownloadFailed
+from engine_core.model_files.errors import DownloadFailed, ModelFilesError
 
 CACHE_VARIABLE = "ENGINE_CORE_CACHE"
 
@@ -94,9 +94,18 @@ def models_folder() -> Path:
 
 
 def cache_folder() -> Path:
-    """$ENGINE_CORE_CACHE, or the user's cache folder."""
-    root = os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("engine-core")
-    return Path(root).expanduser()
+    """$ENGINE_CORE_CACHE, or the user's cache folder.
+
+    Raises:
+        ModelFilesError: this user has no home folder.
+    """
+    try:
+        root = os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("engine-core")
+        return Path(root).expanduser()
+    except RuntimeError as error:
+        raise ModelFilesError(
+            f"there is no folder to keep files in ({error}); set {CACHE_VARIABLE} to one"
+        ) from error
 
 
 # ---------------------------------------------------------------------- from the package index

@@ -136,11 +136,17 @@ def run_command_line(arguments: Sequence[str]) -> int:
 
 
 def _with_command_first(arguments: Sequence[str]) -> list[str]:
-    """`--address X complete ...` as `complete --address X ...`."""
+    """`--address X complete ...` as `complete --address X ...`.
+
+    Raises:
+        UsageError: there is no command.
+    """
     names = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(DaemonOptions)}
     end = 0
     while end < len(arguments) and arguments[end].partition("=")[0].replace("_", "-") in names:
         end += 1 if "=" in arguments[end] else 2
+    if end and not arguments[end:]:
+        raise UsageError("there is no command; give one of chat, complete, info")
     return [*arguments[end : end + 1], *arguments[:end], *arguments[end + 1 :]]
 
 

@@ -46,7 +46,9 @@ async def run_info(
 
 def daemon_table(address: str, model: ModelInfo, now: EngineStatistics) -> dict[str, str]:
     """What a person asks first, a line each; `--json` has every counter."""
-    finished = ", ".join(f"{number:,} {reason}" for reason, number in now.num_finished.items())
+    finished = ", ".join(
+        f"{number:,} {reason}" for reason, number in now.num_finished.items() if number
+    )
     waiting = f", the oldest for {now.max_wait_s:.1f} s" if now.num_waiting else ""
     cached_share = now.num_cached_prompt_tokens / max(1, now.num_prompt_tokens)
     host = f"; host memory: {now.num_host_blocks:,} blocks" if now.num_host_blocks else ""
@@ -63,6 +65,7 @@ def daemon_table(address: str, model: ModelInfo, now: EngineStatistics) -> dict[
         "KV cache": f"{now.num_blocks_in_use:,} of {now.num_blocks:,} blocks in use, "
         f"{now.num_blocks_cached:,} cached; {now.block_size} tokens each{host}",
         "preemptions": f"{now.num_preemptions:,}",
+        "more": "engine-client info --json has every counter",
     }
 
 
