@@ -179,6 +179,12 @@ class RequestPool:
             ]
         )
 
+    def drop_out_of_windows(self) -> None:
+        """Free the blocks of running sequences that are out of their sliding windows."""
+        batch, order = self.batch, self.batch.order
+        for row in order[batch.num_computed_tokens[order] >= batch.next_drop[order]].tolist():
+            batch.next_drop[row] = self.kv_cache.drop_out_of_windows(self.sequence_in(row))
+
     # ------------------------------------------------------------------ the way out
 
     def emit_output(
@@ -196,8 +202,11 @@ class RequestPool:
         if is_over:
             self._leave_queues(request)
             request.status = sequence.status
-        else:
+        elif request.request_id in self.running:
             self.num_reserved_rows -= 1
+        else:
+            self._uncount_queued(request)
+            self._count_queued(request)
         self.outputs.add(sequence, token_ids, logprobs, is_over=is_over)
         sequence.drop_placeholders()
         self.drop_sequence(sequence)

@@ -130,6 +130,7 @@ def open_model(options: EngineOptions) -> OpenModel:
             files = open_model_files(options.model, tokenizer=options.tokenizer, report=logger.info)
         if options.max_model_len is not None:
             _check_length(options.max_model_len, files.config)
+            _check_formats(options, files)
         tokenizer = files.tokenizer()
     except ModelFilesError as error:
         raise StartupError(str(error)) from error
@@ -154,4 +155,24 @@ def _check_length(max_model_len: int, config: Mapping[str, Any]) -> None:
         raise ConfigurationError(
             f"--max-model-len is {max_model_len}, this engine has {MAX_POSITIONS} positions; "
             "lower it"
+        )
+
+
+def _check_formats(options: EngineOptions, files: "ModelFiles") -> None:
+    """Refuse files of another kind than the options name."""
+    is_folder = files.path.is_dir()
+    kind = "safetensors" if is_folder else "gguf"
+    if options.load_format not in ("auto", kind):
+        raise StartupError(
+            f"--load-format {options.load_format}: the weights of {files.path} are {kind}; use "
+            "auto, or name another model"
+        )
+    named = options.quantization
+    if named not in ("awq", "gptq", "gguf"):
+        return
+    methods = {"gguf"} if not is_folder else {t.partition("-")[0] for t in files.quantised_types}
+    if named not in {method.removesuffix("_v2") for method in methods}:
+        raise StartupError(
+            f"--quantization {named}: the weights of {files.path} are "
+            f"{' and '.join(sorted(methods)) or 'not quantised'}; use auto, or name another model"
         )

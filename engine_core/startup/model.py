@@ -138,7 +138,10 @@ def _report_what_is_not_as_asked(
             options.num_threads,
             ops.num_threads,
         )
-    if options.dtype != "auto" and options.quantization == "auto" and files.quantised_types:
+    would_keep = keeps_blocks(options.quantization, "auto") and bool(files.quantised_types)
+    if ops.device.type == "cpu" and files.path.is_dir():
+        would_keep = False  # a CPU runs GGUF's blocks, and dequantises a folder's integers
+    if would_keep and options.dtype != "auto":
         logger.warning(
             "--dtype %s: the file's quantised weights (%s) are dequantised, which is slower and "
             "takes more memory; omit --dtype to run them as they are",

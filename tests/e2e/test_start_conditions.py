@@ -91,7 +91,7 @@ def test_without_a_home_one_line_says_which_variable_to_set(tiny_llama, tmp_path
         f"ipc://{tmp_path}/s",
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert "set ENGINE_CORE_CACHE to one" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
@@ -141,7 +141,7 @@ def test_exit_codes_tell_wrong_options_from_faults(tiny_llama, tmp_path):
         done = run_to_exit("--model", tiny_llama, *bind, *options)
         assert done.returncode == 2, options
         assert done.stdout == ""
-    assert run_to_exit("--model", tmp_path / "nowhere", *bind).returncode == 1
+    assert run_to_exit("--model", tmp_path / "nowhere", *bind).returncode == 3
 
 
 def test_an_interrupt_during_the_start_ends_it_without_a_traceback(tiny_llama, tmp_path):

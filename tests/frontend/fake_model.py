@@ -16,9 +16,9 @@ from protocol.requests import EngineRequest, TensorRef
 from protocol.sampling import SamplingParams, sequence_seed
 
 EOS = "<eos>"
-CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
 MAX_MODEL_LEN = 512
 HEARTBEAT_S = 0.05
+CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
 
 _ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 VOCAB = {symbol: index for index, symbol in enumerate(_ALPHABET)} | {EOS: 256}
@@ -101,7 +101,11 @@ def explanation(request: EngineRequest) -> RequestInfo:
 
 
 def welcome(
-    fingerprint: str, *, with_tokenizer: bool, with_chat_template: bool = True
+    fingerprint: str,
+    *,
+    with_tokenizer: bool,
+    with_chat_template: bool = True,
+    max_num_seqs: int = 64,
 ) -> tuple[Welcome, list[bytes]]:
     document = TOKENIZER.to_str().encode()
     info = TokenizerInfo(
@@ -121,6 +125,7 @@ def welcome(
         block_size=16,
         eos_token_ids=(EOS_ID,),
         max_logprobs=20,
+        max_num_seqs=max_num_seqs,
         default_sampling={"temperature": 0.25, "top_k": 7.0},
         tokenizer=info if with_tokenizer else None,
     )

@@ -10,7 +10,7 @@ from engine_core.model_files import ConfigOnly
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.device import float_weights_of, keeps_blocks
 from engine_core.startup.model import load_any_model
-from kernels.cpu.library import NativeLibraryUnavailable, load_library
+from tests.native_kernels import native_library_or_skip
 
 DENSE = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
@@ -26,10 +26,7 @@ SPARSE = DENSE | {
 
 @pytest.fixture(autouse=True)
 def native_kernels():
-    try:
-        load_library()
-    except NativeLibraryUnavailable as error:
-        pytest.skip(str(error))
+    native_library_or_skip()
 
 
 @pytest.fixture
@@ -96,9 +93,8 @@ def test_quantised_weights_that_a_dtype_gives_up_are_said_in_one_line(
     (tmp_path / "shape.json").write_text(json.dumps(DENSE))
     files = ConfigOnly(tmp_path / "shape.json")
     files.quantised_types = frozenset({"Q4_1"})
-    options = EngineOptions(
-        dtype=dtype, load_format="dummy", model_config=files.path / "shape.json"
-    )
+    files.path = tmp_path / "shape.json"  # a file, as a GGUF is
+    options = EngineOptions(dtype=dtype, load_format="dummy", model_config=files.path)
     load_any_model(options, files, torch.device("cpu"))
     lines = [record.getMessage() for record in caplog.records if "--dtype" in record.getMessage()]
     assert len(lines) == num_lines
