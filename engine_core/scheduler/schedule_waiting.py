@@ -113,6 +113,11 @@ class WaitingScheduler:
             if plan.budget <= 0:
                 self._stop_at(request, WaitReason.TOKEN_BUDGET, "the step's tokens are given out")
                 break
+            running = next(iter(self._pool.running.values()), None)
+            if running is not None and (request.runs_alone or running.runs_alone):
+                why = f"request {running.request_id!r} runs, and one of both must run alone"
+                self._stop_at(request, WaitReason.ALONE, why)
+                break
             if (why_skip := self._why_skip(request)) is not None:
                 skipped.append(waiting.pop_request())
                 self._explanations.skipped(request, *why_skip)
