@@ -101,7 +101,7 @@ def explanation(request: EngineRequest) -> RequestInfo:
 
 
 def welcome(
-    fingerprint: str, *, with_tokenizer: bool, max_num_seqs: int = 64
+    fingerprint: str, *, with_tokenizer: bool, max_num_seqs: int = 64, recommends: bool = True
 ) -> tuple[Welcome, list[bytes]]:
     document = TOKENIZER.to_str().encode()
     info = TokenizerInfo(
@@ -122,7 +122,7 @@ def welcome(
         eos_token_ids=(EOS_ID,),
         max_logprobs=20,
         max_num_seqs=max_num_seqs,
-        default_sampling={"temperature": 0.25, "top_k": 7.0},
+        default_sampling={"temperature": 0.25, "top_k": 7.0} if recommends else {},
         tokenizer=info if with_tokenizer else None,
     )
     message = Welcome(
