@@ -71,7 +71,7 @@ async def run_complete(
                 _write(f"{heading}{completion.text}\n")
     for completion in final.outputs:
         reason, detail = completion.finish_reason, completion.detail
-        if reason in ("error", "abort"):
+        if reason in ("error", "abort", "timeout"):
             print_fault(f"the engine ended the completion ({reason}): {detail}")
             return EXIT_FAULT
     return 0

@@ -1,6 +1,9 @@
 """The daemon as an operator sees it: ready line, signals, exit codes, refusals to start."""
 
+import contextlib
 import json
+import os
+import select
 import signal
 import subprocess
 import sys
@@ -144,6 +147,34 @@ def test_the_daemon_dies_with_its_parent_when_asked_to(tiny_llama, tmp_path):
     assert json.loads(process.stdout.readline())["event"] == "ready"
     process.stdin.close()
     assert process.wait(10) == 0
+
+
+def test_a_killed_test_run_leaves_no_daemon(tiny_llama, tmp_path):
+    """What tests start ends with pytest, also if nothing can be cleaned up."""
+    (tmp_path / "test_forever.py").write_text(
+        "import time\n"
+        "from daemons import running_daemon\n"
+        "def test_forever():\n"
+        f"    with running_daemon({str(tiny_llama)!r}, '--num-blocks', 8) as daemon:\n"
+        "        print(f'\\nPID {daemon.process.pid}', flush=True)\n"
+        "        time.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "test_forever.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as run:
+        pid = next(line.split()[1] for line in run.stdout if line.startswith("PID"))
+        daemon = os.pidfd_open(int(pid))
+        run.kill()
+    try:
+        assert select.select([daemon], [], [], 10)[0], f"process {pid} goes on"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(daemon, signal.SIGKILL)
+        os.close(daemon)
 
 
 def test_two_daemons_on_one_address_the_second_is_refused_before_loading(tiny_llama):

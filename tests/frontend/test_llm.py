@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from fake_engine import wait_until
-from fake_model import EOS_ID, ids_of
+from fake_model import EOS_ID, expected_text, ids_of
 
 from frontend import LLM, BeamSearchParams, EngineDied, InvalidInput, SamplingParams
 from frontend.errors import ClientClosed
@@ -45,6 +45,11 @@ def test_outputs_come_in_the_prompts_order_whatever_ends_first(llm):
         ids_of(text) for text in ("one", "two", "three", "four")
     ]
     assert all(output.finished for output in outputs)
+    texts = [output.outputs[0].text for output in outputs]
+    assert texts == [
+        expected_text(text, n)
+        for text, n in zip(("one", "two", "three", "four"), lengths, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("prompt", ["one", ids_of("one"), {"prompt": "one"}])
