@@ -17,8 +17,9 @@ from frontend.session import EngineSession
 from frontend.tokenizer import Tokenizer
 from frontend.transport import ZmqTransport
 from protocol import calls
-from protocol.addresses import default_address
+from protocol.addresses import check_address, default_address
 from protocol.codec import binary_frame
+from protocol.errors import InvalidParameter
 from protocol.explanations import RequestInfo
 from protocol.outputs import ModelInfo
 
@@ -51,7 +52,7 @@ class AsyncLLM:
         engine_options: none; `launch` takes them.
 
     Raises:
-        InvalidInput: an option that is not one of a client.
+        InvalidInput: an option that is not one of a client, or an address of neither kind.
     """
 
     def __init__(
@@ -71,6 +72,10 @@ class AsyncLLM:
                 "`address`; to start one use `await AsyncLLM.launch(model, ...)`"
             )
         self.address = address or default_address()
+        try:
+            check_address(self.address)
+        except InvalidParameter as error:
+            raise InvalidInput(str(error)) from None
         self._options = ConnectionOptions(
             address=self.address,
             client_name=client_name,
@@ -219,6 +224,7 @@ class AsyncLLM:
         priority: int = 0,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        timeout_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, as a stream that ends with the output whose `finished` is True.
 
@@ -230,6 +236,8 @@ class AsyncLLM:
             priority: smaller is more urgent; 0 unless the engine's policy is priority.
             tenant: whose share of the engine it uses, under policy fair; default: this client's.
             cache_salt: only requests with the same salt share cached prompts.
+            timeout_s: seconds, from this call on and also across a loss of the engine, after which
+                it ends with what it has and finish reason "timeout".
 
         Raises:
             InvalidInput: the prompt or the parameters cannot be served, or `request_id` is in use.
@@ -238,7 +246,7 @@ class AsyncLLM:
             EngineDied: the engine was lost and did not come back.
         """
         return self._stream(
-            lambda: prompt, sampling_params, request_id, priority, tenant, cache_salt
+            lambda: prompt, sampling_params, request_id, priority, tenant, cache_salt, timeout_s
         )
 
     def chat(
@@ -255,6 +263,7 @@ class AsyncLLM:
         priority: int = 0,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        timeout_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation: `generate` behind the model's chat template."""
 
@@ -268,7 +277,9 @@ class AsyncLLM:
                 **(chat_template_kwargs or {}),
             )
 
-        return self._stream(prompt, sampling_params, request_id, priority, tenant, cache_salt)
+        return self._stream(
+            prompt, sampling_params, request_id, priority, tenant, cache_salt, timeout_s
+        )
 
     async def beam_search(
         self,
@@ -279,6 +290,7 @@ class AsyncLLM:
         priority: int = 0,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        timeout_s: float | None = None,
     ) -> BeamSearchOutput:
         """The likeliest continuations of one prompt, best first. Nothing comes before the end; if
         the engine is lost, the search starts again.
@@ -286,7 +298,9 @@ class AsyncLLM:
         Raises:
             InvalidInput, QueueFull, RequestRejected, EngineDied: see `generate`.
         """
-        stream = self._stream(lambda: prompt, params, request_id, priority, tenant, cache_salt)
+        stream = self._stream(
+            lambda: prompt, params, request_id, priority, tenant, cache_salt, timeout_s
+        )
         async with contextlib.aclosing(stream) as outputs:
             final = [output async for output in outputs][-1]
         return beam_search_output(final, self.input_processor.optional_tokenizer)
@@ -299,6 +313,7 @@ class AsyncLLM:
         priority: int,
         tenant: str | None,
         cache_salt: str | None,
+        timeout_s: float | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The prompt is made when the model is known."""
         await self.ready()
@@ -309,6 +324,7 @@ class AsyncLLM:
             priority=priority,
             tenant=tenant,
             cache_salt=cache_salt,
+            timeout_s=timeout_s,
         )
         try:
             self.session.submit(request)
