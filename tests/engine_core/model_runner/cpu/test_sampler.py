@@ -72,6 +72,20 @@ def test_another_position_or_seed_gives_other_tokens():
     assert sum(a == b for a, b in zip(by_position, other_seed, strict=True)) < 5
 
 
+@pytest.mark.parametrize("alone", [{"top_k": 2}, {"top_p": 0.2}, {"min_p": 0.5}])
+def test_each_truncation_works_without_the_others(alone):
+    """Two tokens of 0.13 each; the others have 0.73 together."""
+    sampler = make(SamplingParams(max_tokens=9, seed=1, **alone), SamplingParams(max_tokens=9))
+    logits = torch.full((1, V), -4.0)
+    logits[0, [20, 30]] = 0.0
+    drawn = [
+        {int(sample(sampler, logits, [row], [position]).token_ids[0]) for position in range(60)}
+        for row in (0, 1)
+    ]
+    assert drawn[0] == {20, 30}
+    assert len(drawn[1]) > 20
+
+
 def test_greedy_takes_the_best_and_the_lowest_id_on_ties():
     sampler = make(*[SamplingParams(max_tokens=9, temperature=0.0)] * 2)
     logits = logits_of(2)
