@@ -151,8 +151,7 @@ async def test_a_request_that_kills_the_engine_is_refused_alone_and_the_others_l
 
     async def last(llm, first):
         prompt = {"prompt_token_ids": [first, *range(5, 30)]}
-        async for output in llm.generate(prompt, params):
-            pass
+        output = [output async for output in llm.generate(prompt, params)][-1]
         return output.outputs[0].token_ids, output.outputs[0].finish_reason
 
     with running_daemon(tiny_llama, *options, program=("-c", KILLER)) as daemon:
