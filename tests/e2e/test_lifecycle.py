@@ -201,7 +201,7 @@ def test_two_daemons_on_one_address_the_second_is_refused_before_loading(tiny_ll
         (["--host-cache-memory", "1"], "holds no block"),
         (["--host-cache-memory", "100TiB", "--num-blocks", "8"], "free beside the KV cache"),
         (["--preemption-mode", "swap"], "give --host-cache-memory"),
-        (["--priority-ageing-s", "3"], "no effect with --scheduling-policy fcfs"),
+        (["--priority-ageing-s", "3"], "no effect with --scheduling-policy fair"),
         (["--trace", "/nowhere/file"], "there is no folder /nowhere"),
         (["--bind", "http://x"], "use ipc://PATH or tcp://HOST:PORT"),
         (["--no-such-option"], "no-such-option"),
