@@ -258,8 +258,8 @@ class EngineCore:
     # ------------------------------------------------------------------ for calls and shutdown
 
     def end_all(self, reason: FinishReason, why: str) -> None:
-        """The loop is over: every live request gets one terminal output, for all its sequences,
-        without the scheduler, which may be what failed."""
+        """The loop is over: every unfinished request gets one terminal output, for all its
+        sequences, without the scheduler, which may be what failed."""
         outputs = {
             client.index: EngineCoreOutputs(
                 other_outputs=[
@@ -302,8 +302,8 @@ class EngineCore:
                     return CallFailed(
                         call_id=call.call_id,
                         code=ErrorCode.UNKNOWN_REQUEST,
-                        message=f"request {request_id!r} is unknown: it is neither live nor one of "
-                        "the last that finished; give the id that the engine knows it by",
+                        message=f"request {request_id!r} is unknown: it is neither unfinished nor "
+                        "one of the last that finished; give the id that the engine has for it",
                     )
             case ListRequests():
                 names = [name for client in self._clients for name in sorted(client.request_ids)]

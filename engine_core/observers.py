@@ -1,4 +1,4 @@
-"""What hangs on the engine's loop without being part of it: request timings and step times. The
+"""Observers of the engine's loop: request timings and step times. The
 trace writer (`engine_core.trace`) is another observer."""
 
 import dataclasses

@@ -5,14 +5,6 @@ gzip if the name ends in ".gz". What was written stays readable if the process d
     {"event": "arrive", "at_s": 0.5, "id": "a", "num_prompt_tokens": 9, ...}
     {"event": "step", "id": 0, "start_s": 0.5, "duration_s": 0.02, "ids": ["a"], "nums": [9], ...}
     {"event": "abort", "at_s": 0.6, "ids": ["a"]}
-
-The order of the lines is the order in which the scheduler saw the events. A "step" is planned and
-updated at once; where other steps are in flight meanwhile, a line of its own says when it was
-planned, and the step's line follows when its result was known:
-
-    {"event": "plan", "id": 0, "at_s": 0.5}
-    {"event": "plan", "id": 1, "at_s": 0.51}
-    {"event": "step", "id": 0, "start_s": 0.5, ...}
 """
 
 import gzip
@@ -156,7 +148,14 @@ TraceEvent = TraceArrival | TraceAbort | TraceCacheReset | TracePlan | TraceStep
 
 
 class TraceWriter(StepObserver):
-    """
+    """The order of the lines is the order in which the scheduler saw the events. A "step" is
+    planned and updated at once; where other steps are in flight meanwhile, a line of its own says
+    when it was planned, and the step's line follows when its result was known:
+
+        {"event": "plan", "id": 0, "at_s": 0.5}
+        {"event": "plan", "id": 1, "at_s": 0.51}
+        {"event": "step", "id": 0, "start_s": 0.5, ...}
+
     Args:
         path: of the file, replaced if it is there.
         started_s: what the loop's clock shows at 0.

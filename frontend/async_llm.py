@@ -221,7 +221,7 @@ class AsyncLLM:
             cache_salt: only requests with the same salt share cached prompts.
 
         Raises:
-            InvalidInput: the prompt or the parameters cannot be served, or `request_id` is live.
+            InvalidInput: the prompt or the parameters cannot be served, or `request_id` is in use.
             QueueFull: the engine's queue is full; try again later.
             RequestRejected: the engine refused it for another reason.
             EngineDied: the engine was lost and did not come back.
@@ -310,8 +310,8 @@ class AsyncLLM:
             self.session.release(request)
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
-        """End live requests: their streams get a last output with finish reason "abort". Unknown
-        ids are ignored, as their requests may just have ended."""
+        """End requests: their streams get a last output with finish reason "abort". Unknown ids
+        are ignored, as their requests may just have ended."""
         for each in (request_id,) if isinstance(request_id, str) else tuple(request_id):
             request = self.session.requests.get(each)
             if request is not None:
@@ -331,8 +331,8 @@ class AsyncLLM:
         return await self._call(calls.GetStatistics(), calls.EngineStatistics)
 
     async def request_info(self, request_id: str) -> RequestInfo:
-        """A request's state and its reasons: a live one of this client by the id that `generate`
-        was given, any live or lately finished one of any client by the engine's id
+        """A request's state and its reasons: an unfinished one of this client by the id that
+        `generate` was given, any unfinished or lately finished one by the engine's id
         (`RequestMetrics.engine_request_id`). CallRefused if there is none."""
         request = self.session.requests.get(request_id)
         if request is not None and request.wire_ids:
@@ -340,7 +340,7 @@ class AsyncLLM:
         return await self._call(calls.GetRequestInfo(request_id=request_id), RequestInfo)
 
     async def request_ids(self) -> list[str]:
-        """The engine's ids of all live requests of all clients."""
+        """The engine's ids of all unfinished requests of all clients."""
         return (await self._call(calls.ListRequests(), calls.RequestList)).request_ids
 
     async def reset_prefix_cache(self) -> int:

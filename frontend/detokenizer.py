@@ -105,8 +105,7 @@ class _PieceJoiner:
         for token_id in token_ids:
             byte = pieces.fallback_byte(token_id)
             if byte is not None:
-                if self._run is None:
-                    self._run = _ByteRun()
+                self._run = self._run or _ByteRun()
                 parts.append(self._released_text(self._run.append(token_id, byte)))
             elif pieces.is_known(token_id):
                 if self._run is not None:

@@ -267,8 +267,8 @@ class OutputProcessor:
             )
         if request_id in self._requests:
             raise InvalidInput(
-                f"request_id {request_id!r} is that of a live request; wait for its end, abort "
-                "it, or use another one"
+                f"request_id {request_id!r} is that of an unfinished request; wait for its "
+                "end, abort it, or use another one"
             )
         return request_id
 

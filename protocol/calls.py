@@ -89,7 +89,7 @@ class EngineStatistics(Message, frozen=True, tag=2):
     max_wait_s: float = 0.0
     """Seconds since the arrival of the oldest waiting request."""
     service_by_tenant: dict[str, float] = {}
-    """Policy fair: weighted tokens served, of tenants with live requests."""
+    """Policy fair: weighted tokens served, of tenants with unfinished requests."""
     num_compilations_after_ready: int = 0
     """Kernels that were compiled while serving, each of which made requests wait; 0 unless there is
     a defect."""
@@ -105,7 +105,7 @@ class Draining(Message, frozen=True, tag=4):
 
 class RequestList(Message, frozen=True, tag=6):
     request_ids: list[str]
-    """Of all live requests of all clients, each client's in order of arrival."""
+    """Of all unfinished requests of all clients, each client's in order of arrival."""
 
 
 AnyResult = Pong | EngineStatistics | PrefixCacheReset | Draining | RequestInfo | RequestList

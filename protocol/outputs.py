@@ -148,7 +148,7 @@ class CallFailed(Message, frozen=True, tag=4):
 
 class Rejected(Message, frozen=True, tag=5):
     """The terminal event of a request that was never accepted. With code DUPLICATE_REQUEST_ID it is
-    about the second request: the live one continues."""
+    about the second request: the first one continues."""
 
     request_id: str
     code: ErrorCode

@@ -42,11 +42,8 @@ def find_checks(only: str, *, uses_gpu: bool) -> list[str]:
 
 
 class GpuRun:
-    """A run of everything, phase by phase; `save` gets the document after each.
-
-    Args:
-        uses_gpu: without one all checks are skipped, and nothing is timed.
-    """
+    """A run of everything, phase by phase; `save` gets the document after each. Without a GPU all
+    checks are skipped, and nothing is timed."""
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from collections import deque
 
 class EvictedHashes:
     """The hashes that were evicted last, from device or host: `capacity` at most, of which the
-    oldest eighth is forgotten at once.
+    oldest eighth is dropped at once.
 
     64 bits stand for a hash (`hash`, which a bytes object keeps once it was looked up), all but the
     newest in sorted arrays: a tenth of what a dict of the hashes takes, and an explanation is wrong

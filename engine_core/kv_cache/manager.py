@@ -224,8 +224,12 @@ class KVCacheManager:
             for (group, index, _), block_id in zip(hit.host_blocks, block_ids, strict=True):
                 tables[group][index] = block_id
                 self._pool.register(block_id, group, seq.block_hashes[index])
-        num_dropped = [table.count(NULL_BLOCK_ID) for table in tables]
-        self._blocks_of[seq.sequence_id] = SequenceBlocks.starting_with(tables, num_dropped)
+        self._blocks_of[seq.sequence_id] = SequenceBlocks(
+            tables,
+            num_blocks=len(tables[0]),
+            num_registered=len(tables[0]),
+            num_dropped=[table.count(NULL_BLOCK_ID) for table in tables],
+        )
 
     def allocate_slots(
         self, seq: CachedSequence, num_tokens: int, num_lookahead_slots: int = 0
@@ -242,9 +246,8 @@ class KVCacheManager:
         """
         seq_blocks = self._blocks_of.get(seq.sequence_id)
         if seq_blocks is None:
-            seq_blocks = SequenceBlocks.starting_with(
-                tuple([] for _ in self.groups), [0] * len(self.groups)
-            )
+            num_groups = len(self.groups)
+            seq_blocks = SequenceBlocks(tuple([] for _ in self.groups), 0, 0, [0] * num_groups)
         num_computed, num_old = seq.num_computed_tokens, seq_blocks.num_blocks
         # a step in flight may fail: then its last known token is computed again
         lowest = min(num_computed, seq.num_tokens - 1)

@@ -67,12 +67,6 @@ class SequenceBlocks:
     """Of the registered ones, logical blocks that were being computed while an equal block was in
     the prefix cache already: to be replaced by that one later."""
 
-    @classmethod
-    def starting_with(cls, block_ids: BlockIds, num_dropped: list[int]) -> "SequenceBlocks":
-        """Tables that begin with a cached prefix, or with nothing. They become this object's."""
-        num_blocks = len(block_ids[0])
-        return cls(block_ids, num_blocks, num_blocks, num_dropped)
-
     def leading(self, num_blocks: int) -> "SequenceBlocks":
         """A copy of the first logical blocks, or of all if there are not so many."""
         num_blocks = min(num_blocks, self.num_blocks)

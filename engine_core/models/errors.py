@@ -3,7 +3,7 @@
 ModelError
     UnsupportedArchitecture    we have no exact code for it; another implementation may
     ModelConfigError           its config.json contradicts itself or lacks something
-    ModelWeightsError          its tensors are not those that the config promises
+    ModelWeightsError          its tensors are not those that the config describes
 """
 
 

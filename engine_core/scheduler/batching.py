@@ -2,7 +2,7 @@
 
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.explanations import Explanations
-from engine_core.scheduler.plan_builder import PlanBuilder
+from engine_core.scheduler.plan import PlanBuilder
 from engine_core.scheduler.preemption import Preemptor
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.schedule_running import RunningScheduler, Select

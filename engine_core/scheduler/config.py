@@ -23,6 +23,7 @@ _MINIMUM = {
     "max_num_adapters": 1,
     "max_steps_in_flight": 1,
     "priority_min_gain": 1,
+    "prefill_delay_factor": 0,
 }
 _ABOVE_ZERO = ("priority_ageing_s", "slo_tpot_ms", "slo_ttft_ms")
 _CHOICES = {
@@ -106,7 +107,7 @@ class SchedulerConfig:
                 )
         for name, minimum in _MINIMUM.items():
             value = getattr(self, name)
-            if value is not None and value < minimum:
+            if value is not None and not minimum <= value < math.inf:
                 raise ValueError(
                     f"{name} is {value}, it must be at least {minimum}; raise {_option(name)}"
                 )
@@ -114,11 +115,6 @@ class SchedulerConfig:
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name} is {value}, it must be above 0; raise {_option(name)}")
-        if not (self.prefill_delay_factor >= 0 and math.isfinite(self.prefill_delay_factor)):
-            raise ValueError(
-                f"prefill_delay_factor is {self.prefill_delay_factor}, it must be at least 0; "
-                "raise --prefill-delay-factor"
-            )
         for tenant, weight in self.tenant_weights.items():
             if not (weight > 0 and math.isfinite(weight)):
                 raise ValueError(

@@ -70,7 +70,7 @@ class InFlightStep:
 
 
 class InFlightSteps:
-    """The one book of steps in flight. With two of them, for one sequence:
+    """The queue of steps in flight. With two of them, for one sequence:
 
         host     plan n       plan n+1     update n      plan n+2     update n+1
                  computes a   computes b   b is known    computes c   c is known
@@ -80,8 +80,8 @@ class InFlightSteps:
     its own; the device passes its value on. Where it is not sure that there will be a next token,
     or the host has a part in it, the sequence is blocked until the result is known: at its last
     token by length, with drafts to verify, for beams, and before a fork. A sequence that ends at b
-    (end-of-sequence, abort) computes b in vain: its row has another owner by then, and the result
-    is dropped. A prompt chunk that is not the last samples nothing, so it needs neither.
+    (end-of-sequence, abort) computes one token more: its row has another owner by then, and the
+    result is dropped. A prompt chunk that is not the last samples nothing, so it needs neither.
     """
 
     def __init__(self, pool: RequestPool, max_steps_in_flight: int) -> None:

@@ -25,7 +25,7 @@ class SchedulerInterface(abc.ABC):
         its tokens already, ends at once: its terminal output comes with the next update.
 
         Raises:
-            DuplicateRequestId: the id belongs to an unfinished request, which goes on unharmed.
+            DuplicateRequestId: the id belongs to an unfinished request, which is not affected.
             QueueFull: the waiting queue is at its limit.
             ValueError: the request asks for what this scheduler does not do.
         """

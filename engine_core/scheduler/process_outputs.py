@@ -107,7 +107,7 @@ class OutputProcessor:
             return
         if request.has_pending_forks:
             self._forks.fork(request)
-        # rejected drafts were computed in vain: their slots are written again
+        # the results of rejected drafts are discarded: their slots are written again
         sequence.num_computed_tokens -= most - len(token_ids)
         kept = append_until_stop(sequence, token_ids, self._max_model_len)
         if np.isnan(batch.first_token_s[row]):

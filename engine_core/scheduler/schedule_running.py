@@ -6,7 +6,7 @@ import numpy as np
 
 from engine_core.scheduler.batch_state import BoolArray, Int32Array, Int64Array
 from engine_core.scheduler.config import SchedulerConfig
-from engine_core.scheduler.plan_builder import PlanBuilder
+from engine_core.scheduler.plan import PlanBuilder
 from engine_core.scheduler.preemption import Preemptor
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
@@ -44,8 +44,8 @@ class RunningScheduler:
         num_done = 0
         if not batch.rows_with_drafts:
             computed = batch.num_computed_tokens[rows]
-            wanted = batch.lengths(rows) - computed
-            counts = self._within_budget(rows, wanted, plan.budget)
+            num_uncomputed = batch.lengths(rows) - computed
+            counts = self._within_budget(rows, num_uncomputed, plan.budget)
             num_done = self._allocate_columns(plan, rows[: len(counts)], counts, computed)
             plan.add_rows(rows[:num_done], counts[:num_done])
             if num_done == len(counts):
@@ -62,26 +62,28 @@ class RunningScheduler:
 
     # ------------------------------------------------------------------ columns
 
-    def _within_budget(self, rows: Int64Array, wanted: Int32Array, budget: int) -> Int32Array:
+    def _within_budget(
+        self, rows: Int64Array, num_uncomputed: Int32Array, budget: int
+    ) -> Int32Array:
         """Tokens for the first rows, each at least 1; the last may get fewer than it needs. The
         sequences of one request all get some, or none does."""
         # argmin and argmax cost a fraction of min, max and cumsum where rows are few
-        assert wanted[wanted.argmin()] > 0, "a running sequence has nothing to run"
-        most = int(wanted[wanted.argmax()])
+        assert num_uncomputed[num_uncomputed.argmin()] > 0, "a running sequence has nothing to run"
+        most = int(num_uncomputed[num_uncomputed.argmax()])
         if most > self._max_chunk:
-            wanted, most = np.minimum(wanted, self._max_chunk), self._max_chunk
-        if most * len(wanted) <= budget:
-            return wanted
-        ends = np.cumsum(wanted)
+            num_uncomputed, most = np.minimum(num_uncomputed, self._max_chunk), self._max_chunk
+        if most * len(num_uncomputed) <= budget:
+            return num_uncomputed
+        ends = np.cumsum(num_uncomputed)
         if ends[-1] <= budget:
-            return wanted
+            return num_uncomputed
         num_rows = int(np.searchsorted(ends, budget, side="left")) + 1
-        counts = wanted[:num_rows].copy()
+        counts = num_uncomputed[:num_rows].copy()
         counts[-1] -= ends[num_rows - 1] - budget
-        return self._whole_requests(rows, wanted, counts, budget)
+        return self._whole_requests(rows, num_uncomputed, counts, budget)
 
     def _whole_requests(
-        self, rows: Int64Array, wanted: Int32Array, counts: Int32Array, budget: int
+        self, rows: Int64Array, num_uncomputed: Int32Array, counts: Int32Array, budget: int
     ) -> Int32Array:
         """`counts` for the first rows, changed if they end between two sequences of a request: all
         of them then share what is left, or get nothing if there is not a token for each."""
@@ -96,7 +98,7 @@ class RunningScheduler:
         share = (budget - int(counts[:first].sum())) // (stop - first)
         if not share:
             return counts[:first]
-        return np.concatenate((counts[:first], np.minimum(wanted[first:stop], share)))
+        return np.concatenate((counts[:first], np.minimum(num_uncomputed[first:stop], share)))
 
     def _allocate_columns(
         self, plan: PlanBuilder, rows: Int64Array, counts: Int32Array, computed: Int32Array

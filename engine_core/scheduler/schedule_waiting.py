@@ -6,7 +6,7 @@ import numpy as np
 from engine_core.kv_cache import AllocStatus, CacheHit
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.explanations import Explanations
-from engine_core.scheduler.plan_builder import PlanBuilder
+from engine_core.scheduler.plan import PlanBuilder
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
 from protocol.explanations import CacheLookup, WaitReason

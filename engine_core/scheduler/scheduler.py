@@ -10,8 +10,12 @@ from engine_core.scheduler.errors import DuplicateRequestId, QueueFull
 from engine_core.scheduler.explanations import Explanations
 from engine_core.scheduler.in_flight import InFlightStep, InFlightSteps
 from engine_core.scheduler.interface import SchedulerInterface
-from engine_core.scheduler.plan import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
-from engine_core.scheduler.plan_builder import PlanBuilder
+from engine_core.scheduler.plan import (
+    DraftTokenIds,
+    ModelRunnerOutput,
+    PlanBuilder,
+    SchedulerOutput,
+)
 from engine_core.scheduler.policies import make_policy
 from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.preemption import PreemptionRule, Preemptor, make_preemption_rule

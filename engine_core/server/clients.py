@@ -1,4 +1,4 @@
-"""Connected clients and the live requests of each."""
+"""Connected clients and the unfinished requests of each."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Client:
-    """A connected client. The scheduler knows it by `index`, which is never used again."""
+    """A connected client. The scheduler refers to it by `index`, which is never used again."""
 
     index: int
     identity: bytes

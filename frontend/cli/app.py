@@ -90,7 +90,7 @@ def info(
         ),
     ] = None,
     requests: Annotated[
-        bool, Parameter(help="Show instead the ids of all live requests.", negative="")
+        bool, Parameter(help="Show instead the ids of all unfinished requests.", negative="")
     ] = False,
     json: Annotated[bool, Parameter(help="Print one JSON document.", negative="")] = False,
     daemon: DaemonOptions = _DAEMON,

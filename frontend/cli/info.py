@@ -16,7 +16,7 @@ from protocol.explanations import RequestInfo
 async def run_info(
     daemon: DaemonOptions, *, request_id: str | None, lists_requests: bool, prints_json: bool
 ) -> int:
-    """Show the daemon, or one request, or the ids of all live ones. Returns the exit code.
+    """Show the daemon, or one request, or the ids of all unfinished ones. Returns the exit code.
 
     Raises:
         EngineClientError: no engine answers, or it does not know the request.

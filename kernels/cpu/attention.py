@@ -1,4 +1,4 @@
-"""What the native library's paged attention is given: plans, and checks of its tensors.
+"""What the native library's attention, and rotation with the cache write, are given.
 
 Block tables, lengths and starts are checked by the library at each call, before it reads the cache.
 """
@@ -11,11 +11,13 @@ from dataclasses import dataclass
 import torch
 
 from kernels.cpu.kv_cache import KVCacheFormat, format_of_cache, format_of_dtype, row_length
-from kernels.cpu.library import INT64, POINTER, members
+from kernels.cpu.library import FLOAT, INT64, POINTER, members, optional_address
 from kernels.interface.operations import (
     AttentionMetadata,
     AttentionPlanner,
     AttentionSpec,
+    KVCache,
+    RotaryParams,
 )
 
 
@@ -137,21 +139,37 @@ def check_caches(
         )
 
 
-def head_values(name: str, values_H: torch.Tensor | None, num_heads: int) -> int | None:
-    """Address of one float32 a query head, or None for None.
+class Rotary(ctypes.Structure):
+    """Mirrors `Rotary` of src/rope.h."""
+
+    _fields_ = [
+        *members(POINTER, "qkv", "cos_sin", "positions", "slots", "k_cache", "v_cache"),
+        *members(POINTER, "q_weight", "k_weight"),
+        *members(INT64, "num_tokens", "qkv_stride", "num_positions", "num_slots"),
+        *members(INT64, "num_query_heads", "num_kv_heads", "head_size", "half", "kv_format"),
+        ("eps", FLOAT),
+    ]
+
+
+def fill_rotary(call: Rotary, kv_cache: KVCache, params: RotaryParams) -> None:
+    """The fields of `call` that are a layer's; those of a step are left.
 
     Raises:
-        ValueError: another shape, dtype or layout.
+        ValueError: a weight of another shape, dtype or layout.
     """
-    if values_H is None:
-        return None
-    if (
-        values_H.shape != (num_heads,)
-        or values_H.dtype is not torch.float32
-        or not values_H.is_contiguous()
-    ):
-        raise ValueError(
-            f"{name} {values_H.dtype} {tuple(values_H.shape)} must be contiguous float32 of "
-            f"[{num_heads}], one a query head"
-        )
-    return values_H.data_ptr()
+    keys, values = kv_cache
+    num_blocks, block_size, num_kv_heads, _ = keys.shape
+    head_size, cos_sin_PD = params.head_size, params.cos_sin_PD
+    call.cos_sin = cos_sin_PD.data_ptr()
+    call.k_cache = keys.data_ptr()
+    call.v_cache = values.data_ptr()
+    call.q_weight = optional_address("q_norm_weight", params.q_norm_weight_D, head_size)
+    call.k_weight = optional_address("k_norm_weight", params.k_norm_weight_D, head_size)
+    call.num_positions = cos_sin_PD.shape[0]
+    call.num_slots = num_blocks * block_size
+    call.num_query_heads = params.num_query_heads
+    call.num_kv_heads = num_kv_heads
+    call.head_size = head_size
+    call.half = cos_sin_PD.shape[1] // 2
+    call.kv_format = format_of_cache(keys)
+    call.eps = params.norm_eps

@@ -12,10 +12,9 @@ from typing import Any, NoReturn, cast
 
 import torch
 
-from kernels.cpu.attention import NativeAttentionPlan, check_caches, head_values
-from kernels.cpu.library import FLOAT, INT64, POINTER, members
+from kernels.cpu.attention import NativeAttentionPlan, Rotary, check_caches, fill_rotary
+from kernels.cpu.library import FLOAT, INT64, POINTER, members, optional_address
 from kernels.cpu.linear import PackedParts
-from kernels.cpu.rotary import Rotary, fill_rotary
 from kernels.cpu.weights import PackedLinear
 from kernels.interface.operations import AttentionParams, ForwardContext, KVCache, RotaryParams
 from kernels.interface.weights import LinearWeight
@@ -295,8 +294,8 @@ class GraphCapture:
         operands = AttentionOperands(
             k=k_cache_BSKD.data_ptr(),
             v=v_cache_BSKD.data_ptr(),
-            sinks=head_values("sinks", params.sinks_H, heads[0]),
-            slopes=head_values("slopes", params.alibi_slopes_H, heads[0]),
+            sinks=optional_address("sinks", params.sinks_H, heads[0]),
+            slopes=optional_address("slopes", params.alibi_slopes_H, heads[0]),
             num_blocks=k_cache_BSKD.shape[0],
             scale=params.scale,
             softcap=params.softcap or 0.0,

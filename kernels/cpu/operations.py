@@ -11,8 +11,9 @@ import torch
 from kernels.cpu.attention import (
     NativeAttentionPlan,
     NativeAttentionPlanner,
+    Rotary,
     check_caches,
-    head_values,
+    fill_rotary,
 )
 from kernels.cpu.captured_forward import CapturedForward
 from kernels.cpu.graph_capture import GraphOpKind, Placeholder, capture_of
@@ -25,10 +26,18 @@ from kernels.cpu.kv_cache import (
     row_length,
     store_rows,
 )
-from kernels.cpu.library import FLOAT, INT, INT64, POINTER, NativeLibrary, check
+from kernels.cpu.library import (
+    FLOAT,
+    INT,
+    INT64,
+    POINTER,
+    NativeLibrary,
+    check,
+    check_tensor,
+    optional_address,
+)
 from kernels.cpu.linear import NativeLinear, PackedParts
 from kernels.cpu.packing import FloatFormat, NativePacking
-from kernels.cpu.rotary import Rotary, check_tensor, fill_rotary
 from kernels.cpu.sampling import NativeSampling
 from kernels.cpu.weights import PackedLinear
 from kernels.interface.operations import (
@@ -263,8 +272,8 @@ class CpuOperations(NativeSampling, TorchOperations):
                 out_THD.data_ptr(),
                 params.scale,
                 params.softcap or 0.0,
-                head_values("sinks", params.sinks_H, num_heads),
-                head_values("slopes", params.alibi_slopes_H, num_heads),
+                optional_address("sinks", params.sinks_H, num_heads),
+                optional_address("slopes", params.alibi_slopes_H, num_heads),
             )
         )
         return out_THD

@@ -1,15 +1,4 @@
-"""The weights of one model in the native library's layouts; saved once, mapped by later starts.
-
-The file:
-
-    offset 0   magic [16] | header bytes, u64 | file bytes, u64 | crc32 of the header, u32 | zeros
-          64   header: JSON
-           .   tensors, each aligned to 64
-
-Numbers are little-endian. A file gets its name when it is complete. Reading checks the header's
-sum, the file's length and every range, but does not sum the tensors, which would read them all at
-start: a flipped bit there is a wrong weight, never a wrong address.
-"""
+"""The weights of one model in the native library's layouts; saved once, mapped by later starts."""
 
 from __future__ import annotations
 
@@ -50,6 +39,16 @@ _FIELDS = ("blob", "row_scales", "bias")
 
 def save_packed(path: Path, weights: Mapping[str, PackedLinear], *, key: str) -> None:
     """Write `weights` to `path`, in place of what is there.
+
+    The file:
+
+        offset 0   magic [16] | header bytes, u64 | file bytes, u64 | crc32 of the header | zeros
+              64   header: JSON
+               .   tensors, each aligned to 64
+
+    Numbers are little-endian. A file gets its name when it is complete. Reading checks the
+    header's sum, the file's length and every range, but does not sum the tensors, which would
+    read them all at start: a flipped bit there is a wrong weight, never a wrong address.
 
     Args:
         key: what the weights were made from; `map_packed` checks it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cpu.library import FLOAT, INT64, POINTER, NativeLibrary, check
+from kernels.cpu.library import FLOAT, INT64, POINTER, NativeLibrary, check, check_tensor
 from kernels.interface.operations import Penalties, SamplingLimits
 
 
@@ -77,9 +77,9 @@ class NativeSampling:
         penalties: Penalties,
     ) -> None:
         size = logits_V.shape[0]
-        _check_column("logits", logits_V, size, torch.float32)
-        _check_column("prompt_mask", prompt_mask_V, size, torch.bool)
-        _check_column("output_counts", output_counts_V, size, torch.float32)
+        check_tensor("logits", logits_V, (size,))
+        check_tensor("prompt_mask", prompt_mask_V, (size,), torch.bool)
+        check_tensor("output_counts", output_counts_V, (size,))
         check(
             self._penalise(
                 logits_V.data_ptr(),
@@ -103,13 +103,5 @@ def _rows(logits_RV: torch.Tensor) -> torch.Tensor:
 
 def _column(name: str, values_R: torch.Tensor, size: int, dtype: torch.dtype) -> torch.Tensor:
     values_R = values_R.contiguous()
-    _check_column(name, values_R, size, dtype)
+    check_tensor(name, values_R, (size,), dtype)
     return values_R
-
-
-def _check_column(name: str, values_R: torch.Tensor, size: int, dtype: torch.dtype) -> None:
-    if values_R.shape != (size,) or values_R.dtype is not dtype or not values_R.is_contiguous():
-        raise ValueError(
-            f"{name} is {values_R.dtype} {tuple(values_R.shape)}; it must be contiguous {dtype} "
-            f"of [{size}]"
-        )

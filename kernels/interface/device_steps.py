@@ -7,11 +7,6 @@ The tests hold it against a specification in torch (`tests/kernels/torch_device_
          +----------> prepare_step <--------+                | append_sampled
                           |                                  |
                      StepTensors --> model --> logits --> sample --> tokens, log-probabilities
-
-The number of sequences is read from the packed step, on the device: so a call whose tensors are
-those of a bucket can be captured in a CUDA graph and replayed for any step that fits.
-Nothing here waits for the device. All calls of an engine go to one stream, in order: a step reads
-the tokens that the step before it appended.
 """
 
 from __future__ import annotations
@@ -77,7 +72,13 @@ class StepSampler(Protocol):
 
 
 class DeviceStepOperations(Protocol):
-    """The operations of a GPU runner beside `kernels.interface.operations.Operations`."""
+    """The operations of a GPU runner beside `kernels.interface.operations.Operations`.
+
+    The number of sequences is read from the packed step, on the device: so a call whose tensors are
+    those of a bucket can be captured in a CUDA graph and replayed for any step that fits.
+    Nothing here waits for the device. All calls of an engine go to one stream, in order: a step
+    reads the tokens that the step before it appended.
+    """
 
     def apply_row_updates(self, packed: torch.Tensor, rows: DeviceRows) -> None:
         """`table[row, start : start + n] = ids` for each packed update; -1 is the table of tokens.

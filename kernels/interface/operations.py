@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -207,7 +207,7 @@ class SamplingLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Penalties:
-    """Of one row, see `Operations.apply_penalties`."""
+    """Of one row, see `SamplingOperations.apply_penalties`."""
 
     repetition_penalty: float
     presence_penalty: float
@@ -326,13 +326,6 @@ class Operations(Protocol):
         """`gelu(left half, tanh approximation) * right half` of [T, 2F] -> [T, F]. Consumes."""
         ...
 
-    def best_of_rows(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(int64 [R], the lowest id of each row's largest logit; float32 [R], that logit).
-
-        A row that holds NaN has NaN for its largest logit, and any id.
-        """
-        ...
-
     def capture(self, forward: Forward) -> Forward:
         """A model's forward pass, which the backend may run once and replay as a captured graph.
 
@@ -340,36 +333,6 @@ class Operations(Protocol):
         activations nothing but operations, `.flatten(1)`, and `.mul_` with one number; one that
         does more is run as it is.
         """
-        ...
-
-    def sample(
-        self,
-        logits_RV: torch.Tensor,
-        seeds_R: torch.Tensor,
-        positions_R: torch.Tensor,
-        limits: SamplingLimits | None = None,
-    ) -> torch.Tensor:
-        """One token a row, int64 [R], each with its softmax probability, renormalised over the
-        tokens that `limits` leaves.
-
-        `argmax((logits - max) + noise)`, with standard Gumbel noise that is a function of (seed,
-        position, token) alone; every backend computes the same (see `kernels.torch.sampling`).
-
-        Args:
-            logits_RV: float32.
-            seeds_R: the 64 bits of each row's seed, as int64.
-            positions_R: int64, index in the sequence of the token being chosen.
-        """
-        ...
-
-    def apply_penalties(
-        self,
-        logits_V: torch.Tensor,
-        prompt_mask_V: torch.Tensor,
-        output_counts_V: torch.Tensor,
-        penalties: Penalties,
-    ) -> None:
-        """In place on one row of logits, see `kernels.torch.sampling.apply_penalties`."""
         ...
 
     def rotary_and_cache(
@@ -462,6 +425,48 @@ class Operations(Protocol):
         Args: src and dst may be one cache, or one of them in host memory. ids: int64 on the CPU,
             `dst_ids_N` each once.
         """
+        ...
+
+
+@runtime_checkable
+class SamplingOperations(Protocol):
+    """Sampling that the host orders, row by row; a GPU's is `kernels.interface.device_steps`."""
+
+    def best_of_rows(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(int64 [R], the lowest id of each row's largest logit; float32 [R], that logit).
+
+        A row that holds NaN has NaN for its largest logit, and any id.
+        """
+        ...
+
+    def sample(
+        self,
+        logits_RV: torch.Tensor,
+        seeds_R: torch.Tensor,
+        positions_R: torch.Tensor,
+        limits: SamplingLimits | None = None,
+    ) -> torch.Tensor:
+        """One token a row, int64 [R], each with its softmax probability, renormalised over the
+        tokens that `limits` leaves.
+
+        `argmax((logits - max) + noise)`, with standard Gumbel noise that is a function of (seed,
+        position, token) alone; every backend computes the same (see `kernels.torch.sampling`).
+
+        Args:
+            logits_RV: float32.
+            seeds_R: the 64 bits of each row's seed, as int64.
+            positions_R: int64, index in the sequence of the token being chosen.
+        """
+        ...
+
+    def apply_penalties(
+        self,
+        logits_V: torch.Tensor,
+        prompt_mask_V: torch.Tensor,
+        output_counts_V: torch.Tensor,
+        penalties: Penalties,
+    ) -> None:
+        """In place on one row of logits, see `kernels.torch.sampling.apply_penalties`."""
         ...
 
 

@@ -1,15 +1,4 @@
-"""How a step's attention is cut into pieces that batched products can take.
-
-    requests        chunk of 300 tokens    decode    decode    decode
-    tiles           |100|100|100|             |         |         |
-    groups          [100] [100] [100]       [ decode    decode ]  [ decode ]   similar lengths
-
-A tile is a run of queries of one request with the keys that they can see: exactly
-`[position of the first - window + 1, position of the last]`, so that neither a block's tail nor
-what has left the window is read. Tiles of similar shape form a group, padded to its largest; large
-tiles stand alone and their mask is a view of one template, because it depends on nothing but the
-distance between key and query.
-"""
+"""How a step's attention is cut into pieces that batched products can take."""
 
 from __future__ import annotations
 
@@ -75,7 +64,18 @@ class _Tiles:
 
 
 class TilePlanner:
-    """Cuts steps of any group; keeps mask templates."""
+    """Cuts steps of any group; keeps mask templates.
+
+        requests        chunk of 300 tokens    decode    decode    decode
+        tiles           |100|100|100|             |         |         |
+        groups          [100] [100] [100]       [ decode    decode ]  [ decode ]   similar lengths
+
+    A tile is a run of queries of one request with the keys that they can see: exactly
+    `[position of the first - window + 1, position of the last]`, so that neither a block's tail nor
+    what has left the window is read. Tiles of similar shape form a group, padded to its
+    largest; large tiles stand alone and their mask is a view of one template, because it depends on
+    nothing but the distance between key and query.
+    """
 
     def __init__(self) -> None:
         self._templates = MaskTemplates()

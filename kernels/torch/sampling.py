@@ -120,7 +120,7 @@ def _to_gumbel(upper: torch.Tensor) -> torch.Tensor:
 
 
 def best_of_rows(logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `Operations.best_of_rows`."""
+    """See `SamplingOperations.best_of_rows`."""
     best_R, token_ids_R = logits_RV.max(dim=1)
     return token_ids_R, best_R
 

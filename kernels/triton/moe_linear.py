@@ -89,7 +89,7 @@ def invariant_tile_rows(dtype: torch.dtype) -> int:
     the step's tokens: fastest, and the only thing about a step that chooses between compiled forms,
     none of which serves less than a doubling of tokens: a warm-up whose steps double up to the
     largest has met them all. 64 is where wgmma begins, so prefills keep it; a
-    decode is bound by the bytes of weights, which are the same. float32 knows 16 only."""
+    decode is bound by the bytes of weights, which are the same. float32 supports 16 only."""
     return 16 if dtype == torch.float32 else 64
 
 

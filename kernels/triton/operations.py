@@ -17,7 +17,6 @@ from kernels.interface.operations import (
     KVCache,
 )
 from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
-from kernels.torch.sampling import best_of_rows
 from kernels.triton import activation, norm, rotary_cache
 from kernels.triton import kv_cache as cache_of_layer
 from kernels.triton import linear as linear_layers
@@ -30,16 +29,14 @@ from kernels.triton.moe_linear import (
     mixture_of_experts,
     prepare_experts,
 )
-from kernels.triton.sampling import SamplingCalls, apply_penalties_to_row
 
 
 class TritonOperations:
     """See `kernels.interface.operations.Operations` for every method.
 
-    Holds scratch of attention and sampling, so one thread uses an instance at a time, on one
-    stream. Operations queue their work and wait for nothing; those of a model's forward pass can be
-    captured in a CUDA graph (`sample_*`, `apply_penalties` and `copy_blocks` are not meant to be:
-    they make tensors from host numbers, and ids are checked on the host).
+    Holds scratch of attention, so one thread uses an instance at a time, on one stream. Operations
+    queue their work and wait for nothing; those of a model's forward pass can be captured in a CUDA
+    graph (`copy_blocks` is not meant to be: ids are checked on the host).
 
     Args:
         device: a CUDA device, or the CPU under Triton's interpreter.
@@ -63,8 +60,6 @@ class TritonOperations:
     paged_attention = staticmethod(paged_attention)
     prepare_linear = staticmethod(TritonLinearWeight)
     prepare_experts = staticmethod(prepare_experts)
-    apply_penalties = staticmethod(apply_penalties_to_row)
-    best_of_rows = staticmethod(best_of_rows)
 
     def __init__(
         self,
@@ -78,7 +73,6 @@ class TritonOperations:
         self._packing: TritonPacking | None = None
         self._batch_invariant = batch_invariant
         self._scratch = SplitScratch(device)
-        self.sample = SamplingCalls().sample
 
     @property
     def name(self) -> str:

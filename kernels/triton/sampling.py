@@ -6,16 +6,13 @@ token with its softmax probability. The noise is a function of (seed, position, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels.interface.operations import Penalties, SamplingLimits
-from kernels.interface.sampling_rows import pack_token_mask
 from kernels.torch.sampling import sample_from_all
-from kernels.triton.logits_processors import apply_penalties
 from kernels.triton.philox import gumbel_noise
 from kernels.triton.row_maxima import (
     TILE,
@@ -228,90 +225,4 @@ def sample(
         splits,
         SPLITS=padded,
         num_warps=1,
-    )
-
-
-_FEWEST_ROWS = 16
-
-
-class SamplingCalls:
-    """Sampling as `Operations` asks for it: rows that are all alike, tensors made for the call.
-
-    A runner that keeps its rows on the device calls the kernels itself. One thread uses an instance
-    at a time, and its calls run on one stream.
-    """
-
-    def __init__(self) -> None:
-        self._memory: SamplingMemory | None = None
-        self._columns: SamplingColumns | None = None
-        self._vocab_size = 0
-
-    def sample(
-        self,
-        logits_RV: torch.Tensor,
-        seeds_R: torch.Tensor,
-        positions_R: torch.Tensor,
-        limits: SamplingLimits | None = None,
-    ) -> torch.Tensor:
-        """See `Operations.sample`.
-
-        Logits that are NaN or infinite give token 0.
-        """
-        rows, device = logits_RV.shape[0], logits_RV.device
-        memory, columns = self._memory_for(logits_RV)
-        columns = replace(
-            columns.first(rows),
-            num_rows_1=torch.full((1,), rows, dtype=torch.int32, device=device),
-            seeds_N=seeds_R,
-            positions_N=positions_R,
-        )
-        if limits is not None:
-            columns = replace(
-                columns, top_k_N=limits.top_k_R, top_p_N=limits.top_p_R, min_p_N=limits.min_p_R
-            )
-        columns.check(rows, device)
-        out_R = torch.empty(rows, dtype=torch.int64, device=device)
-        best_R = torch.empty(rows, dtype=torch.float32, device=device)
-        sample(
-            logits_RV,
-            columns,
-            memory=memory,
-            out_R=out_R,
-            best_logit_R=best_R,
-            any_truncated=limits is not None,
-        )
-        return out_R
-
-    def _memory_for(self, logits_RV: torch.Tensor) -> tuple[SamplingMemory, SamplingColumns]:
-        (rows, vocab_size), device = logits_RV.shape, logits_RV.device
-        memory, columns = self._memory, self._columns
-        known = 0 if memory is None else memory.best_RS.shape[0]
-        fits = self._vocab_size == vocab_size and known >= rows
-        if memory is None or columns is None or not fits:
-            # twice as many as before, so that a slowly growing batch allocates seldom
-            number = max(rows, 2 * known, _FEWEST_ROWS)
-            memory = self._memory = SamplingMemory.allocate(number, vocab_size, device)
-            columns = self._columns = SamplingColumns.allocate(number, device)
-            columns.temperature_N.fill_(1.0)
-            self._vocab_size = vocab_size
-        return memory, columns
-
-
-def apply_penalties_to_row(
-    logits_V: torch.Tensor,
-    prompt_mask_V: torch.Tensor,
-    output_counts_V: torch.Tensor,
-    penalties: Penalties,
-) -> None:
-    """See `Operations.apply_penalties`."""
-    columns = SamplingColumns.allocate(1, logits_V.device)
-    columns.num_rows_1.fill_(1)
-    columns.repetition_N.fill_(penalties.repetition_penalty)
-    columns.presence_N.fill_(penalties.presence_penalty)
-    columns.frequency_N.fill_(penalties.frequency_penalty)
-    apply_penalties(
-        logits_V[None],
-        columns,
-        prompt_bits_NW=pack_token_mask(prompt_mask_V)[None],
-        output_counts_NV=output_counts_V[None].to(torch.int32),
     )

@@ -31,19 +31,15 @@ Results = dict[str, dict[str, float]]
 
 @dataclasses.dataclass
 class Answers:
-    """Of one call of `GreedyRun.generate`.
-
-    Attributes:
-        tokens: of each prompt.
-        margins: by how much each token's logit was above the next best; empty unless asked for.
-        first_s: seconds of the runner to all first tokens.
-        rest_s: its seconds for all others.
-    """
+    """Of one call of `GreedyRun.generate`, a list for each prompt."""
 
     tokens: list[list[int]]
     margins: list[list[float]]
+    """By how much each token's logit was above the next best; empty unless asked for."""
     first_s: float = 0.0
+    """Seconds of the runner to all first tokens."""
     rest_s: float = 0.0
+    """Its seconds for all others."""
 
 
 class GreedyRun:

@@ -97,7 +97,7 @@ def run_steps(scheduler: Scheduler, num_steps: int) -> dict[str, list[float]]:
 
 
 def summary(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """`cycle` is a mean that other processes on the machine do not spoil: the steps of a block's
+    """`cycle` is a mean that other processes on the machine do not change: the steps of a block's
     length are told apart by their place in it, and the medians of the places are averaged."""
     numbers = {}
     for name, values in times.items():

@@ -65,17 +65,17 @@ def startup(
                 runs[one.name].append(measure_server(one, model))
             except EngineFailed as error:
                 failed[one.name] = str(error)
-    of_runs = {
+    median_figures = {
         name: {figure: round(value, 3) for figure, value in medians(each).items()}
         for name, each in runs.items()
         if each
     }
     lines = []
-    for name, figures in of_runs.items():
+    for name, figures in median_figures.items():
         lines += [name, *(f"  {figure:32}{value:>16,}" for figure, value in figures.items())]
     lines += [f"{name} failed: {reason}" for name, reason in failed.items()]
-    described = {"model": model, "options": options}
-    report(described | {"runs": runs, "median": of_runs, "failed": failed}, json, "\n".join(lines))
+    document = {"model": model, "options": options, "runs": runs, "median": median_figures}
+    report(document | {"failed": failed}, json, "\n".join(lines))
     return 1 if failed else 0
 
 

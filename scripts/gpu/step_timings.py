@@ -33,13 +33,8 @@ MOST_SEQS = 256
 
 
 class ReadyEngine:
-    """An engine with random weights, and plans by hand for exactly one step.
-
-    Args:
-        shape: of the model.
-        sizes: one that the scheduler is made for too.
-        dtype: of weights, activations and the cache.
-    """
+    """An engine with random weights, and plans by hand for exactly one step. `dtype` is that of
+    weights, activations and the cache."""
 
     def __init__(self, shape: Shape, sizes: Sizes, *, dtype: torch.dtype, device: str) -> None:
         ops = triton_operations(device)

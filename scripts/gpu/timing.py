@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 Row = dict[str, Any]
 """Result of one check or timing, as it goes into the JSON document."""
@@ -61,14 +61,6 @@ class TimingGroup:
         return [*self.timings, *self.figures]
 
 
-class Timer(Protocol):
-    """Times a call on the device."""
-
-    def measure(self, call: Callable[[], object], *, in_graph: bool) -> Mapping[str, Any]:
-        """At least `median_us`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Ceilings:
     """What the machine can do, measured in the same run; bytes and operations a second."""
@@ -86,12 +78,13 @@ def run_group(
     *,
     only: str,
     ceilings: Ceilings,
-    timer: Timer,
+    measure: Callable[..., dict[str, Any]],
     clock: Callable[[], float],
     deadline_s: float,
     emit: Callable[[Row], None],
 ) -> None:
-    """The check, then what has `only` in its name; `emit` gets a row for each as it is known."""
+    """The check, then what has `only` in its name; `emit` gets a row for each as it is known.
+    `measure` times a call, `in_graph` or not; it gives at least `median_us`."""
     names = [name for name in group.names() if only in name]
     if not names or clock() >= deadline_s:
         return
@@ -113,7 +106,7 @@ def run_group(
                 emit(row | {"state": "measured", "figures": dict(group.figures[name]())})
                 continue
             work = group.timings[name]()
-            times = dict(timer.measure(work.call, in_graph=work.fits_graph))
+            times = measure(work.call, in_graph=work.fits_graph)
             emit(row | {"state": "timed"} | times | _rates(work, ceilings, times["median_us"]))
         except Exception as problem:
             emit(row | {"state": "error", "why": _describe(problem)})

@@ -1,14 +1,6 @@
 """A process that times one family: `python -m scripts.gpu.worker INSTRUCTION`. A kernel that reads
-outside its memory spoils its process's use of the GPU, and one that never ends must be killed:
-neither may take the other families along.
-
-A cold figure: before each call the L2 cache is filled with something else by *reading* a large
-buffer (dirty lines would be written back under the kernel's feet), then one call runs between two
-events. The flush takes longer than a launch, so the host is ahead and no launch gap is timed.
-
-A graph figure: several calls captured in one CUDA graph and replayed, with a warm cache; it has no
-launch cost, and proves that the call can be captured.
-"""
+outside its memory ends its process's use of the GPU, and one that never ends must be killed:
+neither may stop the other families."""
 
 from __future__ import annotations
 
@@ -40,7 +32,15 @@ _MATMUL_SIZE = 8192
 
 
 class CudaTimer:
-    """Medians of event times on the current device."""
+    """Medians of event times on the current device.
+
+    A cold figure: before each call the L2 cache is filled with something else by *reading* a large
+    buffer (dirty lines would be written back while the kernel runs), then one call runs between two
+    events. The flush takes longer than a launch, so the host is ahead and no launch gap is timed.
+
+    A graph figure: several calls captured in one CUDA graph and replayed, with a warm cache; it has
+    no launch cost, and proves that the call can be captured.
+    """
 
     @functools.cached_property
     def _flush(self) -> torch.Tensor:
@@ -48,7 +48,7 @@ class CudaTimer:
         return torch.ones(_FLUSH_BYTES // 4, dtype=torch.float32, device="cuda")
 
     def measure(self, call: Callable[[], object], *, in_graph: bool = True) -> dict[str, Any]:
-        """See `timing.Timer`. `again_us`: the same once more; what is smaller than the difference
+        """For `timing.run_group`. `again_us`: once more; what is smaller than the difference
         of the two is noise."""
         for _ in range(_WARM_UP_CALLS):
             call()
@@ -154,7 +154,7 @@ def work(instruction: Instruction) -> None:
             group,
             only=instruction.only,
             ceilings=Ceilings(**instruction.ceilings),
-            timer=timer,
+            measure=timer.measure,
             clock=time.monotonic,
             deadline_s=deadline_s,
             emit=emit,

@@ -20,10 +20,7 @@ class ServerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """
-    Attributes:
-        model: the name that requests carry.
-    """
+    """`model` is the name that requests carry."""
 
     host: str
     port: int

@@ -38,11 +38,8 @@ def describe_run() -> dict[str, Any]:
 
 
 def latency_lines(figures: Mapping[str, Mapping[str, float] | None]) -> list[str]:
-    """A table in milliseconds with a row for each title.
-
-    Args:
-        figures: distributions in seconds, as `records.distribution` gives them; None shows dashes.
-    """
+    """A table in milliseconds with a row for each title, of distributions in seconds as
+    `records.distribution` gives them; None shows dashes."""
     lines = [f"{'milliseconds':<26}" + "".join(f"{column:>12}" for column in _COLUMNS)]
     for title, values in figures.items():
         cells = ["-" if values is None else f"{values[key] * 1000:.2f}" for key in _COLUMNS]

@@ -48,11 +48,7 @@ class Window:
     """
 
     tokens: list[int]
-    num_prefix: int
-
-    @property
-    def first_scored(self) -> int:
-        return max(self.num_prefix, 1)
+    first_scored: int
 
 
 def cut_windows(
@@ -71,9 +67,8 @@ def cut_windows(
         )
     stride = len(text_token_ids) // num_windows
     starts = range(0, stride * num_windows, stride)
-    return [
-        Window([*prefix, *text_token_ids[start : start + length]], len(prefix)) for start in starts
-    ]
+    first = max(len(prefix), 1)
+    return [Window([*prefix, *text_token_ids[at : at + length]], first) for at in starts]
 
 
 @torch.inference_mode()

@@ -52,11 +52,7 @@ class _Live:
 
 
 class SimulatedEngine:
-    """
-    Args:
-        cache: this engine's own.
-        metrics, timeline: may be shared by engines.
-    """
+    """`cache` is this engine's own; engines may share `metrics` and `timeline`."""
 
     def __init__(
         self,

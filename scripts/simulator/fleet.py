@@ -5,7 +5,6 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
 
 import numpy as np
 
@@ -18,13 +17,9 @@ _MIN_MATCH = 0.5
 """Least share of the prompt that an engine must have been sent."""
 
 
-class Router(Protocol):
-    """Chooses an engine by its number. `loads` are, for each engine, the prompt tokens of the
-    requests that were sent to it and are not over, as far as the router knows (`Fleet`)."""
-
-    def __call__(self, request: TraceRequest, loads: list[int]) -> int: ...
-
-
+Router = Callable[[TraceRequest, list[int]], int]
+"""Chooses an engine by its number. The loads are, for each engine, the prompt tokens of the
+requests that were sent to it and are not over, as far as the router knows (`Fleet`)."""
 READS_LOADS = ("least-loaded", "cache-aware")
 
 
@@ -144,8 +139,8 @@ def make_router(name: str, seed: int) -> Router:
 
 class Fleet:
     """A heap of events. At one moment arrivals come first, then steps that end, then steps that
-    begin; so requests that arrive at once are planned at once. Only live requests are held, and the
-    trace's next one.
+    begin; so requests that arrive at once are planned at once. Only unfinished requests are
+    held, and the trace's next one.
 
     Args:
         engines: at least one.

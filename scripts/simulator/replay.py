@@ -227,7 +227,19 @@ def validate(trace: StepTrace, model: FittedModel) -> dict[str, Any]:
     if not done:
         raise SimulationError(f"{trace.path} holds no request that got a token; trace more")
     start_s = min(one.arrival_s for one in done)
-    requests = _requests(trace, done, start_s)
+    requests = [
+        TracedRequest(
+            index=index,
+            arrival_s=one.arrival_s - start_s,
+            num_text_tokens=one.arrived.num_prompt_tokens,
+            # the last token is sampled and never computed
+            num_output_tokens=one.num_computed - one.arrived.num_prompt_tokens + 1,
+            tenant=one.arrived.tenant,
+            priority=one.arrived.priority,
+            token_ids=tuple(one.arrived.prompt),
+        )
+        for index, one in enumerate(done)
+    ]
     metrics = RequestMetrics()
     engine = SimulatedEngine(trace.scheduler_config(), trace.make_cache(), model, metrics)
     fleet = Fleet([engine], round_robin())
@@ -310,19 +322,3 @@ def _spread(together: list[_Served], last: TraceStep | None) -> None:
         return
     for place, one in enumerate(together, start=1):
         one.arrival_s = last.start_s + last.duration_s * place / (len(together) + 1)
-
-
-def _requests(trace: StepTrace, done: list[_Served], start_s: float) -> list[TracedRequest]:
-    return [
-        TracedRequest(
-            index=index,
-            arrival_s=one.arrival_s - start_s,
-            num_text_tokens=one.arrived.num_prompt_tokens,
-            # the last token is sampled and never computed
-            num_output_tokens=one.num_computed - one.arrived.num_prompt_tokens + 1,
-            tenant=one.arrived.tenant,
-            priority=one.arrived.priority,
-            token_ids=tuple(one.arrived.prompt),
-        )
-        for index, one in enumerate(done)
-    ]

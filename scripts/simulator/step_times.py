@@ -206,11 +206,7 @@ class FittedModel:
 
     @classmethod
     def from_rows(cls, features: Float64Array, durations_s: Float64Array) -> "FittedModel":
-        """
-        Args:
-            features: [N, len(FEATURES)].
-            durations_s: [N].
-        """
+        """Of features [N, len(FEATURES)] and durations [N]."""
         if len(durations_s) < _MIN_STEPS:
             raise SimulationError(
                 f"{len(durations_s)} steps were recorded, at least {_MIN_STEPS} are needed; record "

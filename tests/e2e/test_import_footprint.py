@@ -50,7 +50,7 @@ def modules_in(log):
 
 def packages(modules):
     """Distributed packages among them: not Python's own, nor those of the interpreter's start, nor
-    what somebody looked for in vain."""
+    what was searched for and not found."""
     names = {module.partition(".")[0] for module in modules}
     names -= sys.stdlib_module_names | OF_THE_INTERPRETER
     names = {name for name in names if not name.startswith("__editable__")}

@@ -102,7 +102,7 @@ def test_a_second_request_with_a_live_id_is_refused_and_the_first_goes_on(daemon
         tokens, _ = client.collect("same")["same"]
         assert tokens[:8] == expected
         assert len(tokens) == 40
-        # ids are the engine's, whoever sends them; another client's abort touches nothing
+        # ids are the engine's, whichever client sends them; another client's abort touches nothing
         client.request("same", PROMPT, max_tokens=200)
         client.statistics()  # it has arrived
         other.request("same", PROMPT)

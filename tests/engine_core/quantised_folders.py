@@ -1,4 +1,4 @@
-"""Folders as GPTQ's and AWQ's libraries write them, of random integers that the test knows.
+"""Folders as GPTQ's and AWQ's libraries write them, of given random integers.
 
 The layouts are written down here once more, in numpy, from their publication: an error in the
 reading code cannot cancel with one here.

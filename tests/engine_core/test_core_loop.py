@@ -75,7 +75,7 @@ class Script:
         return []
 
 
-class Told:
+class RecordingOutbox:
     """Stands where the outbox stands."""
 
     draining = False
@@ -121,7 +121,7 @@ class Served:
         self.lifecycle = Lifecycle(drain_timeout_s=60.0, clock=clock)
         clients = ClientRegistry()
         self.client = clients.add(b"client", "test")
-        self.told = Told(clients, self.log)
+        self.sent = RecordingOutbox(clients, self.log)
         self.runner = Runner(runner_depth or depth, self.log, fails, fails_at_once)
         steps = [
             arrived if callable(arrived) else [(self.client, message) for message in arrived]
@@ -137,7 +137,7 @@ class Served:
         )
         self.core = EngineCore(
             inbox=script,
-            outbox=self.told,
+            outbox=self.sent,
             clients=clients,
             scheduler=Scheduler(config, KVCacheManager(num_blocks=64, block_size=4)),
             executor=InProcessExecutor(self.runner, clock=clock),
@@ -197,14 +197,14 @@ def test_every_request_gets_its_tokens_and_one_end(depth):
         [ask("d", 1, 1), ask("e", 10, 9)],
         eos=(11,),
     )
-    assert served.told.tokens == {
+    assert served.sent.tokens == {
         "a": [3, 4, 5, 6, 7],
         "b": [9, 10, 11],
         "c": [40, 41, 42, 43],
         "d": [1],
         "e": [10, 11],
     }
-    assert {name: reason for name, (reason, _) in served.told.ends.items()} == {
+    assert {name: reason for name, (reason, _) in served.sent.ends.items()} == {
         "a": FinishReason.LENGTH,
         "b": FinishReason.STOP,
         "c": FinishReason.LENGTH,
@@ -217,17 +217,17 @@ def test_two_depths_give_the_same_tokens_whatever_arrives_when():
     """One token in 7 ends a sequence."""
     asked = [ask(f"r{n}", 1 + 5 * n % 13, 1 + 7 * n % 11) for n in range(30)]
     arrivals = [asked[n : n + 2] if n % 3 else [] for n in range(-2, 40, 2)]
-    told = [Served(d, *arrivals, eos=range(0, 64, 7), max_num_seqs=4).told for d in (1, 2)]
-    assert told[0].tokens == told[1].tokens
-    assert told[0].ends == told[1].ends
-    assert len(told[0].ends) == 20
+    sent = [Served(d, *arrivals, eos=range(0, 64, 7), max_num_seqs=4).sent for d in (1, 2)]
+    assert sent[0].tokens == sent[1].tokens
+    assert sent[0].ends == sent[1].ends
+    assert len(sent[0].ends) == 20
 
 
 def test_a_request_given_up_in_flight_ends_once_and_its_late_token_is_dropped(depth):
     served = Served(depth, [ask("a", 3, 20), ask("b", 3, 4)], [], [Abort(request_ids=["a"])])
-    assert served.told.ends["a"][0] is FinishReason.ABORT
-    assert served.told.tokens["a"] == [3, 4, 5][: len(served.told.tokens["a"])]
-    assert served.told.tokens["b"] == [3, 4, 5, 6]
+    assert served.sent.ends["a"][0] is FinishReason.ABORT
+    assert served.sent.tokens["a"] == [3, 4, 5][: len(served.sent.tokens["a"])]
+    assert served.sent.tokens["b"] == [3, 4, 5, 6]
 
 
 def test_a_fault_ends_the_requests_of_its_step_and_of_the_one_behind_it(depth, caplog):
@@ -238,23 +238,23 @@ def test_a_fault_ends_the_requests_of_its_step_and_of_the_one_behind_it(depth, c
         fails={1},
     )
     for name in "ab":
-        reason, detail = served.told.ends[name]
+        reason, detail = served.sent.ends[name]
         assert reason is FinishReason.ERROR
         assert detail == "the step failed: RuntimeError: no result of 1"
-        assert served.told.tokens[name] == [3]
-    assert served.told.tokens["c"] == [3, 4]  # it waited
+        assert served.sent.tokens[name] == [3]
+    assert served.sent.tokens["c"] == [3, 4]  # it waited
     assert "step 1 failed" in caplog.text
 
 
 def test_a_step_that_cannot_be_launched_ends_its_requests_behind_the_results_before_it(depth):
     """And of the next one nothing is missing."""
     served = Served(depth, [ask("a", 3, 9)], [], [], [ask("b", 3, 2)], fails_at_once={1})
-    assert served.told.ends["a"] == (
+    assert served.sent.ends["a"] == (
         FinishReason.ERROR,
         "the step failed: RuntimeError: no launch of 1",
     )
-    assert served.told.tokens["a"] == [3]
-    assert served.told.tokens["b"] == [3, 4]
+    assert served.sent.tokens["a"] == [3]
+    assert served.sent.tokens["b"] == [3, 4]
     assert "collect 1" not in served.log
 
 
@@ -273,7 +273,7 @@ def test_an_abort_of_the_daemon_tells_everybody_and_waits_for_the_device(depth):
     served = Served(depth, [ask("a", 3, 50)], [], [], runs=False)
     served.core._inbox.arrivals.append(lambda: served.lifecycle.abort("now"))
     served.core.run()
-    assert served.told.ends["a"] == (FinishReason.ABORT, "the engine is stopping")
+    assert served.sent.ends["a"] == (FinishReason.ABORT, "the engine is stopping")
     assert len(served.runner.plans) == depth - 1
     served.core.close()
     assert not served.runner.plans
@@ -283,7 +283,7 @@ def test_a_drain_takes_in_every_step(depth):
     served = Served(depth, [ask("a", 3, 50)], [], runs=False)
     served.core._inbox.arrivals.append(lambda: served.lifecycle.drain("enough") or [])
     served.core.run()
-    assert served.told.tokens["a"] == list(range(3, 53))
+    assert served.sent.tokens["a"] == list(range(3, 53))
     assert not served.runner.plans
 
 

@@ -1,4 +1,4 @@
-"""A request's stages, each told once, in its last output and in no other."""
+"""A request's stages, each reported once, in its last output and in no other."""
 
 import types
 

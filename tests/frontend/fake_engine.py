@@ -1,6 +1,6 @@
 """A scripted engine: the wire, a token function, and faults on demand. No model, no torch.
 
-Owns a ROUTER socket in a thread. Each turn of its loop gives every live sequence one token.
+Owns a ROUTER socket in a thread. Each turn of its loop gives every running sequence one token.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from fake_model import (
     timings,
     welcome,
 )
-from fake_step import Live, Step
+from fake_step import RunningRequest, Step
 
 from protocol import calls
 from protocol.base import WIRE_VERSION, Message
@@ -73,7 +73,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.num_goodbyes = 0
         self.num_tokens = 0
-        self._live: dict[str, Live] = {}
+        self._running: dict[str, RunningRequest] = {}
         self._identities: set[bytes] = set()
         self._stopping = threading.Event()
         self._bound = threading.Event()
@@ -81,7 +81,7 @@ class FakeEngine:
 
     @property
     def num_live(self) -> int:
-        return len(self._live)
+        return len(self._running)
 
     def start(self) -> "FakeEngine":
         self._thread.start()
@@ -140,7 +140,7 @@ class FakeEngine:
             case Abort():
                 self.aborted += message.request_ids
                 for request_id in message.request_ids:
-                    self._live.pop(request_id, None)
+                    self._running.pop(request_id, None)
             case Call():
                 self._send(identity, self._answer(message))
             case Goodbye():
@@ -166,44 +166,44 @@ class FakeEngine:
             self._send(identity, rejected)
             return
         tokens = [list(request.output_token_ids) for _ in range(request.num_sequences)]
-        self._live[request.request_id] = Live(identity, request, tokens)
+        self._running[request.request_id] = RunningRequest(identity, request, tokens)
 
     def _step(self) -> None:
         steps: dict[bytes, Step] = {}
-        for live in list(self._live.values()):
-            step = steps.setdefault(live.identity, Step())
-            if live.request.beam_search is not None:
-                self._search(live, step)
+        for running in list(self._running.values()):
+            step = steps.setdefault(running.identity, Step())
+            if running.request.beam_search is not None:
+                self._search(running, step)
             else:
-                self._sample(live, step)
-            if len(live.ended) == live.request.num_sequences:
-                del self._live[live.request.request_id]
-                step.finished.append(live.request.request_id)
+                self._sample(running, step)
+            if len(running.ended) == running.request.num_sequences:
+                del self._running[running.request.request_id]
+                step.finished.append(running.request.request_id)
         for identity, step in steps.items():
             self._send(identity, step.message())
 
-    def _sample(self, live: Live, step: Step) -> None:
-        for index in range(live.request.num_sequences):
-            if index not in live.ended:
-                output = self._advance(live, index)
+    def _sample(self, running: RunningRequest, step: Step) -> None:
+        for index in range(running.request.num_sequences):
+            if index not in running.ended:
+                output = self._advance(running, index)
                 if output.finished:
-                    live.ended.add(index)
-                    if len(live.ended) == live.request.num_sequences:
+                    running.ended.add(index)
+                    if len(running.ended) == running.request.num_sequences:
                         output = msgspec.structs.replace(output, timings=timings())
                 step.add(output, is_first=output.num_cached_tokens is not None)
 
-    def _search(self, live: Live, step: Step) -> None:
+    def _search(self, running: RunningRequest, step: Step) -> None:
         """Beam k says k times more of each token; all beams end at once."""
-        params = live.request.sampling_params
-        for index in range(live.request.num_sequences):
+        params = running.request.sampling_params
+        for index in range(running.request.num_sequences):
             tokens = [
-                (self.next_token(live.request, number) + index) % EOS_ID
+                (self.next_token(running.request, number) + index) % EOS_ID
                 for number in range(params.max_tokens)
             ]
-            live.ended.add(index)
+            running.ended.add(index)
             step.others.append(
                 EngineCoreOutput(
-                    request_id=live.request.request_id,
+                    request_id=running.request.request_id,
                     new_token_ids=tokens,
                     finish_reason=FinishReason.LENGTH,
                     index=index,
@@ -211,9 +211,9 @@ class FakeEngine:
                 )
             )
 
-    def _advance(self, live: Live, index: int) -> EngineCoreOutput:
-        request, params = live.request, live.request.sampling_params
-        token_ids = live.token_ids[index]
+    def _advance(self, running: RunningRequest, index: int) -> EngineCoreOutput:
+        request, params = running.request, running.request.sampling_params
+        token_ids = running.token_ids[index]
         failure = self.fail(request, len(token_ids))
         if failure is not None:
             return EngineCoreOutput(
@@ -259,14 +259,14 @@ class FakeEngine:
             case calls.ResetPrefixCache():
                 return calls.PrefixCacheReset(num_blocks_evicted=5)
             case calls.Drain():
-                return calls.Draining(num_requests_left=len(self._live))
+                return calls.Draining(num_requests_left=len(self._running))
             case calls.GetStatistics():
-                return statistics(len(self._live))
+                return statistics(len(self._running))
             case calls.ListRequests():
-                return calls.RequestList(request_ids=list(self._live))
+                return calls.RequestList(request_ids=list(self._running))
             case calls.GetRequestInfo(request_id):
-                live = self._live.get(request_id)
-                return None if live is None else explanation(live.request)
+                running = self._running.get(request_id)
+                return None if running is None else explanation(running.request)
 
     def _send(self, identity: bytes, message: Message, frames: Sequence[bytes] = ()) -> None:
         with contextlib.suppress(zmq.ZMQError):  # the client may have gone

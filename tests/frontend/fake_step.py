@@ -1,4 +1,4 @@
-"""A live request of the scripted engine, and one step's outputs for a client."""
+"""A unfinished request of the scripted engine, and one step's outputs for a client."""
 
 import dataclasses
 import struct

@@ -207,7 +207,7 @@ async def test_abort_gives_the_stream_a_last_output(client, engine):
 async def test_a_second_live_request_with_the_same_id_is_refused(client, engine):
     stream = client.generate("x", greedy(max_tokens=400), "twice")
     await anext(stream)
-    with pytest.raises(InvalidInput, match="'twice' is that of a live request"):
+    with pytest.raises(InvalidInput, match="'twice' is that of an unfinished request"):
         await anext(client.generate("y", greedy(), "twice"))
     await stream.aclose()
     assert (await collect(client.generate("y", greedy(), "twice")))[-1].finished

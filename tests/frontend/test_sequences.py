@@ -1,4 +1,4 @@
-"""Several sequences of one request: sent once, told apart by index, ended one by one or at once."""
+"""Several sequences of one request: sent once, each with its index, ended one by one or at once."""
 
 import asyncio
 import struct
@@ -174,7 +174,9 @@ async def test_only_what_goes_on_is_resumed_and_what_never_began_is_sent_whole(s
 async def test_what_had_no_token_yet_is_sent_again_as_one_request():
     processor, request, [first] = in_flight()
     [again] = [
-        message for live in processor.drop_wire_ids() for message in processor.wire_requests(live)
+        message
+        for unfinished in processor.drop_wire_ids()
+        for message in processor.wire_requests(unfinished)
     ]
     assert again.num_sequences == 3
     assert again.request_id != first.request_id
@@ -191,8 +193,8 @@ async def test_tokens_arrive_whole_and_in_order_however_often_the_engine_is_lost
     ended = set()
     while not request.finished:
         if data.draw(st.integers(0, 9), "loss") == 0:
-            [live] = processor.drop_wire_ids()
-            messages = processor.wire_requests(live)
+            [unfinished] = processor.drop_wire_ids()
+            messages = processor.wire_requests(unfinished)
             for message in messages:
                 if message.num_sequences == 1:
                     assert message.output_token_ids == expected[message.sampling_params.seed - 10]

@@ -1,4 +1,4 @@
-"""The comparison of engines: in which order they are asked, how, and what is told of it."""
+"""The comparison of engines: in which order they are asked, how, and what is reported."""
 
 import json
 import os
@@ -101,9 +101,9 @@ def test_a_peer_that_fails_is_told_as_failed_and_never_as_a_figure(conditions):
     assert summary["medians"]["B"] == {}
     assert "W1" not in summary["medians"]["C"] and "W2" in summary["medians"]["C"]
     assert summary["ratios"]["A / B"] == {} and "W2" in summary["ratios"]["A / C"]
-    told = [(one["engine"], one["workload"], one["reason"]) for one in summary["failed"]]
-    assert told.count(("C", "W1", "out of memory")) == 2
-    assert ("B", "start", "no such library") in told
+    failed = [(one["engine"], one["workload"], one["reason"]) for one in summary["failed"]]
+    assert failed.count(("C", "W1", "out of memory")) == 2
+    assert ("B", "start", "no such library") in failed
     assert "failed: C, round 2, W1: out of memory" in as_table(summary)
 
 

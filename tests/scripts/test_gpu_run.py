@@ -33,10 +33,9 @@ TINY = QWEN3_SMALL | {
 }
 
 
-class FakeTimer:
-    def measure(self, call, *, in_graph):
-        call()
-        return {"median_us": 2.0, "graph_us": 1.0 if in_graph else None}
+def measure(call, *, in_graph):
+    call()
+    return {"median_us": 2.0, "graph_us": 1.0 if in_graph else None}
 
 
 def work():
@@ -49,7 +48,7 @@ def rows_of(group, *, only="", now=0.0):
         group,
         only=only,
         ceilings=CEILINGS,
-        timer=FakeTimer(),
+        measure=measure,
         clock=lambda: now,
         deadline_s=1.0,
         emit=rows.append,

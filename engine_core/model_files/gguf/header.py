@@ -247,10 +247,7 @@ def _parse(file: Path, data: mmap.mmap) -> GgufHeader:
     return GgufHeader(file, metadata, tuple(tensors.values()))
 
 
-_TensorInfo = tuple[str, tuple[int, ...], GgmlType, int]
-
-
-def _tensor_info(cursor: _Cursor, file: Path) -> _TensorInfo:
+def _tensor_info(cursor: _Cursor, file: Path) -> tuple[str, tuple[int, ...], GgmlType, int]:
     name = cursor.string()
     num_dimensions = cursor.u32()
     if num_dimensions > _MAX_DIMENSIONS:

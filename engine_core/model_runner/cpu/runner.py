@@ -15,6 +15,7 @@ from engine_core.model_runner.cpu.sampler import CPUSampler
 from engine_core.model_runner.output import runner_output
 from engine_core.model_runner.rows import RunnerRows
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
+from kernels.interface.operations import SamplingOperations
 
 
 class CPUModelRunner:
@@ -30,6 +31,7 @@ class CPUModelRunner:
         self.storage = self._cache.storage
         self.rows = RunnerRows(config)
         self.batch = CPUInputBatch(config)
+        assert isinstance(config.ops, SamplingOperations), f"{config.ops.name} samples on its own"
         self._sampler = CPUSampler(
             config.ops, max_num_rows=config.max_num_seqs, vocab_size=config.vocab_size
         )

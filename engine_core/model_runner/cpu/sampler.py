@@ -1,6 +1,6 @@
 """Chooses the next token of each row, by what the row's request asked for.
 
-raw logits -> log-probabilities, for rows that want them
+raw logits -> log-probabilities, for rows that requested them
 -> allowed tokens -> min_tokens -> bias -> penalties -> greedy rows take the best here
 -> temperature -> min_p -> top_k -> top_p -> Gumbel-max
 """
@@ -14,7 +14,7 @@ import torch
 
 from engine_core.model_runner.output import NO_TOKEN_LEFT, NOT_FINITE, report_logprobs
 from engine_core.model_runner.sampling_params import ResolvedSampling
-from kernels.interface.operations import Operations, Penalties, SamplingLimits
+from kernels.interface.operations import Penalties, SamplingLimits, SamplingOperations
 from protocol.outputs import Logprobs
 from protocol.sampling import SamplingParams
 
@@ -71,7 +71,7 @@ class CPUSampler:
         vocab_size: length of a row of logits.
     """
 
-    def __init__(self, ops: Operations, *, max_num_rows: int, vocab_size: int) -> None:
+    def __init__(self, ops: SamplingOperations, *, max_num_rows: int, vocab_size: int) -> None:
         self._ops = ops
         self._vocab_size = vocab_size
         self._temperature: npt.NDArray[np.float32] = np.ones(max_num_rows, np.float32)
@@ -82,7 +82,7 @@ class CPUSampler:
         """The 64 bits of the seed, as a signed number."""
         self._is_greedy: npt.NDArray[np.bool_] = np.ones(max_num_rows, np.bool_)
         self._is_plain: npt.NDArray[np.bool_] = np.ones(max_num_rows, np.bool_)
-        """Greedy, without rules or log-probabilities: the best logit is all that is wanted."""
+        """Greedy, without rules or log-probabilities: only the best logit is needed."""
         self._is_truncated: npt.NDArray[np.bool_] = np.zeros(max_num_rows, np.bool_)
         self._num_logprobs: npt.NDArray[np.int64] = np.full(max_num_rows, -1, np.int64)
         self._rules: dict[int, LogitRules] = {}
@@ -164,12 +164,12 @@ class CPUSampler:
         if self._is_plain[rows].all():
             best_ids_R, best_R = self._ops.best_of_rows(logits_RV)
             return SampledTokens(best_ids_R.numpy(), {}, _not_numbers(logits_RV, best_R))
-        wanted = np.flatnonzero(self._num_logprobs[rows] >= 0)
+        requested = np.flatnonzero(self._num_logprobs[rows] >= 0)
         raw_WV: torch.Tensor | None = None
-        if wanted.size:  # the usual "all of them" without a copy
-            everyone = wanted.size == len(rows)
-            asked_WV = logits_RV if everyone else logits_RV[torch.from_numpy(wanted)]
-            raw_WV = asked_WV.log_softmax(dim=1)
+        if requested.size:  # the usual "all of them" without a copy
+            all_rows = requested.size == len(rows)
+            requested_WV = logits_RV if all_rows else logits_RV[torch.from_numpy(requested)]
+            raw_WV = requested_WV.log_softmax(dim=1)
         best_ids_R, best_R = self._ops.best_of_rows(logits_RV)
         failures = _not_numbers(logits_RV, best_R)
         ruled = np.flatnonzero(self._has_rules[rows]) if self._rules else _NONE
@@ -186,10 +186,12 @@ class CPUSampler:
         chosen = self._choose(logits_RV, rows, positions, best_ids_R.numpy())
         logprobs: dict[int, Logprobs] = {}
         if raw_WV is not None:
-            reported = report_logprobs(raw_WV, chosen[wanted], self._num_logprobs[rows[wanted]])
+            reported = report_logprobs(
+                raw_WV, chosen[requested], self._num_logprobs[rows[requested]]
+            )
             logprobs = {
                 index: columns
-                for index, columns in zip(wanted.tolist(), reported, strict=True)
+                for index, columns in zip(requested.tolist(), reported, strict=True)
                 if index not in failures
             }
         return SampledTokens(chosen, logprobs, failures)
@@ -238,7 +240,9 @@ def _not_numbers(logits_RV: torch.Tensor, best_R: torch.Tensor) -> dict[int, str
     return dict.fromkeys(bad, NOT_FINITE)
 
 
-def _apply_rules(logits_V: torch.Tensor, rules: LogitRules, position: int, ops: Operations) -> None:
+def _apply_rules(
+    logits_V: torch.Tensor, rules: LogitRules, position: int, ops: SamplingOperations
+) -> None:
     """Change one row of logits, in place."""
     if rules.allowed_ids is not None:
         allowed = logits_V[rules.allowed_ids]

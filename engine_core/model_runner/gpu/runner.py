@@ -224,7 +224,7 @@ class GPUModelRunner:
             self._buffer.send(
                 packed, self._steps, rows=self._device_rows, sampling=self._sampling_tables
             )
-            if changes.penalties:  # read from the rows, so those come first; twice does no harm
+            if changes.penalties:  # read from the rows, so those come first; twice changes nothing
                 self._update_rows()
                 for penalty in changes.penalties:
                     self._count_for_penalties(penalty)

@@ -25,11 +25,11 @@ from kernels.interface.operations import (
 
 _NAME = "engine_core_paged"
 
-_HARMLESS = frozenset({"position_ids", "cache_position", "use_cache", "layer_idx", "num_items"})
+_IGNORED = frozenset({"position_ids", "cache_position", "use_cache", "layer_idx", "num_items"})
 """Arguments that other backends need and that say nothing about the result."""
 
 
-class CannotHonour(Exception):
+class UnsupportedAttention(Exception):
     """The model asks of attention what ours does not do; the message says what."""
 
 
@@ -53,25 +53,25 @@ down, when only those are wanted."""
 def switch_to_paged_attention(model: Any) -> None:
     """
     Raises:
-        CannotHonour: the model's attention cannot be replaced.
+        UnsupportedAttention: the model's attention cannot be replaced.
     """
     if not model._supports_attention_backend:
-        raise CannotHonour("its attention cannot be replaced")
+        raise UnsupportedAttention("its attention cannot be replaced")
     AttentionInterface.register(_NAME, _attend)
     # This name has no mask function on purpose: transformers then passes no mask.
     model.set_attn_implementation(_NAME)
     if model.config._attn_implementation != _NAME:
-        raise CannotHonour("its attention cannot be replaced")
+        raise UnsupportedAttention("its attention cannot be replaced")
 
 
 def record_attention(body: CausalBody, token_ids_T: torch.Tensor) -> list[AttentionCall]:
     """What each layer asks for, in order of layers. The model must have been switched.
 
     Raises:
-        CannotHonour: more than we do, or not exactly one attention a layer.
+        UnsupportedAttention: more than we do, or not exactly one attention a layer.
     """
     if not body.accepts("position_ids"):
-        raise CannotHonour("it takes no position_ids")
+        raise UnsupportedAttention("it takes no position_ids")
     calls: list[AttentionCall] = []
     token = _target.set(calls)
     try:
@@ -80,9 +80,9 @@ def record_attention(body: CausalBody, token_ids_T: torch.Tensor) -> list[Attent
     finally:
         _target.reset(token)
     if [call.layer for call in calls] != list(range(len(calls))) or not calls:
-        raise CannotHonour("its layers do not each attend once, in order")
+        raise UnsupportedAttention("its layers do not each attend once, in order")
     if len({call.num_query_heads for call in calls}) > 1:
-        raise CannotHonour("its layers have different numbers of query heads")
+        raise UnsupportedAttention("its layers have different numbers of query heads")
     return calls
 
 
@@ -162,20 +162,20 @@ def _read_call(
     options: dict[str, Any],
 ) -> AttentionCall:
     if attention_mask is not None:
-        raise CannotHonour("it builds an attention mask of its own")
+        raise UnsupportedAttention("it builds an attention mask of its own")
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int):
-        raise CannotHonour("its attention layers do not know their index")
+        raise UnsupportedAttention("its attention layers have no index")
     rest = dict(options)
     scale = rest.pop("scaling", None)
     window = rest.pop("sliding_window", None)
     softcap = rest.pop("softcap", None)
     if not rest.pop("is_causal", getattr(module, "is_causal", True)):
-        raise CannotHonour("its attention is not causal")
+        raise UnsupportedAttention("its attention is not causal")
     for name, value in rest.items():
-        wanted = value is not None and value is not False and name not in _HARMLESS
+        wanted = value is not None and value is not False and name not in _IGNORED
         if wanted and not (name == "dropout" and value == 0):
-            raise CannotHonour(f"its attention takes {name}")
+            raise UnsupportedAttention(f"its attention takes {name}")
     return AttentionCall(
         layer=layer,
         num_query_heads=query_1HTD.shape[1],

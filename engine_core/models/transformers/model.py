@@ -117,7 +117,7 @@ def _load(path: Path, config: dict[str, Any], dtype: torch.dtype) -> Any:
             "use the model's complete folder"
         )
     if model._can_set_experts_implementation():
-        # the grouped product wants rows of whole 16 bytes, and computes nothing else on a CPU
+        # the grouped product needs rows of whole 16 bytes, and computes nothing else on a CPU
         model.set_experts_implementation("eager")
     return model.eval()
 
@@ -170,8 +170,8 @@ def _flattened(
 ) -> Model | None:
     """The model with our attention in it; None, with the reason logged, if that is not the same."""
     from engine_core.models.transformers.attention import (
-        CannotHonour,
         FlattenedModel,
+        UnsupportedAttention,
         record_attention,
         switch_to_paged_attention,
     )
@@ -183,11 +183,11 @@ def _flattened(
         calls = record_attention(reference.body, reference.token_ids[0])
         windows = tuple(call.sliding_window for call in calls)
         if windows != reference.sliding_windows:
-            raise CannotHonour(
+            raise UnsupportedAttention(
                 f"its layers ask for windows {windows}, its cache has {reference.sliding_windows}"
             )
         if {call.num_kv_heads for call in calls} != {reference.num_kv_heads}:
-            raise CannotHonour("it does not cache the keys that it attends to")
+            raise UnsupportedAttention("it does not cache the keys that it attends to")
         spec = _spec(model, reference, num_query_heads=calls[0].num_query_heads, windows=windows)
         runnable = FlattenedModel(reference.body, spec)
         off = largest_difference(runnable, reference, dtype=dtype, ops=ops)

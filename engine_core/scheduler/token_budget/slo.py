@@ -147,20 +147,22 @@ class SLOTokenBudget(TokenBudget):
         if math.isnan(min_slack_s):
             # no SLO can be met; only a batch too large for the target gets no more
             is_too_large = decode_s >= tpot_s and model.predict(StepLoad(1, 1, 0, 0)) <= tpot_s
-            harmless = 0 if is_too_large else self.max_num_tokens
+            num_within_slo = 0 if is_too_large else self.max_num_tokens
         else:
             num_computed = int(running.num_computed_tokens[prefills[0]]) if len(prefills) else 0
-            harmless = model.num_chunk_tokens(min_slack_s - decode_s, num_computed, num_decodes)
-            harmless = min(harmless, most)
+            num_within_slo = model.num_chunk_tokens(
+                min_slack_s - decode_s, num_computed, num_decodes
+            )
+            num_within_slo = min(num_within_slo, most)
         if self._target_ttft_s is None:
-            return harmless
+            return num_within_slo
         targets = SLOTargets(tpot_s, self._target_ttft_s)
         prompts = _prompt_outlook(now, running, waiting, prefills, targets)
         if prompts is None:
-            return harmless
+            return num_within_slo
         num_prompt_tokens = float(prompts.num_tokens_until[-1])
         longest = min(num_prompt_tokens, most, self.max_num_tokens - num_decodes)
-        shortest = max(harmless, self._min_chunk)
+        shortest = max(num_within_slo, self._min_chunk)
         if shortest >= longest:
             return shortest
         num_lengths = 1 + math.ceil(math.log(longest / shortest) / math.log(_CHUNK_RATIO))

@@ -19,12 +19,12 @@ namespace {
 // Of up to 32 values; infinite or NaN if one is.
 float largest_portable(const float* x, int64_t n) {
     float largest = 0;
-    float poison = 0;
+    float nan_sum = 0;
     for (int64_t i = 0; i < n; ++i) {
         largest = std::max(largest, std::fabs(x[i]));
-        poison += x[i] * 0.0f;
+        nan_sum += x[i] * 0.0f;
     }
-    return largest + poison;
+    return largest + nan_sum;
 }
 
 void codes_portable(const float* x, int64_t n, float inverse, int8_t* codes, int32_t sums[2]) {

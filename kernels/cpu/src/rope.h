@@ -5,7 +5,7 @@
 
 namespace ec {
 
-// Mirrored by `Rotary` in kernels/cpu/rotary.py.
+// Mirrored by `Rotary` in kernels/cpu/attention.py.
 struct Rotary {
     float* qkv;  // [T, (H + 2 K) D], rows qkv_stride floats apart
     const float* cos_sin;  // [num_positions, 2 * half]

@@ -78,13 +78,13 @@ int64_t choose(const Row& row, uint64_t seed, uint64_t position, int64_t top_k, 
     if (top_k > 0 && top_k < row.size) limit = std::max(limit, kth_largest(row, top_k));
     // What the largest noise could not lift over the likeliest token's own sum needs none.
     const float own_noise = EC_CHOOSE(noise_of_token)(seed, position, row.best);
-    const float hopeless = row.top + (own_noise - (largest_noise + 0.01f));
+    const float least_candidate = row.top + (own_noise - (largest_noise + 0.01f));
     int64_t count;
     if (top_p < 1.0f) {
         count = keep_top_p(row, limit, top_p);
     } else {
-        count = EC_CHOOSE(find_at_least)(row.logits, row.size, std::max(limit, hopeless), row.ids);
-        if (count > row.size / 6 && hopeless >= limit)  // cheaper than token by token
+        count = EC_CHOOSE(find_at_least)(row.logits, row.size, std::max(limit, least_candidate), row.ids);
+        if (count > row.size / 6 && least_candidate >= limit)  // cheaper than token by token
             return EC_CHOOSE(best_of_all)(row.logits, row.size, row.top, seed, position);
     }
     return EC_CHOOSE(best_of_tokens)(row.logits, row.ids, count, row.top, seed, position);

@@ -85,7 +85,7 @@ class CacheDriver:
         stream.num_computed_tokens = hit.num_tokens
         self.tables[name] = [list(table) for table in self.cache.block_ids(stream)]
         num_tokens = min(chunk, stream.num_tokens - hit.num_tokens)
-        assert self._grow(stream, num_tokens, lookahead), "can_admit promised room"
+        assert self._grow(stream, num_tokens, lookahead), "can_admit said that there is room"
         self.has_admitted = True
 
     def _grow(self, stream, num_tokens, lookahead, drafts=()):

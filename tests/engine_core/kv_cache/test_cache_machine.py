@@ -119,7 +119,7 @@ class CacheMachine(CacheDriver, RuleBasedStateMachine):
             self.tables[name] = [list(table) for table in self.cache.block_ids(stream)]
         for stream in streams:
             left = stream.num_tokens - stream.num_computed_tokens
-            assert self._grow(stream, left, lookahead), "can_swap_in promised room"
+            assert self._grow(stream, left, lookahead), "can_swap_in said that there is room"
 
     @precondition(lambda self: self._idle() or self.swapped)
     @rule(data=st.data())

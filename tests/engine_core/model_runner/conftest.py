@@ -44,7 +44,7 @@ def one_thread():
 
 @pytest.fixture(scope="session", params=CONFIGS)
 def reference(request):
-    """A model of transformers, which answers for the tokens."""
+    """A model of transformers, the reference for the tokens."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(
         CONFIGS[request.param], attn_implementation="eager"

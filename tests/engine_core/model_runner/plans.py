@@ -1,7 +1,7 @@
 """Plans by hand: stands where the scheduler stands, with as many blocks as it likes.
 
 Owns rows, blocks and counts of the sequences it was told of, so that a test names only what its
-step is about. Must not know the runner's inside.
+step is about. Uses only the runner's interface.
 """
 
 import dataclasses
@@ -76,7 +76,7 @@ class Plans:
     # ------------------------------------------------------------------ the plan
 
     def plan(self, counts, *, drafts=None) -> SchedulerOutput:
-        """Run `counts[name]` tokens of each, in that order; whoever needs blocks is given some."""
+        """Run `counts[name]` tokens of each, in that order; blocks are given as needed."""
         fresh = {name for name, *_ in self._new} | {name for name, _ in self._resumed}
         for name, count in counts.items():
             self._cover(name, count, tell=name not in fresh)
@@ -160,7 +160,7 @@ class Drive:
         self.plans.add(name, prompt, params, output=output, **where)
 
     def step(self, counts):
-        """Run one plan. Returns the runner's answer; tokens that are due are taken over."""
+        """Run one plan. Returns the runner's answer; sampled tokens are appended."""
         output = self.runner.execute(self.plans.plan(counts))
         self.runner.rows.check()
         for name, token_id in zip(output.req_ids, output.sampled_token_ids, strict=True):

@@ -3,12 +3,12 @@
 import pytest
 import torch
 import transformers
+from host_sampled import HostSampledTriton
 from plans import Drive
 from runners import load_reference, runner_config
 
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from kernels.torch.operations import TorchOperations
-from kernels.triton.operations import TritonOperations
 from protocol.sampling import SamplingParams
 
 pytestmark = pytest.mark.slow
@@ -71,7 +71,7 @@ def greedy(reference, prompt, number):
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_chunks_and_decodes_in_one_batch_give_the_tokens_of_transformers(reference, backend):
-    ops = TorchOperations() if backend == "torch" else TritonOperations(torch.device("cpu"))
+    ops = TorchOperations() if backend == "torch" else HostSampledTriton(torch.device("cpu"))
     drive = drive_of(reference, ops)
     prompts = {"a": prompt_of(9), "b": prompt_of(1, 1), "c": prompt_of(17, 2)}
     drive.add("a", prompts["a"], GREEDY)
@@ -89,7 +89,7 @@ def test_chunks_and_decodes_in_one_batch_give_the_tokens_of_transformers(referen
 
 def test_batch_invariant_neither_a_crowd_nor_chunks_change_a_bit(reference):
     """Alone a token's experts have one row each; in the crowd they share tiles with others."""
-    ops = TritonOperations(torch.device("cpu"), batch_invariant=True)
+    ops = HostSampledTriton(torch.device("cpu"), batch_invariant=True)
     params = SamplingParams(max_tokens=99, temperature=0.0, logprobs=131)
     prompt = prompt_of(11)
     alone = drive_of(reference, ops)

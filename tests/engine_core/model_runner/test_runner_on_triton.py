@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from host_sampled import HostSampledTriton
 from plans import Drive
 from runners import load_reference, runner_config, spoil, spoiled
 
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from kernels.torch.operations import TorchOperations
-from kernels.triton.operations import TritonOperations
 from protocol.sampling import SamplingParams
 
 pytestmark = pytest.mark.slow
@@ -94,7 +94,7 @@ def assert_as_transformers(drive, reference, prompts):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_mixed_steps_give_tokens_and_logprobs_of_transformers(name):
     reference = reference_of(name)
-    drive = drive_of(reference, TritonOperations(CPU))
+    drive = drive_of(reference, HostSampledTriton(CPU))
     prompts = {"a": prompt_of(9), "b": prompt_of(1, 1), "c": prompt_of(17, 2)}
     drive.add("a", prompts["a"], GREEDY)
     drive.step({"a": 9})
@@ -109,7 +109,7 @@ def test_mixed_steps_give_tokens_and_logprobs_of_transformers(name):
 
 def test_preempted_swapped_and_copied_blocks_keep_their_contents():
     reference = reference_of("llama 9 / 3 heads")
-    drive = drive_of(reference, TritonOperations(CPU), num_host_blocks=6)
+    drive = drive_of(reference, HostSampledTriton(CPU), num_host_blocks=6)
     prompts = {"a": prompt_of(10), "b": prompt_of(6, 1)}
     for name, prompt in prompts.items():
         drive.add(name, prompt, GREEDY)
@@ -141,7 +141,7 @@ def test_preempted_swapped_and_copied_blocks_keep_their_contents():
 def test_random_tokens_are_those_of_the_torch_backend(params):
     reference = reference_of("llama 9 / 3 heads")
     tokens = []
-    for ops in (TorchOperations(), TritonOperations(CPU)):
+    for ops in (TorchOperations(), HostSampledTriton(CPU)):
         drive = drive_of(reference, ops)
         drive.add("a", prompt_of(9), SamplingParams(max_tokens=99, **params))
         drive.add("b", prompt_of(4, 1), GREEDY)
@@ -163,7 +163,7 @@ def bits(drive, name):
 @pytest.fixture(scope="module")
 def alone(windowed):
     """What "a" is given when nothing else runs and its prompt is one step."""
-    drive = drive_of(windowed, TritonOperations(CPU, batch_invariant=True))
+    drive = drive_of(windowed, HostSampledTriton(CPU, batch_invariant=True))
     drive.add("a", prompt_of(21), GREEDY)
     drive.step({"a": 21})
     drive.decode("a", steps=3)
@@ -173,7 +173,7 @@ def alone(windowed):
 
 @pytest.fixture
 def invariant(windowed):
-    drive = drive_of(windowed, TritonOperations(CPU, batch_invariant=True))
+    drive = drive_of(windowed, HostSampledTriton(CPU, batch_invariant=True))
     drive.add("a", prompt_of(21), GREEDY)
     return drive
 

@@ -103,7 +103,7 @@ def test_a_prompt_longer_than_the_model_allows_is_ignored_with_the_limit():
 
 
 def test_a_sliding_window_holds_a_long_prompt_in_few_blocks():
-    """Window 4, blocks of 2, chunks of 4: at most 4 blocks live, for any length. Proves S146,
+    """Window 4, blocks of 2, chunks of 4: at most 4 blocks in use, for any length. Proves S146,
     S175."""
     drive = Drive(
         make_scheduler(

@@ -251,11 +251,11 @@ def test_a_waiting_request_is_new_or_preempted_and_there_is_no_third_queue():
     seen = set()
     for _ in range(40):
         scenario.update_with_array(scenario.plan())
-        live = [request for request in scenario.requests.values() if not request.is_finished]
-        running = [each for each in live if each.status is RequestStatus.RUNNING]
-        waiting = {each.status for each in live} - {RequestStatus.RUNNING}
+        unfinished = [request for request in scenario.requests.values() if not request.is_finished]
+        running = [each for each in unfinished if each.status is RequestStatus.RUNNING]
+        waiting = {each.status for each in unfinished} - {RequestStatus.RUNNING}
         assert waiting <= {RequestStatus.WAITING, RequestStatus.PREEMPTED, RequestStatus.SWAPPED}
-        assert scenario.counts == (len(running), len(live) - len(running))
+        assert scenario.counts == (len(running), len(unfinished) - len(running))
         seen |= waiting
     assert RequestStatus.WAITING in seen
     assert seen & {RequestStatus.PREEMPTED, RequestStatus.SWAPPED}

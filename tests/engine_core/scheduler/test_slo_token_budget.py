@@ -111,8 +111,8 @@ def test_prompts_that_would_be_late_get_a_longer_chunk_than_is_harmless_to_few_a
     """Five prompts of 800 tokens have 0.5 s left. Harmless are 380 tokens in 50 ms, and again
     only when the answer is ahead: it is one, they are five."""
     state, queue = running(decode(7.0, 1, 30)), waits(6.5, 5, 5 * 800)
-    harmless = trained(target_tpot_s=0.05).num_tokens(7.0, state, queue)
-    assert both_targets().num_tokens(7.0, state, queue) > 2 * harmless
+    within_slo = trained(target_tpot_s=0.05).num_tokens(7.0, state, queue)
+    assert both_targets().num_tokens(7.0, state, queue) > 2 * within_slo
 
 
 def near_their_end(*, arrival_s: float = 0.0):
@@ -124,16 +124,16 @@ def near_their_end(*, arrival_s: float = 0.0):
 
 def test_one_prompt_is_not_saved_at_the_cost_of_many_answers():
     queue = waits(4.1, 1, 2_000)
-    harmless = trained(target_tpot_s=0.05).num_tokens(5.0, near_their_end(), queue)
-    assert both_targets().num_tokens(5.0, near_their_end(), queue) < harmless + 200
+    within_slo = trained(target_tpot_s=0.05).num_tokens(5.0, near_their_end(), queue)
+    assert both_targets().num_tokens(5.0, near_their_end(), queue) < within_slo + 200
 
 
 def test_answers_that_can_catch_up_lend_more_than_their_slack():
     """A thousand tokens at 20 ms less than the target pay for 200 ms."""
     state, queue = running(*[decode(0.0, 100, 5_000)] * 20), waits(4.1, 1, 2_000)
     state.max_len[:] = 6_100
-    harmless = trained(target_tpot_s=0.05).num_tokens(5.0, state, queue)
-    assert both_targets().num_tokens(5.0, state, queue) > harmless + 800
+    within_slo = trained(target_tpot_s=0.05).num_tokens(5.0, state, queue)
+    assert both_targets().num_tokens(5.0, state, queue) > within_slo + 800
 
 
 def test_answers_whose_first_token_was_late_are_not_weighed_again():
@@ -145,9 +145,9 @@ def test_answers_whose_first_token_was_late_are_not_weighed_again():
 
 def test_who_waits_and_cannot_be_admitted_does_not_shorten_anybodys_time():
     state = running(decode(7.0, 1, 30))
-    harmless = trained(target_tpot_s=0.05).num_tokens(7.0, state, waits(6.5, 5, 4_000))
+    within_slo = trained(target_tpot_s=0.05).num_tokens(7.0, state, waits(6.5, 5, 4_000))
     blocked = waits(6.5, 5, 4_000, admissible=False)
-    assert both_targets().num_tokens(7.0, state, blocked) == harmless
+    assert both_targets().num_tokens(7.0, state, blocked) == within_slo
 
 
 def test_with_nothing_to_prefill_the_budget_is_open():

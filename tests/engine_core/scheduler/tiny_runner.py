@@ -1,4 +1,4 @@
-"""A model runner around a tiny model: it believes only what plans say. Greedy, no cache."""
+"""A model runner around a tiny model: it reads only plans. Greedy, no cache."""
 
 import numpy as np
 from beam_reference import likeliest, tiny_llama

@@ -1,4 +1,4 @@
-"""The clock of the start: phases that add up, and a launch that the parent can believe."""
+"""The clock of the start: phases that add up, and a launch time that the parent can check."""
 
 import json
 import subprocess

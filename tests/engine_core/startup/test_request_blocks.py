@@ -1,4 +1,4 @@
-"""The longest request that a cache holds: what is promised to clients can really be admitted."""
+"""The longest request that a cache holds: the length that clients are sent can be admitted."""
 
 import logging
 

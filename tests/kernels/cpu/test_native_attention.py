@@ -232,7 +232,7 @@ def test_tensors_that_do_not_fit_the_plan_are_refused(ops):
         ops.paged_attention(
             q, k_cache.double(), v_cache.double(), metadata, AttentionParams(scale=0.3)
         )
-    with pytest.raises(ValueError, match=r"sinks .* must be contiguous float32 of \[9\]"):
+    with pytest.raises(ValueError, match=r"sinks .* must be contiguous .* \(9,\)"):
         ops.paged_attention(
             q, k_cache, v_cache, metadata, AttentionParams(scale=0.3, sinks_H=torch.zeros(3))
         )

@@ -192,14 +192,14 @@ def test_sampling_state_is_written_by_the_updates_that_write_tokens():
         ]
         layout = PackedLayout(0)
         words = np.zeros(layout.num_words(updates), np.int32)
-        nobody = np.zeros(0, np.int32)
+        no_rows = np.zeros(0, np.int32)
         pack_step(
             words,
             layout,
-            rows=nobody,
-            num_computed=nobody,
-            num_scheduled=nobody,
-            needs_sampling=nobody.astype(bool),
+            rows=no_rows,
+            num_computed=no_rows,
+            num_scheduled=no_rows,
+            needs_sampling=no_rows.astype(bool),
             updates=updates,
         )
         steps.apply_row_updates(torch.from_numpy(words), table)

@@ -8,8 +8,6 @@ from kernels.interface.operations import (
     AttentionParams,
     AttentionSpec,
     ExpertRouting,
-    Penalties,
-    SamplingLimits,
 )
 from kernels.torch.operations import TorchOperations
 from kernels.triton.kv_cache import whole_cache
@@ -230,48 +228,6 @@ def test_a_token_has_the_same_bits_as_decode_and_in_a_chunk_if_batch_invariant()
         )
         rows.append(out[-1])
     assert torch.equal(rows[0], rows[1]) and torch.equal(rows[0], rows[2])
-
-
-SEEDS = torch.tensor([1, -(2**63), 2**63 - 1, 12345, 0, 77])
-POSITIONS = torch.tensor([0, 1, 2**40, 5, 9, 5])
-
-
-@pytest.mark.parametrize("vocab_size", [5, 2050])
-def test_sampling_gives_the_tokens_of_the_cpu(vocab_size):
-    logits = random(6, vocab_size, seed=7) * 3
-    before = logits.clone()
-    expected = TORCH.sample(logits.clone(), SEEDS, POSITIONS)
-    assert torch.equal(TRITON.sample(logits, SEEDS, POSITIONS), expected)
-    limits = {
-        "top_k_R": torch.tensor([0, 3, 1, 0, 5, 2]),
-        "top_p_R": torch.tensor([0.9, 1.0, 0.5, 0.3, 0.95, 1.0]),
-        "min_p_R": torch.tensor([0.0, 0.1, 0.0, 0.05, 0.0, 0.0]),
-    }
-    expected = TORCH.sample(logits.clone(), SEEDS, POSITIONS, SamplingLimits(**limits))
-    assert torch.equal(TRITON.sample(logits, SEEDS, POSITIONS, SamplingLimits(**limits)), expected)
-    assert torch.equal(logits, before)
-
-
-def test_sampling_memory_follows_rows_and_vocabulary():
-    ops = TritonOperations(torch.device("cpu"))
-    for rows, vocab_size in ((2, 7), (40, 7), (3, 4100), (1, 7)):
-        logits = random(rows, vocab_size, seed=rows)
-        seeds, positions = torch.arange(rows), torch.arange(rows) + 5
-        expected = TORCH.sample(logits.clone(), seeds, positions)
-        assert torch.equal(ops.sample(logits, seeds, positions), expected)
-    assert ops.sample(torch.empty(0, 7), *[torch.empty(0).long()] * 2).shape == (0,)
-
-
-@pytest.mark.parametrize("vocab_size", [31, 64, 2049])
-def test_penalties_change_the_row_in_place_as_the_cpu_does(vocab_size):
-    logits = random(2, vocab_size, seed=4)
-    prompt = torch.rand(vocab_size, generator=torch.Generator().manual_seed(0)) < 0.4
-    counts = torch.randint(3, (vocab_size,), generator=torch.Generator().manual_seed(1)).float()
-    options = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2}
-    expected, actual = logits.clone(), logits.clone()
-    TORCH.apply_penalties(expected[1], prompt, counts, Penalties(**options))
-    TRITON.apply_penalties(actual[1], prompt, counts, Penalties(**options))
-    assert torch.equal(actual, expected) and not torch.equal(actual, logits)
 
 
 def test_experts():

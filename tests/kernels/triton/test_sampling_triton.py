@@ -6,7 +6,7 @@ import torch
 from kernels.interface.operations import SamplingLimits
 from kernels.torch import sampling as torch_sampling
 from kernels.triton.row_maxima import TILE
-from kernels.triton.sampling import SamplingCalls, SamplingMemory, sample, sample_reference
+from kernels.triton.sampling import SamplingMemory, sample, sample_reference
 from tests.kernels.triton.columns import columns_of
 
 LIMITS = [
@@ -191,6 +191,6 @@ def test_wrong_arguments_are_named():
         draw(logits.half(), batch)
     with pytest.raises(ValueError, match="state_row is"):
         sample(logits, columns_of(3), memory=None, out_R=None, best_logit_R=None)
-    seeds_R = torch.zeros(2, dtype=torch.int64)
+    columns = columns_of(2, seeds_N=torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ValueError, match="seeds_N is"):
-        SamplingCalls().sample(logits, torch.zeros(3, dtype=torch.int64), seeds_R)
+        columns.check(2, logits.device)

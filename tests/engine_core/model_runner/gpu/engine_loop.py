@@ -1,6 +1,6 @@
 """The real scheduler over a runner, one step in flight or none; keeps what each sequence was given.
 
-Must not know what a runner does inside.
+Uses only what a runner's interface offers.
 """
 
 import collections
@@ -78,7 +78,7 @@ class EngineLoop:
                 self.ends[place] = output.finish_reason
 
     def finish(self):
-        """Run until nobody is left."""
+        """Run until no request is left."""
         for _ in range(2000):
             if not self.scheduler.has_work() and not self.open:
                 return

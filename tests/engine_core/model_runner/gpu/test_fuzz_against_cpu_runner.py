@@ -52,10 +52,10 @@ def test_random_lives_of_random_requests_get_the_same_answers(
         device.rows.check()
         rows = plan.batch.rows
         stops = plan.batch.num_computed_tokens + plan.batch.num_scheduled_tokens
-        # both counted the token that they gave to whoever was due
+        # both counted the token that they gave to rows that sample
         needs_sampling = stops == device.batch.num_tokens[rows] - 1
-        due = dict(zip(plan.batch.req_ids, needs_sampling.tolist(), strict=True))
-        assert_same_answer(plan, found, expected, due)
+        sampled = dict(zip(plan.batch.req_ids, needs_sampling.tolist(), strict=True))
+        assert_same_answer(plan, found, expected, sampled)
         num_failures += len(found.failures)
         scheduler.update_from_output(plan, expected)
         num_steps += 1

@@ -1,0 +1,13 @@
+"""Operations of Triton that the runner of a CPU can drive."""
+
+from kernels.torch import sampling
+from kernels.torch.operations import TorchOperations
+from kernels.triton.operations import TritonOperations
+
+
+class HostSampledTriton(TritonOperations):
+    """With torch's sampling."""
+
+    best_of_rows = staticmethod(sampling.best_of_rows)
+    apply_penalties = staticmethod(sampling.apply_penalties)
+    sample = TorchOperations.sample
