@@ -78,7 +78,7 @@ class Connection:
             check_wire_version(welcome.wire_version)
         except ProtocolError as error:
             self.close()
-            raise EngineRefused(f"the engine at {self._address}: {error}") from None
+            raise EngineRefused(f"the engine at {self._address}: {error}") from error
         except BaseException:
             self.close()
             raise

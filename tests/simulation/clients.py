@@ -14,6 +14,8 @@ from frontend.errors import EngineClientError
 from frontend.event_loop import Clock, Timer
 from frontend.session import EngineSession
 from frontend.transport import ZmqTransport
+from protocol.calls import Ping
+from protocol.requests import Call
 from tests.simulation.engine_process import ADDRESS
 from tests.simulation.sim_zmq import Network, Process, SimZmq
 
@@ -35,6 +37,8 @@ class Asked:
     error: BaseException | None = None
     at_s: float = 0.0
     ended_s: float = 0.0
+    largest_gap_s: float = 0.0
+    """Between two outputs."""
 
 
 class ClientClock(Clock):
@@ -125,6 +129,7 @@ class ClientProcess:
         asked.at_s = self.clock.now()
         stream = self.llm.generate(asked.prompt, asked.params, asked.name)
         num_outputs = 0
+        last_s = float("inf")
         try:
             async with contextlib.aclosing(stream):
                 async for output in stream:
@@ -135,6 +140,9 @@ class ClientProcess:
                         asked.reasons[part.index] = part.finish_reason
                     asked.num_ends += output.finished
                     num_outputs += 1
+                    now_s = self.clock.now()
+                    asked.largest_gap_s = max(asked.largest_gap_s, now_s - last_s)
+                    last_s = now_s
                     if leave_after is not None and num_outputs >= leave_after:
                         asked.is_left = True
                         break
@@ -150,6 +158,15 @@ class ClientProcess:
             await self.random.choice([self.llm.ping, self.llm.statistics, self.llm.request_ids])()
         except EngineClientError as error:
             self.call_errors.append(error)
+
+    async def flood(self, num_messages: int, interval_s: float) -> None:
+        """Pings without waiting for their answers."""
+        connection = self.llm.session._connection
+        for number in range(num_messages):
+            if connection is None or connection.is_closed:
+                return
+            connection.send(Call(call_id=10**9 + number, call=Ping()))
+            await self.clock.sleep(interval_s)
 
     async def abort(self, asked: Asked) -> None:
         asked.is_aborted = True

@@ -111,6 +111,8 @@ class EngineProcess:
         self.kill_at_call: int | None = None
         self.on_exit: Callable[[], None] = lambda: None
         self.clock_skew_s = 0.0
+        self.message_s = 0.0
+        """What taking in a message costs."""
         self._network = network
         self._now = now
         self._call_later = call_later
@@ -196,6 +198,8 @@ class EngineProcess:
             if greenlet.getcurrent() is self._greenlet:
                 raise Killed
             return
+        if what == "receive" and self.message_s:
+            self.sleep(self.message_s)
         self._num_calls += 1
         if self.kill_at_call is not None and self._num_calls >= self.kill_at_call:
             self._network.log(f"{self.process.name} is killed at a call of {what}")

@@ -114,7 +114,7 @@ class Simulation:
         draw, settings = self.random, self.settings
         self.step_s = draw.choice([0.001, 0.01, 0.05])
         self.network.latency_s = draw.choice([0.0001, 0.002, 0.02])
-        self.num_blocks = draw.choice([30, 40, 80])
+        self.num_blocks = draw.choice([76, 90])  # the largest request alone has room
         self.num_host_blocks = draw.choice([0, 0, 24])
         self.config = SchedulerConfig(
             max_num_batched_tokens=draw.choice([8, 16, 64]),

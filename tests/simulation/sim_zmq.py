@@ -121,9 +121,22 @@ class Connection:
         if self.is_open:
             self.is_open = False
             self.is_cut = True
+            if self.network.random.random() < 0.5:
+                # the router has them already, and reads them when the next connection is there
+                for frames in self._queues[True]:
+                    self._deliver_late([self.identity, *frames])
             for to_router in (True, False):
                 self._queues[to_router].clear()
                 self._hear_of_end(to_router)
+
+    def _deliver_late(self, frames: list[bytes]) -> None:
+        router = self.ends[True]
+
+        def deliver() -> None:
+            if not router.is_closed:
+                router.deliver(frames, self)
+
+        self.network.call_later(self.network.random.random(), deliver)
 
     def _hear_of_end(self, to_router: bool) -> None:
         def hear() -> None:
@@ -235,9 +248,11 @@ class SimSocket:
             if connection is None:
                 raise real_zmq.ZMQError(real_zmq.EHOSTUNREACH)
             limit = self.options.get(real_zmq.SNDHWM, 1000)
-            if limit and connection.num_under_way(to_router=False) + len(
-                connection.ends[False].inbox
-            ) >= limit:
+            if (
+                limit
+                and connection.num_under_way(to_router=False) + len(connection.ends[False].inbox)
+                >= limit
+            ):
                 raise real_zmq.Again()
             connection.send(parts[1:], to_router=False)
         elif self.connection is None:

@@ -25,7 +25,9 @@ class _Selector(selectors.BaseSelector):
         self._keys: dict[Any, selectors.SelectorKey] = {}
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        key = selectors.SelectorKey(fileobj, fileobj if isinstance(fileobj, int) else -1, events, data)
+        key = selectors.SelectorKey(
+            fileobj, fileobj if isinstance(fileobj, int) else -1, events, data
+        )
         self._keys[fileobj] = key
         return key
 
@@ -67,7 +69,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if ready or timeout == 0:
             self._num_passes += 1
             if self._num_passes > MAX_PASSES_WITHOUT_TIME:
-                raise Livelock(f"{self._num_passes} passes of the event loop at {self._now_s:.3f} s")
+                raise Livelock(
+                    f"{self._num_passes} passes of the event loop at {self._now_s:.3f} s"
+                )
             return
         if timeout is None:
             raise Deadlock(f"nothing is left to happen at {self._now_s:.3f} s")

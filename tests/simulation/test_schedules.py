@@ -1,0 +1,25 @@
+"""Simulated schedules of faults: exactly one end a request, the model's tokens, nothing left."""
+
+import itertools
+import time
+
+import pytest
+
+from tests.profiles import examples
+from tests.simulation.schedule import run_schedule
+
+_CHUNK = 125
+
+
+@pytest.mark.parametrize("chunk", range(examples(1600) // _CHUNK or 1))
+def test_every_request_ends_once_with_the_models_tokens(chunk):
+    reports = [run_schedule(seed) for seed in range(chunk * _CHUNK, (chunk + 1) * _CHUNK)]
+    assert sum(report.num_finished for report in reports) > 200
+    assert sum(report.num_lives > 1 for report in reports) > 10, "the faults strike"
+
+
+def test_a_seed_gives_the_same_schedule_again():
+    for seed in range(5):
+        one, other = run_schedule(seed, keeps_trace=True), run_schedule(seed, keeps_trace=True)
+        assert one == other
+        assert one.trace
