@@ -8,7 +8,7 @@ from protocol.requests import EngineRequest
 
 
 @dataclasses.dataclass
-class Live:
+class RunningRequest:
     identity: bytes
     request: EngineRequest
     token_ids: list[list[int]]
