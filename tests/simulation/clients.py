@@ -10,7 +10,7 @@ from unittest import mock
 
 import frontend.transport as transport_module
 from frontend import AsyncLLM, SamplingParams
-from frontend.errors import EngineClientError
+from frontend.errors import ClientClosed, EngineClientError
 from frontend.event_loop import Clock, Timer
 from frontend.session import EngineSession
 from frontend.transport import ZmqTransport
@@ -84,19 +84,20 @@ class ClientProcess:
         self.asked: list[Asked] = []
         self.call_errors: list[BaseException] = []
         self.tasks: set[asyncio.Task[None]] = set()
+        self.is_closed = False
         self._network = network
         self._loop = loop
 
     async def open(self) -> None:
         """Connect, as often as it takes: whoever starts a client waits for the engine to be up."""
-        session = self.llm.session
         while not self.process.is_dead:
             try:
                 await self.llm.ready()
                 return
+            except ClientClosed:
+                return
             except EngineClientError:
                 await self.clock.sleep(0.3)
-        del session
 
     def spawn(self, coroutine: Any) -> None:
         task = self._loop.create_task(coroutine)

@@ -54,7 +54,9 @@ class SimRunner:
         self.model = PagedModel(LONE_GROUP, num_blocks, BLOCK_SIZE, num_host_blocks)
         self.model.salts = Salts()
         self._engine = engine
-        self._results: list[tuple[SchedulerOutput, ModelRunnerOutput | Exception]] = []
+        self._is_late = engine.random.random() < 0.5
+        """Plans are read when their results are collected, behind the next plan's making."""
+        self._results: list[tuple[SchedulerOutput, ModelRunnerOutput | Exception | None]] = []
 
     def submit(self, plan: SchedulerOutput) -> None:
         engine = self._engine
@@ -62,16 +64,26 @@ class SimRunner:
         failed_before = any(isinstance(result, Exception) for _, result in self._results)
         fault = engine.draw_fault() if plan.total_num_scheduled_tokens else None
         if fault == "submit" and not failed_before:
+            self._execute_all()
             self.model.follow(plan, with_copies=engine.random.random() < 0.5)
             raise StepFault("out of memory at the launch")
         if fault == "collect" or failed_before:
+            self._execute_all()
             self.model.follow(plan, with_copies=engine.random.random() < 0.5)
             self._results.append((plan, StepFault("the device failed")))
         else:
-            self._results.append((plan, self.model.execute(plan)))
+            self._results.append((plan, None if self._is_late else self.model.execute(plan)))
+
+    def _execute_all(self) -> None:
+        self._results = [
+            (plan, self.model.execute(plan) if result is None else result)
+            for plan, result in self._results
+        ]
 
     def collect(self) -> ModelRunnerOutput:
         plan, result = self._results.pop(0)
+        if result is None:
+            result = self.model.execute(plan)
         if plan.total_num_scheduled_tokens:
             self._engine.sleep(self._engine.step_s * self._engine.random.uniform(0.5, 1.5))
         self._engine.at_call("collect")

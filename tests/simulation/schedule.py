@@ -10,7 +10,7 @@ from unittest import mock
 import frontend.output_processor as output_processor
 from engine_core.scheduler import SchedulerConfig
 from frontend import SamplingParams
-from frontend.errors import EngineDied, EngineUnavailable, QueueFull, RequestRejected
+from frontend.errors import ClientClosed, EngineDied, EngineUnavailable, QueueFull, RequestRejected
 from protocol.sampling import sequence_seed
 from tests.engine_core.scheduler.paged_model import VOCAB, next_token
 from tests.frontend.fake_model import TOKENIZER
@@ -44,6 +44,8 @@ class Settings:
     num_clients: tuple[int, ...] = (1, 2, 3)
     num_requests: tuple[int, ...] = (1, 3, 6)
     """Of each client."""
+    num_closes: tuple[int, ...] = (0, 0, 0, 1)
+    num_floods: tuple[int, ...] = (0,) * 9 + (1,)
 
 
 @dataclasses.dataclass
@@ -55,6 +57,9 @@ class Report:
     num_messages: int = 0
     num_lives: int = 0
     virtual_s: float = 0.0
+    largest_gap_s: float = 0.0
+    """Between two outputs of a request."""
+    trace: str = ""
 
 
 class Simulation:
@@ -186,6 +191,9 @@ class Simulation:
         at_random_times(draw.choice(settings.num_garbled), self._garble)
         at_random_times(draw.choice(settings.num_drains), self._drain)
         at_random_times(draw.choice(settings.num_jumps), self._jump)
+        at_random_times(draw.choice(settings.num_closes), self._close_client)
+        if draw.choice(settings.num_floods):
+            self._call_later(draw.random() * span_s, self._flood)
 
     def _open_connections(self):
         router = self.network.listening.get(self.engine.transport.address)
@@ -218,6 +226,21 @@ class Simulation:
         client = self.random.choice(self.clients)
         if not client.process.is_dead:
             client.kill()
+
+    def _close_client(self) -> None:
+        client = self.random.choice(self.clients)
+        if not client.process.is_dead and not client.is_closed:
+            self.log(f"{client.name} closes")
+            client.is_closed = True
+            client.spawn(client.llm.close())
+
+    def _flood(self) -> None:
+        """Pings come faster than the engine takes them in."""
+        client = self.random.choice(self.clients)
+        if not client.process.is_dead and not client.is_closed:
+            self.log(f"{client.name} floods")
+            self.engine.message_s = 0.002
+            client.spawn(client.flood(2000, 0.0015))
 
     def _drain(self) -> None:
         if self.engine.exit_code is None:
@@ -306,7 +329,8 @@ class Simulation:
                 num_tokens += sum(map(len, asked.tokens))
                 self._judge_request(client, asked)
             for error in client.call_errors:
-                assert isinstance(error, EngineDied), repr(error)
+                is_closed = isinstance(error, ClientClosed) and client.is_closed
+                assert is_closed or isinstance(error, EngineDied), repr(error)
         limit = 40 * (report.num_requests + num_tokens + 20 * len(self.clients))
         limit += int(10 * report.virtual_s * len(self.clients)) + 200 * len(self.engines)
         assert report.num_messages < limit, f"{report.num_messages} messages, at most {limit}"
@@ -327,6 +351,7 @@ class Simulation:
                 assert asked.is_aborted or self.num_drains, what
             elif reason == "error":
                 assert self.has_faults, what
+        self.report.largest_gap_s = max(self.report.largest_gap_s, asked.largest_gap_s)
         self.report.num_finished += asked.error is None
         if asked.error is None:
             return
@@ -334,6 +359,7 @@ class Simulation:
         excuse = (
             (isinstance(asked.error, QueueFull) and self.config.max_queued_requests is not None)
             or (isinstance(asked.error, RequestRejected) and self.num_drains)
+            or (isinstance(asked.error, ClientClosed) and client.is_closed)
             or (isinstance(asked.error, EngineDied | EngineUnavailable) and self.has_faults)
         )
         assert excuse, f"{asked.name} failed: {asked.error!r}"
@@ -365,10 +391,16 @@ def answer(asked: Asked, index: int) -> tuple[list[int], str, str]:
             return tokens, text, "length"
 
 
-def run_schedule(seed: int, settings: Settings | None = None) -> Report:
+def run_schedule(
+    seed: int, settings: Settings | None = None, *, keeps_trace: bool = False
+) -> Report:
     """Raises Violation, with the trace."""
     logging.disable(logging.CRITICAL)
     try:
-        return Simulation(seed, settings or Settings()).run()
+        simulation = Simulation(seed, settings or Settings())
+        report = simulation.run()
+        if keeps_trace:
+            report.trace = "\n".join(simulation.trace)
+        return report
     finally:
         logging.disable(logging.NOTSET)
