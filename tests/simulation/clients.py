@@ -34,6 +34,7 @@ class Asked:
     tokens: list[list[int]] = dataclasses.field(default_factory=list)
     texts: list[str] = dataclasses.field(default_factory=list)
     reasons: list[str | None] = dataclasses.field(default_factory=list)
+    details: dict[int, str | None] = dataclasses.field(default_factory=dict)
     error: BaseException | None = None
     at_s: float = 0.0
     ended_s: float = 0.0
@@ -139,6 +140,7 @@ class ClientProcess:
                         asked.tokens[part.index] = list(part.token_ids)
                         asked.texts[part.index] = part.text
                         asked.reasons[part.index] = part.finish_reason
+                        asked.details[part.index] = part.detail
                     asked.num_ends += output.finished
                     num_outputs += 1
                     now_s = self.clock.now()

@@ -342,7 +342,8 @@ class Simulation:
             assert asked.num_ends == 1, f"{asked.name}: {asked.num_ends} terminal events"
         for index, (tokens, reason) in enumerate(zip(asked.tokens, asked.reasons, strict=True)):
             whole, text, why = answer(asked, index)
-            what = f"{asked.name}[{index}]: {tokens} ({reason}), the model says {whole} ({why})"
+            what = f"{asked.name}[{index}]: {tokens} ({reason}: {asked.details.get(index)}), "
+            what += f"the model says {whole} ({why})"
             assert tokens == whole[: len(tokens)], what
             if reason in ("stop", "length"):
                 assert (tokens, reason) == (whole, why), what
