@@ -135,7 +135,7 @@ class PendingCopies:
         copies = CacheCopies(
             swap_in=[(host_block, block_id) for block_id, host_block in self._swap_in.items()],
             swap_out=[(block_id, host_block) for host_block, block_id in self._swap_out.items()],
-            copy=self._copies,
+            copy=self._copies.copy(),
         )
         if self._swap_in or self._swap_out or self._copies:
             self._clear()

@@ -33,6 +33,12 @@ class KVCacheGroupSpec:
             return 0
         return max(0, position + 1 - self.sliding_window) // block_size
 
+    def next_drop(self, position: int, block_size: int) -> int:
+        """The first position behind this one at which one more block is dropped. Of a window."""
+        assert self.sliding_window is not None
+        num_dropped = self.num_dropped_blocks(position, block_size)
+        return (num_dropped + 1) * block_size + self.sliding_window - 1
+
     def num_prefix_blocks(self, block_size: int) -> int | None:
         """Blocks before a block boundary that must be there to go on from it; None for all."""
         if self.sliding_window is None:

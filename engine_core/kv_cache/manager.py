@@ -258,14 +258,14 @@ class KVCacheManager:
         shared = self._shared_blocks(seq_blocks, first, num_needed) if first < num_old else []
         num_wanted = num_new * len(self.groups) + len(shared)
         if num_wanted > self._pool.num_free:
-            num_wanted -= self._num_droppable(lowest, seq_blocks) if num_new else 0
+            num_wanted -= self._num_droppable(lowest, seq_blocks)
             if num_wanted > self._pool.num_free:
                 return None
         start = num_old
         if self._prefix_cache.is_enabled:
             replaced = self._prefix_cache.deduplicate(seq, seq_blocks, num_computed)
             start = num_old if replaced is None else replaced
-        if num_new and self._sliding:
+        if self._sliding:
             self._drop_out_of_window(lowest, seq_blocks)
         if shared:
             start = min(start, shared[0][0])
@@ -335,6 +335,23 @@ class KVCacheManager:
         for group in self._sliding:
             num_dropped = self.groups[group].num_dropped_blocks(position, self.block_size)
             self._offload.release(seq_blocks.drop(group, num_dropped))
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether any group has a sliding window."""
+        return bool(self._sliding)
+
+    def drop_out_of_windows(self, seq: CachedSequence) -> int:
+        """Free what no token still to be computed can read, of a sequence that holds blocks.
+
+        Returns:
+            The position whose computation lets the next block go.
+        """
+        seq_blocks = self._blocks_of[seq.sequence_id]
+        lowest = min(seq.num_computed_tokens, seq.num_tokens - 1)
+        self._prefix_cache.register_computed(seq, seq_blocks)
+        self._drop_out_of_window(lowest, seq_blocks)
+        return min(self.groups[g].next_drop(lowest, self.block_size) for g in self._sliding)
 
     def num_allocated_slots(self, seq: CachedSequence) -> int:
         """Positions below it may be written without another allocate_slots; until a fork."""

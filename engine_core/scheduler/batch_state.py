@@ -33,6 +33,8 @@ class BatchState:
         """Tokens count as computed once they are scheduled."""
         self.num_allocated_slots: Int32Array = np.zeros(max_num_rows, np.int32)
         """Positions below it have slots; the cache is asked only beyond."""
+        self.next_drop: Int32Array = np.zeros(max_num_rows, np.int32)
+        """With this many computed tokens a block is out of a sliding window."""
         self.max_len: Int32Array = np.zeros(max_num_rows, np.int32)
         """Length at which the sequence must stop."""
         self.num_output_placeholders: Int32Array = np.zeros(max_num_rows, np.int32)

@@ -34,6 +34,7 @@ class MixedBatching:
         self._preemptor.preempt_for_head(plan)
         self._running.schedule(plan)
         self._waiting.schedule(plan)
+        self._running.schedule_drafts(plan)
 
 
 class PrefillFirstBatching(MixedBatching):
@@ -70,6 +71,7 @@ class PrefillFirstBatching(MixedBatching):
             self._waiting.schedule(plan, only_swapped=True)
         else:
             self._explain(has_swapped=False, may_admit=may_admit)
+        self._running.schedule_drafts(plan)
 
     def _explain(self, *, has_swapped: bool, may_admit: bool) -> None:
         """Why no new request is admitted, where the batching is the reason."""

@@ -20,8 +20,8 @@ from protocol.sampling import SamplingParams
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScheduledBatch:
     """All sequences of a step, as columns of equal length R in batch order. The order matters: a
-    sequence may read blocks that one before it fills in the same step. The arrays are the
-    receiver's to keep; `req_ids` may be shared by plans and must not be changed.
+    sequence may read blocks that one before it fills in the same step. Nothing in a plan changes
+    once it is made; the receiver changes nothing either, for lists may be shared by plans.
 
     A request has one sequence, named by its request_id, or several: "ID", "ID#1", "ID#2" ...
     """
@@ -220,17 +220,19 @@ class PlanBuilder:
             self.budget -= len(rows) if is_decode else int(num_tokens.sum())
             assert self.budget >= 0
 
-    def add_sequence(
-        self, sequence: Sequence, num_tokens: int, drafts: list[int] | None = None
-    ) -> None:
-        """Schedule one sequence with that many tokens, drafts included."""
-        if drafts:
-            self._drafts[sequence.sequence_id] = drafts
+    def add_sequence(self, sequence: Sequence, num_tokens: int) -> None:
+        """Schedule one sequence with that many tokens."""
         assert sequence.row is not None
         assert 0 < num_tokens <= self.budget
         self._single_rows.append(sequence.row)
         self._single_counts.append(num_tokens)
         self.budget -= num_tokens
+
+    def add_drafts(self, sequence: Sequence, drafts: list[int]) -> None:
+        """Behind the tokens of a scheduled sequence. No request may be dropped afterwards."""
+        assert 0 < len(drafts) <= self.budget
+        self._drafts[sequence.sequence_id] = drafts
+        self.budget -= len(drafts)
 
     def _join_singles(self) -> None:
         """Sequences that were added one by one become columns."""
@@ -286,12 +288,19 @@ class PlanBuilder:
         """Ids for the block tables of a sequence that has a runner row."""
         name, row = sequence.sequence_id, sequence.row
         assert row is not None
-        self._updates[name] = BlockUpdate(name, row, update.start, update.block_ids)
+        start, block_ids = update.start, update.block_ids
+        earlier = self._updates.get(name)  # of this step, before there was room for its drafts
+        if earlier is not None and earlier.start < start:
+            kept = [table[: start - earlier.start] for table in earlier.block_ids]
+            block_ids = tuple([old + new for old, new in zip(kept, block_ids, strict=True)])
+            start = earlier.start
+        self._updates[name] = BlockUpdate(name, row, start, block_ids)
 
     def drop(self, request: Request) -> None:
         """The request is preempted after it was scheduled: its tokens are refunded. Its sequences
         still have their rows."""
         self.has_preempted = True
+        assert not self._drafts
         self._join_singles()
         gone = [sequence for sequence in request.unfinished if sequence.row is not None]
         rows = np.asarray([sequence.row for sequence in gone], np.int64)
@@ -303,7 +312,6 @@ class PlanBuilder:
                 self._counts[index] = self._counts[index][~is_gone]
         for sequence in gone:
             name = sequence.sequence_id
-            self._drafts.pop(name, None)
             self._updates.pop(name, None)
             self._resumed.pop(name, None)
             if self._new.pop(name, None) is not None:
@@ -325,12 +333,16 @@ class PlanBuilder:
         self._join_singles()
         state = self._batch
         rows, counts = _joined(self._rows, np.int64), _joined(self._counts, np.int32)
+        req_ids = sequence_ids.of(rows)
+        if self._drafts:
+            num_drafts = [len(self._drafts.get(name, ())) for name in req_ids]
+            counts = counts + np.array(num_drafts, np.int32)
         computed = state.num_computed_tokens[rows]
         state.num_computed_tokens[rows] = computed + counts
         return SchedulerOutput(
             step_id=self.step_id,
             batch=ScheduledBatch(
-                req_ids=sequence_ids.of(rows),
+                req_ids=req_ids,
                 rows=rows,
                 num_computed_tokens=computed,
                 num_scheduled_tokens=counts,

@@ -433,6 +433,7 @@ class Sequence:
         batch.num_prompt_tokens[row] = num_prompt
         batch.num_computed_tokens[row] = self._num_computed
         batch.num_allocated_slots[row] = 0
+        batch.next_drop[row] = 0
         batch.num_output_placeholders[row] = 0
         batch.is_blocked[row] = False
         batch.first_token_s[row] = self.first_token_s

@@ -179,6 +179,12 @@ class RequestPool:
             ]
         )
 
+    def drop_out_of_windows(self) -> None:
+        """Free the blocks of running sequences that are out of their sliding windows."""
+        batch, order = self.batch, self.batch.order
+        for row in order[batch.num_computed_tokens[order] >= batch.next_drop[order]].tolist():
+            batch.next_drop[row] = self.kv_cache.drop_out_of_windows(self.sequence_in(row))
+
     # ------------------------------------------------------------------ the way out
 
     def emit_output(

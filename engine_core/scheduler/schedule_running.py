@@ -41,16 +41,29 @@ class RunningScheduler:
             rows = rows[self._is_prefill(rows) == (select is Select.PREFILLS)]
         if not len(rows) or not plan.budget:
             return
-        num_done = 0
+        computed = batch.num_computed_tokens[rows]
+        num_uncomputed = batch.lengths(rows) - computed
+        counts = self._within_budget(rows, num_uncomputed, plan.budget)
+        num_done = self._allocate_columns(plan, rows[: len(counts)], counts, computed)
+        plan.add_rows(rows[:num_done], counts[:num_done])
+        if num_done < len(counts):
+            self._schedule_by_request(plan, rows[num_done:])
+
+    def schedule_drafts(self, plan: PlanBuilder) -> None:
+        """Drafts of scheduled sequences, in order, from the tokens and blocks that are left.
+        They preempt no request."""
+        batch = self._pool.batch
         if not batch.rows_with_drafts:
-            computed = batch.num_computed_tokens[rows]
-            num_uncomputed = batch.lengths(rows) - computed
-            counts = self._within_budget(rows, num_uncomputed, plan.budget)
-            num_done = self._allocate_columns(plan, rows[: len(counts)], counts, computed)
-            plan.add_rows(rows[:num_done], counts[:num_done])
-            if num_done == len(counts):
-                return
-        self._schedule_by_request(plan, rows[num_done:])
+            return
+        order = batch.order
+        num_tokens = dict(zip(order.tolist(), plan.num_tokens_of(order).tolist(), strict=True))
+        for row, count in num_tokens.items():
+            if row in batch.rows_with_drafts and count:
+                sequence = self._pool.sequence_in(row)
+                drafts = sequence.spec_token_ids[: plan.budget]
+                sequence.spec_token_ids = []
+                if drafts and self._allocate(plan, sequence, count + len(drafts)):
+                    plan.add_drafts(sequence, drafts)
 
     def _is_prefill(self, rows: Int64Array) -> BoolArray:
         batch = self._pool.batch
@@ -135,7 +148,7 @@ class RunningScheduler:
     # ------------------------------------------------------------------ request by request
 
     def _schedule_by_request(self, plan: PlanBuilder, rows: Int64Array) -> None:
-        """Blocks are short, or there are drafts."""
+        """Blocks are short."""
         requests: dict[str, list[Sequence]] = {}
         for row in rows.tolist():
             sequence = self._pool.sequence_in(row)
@@ -158,17 +171,12 @@ class RunningScheduler:
             num_in_flight = int(self._pool.batch.num_output_placeholders[sequence.row])
             num_left = sequence.num_tokens + num_in_flight - sequence.num_computed_tokens
             num_tokens = min(num_left, self._max_chunk, budget)
-            drafts = sequence.spec_token_ids[: budget - num_tokens]
-            sequence.spec_token_ids = []
-            # drafts and tokens in flight are not certain: no request is preempted for them
-            if not (drafts and self._allocate(plan, sequence, num_tokens + len(drafts))):
-                drafts = []
-                if num_in_flight:
-                    if not self._allocate(plan, sequence, num_tokens):
-                        continue
-                elif not self._preempt_until_allocated(plan, request, sequence, num_tokens):
-                    return False
-            plan.add_sequence(sequence, num_tokens + len(drafts), drafts)
+            if num_in_flight:  # not certain: no request is preempted for it
+                if not self._allocate(plan, sequence, num_tokens):
+                    continue
+            elif not self._preempt_until_allocated(plan, request, sequence, num_tokens):
+                return False
+            plan.add_sequence(sequence, num_tokens)
         return True
 
     def _preempt_until_allocated(

@@ -86,6 +86,8 @@ class Scheduler(SchedulerInterface):
         step_id = self._in_flight.next_step_id
         self._explanations.new_step(step_id)
         budget = self._feedback.choose_budget(now)
+        if self._kv_cache.has_windows:
+            self._pool.drop_out_of_windows()
         plan = PlanBuilder(self._pool.batch, token_budget=budget, step_id=step_id, now=now)
         self._batching.fill(plan)
         scheduler_output = plan.build(

@@ -10,8 +10,10 @@ def test_copies_are_handed_over_once():
     pending.add_copy(3, 4)
     copies = pending.take()
     assert (copies.swap_in, copies.swap_out, copies.copy) == ([(11, 1)], [(2, 12)], [(3, 4)])
-    assert pending.take().is_empty
     assert not pending.must_stay
+    empty = pending.take()
+    pending.add_copy(5, 6)
+    assert empty.is_empty
 
 
 def test_a_block_with_a_new_holder_gets_nothing_of_the_old_one():

@@ -24,6 +24,26 @@ def test_a_sliding_group_drops_what_no_token_can_read_any_more():
     assert cache.num_blocks_in_use == 6
 
 
+def test_blocks_out_of_the_window_are_free_though_no_block_is_taken():
+    """Window 8, blocks of 4, after one chunk of 33 tokens. Proves S146, S175."""
+    cache = make_cache(groups=(KVCacheGroupSpec(8),))
+    stream = Stream("a", list(range(34)))
+    compute(cache, stream, 33)
+    assert cache.num_blocks_in_use == 9
+    compute(cache, stream, 1)
+    assert cache.block_ids(stream)[0][:6] == [0] * 6
+    assert cache.num_blocks_in_use == 3
+    cache.check([stream])
+
+
+@pytest.mark.parametrize("window", [1, 3, 4, 5, 9])
+def test_the_next_position_that_lets_a_block_go_is_exact(window):
+    spec = KVCacheGroupSpec(window)
+    for position in range(40):
+        num_dropped = [spec.num_dropped_blocks(later, 4) for later in range(position, 60)]
+        assert spec.next_drop(position, 4) == position + num_dropped.index(num_dropped[0] + 1)
+
+
 def test_a_token_in_flight_does_not_move_the_window():
     """Window 5, blocks of 1: position 12 is planned while 12 tokens are known. Should the token in
     flight be lost, position 11 is computed again, and reads from 7 on."""

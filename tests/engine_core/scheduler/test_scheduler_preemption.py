@@ -119,6 +119,25 @@ def test_a_sliding_window_holds_a_long_prompt_in_few_blocks():
     assert drive.requests[0].num_output_tokens == 50
 
 
+def test_what_is_out_of_the_window_is_free_before_the_step_and_no_request_gives_way():
+    """Window 8, blocks of 4: of the nine blocks of its prompt the second needs three from the next
+    step on. The first, which comes before it, takes one of the other six. Proves S146, S175."""
+    drive = Drive(
+        make_scheduler(num_blocks=10, groups=(KVCacheGroupSpec(sliding_window=8),)),
+        make_request("a", 4),
+        make_request("b", 33),
+    )
+    drive.step()
+    assert drive.scheduler.statistics().num_blocks_in_use == 10
+    plan = drive.step()
+    assert plan.preempted_req_ids == []
+    assert plan.num_scheduled_tokens == {"a": 1, "b": 1}
+    assert drive.scheduler.statistics().num_blocks_in_use == 2 + 3
+    for _ in range(20):
+        drive.step()
+        assert drive.scheduler.statistics().num_blocks_in_use <= 3 + 3
+
+
 def test_the_newest_preempts_itself_when_it_is_the_one_without_room():
     """Proves S121."""
     drive = Drive(make_scheduler(num_blocks=2), make_request("a", 1), make_request("b", 4))

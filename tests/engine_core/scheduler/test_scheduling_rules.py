@@ -125,16 +125,44 @@ def test_tokens_of_a_running_request_beyond_the_budget_are_left_to_later_steps(b
     assert not scenario.requests["b"].sequences[0].is_prefill
 
 
-def test_a_running_prompt_is_clipped_also_where_blocks_are_short_or_drafts_wait():
-    """Scheduling request by request clips as well. Proves S087, S101, S220."""
-    scenario = Scenario(
-        make_request("a", 4), make_request("b", 50), max_num_batched_tokens=8, block_size=4
-    )
+def test_drafts_get_what_all_other_tokens_of_the_step_leave():
+    """Behind the plain tokens of later requests, of a running prompt that is clipped, and of a new
+    one. Proves S087, S101, S220."""
+    scenario = Scenario(make_request("a", 4), make_request("b", 3), max_num_batched_tokens=8)
     scenario.step()
-    scenario.draft(a=[7, 7])
-    plan = scenario.step(a=[7, 7, 7])
-    assert plan.scheduled_spec_decode_tokens == {"a": [7, 7]}
-    assert plan.num_scheduled_tokens == {"a": 3, "b": 5}
+    scenario.draft(a=[7] * 7, b=[7])
+    plan = scenario.step(a=[7] * 7, b=[7])
+    assert plan.num_scheduled_tokens == {"a": 7, "b": 1}
+    assert plan.scheduled_spec_decode_tokens == {"a": [7] * 6}
+    scenario.draft(a=[7] * 7, b=[7])
+    scenario.add(make_request("c", 10))
+    assert scenario.step().num_scheduled_tokens == {"a": 1, "b": 1, "c": 6}
+    scenario.draft(a=[7], b=[7, 7])
+    plan = scenario.step(a=[7], b=[7])
+    assert plan.num_scheduled_tokens == {"a": 2, "b": 2, "c": 4}
+    assert plan.total_num_scheduled_tokens == 8
+
+
+def test_the_drafts_of_one_sample_leave_the_other_samples_their_tokens():
+    """Proves S005, S220."""
+    request = make_request("r", 3, num_sequences=3, temperature=1.0, seed=1)
+    scenario = Scenario(request, max_num_batched_tokens=5)
+    for _ in range(2):
+        scenario.update_with_array(scenario.plan())
+    scenario.draft(**{"r": [7] * 7, "r#1": [7] * 7})
+    plan = scenario.plan()
+    assert plan.num_scheduled_tokens == {"r": 3, "r#1": 1, "r#2": 1}
+    assert plan.scheduled_spec_decode_tokens == {"r": [7, 7]}
+
+
+def test_a_block_for_a_token_and_one_for_its_drafts_are_both_told_to_the_runner():
+    """The token opens a block, its drafts the next one. Proves S220."""
+    scenario = Scenario(make_request("a", 4), block_size=4)
+    scenario.step()
+    scenario.draft(a=[7] * 5)
+    (update,) = scenario.plan().block_updates
+    table = scenario.kv_cache.block_ids(scenario.requests["a"].sequences[0])[0]
+    assert (len(table), update.start, update.block_ids) == (3, 1, (table[1:],))
 
 
 def test_tokens_count_as_computed_from_the_schedule_on_and_not_from_the_update():

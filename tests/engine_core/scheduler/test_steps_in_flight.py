@@ -54,6 +54,31 @@ def test_steps_are_updated_in_order_and_no_third_one_is_planned():
         flight.update(second)
 
 
+def test_a_plan_never_changes_once_it_is_handed_out():
+    """Copies of a fork, blocks, drafts, swaps and aborts of later steps are in later plans only."""
+    pair = Request(
+        request_id="pair",
+        prompt_token_ids=[1, 2, 3, 4, 5],
+        sampling_params=SamplingParams(max_tokens=20, seed=1),
+        num_sequences=2,
+    )
+    flight = Flight(
+        pair, make_request("a", 6), make_request("b", 9), num_blocks=9, num_host_blocks=20
+    )
+    plans, texts, seen = [], [], set()
+    for number in range(40):
+        plans.append(plan := flight.plan())
+        texts.append(repr(plan))
+        seen |= {name for name in ("swap_in", "swap_out", "copy") if getattr(plan.copies, name)}
+        if number == 6:
+            flight.add(make_request("c", 3))
+            flight.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+        if number:
+            flight.update(plans[-2])
+    assert seen == {"swap_in", "swap_out", "copy"}
+    assert [repr(plan) for plan in plans] == texts
+
+
 @pytest.mark.parametrize("limits", [{"max_tokens": 2}, {"max_model_len": 5}])
 def test_nothing_is_planned_behind_a_token_that_is_the_last_by_length(limits):
     flight_limits = {name: limits[name] for name in limits if name == "max_model_len"}
