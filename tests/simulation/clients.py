@@ -38,6 +38,7 @@ class Asked:
     error: BaseException | None = None
     at_s: float = 0.0
     ended_s: float = 0.0
+    num_resumptions: int = 0
     largest_gap_s: float = 0.0
     """Between two outputs."""
 
@@ -143,6 +144,7 @@ class ClientProcess:
                         asked.details[part.index] = part.detail
                     asked.num_ends += output.finished
                     num_outputs += 1
+                    asked.num_resumptions = output.metrics.num_resumptions
                     now_s = self.clock.now()
                     asked.largest_gap_s = max(asked.largest_gap_s, now_s - last_s)
                     last_s = now_s

@@ -19,6 +19,7 @@ from tests.simulation.engine_process import MAX_MODEL_LEN, EngineProcess
 from tests.simulation.sim_zmq import Network
 from tests.simulation.virtual_loop import VirtualLoop
 
+FLOOD_MESSAGES = 2000
 HORIZON_S = 300.0
 """By then everything is long over."""
 
@@ -46,6 +47,8 @@ class Settings:
     """Of each client."""
     num_closes: tuple[int, ...] = (0, 0, 0, 1)
     num_floods: tuple[int, ...] = (0,) * 9 + (1,)
+    num_corrupted: tuple[int, ...] = (0,) * 9 + (1,)
+    """Spans of time in which all requests of a client arrive as garbage."""
 
 
 @dataclasses.dataclass
@@ -76,6 +79,9 @@ class Simulation:
         self.is_over = False
         self.has_faults = False
         self.num_drains = 0
+        self.num_floods = 0
+        self.num_connection_faults = 0
+        self.corrupted: str | None = None
         self.loop_errors: list[str] = []
 
     def log(self, text: str) -> None:
@@ -192,6 +198,8 @@ class Simulation:
         at_random_times(draw.choice(settings.num_drains), self._drain)
         at_random_times(draw.choice(settings.num_jumps), self._jump)
         at_random_times(draw.choice(settings.num_closes), self._close_client)
+        if draw.choice(settings.num_corrupted):
+            self._call_later(draw.random() * span_s, self._corrupt)
         if draw.choice(settings.num_floods):
             self._call_later(draw.random() * span_s, self._flood)
 
@@ -203,12 +211,14 @@ class Simulation:
         connections = self._open_connections()
         if connections:
             self.log("a connection is cut")
+            self.num_connection_faults += 1
             self.random.choice(connections).cut()
 
     def _garble(self) -> None:
         connections = self._open_connections()
         if connections:
             self.log("a frame is corrupt")
+            self.num_connection_faults += 1
             frames = [self.random.randbytes(self.random.randrange(0, 40))]
             self.random.choice(connections).send(frames, to_router=self.random.random() < 0.5)
 
@@ -239,8 +249,19 @@ class Simulation:
         client = self.random.choice(self.clients)
         if not client.process.is_dead and not client.is_closed:
             self.log(f"{client.name} floods")
+            self.num_floods += 1
             self.engine.message_s = 0.002
-            client.spawn(client.flood(2000, 0.0015))
+            client.spawn(client.flood(FLOOD_MESSAGES, 0.0015))
+
+    def _corrupt(self) -> None:
+        client = self.random.choice(self.clients)
+        self.log(f"requests of {client.name} arrive as garbage")
+        self.network.corrupts = self.corrupted = client.name
+
+        def end() -> None:
+            self.network.corrupts = None
+
+        self._call_later(3.0, end)
 
     def _drain(self) -> None:
         if self.engine.exit_code is None:
@@ -313,6 +334,7 @@ class Simulation:
 
     def _judge(self) -> None:
         report = self.report
+        self.num_losses = len(self.engines) + self.num_connection_faults
         report.num_lives = len(self.engines)
         report.num_messages = self.network.num_messages
         report.virtual_s = self.loop.time()
@@ -332,6 +354,7 @@ class Simulation:
                 is_closed = isinstance(error, ClientClosed) and client.is_closed
                 assert is_closed or isinstance(error, EngineDied), repr(error)
         limit = 40 * (report.num_requests + num_tokens + 20 * len(self.clients))
+        limit += 3 * FLOOD_MESSAGES * self.num_floods
         limit += int(10 * report.virtual_s * len(self.clients)) + 200 * len(self.engines)
         assert report.num_messages < limit, f"{report.num_messages} messages, at most {limit}"
 
@@ -354,11 +377,21 @@ class Simulation:
                 assert self.has_faults, what
         self.report.largest_gap_s = max(self.report.largest_gap_s, asked.largest_gap_s)
         self.report.num_finished += asked.error is None
+        num_resumptions = asked.num_resumptions
+        num_losses = self.num_losses
+        if self.corrupted == client.name:
+            num_losses += 3 * len(client.asked)
+        assert num_resumptions <= num_losses, f"{asked.name}: sent {num_resumptions} times"
         if asked.error is None:
             return
         self.report.num_errors += 1
         excuse = (
-            (isinstance(asked.error, QueueFull) and self.config.max_queued_requests is not None)
+            (
+                isinstance(asked.error, QueueFull)
+                and self.config.max_queued_requests is not None
+                and not any(asked.tokens)
+            )
+            or (isinstance(asked.error, RequestRejected) and self.corrupted == client.name)
             or (isinstance(asked.error, RequestRejected) and self.num_drains)
             or (isinstance(asked.error, ClientClosed) and client.is_closed)
             or (isinstance(asked.error, EngineDied | EngineUnavailable) and self.has_faults)

@@ -18,6 +18,8 @@ from typing import Any
 
 import zmq as real_zmq
 
+REQUEST_BYTES = 50
+"""No other message of a client is as long."""
 PIPE_MESSAGES = 99
 """What a DEALER with reconnect interval -1 still delivers after its connection has ended."""
 
@@ -42,6 +44,8 @@ class Network:
         self.sockets: dict[int, SimSocket] = {}
         self.latency_s = 0.001
         self.num_messages = 0
+        self.corrupts: str | None = None
+        """The process whose requests arrive as garbage."""
         self._descriptors = itertools.count(10)
         self._identities = itertools.count(1)
 
@@ -83,6 +87,8 @@ class Connection:
 
     def send(self, frames: list[bytes], *, to_router: bool) -> None:
         self.network.num_messages += 1
+        if to_router and self.ends[False].process.name == self.network.corrupts:
+            frames = [b"garbage" if len(frame) >= REQUEST_BYTES else frame for frame in frames]
         self._queues[to_router].append(frames)
         self._later(lambda: self._arrive(to_router))
 
