@@ -56,7 +56,7 @@ class AsyncLLM:
         *,
         client_name: str = "",
         connect_timeout_s: float = 60.0,
-        reconnect_timeout_s: float = 10.0,
+        reconnect_timeout_s: float = 60.0,
         silence_timeout_s: float = 300.0,
         seed: int | None = None,
     ) -> None:

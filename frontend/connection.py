@@ -26,7 +26,7 @@ class ConnectionOptions:
     """Of the engine, for error texts."""
     client_name: str = ""
     connect_timeout_s: float = 60.0
-    reconnect_timeout_s: float = 10.0
+    reconnect_timeout_s: float = 60.0
     silence_timeout_s: float = 300.0
 
 

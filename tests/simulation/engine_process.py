@@ -29,7 +29,7 @@ from tests.simulation.sim_zmq import Network, Process, SimSocket, SimZmq
 ADDRESS = "tcp://simulated:1"
 HEARTBEAT_S = 0.25
 BLOCK_SIZE = 4
-MAX_MODEL_LEN = 96
+MAX_MODEL_LEN = 200
 LONE_GROUP = (KVCacheGroupSpec(),)
 
 

@@ -1,5 +1,6 @@
 """Defects that this engine once had, planted again one by one: the simulation finds each."""
 
+import asyncio
 import contextlib
 from unittest import mock
 
@@ -42,14 +43,17 @@ def refused_requests_are_sent_for_ever():
     return stack
 
 
-def close_cancels_who_waits():
-    """A5."""
-    return mock.patch.object(session_module, "ClientClosed", Cancelled)
+def close_cancels_those_that_wait():
+    """A5: the recovery's cancellation reaches them."""
 
+    async def ready(self):
+        while self._connection is None:
+            if self._recovery is None:
+                first = self.welcome is None
+                self._start_recovery(self._connect(60.0) if first else self._recover())
+            await asyncio.shield(self._recovery)
 
-class Cancelled(BaseException):
-    def __init__(self, _text):
-        super().__init__()
+    return mock.patch.object(EngineSession, "ready", ready)
 
 
 def plans_change_later():
@@ -76,7 +80,7 @@ PLANTS = [
     unread_messages_are_lost,
     again_reaches_the_caller,
     refused_requests_are_sent_for_ever,
-    close_cancels_who_waits,
+    close_cancels_those_that_wait,
     plans_change_later,
     new_requests_do_not_wait_for_the_engine,
 ]

@@ -1,8 +1,5 @@
 """Simulated schedules of faults: exactly one end a request, the model's tokens, nothing left."""
 
-import itertools
-import time
-
 import pytest
 
 from tests.profiles import examples

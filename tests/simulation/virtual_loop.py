@@ -18,7 +18,7 @@ class Deadlock(BaseException):
 
 
 class _Selector(selectors.BaseSelector):
-    """Waiting is a jump of the clock. Descriptors are `SimSocket`s; the loop's own is not polled."""
+    """Waiting is a jump of the clock; nothing is polled."""
 
     def __init__(self, loop: "VirtualLoop") -> None:
         self._loop = loop
