@@ -9,7 +9,7 @@ from typing import Annotated
 import cyclopts
 from cyclopts import App, Parameter
 
-from engine_core.errors import StartupError
+from engine_core.errors import ConfigurationError, ExitCode, StartupError
 from engine_core.options.engine import EngineOptions
 
 app = App(
@@ -29,12 +29,31 @@ _DEFAULTS = EngineOptions()
 
 @app.default
 def serve(options: EngineOptions = _DEFAULTS) -> int:
+    if not options.supervise:
+        return _serve(options)
+    from engine_core.logs import log_to_stderr
+    from engine_core.supervisor import DEFAULT_MAX_RESTARTS, supervise
+
+    log_to_stderr(options.log_level)
+    try:
+        return supervise(
+            lambda: _serve(options),
+            max_restarts=options.max_restarts or DEFAULT_MAX_RESTARTS,
+            drain_timeout_s=options.drain_timeout,
+        )
+    except ConfigurationError as error:
+        return _print_error(str(error), ExitCode.WRONG_OPTIONS)
+
+
+def _serve(options: EngineOptions) -> int:
     from engine_core.daemon import run_daemon
 
     try:
         return run_daemon(options)
+    except ConfigurationError as error:
+        return _print_error(str(error), ExitCode.WRONG_OPTIONS)
     except StartupError as error:
-        return _print_error(str(error))
+        return _print_error(str(error), ExitCode.START_FAILED)
 
 
 @app.command(name="--help-all")
@@ -58,15 +77,17 @@ def _with_config(
 ) -> int:
     if config is not None:
         if not config.is_file():
-            return _print_error(f"--config: there is no file {config}; check the path")
+            return _print_error(
+                f"--config: there is no file {config}; check the path", ExitCode.WRONG_OPTIONS
+            )
         app.config = [cyclopts.config.Toml(config, must_exist=True)]
     result = app(tokens)
     return int(result or 0)
 
 
-def _print_error(text: str) -> int:
+def _print_error(text: str, code: ExitCode) -> int:
     print(f"engine-core: {text}", file=sys.stderr)  # noqa: T201
-    return 1
+    return code
 
 
 def _version() -> str:
@@ -76,11 +97,11 @@ def _version() -> str:
 
 
 def main() -> None:
-    """Entry point. Exit code 0 after a drain, 1 after a fault, 2 for wrong options."""
+    """Entry point. Exit codes: `ExitCode`."""
     try:
         code = app.meta(exit_on_error=False, result_action="return_value")
     except cyclopts.CycloptsError:
-        sys.exit(2)
+        sys.exit(ExitCode.WRONG_OPTIONS)
     sys.exit(int(code or 0))
 
 

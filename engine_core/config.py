@@ -19,7 +19,7 @@ class EngineConfig:
     """Formats of the dense layers' weights, the one with most bytes first: "Q4_1+Q8_0"."""
     kv_cache_dtype: str
     device: str
-    load_format: Literal["auto", "dummy"]
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"]
     batch_invariant: bool
     capture_at_start: bool
     enforce_eager: bool

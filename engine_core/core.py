@@ -10,7 +10,7 @@ import msgspec
 from engine_core.errors import RequestRefused
 from engine_core.executor import InProcessExecutor
 from engine_core.lifecycle import Lifecycle, Stage
-from engine_core.observers import FinishedStep, RequestTimes, StepObserver, StepTimes
+from engine_core.observers import FinishedStep, Progress, RequestTimes, StepObserver, StepTimes
 from engine_core.scheduler import (
     DuplicateRequestId,
     InFlightStep,
@@ -101,7 +101,8 @@ class EngineCore:
         self._clock = clock
         self._started_s = clock()
         self._step_times = StepTimes(self._started_s)
-        self._observers = (RequestTimes(), self._step_times, *observers)
+        self.progress = Progress(self._has_work, self._started_s)
+        self._observers = (RequestTimes(), self._step_times, self.progress, *observers)
         self._launch_fault: Exception | None = None
         """Why the last step in flight could not be launched; reported when it is collected."""
         self._num_faults_in_a_row = 0
@@ -142,6 +143,7 @@ class EngineCore:
                     self._add_request(client, message)
                 case Abort():
                     self._abort(client.request_ids.intersection(message.request_ids))
+                    self._abort_samples(client, message.samples)
                 case Call():
                     self._outbox.post(client, self.answer_call(message))
                 case _:
@@ -187,6 +189,13 @@ class EngineCore:
             self._scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
             for observer in self._observers:
                 observer.on_abort(request_ids, self._clock())
+
+    def _abort_samples(self, client: Client, samples: Sequence[tuple[str, int]]) -> None:
+        for request_id, index in samples:
+            if request_id in client.request_ids:
+                self._scheduler.finish_sample(request_id, index, RequestStatus.FINISHED_ABORTED)
+                for observer in self._observers:
+                    observer.on_abort((request_id,), self._clock(), index)
 
     def _submit(self, plan: SchedulerOutput, now_s: float) -> None:
         """Never fails: a fault is reported when the step is collected."""
@@ -286,7 +295,12 @@ class EngineCore:
         result: AnyResult | None
         match call.call:
             case Ping():
-                result = Pong(uptime_s=self._clock() - self._started_s)
+                now_s = self._clock()
+                result = Pong(
+                    uptime_s=now_s - self._started_s,
+                    step_id=self.progress.step_id,
+                    progress_age_s=now_s - self.progress.at_s,
+                )
             case GetStatistics():
                 result = self.statistics()
             case ResetPrefixCache():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import logging
@@ -9,7 +10,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from engine_core.errors import ExitCode
 from engine_core.lifecycle import Lifecycle
+from engine_core.logs import log_to_stderr
 from engine_core.options.engine import EngineOptions
 from engine_core.server.transport import ZmqTransport
 from engine_core.startup.before_torch import (
@@ -19,6 +22,7 @@ from engine_core.startup.before_torch import (
     open_model,
 )
 from engine_core.startup.phases import StartPhases
+from engine_core.watchdog import Watchdog
 from protocol.outputs import FinishReason
 
 if TYPE_CHECKING:
@@ -32,14 +36,14 @@ def run_daemon(options: EngineOptions) -> int:
     """Serve until asked to stop.
 
     Returns:
-        The exit code: 0 after a drain, 1 after a fault.
+        The exit code: DRAINED or FAULT.
 
     Raises:
         StartupError: the daemon could not start.
     """
     phases = StartPhases()
     options.check()
-    _log_to_stderr(options.log_level)
+    log_to_stderr(options.log_level)
     faulthandler.enable()
     _share_the_cores()
     lifecycle = Lifecycle(
@@ -51,7 +55,8 @@ def run_daemon(options: EngineOptions) -> int:
         with lifecycle.listen(transport):
             phases.enter("serving")
             _announce(config, phases)
-            return _serve(core)
+            with _watched(core, options):
+                return _serve(core)
 
 
 def _start(
@@ -69,17 +74,28 @@ def _start(
     return build_engine(options, opened, transport, lifecycle, phases)
 
 
+def _watched(core: EngineCore, options: EngineOptions) -> contextlib.AbstractContextManager[object]:
+    if not options.watchdog_timeout:
+        return contextlib.nullcontext()
+    return Watchdog(
+        core.progress,
+        timeout_s=options.watchdog_timeout,
+        numbers=lambda: str(core.statistics()),
+        ends_process=options.supervise,
+    )
+
+
 def _serve(core: EngineCore) -> int:
     try:
         core.run()
     except Exception as error:
         logger.exception("the engine failed")
         core.end_all(FinishReason.ERROR, f"the engine failed: {type(error).__name__}: {error}")
-        return 1
+        return ExitCode.FAULT
     finally:
         core.close()
     logger.info("stopped")
-    return 0
+    return ExitCode.DRAINED
 
 
 def _announce(config: EngineConfig, phases: StartPhases) -> None:
@@ -113,13 +129,3 @@ def _share_the_cores() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
-
-
-def _log_to_stderr(level: str) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-        force=True,
-    )

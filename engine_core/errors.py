@@ -1,6 +1,25 @@
-"""What can go wrong in the daemon, as exceptions: EngineError is the base of all."""
+"""What can go wrong in the daemon, as exceptions: EngineError is the base of all;
+and as exit codes."""
+
+import enum
 
 from protocol.errors import ErrorCode
+
+
+class ExitCode(enum.IntEnum):
+    """Why `engine-core` ended. What else ends a process, such as a signal, is a fault too."""
+
+    DRAINED = 0
+    """It was asked to stop."""
+    FAULT = 1
+    """While it served; the log says what."""
+    WRONG_OPTIONS = 2
+    START_FAILED = 3
+    """The model, the memory or the address; the last line says what."""
+    TOO_MANY_RESTARTS = 4
+    """Under --supervise."""
+    NO_PROGRESS = 5
+    """Under --supervise: the watchdog ended an engine that hung."""
 
 
 class EngineError(Exception):

@@ -2,7 +2,8 @@
 trace writer (`engine_core.trace`) is another observer."""
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
@@ -33,8 +34,10 @@ class StepObserver:
     def on_arrival(self, message: EngineRequest, client_index: int, now_s: float) -> None:
         """A request was accepted."""
 
-    def on_abort(self, request_ids: Collection[str], now_s: float) -> None:
-        """Requests were given up by their client."""
+    def on_abort(
+        self, request_ids: Collection[str], now_s: float, index: int | None = None
+    ) -> None:
+        """Requests were given up by their client, or only their sample of this index."""
 
     def on_cache_reset(self, now_s: float) -> None:
         """The prefix cache was emptied on demand."""
@@ -50,6 +53,35 @@ class StepObserver:
 
     def close(self) -> None:
         """The loop is over."""
+
+
+class Progress(StepObserver):
+    """The last progress of the loop: a step of tokens that is over, or nothing to do.
+
+    Args:
+        has_work: whether a request is unfinished.
+    """
+
+    def __init__(self, has_work: Callable[[], bool], started_s: float) -> None:
+        self._has_work = has_work
+        self.last_plans: deque[SchedulerOutput] = deque(maxlen=8)
+        self.num_steps = 0
+        """Changes with each progress."""
+        self.step_id = -1
+        """The last step of tokens that is over; -1 before the first."""
+        self.at_s = started_s
+
+    def on_plan(self, plan: SchedulerOutput, now_s: float) -> None:
+        if plan.total_num_scheduled_tokens:
+            self.last_plans.append(plan)
+
+    def on_step(self, step: FinishedStep) -> None:
+        if step.plan.total_num_scheduled_tokens:
+            self.step_id = step.plan.step_id
+        elif self._has_work():
+            return
+        self.num_steps += 1
+        self.at_s = step.sent_s
 
 
 class StepTimes(StepObserver):

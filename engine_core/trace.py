@@ -66,6 +66,8 @@ class TraceArrival(_Event, frozen=True, kw_only=True, tag="arrive"):
 class TraceAbort(_Event, frozen=True, kw_only=True, tag="abort"):
     at_s: float
     ids: list[str]
+    index: int | None = None
+    """Only this sample of theirs; None: all."""
 
 
 class TraceCacheReset(_Event, frozen=True, kw_only=True, tag="cache_reset"):
@@ -210,8 +212,11 @@ class TraceWriter(StepObserver):
         )
         self._write(event, now_s)
 
-    def on_abort(self, request_ids: Collection[str], now_s: float) -> None:
-        self._write(TraceAbort(at_s=now_s - self._started_s, ids=list(request_ids)), now_s)
+    def on_abort(
+        self, request_ids: Collection[str], now_s: float, index: int | None = None
+    ) -> None:
+        at_s = now_s - self._started_s
+        self._write(TraceAbort(at_s=at_s, ids=list(request_ids), index=index), now_s)
 
     def on_cache_reset(self, now_s: float) -> None:
         self._write(TraceCacheReset(at_s=now_s - self._started_s), now_s)

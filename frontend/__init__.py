@@ -58,7 +58,19 @@ _MODULES = (
 """Each imports only modules before it: a search in this order loads nothing needless."""
 
 
+_OTHERS_OF_VLLM = {
+    "LLMEngine": "LLM, or AsyncLLM for requests that come and go",
+    "EngineArgs": "keyword arguments of LLM",
+    "AsyncLLMEngine": "AsyncLLM; `await AsyncLLM.launch(model, ...)` starts an engine",
+    "AsyncEngineArgs": "keyword arguments of `await AsyncLLM.launch(model, ...)`",
+}
+"""vLLM's names that have no equal here, and what to use."""
+
+
 def __getattr__(name: str) -> object:
+    if name in _OTHERS_OF_VLLM:
+        # an AttributeError's text would be lost in `from frontend import ...`
+        raise ImportError(f"frontend has no {name}; use {_OTHERS_OF_VLLM[name]}")
     for module in _MODULES if name in __all__ else ():
         names = vars(import_module(f"frontend.{module}"))
         if name in names:

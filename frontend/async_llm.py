@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 from frontend.connection import ConnectionOptions
 from frontend.daemon import ChildDaemon
 from frontend.engine_options import daemon_arguments
-from frontend.errors import EngineUnavailable
+from frontend.errors import EngineUnavailable, InvalidInput
 from frontend.event_loop import Clock
 from frontend.input_processor import ChatMessage, InputProcessor, PromptInput, TokensPrompt
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
@@ -48,6 +48,10 @@ class AsyncLLM:
         silence_timeout_s: an engine that sends nothing for longer is considered lost. It sends
             nothing during a step; the end of its process or machine is noticed much sooner.
         seed: of the seeds drawn for requests that have none; default: unpredictable.
+        engine_options: none; `launch` takes them.
+
+    Raises:
+        InvalidInput: an option that is not one of a client.
     """
 
     def __init__(
@@ -59,7 +63,13 @@ class AsyncLLM:
         reconnect_timeout_s: float = 60.0,
         silence_timeout_s: float = 300.0,
         seed: int | None = None,
+        **engine_options: Any,
     ) -> None:
+        if engine_options:
+            raise InvalidInput(
+                f"AsyncLLM() does not take {', '.join(engine_options)}: it joins the engine at "
+                "`address`; to start one use `await AsyncLLM.launch(model, ...)`"
+            )
         self.address = address or default_address()
         self._options = ConnectionOptions(
             address=self.address,
@@ -153,6 +163,7 @@ class AsyncLLM:
             self._input_processor = InputProcessor(
                 welcome.model, tokenizer, seeds=self._random, clock=self._clock
             )
+        session.welcome_frames = ()  # megabytes that are not read again
 
     async def close(self) -> None:
         """Abort what runs, disconnect, and stop an engine that `launch` started."""
@@ -348,9 +359,10 @@ class AsyncLLM:
         reset = await self._call(calls.ResetPrefixCache(), calls.PrefixCacheReset)
         return reset.num_blocks_evicted
 
-    async def ping(self) -> float:
-        """A round trip through the engine's loop. Returns its uptime in seconds."""
-        return (await self._call(calls.Ping(), calls.Pong)).uptime_s
+    async def ping(self) -> calls.Pong:
+        """A round trip through the engine's loop, which answers between two steps: its uptime, its
+        last step and how long ago that was. An engine that hangs does not answer."""
+        return await self._call(calls.Ping(), calls.Pong)
 
     async def drain(self) -> int:
         """Make the engine finish what it has and exit. Returns how many requests are left."""

@@ -7,11 +7,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.exceptions import SecurityError
@@ -43,6 +44,7 @@ def render_chat(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    special_tokens: Mapping[str, str] | None = None,
     **variables: Any,
 ) -> str:
     """The prompt text of a conversation.
@@ -55,10 +57,12 @@ def render_chat(
         add_generation_prompt: end with the header that makes the model answer.
         continue_final_message: leave the last message open so that the model continues it.
         tools: JSON schemas of functions that the template may offer to the model.
+        special_tokens: variables such as bos_token.
         variables: whatever else the template reads.
 
     Raises:
-        ChatTemplateError: wrong messages or tools, or a template that fails or breaks out.
+        ChatTemplateError: wrong messages or tools, variables or tools that the template does not
+            read, or a template that fails or breaks out.
     """
     if continue_final_message and add_generation_prompt:
         raise ChatTemplateError(
@@ -66,6 +70,7 @@ def render_chat(
             "add_generation_prompt=False to continue the final message"
         )
     compiled = _compile(template)
+    _refuse_unread(template, {**variables, "tools": tools} if tools else variables)
     chat = _checked_messages(messages)
     if not _takes_parts(template):
         chat = [_with_joined_parts(index, message) for index, message in enumerate(chat)]
@@ -75,9 +80,19 @@ def render_chat(
         messages=chat,
         tools=_checked_tools(tools),
         add_generation_prompt=add_generation_prompt,
-        **{"documents": None, **_plain(variables)},
+        **{"documents": None, **(special_tokens or {}), **_plain(variables)},
     )
     return _cut_at_mark(rendered, final_text) if continue_final_message else rendered
+
+
+def _refuse_unread(template: str, variables: Mapping[str, Any]) -> None:
+    """What the template does not read would be dropped without a word."""
+    unread = sorted(variables.keys() - _variables_of(template))
+    if unread:
+        raise ChatTemplateError(
+            f"the chat template does not use {', '.join(unread)}: the model would not see it; omit "
+            "it, or pass a template that uses it as chat_template"
+        )
 
 
 def _checked_messages(messages: object) -> list[dict[str, Any]]:
@@ -155,6 +170,23 @@ def _compile(template: str) -> jinja2.Template:
     safe replacements of `dict` and `namespace`."""
     if not isinstance(template, str):
         raise _wrong_type("chat_template", template, "Jinja2 source")
+    try:
+        return _environment().from_string(template)
+    except jinja2.TemplateSyntaxError as error:
+        raise ChatTemplateError(
+            f"the chat template does not parse, line {error.lineno}: {error.message}; "
+            "pass another one as chat_template"
+        ) from error
+
+
+@lru_cache(maxsize=32)
+def _variables_of(template: str) -> set[str]:
+    """Names that the template reads and does not set itself."""
+    return jinja2.meta.find_undeclared_variables(_environment().parse(template))
+
+
+@cache
+def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
     )
@@ -163,13 +195,7 @@ def _compile(template: str) -> jinja2.Template:
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     environment.globals["dict"] = _TemplateDict()
     environment.globals["namespace"] = _TemplateNamespace
-    try:
-        return environment.from_string(template)
-    except jinja2.TemplateSyntaxError as error:
-        raise ChatTemplateError(
-            f"the chat template does not parse, line {error.lineno}: {error.message}; "
-            "pass another one as chat_template"
-        ) from error
+    return environment
 
 
 def _render(compiled: jinja2.Template, **variables: Any) -> str:

@@ -254,15 +254,25 @@ class StopStringMatcher:
         self._open = ""
         """The end of the text so far that could be the beginning of a stop string."""
 
-    def append(self, text: str) -> tuple[str, str | None]:
+    def append(self, text: str, *, may_stop: bool = True) -> tuple[str, str | None]:
         """The text that may be shown now, and the stop string that was found, if one was: then the
-        text is the last of the stream."""
+        text is the last of the stream.
+
+        Args:
+            may_stop: whether a stop string counts that this text completes.
+        """
         if not self._stop or not text:
             return text, None
-        num_shown = len(self._open) if self._include_in_output else 0
+        num_open = len(self._open)
+        num_shown = num_open if self._include_in_output else 0
         joined = self._open + text
-        found = [(start, stop) for stop in self._stop if (start := joined.find(stop)) >= 0]
-        if found:
+        # one that the open text holds whole was complete before, when it did not count
+        found = [
+            (start, stop)
+            for stop in self._stop
+            if (start := joined.find(stop, max(0, num_open - len(stop) + 1))) >= 0
+        ]
+        if found and may_stop:
             start, stop = min(found, key=lambda match: (match[0] + len(match[1]), match[0]))
             self._open = ""
             end = start + len(stop) if self._include_in_output else start

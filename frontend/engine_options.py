@@ -2,11 +2,14 @@
 own name; the daemon refuses what it does not know. Here are only vLLM's other names, and vLLM's
 options that this engine does not have."""
 
+import logging
 from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
 from frontend.errors import InvalidInput
+
+logger = logging.getLogger(__name__)
 
 _OTHER_NAMES = {
     "kv_cache_memory_bytes": "kv_cache_memory",
@@ -17,14 +20,13 @@ _OTHER_NAMES = {
 """vLLM's names for the same thing."""
 _DTYPES = {"half": "float16", "float": "float32"}
 _CACHE_DTYPES = {"fp8_e4m3": "fp8"}
+_QUANTIZATIONS = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "config_format": ("auto", "hf"),
     "convert": ("auto", "none"),
     "data_parallel_size": (1,),
-    "distributed_executor_backend": (None, "uni"),
     "enable_chunked_prefill": (None, True),
-    "load_format": ("auto", "safetensors"),
     "pipeline_parallel_size": (1,),
     "runner": ("auto", "generate"),
     "swap_space": (0, 4),
@@ -33,23 +35,36 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 """vLLM's options that this engine does not have, with the values that ask for nothing."""
 _NEUTRAL_IF_EMPTY = frozenset({
-    "allowed_local_media_path", "async_scheduling", "compilation_config", "cpu_offload_gb",
+    "allowed_local_media_path", "cpu_offload_gb",
     "download_dir", "enable_expert_parallel", "enable_lora", "generation_config", "hf_overrides",
     "hf_token", "limit_mm_per_prompt", "logits_processors", "mm_processor_kwargs",
     "override_generation_config", "revision", "rope_scaling", "rope_theta", "skip_tokenizer_init",
-    "speculative_config", "structured_outputs_config", "tokenizer_mode", "tokenizer_revision",
-    "trust_remote_code",
+    "speculative_config", "structured_outputs_config", "tokenizer_revision",
 })  # fmt: skip
 """The same, where None, False, 0, "auto" and empty values ask for nothing."""
 _IGNORED = ("disable_custom_all_reduce", "disable_log_requests", "disable_log_stats")
 """The same, where every value asks for nothing."""
+_CHANGE_NO_RESULT = {
+    "async_scheduling": "the engine decides",
+    "compilation_config": "the engine decides; see enforce_eager",
+    "disable_async_output_proc": "outputs are always processed in the client",
+    "distributed_executor_backend": "the engine runs in one process",
+    "max_parallel_loading_workers": "the engine decides",
+    "max_seq_len_to_capture": "graphs have no length; see enforce_eager",
+    "num_scheduler_steps": "every step is scheduled",
+    "tokenizer_mode": "there is one tokenizer, the fast one",
+    "trust_remote_code": "only code that is part of this release runs",
+    "use_v2_block_manager": "there is one block manager",
+}
+"""The same, where any value gives the same answers: taken, and said once."""
+_NOT_FROM_HERE = {("load_format", "dummy"), ("tokenizer_mode", "mistral")}
 _ADVICE = {
+    "load_format": "start engine-core --load-format dummy --model-config FILE and connect to it",
     "tensor_parallel_size": "use 1",
     "pipeline_parallel_size": "use 1",
     "data_parallel_size": "use 1",
-    "load_format": "start engine-core --load-format dummy --model-config FILE and connect to it",
     "enable_chunked_prefill": "long prompts are always chunked; see max_chunk_size",
-    "trust_remote_code": "only code that is part of this release runs; use False",
+    "tokenizer_mode": "the model's own tokenizer is read; use 'auto'",
     "revision": "download the revision and give its folder as the model",
     "swap_space": "use host_cache_memory, in bytes or as a text such as '4GiB'",
 }
@@ -62,11 +77,16 @@ def daemon_arguments(model: str, options: Mapping[str, Any]) -> list[str]:
         InvalidInput: a value that this engine does not support, or that is not a text or number.
     """
     arguments = ["--model", str(model)]
+    without_effect: list[str] = []
     for name, value in _canonical(options).items():
         flag = name.replace("_", "-")
         if name in _IGNORED or _is_neutral(name, value):
             continue
-        if name in _NEUTRAL or name in _NEUTRAL_IF_EMPTY:
+        is_refused = (name, str(value)) in _NOT_FROM_HERE
+        if name in _CHANGE_NO_RESULT and not is_refused:
+            without_effect.append(f"{name}={value!r} ({_CHANGE_NO_RESULT[name]})")
+            continue
+        if name in _NEUTRAL or name in _NEUTRAL_IF_EMPTY or is_refused:
             advice = _ADVICE.get(name, "omit it")
             raise InvalidInput(f"this engine does not support {name}={value!r}; {advice}")
         if name == "tenant_weights":
@@ -76,6 +96,8 @@ def daemon_arguments(model: str, options: Mapping[str, Any]) -> list[str]:
             arguments.append(f"--{flag}" if value else f"--no-{flag}")
         elif value is not None:
             arguments.append(f"--{flag}={_as_text(name, value)}")
+    if without_effect:
+        logger.warning("options that change no answer here: %s", ", ".join(without_effect))
     return arguments
 
 
@@ -91,8 +113,9 @@ def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_neutral(name: str, value: object) -> bool:
-    is_empty = not value or value == "auto"
-    return is_empty if name in _NEUTRAL_IF_EMPTY else value in _NEUTRAL.get(name, ())
+    if name in _NEUTRAL_IF_EMPTY or name in _CHANGE_NO_RESULT:
+        return not value or value == "auto"
+    return value in _NEUTRAL.get(name, ())
 
 
 def _as_text(name: str, value: object) -> str:
@@ -100,6 +123,8 @@ def _as_text(name: str, value: object) -> str:
     if name == "dtype":
         text = text.removeprefix("torch.")  # str(torch.float32)
         return _DTYPES.get(text, text)
+    if name == "quantization":
+        return _QUANTIZATIONS.get(text, text)
     if name == "kv_cache_dtype":
         return _CACHE_DTYPES.get(text, text)
     if not isinstance(value, str | int | float | PathLike):

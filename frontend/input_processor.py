@@ -60,7 +60,9 @@ class InputProcessor:
         self.optional_tokenizer = tokenizer
         self._seeds = seeds
         self._clock = clock
-        self._limits = ModelLimits(model.max_model_len, model.vocab_size, model.max_logprobs)
+        self._limits = ModelLimits(
+            model.max_model_len, model.vocab_size, model.max_logprobs, model.max_num_seqs
+        )
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -113,7 +115,10 @@ class InputProcessor:
         if params.truncate_prompt_tokens is not None:
             kept = params.truncate_prompt_tokens
             token_ids = token_ids[-(self.model.max_model_len - 1 if kept == -1 else kept) :]
+        num_sequences = params.n if beam_search is None else beam_search.beam_width
         with as_invalid_input():
+            count_name = "n" if beam_search is None else "beam_width"
+            self._limits.check_sequences(num_sequences, beam_search, count_name)
             self._limits.check_prompt(token_ids, name)
             seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
             wire_params = params.to_wire(len(token_ids), self.model.max_model_len, seed=seed)
@@ -122,7 +127,7 @@ class InputProcessor:
             request_id=request_id,
             prompt_token_ids=token_ids,
             sampling_params=wire_params,
-            num_sequences=params.n if beam_search is None else beam_search.beam_width,
+            num_sequences=num_sequences,
             beam_search=beam_search,
             priority=priority,
             tenant=tenant,
@@ -139,8 +144,8 @@ class InputProcessor:
         )
 
     def chat_prompt(self, messages: Sequence[ChatMessage], **template_options: Any) -> TokensPrompt:
-        """A conversation as text and tokens. Options: see `Tokenizer.apply_chat_template`."""
-        text = self.tokenizer.apply_chat_template(messages, **template_options)
+        """A conversation as text and tokens. Options: see `Tokenizer.chat_text`."""
+        text = self.tokenizer.chat_text(messages, **template_options)
         # The template writes the special tokens itself.
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
         return {"prompt": text, "prompt_token_ids": token_ids}

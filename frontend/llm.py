@@ -2,9 +2,10 @@
 event loop in a thread of its own."""
 
 import contextlib
+import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from frontend.async_llm import AsyncLLM
 from frontend.errors import ClientClosed, InvalidInput, RequestRejected
@@ -18,7 +19,12 @@ from protocol.calls import EngineStatistics
 from protocol.explanations import RequestInfo
 from protocol.outputs import ModelInfo
 
+logger = logging.getLogger(__name__)
+
 Params = SamplingParams | BeamSearchParams
+
+_POOLING_CALLS = frozenset({"classify", "embed", "encode", "reward", "score"})
+"""vLLM's, for models that do not generate."""
 
 
 class LLM:
@@ -209,6 +215,16 @@ class LLM:
         tokenizer = self._client.input_processor.optional_tokenizer
         return [beam_search_output(output, tokenizer) for output in outputs]
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            if name in _POOLING_CALLS:
+                raise AttributeError(
+                    f"LLM has no {name}: this engine generates text only; use an engine for "
+                    "embedding and scoring models, or SamplingParams(logprobs=...) for scores"
+                )
+            raise AttributeError(f"LLM has no attribute {name!r}")
+
     def request_info(self, request_id: str) -> RequestInfo:
         """A request's state and its reasons, by the engine's id (`metrics.engine_request_id`)."""
         return self._thread.run_and_wait(self._open_client().request_info(request_id))
@@ -259,7 +275,9 @@ class LLM:
             try:
                 for request in requests:
                     client.session.submit(request)
-                return [await _final_output(request) for request in requests]
+                outputs = [await _final_output(request) for request in requests]
+                _warn_of_errors(outputs)
+                return outputs
             finally:
                 for request in requests:
                     client.session.release(request)
@@ -297,6 +315,23 @@ async def _final_output(request: RequestState) -> RequestOutput:
         return await request.next_output()
     except RequestRejected as rejection:
         return request.failed_output(str(rejection))
+
+
+def _warn_of_errors(outputs: Sequence[RequestOutput]) -> None:
+    """One line, however many: their text is empty or cut, and a caller may not look at reasons."""
+    failed = [
+        completion
+        for output in outputs
+        for completion in output.outputs
+        if completion.finish_reason == "error"
+    ]
+    if failed:
+        logger.warning(
+            "%d of %d completions ended with finish_reason 'error'; the first: %s",
+            len(failed),
+            sum(len(output.outputs) for output in outputs),
+            failed[0].detail,
+        )
 
 
 def _check_one_per_prompt(name: str, values: object, num_prompts: int) -> None:

@@ -323,15 +323,22 @@ class OutputProcessor:
         part = self._in_flight.pop(wire_id, None)
         return None if part is None else part.request
 
-    def process_outputs(self, outputs: EngineCoreOutputs) -> list[str]:
-        """Give each output to its sequence. Returns the wire ids to abort: those whose sequences
-        have all found a stop string while the engine continues. Outputs of forgotten wire ids are
-        dropped: they were sent before a request's abort arrived."""
+    def process_outputs(
+        self, outputs: EngineCoreOutputs
+    ) -> tuple[list[str], list[tuple[str, int]]]:
+        """Give each output to its sequence. Outputs of forgotten wire ids are dropped: they were
+        sent before a request's abort arrived.
+
+        Returns:
+            What the engine continues after a stop string: wire ids none of whose sequences goes on,
+            and (wire id, index) of single sequences of others.
+        """
         now_s = self._clock.now()
         stopped: dict[str, None] = {}
+        samples: list[tuple[str, int]] = []
         ends: dict[str, EngineCoreOutput] = {}
         if outputs.decoded is not None:
-            self._process_columns(outputs.decoded, now_s, stopped)
+            self._process_columns(outputs.decoded, now_s, stopped, samples)
         for output in outputs.other_outputs:
             part = self._in_flight.get(output.request_id)
             if part is None:
@@ -340,6 +347,8 @@ class OutputProcessor:
                 ends[output.request_id] = output
             try:
                 must_abort = part.request.append_output(part.start + output.index, output, now_s)
+                if must_abort:
+                    samples.append((output.request_id, output.index))
                 if (must_abort or output.finished) and part.finished:
                     stopped[output.request_id] = None
             except Exception as error:
@@ -351,10 +360,14 @@ class OutputProcessor:
                 part.request.end_sequences(part.start, part.stop, ends.get(wire_id))
         for wire_id in stopped:
             self._in_flight.pop(wire_id, None)
-        return list(stopped)
+        return list(stopped), [sample for sample in samples if sample[0] in self._in_flight]
 
     def _process_columns(
-        self, columns: DecodedTokens, now_s: float, stopped: dict[str, None]
+        self,
+        columns: DecodedTokens,
+        now_s: float,
+        stopped: dict[str, None],
+        samples: list[tuple[str, int]],
     ) -> None:
         """One token for each of many sequences, without an object for each."""
         in_flight = self._in_flight
@@ -364,10 +377,12 @@ class OutputProcessor:
             part = in_flight.get(wire_id)
             if part is None:
                 continue
-            index = part.start if indexes is None else part.start + indexes[position]
+            index = 0 if indexes is None else indexes[position]
             try:
-                if part.request.append_token(index, token_ids[position], now_s) and part.finished:
-                    stopped[wire_id] = None
+                if part.request.append_token(part.start + index, token_ids[position], now_s):
+                    samples.append((wire_id, index))
+                    if part.finished:
+                        stopped[wire_id] = None
             except Exception as error:
                 self._fail(wire_id, part, error, stopped)
 

@@ -20,6 +20,9 @@ _REALS = frozenset({
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 })  # fmt: skip
 _RECOMMENDABLE = _REALS | {"top_k", "max_tokens", "min_tokens"}
+FIRST_ANSWER_SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
+"""At the terminal, for a model that recommends nothing: llama.cpp's defaults, and nearly Ollama's.
+Python has vLLM's, which draw from the whole distribution."""
 _SAME_IN_ENGINE = _REALS | {"ignore_eos", "logprobs"}
 
 
@@ -235,6 +238,24 @@ class BeamSearchParams:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
+
+
+class StructuredOutputsParams:
+    """vLLM's; there so that a script can import it.
+
+    Raises:
+        InvalidInput: always.
+    """
+
+    def __init__(self, *_values: object, **_named_values: object) -> None:
+        raise InvalidInput(
+            f"this engine does not support {type(self).__name__}; use logit_bias or "
+            "allowed_token_ids, or check the answer and ask again"
+        )
+
+
+class GuidedDecodingParams(StructuredOutputsParams):
+    """vLLM's older name."""
 
 
 def _with_whole_keys(logit_bias: Mapping[Any, float] | None) -> dict[int, float]:

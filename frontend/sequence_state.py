@@ -143,10 +143,11 @@ class SequenceState:
         return None
 
     def _append_text(self, text: str) -> str | None:
-        if self._matcher is None or len(self.token_ids) <= self._min_tokens:
+        if self._matcher is None:
             self._emit(text)
             return None
-        shown, stop_string = self._matcher.append(text)
+        may_stop = len(self.token_ids) > self._min_tokens
+        shown, stop_string = self._matcher.append(text, may_stop=may_stop)
         self._emit(shown)
         return stop_string
 

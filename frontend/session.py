@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, assert_never
 
 from frontend.connection import Connection, ConnectionOptions
@@ -150,15 +150,15 @@ class EngineSession:
         for message in self.requests.wire_requests(request):
             self._connection.send(message)
 
-    def _send_abort(self, wire_ids: list[str]) -> None:
-        if wire_ids and self._connection is not None:
-            self._connection.send(Abort(request_ids=tuple(wire_ids)))
+    def _send_abort(self, wire_ids: list[str], samples: Sequence[tuple[str, int]] = ()) -> None:
+        if (wire_ids or samples) and self._connection is not None:
+            self._connection.send(Abort(request_ids=tuple(wire_ids), samples=tuple(samples)))
 
     def _on_message(self, message: EngineMessage) -> None:
         match message:
             case EngineCoreOutputs():
                 self._num_losses = 0
-                self._send_abort(self.requests.process_outputs(message))
+                self._send_abort(*self.requests.process_outputs(message))
             case Rejected():
                 request = self.requests.pop_rejected(message.request_id)
                 if request is not None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 import json
 import re
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
@@ -36,15 +38,21 @@ class Tokenizer:
 
     @classmethod
     def from_welcome(cls, info: TokenizerInfo, tokenizer_json: bytes | memoryview) -> Tokenizer:
-        """The tokenizer that WELCOME describes; `tokenizer_json` is its binary frame.
+        """The tokenizer that WELCOME describes; `tokenizer_json` is its binary frame. Clients of
+        one process share equal ones: parsing takes time and megabytes.
 
         Raises:
             ValueError: the document is not one that the installed `tokenizers` can read.
         """
+        special = tuple(sorted(info.special_tokens.items()))
+        key = (hashlib.sha256(tokenizer_json).digest(), info.chat_template, special)
+        if (known := _in_use.get(key)) is not None:
+            return known
         import tokenizers
 
         try:
-            return cls(tokenizers.Tokenizer.from_buffer(bytes(tokenizer_json)), info)
+            made = cls(tokenizers.Tokenizer.from_buffer(bytes(tokenizer_json)), info)
+            return _in_use.setdefault(key, made)
         except Exception as error:  # the Rust side raises bare Exception for a bad document
             raise ValueError(
                 f"the engine sent a tokenizer that tokenizers {tokenizers.__version__} cannot read "
@@ -103,6 +111,25 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tokenize: bool = False,
+        **options: Any,
+    ) -> str | list[int]:
+        """The prompt of a conversation, as text (encode it with `add_special_tokens=False`) or,
+        with `tokenize`, as token ids.
+
+        Args:
+            options: see `chat_text`.
+
+        Raises:
+            ChatTemplateError: see `chat_text`.
+        """
+        text = self.chat_text(messages, **options)
+        return self.encode(text, add_special_tokens=False) if tokenize else text
+
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
         chat_template: str | None = None,
         **options: Any,
     ) -> str:
@@ -113,8 +140,8 @@ class Tokenizer:
             options: see `chat_template.render_chat`; others are variables of the template.
 
         Raises:
-            ChatTemplateError: no template, messages that the template does not accept, or a
-                template that fails.
+            ChatTemplateError: no template, messages or options that the template does not take, or
+                a template that fails.
         """
         template = self.chat_template if chat_template is None else chat_template
         if template is None:
@@ -124,7 +151,11 @@ class Tokenizer:
             )
         from frontend.chat_template import render_chat
 
-        return render_chat(template, messages, **{**self.special_tokens, **options})
+        return render_chat(template, messages, special_tokens=self.special_tokens, **options)
+
+
+_in_use: weakref.WeakValueDictionary[object, Tokenizer] = weakref.WeakValueDictionary()
+"""By digest of the document, template and special tokens."""
 
 
 class Joining(enum.Enum):

@@ -36,6 +36,10 @@ AnyCall = Ping | GetStatistics | ResetPrefixCache | Drain | GetRequestInfo | Lis
 
 class Pong(Message, frozen=True, tag=1):
     uptime_s: float
+    step_id: int
+    """The last step that is over; -1 before the first."""
+    progress_age_s: float
+    """Seconds since a step was over or there was nothing to do."""
 
 
 class EngineStatistics(Message, frozen=True, tag=2):

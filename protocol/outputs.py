@@ -119,6 +119,8 @@ class ModelInfo(Message, frozen=True):
     eos_token_ids: tuple[int, ...]
     max_logprobs: int
     """Largest `logprobs` that a request may ask for; -1 means no limit."""
+    max_num_seqs: int
+    """Most sequences of a request."""
     default_sampling: dict[str, float] = {}
     """Recommended by the model's authors (temperature, top_k, top_p ...)."""
     tokenizer: TokenizerInfo | None = None

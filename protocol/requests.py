@@ -68,9 +68,13 @@ class EngineRequest(Message, frozen=True, tag=2):
 
 
 class Abort(Message, frozen=True, tag=3):
-    """Stop these requests of this client. Unknown and finished ids are ignored."""
+    """Stop these requests of this client, and single samples of others. Unknown and finished ones
+    are ignored."""
 
     request_ids: tuple[str, ...]
+    samples: tuple[tuple[str, int], ...] = ()
+    """(request id, index) each; the request's other samples continue. Beams depend on each other:
+    theirs are ignored."""
 
 
 class Call(Message, frozen=True, tag=4):
@@ -99,6 +103,26 @@ class ModelLimits:
     vocab_size: int
     max_logprobs: int
     """-1 means no limit."""
+    max_num_seqs: int
+    """Most sequences of a request: all of them run at once."""
+
+    def check_sequences(
+        self,
+        num_sequences: int,
+        beam_search: BeamSearchParams | None,
+        name: str = "num_sequences",
+    ) -> None:
+        if not 1 <= num_sequences <= self.max_num_seqs:
+            raise InvalidParameter(
+                f"{name} is {num_sequences}, it must be from 1 to max_num_seqs "
+                f"{self.max_num_seqs}; ask for fewer or start the engine with a larger "
+                "--max-num-seqs"
+            )
+        if beam_search is not None and 2 * beam_search.beam_width > self.vocab_size:
+            raise InvalidParameter(
+                f"beam_width is {beam_search.beam_width}, the limit is half the vocabulary, "
+                f"{self.vocab_size // 2}; lower it"
+            )
 
     def check_prompt(self, token_ids: Sequence[int], name: str = "prompt") -> None:
         if not token_ids:

@@ -46,8 +46,9 @@ def demonstrate(model: str) -> int:
     with tempfile.TemporaryDirectory(prefix="engine-core-demo-") as folder:
         address = f"ipc://{Path(folder) / 'engine.sock'}"
         command = [sys.executable, "-m", "engine_core.cli", "--model", model, "--bind", address]
+        command += ["--exit-on-stdin-eof"]  # it ends with this program, however that ends
         print(f"$ engine-core --model {model} --bind {address}", flush=True)
-        daemon = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        daemon = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             assert daemon.stdout is not None
             line = daemon.stdout.readline()

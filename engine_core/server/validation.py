@@ -19,8 +19,6 @@ _SEQUENCE_NAME = re.compile(r"#\d+\Z", re.ASCII)
 class RequestValidator(ModelLimits):
     """What a request is measured against. Counts are in tokens, but for `max_num_seqs`."""
 
-    max_num_seqs: int
-    """Most sequences of a request: all of them run at once."""
     scheduling_policy: Literal["fcfs", "priority", "fair"]
 
     def check(self, request: EngineRequest) -> None:
@@ -36,8 +34,8 @@ class RequestValidator(ModelLimits):
             )
         _check_features(request)
         self._check_policy_fields(request)
-        self._check_sequences(request)
         try:
+            self.check_sequences(request.num_sequences, request.beam_search)
             self.check_prompt(request.prompt_token_ids)
             self.check_token_ids("output_token_ids", request.output_token_ids)
             self.check_sampling(request.sampling_params)
@@ -45,6 +43,7 @@ class RequestValidator(ModelLimits):
             _refuse(str(error), ErrorCode.PROMPT_TOO_LONG)
         except InvalidParameter as error:
             _refuse(str(error))
+        self._check_sequences(request)
         num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
         if num_tokens >= self.max_model_len:
             _refuse(
@@ -71,11 +70,6 @@ class RequestValidator(ModelLimits):
 
     def _check_sequences(self, request: EngineRequest) -> None:
         num_sequences = request.num_sequences
-        if not 1 <= num_sequences <= self.max_num_seqs:
-            _refuse(
-                f"num_sequences is {num_sequences}, it must be from 1 to max_num_seqs "
-                f"{self.max_num_seqs}; ask for fewer or raise --max-num-seqs"
-            )
         if request.beam_search is not None:
             self._check_beam_search(request, request.beam_search)
         elif num_sequences > 1 and request.output_token_ids:
@@ -89,11 +83,6 @@ class RequestValidator(ModelLimits):
             _refuse(
                 f"num_sequences is {request.num_sequences}, beam_width is {beams.beam_width}; "
                 "they must be equal"
-            )
-        if 2 * beams.beam_width > self.vocab_size:
-            _refuse(
-                f"beam_width is {beams.beam_width}, the limit is half the vocabulary, "
-                f"{self.vocab_size // 2}; lower it"
             )
         params = request.sampling_params
         if params.temperature != 0.0:

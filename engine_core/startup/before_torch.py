@@ -127,9 +127,30 @@ def open_model(options: EngineOptions) -> OpenModel:
         else:
             assert options.model is not None, "EngineOptions.check was not called"
             files = open_model_files(options.model, tokenizer=options.tokenizer, report=logger.info)
+            _check_formats(options, files)
         tokenizer = files.tokenizer()
     except ModelFilesError as error:
         raise StartupError(str(error)) from error
     if tokenizer is None:
         logger.warning("the model has no tokenizer: clients must send token ids")
     return OpenModel(files, tokenizer)
+
+
+def _check_formats(options: EngineOptions, files: "ModelFiles") -> None:
+    """Refuse files of another kind than the options name."""
+    is_folder = files.path.is_dir()
+    kind = "safetensors" if is_folder else "gguf"
+    if options.load_format not in ("auto", kind):
+        raise StartupError(
+            f"--load-format {options.load_format}: the weights of {files.path} are {kind}; use "
+            "auto, or name another model"
+        )
+    named = options.quantization
+    if named not in ("awq", "gptq", "gguf"):
+        return
+    methods = {"gguf"} if not is_folder else {t.partition("-")[0] for t in files.quantised_types}
+    if named not in {method.removesuffix("_v2") for method in methods}:
+        raise StartupError(
+            f"--quantization {named}: the weights of {files.path} are "
+            f"{' and '.join(sorted(methods)) or 'not quantised'}; use auto, or name another model"
+        )

@@ -182,6 +182,7 @@ def _handshake(opened: OpenModel, config: EngineConfig, vocab_size: int) -> Hand
         block_size=config.block_size,
         eos_token_ids=files.eos_token_ids,
         max_logprobs=config.max_logprobs,
+        max_num_seqs=config.scheduler.max_num_seqs,
         default_sampling=recommended_sampling(files.generation_config),
     )
     return Handshake(model, opened.tokenizer, heartbeat_s=HEARTBEAT_S)

@@ -82,7 +82,7 @@ def float_weights_of(quantization: QuantizationName) -> FloatWeights:
 
 def keeps_blocks(quantization: QuantizationName, dtype: DtypeName) -> bool:
     """Whether quantised blocks of a file stay what they are, where the backend can run them."""
-    return quantization == "auto" and dtype == "auto"
+    return quantization not in ("none", "int8", "int4") and dtype == "auto"
 
 
 def choose_cache_dtype(

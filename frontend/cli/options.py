@@ -96,7 +96,8 @@ class CompletionOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """How to choose tokens. Default: what the model's authors recommend."""
+    """How to choose tokens. Default: what the model's authors recommend, else temperature 0.8,
+    top_k 40, top_p 0.95."""
 
     max_tokens: int | None = None
     """Most tokens to generate; default: up to the model's length."""
@@ -131,9 +132,9 @@ class SamplingOptions:
         Raises:
             UsageError: values outside their limits, or that contradict each other.
         """
-        from frontend.sampling_params import SamplingParams
+        from frontend.sampling_params import FIRST_ANSWER_SAMPLING, SamplingParams
 
-        recommended = SamplingParams.from_defaults(model.default_sampling)
+        recommended = SamplingParams.from_defaults(model.default_sampling or FIRST_ANSWER_SAMPLING)
         typed = {name: value for name, value in vars(self).items() if value is not None}
         typed = {"max_tokens": None, **typed, **more, "output_kind": output_kind}
         try:

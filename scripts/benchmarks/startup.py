@@ -84,6 +84,7 @@ def measure_daemon(model: str, options: Sequence[str]) -> Figures:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "engine_core.cli", "--model", model, *options]
         command += ["--bind", f"ipc://{folder}/engine.sock", "--log-level", "error"]
+        command += ["--exit-on-stdin-eof"]
         log = Path(folder) / "log"
         with EngineProcess(command, plain_environment(), log, answers=True) as daemon:
             ready = daemon.ready_answer(_STARTUP_TIMEOUT_S)

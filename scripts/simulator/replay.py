@@ -135,8 +135,11 @@ class Replay:
                     except (SchedulerError, ValueError) as error:
                         what = f"arrivals ({event.id})"
                         raise Difference(step_id, what, ["accepted"], [str(error)]) from None
-                case TraceAbort():
+                case TraceAbort(index=None):
                     self._scheduler.finish_requests(event.ids, RequestStatus.FINISHED_ABORTED)
+                case TraceAbort(index=int(index)):
+                    for name in event.ids:
+                        self._scheduler.finish_sample(name, index, RequestStatus.FINISHED_ABORTED)
                 case TraceCacheReset():
                     self._scheduler.reset_prefix_cache()
 

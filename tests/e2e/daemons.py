@@ -12,18 +12,20 @@ from pathlib import Path
 
 
 class Daemon:
-    """A running `engine-core`; `ready` is its line on stdout, `log()` its stderr so far."""
+    """A running `engine-core`; `ready` is its line on stdout, `log()` its stderr so far. It ends
+    with this process, however that ends."""
 
     def __init__(self, model, *options, bind=None, program=("-m", "engine_core.cli")):
         self._folder = tempfile.TemporaryDirectory(prefix="ec-")
         bind = bind or f"ipc://{self._folder.name}/engine.sock"
-        command = [sys.executable, *map(str, program), "--bind", bind]
+        command = [sys.executable, *map(str, program), "--bind", bind, "--exit-on-stdin-eof"]
         command += [] if model is None else ["--model", str(model)]
         command += map(str, options)
         self._log = Path(self._folder.name) / "log"
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
                 command,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -48,6 +50,7 @@ class Daemon:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+        self.process.stdin.close()
         self._folder.cleanup()
 
 

@@ -23,12 +23,9 @@ NATIVE_WEIGHTS = "Q4_1+Q8_0"
 
 @pytest.fixture(scope="module", autouse=True)
 def native_kernels():
-    from kernels.cpu.library import NativeLibraryUnavailable, load_library
+    from tests.native_kernels import native_library_or_skip
 
-    try:
-        load_library()
-    except NativeLibraryUnavailable as error:
-        pytest.skip(str(error))
+    native_library_or_skip()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,9 @@
 """The daemon as an operator sees it: ready line, signals, exit codes, refusals to start."""
 
+import contextlib
 import json
+import os
+import select
 import signal
 import subprocess
 import sys
@@ -10,6 +13,7 @@ import pytest
 from daemons import run_to_exit, running_daemon
 from raw_client import RawClient
 
+from engine_core.errors import ExitCode
 from protocol.calls import Drain, Ping, ResetPrefixCache
 from protocol.errors import ErrorCode
 from protocol.outputs import FinishReason, Heartbeat
@@ -145,10 +149,38 @@ def test_the_daemon_dies_with_its_parent_when_asked_to(tiny_llama, tmp_path):
     assert process.wait(10) == 0
 
 
+def test_a_killed_test_run_leaves_no_daemon(tiny_llama, tmp_path):
+    """What tests start ends with pytest, also if nothing can be cleaned up."""
+    (tmp_path / "test_forever.py").write_text(
+        "import time\n"
+        "from daemons import running_daemon\n"
+        "def test_forever():\n"
+        f"    with running_daemon({str(tiny_llama)!r}, '--num-blocks', 8) as daemon:\n"
+        "        print(f'\\nPID {daemon.process.pid}', flush=True)\n"
+        "        time.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "test_forever.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as run:
+        pid = next(line.split()[1] for line in run.stdout if line.startswith("PID"))
+        daemon = os.pidfd_open(int(pid))
+        run.kill()
+    try:
+        assert select.select([daemon], [], [], 10)[0], f"process {pid} goes on"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(daemon, signal.SIGKILL)
+        os.close(daemon)
+
+
 def test_two_daemons_on_one_address_the_second_is_refused_before_loading(tiny_llama):
     with running_daemon(tiny_llama, *SMALL) as daemon:
         second = run_to_exit("--model", tiny_llama, "--bind", daemon.address)
-        assert second.returncode == 1
+        assert second.returncode == ExitCode.START_FAILED
         assert "in use" in second.stderr
         assert "Traceback" not in second.stderr
         assert second.stdout == ""
@@ -178,7 +210,7 @@ def test_two_daemons_on_one_address_the_second_is_refused_before_loading(tiny_ll
 )
 def test_what_cannot_work_is_refused_at_start_in_one_message(tiny_llama, arguments, words):
     result = run_to_exit("--model", tiny_llama, *arguments)
-    assert result.returncode in (1, 2)
+    assert result.returncode in (ExitCode.WRONG_OPTIONS, ExitCode.START_FAILED)
     assert words in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
@@ -204,7 +236,7 @@ def test_model_files_that_cannot_be_read_are_refused_by_name(tiny_llama, tmp_pat
     for name, spoil in cases.items():
         spoil()
         result = run_to_exit("--model", broken, "--num-blocks", 8, "--bind", f"ipc://{tmp_path}/s")
-        assert result.returncode == 1, name
+        assert result.returncode == ExitCode.START_FAILED, name
         last = result.stderr.strip().splitlines()[-1]
         assert last.startswith("engine-core: "), (name, result.stderr)
         assert "Traceback" not in result.stderr, name
@@ -212,5 +244,5 @@ def test_model_files_that_cannot_be_read_are_refused_by_name(tiny_llama, tmp_pat
         (broken / "config.json").write_text(config)
     for missing in ("/no/such/folder", str(tmp_path / "x.gguf"), "no-such-model"):
         result = run_to_exit("--model", missing)
-        assert result.returncode == 1
+        assert result.returncode == ExitCode.START_FAILED
         assert missing in result.stderr

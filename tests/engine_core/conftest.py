@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from engine_core.models import Model
-from kernels.cpu.library import NativeLibraryUnavailable, load_library
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.operations import AttentionSpec, ForwardContext, Operations
 from kernels.torch.operations import TorchOperations
+from tests.native_kernels import native_library_or_skip
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -25,10 +25,7 @@ def ops(request: pytest.FixtureRequest) -> Operations:
     """What serves a CPU: with the native library, and without."""
     if request.param == "torch":
         return TorchOperations()
-    try:
-        return CpuOperations(load_library())
-    except NativeLibraryUnavailable as error:
-        pytest.skip(str(error))
+    return CpuOperations(native_library_or_skip())
 
 
 class PagedRun:

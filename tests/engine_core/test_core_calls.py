@@ -43,7 +43,7 @@ def core():
 @pytest.mark.parametrize(
     ("call", "result"),
     [
-        (calls.Ping(), calls.Pong(uptime_s=1.5)),
+        (calls.Ping(), calls.Pong(uptime_s=1.5, step_id=-1, progress_age_s=1.5)),
         (calls.ResetPrefixCache(), calls.PrefixCacheReset(num_blocks_evicted=7)),
         (calls.Drain(), calls.Draining(num_requests_left=2)),
         (calls.GetRequestInfo(request_id="known"), KNOWN),

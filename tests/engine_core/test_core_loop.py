@@ -8,6 +8,7 @@ import itertools
 import time
 from collections import deque
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -180,7 +181,7 @@ def test_with_one_step_at_a_time_each_is_sent_before_the_next_is_launched():
 
 
 def test_outputs_of_a_step_leave_while_the_next_one_runs():
-    """Proves S092."""
+    """Proves S092, S200."""
     log = Served(2, [ask("a", 3, 4)]).log
     assert log[:8] == [
         "launch 0", "launch 1", "collect 0", "send 0", "launch 2", "collect 1", "send 1", "launch 3"
@@ -188,7 +189,8 @@ def test_outputs_of_a_step_leave_while_the_next_one_runs():
 
 
 def test_every_request_gets_its_tokens_and_one_end(depth):
-    """By length, by end-of-sequence at token 11, with prompts of several steps."""
+    """By length, by end-of-sequence at token 11, with prompts of several steps. The loop steps
+    while a request is unfinished; each step appends, checks, ends. Proves S192, S199."""
     served = Served(
         depth,
         [ask("a", 3, 5), ask("b", 9, 50)],
@@ -228,6 +230,32 @@ def test_a_request_given_up_in_flight_ends_once_and_its_late_token_is_dropped(de
     assert served.sent.ends["a"][0] is FinishReason.ABORT
     assert served.sent.tokens["a"] == [3, 4, 5][: len(served.sent.tokens["a"])]
     assert served.sent.tokens["b"] == [3, 4, 5, 6]
+
+
+def test_one_sample_is_given_up_and_its_request_goes_on(depth):
+    """An abort of a request that the client does not have changes nothing."""
+    asked = msgspec.structs.replace(ask("a", 3, 12), num_sequences=2)
+    abort = Abort(request_ids=(), samples=(("a", 1), ("b", 0)))
+    served = Served(depth, [asked], [], [], [], [abort], runs=False)
+    indexes = []
+    send = served.sent.send
+
+    def recording(outputs):
+        ends = [each for client in outputs.values() for each in client.other_outputs]
+        indexes.extend((each.index, each.finish_reason) for each in ends if each.finished)
+        send(outputs)
+
+    served.sent.send = recording
+    served.sent.ends = Unchecked()
+    served.core.run()
+    assert indexes == [(1, FinishReason.ABORT), (0, FinishReason.LENGTH)]
+
+
+class Unchecked(dict):
+    """For requests of several sequences, each of which has an end."""
+
+    def __contains__(self, name):
+        return False
 
 
 def test_a_fault_ends_the_requests_of_its_step_and_of_the_one_behind_it(depth, caplog):

@@ -30,6 +30,7 @@ def end(request_id, index=0):
 
 
 def test_stages_are_seconds_since_arrival():
+    """Queued, scheduled, preempted. Proves S034."""
     times = RequestTimes()
     times.on_arrival(REQUEST, 0, 10.0)
     times.on_plan(plan(new=["r"]), 12.0)

@@ -57,6 +57,7 @@ class FakeEngine:
         fail: Callable[[EngineRequest, int], str | None] = lambda _request, _number: None,
         die_after_tokens: int | None = None,
         mute: bool = False,
+        max_num_seqs: int = 64,
     ) -> None:
         self.address = address
         self.next_token = next_token
@@ -69,8 +70,10 @@ class FakeEngine:
         self.fail = fail
         self.die_after_tokens = die_after_tokens
         self.mute = mute
+        self.max_num_seqs = max_num_seqs
         self.requests: list[EngineRequest] = []
         self.aborted: list[str] = []
+        self.aborted_samples: list[tuple[str, int]] = []
         self.num_goodbyes = 0
         self.num_tokens = 0
         self._running: dict[str, RunningRequest] = {}
@@ -141,6 +144,10 @@ class FakeEngine:
                 self.aborted += message.request_ids
                 for request_id in message.request_ids:
                     self._running.pop(request_id, None)
+                self.aborted_samples += message.samples
+                for request_id, index in message.samples:
+                    if request_id in self._running:
+                        self._running[request_id].ended.add(index)
             case Call():
                 self._send(identity, self._answer(message))
             case Goodbye():
@@ -153,7 +160,10 @@ class FakeEngine:
             text = f"this engine speaks wire version {self.wire_version}"
             self._send(identity, ErrorMessage(code=ErrorCode.WIRE_VERSION, message=text))
             return
-        self._send(identity, *welcome(self.fingerprint, with_tokenizer=self.with_tokenizer))
+        message, frames = welcome(
+            self.fingerprint, with_tokenizer=self.with_tokenizer, max_num_seqs=self.max_num_seqs
+        )
+        self._send(identity, message, frames)
         self._identities.add(identity)
 
     def _accept(self, identity: bytes, request: EngineRequest) -> None:
@@ -255,7 +265,7 @@ class FakeEngine:
     def _do(self, call: Call) -> calls.AnyResult | None:
         match call.call:
             case calls.Ping():
-                return calls.Pong(uptime_s=1.5)
+                return calls.Pong(uptime_s=1.5, step_id=3, progress_age_s=0.0)
             case calls.ResetPrefixCache():
                 return calls.PrefixCacheReset(num_blocks_evicted=5)
             case calls.Drain():

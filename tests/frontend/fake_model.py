@@ -18,6 +18,7 @@ from protocol.sampling import SamplingParams, sequence_seed
 EOS = "<eos>"
 MAX_MODEL_LEN = 512
 HEARTBEAT_S = 0.05
+CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
 
 _ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 VOCAB = {symbol: index for index, symbol in enumerate(_ALPHABET)} | {EOS: 256}
@@ -99,12 +100,14 @@ def explanation(request: EngineRequest) -> RequestInfo:
     )
 
 
-def welcome(fingerprint: str, *, with_tokenizer: bool) -> tuple[Welcome, list[bytes]]:
+def welcome(
+    fingerprint: str, *, with_tokenizer: bool, max_num_seqs: int = 64
+) -> tuple[Welcome, list[bytes]]:
     document = TOKENIZER.to_str().encode()
     info = TokenizerInfo(
         fingerprint="bytes",
         tokenizer_json=TensorRef(frame=0, dtype="uint8", shape=(len(document),)),
-        chat_template="{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}",
+        chat_template=CHAT_TEMPLATE,
         special_tokens={"eos_token": EOS},
     )
     model = ModelInfo(
@@ -118,6 +121,7 @@ def welcome(fingerprint: str, *, with_tokenizer: bool) -> tuple[Welcome, list[by
         block_size=16,
         eos_token_ids=(EOS_ID,),
         max_logprobs=20,
+        max_num_seqs=max_num_seqs,
         default_sampling={"temperature": 0.25, "top_k": 7.0},
         tokenizer=info if with_tokenizer else None,
     )

@@ -39,7 +39,6 @@ def socket_folder(daemon):
 
 
 def test_a_model_starts_an_engine_that_ends_with_the_llm(behave):
-    """Proves S188."""
     started = behave("serve")
     with LLM(model="some-model", max_num_seqs=2, tensor_parallel_size=1) as llm:
         [output] = llm.generate("x", SamplingParams(max_tokens=4), use_tqdm=False)

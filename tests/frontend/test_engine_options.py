@@ -90,7 +90,7 @@ def test_quantisation_and_its_place_on_disk_reach_the_daemon():
 def test_what_asks_for_nothing_is_accepted():
     neutral = {
         "tensor_parallel_size": 1, "trust_remote_code": False,
-        "disable_log_stats": True, "swap_space": 4, "quantization": None, "load_format": "auto",
+        "disable_log_stats": True, "swap_space": 4, "quantization": None,
         "enable_chunked_prefill": True, "pipeline_parallel_size": 1, "enable_lora": False,
     }  # fmt: skip
     assert daemon_arguments("m", neutral) == ["--model", "m"]
@@ -100,7 +100,7 @@ def test_what_asks_for_nothing_is_accepted():
     ("name", "value"),
     [
         ("tensor_parallel_size", 2),
-        ("trust_remote_code", True),
+        ("tokenizer_mode", "mistral"),
         ("enable_lora", True),
         ("enable_chunked_prefill", False),
         ("speculative_config", {"model": "x"}),
@@ -112,6 +112,31 @@ def test_what_asks_for_nothing_is_accepted():
 def test_what_it_cannot_do_is_refused_by_name(name, value):
     with pytest.raises(InvalidInput, match=f"does not support {name}="):
         daemon_arguments("m", {name: value})
+
+
+def test_what_changes_no_answer_is_taken_and_said_once(caplog):
+    """vLLM's commonest lines."""
+    options = {
+        "trust_remote_code": True, "tokenizer_mode": "slow", "async_scheduling": True,
+        "distributed_executor_backend": "mp", "compilation_config": {"level": 3},
+        "max_seq_len_to_capture": 8192,
+    }  # fmt: skip
+    assert daemon_arguments("m", options) == ["--model", "m"]
+    [record] = caplog.records
+    assert all(f"{name}={value!r}" in record.getMessage() for name, value in options.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "meant"),
+    [
+        ("quantization", "awq", "awq"), ("quantization", "awq_marlin", "awq"),
+        ("quantization", "gptq_marlin", "gptq"), ("quantization", "gguf", "gguf"),
+        ("load_format", "safetensors", "safetensors"), ("load_format", "gguf", "gguf"),
+        ("load_format", "auto", "auto"),
+    ],
+)  # fmt: skip
+def test_formats_are_checked_by_the_daemon_which_sees_the_files(name, value, meant):
+    assert getattr(parsed(daemon_arguments("m", {name: value})), name) == meant
 
 
 def test_an_unknown_option_is_refused_by_the_daemon_with_the_nearest_name():

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 from fake_engine import wait_until
-from fake_model import EOS_ID, ids_of
+from fake_model import EOS_ID, expected_text, ids_of
 
-from frontend import LLM, EngineDied, InvalidInput, SamplingParams
+from frontend import LLM, BeamSearchParams, EngineDied, InvalidInput, SamplingParams
 from frontend.errors import ClientClosed
 
 
@@ -45,6 +45,11 @@ def test_outputs_come_in_the_prompts_order_whatever_ends_first(llm):
         ids_of(text) for text in ("one", "two", "three", "four")
     ]
     assert all(output.finished for output in outputs)
+    texts = [output.outputs[0].text for output in outputs]
+    assert texts == [
+        expected_text(text, n)
+        for text, n in zip(("one", "two", "three", "four"), lengths, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("prompt", ["one", ids_of("one"), {"prompt": "one"}])
@@ -96,6 +101,52 @@ def test_a_refusal_ends_only_its_own_request(start_engine):
     assert reasons == ["length", "error", "length"]
     assert outputs[1].finished
     assert outputs[1].outputs[0].detail == "not today"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"n": 65, "temperature": 1}, "n is 65, it must be from 1 to max_num_seqs 64.*larger"),
+        (
+            {"stop_token_ids": [257]},
+            "stop_token_ids holds token id 257, the vocabulary ends at 256",
+        ),
+        ({"logit_bias": {999: 1.0}}, "logit_bias holds token id 999"),
+        ({"allowed_token_ids": [5, 300]}, "allowed_token_ids holds token id 300"),
+        ({"logprobs": 21}, "logprobs is 21, the limit is 20"),
+        ({"logprobs": -1}, "logprobs is -1, the limit is 20"),
+    ],
+)
+def test_what_the_engine_would_refuse_raises_before_anything_is_sent(llm, engine, more, message):
+    with pytest.raises(InvalidInput, match=message):
+        llm.generate(["good", "bad"], [params(), params(**more)], use_tqdm=False)
+    llm.statistics()
+    assert engine.requests == []
+
+
+def test_beams_beyond_the_engines_limit_raise_before_anything_is_sent(start_engine):
+    engine = start_engine(max_num_seqs=3)
+    with LLM(address=engine.address) as llm:
+        with pytest.raises(InvalidInput, match="beam_width is 4, it must be from 1 to max_num_seq"):
+            llm.beam_search("x", BeamSearchParams(beam_width=4))
+        llm.statistics()
+    assert engine.requests == []
+
+
+def test_a_batch_with_failed_requests_warns_once_with_their_number(start_engine, caplog):
+    bad = ids_of("bad")
+    engine = start_engine(refuse=lambda r: "not today" if r.prompt_token_ids == bad else None)
+    with LLM(address=engine.address) as llm:
+        llm.generate(["bad", "good", "bad"], params(), use_tqdm=False)
+    warnings = [r.getMessage() for r in caplog.records if "finish_reason" in r.getMessage()]
+    assert warnings == ["2 of 3 completions ended with finish_reason 'error'; the first: not today"]
+
+
+def test_vllms_other_calls_are_missing_with_a_reason(llm):
+    for name in ("score", "embed", "encode", "classify"):
+        with pytest.raises(AttributeError, match=f"LLM has no {name}: this engine generates text"):
+            getattr(llm, name)
+    assert not hasattr(llm, "nothing")
 
 
 def test_a_lost_engine_raises(start_engine):

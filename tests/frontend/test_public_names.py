@@ -18,6 +18,34 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = frontend.nothing
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("AsyncLLMEngine", r"AsyncLLM; `await AsyncLLM.launch\(model"),
+        ("AsyncEngineArgs", r"keyword arguments of `await AsyncLLM.launch\(model"),
+        ("EngineArgs", "keyword arguments of LLM"),
+        ("LLMEngine", "use LLM"),
+    ],
+)
+def test_a_name_of_vllm_that_is_not_here_says_what_to_use(name, instead):
+    with pytest.raises(ImportError, match=instead):
+        exec(f"from frontend import {name}")
+
+
+def test_vllms_parameters_can_be_imported_and_unsupported_ones_refuse_to_be_made():
+    from frontend.sampling_params import GuidedDecodingParams, StructuredOutputsParams
+
+    assert frontend.sampling_params.BeamSearchParams is frontend.BeamSearchParams
+    for params in (GuidedDecodingParams, StructuredOutputsParams):
+        with pytest.raises(frontend.InvalidInput, match=f"does not support {params.__name__}; use"):
+            params(json="{}")
+
+
+def test_a_client_that_is_given_a_model_says_how_to_start_an_engine():
+    with pytest.raises(frontend.InvalidInput, match=r"not take model:.*AsyncLLM.launch\(model"):
+        frontend.AsyncLLM(model="m")
+
+
 def test_importing_the_public_names_loads_nothing_heavy():
     program = (
         "import sys; from frontend import LLM, AsyncLLM, SamplingParams; "

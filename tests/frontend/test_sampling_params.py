@@ -1,5 +1,6 @@
 """Names, defaults and limits of SamplingParams, and its translation."""
 
+import dataclasses
 import math
 
 import pytest
@@ -78,23 +79,45 @@ def test_a_value_outside_its_limits_is_named(options, message):
     assert isinstance(refusal.value, InvalidInput)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"prompt_logprobs": 1},
-        {"bad_words": ["x"]},
-        {"best_of": 2},
-        {"use_beam_search": True},
-        {"logits_processors": [print]},
-        {"structured_outputs": {"json": {}}},
-        {"guided_decoding": {"json": {}}},
-        {"extra_args": {"a": 1}},
-        {"spaces_between_special_tokens": False, "skip_special_tokens": False},
-    ],
-)
+REFUSED = [
+    {"prompt_logprobs": 1},
+    {"bad_words": ["x"]},
+    {"best_of": 2},
+    {"use_beam_search": True},
+    {"logits_processors": [print]},
+    {"structured_outputs": {"json": {}}},
+    {"guided_decoding": {"json": {}}},
+    {"extra_args": {"a": 1}},
+    {"spaces_between_special_tokens": False, "skip_special_tokens": False},
+]
+
+
+@pytest.mark.parametrize("options", REFUSED)
 def test_what_is_not_supported_is_refused_by_name(options):
     with pytest.raises(InvalidInput, match=f"not support {next(iter(options))}"):
         SamplingParams(**options)
+
+
+def test_every_parameter_reaches_the_engine_or_is_the_clients_or_is_refused():
+    """None is accepted and ignored. Proves S191."""
+    sent = {
+        "presence_penalty": 0.1, "frequency_penalty": 0.2, "repetition_penalty": 1.3,
+        "temperature": 0.4, "top_p": 0.5, "top_k": 6, "min_p": 0.7, "seed": 8,
+        "stop_token_ids": [9], "ignore_eos": True, "max_tokens": 10, "min_tokens": 3,
+        "logprobs": 4, "logit_bias": {5: 1.5}, "allowed_token_ids": [5, 6, 9],
+    }  # fmt: skip
+    wire = SamplingParams(**sent).to_wire(1, 100)
+    arrived = {name: getattr(wire, name) for name in sent}
+    as_lists = {name: list(v) if isinstance(v, tuple) else v for name, v in arrived.items()}
+    assert as_lists == sent
+    of_the_client = {  # test_async_llm.py and test_sequence_state.py prove what they do
+        "n", "stop", "detokenize", "skip_special_tokens", "include_stop_str_in_output",
+        "truncate_prompt_tokens", "output_kind",
+    }  # fmt: skip
+    refused = {next(iter(options)) for options in REFUSED}
+    assert {each.name for each in dataclasses.fields(SamplingParams)} == (
+        sent.keys() | of_the_client | refused
+    )
 
 
 def test_what_asks_for_nothing_is_accepted():

@@ -3,6 +3,7 @@
 import itertools
 import struct
 
+import pytest
 from fake_model import TOKENIZER, ids_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,6 +76,42 @@ def test_a_stop_string_cuts_at_the_same_place_at_any_cut(text, cuts, stop):
     assert deltas[-1].finish_reason == "stop"
     assert deltas[-1].stop_reason in stop
     assert must_abort == (len(deltas) < len(parts))
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "shown", "ended"),
+    [(3, "ab", True), (5, "ab", True), (6, "abSTOPcdef", False), (7, "abSTOPcdef", False)],
+)
+@pytest.mark.parametrize("size", [1, 4, 10])
+def test_a_stop_string_counts_if_it_is_complete_behind_min_tokens(size, min_tokens, shown, ended):
+    """As with vLLM it may begin before; with its last token at min_tokens it does not count."""
+    sequence = processor(stop="STOP", min_tokens=min_tokens, max_tokens=20)
+    ids = ids_of("abSTOPcdef")
+    parts = [ids[start : start + size] for start in range(0, len(ids), size)]
+    deltas, _ = drive(sequence, parts)
+    assert "".join(delta.text for delta in deltas) == shown
+    assert sequence.token_ids == (ids[:6] if ended else ids)
+    assert deltas[-1].finish_reason == ("stop" if ended else "length")
+
+
+@given(
+    text=st.text("ab", min_size=1, max_size=24),
+    stop=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    cuts=st.lists(st.integers(0, 200)),
+    min_tokens=st.integers(0, 12),
+)
+def test_min_tokens_and_stop_strings_end_where_vllm_ends(text, stop, cuts, min_tokens):
+    """The first token behind min_tokens that completes a stop string, wherever it began."""
+    ends = [n for n in range(min_tokens + 1, len(text) + 1) if text[:n].endswith(tuple(stop))]
+    sequence = processor(stop=stop, min_tokens=min_tokens, max_tokens=99)
+    deltas, _ = drive(sequence, pieces(ids_of(text), cuts))
+    got = "".join(delta.text for delta in deltas)
+    if not ends:
+        assert got == text
+        return
+    seen = text[: ends[0]]
+    longest = max((s for s in stop if seen.endswith(s)), key=len)
+    assert (got, sequence.token_ids) == (seen.removesuffix(longest), ids_of(seen))
 
 
 def test_logprobs_are_cut_with_the_tokens():

@@ -16,6 +16,9 @@ from protocol.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs,
 from protocol.requests import EngineRequest
 from tests.profiles import examples
 
+NOTHING = ([], [])
+"""To abort: neither requests nor samples."""
+
 
 async def collect(stream):
     return [output async for output in stream]
@@ -73,21 +76,33 @@ async def test_the_prompt_is_sent_once_with_all_that_the_engine_needs():
     assert request.metrics.engine_request_id == message.request_id
 
 
+async def test_after_a_loss_outputs_under_the_old_ids_reach_nothing():
+    processor, request, [before] = in_flight()
+    assert processor.drop_wire_ids() == [request]
+    assert processor.num_in_flight == 0
+    [after] = processor.wire_requests(request)
+    late = columns((before.request_id, 0, 5))
+    late.finished_req_ids.append(before.request_id)
+    assert processor.process_outputs(late) == []
+    assert (request.has_started, request.finished) == (False, False)
+    processor.process_outputs(columns((after.request_id, 0, 6)))
+    assert request.sequences[0].token_ids == [6]
+
+
 async def test_columns_and_objects_reach_their_sequence_in_any_mixture():
     processor, request, [message] = in_flight()
     name = message.request_id
     assert (
         processor.process_outputs(columns((name, 0, 5), (name, 2, 7), ("gone", 1, 9), (name, 1, 6)))
-        == []
+        == NOTHING
     )
-    assert (
-        processor.process_outputs(EngineCoreOutputs(other_outputs=[end(name, 1, tokens=[8])])) == []
-    )
+    middle = EngineCoreOutputs(other_outputs=[end(name, 1, tokens=[8])])
+    assert processor.process_outputs(middle) == NOTHING
     assert not request.finished
     last = EngineCoreOutputs(
         other_outputs=[end(name, 0), end(name, 2, tokens=[4])], finished_req_ids=[name]
     )
-    assert processor.process_outputs(last) == []
+    assert processor.process_outputs(last) == NOTHING
     assert [sequence.token_ids for sequence in request.sequences] == [[5], [6, 8], [7, 4]]
     assert request.finished
     assert processor.num_in_flight == 0
@@ -106,9 +121,8 @@ async def test_an_engine_that_stops_ends_every_sequence_with_one_output():
     }
 
 
-async def test_a_request_is_stopped_when_its_last_sequence_has_found_its_stop_string(start_engine):
-    """The engine ends a request as a whole: until then the others go on, and what still comes
-    for a stopped sequence is not looked at."""
+async def test_each_sequence_is_stopped_when_it_has_found_its_stop_string(start_engine):
+    """The engine is told at once, so that it frees what the sequence holds; the others go on."""
 
     def by_seed(request, number):
         text = "ab" * request.sampling_params.seed + "STOP" + "x" * 400
@@ -120,7 +134,9 @@ async def test_a_request_is_stopped_when_its_last_sequence_has_found_its_stop_st
         outputs = await collect(client.generate("x", params))
         await client.ping()
     assert [c.text for c in outputs[-1].outputs] == ["ab", "abab", "ababab"]
-    assert engine.aborted == [engine.requests[0].request_id]
+    [name] = [request.request_id for request in engine.requests]
+    assert engine.aborted_samples == [(name, 0), (name, 1)]
+    assert engine.aborted == [name]
     assert engine.num_live == 0
 
 
@@ -180,7 +196,7 @@ async def test_what_had_no_token_yet_is_sent_again_as_one_request():
     ]
     assert again.num_sequences == 3
     assert again.request_id != first.request_id
-    assert processor.process_outputs(columns((first.request_id, 0, 5))) == []
+    assert processor.process_outputs(columns((first.request_id, 0, 5))) == NOTHING
     assert request.sequences[0].token_ids == []
 
 
@@ -222,7 +238,7 @@ async def test_tokens_arrive_whole_and_in_order_however_often_the_engine_is_lost
                 over.append(message.request_id)
         batch = columns(*entries)
         sent = EngineCoreOutputs(other_outputs=others, finished_req_ids=over, decoded=batch.decoded)
-        assert processor.process_outputs(sent) == []
+        assert processor.process_outputs(sent) == NOTHING
     assert [sequence.token_ids for sequence in request.sequences] == expected
     assert processor.num_in_flight == 0
 

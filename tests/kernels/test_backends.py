@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kernels.backends import UnsupportedDevice, device_step_operations, select_operations
-from kernels.cpu.library import NativeLibraryUnavailable, available_threads, load_library
+from kernels.cpu.library import available_threads, load_library
+from tests.native_kernels import native_library_or_skip
 
 
 @pytest.fixture
@@ -42,10 +43,7 @@ def no_native_kernels(monkeypatch):
 
 @pytest.fixture
 def native_kernels():
-    try:
-        load_library()
-    except NativeLibraryUnavailable as error:
-        pytest.skip(str(error))
+    native_library_or_skip()
 
 
 def test_a_cpu_has_the_native_kernels(native_kernels):

@@ -86,7 +86,7 @@ REQUEST = EngineRequest(
 CLIENT_MESSAGES = [
     Hello(wire_version=WIRE_VERSION, client_name="test"),
     REQUEST,
-    Abort(request_ids=("a", "b")),
+    Abort(request_ids=("a", "b"), samples=(("c", 0), ("c", 2))),
     *(
         Call(call_id=index, call=call)
         for index, call in enumerate(
@@ -119,6 +119,7 @@ ENGINE_MESSAGES = [
             block_size=16,
             eos_token_ids=(1,),
             max_logprobs=-1,
+            max_num_seqs=8,
             tokenizer=TokenizerInfo(fingerprint="t", tokenizer_json=None),
         ),
     ),
@@ -146,7 +147,7 @@ ENGINE_MESSAGES = [
     EngineCoreOutputs(
         other_outputs=[], decoded=DecodedTokens(request_ids=["a"], token_ids=b"\7\0\0\0")
     ),
-    CallResult(call_id=1, result=Pong(uptime_s=1.0)),
+    CallResult(call_id=1, result=Pong(uptime_s=1.0, step_id=7, progress_age_s=0.25)),
     CallResult(call_id=2, result=RequestList(request_ids=["a", "b"])),
     CallResult(call_id=3, result=EXPLANATION),
     CallResult(call_id=4, result=STATISTICS),

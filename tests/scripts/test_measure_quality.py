@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from kernels.cpu.library import NativeLibraryUnavailable, load_library
 from kernels.cpu.linear import PackedParts
 from kernels.cpu.operations import CpuOperations
 from kernels.cpu.weights import pack_float, quantise_int4, quantise_int8
@@ -16,6 +15,7 @@ from scripts.quality.measurement import (
     negative_log_likelihoods,
     parse_options,
 )
+from tests.native_kernels import native_library_or_skip
 
 
 def test_windows_are_spread_over_the_text_and_begin_as_the_tokenizer_begins():
@@ -95,10 +95,7 @@ def test_a_format_without_a_name_or_with_a_wrong_limit_is_one_line_and_exit_code
 
 
 def test_products_in_floats_are_those_of_the_numbers_that_packed_weights_stand_for():
-    try:
-        library = load_library()
-    except NativeLibraryUnavailable as error:
-        pytest.skip(str(error))
+    library = native_library_or_skip()
     generator = torch.Generator().manual_seed(0)
     x_TE, first_NE, second_NE = (torch.randn(n, 96, generator=generator) for n in (5, 17, 3))
     bias_N = torch.randn(17, generator=generator)

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine_core.model_files.download import recommended_sampling_of
 from engine_core.model_files.errors import BrokenModelFile, UnsupportedModelFile
 from engine_core.model_files.fingerprint import fingerprint_files
 from engine_core.model_files.gguf.config import GgufMetadata, apply_frequency_factors, build_config
@@ -61,7 +62,7 @@ class GgufFile:
         self._meta = GgufMetadata(str(self.path), self._headers[0].metadata)
         tensors = _merge(self._headers)
         self.config = build_config(self._meta, tensors)
-        self.generation_config: dict[str, Any] = {}
+        self.generation_config: dict[str, Any] = {**recommended_sampling_of(self.path)}
         self.weight_files = tuple(header.file for header in self._headers)
         self.quantised_types = frozenset(
             tensor.quant_type.name for tensor in tensors.values() if _is_quantised_matrix(tensor)

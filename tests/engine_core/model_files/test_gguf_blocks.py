@@ -10,11 +10,11 @@ from gguf.quants import quantize
 
 from engine_core.model_files import open_model_files
 from engine_core.models import ModelWeightsError, load_model
-from kernels.cpu.library import NativeLibraryUnavailable, load_library
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.weights import QuantisedTensor
 from kernels.torch.operations import TorchOperations
 from kernels.triton.operations import TritonOperations
+from tests.native_kernels import native_library_or_skip
 
 HIDDEN, HEADS, KV_HEADS, FEED, VOCAB, LAYERS = 64, 4, 2, 96, 70, 2
 KEYS: dict[str, Any] = {
@@ -71,10 +71,7 @@ def tensors(default: str | None = "Q4_1", *, tied: bool = True) -> dict[str, Any
 
 @pytest.fixture
 def native() -> CpuOperations:
-    try:
-        return CpuOperations(load_library())
-    except NativeLibraryUnavailable as error:
-        pytest.skip(str(error))
+    return CpuOperations(native_library_or_skip())
 
 
 def test_blocks_stand_for_the_numbers_that_dequantising_gives(write_gguf) -> None:
@@ -162,6 +159,6 @@ def test_weights_that_cannot_be_quantised_are_refused_by_name(write_gguf, native
     made = tensors(None)
     made["blk.1.ffn_up.weight"][3, 5] = np.nan
     files = open_model_files(str(write_gguf(KEYS, made)), report=print)
-    ops = CpuOperations(load_library(), linear_weights="int8")
+    ops = CpuOperations(native_library_or_skip(), linear_weights="int8")
     with pytest.raises(ModelWeightsError, match=r"layers\.1\.mlp.*values that are not finite"):
         load_model(files.config, files.tensors(), dtype=torch.float32, ops=ops)

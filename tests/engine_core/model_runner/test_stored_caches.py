@@ -6,11 +6,11 @@ import torch
 from plans import Drive
 from runners import spoil
 
-from kernels.cpu.library import NativeLibraryUnavailable, load_library
 from kernels.cpu.operations import CpuOperations
 from kernels.interface.operations import AttentionSpec, cached_head_bytes
 from kernels.torch.operations import TorchOperations
 from protocol.sampling import SamplingParams
+from tests.native_kernels import native_library_or_skip
 
 GREEDY = SamplingParams(max_tokens=99, temperature=0.0, logprobs=5)
 PROMPT = [5, 9, 100, 3, 77, 42, 8, 1, 60, 12]
@@ -19,10 +19,7 @@ STORED = [torch.bfloat16, torch.int8]
 
 @pytest.fixture(scope="module")
 def ops():
-    try:
-        return CpuOperations(load_library())
-    except NativeLibraryUnavailable as error:
-        pytest.skip(str(error))
+    return CpuOperations(native_library_or_skip())
 
 
 @pytest.fixture(params=STORED)

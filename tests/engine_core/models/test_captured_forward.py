@@ -6,8 +6,8 @@ import transformers
 
 from engine_core.models.loading import load_dummy_model
 from kernels.cpu.captured_forward import CapturedForward
-from kernels.cpu.library import NativeLibraryUnavailable, load_library
 from kernels.cpu.operations import CpuOperations
+from tests.native_kernels import native_library_or_skip
 
 SHAPE = {
     "vocab_size": 131,
@@ -30,10 +30,7 @@ DENSE = {
 
 @pytest.fixture(scope="module")
 def native():
-    try:
-        return load_library()
-    except NativeLibraryUnavailable as error:
-        pytest.skip(str(error))
+    return native_library_or_skip()
 
 
 def sequences():

@@ -22,7 +22,7 @@ CROWD = {"num_blocks": 10, "enable_prefix_caching": False}
 
 
 def test_sequences_have_a_status_and_a_request_is_finished_when_all_are():
-    """Proves S006, S008, S010, S013."""
+    """Proves S006, S008, S013."""
     request = make_request("r", 20, num_sequences=3, eos_token_ids=[9])
     scenario = Scenario(request, max_num_batched_tokens=16)
 
@@ -51,7 +51,7 @@ def test_sequences_have_a_status_and_a_request_is_finished_when_all_are():
 
 
 def test_requests_that_came_in_any_order_of_clock_times_are_served_as_they_came():
-    """The queue is the order of arrival; so the policy need not sort. Proves S009, S045, S077."""
+    """The queue is the order of arrival; so the policy need not sort. Proves S009, S077."""
     arrivals = {"a": 3.0, "b": 1.0, "c": 2.0}
     for policy, order in (("fcfs", ["a", "b", "c"]), ("priority", ["b", "c", "a"])):
         requests = [make_request(name, 5, arrival_time=at) for name, at in arrivals.items()]

@@ -77,8 +77,19 @@ def test_no_step_exceeds_its_budget_or_the_number_of_sequences(policy, batching)
         assert request.num_output_tokens == request.sampling_params.max_tokens, finished
 
 
+def test_a_request_has_one_sequence_until_its_prompt_is_computed():
+    """Waiting, in chunks of its prompt, and again after a fork was given back. Proves S015."""
+    request = make_request("a", 40, num_sequences=3)
+    scenario = Scenario(request, max_num_batched_tokens=16)
+    numbers = [len(request.sequences)]
+    for _ in range(4):
+        scenario.update_with_array(scenario.plan())
+        numbers.append(len(request.sequences))
+    assert numbers == [1, 1, 1, 3, 3]
+
+
 def test_a_request_counts_as_many_sequences_as_it_asks_for():
-    """From its prompt on. Proves S004, S007, S015, S057, S058."""
+    """From its prompt on. Proves S004, S007, S057, S058."""
     scenario = Scenario(
         *[make_request(name, 5, num_sequences=3, max_tokens=4) for name in "ab"],
         make_request("c", 5),

@@ -5,7 +5,7 @@ from beam_reference import PROMPT, reference, tiny_llama
 from scenario_help import Scenario
 from tiny_runner import Rows
 
-from engine_core.scheduler import Request
+from engine_core.scheduler import Request, RequestStatus
 from protocol.sampling import BeamSearchParams, SamplingParams
 from tests.protocol.all_outputs import all_outputs
 
@@ -59,3 +59,84 @@ def test_samples_that_give_way_together_come_back_together(settings):
         sampling_params=SamplingParams(max_tokens=25, temperature=0.0, ignore_eos=True),
     )
     check(samples(3), before, num_blocks=16, **settings)
+
+
+def aborted(scenario: Scenario, *indexes: int) -> None:
+    for index in indexes:
+        scenario.scheduler.finish_sample("samples", index, RequestStatus.FINISHED_ABORTED)
+    scenario.scheduler.check()
+
+
+def step(scenario: Scenario, rows: Rows) -> list:
+    """Outputs of samples that ended in this step, and the name of the request if it did."""
+    plan = scenario.plan()
+    clients = scenario.scheduler.update_from_output(plan, rows.execute(plan, 1), now=scenario.now)
+    scenario.scheduler.check()
+    scenario.kv_cache.check()
+    ends = [
+        (output.index, output.finish_reason)
+        for client in clients.values()
+        for output in all_outputs(client)
+        if output.finished
+    ]
+    return ends + [name for client in clients.values() for name in client.finished_req_ids]
+
+
+def test_a_sample_that_is_ended_gives_its_row_and_blocks_back_while_the_others_go_on():
+    scenario, rows = Scenario(samples(3), block_size=4), Rows()
+    for _ in range(8):
+        step(scenario, rows)
+    num_blocks = scenario.kv_cache.num_blocks_in_use
+    aborted(scenario, 1)
+    assert scenario.kv_cache.num_blocks_in_use < num_blocks
+    request = scenario.requests["samples"]
+    assert [seq.index for seq in request.unfinished if seq.row is not None] == [0, 2]
+    assert step(scenario, rows) == [(1, "abort")]
+    aborted(scenario, 1, 7, -1)  # it has ended, and there are no others
+    ends = []
+    while scenario.scheduler.has_work():
+        ends += step(scenario, rows)
+    assert ends == [(0, "length"), (2, "length"), "samples"]
+    assert scenario.kv_cache.num_blocks_in_use == 0
+
+
+def test_a_request_ends_with_its_last_sample():
+    scenario, rows = Scenario(samples(2), block_size=4), Rows()
+    for _ in range(3):
+        step(scenario, rows)
+    aborted(scenario, 0, 1)
+    assert step(scenario, rows) == [(0, "abort"), (1, "abort"), "samples"]
+    assert not scenario.scheduler.has_work()
+    assert scenario.kv_cache.num_blocks_in_use == 0
+
+
+def test_a_sample_is_ended_as_soon_as_it_exists():
+    scenario, rows = Scenario(samples(3), block_size=4), Rows()
+    aborted(scenario, 2)
+    assert step(scenario, rows) == [(2, "abort")]
+    assert len(scenario.requests["samples"].unfinished) == 2
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_a_sample_that_was_preempted_is_ended_with_its_host_blocks(mode, index):
+    before = Request(
+        request_id="before",
+        prompt_token_ids=[index % 40 for index in range(30)],
+        sampling_params=SamplingParams(max_tokens=25, temperature=0.0, ignore_eos=True),
+    )
+    settings = {"preemption_mode": mode, "num_host_blocks": 30 * (mode == "swap")}
+    scenario, rows = Scenario(before, samples(3), block_size=4, num_blocks=16, **settings), Rows()
+    request = scenario.requests["samples"]
+    while not request.num_preemptions:
+        step(scenario, rows)
+    num_queued = scenario.scheduler.statistics().num_queued_tokens
+    aborted(scenario, index)
+    assert scenario.scheduler.statistics().num_queued_tokens < num_queued
+    ends = []
+    while scenario.scheduler.has_work():
+        ends += step(scenario, rows)
+    assert [end for end in ends if end == (index, "abort")] == [(index, "abort")]
+    assert ends[-1] == "samples"
+    assert scenario.kv_cache.host.num_pinned == 0
+    assert scenario.kv_cache.num_blocks_in_use == 0

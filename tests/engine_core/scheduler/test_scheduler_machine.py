@@ -109,6 +109,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.finish_requests(name, status)
         self.disturbed.add(name)
 
+    @precondition(lambda self: self.expected)
+    @rule(data=st.data())
+    def abort_sample(self, data):
+        name = data.draw(st.sampled_from(sorted(self.expected)))
+        index = data.draw(st.integers(0, self.requests[name].num_sequences))
+        self.scheduler.finish_sample(name, index, RequestStatus.FINISHED_ABORTED)
+        self.disturbed.add(name)
+        self.scheduler.check()
+
     @rule()
     def reset_cache(self):
         num_cached = self.kv_cache.num_blocks_cached + self.kv_cache.host.num_cached

@@ -220,10 +220,22 @@ def test_the_newest_gives_way_and_comes_back_with_what_is_left_in_the_cache():
 
 
 def test_a_pool_too_small_for_everybody_serves_everybody_in_the_end():
-    """Proves S005, S039, S049, S107, S128."""
-    requests = [make_request(name, 20 + index, max_tokens=30) for index, name in enumerate(NAMES)]
-    scenario = Scenario(*requests, num_blocks=12)
-    scenario.run_to_end()
+    """And both queues keep the order of arrival through every preemption and return. Proves S005,
+    S039, S045, S049, S107, S128."""
+    requests = [
+        make_request(name, 20 + index, max_tokens=30, arrival_time=index)
+        for index, name in enumerate(NAMES)
+    ]
+    scenario = Scenario(*requests, num_blocks=12, scheduling_policy="fcfs")
+    finished = []
+    while scenario.scheduler.has_work():
+        running = scenario.step().batch.req_ids
+        finished += [name for name in running if scenario.requests[name].is_finished]
+        infos = {name: scenario.scheduler.explain(name) for name in NAMES}
+        waiting = [name for name in NAMES if infos[name].waits_for is not None]
+        assert [*running, *waiting] == sorted([*running, *waiting], key=NAMES.index)
+        assert [infos[name].num_requests_ahead for name in waiting] == list(range(len(waiting)))
+    assert finished == NAMES
     assert all(request.num_output_tokens == 30 for request in requests)
     assert scenario.scheduler.statistics().num_preemptions > 0
     assert scenario.kv_cache.num_blocks_in_use == 0

@@ -7,7 +7,7 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
-from engine_core.errors import StartupError
+from engine_core.errors import ExitCode, StartupError
 from engine_core.startup import before_torch
 from engine_core.startup.before_torch import (
     check_kernels_package,
@@ -126,7 +126,7 @@ def test_a_daemon_beside_another_package_of_that_name_ends_with_one_line(tmp_pat
         text=True,
         check=False,
     )
-    assert done.returncode == 1
+    assert done.returncode == ExitCode.START_FAILED
     [line] = done.stderr.splitlines()
     assert line.startswith("engine-core: the distribution `kernels` of Hugging Face")
     assert f"(at {tmp_path}/kernels)" in line

@@ -16,6 +16,7 @@ MIB = 1024**2
 
 
 def test_a_step_takes_its_peak_and_what_its_kernels_leave_behind():
+    """Proves S194."""
     gpu = FakeGpu()
 
     def run():

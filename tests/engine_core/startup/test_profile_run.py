@@ -50,6 +50,7 @@ def limits(**changes):
     ],
 )
 def test_the_step_has_all_rows_and_as_many_tokens_as_they_can_hold(changes, lengths):
+    """Proves S194: the load is the largest."""
     assert prompt_lengths(limits(**changes)) == lengths
 
 
@@ -95,7 +96,6 @@ def device_is_this_cpu(monkeypatch):
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("max_num_batched_tokens", [3, 40])
 def test_a_runner_of_one_block_carries_the_plans_out(ops, max_num_batched_tokens, on_device):
-    """Proves S194."""
     ops = PaddedOperations() if on_device else ops
     spec = make_spec(ops, max_num_batched_tokens=max_num_batched_tokens, on_device=on_device)
     plans = spec.profile_steps()

@@ -62,6 +62,7 @@ def resolve(files, loaded, monkeypatch):
 
 
 def test_the_cache_gets_what_the_fraction_leaves_beside_the_measured_step(resolve):
+    """Proves S194."""
     config = resolve(max_num_seqs=10**6)
     assert config.num_blocks == (9 * GIB - int(4.5 * GIB) - STEP_BYTES - 256 * MIB) // BLOCK_BYTES
     assert (config.device, config.dtype, config.kv_cache_dtype) == ("cuda", "bfloat16", "bfloat16")

@@ -10,7 +10,7 @@ from engine_core.model_files import ConfigOnly
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.device import float_weights_of, keeps_blocks
 from engine_core.startup.model import load_any_model
-from kernels.cpu.library import NativeLibraryUnavailable, load_library
+from tests.native_kernels import native_library_or_skip
 
 DENSE = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
@@ -26,10 +26,7 @@ SPARSE = DENSE | {
 
 @pytest.fixture(autouse=True)
 def native_kernels():
-    try:
-        load_library()
-    except NativeLibraryUnavailable as error:
-        pytest.skip(str(error))
+    native_library_or_skip()
 
 
 @pytest.fixture

@@ -61,15 +61,17 @@ def reference(template, chat, *, continue_final_message=False, tools=None, **opt
 @pytest.mark.parametrize("tools", [None, TOOLS], ids=["no_tools", "tools"])
 def test_rendering_equals_that_of_transformers(template, chat, add_generation_prompt, tools):
     source = samples.TEMPLATES[template]
-    options = {"add_generation_prompt": add_generation_prompt, "tools": tools}
+    options = {"add_generation_prompt": add_generation_prompt}
+    if tools is not None and "tools" in source:  # else they are refused
+        options["tools"] = tools
     try:
         expected = reference(source, CHATS[chat], **options)
     except jinja2.TemplateError as refusal:
         with pytest.raises(ChatTemplateError) as error:
-            render_chat(source, CHATS[chat], **VARIABLES, **options)
+            render_chat(source, CHATS[chat], special_tokens=VARIABLES, **options)
         assert str(refusal) in str(error.value)
     else:
-        assert render_chat(source, CHATS[chat], **VARIABLES, **options) == expected
+        assert render_chat(source, CHATS[chat], special_tokens=VARIABLES, **options) == expected
 
 
 @pytest.mark.parametrize("template", samples.TEMPLATES)
@@ -77,7 +79,7 @@ def test_continuing_the_final_message_equals_that_of_transformers(template):
     source = samples.TEMPLATES[template]
     options = {"add_generation_prompt": False, "continue_final_message": True}
     expected = reference(source, CHATS["answered"], **options)
-    rendered = render_chat(source, CHATS["answered"], **VARIABLES, **options)
+    rendered = render_chat(source, CHATS["answered"], special_tokens=VARIABLES, **options)
     assert rendered == expected
     assert rendered.endswith(("So,", "So, "))
 
@@ -86,7 +88,7 @@ def test_continuing_the_final_message_equals_that_of_transformers(template):
 def test_lists_of_parts_go_as_they_are_to_a_template_that_reads_them(template):
     source = samples.PART_TEMPLATES[template]
     chat = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}]
-    assert render_chat(source, chat, **VARIABLES) == reference(source, chat)
+    assert render_chat(source, chat, special_tokens=VARIABLES) == reference(source, chat)
 
 
 def test_lists_of_text_parts_are_joined_for_a_template_that_takes_texts():
@@ -163,7 +165,7 @@ def test_wrong_options_are_refused_in_words():
     with pytest.raises(ChatTemplateError, match="add_generation_prompt=False"):
         render_chat("x", CHATS["one"], continue_final_message=True)
     with pytest.raises(ChatTemplateError, match="tool 0 is function"):
-        render_chat("x", CHATS["one"], tools=[lambda: None])
+        render_chat("{{ tools }}", CHATS["one"], tools=[lambda: None])
     with pytest.raises(ChatTemplateError, match="does not parse, line 1"):
         render_chat("{% if %}", CHATS["one"])
     with pytest.raises(ChatTemplateError, match="no text to continue"):
@@ -175,6 +177,25 @@ def test_wrong_options_are_refused_in_words():
         )
     with pytest.raises(ChatTemplateError, match="leaves out or changes"):
         render_chat("x", CHATS["one"], add_generation_prompt=False, continue_final_message=True)
+
+
+@pytest.mark.parametrize("template", samples.TEMPLATES)
+def test_tools_and_variables_that_the_template_does_not_read_are_refused_by_name(template):
+    source = samples.TEMPLATES[template]
+    with pytest.raises(ChatTemplateError, match=r"does not use return_tensors:.* omit it"):
+        render_chat(source, CHATS["one"], return_tensors="pt")
+    if "tools" not in source:
+        with pytest.raises(ChatTemplateError, match="does not use tools"):
+            render_chat(source, CHATS["one"], tools=TOOLS)
+    render_chat(source, CHATS["one"], tools=[])  # no tools: nothing would be lost
+
+
+def test_a_variable_counts_as_read_wherever_the_template_reads_it():
+    source = (
+        "{% if not mood is defined %}{% set mood = 'calm' %}{% endif %}"
+        "{% macro say() %}{{ voice }}{% endmacro %}{{ mood }}{{ say() }}"
+    )
+    assert render_chat(source, CHATS["one"], mood="loud", voice="!") == "loud!"
 
 
 def test_template_that_fails_on_the_messages_is_no_traceback():

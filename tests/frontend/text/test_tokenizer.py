@@ -1,12 +1,15 @@
 """The client's tokenizer against `tokenizers` itself."""
 
+import gc
 import importlib.util
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 
+from frontend import tokenizer as tokenizer_module
 from frontend.errors import ChatTemplateError
 from frontend.tokenizer import Tokenizer
 from protocol.outputs import TokenizerInfo
@@ -100,6 +103,29 @@ def test_special_tokens_are_variables_of_the_template_and_callers_override_them(
     messages = [{"role": "user", "content": "a"}]
     assert tokenizer.apply_chat_template(messages, mood="!") == "<s>a!"
     assert tokenizer.apply_chat_template(messages, bos_token="") == "a"
+
+
+def test_a_conversation_as_token_ids_has_no_special_tokens_but_the_templates():
+    tokenizer = welcome(samples.byte_level(), chat_template="{{ messages[0].content }}")
+    messages = [{"role": "user", "content": "a b"}]
+    ids = tokenizer.apply_chat_template(messages, tokenize=True)
+    assert ids == tokenizer.encode("a b", add_special_tokens=False)
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == "a b"
+    with pytest.raises(ChatTemplateError, match="does not use return_dict"):
+        tokenizer.apply_chat_template(messages, return_dict=True)
+
+
+def test_equal_tokenizers_are_parsed_once_and_dropped_with_their_last_user():
+    same = [welcome(samples.byte_level(), chat_template="x") for _ in range(2)]
+    assert same[0] is same[1]
+    other = welcome(samples.byte_level(), chat_template="y")
+    assert other is not same[0]
+    number = len(tokenizer_module._in_use)
+    gone = weakref.ref(other)
+    del other
+    gc.collect()
+    assert gone() is None
+    assert len(tokenizer_module._in_use) == number - 1
 
 
 def test_importing_the_text_side_loads_neither_tokenizers_nor_jinja2_nor_numpy():

@@ -5,12 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kernels.cpu.library import (
-    ISA_NAMES,
-    NativeLibrary,
-    NativeLibraryUnavailable,
-    load_library,
-)
+from kernels.cpu.library import ISA_NAMES, NativeLibrary
+from tests.native_kernels import native_library_or_skip
 
 # two threads at least, so that tests see tasks shared out
 os.environ.setdefault("ENGINE_CORE_NATIVE_THREADS", "2")
@@ -18,10 +14,7 @@ os.environ.setdefault("ENGINE_CORE_NATIVE_THREADS", "2")
 
 @pytest.fixture(scope="session")
 def library() -> NativeLibrary:
-    try:
-        return load_library()
-    except NativeLibraryUnavailable as error:
-        pytest.skip(str(error))
+    return native_library_or_skip()
 
 
 @pytest.fixture(params=ISA_NAMES)

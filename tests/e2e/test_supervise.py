@@ -1,0 +1,125 @@
+"""`engine-core --supervise` with real engines: what clients and operators see of a restart."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from daemons import run_to_exit, running_daemon
+from raw_client import RawClient
+
+from engine_core.errors import ExitCode
+from frontend import AsyncLLM, RequestOutputKind, SamplingParams
+from protocol.calls import Ping
+from protocol.outputs import FinishReason
+
+PROMPT = {"prompt_token_ids": list(range(5, 30))}
+OPTIONS = ("--supervise", "--num-blocks", 64, "--max-num-batched-tokens", 16)
+
+
+def child_of(daemon):
+    pid = daemon.process.pid
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def wait_until_gone(pid):
+    deadline_s = time.monotonic() + 30
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline_s, f"process {pid} lives on"
+        time.sleep(0.005)
+
+
+def stream(llm):
+    return llm.generate(
+        PROMPT,
+        SamplingParams(
+            max_tokens=200,
+            seed=7,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        ),
+    )
+
+
+async def tokens_and_reason(llm, interrupt=None):
+    """`interrupt` is called once when 20 tokens have come."""
+    tokens = []
+    async for output in stream(llm):
+        tokens += output.outputs[0].token_ids
+        if interrupt is not None and len(tokens) >= 20:
+            interrupt()
+            interrupt = None
+    return tokens, output.outputs[0].finish_reason
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+async def test_a_killed_engine_is_back_by_itself_and_streams_go_on(tiny_llama, number):
+    with running_daemon(tiny_llama, *OPTIONS) as daemon:
+        async with AsyncLLM(daemon.address, reconnect_timeout_s=60) as llm:
+            expected, reason = await tokens_and_reason(llm)
+            assert (len(expected), reason) == (200, "length")
+            first = child_of(daemon)
+
+            def kill():
+                os.kill(first, number)
+                wait_until_gone(first)
+
+            streams = [tokens_and_reason(llm, kill if n == 0 else None) for n in range(3)]
+            for outcome in await asyncio.wait_for(asyncio.gather(*streams), 60):
+                assert outcome == (expected, "length")
+            assert child_of(daemon) != first
+        assert f"the engine died (killed by {number.name}); it is started again" in daemon.log()
+        assert daemon.stop() == ExitCode.DRAINED
+
+
+def test_sigterm_to_the_parent_drains_the_engine_and_both_end(tiny_llama):
+    with running_daemon(tiny_llama, *OPTIONS) as daemon, RawClient(daemon.address) as client:
+        child = child_of(daemon)
+        client.request("long", PROMPT["prompt_token_ids"], max_tokens=200)
+        client.call(Ping())
+        daemon.process.terminate()
+        tokens, end = client.collect("long")["long"]
+        assert (len(tokens), end.finish_reason) == (200, FinishReason.LENGTH)
+        assert daemon.process.wait(30) == ExitCode.DRAINED
+        wait_until_gone(child)
+
+
+def test_a_killed_parent_leaves_nothing_behind(tiny_llama, tmp_path):
+    bind = f"ipc://{tmp_path}/engine.sock"
+    with running_daemon(tiny_llama, *OPTIONS, bind=bind) as daemon:
+        child = child_of(daemon)
+        daemon.process.kill()
+        wait_until_gone(child)
+    with running_daemon(tiny_llama, *OPTIONS, bind=bind) as daemon:
+        assert daemon.stop() == ExitCode.DRAINED
+
+
+def test_the_parent_is_small(tiny_llama):
+    with running_daemon(tiny_llama, *OPTIONS) as daemon:
+        mapped = Path(f"/proc/{daemon.process.pid}/maps").read_text()
+        assert "torch" not in mapped
+        assert "numpy" not in mapped
+        assert "torch" in Path(f"/proc/{child_of(daemon)}/maps").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--model", "/no/such/folder"], ExitCode.START_FAILED),
+        (["--model", "x", "--preemption-mode", "swap"], ExitCode.WRONG_OPTIONS),
+        (["--no-such-option"], ExitCode.WRONG_OPTIONS),
+    ],
+)
+def test_what_cannot_work_is_not_tried_again(arguments, code):
+    done = run_to_exit("--supervise", *arguments)
+    assert done.returncode == code
+    assert "started again" not in done.stderr
+
+
+def test_restarts_without_a_supervisor_are_refused():
+    done = run_to_exit("--model", "x", "--max-restarts", 3)
+    assert done.returncode == ExitCode.WRONG_OPTIONS
+    assert "--max-restarts has no effect without --supervise" in done.stderr
