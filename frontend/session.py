@@ -100,13 +100,17 @@ class EngineSession:
                     else self._recover()
                 )
             assert self._recovery is not None
-            try:
-                await asyncio.shield(self._recovery)
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if self._is_closed and (task is None or not task.cancelling()):
-                    raise ClientClosed("this client was closed") from None
-                raise
+            await self._wait_for(self._recovery)
+
+    async def _wait_for(self, recovery: asyncio.Task[None]) -> None:
+        """Closing the client cancels the recovery, not those that wait for it."""
+        try:
+            await asyncio.shield(recovery)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._is_closed and (task is None or not task.cancelling()):
+                raise ClientClosed("this client was closed") from None
+            raise
 
     def submit(self, request: RequestState) -> None:
         """Send a request. It must be given to `release` in the end."""
