@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import assert_never
 
 import msgspec
@@ -23,6 +23,7 @@ from engine_core.scheduler import (
 )
 from engine_core.server.clients import Client, ClientRegistry
 from engine_core.server.inbox import Inbox, Incoming
+from engine_core.server.limited_log import LimitedLog
 from engine_core.server.outbox import Outbox
 from engine_core.server.validation import RequestValidator
 from kernels.compile_counter import CompileCounter
@@ -99,6 +100,7 @@ class EngineCore:
         self._eos_token_ids = eos_token_ids
         self._compilations = compilations or CompileCounter()
         self._clock = clock
+        self._rejections = LimitedLog(logger, logging.INFO, clock)
         self._started_s = clock()
         self._step_times = StepTimes(self._started_s)
         self.progress = Progress(self._has_work, self._started_s)
@@ -136,7 +138,7 @@ class EngineCore:
         """A step in flight is work, also if all its requests have ended."""
         return bool(self._scheduler.in_flight) or self._scheduler.has_work()
 
-    def _apply(self, incoming: Sequence[Incoming]) -> None:
+    def _apply(self, incoming: Iterable[Incoming]) -> None:
         for client, message in incoming:
             match message:
                 case EngineRequest():
@@ -181,7 +183,9 @@ class EngineCore:
                 observer.on_arrival(message, client.index, now_s)
 
     def _reject(self, client: Client, message: EngineRequest, code: ErrorCode, why: str) -> None:
-        logger.info("rejected request %r of %s: %s", message.request_id, client, why)
+        self._rejections.log(
+            code, f"rejected request {message.request_id!r:.100} of {client}: {why}"
+        )
         self._outbox.post(client, Rejected(request_id=message.request_id, code=code, message=why))
 
     def _abort(self, request_ids: Collection[str]) -> None:
@@ -331,6 +335,7 @@ class EngineCore:
             self._scheduler.statistics(),
             uptime_s=self._clock() - self._started_s,
             num_clients=len(self._clients),
+            num_refused_messages=self._inbox.num_refused_messages,
             step_time_s=self._step_times.total_s,
             model_time_s=self._executor.model_time_s,
             num_compilations_after_ready=self._compilations.num_after_ready,

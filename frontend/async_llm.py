@@ -17,8 +17,9 @@ from frontend.session import EngineSession
 from frontend.tokenizer import Tokenizer
 from frontend.transport import ZmqTransport
 from protocol import calls
-from protocol.addresses import default_address
+from protocol.addresses import check_address, default_address
 from protocol.codec import binary_frame
+from protocol.errors import InvalidParameter
 from protocol.explanations import RequestInfo
 from protocol.outputs import ModelInfo
 
@@ -51,7 +52,7 @@ class AsyncLLM:
         engine_options: none; `launch` takes them.
 
     Raises:
-        InvalidInput: an option that is not one of a client.
+        InvalidInput: an option that is not one of a client, or an address of neither kind.
     """
 
     def __init__(
@@ -71,6 +72,10 @@ class AsyncLLM:
                 "`address`; to start one use `await AsyncLLM.launch(model, ...)`"
             )
         self.address = address or default_address()
+        try:
+            check_address(self.address)
+        except InvalidParameter as error:
+            raise InvalidInput(str(error)) from None
         self._options = ConnectionOptions(
             address=self.address,
             client_name=client_name,

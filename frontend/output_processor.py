@@ -95,6 +95,7 @@ class RequestState:
             sampling_params=params,
             output_token_ids=self.sequences[start].token_ids if stop - start == 1 else [],
             num_sequences=stop - start,
+            is_resumed=self.metrics.engine_request_id is not None,
         )
 
     def append_output(self, index: int, output: EngineCoreOutput, now_s: float) -> bool:

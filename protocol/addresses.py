@@ -4,7 +4,10 @@ import os
 import tempfile
 from pathlib import Path
 
+from protocol.errors import InvalidParameter
+
 SOCKET_NAME = "engine.sock"
+_MAX_PORT = 65_535
 
 
 def default_socket_folder() -> Path:
@@ -19,3 +22,24 @@ def default_socket_folder() -> Path:
 def default_address() -> str:
     """The ZMQ address `ipc://<default_socket_folder()>/engine.sock`."""
     return f"ipc://{default_socket_folder() / SOCKET_NAME}"
+
+
+def check_address(address: str) -> None:
+    """What libzmq would not notice: it takes port 99999 for 34463 and 80x for 80.
+
+    Raises:
+        InvalidParameter: neither ipc://PATH nor tcp://HOST:PORT.
+    """
+    if address.startswith("ipc://"):
+        return
+    if not address.startswith("tcp://"):
+        raise InvalidParameter(
+            f"address {address!r} has no known scheme; use ipc://PATH or tcp://HOST:PORT"
+        )
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    is_number = port.isascii() and port.isdigit() and len(port) <= len(str(_MAX_PORT))
+    if not host or not (port == "*" or (is_number and int(port) <= _MAX_PORT)):
+        raise InvalidParameter(
+            f"the port of {address!r} is {port!r}, it must be a number up to {_MAX_PORT}; use "
+            "ipc://PATH or tcp://HOST:PORT"
+        )

@@ -94,6 +94,8 @@ class EngineStatistics(Message, frozen=True, tag=2):
     """Seconds since the arrival of the oldest waiting request."""
     service_by_tenant: dict[str, float] = {}
     """Policy fair: weighted tokens served, of tenants with unfinished requests."""
+    num_refused_messages: int = 0
+    """Messages that could not be decoded, were of another wire version or came without a HELLO."""
     num_compilations_after_ready: int = 0
     """Kernels that were compiled while serving, each of which made requests wait; 0 unless there is
     a defect."""

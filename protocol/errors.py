@@ -24,6 +24,8 @@ class ErrorCode(enum.StrEnum):
     QUEUE_FULL = "queue_full"
     """The waiting queue is at its limit; try again later."""
     UNKNOWN_REQUEST = "unknown_request"
+    SLOW_CONSUMER = "slow_consumer"
+    """The client did not read what it was sent, and was dropped."""
     INTERNAL = "internal"
 
 

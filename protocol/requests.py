@@ -65,6 +65,8 @@ class EngineRequest(Message, frozen=True, tag=2):
     adapter: str | None = None
     prompt_embeds: TensorRef | None = None
     multimodal_inputs: tuple[MultiModalInput, ...] = ()
+    is_resumed: bool = False
+    """Sent again after the engine was lost: a full queue takes it."""
 
 
 class Abort(Message, frozen=True, tag=3):

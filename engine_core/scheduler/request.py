@@ -78,6 +78,7 @@ class Request:
         tenant: which service counter policy fair charges; None for the client's own.
         num_sequences: samples of the prompt.
         beam_search: if given, the sequences are beams, `num_sequences` of them.
+        is_resumed: sent again after the engine was lost: a full queue takes it.
 
     Raises:
         ValueError: a field outside its limits, or two that contradict each other.
@@ -99,6 +100,7 @@ class Request:
         tenant: str | None = None,
         num_sequences: int = 1,
         beam_search: BeamSearchParams | None = None,
+        is_resumed: bool = False,
     ) -> None:
         if not request_id:
             raise ValueError("request_id is empty; give each request an id of its own")
@@ -126,6 +128,7 @@ class Request:
             )
         self.sampling_params = sampling_params
         self.client_index = client_index
+        self.is_resumed = is_resumed
         self.arrival_time = arrival_time
         self.eos_token_ids = frozenset(eos_token_ids)
         self.cache_salt = cache_salt
@@ -189,6 +192,7 @@ class Request:
             tenant=message.tenant,
             num_sequences=message.num_sequences,
             beam_search=message.beam_search,
+            is_resumed=message.is_resumed,
         )
 
     @property

@@ -202,7 +202,10 @@ class Scheduler(SchedulerInterface):
             pool.finish_request(request, RequestStatus.FINISHED_IGNORED, reason)
 
     def _check_queue(self, request: Request) -> None:
-        """Preempted requests count, and are never refused. An empty queue takes any request."""
+        """Preempted and resumed requests count, and are never refused. An empty queue takes any
+        request."""
+        if request.is_resumed:
+            return
         pool = self._pool
         num_requests, num_tokens = len(pool.waiting), pool.num_queued_tokens
         max_requests, max_tokens = self._config.max_queued_requests, self._config.max_queued_tokens

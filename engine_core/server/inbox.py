@@ -2,14 +2,17 @@
 another wire version, a client that sent no HELLO."""
 
 import hashlib
+import itertools
 import logging
 import secrets
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
 from engine_core.model_files.interface import TokenizerFiles
 from engine_core.server.clients import Client, ClientRegistry
+from engine_core.server.limited_log import LimitedLog
 from engine_core.server.outbox import Outbox
 from engine_core.server.transport import Frame, Transport
 from protocol.base import WIRE_VERSION, Message
@@ -22,6 +25,10 @@ logger = logging.getLogger(__name__)
 
 Incoming = tuple[Client, EngineRequest | Abort | Call]
 
+_MAX_MESSAGES = 256
+_MAX_DRAIN_S = 0.002
+"""So much of the loop's time between two steps: running requests do not wait for a flood."""
+
 
 class Inbox:
     """Reads the transport for the loop.
@@ -29,6 +36,7 @@ class Inbox:
     Args:
         idle_wait_s: how long a blocking drain waits; short enough for heartbeats to be on time.
         welcome: makes the answer to a HELLO: the message and its binary frames.
+        clock: seconds; the loop's.
     """
 
     def __init__(
@@ -39,19 +47,28 @@ class Inbox:
         *,
         idle_wait_s: float,
         welcome: Callable[[Hello], tuple[Message, list[Frame]]],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
         self._clients = clients
         self._outbox = outbox
         self._idle_wait_s = idle_wait_s
         self._welcome = welcome
+        self._clock = clock
+        self._refusals = LimitedLog(logger, logging.WARNING, clock)
 
-    def drain(self, *, block: bool) -> list[Incoming]:
-        """Everything that has arrived, in order. With `block`, wait a while if there is nothing."""
+    @property
+    def num_refused_messages(self) -> int:
+        return self._refusals.num_events
+
+    def drain(self, *, block: bool) -> Iterator[Incoming]:
+        """What has arrived, in each client's order, by turns of the clients: at most so many
+        messages, and for so long, the time that the caller takes for each included. The rest stays
+        for the next call. With `block`, wait a while if there is nothing."""
         if block:
             self._transport.wait(self._idle_wait_s)
-        incoming: list[Incoming] = []
-        for identity, frames in self._transport.receive_all():
+        deadline_s = self._clock() + _MAX_DRAIN_S
+        for identity, frames in itertools.islice(self._transport.receive_all(), _MAX_MESSAGES):
             client = self._clients.find(identity)
             message = self._decode(identity, client, frames)
             match message:
@@ -66,8 +83,9 @@ class Inbox:
                 case Goodbye():
                     self._clients.remove(client)
                 case _:
-                    incoming.append((client, message))
-        return incoming
+                    yield client, message
+            if self._clock() >= deadline_s:
+                return
 
     def _decode(
         self, identity: bytes, client: Client | None, frames: list[Frame]
@@ -86,7 +104,10 @@ class Inbox:
             if client is not None and request_id is not None:
                 # A request that says its id can be refused as that request.
                 reason = str(error).removeprefix("not a client message: ")
-                logger.warning("%s sent an invalid request %r: %s", client, request_id, reason)
+                self._refusals.log(
+                    ErrorCode.INVALID_REQUEST,
+                    f"{client} sent an invalid request {request_id!r:.100}: {reason}",
+                )
                 self._outbox.post(
                     client,
                     Rejected(request_id=request_id, code=ErrorCode.INVALID_REQUEST, message=reason),
@@ -102,7 +123,7 @@ class Inbox:
         self._outbox.post(client, message, frames)
 
     def _send_error(self, identity: bytes, code: ErrorCode, text: str) -> None:
-        logger.warning("refused a message: %s", text)
+        self._refusals.log(code, f"refused a message: {text}")
         self._outbox.send_unregistered(identity, ErrorMessage(code=code.value, message=text))
 
 

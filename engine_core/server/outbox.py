@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from engine_core.server.clients import Client, ClientRegistry
-from engine_core.server.transport import ClientGone, Frame, Transport
+from engine_core.server.transport import ClientGone, Frame, SlowConsumer, Transport
 from protocol.base import Message
 from protocol.codec import encode
-from protocol.outputs import EngineCoreOutputs, Heartbeat
+from protocol.errors import ErrorCode
+from protocol.outputs import EngineCoreOutputs, ErrorMessage, Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ class Outbox:
         self._clients = clients
         self._heartbeat_s = heartbeat_s
         self._clock = clock
+        self._dropped: dict[bytes, ErrorMessage] = {}
+        """What clients that do not read are told as soon as their queue has room."""
         self.draining = False
 
     def send(self, outputs: Mapping[int, EngineCoreOutputs]) -> None:
@@ -52,17 +55,28 @@ class Outbox:
         except ClientGone as gone:
             logger.info("%s is gone: %s", client, gone)
             self._clients.remove(client)
+            if isinstance(gone, SlowConsumer):
+                self._dropped[client.identity] = ErrorMessage(
+                    code=ErrorCode.SLOW_CONSUMER.value,
+                    message=f"this client was dropped, and its requests with it: {gone}; read "
+                    "messages as they come, or ask for less at a time",
+                )
         else:
             client.last_sent_s = self._clock()
 
     def send_unregistered(self, identity: bytes, message: Message) -> None:
-        """Answer a client that has not said HELLO."""
+        """Answer a client that has not said HELLO. One that was dropped is told why instead."""
         try:
-            self._transport.send(identity, [encode(message)])
+            self._transport.send(identity, [encode(self._dropped.get(identity, message))])
+        except SlowConsumer:
+            return
         except ClientGone:
             logger.debug("an unregistered client left before the answer")
+        self._dropped.pop(identity, None)
 
     def _send_heartbeats(self) -> None:
+        for identity, why in list(self._dropped.items()):
+            self.send_unregistered(identity, why)
         due_s = self._clock() - self._heartbeat_s
         for client in self._clients:
             if client.last_sent_s <= due_s:

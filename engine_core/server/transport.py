@@ -3,6 +3,7 @@ permissions."""
 
 import contextlib
 import fcntl
+import ipaddress
 import logging
 import os
 import stat
@@ -14,14 +15,18 @@ from typing import Protocol, Self
 import zmq
 
 from engine_core.errors import AddressInUse, ConfigurationError
-from protocol.addresses import default_address, default_socket_folder
+from protocol.addresses import check_address, default_address, default_socket_folder
+from protocol.errors import InvalidParameter
 
 logger = logging.getLogger(__name__)
 
 Frame = bytes | memoryview
 
 _SEND_QUEUE_MESSAGES = 10_000
-"""A client that lets this many messages pile up has stopped reading, and is let go."""
+"""A client that lets this many messages pile up has stopped reading, and is dropped."""
+_RECEIVE_QUEUE_MESSAGES = 10_000
+"""Of one client; the others do not notice. Then ZMQ stops reading its connection, also the answers
+to heartbeats: more than any good client sends during a step of 8 s."""
 _MAX_MESSAGE_BYTES = 256 * 1024**2
 _PEER_HEARTBEAT_MS = 2_000
 _MAX_UNIX_PATH_BYTES = 107
@@ -29,6 +34,10 @@ _MAX_UNIX_PATH_BYTES = 107
 
 class ClientGone(Exception):
     """The client has left, or has stopped reading."""
+
+
+class SlowConsumer(ClientGone):
+    """The client is there, and its queue is full: it has stopped reading."""
 
 
 class Transport(Protocol):
@@ -39,14 +48,16 @@ class Transport(Protocol):
         ...
 
     def receive_all(self) -> Iterator[tuple[bytes, list[Frame]]]:
-        """Messages that have arrived: (routing id, frames). Never blocks."""
+        """Messages that have arrived, by turns of the clients: (routing id, frames). Never
+        blocks. What is not taken stays."""
         ...
 
     def send(self, identity: bytes, frames: Sequence[Frame]) -> None:
         """Queue a message for one client. Never blocks.
 
         Raises:
-            ClientGone: the client has left or has stopped reading.
+            ClientGone: the client has left.
+            SlowConsumer: it has stopped reading.
         """
         ...
 
@@ -74,19 +85,19 @@ class ZmqTransport:
         if address is None:
             make_private_folder(default_socket_folder())
             address = default_address()
+        try:
+            check_address(address)
+        except InvalidParameter as error:
+            raise ConfigurationError(f"--bind: {error}") from None
         if address.startswith("ipc://"):
             self._resources.enter_context(_owned_socket_path(Path(address.removeprefix("ipc://"))))
-        elif not address.startswith("tcp://"):
-            raise ConfigurationError(
-                f"address {address!r} has no known scheme; use ipc://PATH or tcp://HOST:PORT"
-            )
         context = self._resources.enter_context(zmq.Context())
         self._socket = self._resources.enter_context(context.socket(zmq.ROUTER))
         # An unknown routing id is an error rather than a silent drop: that is how the death of
         # a client shows.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.SNDHWM, _SEND_QUEUE_MESSAGES)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, _RECEIVE_QUEUE_MESSAGES)
         self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, _PEER_HEARTBEAT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4 * _PEER_HEARTBEAT_MS)
@@ -105,6 +116,13 @@ class ZmqTransport:
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         if self.address.startswith("ipc://"):
             Path(self.address.removeprefix("ipc://")).chmod(0o600)
+        elif not _is_loopback(self.address):
+            logger.warning(
+                "%s IS OPEN TO THE NETWORK: whoever reaches this port can use this engine, see its "
+                "requests and stop it; there are no keys and no encryption. Close the port to "
+                "others, or use --bind tcp://127.0.0.1:PORT and a tunnel",
+                self.address,
+            )
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
 
@@ -131,7 +149,7 @@ class ZmqTransport:
         try:
             self._socket.send_multipart([identity, *frames], zmq.NOBLOCK)
         except zmq.Again:
-            raise ClientGone(f"it let {_SEND_QUEUE_MESSAGES} messages pile up") from None
+            raise SlowConsumer(f"it let {_SEND_QUEUE_MESSAGES} messages pile up") from None
         except zmq.ZMQError as error:
             if error.errno in (zmq.ETERM, zmq.ENOTSOCK):
                 raise
@@ -152,6 +170,12 @@ class ZmqTransport:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _is_loopback(endpoint: str) -> bool:
+    """`endpoint` is ZMQ's own, with the address as numbers: tcp://[::1]:5555."""
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
 def make_private_folder(folder: Path) -> None:
@@ -188,9 +212,13 @@ def _owned_socket_path(path: Path) -> Iterator[None]:
             f"the socket path {path} has {len(os.fsencode(path))} bytes, the system's limit is "
             f"{_MAX_UNIX_PATH_BYTES}; choose a shorter one with --bind"
         )
+    if not path.parent.is_dir():
+        raise ConfigurationError(
+            f"cannot listen on ipc://{path}: {path.parent} is not a folder; make it, or choose "
+            "another address with --bind"
+        )
     lock_path = path.with_name(path.name + ".lock")
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigurationError(

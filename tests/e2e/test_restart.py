@@ -59,6 +59,27 @@ async def test_a_killed_daemon_that_comes_back_goes_on_with_the_same_tokens(
             second.close()
 
 
+async def test_streams_resume_though_they_are_more_than_the_queue_takes(tiny_llama, tmp_path):
+    bind = f"ipc://{tmp_path}/engine.sock"
+    options = (*OPTIONS, "--max-num-seqs", 2, "--max-queued-requests", 4)
+    params = parameters(max_tokens=100)
+    first = Daemon(tiny_llama, *OPTIONS, bind=bind)
+    second = None
+    try:
+        async with AsyncLLM(bind, reconnect_timeout_s=60) as llm:
+            tasks = [
+                asyncio.create_task(stream(llm, params, 5, first.process.kill)) for _ in range(8)
+            ]
+            await asyncio.to_thread(first.process.wait)
+            second = await asyncio.to_thread(Daemon, tiny_llama, *options, bind=bind)
+            answers = await asyncio.wait_for(asyncio.gather(*tasks), 60)
+            assert [len(tokens) for tokens in answers] == [100] * 8
+    finally:
+        first.close()
+        if second is not None:
+            second.close()
+
+
 async def test_a_daemon_that_stays_away_ends_its_streams_with_an_error(tiny_llama):
     with running_daemon(tiny_llama, *OPTIONS) as daemon:
         async with AsyncLLM(daemon.address, reconnect_timeout_s=0.5) as llm:

@@ -93,7 +93,7 @@ def same_but_for_near_ties(reference, prompts, tokens, expected):
 
 
 def test_all_at_once(reference, prompts, together):
-    """Proves S233, S234."""
+    """Proves S233."""
     for prompt, tokens in zip(prompts, together, strict=True):
         assert len(tokens) == NUM_OUTPUT
         assert_greedy(reference, prompt, tokens)

@@ -132,12 +132,17 @@ def test_garbage_is_answered_with_an_error_and_the_sender_may_go_on(daemon, expe
         assert client.complete(PROMPT, request_id="after")[0] == expected
 
 
-def test_a_client_of_another_wire_version_is_told_both_versions(daemon, expected):
+@pytest.mark.parametrize(
+    "hello", [[1, WIRE_VERSION + 1, {"new": "layout"}], [1, WIRE_VERSION - 1, "old", True]]
+)
+def test_a_client_of_another_wire_version_is_told_both_versions(daemon, expected, hello):
     with RawClient(daemon.address, greet=False) as client:
-        client.socket.send(msgspec.msgpack.encode([1, WIRE_VERSION + 1, {"new": "layout"}]))
+        client.socket.send(msgspec.msgpack.encode(hello))
         answer = client.wait_for(ErrorMessage)
         assert answer.code == ErrorCode.WIRE_VERSION
-        assert f"wire version {WIRE_VERSION + 1}" in answer.message
+        assert f"wire version {hello[1]}" in answer.message
+        client.request("stranger", PROMPT)
+        assert client.wait_for(ErrorMessage).code == ErrorCode.HELLO_REQUIRED
 
 
 def test_whoever_does_not_say_hello_is_asked_to(daemon, expected):

@@ -7,6 +7,7 @@ happened when.
 import itertools
 import time
 from collections import deque
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -16,12 +17,19 @@ from engine_core.core import EngineCore
 from engine_core.executor import InProcessExecutor
 from engine_core.kv_cache import KVCacheManager
 from engine_core.lifecycle import Lifecycle
-from engine_core.scheduler import ModelRunnerOutput, Scheduler, SchedulerConfig
+from engine_core.scheduler import (
+    DuplicateRequestId,
+    ModelRunnerOutput,
+    QueueFull,
+    Scheduler,
+    SchedulerConfig,
+)
 from engine_core.server.clients import ClientRegistry
 from engine_core.server.validation import RequestValidator
-from protocol.outputs import FinishReason
+from protocol.errors import ErrorCode
+from protocol.outputs import FinishReason, Rejected
 from protocol.requests import Abort, EngineRequest
-from protocol.sampling import SamplingParams
+from protocol.sampling import BeamSearchParams, SamplingParams
 from tests.protocol.all_outputs import all_outputs
 
 
@@ -58,6 +66,8 @@ class Runner:
 
 class Script:
     """Stands where the inbox stands: what arrives before each step, then nothing but the end."""
+
+    num_refused_messages = 0
 
     def __init__(self, arrivals, lifecycle, log):
         self.arrivals = deque(arrivals)
@@ -326,3 +336,59 @@ def test_times_of_steps_that_overlap_are_counted_once(depth):
 def test_a_scheduler_that_plans_further_than_the_executor_runs_is_refused():
     with pytest.raises(ValueError, match=r"plans 2 steps ahead, the executor runs 1"):
         Served(2, runner_depth=1)
+
+
+def test_the_engine_makes_a_request_of_a_message_and_gives_it_to_the_scheduler():
+    """With every field that it serves. Proves S234."""
+    served = Served(1, eos=(7,), runs=False, clock=lambda: 12.5)
+    added = []
+    served.core._scheduler.add_request = added.append
+    served.core._validator = SimpleNamespace(check=lambda message: None)
+    fields = {
+        "request_id": "mine",
+        "prompt_token_ids": [4, 5],
+        "sampling_params": SamplingParams(max_tokens=9, temperature=0.5),
+        "output_token_ids": [6],
+        "priority": 3,
+        "tenant": "team",
+        "cache_salt": "salt",
+        "adapter": "lora",
+        "is_resumed": True,
+    }
+    several = {"num_sequences": 2, "beam_search": BeamSearchParams(beam_width=2)}
+    message = EngineRequest(**fields)
+    beams = msgspec.structs.replace(message, request_id="b", output_token_ids=[], **several)
+    not_served = {"prompt_embeds", "multimodal_inputs"}
+    assert {*fields, *several, *not_served} == {*EngineRequest.__struct_fields__}
+    served.core._apply([(served.client, message), (served.client, beams)])
+    request, of_beams = added
+    assert request.prompt.tolist() == fields.pop("prompt_token_ids")
+    for name, value in fields.items():
+        assert getattr(request, name) == value
+    assert (request.client_index, request.arrival_time) == (served.client.index, 12.5)
+    assert request.eos_token_ids == {7}
+    assert (of_beams.num_sequences, of_beams.beam_search is not None) == (2, True)
+    assert served.client.request_ids == {"mine", "b"}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (QueueFull("full"), ErrorCode.QUEUE_FULL),
+        (DuplicateRequestId("twice"), ErrorCode.DUPLICATE_REQUEST_ID),
+        (ValueError("wrong"), ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_what_the_scheduler_refuses_is_answered_with_its_reason(error, code):
+    """And is not its client's. Proves S234."""
+    served = Served(1, runs=False)
+    answers = []
+
+    def refuse(request):
+        raise error
+
+    served.core._scheduler.add_request = refuse
+    served.sent.post = lambda client, message: answers.append((client, message))
+    served.core._apply([(served.client, ask("a", 3, 3))])
+    assert answers == [(served.client, Rejected(request_id="a", code=code, message=str(error)))]
+    assert not served.client.request_ids

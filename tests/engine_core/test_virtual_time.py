@@ -17,10 +17,10 @@ from engine_core.server.inbox import Inbox
 from engine_core.server.outbox import Outbox
 from engine_core.server.validation import RequestValidator
 from protocol.base import WIRE_VERSION
-from protocol.calls import Drain, Ping
+from protocol.calls import Drain, ListRequests, Ping
 from protocol.codec import decode_engine_message, encode
 from protocol.outputs import CallResult, EngineCoreOutputs, FinishReason, Heartbeat
-from protocol.requests import Call, EngineRequest, Hello
+from protocol.requests import Abort, Call, EngineRequest, Goodbye, Hello
 from protocol.sampling import SamplingParams
 
 STEP_S = 10.0
@@ -36,7 +36,8 @@ class Clock:
 
 
 class MemoryTransport:
-    """Messages arrive at their time; waiting moves the clock."""
+    """Messages arrive at their time: (seconds, message), or (seconds, message, client). Waiting
+    moves the clock."""
 
     def __init__(self, clock, arrivals):
         self.clock = clock
@@ -49,11 +50,12 @@ class MemoryTransport:
 
     def receive_all(self):
         while self.arrivals and self.arrivals[0][0] <= self.clock.now_s:
-            yield b"client", [encode(self.arrivals.pop(0)[1])]
+            _, message, *client = self.arrivals.pop(0)
+            yield client[0] if client else b"client", [encode(message)]
 
     def send(self, identity, frames):
-        assert identity == b"client"
-        self.sent.append((self.clock.now_s, decode_engine_message(frames[0])))
+        if identity == b"client":
+            self.sent.append((self.clock.now_s, decode_engine_message(frames[0])))
 
 
 class SlowRunner:
@@ -166,3 +168,42 @@ def test_a_call_is_answered_between_two_steps():
         (at_s, m) for at_s, m in sent if isinstance(m, CallResult) and m.call_id == 4
     ]
     assert (at_s, answer.result.uptime_s) == (1015, 15.0)
+
+
+def test_steps_run_beside_a_flood_of_calls():
+    """Of 10,000 that have arrived some are answered before each step; none is lost."""
+    flood = [(1006, Call(call_id=n, call=Ping()), b"flood") for n in range(10_000)]
+    sent, _ = serve(
+        (1000, HELLO, b"flood"), (1000, HELLO), (1005, REQUEST), *flood,
+        (1007, Call(call_id=1, call=Ping())), (9000, Call(call_id=2, call=Drain())),
+    )  # fmt: skip
+    outputs = [at_s for at_s, message in sent if isinstance(message, EngineCoreOutputs)]
+    assert outputs == [1015, 1025, 1035]
+    [(pong_s, _), _] = [(at_s, m) for at_s, m in sent if isinstance(m, CallResult)]
+    assert pong_s == 1035, "messages behind the flood, on a transport without turns"
+
+
+def test_an_abort_ends_requests_of_its_sender_alone():
+    _, core = serve(
+        (1000, HELLO), (1000, HELLO, b"other"), (1005, REQUEST),
+        (1007, Abort(request_ids=("r",)), b"other"), (1100, Call(call_id=1, call=Drain())),
+    )  # fmt: skip
+    assert core.statistics().num_finished == {"stop": 0, "length": 1, "abort": 0, "error": 0}
+
+
+def test_the_departure_of_a_client_ends_its_own_requests_alone():
+    _, core = serve(
+        (1000, HELLO), (1000, HELLO, b"other"), (1005, REQUEST),
+        (1005, msgspec.structs.replace(REQUEST, request_id="s"), b"other"),
+        (1007, Goodbye(), b"other"), (1100, Call(call_id=1, call=Drain())),
+    )  # fmt: skip
+    assert core.statistics().num_finished == {"stop": 0, "length": 1, "abort": 1, "error": 0}
+
+
+def test_a_finished_request_is_no_longer_its_clients():
+    sent, _ = serve(
+        (1000, HELLO), (1005, REQUEST), (1007, Call(call_id=1, call=ListRequests())),
+        (1100, Call(call_id=2, call=ListRequests())), (1200, Call(call_id=3, call=Drain())),
+    )  # fmt: skip
+    answers = [message.result for _, message in sent if isinstance(message, CallResult)]
+    assert [answer.request_ids for answer in answers[:2]] == [["r"], []]

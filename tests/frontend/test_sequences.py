@@ -74,6 +74,17 @@ async def test_the_prompt_is_sent_once_with_all_that_the_engine_needs():
     assert (message.num_sequences, message.prompt_token_ids) == (3, [1, 2])
     assert (message.priority, message.tenant, message.sampling_params.seed) == (3, "team", 10)
     assert request.metrics.engine_request_id == message.request_id
+    assert not message.is_resumed
+
+
+async def test_what_is_sent_again_says_that_it_is_resumed():
+    processor, request, _ = in_flight()
+    assert processor.drop_wire_ids() == [request]
+    [again] = processor.wire_requests(request)
+    assert again.is_resumed, "also if nothing of it has come"
+    processor.process_outputs(columns((again.request_id, 1, 5)))
+    assert processor.drop_wire_ids() == [request]
+    assert [part.is_resumed for part in processor.wire_requests(request)] == [True] * 3
 
 
 async def test_after_a_loss_outputs_under_the_old_ids_reach_nothing():

@@ -13,10 +13,3 @@ def test_every_scheduling_option_is_on_the_page():
     missing = [f.name for f in fields if f"--{f.name.replace('_', '-')}" not in PAGE]
     missing = [name for name in missing if f"--no-{name.replace('_', '-')}" not in PAGE]
     assert not missing
-
-
-def test_there_is_advice_on_sequences_prefix_caching_and_the_heap():
-    """Proves S235."""
-    advice = PAGE[PAGE.index("Tuning") :]
-    for topic in ("--max-num-seqs", "refix caching", "heap"):
-        assert topic in advice

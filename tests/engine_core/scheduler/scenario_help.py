@@ -29,6 +29,7 @@ _FIELDS = (
     "cache_salt",
     "client_index",
     "eos_token_ids",
+    "is_resumed",
     "num_sequences",
     "priority",
 )

@@ -76,3 +76,18 @@ def test_a_steady_decode_step_runs_no_python_a_sequence():
     """Eight times the sequences, the same lines; outputs leave as columns. Proves S104."""
     few, many = decoding(8), decoding(64)
     assert lines_run(lambda: step(many)) - lines_run(lambda: step(few)) < 64 - 8
+
+
+@pytest.mark.parametrize(("policy", "most"), [("fcfs", 1.0), ("priority", 1.5)])
+def test_taking_and_aborting_a_request_costs_no_more_than_the_logarithm_of_the_queue(policy, most):
+    """As the advice on tuning says: a heap under priority. Proves S235."""
+    costs = []
+    for num_waiting in (20, 10_000):
+        scenario = decoding(1, scheduling_policy=policy, max_num_seqs=8)
+        scenario.add(*[make_request(f"waits{index}", 3) for index in range(num_waiting)])
+        some = [f"waits{index}" for index in range(5, 15)]
+        aborted = lines_run(lambda some=some, scenario=scenario: scenario.abort(*some))
+        costs.append((aborted, lines_run(scenario.plan)))  # takes seven
+    (few_aborted, few_taken), (many_aborted, many_taken) = costs
+    assert many_aborted <= most * few_aborted
+    assert many_taken <= most * few_taken

@@ -4,8 +4,10 @@ import struct
 
 import pytest
 from driving import Drive, make_request, make_scheduler
+from scenario_help import Scenario
+from scenario_help import make_request as scenario_request
 
-from engine_core.scheduler import ModelRunnerOutput, RequestStatus
+from engine_core.scheduler import ModelRunnerOutput, RequestStatus, stop
 from protocol.outputs import FinishReason, Logprobs
 from tests.protocol.all_outputs import all_outputs
 
@@ -48,8 +50,33 @@ def test_max_tokens_and_max_model_len_end_with_length_and_a_stop_token_goes_befo
     assert only_output(request, [2]).finish_reason is FinishReason.STOP
 
 
+def test_only_sequences_that_may_stop_are_looked_at_one_by_one(monkeypatch):
+    """Of 20 running, in a step whose token stops none, one or some of them. Proves S230."""
+    scenario = Scenario(
+        *[
+            scenario_request(f"r{n}", 5, eos_token_ids=(2,), stop_token_ids=(10 + n,))
+            for n in range(20)
+        ]
+    )
+    for _ in range(2):
+        scenario.update_with_array(scenario.plan())
+    seen = []
+
+    def spy(sequence, max_model_len):
+        seen.append(sequence.request.request_id)
+        return check_stop(sequence, max_model_len)
+
+    check_stop = stop.check_stop
+    monkeypatch.setattr(stop, "check_stop", spy)
+    for token_id, num_left in ((7, 20), (40, 20), (2, 0)):
+        seen.clear()
+        scenario.update_with_array(scenario.plan(), token_id)
+        assert len(seen) == (20 if token_id == 2 else 0)
+        assert scenario.counts == (num_left, 0)
+
+
 def test_tokens_behind_the_stop_are_dropped_with_their_logprobs():
-    """Proves S225, S230."""
+    """Proves S225."""
     drive = Drive(make_scheduler(), make_request("a", 3, stop_token_ids=(5,)))
     drive.step()
     request = drive.requests[0]

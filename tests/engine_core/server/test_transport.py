@@ -14,6 +14,7 @@ from engine_core.server.transport import ClientGone, ZmqTransport, make_private_
 
 @pytest.fixture
 def address(tmp_path):
+    (tmp_path / "s").mkdir()
     return f"ipc://{tmp_path}/s/engine.sock"
 
 
@@ -43,11 +44,19 @@ def test_frames_go_both_ways(address):
         assert client.recv_multipart() == [b"answer"]
 
 
-def test_the_socket_and_its_folder_are_private(address, tmp_path):
-    with ZmqTransport(address):
-        assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o700
-        assert stat.S_IMODE((tmp_path / "s" / "engine.sock").stat().st_mode) == 0o600
-    assert not (tmp_path / "s" / "engine.sock").exists()
+def test_the_default_socket_is_private_and_so_is_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = tmp_path / "engine-core"
+    with ZmqTransport(None):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE((folder / "engine.sock").stat().st_mode) == 0o600
+    assert not (folder / "engine.sock").exists()
+
+
+def test_the_folder_of_an_address_by_hand_must_exist(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"new/dir is not a folder; make it, or choose"):
+        ZmqTransport(f"ipc://{tmp_path}/new/dir/engine.sock")
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_second_engine_on_a_unix_socket_is_told_that_it_is_in_use(address):
@@ -59,7 +68,6 @@ def test_a_second_engine_on_a_unix_socket_is_told_that_it_is_in_use(address):
 
 
 def test_a_socket_left_by_a_dead_engine_does_not_stand_in_the_way(address, tmp_path):
-    (tmp_path / "s").mkdir()
     stale = socket.socket(socket.AF_UNIX)
     stale.bind(str(tmp_path / "s" / "engine.sock"))
     stale.close()
@@ -75,11 +83,64 @@ def test_a_tcp_port_in_use_is_refused_and_port_zero_picks_one():
 
 
 @pytest.mark.parametrize(
-    "wrong", ["http://x", "localhost:5", "tcp://nonsense", "ipc:///dev/null/x"]
+    ("wrong", "words"),
+    [
+        ("http://x", "use ipc://PATH or tcp://HOST:PORT"),
+        ("localhost:5", "use ipc://PATH or tcp://HOST:PORT"),
+        ("tcp://nonsense", "use ipc://PATH or tcp://HOST:PORT"),
+        ("tcp://localhost:99999", "is '99999', it must be a number up to 65535"),
+        ("tcp://localhost:65536", "is '65536'"),
+        ("tcp://localhost:-1", "is '-1'"),
+        ("tcp://localhost:80x", "is '80x'"),
+        ("ipc:///dev/null/x", "/dev/null is not a folder"),
+    ],
 )
-def test_addresses_that_cannot_work_are_refused(wrong):
-    with pytest.raises(ConfigurationError):
+def test_addresses_that_cannot_work_are_refused(wrong, words):
+    """ZMQ takes port 99999 for 34463."""
+    with pytest.raises(ConfigurationError, match=words):
         ZmqTransport(wrong)
+
+
+@pytest.mark.parametrize(
+    ("bind", "is_open"),
+    [("tcp://0.0.0.0:0", True), ("tcp://*:*", True), ("tcp://127.0.0.2:0", False)],
+)
+def test_an_address_that_others_reach_is_said_loudly(bind, is_open, caplog):
+    with ZmqTransport(bind) as engine:
+        warned = [record.getMessage() for record in caplog.records]
+        assert len(warned) == is_open
+        if is_open:
+            assert f"{engine.address} IS OPEN TO THE NETWORK" in warned[0]
+            assert "--bind tcp://127.0.0.1:PORT" in warned[0]
+
+
+def test_a_client_that_floods_is_held_back_and_the_others_take_turns_with_it(address, monkeypatch):
+    """And nothing of what it sent is lost."""
+    monkeypatch.setattr("engine_core.server.transport._RECEIVE_QUEUE_MESSAGES", 100)
+    with ZmqTransport(address) as engine, zmq.Context() as context:
+        flooding, other = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
+        flooding.setsockopt(zmq.SNDHWM, 100)
+        flooding.setsockopt(zmq.SNDTIMEO, 300)
+        num_sent = 0
+        with flooding, other:
+            flooding.connect(address)
+            other.connect(address)
+            with pytest.raises(zmq.Again):
+                while num_sent < 5000:
+                    flooding.send(num_sent.to_bytes(10_000))
+                    num_sent += 1
+            assert num_sent < 1000, "both queues and what the kernel holds"
+            for number in range(5):
+                other.send(b"other%d" % number)
+            time.sleep(0.5)  # they arrive
+            messages = engine.receive_all()
+            turns = [bytes(next(messages)[1][0])[:5] == b"other" for _ in range(12)]
+            assert turns.count(True) == 5
+            received = [frames for _, frames in messages]
+            while len(received) + 12 - 5 < num_sent:
+                engine.wait(5)
+                received += [frames for _, frames in engine.receive_all()]
+        assert [int.from_bytes(frames[0]) for frames in received] == list(range(7, num_sent))
 
 
 def test_a_unix_path_beyond_the_systems_limit_is_refused_with_the_limit(tmp_path):

@@ -1,0 +1,205 @@
+"""What the inbox takes in at a time, what it refuses, and what the log says of it."""
+
+import itertools
+import logging
+import time
+
+import msgspec
+import pytest
+import zmq
+
+from engine_core.server.clients import ClientRegistry
+from engine_core.server.inbox import Inbox
+from engine_core.server.limited_log import LimitedLog
+from engine_core.server.outbox import Outbox
+from engine_core.server.transport import ZmqTransport
+from protocol.base import WIRE_VERSION
+from protocol.calls import Ping
+from protocol.codec import decode_engine_message, encode
+from protocol.errors import ErrorCode
+from protocol.outputs import ErrorMessage, Heartbeat
+from protocol.requests import Call, Hello
+
+HELLO = encode(Hello(wire_version=WIRE_VERSION))
+PING = encode(Call(call_id=1, call=Ping()))
+
+
+class ScriptedTransport:
+    """Has these frames of one client."""
+
+    def __init__(self, frames):
+        self.frames = list(frames)
+        self.sent = []
+
+    def wait(self, timeout_s):
+        assert self.frames, "waits though there is something to read"
+
+    def receive_all(self):
+        while self.frames:
+            yield b"client", [self.frames.pop(0)]
+
+    def send(self, identity, frames):
+        self.sent.append(decode_engine_message(frames[0]))
+
+
+def make_inbox(transport, clock=lambda: 0.0):
+    clients = ClientRegistry()
+    outbox = Outbox(transport, clients, heartbeat_s=1e9, clock=clock)
+    inbox = Inbox(
+        transport,
+        clients,
+        outbox,
+        idle_wait_s=1.0,
+        welcome=lambda hello: (Heartbeat(), []),  # any message will do
+        clock=clock,
+    )
+    return inbox, clients
+
+
+@pytest.mark.parametrize("block", [False, True])
+def test_a_pass_takes_so_many_messages_and_leaves_the_others_for_the_next(block):
+    transport = ScriptedTransport([HELLO, *[PING] * 999])
+    inbox, _ = make_inbox(transport)
+    counts = [len(list(inbox.drain(block=block))) for _ in range(4)]
+    assert counts == [255, 256, 256, 232]
+    assert not transport.frames
+
+
+def test_garbage_counts_as_messages_do():
+    transport = ScriptedTransport([b"\xc1"] * 300)
+    inbox, _ = make_inbox(transport)
+    assert not list(inbox.drain(block=False))
+    assert len(transport.frames) == 300 - 256
+
+
+def test_a_pass_has_so_much_time_the_callers_included():
+    """A message takes the caller 0.3 ms."""
+    now_s = itertools.count(0.0, 0.0001)
+    transport = ScriptedTransport([HELLO, *[PING] * 100])
+    inbox, _ = make_inbox(transport, lambda: next(now_s))
+    num_taken = 0
+    for _ in inbox.drain(block=False):
+        num_taken += 1
+        next(now_s), next(now_s), next(now_s)
+    assert 3 <= num_taken <= 7
+    assert len(transport.frames) == 100 - num_taken
+
+
+def test_the_time_to_wait_for_messages_is_not_theirs(tmp_path):
+    """With messages left a blocking pass returns at once."""
+    address = f"ipc://{tmp_path}/s"
+    with (
+        ZmqTransport(address) as transport,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as client,
+    ):
+        clients = ClientRegistry()
+        outbox = Outbox(transport, clients, heartbeat_s=1e9)
+        inbox = Inbox(
+            transport,
+            clients,
+            outbox,
+            idle_wait_s=60.0,
+            welcome=lambda hello: (Heartbeat(), []),
+        )
+        client.connect(address)
+        for frame in [HELLO, *[PING] * 1000]:
+            client.send(frame)
+        num_taken = 0
+        while num_taken < 1000:
+            taken = len(list(inbox.drain(block=True)))
+            assert taken <= 256
+            num_taken += taken
+        assert num_taken == 1000
+
+
+@pytest.mark.parametrize("version", [0, WIRE_VERSION - 1, WIRE_VERSION + 1])
+def test_a_client_of_another_wire_version_is_not_let_in(version):
+    """Also an older one, whose HELLO decodes as ours."""
+    transport = ScriptedTransport([encode(Hello(wire_version=version)), PING])
+    inbox, clients = make_inbox(transport)
+    assert not list(inbox.drain(block=False))
+    assert not len(clients)
+    refused, stranger = transport.sent
+    assert isinstance(refused, ErrorMessage)
+    assert refused.code == ErrorCode.WIRE_VERSION
+    assert f"wire version {version}, this side speaks {WIRE_VERSION}" in refused.message
+    assert stranger.code == ErrorCode.HELLO_REQUIRED
+
+
+def test_garbage_is_counted_and_logged_once_a_second_of_each_kind(caplog):
+    now_s = 0.0
+    transport = ScriptedTransport([])
+    inbox, _ = make_inbox(transport, lambda: now_s)
+    bad_request = msgspec.msgpack.encode([2, "r" * 9000, []])
+
+    def receive(*frames):
+        nonlocal now_s
+        now_s += 0.5
+        transport.frames += frames
+        list(inbox.drain(block=False))
+        lines = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return lines
+
+    assert ["not a client message" in line for line in receive(*[b"\xc1"] * 30)] == [True]
+    assert receive(*[b"\xc1"] * 20) == []
+    [garbage, stranger] = receive(b"\xc1", PING, PING)
+    assert garbage.endswith("(and 49 more like it before)")
+    assert "HELLO" in stranger
+    [invalid] = receive(HELLO, bad_request, bad_request)
+    assert "invalid request 'rrr" in invalid
+    assert len(invalid) < 600
+    assert inbox.num_refused_messages == 30 + 20 + 3 + 2
+    assert len(transport.sent) == 30 + 20 + 3 + 3, "each sender is answered"
+
+
+def test_a_line_that_is_not_limited_says_nothing_of_others(caplog):
+    now_s = 0.0
+    log = LimitedLog(logging.getLogger("test"), logging.WARNING, lambda: now_s)
+    for now_s in (0.0, 1.0, 2.0):
+        log.log("kind", f"at {now_s:g}")
+    log.log("another kind", "x" * 10_000)
+    assert caplog.messages == ["at 0", "at 1", "at 2", "x" * 500]
+
+
+def test_a_client_that_does_not_read_is_dropped_and_told_so_when_it_reads(tmp_path, monkeypatch):
+    """Not blocked by it, the engine goes on."""
+    monkeypatch.setattr("engine_core.server.transport._SEND_QUEUE_MESSAGES", 100)
+    address = f"ipc://{tmp_path}/s"
+    with (
+        ZmqTransport(address) as transport,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as client,
+    ):
+        inbox, clients = make_inbox(transport)
+        client.setsockopt(zmq.RCVHWM, 10)
+        client.connect(address)
+        client.send(HELLO)
+        while not len(clients):
+            list(inbox.drain(block=True))
+        [slow] = clients
+        outbox = inbox._outbox
+        padding = b"x" * 10_000
+        num_sent = 0
+        while len(clients):
+            outbox.post(slow, Heartbeat(), [padding])
+            num_sent += 1
+            assert num_sent < 10_000, "all that the client does not read is kept"
+        assert clients.take_departed() == [slow]
+        outbox.send({})  # it still does not read
+        client.send(PING)
+        end = None
+        deadline = time.monotonic() + 30
+        while not isinstance(end, ErrorMessage):
+            assert time.monotonic() < deadline
+            list(inbox.drain(block=False))
+            outbox.send({})
+            if client.poll(10):
+                end = decode_engine_message(client.recv_multipart()[0])
+        assert end.code == ErrorCode.SLOW_CONSUMER
+        assert "was dropped, and its requests with it: it let 100 messages pile up" in end.message
+        outbox.send({})
+        while client.poll(100):
+            again = decode_engine_message(client.recv_multipart()[0])
+            assert again.code == ErrorCode.HELLO_REQUIRED  # to its ping
