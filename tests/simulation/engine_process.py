@@ -26,7 +26,7 @@ from tests.engine_core.scheduler.paged_model import VOCAB, PagedModel
 from tests.frontend.fake_model import welcome
 from tests.simulation.sim_zmq import Network, Process, SimSocket, SimZmq
 
-ADDRESS = "tcp://simulated:1"
+ADDRESS = "tcp://127.0.0.1:7"
 HEARTBEAT_S = 0.25
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 200

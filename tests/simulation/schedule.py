@@ -41,7 +41,7 @@ class Settings:
     num_drains: tuple[int, ...] = (0, 0, 1)
     num_jumps: tuple[int, ...] = (0, 0, 1)
     fault_rate: tuple[float, ...] = (0.0, 0.0, 0.02)
-    max_queued: tuple[int | None, ...] = (None,)
+    max_queued: tuple[int | None, ...] = (None, None, 4)
     away_s: tuple[float, ...] = (0.05, 0.5, 3.0)
     stays_away: tuple[bool, ...] = (False, False, False, True)
     """Behind a drain the engine is started again only when all clients have given up."""
