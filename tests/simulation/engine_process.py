@@ -156,6 +156,7 @@ class EngineProcess:
                 outbox,
                 idle_wait_s=HEARTBEAT_S,
                 welcome=lambda hello: (message, list(frames)),
+                clock=self.clock,
             ),
             outbox=outbox,
             clients=self.clients,

@@ -5,6 +5,7 @@ import asyncio
 import dataclasses
 import logging
 from random import Random
+from typing import Any
 from unittest import mock
 
 import frontend.output_processor as output_processor
@@ -52,6 +53,17 @@ class Settings:
     num_floods: tuple[int, ...] = (0,) * 9 + (1,)
     num_corrupted: tuple[int, ...] = (0,) * 9 + (1,)
     """Spans of time in which all requests of a client arrive as garbage."""
+
+
+def only(**what: tuple[Any, ...]) -> Settings:
+    """No faults but those."""
+    nothing = {
+        field.name: (False,) if field.name == "stays_away" else (0,)
+        for field in dataclasses.fields(Settings)
+        if field.name.startswith("num_") or field.name in ("fault_rate", "stays_away")
+    }
+    kept = {"num_clients": (3,), "num_requests": (6,), "max_queued": (None,)}
+    return Settings(**(nothing | kept | what))
 
 
 @dataclasses.dataclass

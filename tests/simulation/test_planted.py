@@ -9,9 +9,12 @@ import pytest
 import frontend.session as session_module
 import frontend.transport as transport_module
 from engine_core.kv_cache.copies import PendingCopies
+from engine_core.scheduler.request import Request
+from engine_core.server import inbox as inbox_module
 from frontend.session import EngineSession
 from frontend.transport import ZmqTransport
 from tests.simulation.schedule import Violation, run_schedule
+from tests.simulation.test_schedules import largest_gap_of_floods
 
 _MOST_SCHEDULES = 1500
 
@@ -41,6 +44,13 @@ def refused_requests_are_sent_for_ever():
     stack.enter_context(mock.patch.object(session_module, "_MAX_REPORTS", 10**9))
     stack.enter_context(mock.patch.object(session_module, "_MAX_BACK_OFF_S", 0.0))
     return stack
+
+
+def resumed_requests_count_as_new():
+    """A4."""
+    return mock.patch.object(
+        Request, "is_resumed", property(lambda _: False, lambda *_: None), create=True
+    )
 
 
 def close_cancels_those_that_wait():
@@ -80,6 +90,7 @@ PLANTS = [
     unread_messages_are_lost,
     again_reaches_the_caller,
     refused_requests_are_sent_for_ever,
+    resumed_requests_count_as_new,
     close_cancels_those_that_wait,
     plans_change_later,
     new_requests_do_not_wait_for_the_engine,
@@ -97,3 +108,13 @@ def test_a_planted_defect_is_found(plant, record_property):
                 record_property("num_schedules", seed + 1)
                 return
     pytest.fail(f"not found in {_MOST_SCHEDULES} schedules")
+
+
+@pytest.mark.slow
+def test_an_unbounded_reading_of_messages_is_found():
+    """A7."""
+    with (
+        mock.patch.object(inbox_module, "_MAX_MESSAGES", 10**9),
+        mock.patch.object(inbox_module, "_MAX_DRAIN_S", 10**9),
+    ):
+        assert largest_gap_of_floods(10) > 2.0

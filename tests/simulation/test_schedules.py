@@ -3,7 +3,7 @@
 import pytest
 
 from tests.profiles import examples
-from tests.simulation.schedule import run_schedule
+from tests.simulation.schedule import only, run_schedule
 
 _CHUNK = 125
 
@@ -13,6 +13,16 @@ def test_every_request_ends_once_with_the_models_tokens(chunk):
     reports = [run_schedule(seed) for seed in range(chunk * _CHUNK, (chunk + 1) * _CHUNK)]
     assert sum(report.num_finished for report in reports) > 200
     assert sum(report.num_lives > 1 for report in reports) > 10, "the faults strike"
+
+
+def largest_gap_of_floods(num_schedules):
+    """Seconds between two outputs of any request, while a client sends more than can be taken in."""
+    floods = only(num_floods=(1,))
+    return max(run_schedule(seed, floods).largest_gap_s for seed in range(num_schedules))
+
+
+def test_a_flood_of_one_client_does_not_stop_the_others():
+    assert largest_gap_of_floods(10) < 0.5
 
 
 def test_a_seed_gives_the_same_schedule_again():
