@@ -1,4 +1,4 @@
-"""The process: start up, main loop, shut down; one JSON line on stdout, and the exit code."""
+"""The process: start up, main loop, shut down; what stdout says, and the exit code."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from engine_core.startup.before_torch import (
 )
 from engine_core.startup.phases import StartPhases
 from engine_core.watchdog import Watchdog
+from protocol.addresses import default_address
 from protocol.outputs import FinishReason
 
 if TYPE_CHECKING:
@@ -99,8 +100,9 @@ def _serve(core: EngineCore) -> int:
 
 
 def _announce(config: EngineConfig, phases: StartPhases) -> None:
-    """The one line on stdout. A parent that has exited is no reason to fail."""
-    line = {
+    """One line of JSON on stdout, or a text for a person. A parent that has exited is no reason to
+    fail."""
+    document = {
         "event": "ready",
         "address": config.address,
         "model": config.model,
@@ -112,11 +114,26 @@ def _announce(config: EngineConfig, phases: StartPhases) -> None:
         "ready_s": round(phases.total_s, 3),
         "phases_s": {phase: round(spent_s, 3) for phase, spent_s in phases.spent_s().items()},
     }
+    text = _for_a_person(config, phases) if sys.stdout.isatty() else json.dumps(document)
     try:
-        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.write(text + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
         logger.warning("standard output is closed")
+
+
+def _for_a_person(config: EngineConfig, phases: StartPhases) -> str:
+    address = "" if config.address == default_address() else f" --address {config.address}"
+    return (
+        f"\nServing {config.model} at {config.address}\n"
+        f"({config.weights} weights, up to {config.scheduler.max_model_len:,} tokens a request, "
+        f"ready after {phases.total_s:.1f} s).\n\n"
+        "In another terminal:\n"
+        f"  engine-client{address} chat\n"
+        f'  engine-client{address} complete "Once upon a time"\n'
+        f"  engine-client{address} info\n\n"
+        "Ctrl-C stops the daemon.\n"
+    )
 
 
 def _share_the_cores() -> None:

@@ -61,6 +61,7 @@ class TraceArrival(_Event, frozen=True, kw_only=True, tag="arrive"):
     client_index: int = 0
     salt: str | None = None
     adapter: str | None = None
+    timeout_s: float | None = None
 
 
 class TraceAbort(_Event, frozen=True, kw_only=True, tag="abort"):
@@ -209,6 +210,7 @@ class TraceWriter(StepObserver):
             client_index=client_index,
             salt=message.cache_salt,
             adapter=message.adapter,
+            timeout_s=message.timeout_s,
         )
         self._write(event, now_s)
 

@@ -224,6 +224,7 @@ class AsyncLLM:
         priority: int = 0,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        timeout_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, as a stream that ends with the output whose `finished` is True.
 
@@ -235,6 +236,8 @@ class AsyncLLM:
             priority: smaller is more urgent; 0 unless the engine's policy is priority.
             tenant: whose share of the engine it uses, under policy fair; default: this client's.
             cache_salt: only requests with the same salt share cached prompts.
+            timeout_s: seconds, from this call on and also across a loss of the engine, after which
+                it ends with what it has and finish reason "timeout".
 
         Raises:
             InvalidInput: the prompt or the parameters cannot be served, or `request_id` is in use.
@@ -243,7 +246,7 @@ class AsyncLLM:
             EngineDied: the engine was lost and did not come back.
         """
         return self._stream(
-            lambda: prompt, sampling_params, request_id, priority, tenant, cache_salt
+            lambda: prompt, sampling_params, request_id, priority, tenant, cache_salt, timeout_s
         )
 
     def chat(
@@ -260,6 +263,7 @@ class AsyncLLM:
         priority: int = 0,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        timeout_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation: `generate` behind the model's chat template."""
 
@@ -273,7 +277,9 @@ class AsyncLLM:
                 **(chat_template_kwargs or {}),
             )
 
-        return self._stream(prompt, sampling_params, request_id, priority, tenant, cache_salt)
+        return self._stream(
+            prompt, sampling_params, request_id, priority, tenant, cache_salt, timeout_s
+        )
 
     async def beam_search(
         self,
@@ -284,6 +290,7 @@ class AsyncLLM:
         priority: int = 0,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        timeout_s: float | None = None,
     ) -> BeamSearchOutput:
         """The likeliest continuations of one prompt, best first. Nothing comes before the end; if
         the engine is lost, the search starts again.
@@ -291,7 +298,9 @@ class AsyncLLM:
         Raises:
             InvalidInput, QueueFull, RequestRejected, EngineDied: see `generate`.
         """
-        stream = self._stream(lambda: prompt, params, request_id, priority, tenant, cache_salt)
+        stream = self._stream(
+            lambda: prompt, params, request_id, priority, tenant, cache_salt, timeout_s
+        )
         async with contextlib.aclosing(stream) as outputs:
             final = [output async for output in outputs][-1]
         return beam_search_output(final, self.input_processor.optional_tokenizer)
@@ -304,6 +313,7 @@ class AsyncLLM:
         priority: int,
         tenant: str | None,
         cache_salt: str | None,
+        timeout_s: float | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The prompt is made when the model is known."""
         await self.ready()
@@ -314,6 +324,7 @@ class AsyncLLM:
             priority=priority,
             tenant=tenant,
             cache_salt=cache_salt,
+            timeout_s=timeout_s,
         )
         try:
             self.session.submit(request)

@@ -80,6 +80,7 @@ class InputProcessor:
         priority: int = 0,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        timeout_s: float | None = None,
         output_kind: RequestOutputKind | None = None,
         name: str = "prompt",
         on_finished: Callable[[], None] | None = None,
@@ -102,7 +103,7 @@ class InputProcessor:
             raise InvalidInput(
                 f"sampling_params is of type {type(params).__name__}, it must be SamplingParams"
             )
-        check_scheduling(priority, tenant)
+        check_scheduling(priority, tenant, timeout_s)
         if params.stop_strings and self.optional_tokenizer is None:
             raise InvalidInput(
                 "stop strings need text, and the engine's model came without a tokenizer; use "
@@ -132,6 +133,7 @@ class InputProcessor:
             priority=priority,
             tenant=tenant,
             cache_salt=_one_salt(own_salt, cache_salt, name),
+            timeout_s=timeout_s,
         )
         return RequestState(
             request,

@@ -118,6 +118,7 @@ class LLM:
         *,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        timeout_s: float | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt. An interrupt aborts them all.
 
@@ -126,7 +127,8 @@ class LLM:
                 of those.
             sampling_params: for all, or one per prompt; default: the model's own.
             use_tqdm: show a progress bar, or make one by calling this.
-            priority: one per prompt. For this, `tenant` and `cache_salt` see `AsyncLLM.generate`.
+            priority: one per prompt. For this, `tenant`, `cache_salt` and `timeout_s` see
+                `AsyncLLM.generate`.
 
         Returns:
             One output per prompt, in order. A request that the engine refused or could not finish
@@ -138,7 +140,13 @@ class LLM:
         """
         _refuse_adapter(lora_request)
         return self._run_batch(
-            split_prompts(prompts), sampling_params, priority, tenant, cache_salt, use_tqdm
+            split_prompts(prompts),
+            sampling_params,
+            priority,
+            tenant,
+            cache_salt,
+            timeout_s,
+            use_tqdm,
         )
 
     def chat(
@@ -157,6 +165,7 @@ class LLM:
         priority: Sequence[int] | None = None,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        timeout_s: float | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several: `generate` behind the model's chat template.
 
@@ -182,7 +191,9 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self._run_batch(prompts, sampling_params, priority, tenant, cache_salt, use_tqdm)
+        return self._run_batch(
+            prompts, sampling_params, priority, tenant, cache_salt, timeout_s, use_tqdm
+        )
 
     def beam_search(
         self,
@@ -194,6 +205,7 @@ class LLM:
         priority: Sequence[int] | None = None,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        timeout_s: float | None = None,
     ) -> list[BeamSearchOutput]:
         """The likeliest continuations of each prompt. An interrupt aborts them all.
 
@@ -210,7 +222,7 @@ class LLM:
                 f"params is of type {type(params).__name__}, it must be BeamSearchParams"
             )
         outputs = self._run_batch(
-            split_prompts(prompts), params, priority, tenant, cache_salt, use_tqdm
+            split_prompts(prompts), params, priority, tenant, cache_salt, timeout_s, use_tqdm
         )
         tokenizer = self._client.input_processor.optional_tokenizer
         return [beam_search_output(output, tokenizer) for output in outputs]
@@ -245,6 +257,7 @@ class LLM:
         priorities: Sequence[int] | None,
         tenant: str | None,
         cache_salt: str | None,
+        timeout_s: float | None,
         use_tqdm: bool | Callable[..., Any],
     ) -> list[RequestOutput]:
         """All prompts are checked before any is sent; outputs are in the prompts' order."""
@@ -264,6 +277,7 @@ class LLM:
                     priority=priority,
                     tenant=tenant,
                     cache_salt=cache_salt,
+                    timeout_s=timeout_s,
                     output_kind=RequestOutputKind.FINAL_ONLY,
                     name=f"prompt {index}" if len(prompts) > 1 else "prompt",
                     on_finished=None if progress is None else lambda: progress.update(1),

@@ -25,6 +25,8 @@ from protocol.sampling import sequence_seed
 logger = logging.getLogger(__name__)
 
 _MAX_REQUEST_ID_CHARS = 200
+_MIN_TIMEOUT_S = 1e-3
+"""Sent for a request whose time is over: the engine ends it at once, with the reason."""
 
 
 class RequestState:
@@ -89,9 +91,13 @@ class RequestState:
         if start > 0:
             assert params.seed is not None
             params = msgspec.structs.replace(params, seed=sequence_seed(params.seed, start))
+        timeout_s = self._request.timeout_s
+        if timeout_s is not None:
+            timeout_s = max(_MIN_TIMEOUT_S, timeout_s - (self._clock.now() - self._submitted_s))
         return msgspec.structs.replace(
             self._request,
             request_id=wire_id,
+            timeout_s=timeout_s,
             sampling_params=params,
             output_token_ids=self.sequences[start].token_ids if stop - start == 1 else [],
             num_sequences=stop - start,

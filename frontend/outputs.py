@@ -8,7 +8,7 @@ from protocol.outputs import RequestTimings
 if TYPE_CHECKING:
     from frontend.tokenizer import Tokenizer
 
-FinishReasonName = Literal["stop", "length", "abort", "error"]
+FinishReasonName = Literal["stop", "length", "abort", "error", "timeout"]
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ def beam_search_output(output: RequestOutput, tokenizer: "Tokenizer | None") -> 
     sequences = []
     detail = None
     for beam in output.outputs:
-        if beam.finish_reason in ("error", "abort") or beam.cumulative_logprob is None:
+        if beam.finish_reason in ("error", "abort", "timeout") or beam.cumulative_logprob is None:
             detail = detail or beam.detail
             continue
         tokens = [*output.prompt_token_ids, *beam.token_ids]

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 import protocol.sampling
 from frontend.errors import InvalidInput
 from protocol.errors import InvalidParameter
+from protocol.requests import check_timeout
 from protocol.sampling import check_whole
 
 MAX_N = 16_384
@@ -269,9 +270,10 @@ def _with_whole_keys(logit_bias: Mapping[Any, float] | None) -> dict[int, float]
     return biases
 
 
-def check_scheduling(priority: object, tenant: object) -> None:
-    """Raises InvalidInput unless these are a 32-bit whole number and a name."""
+def check_scheduling(priority: object, tenant: object, timeout_s: object) -> None:
+    """Raises InvalidInput unless these are a 32-bit whole number, a name and seconds."""
     with as_invalid_input():
+        check_timeout(timeout_s)
         check_whole("priority", priority, minimum=-_MAX_PRIORITY, maximum=_MAX_PRIORITY)
     if tenant is not None and not (isinstance(tenant, str) and tenant):
         raise InvalidInput(f"tenant is {tenant!r}, it must be a non-empty string")

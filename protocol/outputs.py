@@ -17,6 +17,8 @@ class FinishReason(enum.StrEnum):
     """The client, or the end of the daemon, stopped it."""
     ERROR = "error"
     """A fault in the engine; `detail` says which."""
+    TIMEOUT = "timeout"
+    """It was not done within its `timeout_s`."""
 
 
 class Logprobs(Message, frozen=True):

@@ -1,7 +1,9 @@
 """What a client sends: HELLO, requests, aborts, calls, GOODBYE; and the model's limits."""
 
 import dataclasses
+import math
 from collections.abc import Collection, Sequence
+from typing import cast
 
 from protocol.base import Message
 from protocol.calls import AnyCall
@@ -65,6 +67,9 @@ class EngineRequest(Message, frozen=True, tag=2):
     adapter: str | None = None
     prompt_embeds: TensorRef | None = None
     multimodal_inputs: tuple[MultiModalInput, ...] = ()
+    timeout_s: float | None = None
+    """Seconds from its arrival at the engine after which it ends with reason TIMEOUT. What was sent
+    before an interruption counts: a resumed request has what is left."""
     is_resumed: bool = False
     """Sent again after the engine was lost: a full queue takes it."""
 
@@ -152,3 +157,14 @@ class ModelLimits:
                 f"{name} holds token id {wrong}, the vocabulary ends at {self.vocab_size - 1}; "
                 "use this model's own tokenizer"
             )
+
+
+def check_timeout(timeout_s: object) -> None:
+    """Raises InvalidParameter unless this is None, or a finite number of seconds above 0."""
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if timeout_s is None or (is_number and 0 < cast("float", timeout_s) < math.inf):
+        return
+    raise InvalidParameter(
+        f"timeout_s is {timeout_s!r}, it must be a finite number of seconds above 0; omit it for "
+        "no limit"
+    )

@@ -5,8 +5,9 @@ Open loop (--rate) for latency under a given load, closed loop (--concurrency) f
     python scripts/load_test.py --rate 2 --num-requests 200 --prompt-len 32:512
     python scripts/load_test.py --concurrency 64 --duration 30 --ignore-eos
 
-A table goes to stderr, one JSON document to the file or to stdout. Exit code 0, 1 if a request
-failed, 2 for wrong options, 130 after Ctrl-C. Talks to the given address and to nothing else.
+A table goes to stderr; one JSON document to the file, or to stdout unless that is a terminal. Exit
+code 0, 1 if a request failed, 2 for wrong options, 130 after Ctrl-C. Talks to the given address
+and to nothing else.
 """
 
 import sys
@@ -72,7 +73,9 @@ class LoadOptions:
     temperature: Annotated[float, Parameter(help="0 is greedy.")] = 0.0
     warmup: Annotated[int, Parameter(help="Requests before the measurement, one by one.")] = 0
     seed: Annotated[int, Parameter(help="Of lengths, prompts and arrivals.")] = 0
-    json: Annotated[Path | None, Parameter(help="Where the document goes; default: stdout.")] = None
+    json: Annotated[
+        Path | None, Parameter(help="Where the document goes; default: a piped stdout.")
+    ] = None
 
     @property
     def sampling(self) -> SamplingParams:
@@ -198,6 +201,8 @@ def load_test(options: LoadOptions | None = None) -> int:
     summary = summarise(records)
     configuration = asdict(options) | {"text": str(options.text) if options.text else None}
     del configuration["json"]
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr)  # the line of progress
     log(as_table(summary))
     document = {
         "configuration": configuration,
@@ -207,7 +212,8 @@ def load_test(options: LoadOptions | None = None) -> int:
         "statistics_before": msgspec.structs.asdict(before),
         "statistics_after": msgspec.structs.asdict(run(_statistics(options.address))),
     }
-    write_document(document, options.json, stdout=options.json is None)
+    stdout = options.json is None and not sys.stdout.isatty()
+    write_document(document, options.json, stdout=stdout)
     return 1 if summary["errors"] else 0
 
 

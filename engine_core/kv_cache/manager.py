@@ -146,6 +146,19 @@ class KVCacheManager:
         first = seq.num_computed_tokens // self.block_size
         return num_missing + len(self._shared_blocks(seq_blocks, first, seq_blocks.num_blocks))
 
+    def num_freed_blocks(self, seqs: Iterable[CachedSequence], hit: CacheHit) -> int:
+        """Blocks that would be free if these sequences gave back theirs, less those of `hit`, which
+        `can_admit` does not count as wanted now."""
+        tables = [
+            self._blocks_of[seq.sequence_id] for seq in seqs if seq.sequence_id in self._blocks_of
+        ]
+        references = Counter(block_id for table in tables for block_id in table.real_blocks())
+        freed = {b for b, number in references.items() if number == self._pool.ref_count(b)}
+        for spec, block_ids in zip(self.groups, hit.block_ids, strict=True):
+            if spec.sliding_window is None:
+                freed.difference_update(block_ids)
+        return len(freed)
+
     def num_common_prefix_blocks(self, seq: CachedSequence | None, num_holders: int) -> list[int]:
         """For each group, leading blocks of `seq` that all `num_holders` sequences share. 0 for
         fewer than two, and in sliding groups once blocks were dropped."""

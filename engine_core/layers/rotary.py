@@ -23,10 +23,44 @@ class RotaryConfig:
     factor: float = 1.0
 
 
-def rotary_table(config: RotaryConfig, num_positions: int, dtype: torch.dtype) -> torch.Tensor:
-    """cos_sin_PD: [num_positions, rotary_size], cosines then sines, computed in float32."""
+_FIRST_ROWS = 1 << 14
+
+
+class RotaryTable:
+    """On a CPU a table grows with the positions that are used: a model's own limit may ask for
+    gigabytes. On another device, whose graphs keep addresses, it is whole from the start.
+
+    Args:
+        limit: positions that it never grows beyond.
+
+    Attributes:
+        cos_sin_PD: [num_positions, rotary_size], see `rotary_rows`. Always the same tensor; its
+            memory is another after `cover` has returned True.
+    """
+
+    def __init__(
+        self, config: RotaryConfig, *, limit: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._config = config
+        self._limit = limit
+        num_positions = min(limit, _FIRST_ROWS) if device.type == "cpu" else limit
+        self.cos_sin_PD = rotary_rows(config, 0, num_positions, dtype).to(device)
+
+    def cover(self, num_positions: int) -> bool:
+        """Have at least these rows, or all up to the limit. Returns whether the table has grown."""
+        start = self.cos_sin_PD.shape[0]
+        stop = min(self._limit, 1 << (num_positions - 1).bit_length())
+        if num_positions <= start or stop <= start:
+            return False
+        rows = rotary_rows(self._config, start, stop, self.cos_sin_PD.dtype)
+        self.cos_sin_PD.resize_(stop, rows.shape[1])[start:] = rows  # what is there stays
+        return True
+
+
+def rotary_rows(config: RotaryConfig, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
+    """cos_sin_PD of the positions [start, stop): cosines then sines, computed in float32."""
     frequencies = torch.tensor(config.inverse_frequencies, dtype=torch.float32)
-    angles = torch.arange(num_positions, dtype=torch.float32).unsqueeze(1) * frequencies
+    angles = torch.arange(start, stop, dtype=torch.float32).unsqueeze(1) * frequencies
     return torch.cat(
         [angles.cos().mul_(config.factor), angles.sin().mul_(config.factor)], dim=1
     ).to(dtype)

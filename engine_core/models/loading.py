@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from engine_core.layers import MAX_POSITIONS
 from engine_core.layers.parameters import CopyWeight, Placements, place
 from engine_core.models.decoder import Decoder
 from engine_core.models.errors import ModelWeightsError
@@ -102,7 +103,7 @@ def _build(
     """The architecture and an empty model of it."""
     name, architecture = find_architecture(config)
     resolved = read_model_config(config)
-    num_positions = max_model_len or resolved.max_model_len
+    num_positions = min(max_model_len or resolved.max_model_len, MAX_POSITIONS)
     model = Decoder(resolved, dtype=dtype, ops=ops, num_positions=num_positions)
     return name, architecture, model
 

@@ -37,12 +37,12 @@ class SchedulingOptions:
     scheduling_policy: Annotated[
         Literal["fcfs", "priority", "fair"],
         option(
-            "Which request is next. fcfs: first come, first served; priority: the smallest number; "
-            "fair: of the least served tenant.",
+            "Which request is next. fair: of the least served client or tenant; fcfs: first come, "
+            "first served; priority: the smallest number.",
             SCHEDULING,
             is_common=True,
         ),
-    ] = "fcfs"
+    ] = "fair"
     tenant_weight: Annotated[
         tuple[str, ...],
         option(
@@ -121,7 +121,8 @@ class SchedulingOptions:
     force_preemption: Annotated[
         bool | None,
         option(
-            "priority: a more urgent request preempts a running one. Default: yes.",
+            "priority: a more urgent request takes a running one's place if none is free. "
+            "Default: yes.",
             ADVANCED_SCHEDULING,
         ),
     ] = None

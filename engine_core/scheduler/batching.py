@@ -31,7 +31,7 @@ class MixedBatching:
 
     def fill(self, plan: PlanBuilder) -> None:
         """Spend the plan's budget."""
-        self._preemptor.preempt_for_head(plan)
+        self._preemptor.preempt_for_head(plan, self._waiting.select_forced_victims(plan))
         self._running.schedule(plan)
         self._waiting.schedule(plan)
         self._running.schedule_drafts(plan)
@@ -65,7 +65,7 @@ class PrefillFirstBatching(MixedBatching):
             self._was_prefill = True
             self._explain(has_swapped=has_swapped, may_admit=may_admit)
             return
-        self._preemptor.preempt_for_head(plan)
+        self._preemptor.preempt_for_head(plan, self._waiting.select_forced_victims(plan))
         self._running.schedule(plan, Select.DECODES)
         if has_swapped:
             self._waiting.schedule(plan, only_swapped=True)

@@ -49,8 +49,8 @@ class SchedulerConfig:
     """Most tokens of a sequence, prompt and output."""
     max_chunk_size: int | None = None
     """Most tokens of one sequence in a step."""
-    scheduling_policy: PolicyName = "fcfs"
-    """Which request is admitted next and which is preempted."""
+    scheduling_policy: PolicyName = "fair"
+    """Which request is admitted next and which is preempted; "fair" between clients."""
     batching: BatchingName = "mixed"
     """Whether prefill and decode share a step."""
     prefill_delay_factor: float = 0.0
@@ -59,7 +59,7 @@ class SchedulerConfig:
     """What happens to the blocks of a preempted request: "default" recomputes one sequence and
     swaps several, "auto" takes what is measured to be cheaper."""
     force_preemption: bool = True
-    """Policy priority: a more urgent request preempts a running one though memory is free."""
+    """Policy priority: a more urgent request takes a running one's place if none is free."""
     priority_min_gain: int = 1
     """Policy priority: by how much it must be more urgent."""
     priority_ageing_s: float | None = None

@@ -32,12 +32,13 @@ class SchedulerInterface(abc.ABC):
 
     @abc.abstractmethod
     def schedule(self, now: float = 0.0) -> SchedulerOutput:
-        """Plan the next step. Never fails for lack of memory: the plan is smaller then. Tokens of
-        steps in flight count as computed; what they sample is scheduled too.
+        """Plan the next step. Requests whose `timeout_s` is over end first. Never fails for lack of
+        memory: the plan is smaller then. Tokens of steps in flight count as computed; what they
+        sample is scheduled too.
 
         Args:
             now: seconds, on the clock of the requests' `arrival_time`. Only what depends on time
-                (prefill delay, ageing, SLOs) needs it.
+                (timeouts, prefill delay, ageing, SLOs) needs it.
 
         Raises:
             StepOrderError: as many steps as may be in flight have not been updated.

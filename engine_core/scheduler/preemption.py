@@ -159,13 +159,12 @@ class Preemptor:
             request.status = RequestStatus.PREEMPTED
             self._pool.waiting.prepend_request(request)
 
-    def preempt_for_head(self, plan: PlanBuilder) -> None:
-        """Preempt for a more urgent waiting request though memory is free. The victims are
-        recomputed, behind the head of the queue."""
-        pool = self._pool
-        victims = pool.policy.select_forced_victims(pool.running)
+    def preempt_for_head(self, plan: PlanBuilder, victims: list[Request]) -> None:
+        """Preempt these for a more urgent waiting request, the head of the queue. They are
+        recomputed, behind it."""
         if not victims:
             return
+        pool = self._pool
         head = pool.waiting.peek_request()
         why = f"request {head.request_id!r} of priority {head.priority} is more urgent"
         for victim in victims:

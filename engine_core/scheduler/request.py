@@ -42,6 +42,7 @@ class RequestStatus(enum.IntEnum):
     FINISHED_IGNORED = 7
     """Can never fit."""
     FINISHED_ERROR = 8
+    FINISHED_TIMEOUT = 9
 
     @property
     def is_finished(self) -> bool:
@@ -59,6 +60,7 @@ _FINISH_REASONS = {
     RequestStatus.FINISHED_ABORTED: FinishReason.ABORT,
     RequestStatus.FINISHED_IGNORED: FinishReason.LENGTH,
     RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
+    RequestStatus.FINISHED_TIMEOUT: FinishReason.TIMEOUT,
 }
 
 
@@ -78,6 +80,7 @@ class Request:
         tenant: which service counter policy fair charges; None for the client's own.
         num_sequences: samples of the prompt.
         beam_search: if given, the sequences are beams, `num_sequences` of them.
+        timeout_s: seconds after `arrival_time` at which it ends, finished or not.
         is_resumed: sent again after the engine was lost: a full queue takes it.
 
     Raises:
@@ -100,6 +103,7 @@ class Request:
         tenant: str | None = None,
         num_sequences: int = 1,
         beam_search: BeamSearchParams | None = None,
+        timeout_s: float | None = None,
         is_resumed: bool = False,
     ) -> None:
         if not request_id:
@@ -136,6 +140,7 @@ class Request:
         self.priority = priority
         self.tenant = tenant
         self.num_sequences = num_sequences
+        self.timeout_s = timeout_s
         self.beam_search: BeamSearch | None = None
         if beam_search is not None:
             self.beam_search = BeamSearch(
@@ -192,6 +197,7 @@ class Request:
             tenant=message.tenant,
             num_sequences=message.num_sequences,
             beam_search=message.beam_search,
+            timeout_s=message.timeout_s,
             is_resumed=message.is_resumed,
         )
 

@@ -270,7 +270,9 @@ class RequestPool:
 
     def drain_served(self) -> dict[int, int]:
         """Tokens emitted one by one since the last call, by tenant number."""
-        served, self._served = self._served, Counter()
+        served = self._served
+        if served:
+            self._served = Counter()
         return served
 
     def drain_finished_req_ids(self) -> list[str]:

@@ -1,9 +1,13 @@
 """May this request start? The head of the waiting queue is admitted while everything that it needs
 lasts: rows, tokens of the step, KV blocks."""
 
+import bisect
+from collections.abc import Iterable
+
 import numpy as np
 
 from engine_core.kv_cache import AllocStatus, CacheHit
+from engine_core.scheduler.batch_state import Int64Array
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.explanations import Explanations
 from engine_core.scheduler.plan import PlanBuilder
@@ -13,6 +17,8 @@ from protocol.explanations import CacheLookup, WaitReason
 
 _MAX_SKIPPED = 64
 """Most requests skipped in one step, so that a step's cost does not grow with the queue."""
+_STEPS_IN_VAIN = 16
+"""Most steps after which victims for the same head are looked for again."""
 
 
 class PartialPrefills:
@@ -27,16 +33,15 @@ class PartialPrefills:
         self._num = 0
         self._num_long = 0
 
-    def count(self, plan: PlanBuilder) -> None:
-        """Count the running prompts that this step does not finish."""
+    def count(self, plan: PlanBuilder, rows: Int64Array) -> None:
+        """Count the prompts in these rows that the plan, as it is, does not finish."""
         self._num = self._num_long = 0
         if self._max_num is None and self._max_num_long is None:
             return
         batch = self._pool.batch
-        order = batch.order
-        left = batch.num_tokens[order] - batch.num_computed_tokens[order]
-        is_partial = (left > 1) & (left > plan.num_tokens_of(order))
-        for row in order[is_partial].tolist():
+        left = batch.num_tokens[rows] - batch.num_computed_tokens[rows]
+        is_partial = (left > 1) & (left > plan.num_tokens_of(rows))
+        for row in rows[is_partial].tolist():
             self.add(int(batch.num_tokens[row]))
 
     def add(self, num_tokens: int) -> None:
@@ -78,6 +83,8 @@ class WaitingScheduler:
         self._num_lookahead_slots = config.num_lookahead_slots
         self._num_reserved_blocks = 0
         """Blocks that running requests will still take, in the step at hand."""
+        self._in_vain: tuple[str, int, int] | None = None
+        """The head of the queue and the batch, if no victims help."""
 
     def schedule(
         self, plan: PlanBuilder, *, only_swapped: bool = False, whole_prompts: bool = False
@@ -95,7 +102,7 @@ class WaitingScheduler:
             why = "a request was preempted in this step"
             self._explanations.stopped_at(None, WaitReason.PREEMPTION, why)
             return
-        self._partial.count(plan)
+        self._partial.count(plan, self._pool.batch.order)
         self._num_reserved_blocks = self._blocks_of_running()
         skipped: list[Request] = []
         while waiting and len(skipped) < _MAX_SKIPPED:
@@ -125,15 +132,19 @@ class WaitingScheduler:
     # ------------------------------------------------------------------ may it start?
 
     def _why_skip(self, request: Request) -> tuple[WaitReason, str] | None:
-        limit = self._config.max_num_adapters
-        if limit is not None and request.adapter is not None:
-            in_use = {other.adapter for other in self._pool.running.values()} - {None}
-            if request.adapter not in in_use and len(in_use) >= limit:
-                why = f"the adapters in use are {len(in_use)}, the limit is {limit}"
-                return WaitReason.ADAPTERS, why
+        if self._lacks_adapter(request, self._pool.running.values()):
+            why = f"the adapters in use are {self._config.max_num_adapters}, the most allowed"
+            return WaitReason.ADAPTERS, why
         if (why_not := self._partial.why_skip(request)) is not None:
             return WaitReason.PARTIAL_PREFILLS, why_not
         return None
+
+    def _lacks_adapter(self, request: Request, others: Iterable[Request]) -> bool:
+        limit = self._config.max_num_adapters
+        if limit is None or request.adapter is None:
+            return False
+        in_use = {other.adapter for other in others} - {None}
+        return request.adapter not in in_use and len(in_use) >= limit
 
     def _try_admit(self, request: Request, plan: PlanBuilder, whole_prompts: bool) -> bool:
         """Whether the next one may be tried: this one was admitted, or can never run."""
@@ -153,18 +164,21 @@ class WaitingScheduler:
             return self._stop_at(request, WaitReason.TOKEN_BUDGET, why)
         if num_tokens < num_left and (why_not := self._partial.why_wait()) is not None:
             return self._stop_at(request, WaitReason.PARTIAL_PREFILLS, why_not)
-        status = self._kv_cache.can_admit(
-            first,
+        status = self._ask_cache(request, hit, self._head_room())
+        if self._has_room(request, status):
+            self._start(request, first, hit, num_tokens, plan)
+        return status is not AllocStatus.LATER
+
+    def _ask_cache(self, request: Request, hit: CacheHit, head_room: int) -> AllocStatus:
+        return self._kv_cache.can_admit(
+            request.unfinished[0],
             hit,
             max_chunk=self._max_chunk,
-            head_room=self._head_room(),
+            head_room=head_room,
             is_resumed=request.status is RequestStatus.PREEMPTED,
             num_lookahead_slots=self._num_lookahead_slots,
             num_extra_blocks=self._blocks_of_forks(request),
         )
-        if self._has_room(request, status):
-            self._start(request, first, hit, num_tokens, plan)
-        return status is not AllocStatus.LATER
 
     def _has_room(self, request: Request, status: AllocStatus) -> bool:
         """Ends a request that can never run."""
@@ -211,6 +225,84 @@ class WaitingScheduler:
             f"{kv_cache.num_blocks - num_usable} as head-room; shorten the prompt or raise "
             "--num-blocks"
         )
+
+    # ------------------------------------------------------------------ in place of others
+
+    def select_forced_victims(self, plan: PlanBuilder) -> list[Request]:
+        """The fewest running requests, the least urgent first, in whose place the head of the queue
+        can start in the next step. None if it has a place beside them, or not even in that of all
+        that the policy names. For a plan that is still empty."""
+        pool = self._pool
+        outranked = pool.policy.select_forced_victims(pool.running)
+        if not outranked:
+            return []
+        head = pool.waiting.peek_request()
+        # the others seldom shrink before a row changes its owner; not to search in every step
+        beside = head.request_id, pool.batch.version, plan.step_id // _STEPS_IN_VAIN
+        if self._in_vain == beside:
+            return []
+        hit = self._kv_cache.find_cached_prefix(head.unfinished[0])
+        if self._has_place(head, hit, []):
+            return []
+        if not self._has_place(head, hit, outranked):
+            self._in_vain = beside
+            return []
+
+        def can_start(victims: list[Request]) -> bool:
+            has_place = self._has_place(head, hit, victims)
+            return has_place and self._has_tokens(head, hit, victims, plan)
+
+        choices = [outranked[:count] for count in range(1, len(outranked) + 1)]
+        place = bisect.bisect_left(choices, True, key=can_start)
+        return choices[place] if place < len(choices) else []
+
+    def _has_place(self, request: Request, hit: CacheHit, victims: list[Request]) -> bool:
+        """Whether there are rows, an adapter and blocks for it in this step; or in the next one if
+        these victims give way now."""
+        gone = set(victims)
+        others = [other for other in self._pool.running.values() if other not in gone]
+        num_seqs = sum(other.num_running_sequences for other in (request, *others))
+        if num_seqs > self._config.max_num_seqs or self._lacks_adapter(request, others):
+            return False
+        num_slots = self._num_lookahead_slots + bool(victims)
+        head_room = self._blocks_soon(self._rows_without(victims), num_slots)
+        head_room += sum(map(self._blocks_of_forks, others))
+        head_room += self._kv_cache.watermark_blocks if others else 0
+        freed = [sequence for victim in victims for sequence in victim.unfinished]
+        head_room -= self._kv_cache.num_freed_blocks(freed, hit)
+        return self._ask_cache(request, hit, head_room) is AllocStatus.OK
+
+    def _has_tokens(
+        self, request: Request, hit: CacheHit, victims: list[Request], plan: PlanBuilder
+    ) -> bool:
+        """Whether the next step will have tokens for it, and for its prompt in part if need be."""
+        batch, rows = self._pool.batch, self._rows_without(victims)
+        num_uncomputed = batch.lengths(rows) - batch.num_computed_tokens[rows]
+        num_left = plan.budget - int(np.minimum(num_uncomputed, self._max_chunk).sum())
+        self._partial.count(plan, rows)
+        if num_left <= 0 or self._partial.why_skip(request) is not None:
+            return False
+        num_wanted = request.unfinished[0].num_tokens - hit.num_tokens
+        is_cut = num_wanted > min(num_left, self._max_chunk)
+        return not is_cut or self._partial.why_wait() is None
+
+    def _rows_without(self, victims: list[Request]) -> Int64Array:
+        order = self._pool.batch.order
+        gone = [seq.row for victim in victims for seq in victim.unfinished if seq.row is not None]
+        return order[~np.isin(order, gone)]
+
+    def _blocks_soon(self, rows: Int64Array, num_slots: int) -> int:
+        """Blocks that these sequences will take for all tokens known now and that many slots."""
+        batch, kv_cache = self._pool.batch, self._kv_cache
+        lengths = batch.lengths(rows)
+        is_short = lengths + num_slots > batch.num_allocated_slots[rows]
+        num_blocks = 0
+        for row, length in zip(rows[is_short].tolist(), lengths[is_short].tolist(), strict=True):
+            sequence = self._pool.sequence_in(row)
+            chunk = min(self._max_chunk, length - sequence.num_computed_tokens) + num_slots
+            num_extra = length - sequence.num_tokens + num_slots
+            num_blocks += kv_cache.num_reserved_blocks(sequence, chunk, num_extra)
+        return num_blocks
 
     # ------------------------------------------------------------------ start it
 

@@ -6,6 +6,7 @@ from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler.batch_state import BatchState, IdsOfRows
 from engine_core.scheduler.batching import MixedBatching, PrefillFirstBatching
 from engine_core.scheduler.config import SchedulerConfig
+from engine_core.scheduler.deadlines import Deadlines
 from engine_core.scheduler.errors import DuplicateRequestId, QueueFull
 from engine_core.scheduler.explanations import Explanations
 from engine_core.scheduler.in_flight import InFlightStep, InFlightSteps
@@ -77,12 +78,14 @@ class Scheduler(SchedulerInterface):
         self._in_flight = InFlightSteps(pool, config.max_steps_in_flight)
         self._output_processor = OutputProcessor(pool, config.max_model_len)
         self._feedback = StepFeedback(pool, rule, budget)
+        self._deadlines = Deadlines()
         self._samples_to_finish: list[tuple[str, int, RequestStatus]] = []
 
     # ------------------------------------------------------------------ a step
 
     def schedule(self, now: float = 0.0) -> SchedulerOutput:
         self._in_flight.check_may_plan()
+        self._end_expired(now)
         self._policy.new_step()
         step_id = self._in_flight.next_step_id
         self._explanations.new_step(step_id)
@@ -100,6 +103,17 @@ class Scheduler(SchedulerInterface):
         self._in_flight.add(scheduler_output, now)
         self._pool.counters.num_steps += scheduler_output.total_num_scheduled_tokens > 0
         return scheduler_output
+
+    def _end_expired(self, now: float) -> None:
+        for request in self._deadlines.take_expired(now):
+            num_tokens = sum(sequence.num_output_tokens for sequence in request.sequences)
+            self.finish_requests(
+                request.request_id,
+                RequestStatus.FINISHED_TIMEOUT,
+                f"timeout_s is {request.timeout_s:.6g}, and the request arrived "
+                f"{now - request.arrival_time:.3f} s ago and has {num_tokens} tokens; raise "
+                "timeout_s, ask for fewer tokens, or try again when fewer requests wait",
+            )
 
     def update_from_output(
         self,
@@ -189,6 +203,7 @@ class Scheduler(SchedulerInterface):
         self._check_queue(request)
         request.first_step_id = self._in_flight.next_step_id
         pool.add_waiting(request)
+        self._deadlines.add(request)
         if request.num_prompt_tokens >= max_model_len:
             why = str(PromptTooLong(request.num_prompt_tokens, max_model_len))
             pool.finish_request(request, RequestStatus.FINISHED_IGNORED, why)

@@ -24,11 +24,13 @@ Frame = bytes | memoryview
 
 _SEND_QUEUE_MESSAGES = 10_000
 """A client that lets this many messages pile up has stopped reading, and is dropped."""
-_RECEIVE_QUEUE_MESSAGES = 10_000
-"""Of one client; the others do not notice. Then ZMQ stops reading its connection, also the answers
-to heartbeats: more than any good client sends during a step of 8 s."""
+_RECEIVE_QUEUE_MESSAGES = 1_000
+"""Of one client, which is not read while they wait; the others do not notice."""
 _MAX_MESSAGE_BYTES = 256 * 1024**2
 _PEER_HEARTBEAT_MS = 2_000
+_PEER_SILENCE_MS = 60_000
+"""Then a client is lost with its network. Longer than a step: ZMQ does not see the heartbeats of a
+client whose receive queue is full."""
 _MAX_UNIX_PATH_BYTES = 107
 
 
@@ -100,7 +102,7 @@ class ZmqTransport:
         self._socket.setsockopt(zmq.RCVHWM, _RECEIVE_QUEUE_MESSAGES)
         self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, _PEER_HEARTBEAT_MS)
-        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4 * _PEER_HEARTBEAT_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _PEER_SILENCE_MS)
         self._socket.setsockopt(zmq.LINGER, 1_000)
         if address.startswith("tcp://") and "[" in address:
             self._socket.setsockopt(zmq.IPV6, 1)

@@ -8,7 +8,7 @@ from typing import Literal, NoReturn
 
 from engine_core.errors import RequestRefused
 from protocol.errors import ErrorCode, InvalidParameter, PromptTooLong
-from protocol.requests import EngineRequest, ModelLimits
+from protocol.requests import EngineRequest, ModelLimits, check_timeout
 from protocol.sampling import BeamSearchParams
 
 _MAX_NAME_CHARS = 256
@@ -35,6 +35,7 @@ class RequestValidator(ModelLimits):
         _check_features(request)
         self._check_policy_fields(request)
         try:
+            check_timeout(request.timeout_s)
             self.check_sequences(request.num_sequences, request.beam_search)
             self.check_prompt(request.prompt_token_ids)
             self.check_token_ids("output_token_ids", request.output_token_ids)

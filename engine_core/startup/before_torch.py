@@ -9,11 +9,12 @@ import gc
 import importlib.util
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from engine_core.errors import StartupError
+from engine_core.errors import ConfigurationError, StartupError
+from engine_core.layers import MAX_POSITIONS
 from engine_core.options.engine import EngineOptions
 
 if TYPE_CHECKING:
@@ -127,6 +128,8 @@ def open_model(options: EngineOptions) -> OpenModel:
         else:
             assert options.model is not None, "EngineOptions.check was not called"
             files = open_model_files(options.model, tokenizer=options.tokenizer, report=logger.info)
+        if options.max_model_len is not None:
+            _check_length(options.max_model_len, files.config)
             _check_formats(options, files)
         tokenizer = files.tokenizer()
     except ModelFilesError as error:
@@ -134,6 +137,25 @@ def open_model(options: EngineOptions) -> OpenModel:
     if tokenizer is None:
         logger.warning("the model has no tokenizer: clients must send token ids")
     return OpenModel(files, tokenizer)
+
+
+def _check_length(max_model_len: int, config: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigurationError: --max-model-len is beyond what the config says, or any model's.
+    """
+    text_config = config.get("text_config")
+    part = text_config if isinstance(text_config, Mapping) else config
+    made_for = part.get("max_position_embeddings")
+    if isinstance(made_for, int) and max_model_len > made_for:
+        raise ConfigurationError(
+            f"--max-model-len is {max_model_len}, the model was made for {made_for}; lower it"
+        )
+    if max_model_len > MAX_POSITIONS:
+        raise ConfigurationError(
+            f"--max-model-len is {max_model_len}, this engine has {MAX_POSITIONS} positions; "
+            "lower it"
+        )
 
 
 def _check_formats(options: EngineOptions, files: "ModelFiles") -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,9 @@ def build_engine(
         phases.enter("cache")
         runner_spec = plan_runner(options, opened.files, loaded)
         config = resolve_config(runner_spec, opened.files, address=transport.address)
-        logger.info("configuration: %s", config)
+        # to a person at a terminal it is noise
+        level = logging.DEBUG if sys.stderr.isatty() else logging.INFO
+        logger.log(level, "configuration: %s", config)
         executor = _warm_executor(runner_spec, config, compilations, phases)
         core = _assemble(opened, runner_spec, config, executor, transport, lifecycle, compilations)
         return core, config
@@ -78,7 +81,13 @@ def build_engine(
         reason = str(error).split(". ", 1)[0]
         raise StartupError(
             f"the GPU has not enough memory for the weights and the largest step ({reason}); lower "
-            "--max-num-batched-tokens or --max-num-seqs, free the GPU, or serve a smaller model"
+            "--max-model-len, --max-num-batched-tokens or --max-num-seqs, free the GPU, or serve a "
+            "smaller model"
+        ) from error
+    except MemoryError as error:
+        raise StartupError(
+            f"there is not enough memory ({error}); lower --max-model-len, --max-num-seqs or "
+            "--kv-cache-memory, or serve a smaller model"
         ) from error
 
 

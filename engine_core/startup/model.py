@@ -83,6 +83,7 @@ def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.devi
         )
     except UnsupportedDevice as error:
         raise ConfigurationError(str(error)) from error
+    _report_what_is_not_as_asked(options, files, ops)
     model: Model | None = None
     used_impl = "native"
     if options.load_format == "dummy":
@@ -126,6 +127,27 @@ def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.devi
         loaded.weights,
     )
     return loaded
+
+
+def _report_what_is_not_as_asked(
+    options: EngineOptions, files: ModelFiles, ops: Operations
+) -> None:
+    if options.num_threads is not None and ops.num_threads < options.num_threads:
+        logger.warning(
+            "--num-threads is %d, %d are used: that is what this process may have",
+            options.num_threads,
+            ops.num_threads,
+        )
+    would_keep = keeps_blocks(options.quantization, "auto") and bool(files.quantised_types)
+    if ops.device.type == "cpu" and files.path.is_dir():
+        would_keep = False  # a CPU runs GGUF's blocks, and dequantises a folder's integers
+    if would_keep and options.dtype != "auto":
+        logger.warning(
+            "--dtype %s: the file's quantised weights (%s) are dequantised, which is slower and "
+            "takes more memory; omit --dtype to run them as they are",
+            options.dtype,
+            ", ".join(sorted(files.quantised_types)),
+        )
 
 
 def _load_native(

@@ -3,9 +3,11 @@ model or the memory decides.
 """
 
 import dataclasses
+import logging
 
 from engine_core.config import EngineConfig
 from engine_core.errors import ConfigurationError
+from engine_core.layers import MAX_POSITIONS
 from engine_core.model_files import ModelFiles
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.runner import CPUModelRunner
@@ -25,6 +27,8 @@ from engine_core.startup.memory import (
 from engine_core.startup.model import LoadedModel
 from engine_core.startup.runner_spec import RunnerSpec
 
+logger = logging.getLogger(__name__)
+
 
 def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) -> RunnerSpec:
     """All of the runner's sizes but those that the memory decides.
@@ -34,7 +38,13 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
             of that size.
     """
     spec = loaded.model.kv_cache_spec
-    max_model_len = options.max_model_len or spec.max_model_len
+    if options.max_model_len is None and spec.max_model_len > MAX_POSITIONS:
+        logger.warning(
+            "max_model_len is %d, not the model's %d: that is how many positions this engine has",
+            MAX_POSITIONS,
+            spec.max_model_len,
+        )
+    max_model_len = options.max_model_len or min(spec.max_model_len, MAX_POSITIONS)
     if max_model_len > spec.max_model_len:
         raise ConfigurationError(
             f"--max-model-len is {max_model_len}, the model was made for {spec.max_model_len}; "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import sys
 from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import cyclopts
@@ -31,7 +33,8 @@ _SCHEDULING = SchedulingOptions()
 
 app = App(
     name="engine-client",
-    help="Talk to an engine-core daemon.",
+    help="Talk to an engine-core daemon. Its address and the time limits may come before the "
+    "command, too.",
     version_flags=["--version"],
     version=lambda: _version(),
     result_action="return_value",
@@ -43,6 +46,10 @@ app = App(
 def chat(
     *,
     system: Annotated[str | None, Parameter(help="The system message.")] = None,
+    chat_template: Annotated[
+        Path | None,
+        Parameter(help="A file with a Jinja2 template to use in place of the model's."),
+    ] = None,
     sampling: SamplingOptions = _SAMPLING,
     scheduling: SchedulingOptions = _SCHEDULING,
     daemon: DaemonOptions = _DAEMON,
@@ -50,7 +57,7 @@ def chat(
     """Talk with the model. /reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer."""
     from frontend.cli.chat import run_chat
 
-    return run_chat(daemon, system, sampling, scheduling)
+    return run_chat(daemon, system, chat_template, sampling, scheduling)
 
 
 @app.command
@@ -72,6 +79,8 @@ def complete(
         raise UsageError("--logprobs is shown in JSON only; add --json")
     if options.system is not None and not options.chat:
         raise UsageError("--system is a message of a conversation; add --chat")
+    if options.chat_template is not None and not options.chat:
+        raise UsageError("--chat-template is for a conversation; add --chat")
     if prompt is None:
         if sys.stdin.isatty():
             raise UsageError("there is no PROMPT; give a text, or pipe one in")
@@ -108,7 +117,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     # the fault's own line says what the library logs about a lost engine
     logging.getLogger("frontend").addHandler(logging.NullHandler())
     try:
-        result = app(arguments, exit_on_error=False, print_error=False)
+        result = app(_with_command_first(arguments), exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except (cyclopts.CycloptsError, UsageError) as error:
         print_fault(error)
@@ -124,6 +133,21 @@ def run_command_line(arguments: Sequence[str]) -> int:
         print_fault(error)
         return EXIT_FAULT
     return int(result or 0)
+
+
+def _with_command_first(arguments: Sequence[str]) -> list[str]:
+    """`--address X complete ...` as `complete --address X ...`.
+
+    Raises:
+        UsageError: there is no command.
+    """
+    names = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(DaemonOptions)}
+    end = 0
+    while end < len(arguments) and arguments[end].partition("=")[0].replace("_", "-") in names:
+        end += 1 if "=" in arguments[end] else 2
+    if end and not arguments[end:]:
+        raise UsageError("there is no command; give one of chat, complete, info")
+    return [*arguments[end : end + 1], *arguments[:end], *arguments[end + 1 :]]
 
 
 def _run(command: Coroutine[Any, Any, int]) -> int:

@@ -8,14 +8,17 @@ import contextlib
 import dataclasses
 import re
 import sys
+from pathlib import Path
 
 from frontend.async_llm import AsyncLLM
+from frontend.cli.connected import connected
 from frontend.cli.options import (
     EXIT_FAULT,
     DaemonOptions,
     SamplingOptions,
     SchedulingOptions,
     print_fault,
+    read_template,
 )
 from frontend.errors import EngineClientError, InvalidInput
 from frontend.event_loop import LoopThread
@@ -29,26 +32,29 @@ _COMMAND = re.compile(r"/\w+")
 def run_chat(
     daemon: DaemonOptions,
     system: str | None,
+    chat_template: Path | None,
     sampling: SamplingOptions,
     scheduling: SchedulingOptions,
 ) -> int:
     """Returns the exit code.
 
     Raises:
-        UsageError: sampling options outside their limits.
+        UsageError: sampling options outside their limits, or no chat template.
         EngineClientError: no engine answers.
     """
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     loop = LoopThread("engine-client chat")
     try:
-        llm = daemon.client("chat")
-        loop.run_and_wait(llm.open())
+        connection = connected(daemon, "chat")
+        llm = loop.run_and_wait(connection.__aenter__())
         try:
             params = sampling.to_params(llm.model, RequestOutputKind.DELTA)
+            template = read_template(chat_template, llm.model)
             first = [] if system is None else [{"role": "system", "content": system}]
-            return _Chat(loop, llm, first, params, scheduling, is_terminal).read_and_answer()
+            chat = _Chat(loop, llm, first, template, params, scheduling, is_terminal)
+            return chat.read_and_answer()
         finally:
-            loop.run_and_wait(llm.close())
+            loop.run_and_wait(connection.__aexit__(None, None, None))
     finally:
         loop.close()
 
@@ -58,6 +64,7 @@ class _Chat:
     loop: LoopThread
     llm: AsyncLLM
     system: list[dict[str, str]]
+    chat_template: str | None
     params: SamplingParams
     scheduling: SchedulingOptions
     is_terminal: bool
@@ -130,7 +137,9 @@ class _Chat:
     async def _stream(self, parts: list[CompletionOutput]) -> None:
         """Prints the answer's parts and appends them to `parts`."""
         policy = dataclasses.asdict(self.scheduling)
-        stream = self.llm.chat([*self.system, *self.turns], self.params, **policy)
+        stream = self.llm.chat(
+            [*self.system, *self.turns], self.params, chat_template=self.chat_template, **policy
+        )
         async with contextlib.aclosing(stream) as outputs:
             async for output in outputs:
                 parts += output.outputs

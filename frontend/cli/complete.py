@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from frontend.cli.connected import connected
 from frontend.cli.options import (
     EXIT_FAULT,
     CompletionOptions,
@@ -17,6 +18,7 @@ from frontend.cli.options import (
     SamplingOptions,
     SchedulingOptions,
     print_fault,
+    read_template,
 )
 from frontend.errors import EngineClientError
 from frontend.outputs import CompletionOutput, Logprob, RequestOutput
@@ -38,13 +40,16 @@ async def run_complete(
     """
     kind = RequestOutputKind.DELTA if options.streams else RequestOutputKind.FINAL_ONLY
     policy = dataclasses.asdict(scheduling)
-    async with daemon.client("complete") as llm:
+    async with connected(daemon, "complete") as llm:
         params = sampling.to_params(llm.model, kind, n=options.n, logprobs=options.logprobs)
         if options.chat:
             system = [] if options.system is None else [("system", options.system)]
             messages = [*system, ("user", prompt)]
             stream = llm.chat(
-                [{"role": role, "content": text} for role, text in messages], params, **policy
+                [{"role": role, "content": text} for role, text in messages],
+                params,
+                chat_template=read_template(options.chat_template, llm.model),
+                **policy,
             )
         else:
             stream = llm.generate(prompt, params, **policy)
@@ -71,7 +76,7 @@ async def run_complete(
                 _write(f"{heading}{completion.text}\n")
     for completion in final.outputs:
         reason, detail = completion.finish_reason, completion.detail
-        if reason in ("error", "abort"):
+        if reason in ("error", "abort", "timeout"):
             print_fault(f"the engine ended the completion ({reason}): {detail}")
             return EXIT_FAULT
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import sys
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 import msgspec
 
 from frontend.async_llm import AsyncLLM
+from frontend.cli.connected import connected
 from frontend.cli.options import DaemonOptions
+from protocol.calls import EngineStatistics
 from protocol.explanations import RequestInfo
+from protocol.outputs import ModelInfo
 
 
 async def run_info(
@@ -21,7 +25,7 @@ async def run_info(
     Raises:
         EngineClientError: no engine answers, or it does not know the request.
     """
-    async with daemon.client("info") as llm:
+    async with connected(daemon, "info") as llm:
         if lists_requests:
             request_ids = await llm.request_ids()
             if prints_json:
@@ -31,11 +35,38 @@ async def run_info(
         if request_id is not None:
             info = await llm.request_info(request_id)
             document = request_document(info, by_name=prints_json)
-        else:
+        elif prints_json:
             document = await _daemon_document(llm)
+        else:
+            document = daemon_table(llm.address, llm.model, await llm.statistics())
     text = json.dumps(document, ensure_ascii=False) if prints_json else _as_lines(document)
     sys.stdout.write(text + "\n")
     return 0
+
+
+def daemon_table(address: str, model: ModelInfo, now: EngineStatistics) -> dict[str, str]:
+    """What a person asks first, a line each; `--json` has every counter."""
+    finished = ", ".join(
+        f"{number:,} {reason}" for reason, number in now.num_finished.items() if number
+    )
+    waiting = f", the oldest for {now.max_wait_s:.1f} s" if now.num_waiting else ""
+    cached_share = now.num_cached_prompt_tokens / max(1, now.num_prompt_tokens)
+    host = f"; host memory: {now.num_host_blocks:,} blocks" if now.num_host_blocks else ""
+    return {
+        "model": f"{model.name} ({model.architecture}, {model.dtype})",
+        "address": address,
+        "longest": f"{model.max_model_len:,} tokens, prompt and answer",
+        "uptime": f"{datetime.timedelta(seconds=round(now.uptime_s))}",
+        "clients": f"{now.num_clients}",
+        "requests": f"{now.num_running:,} running, {now.num_waiting:,} waiting{waiting}",
+        "finished": finished or "none",
+        "tokens": f"{now.num_prompt_tokens:,} of prompts ({cached_share:.0%} from the cache), "
+        f"{now.num_generated_tokens:,} generated",
+        "KV cache": f"{now.num_blocks_in_use:,} of {now.num_blocks:,} blocks in use, "
+        f"{now.num_blocks_cached:,} cached; {now.block_size} tokens each{host}",
+        "preemptions": f"{now.num_preemptions:,}",
+        "more": "engine-client info --json has every counter",
+    }
 
 
 async def _daemon_document(llm: AsyncLLM) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -32,6 +33,32 @@ def print_fault(error: BaseException | str) -> None:
     print(f"engine-client: {line}", file=sys.stderr, flush=True)  # noqa: T201
 
 
+def read_template(file: Path | None, model: ModelInfo) -> str | None:
+    """The text of --chat-template, or None for the model's own.
+
+    Raises:
+        UsageError: the file cannot be read, or there is neither.
+    """
+    if file is not None:
+        try:
+            return file.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UsageError(f"--chat-template: {file} cannot be read: {reason}") from None
+    if model.tokenizer is None:
+        raise UsageError(
+            f"{model.name} came without a tokenizer, so it takes no text; serve it with one "
+            "(engine-core --tokenizer), or send token ids from Python"
+        )
+    if model.tokenizer.chat_template is None:
+        raise UsageError(
+            f"{model.name} has no chat template: it continues texts rather than answer; use "
+            '`engine-client complete "Once upon a time"`, or give a Jinja2 template with '
+            "--chat-template FILE"
+        )
+    return None
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class DaemonOptions:
@@ -45,16 +72,28 @@ class DaemonOptions:
             show_default=False,
         ),
     ] = None
-    reconnect_timeout: float = 10.0
+    connect_timeout: float = 60.0
+    """Seconds for the daemon to answer, which it does between two steps."""
+    reconnect_timeout: float = 60.0
     """Seconds for a lost daemon to come back."""
 
     def client(self, command: str) -> AsyncLLM:
-        """Not connected yet; `command` is its name in the daemon's log."""
+        """Not connected yet; `command` is its name in the daemon's log.
+
+        Raises:
+            UsageError: a time limit that is none.
+        """
         from frontend.async_llm import AsyncLLM
 
+        for name in ("connect_timeout", "reconnect_timeout"):
+            limit_s = getattr(self, name)
+            if not 0 < limit_s < float("inf"):
+                option = name.replace("_", "-")
+                raise UsageError(f"--{option} is {limit_s:g}, it must be a number above 0")
         return AsyncLLM(
             self.address,
             client_name=f"engine-client {command}",
+            connect_timeout_s=self.connect_timeout,
             reconnect_timeout_s=self.reconnect_timeout,
         )
 
@@ -79,6 +118,8 @@ class CompletionOptions:
     """Send PROMPT as a user's message, with the model's chat template."""
     system: str | None = None
     """The system message, with --chat."""
+    chat_template: Path | None = None
+    """A file with a Jinja2 template to use in place of the model's, with --chat."""
     n: int = 1
     """How many completions."""
     logprobs: int | None = None

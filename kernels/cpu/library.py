@@ -308,9 +308,18 @@ def _drop_old(cache: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """Where binaries are kept: ENGINE_CORE_NATIVE_CACHE, or else below the user's cache."""
+    """Where binaries are kept: ENGINE_CORE_NATIVE_CACHE, or else below the user's cache.
+
+    Raises:
+        NativeLibraryUnavailable: this user has no home folder.
+    """
     chosen = os.environ.get(CACHE_VARIABLE)
-    return Path(chosen) if chosen else platformdirs.user_cache_path("engine-core") / "native"
+    try:
+        return Path(chosen) if chosen else platformdirs.user_cache_path("engine-core") / "native"
+    except RuntimeError as error:
+        raise NativeLibraryUnavailable(
+            f"there is no folder to keep it in ({error}); set {CACHE_VARIABLE} to one"
+        ) from error
 
 
 def find_compiler() -> str | None:

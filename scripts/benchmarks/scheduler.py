@@ -19,6 +19,7 @@ from engine_core.scheduler import (
     SchedulerConfig,
     SchedulerOutput,
 )
+from engine_core.scheduler.config import PolicyName
 from protocol.codec import decode_engine_message, encode
 from protocol.sampling import SamplingParams
 from scripts.benchmarks import Json, report
@@ -53,11 +54,14 @@ def make_requests(prompts: Sequence[list[int]]) -> list[Request]:
     ]
 
 
-def make_scheduler(num_running: int, budget: int) -> Scheduler:
+def make_scheduler(num_running: int, budget: int, policy: PolicyName) -> Scheduler:
     """With room for that many prompts and 1,280 tokens behind each."""
     num_blocks = num_running * (-(-(PROMPT_LEN + BLOCK_SIZE + 1280) // BLOCK_SIZE)) + 1
     config = SchedulerConfig(
-        max_num_batched_tokens=budget, max_num_seqs=num_running, max_model_len=MAX_MODEL_LEN
+        max_num_batched_tokens=budget,
+        max_num_seqs=num_running,
+        max_model_len=MAX_MODEL_LEN,
+        scheduling_policy=policy,
     )
     return Scheduler(config, KVCacheManager(num_blocks=num_blocks, block_size=BLOCK_SIZE))
 
@@ -111,10 +115,12 @@ def summary(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     return numbers
 
 
-def measure_decode(num_running: int, num_steps: int, *, spread: bool) -> dict[str, Any]:
+def measure_decode(
+    num_running: int, num_steps: int, policy: PolicyName, *, spread: bool
+) -> dict[str, Any]:
     """Steps in which every running request decodes one token."""
     # all are admitted in one step: else their blocks would fill at different times anyway
-    scheduler = make_scheduler(num_running, budget=num_running * (PROMPT_LEN + BLOCK_SIZE))
+    scheduler = make_scheduler(num_running, num_running * (PROMPT_LEN + BLOCK_SIZE), policy)
     admit_all(scheduler, make_requests(make_prompts(num_running, spread)))
     run_steps(scheduler, BLOCK_SIZE)
     gc.collect()
@@ -126,10 +132,10 @@ def measure_decode(num_running: int, num_steps: int, *, spread: bool) -> dict[st
     )
 
 
-def measure_arrival(num_requests: int) -> dict[str, float]:
+def measure_arrival(num_requests: int, policy: PolicyName) -> dict[str, float]:
     """Microseconds a request of 512 tokens, part by part, in the order in which they happen."""
     prompts = make_prompts(num_requests, spread=False)
-    scheduler = make_scheduler(num_requests, ADMISSION_BUDGET)
+    scheduler = make_scheduler(num_requests, ADMISSION_BUDGET, policy)
     gc.collect()
     start = clock_us()
     requests = make_requests(prompts)
@@ -156,9 +162,11 @@ def measure_arrival(num_requests: int) -> dict[str, float]:
     return parts | {"all": round(sum(parts.values()), 2)}
 
 
-def measure_queue(num_running: int, lengths: Sequence[int], num_steps: int) -> list[dict[str, Any]]:
+def measure_queue(
+    num_running: int, lengths: Sequence[int], num_steps: int, policy: PolicyName
+) -> list[dict[str, Any]]:
     """A step's time, and that of add_request, as the waiting queue grows."""
-    scheduler = make_scheduler(num_running, ADMISSION_BUDGET)
+    scheduler = make_scheduler(num_running, ADMISSION_BUDGET, policy)
     admit_all(scheduler, make_requests(make_prompts(num_running, spread=True)))
     tokens = make_prompts(1, spread=False)[0]
     gc.collect()
@@ -189,9 +197,9 @@ def measure_queue(num_running: int, lengths: Sequence[int], num_steps: int) -> l
     return rows
 
 
-def measure_messages(num_running: int, num_steps: int) -> dict[str, Any]:
+def measure_messages(num_running: int, num_steps: int, policy: PolicyName) -> dict[str, Any]:
     """A step's outputs, one client, as bytes and back."""
-    scheduler = make_scheduler(num_running, ADMISSION_BUDGET)
+    scheduler = make_scheduler(num_running, ADMISSION_BUDGET, policy)
     admit_all(scheduler, make_requests(make_prompts(num_running, spread=True)))
     times: dict[str, list[float]] = {"encode": [], "decode": []}
     num_bytes = 0
@@ -211,6 +219,7 @@ def measure_messages(num_running: int, num_steps: int) -> dict[str, Any]:
 def scheduler(
     *,
     quick: Annotated[bool, Parameter(help="Tiny sizes: does it run at all?")] = False,
+    scheduling_policy: PolicyName = "fair",
     json: Json = None,
 ) -> None:
     """No model and no torch: the sampled tokens are made up. One thread; the garbage collector runs
@@ -221,14 +230,15 @@ def scheduler(
     many = 16 if quick else 1024
     figures = {
         # first, in a process that is still small
-        "queue": measure_queue(min(sizes), queue, num_steps),
+        "queue": measure_queue(min(sizes), queue, num_steps, scheduling_policy),
         "decode": [
-            measure_decode(size, num_steps, spread=spread)
+            measure_decode(size, num_steps, scheduling_policy, spread=spread)
             for size in sizes
             for spread in (True, False)
         ],
-        "arrival": {"num_requests": many, "num_tokens": PROMPT_LEN} | measure_arrival(many),
-        "messages": measure_messages(many, num_steps),
+        "arrival": {"num_requests": many, "num_tokens": PROMPT_LEN}
+        | measure_arrival(many, scheduling_policy),
+        "messages": measure_messages(many, num_steps, scheduling_policy),
     }
     if "torch" in sys.modules:
         raise RuntimeError("torch was imported: the scheduler must not need it")

@@ -167,6 +167,7 @@ class Replay:
             tenant=arrived.tenant,
             cache_salt=arrived.salt,
             adapter=arrived.adapter,
+            timeout_s=arrived.timeout_s,
             is_resumed=True,  # whatever the queue held, this request was taken
         )
         return Request.from_engine_core_request(

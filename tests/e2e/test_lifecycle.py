@@ -201,15 +201,18 @@ def test_two_daemons_on_one_address_the_second_is_refused_before_loading(tiny_ll
         (["--host-cache-memory", "1"], "holds no block"),
         (["--host-cache-memory", "100TiB", "--num-blocks", "8"], "free beside the KV cache"),
         (["--preemption-mode", "swap"], "give --host-cache-memory"),
-        (["--priority-ageing-s", "3"], "no effect with --scheduling-policy fcfs"),
+        (["--priority-ageing-s", "3"], "no effect with --scheduling-policy fair"),
         (["--trace", "/nowhere/file"], "there is no folder /nowhere"),
         (["--bind", "http://x"], "use ipc://PATH or tcp://HOST:PORT"),
         (["--no-such-option"], "no-such-option"),
         (["--config", "/nowhere.toml"], "nowhere.toml"),
     ],
 )
-def test_what_cannot_work_is_refused_at_start_in_one_message(tiny_llama, arguments, words):
-    result = run_to_exit("--model", tiny_llama, *arguments)
+def test_what_cannot_work_is_refused_at_start_in_one_message(
+    tiny_llama, arguments, words, tmp_path
+):
+    address = () if "--bind" in arguments else ("--bind", f"ipc://{tmp_path}/s")
+    result = run_to_exit("--model", tiny_llama, *address, *arguments)
     assert result.returncode in (ExitCode.WRONG_OPTIONS, ExitCode.START_FAILED)
     assert words in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr

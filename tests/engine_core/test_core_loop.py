@@ -354,6 +354,7 @@ def test_the_engine_makes_a_request_of_a_message_and_gives_it_to_the_scheduler()
         "cache_salt": "salt",
         "adapter": "lora",
         "is_resumed": True,
+        "timeout_s": 4.5,
     }
     several = {"num_sequences": 2, "beam_search": BeamSearchParams(beam_width=2)}
     message = EngineRequest(**fields)

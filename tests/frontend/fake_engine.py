@@ -51,6 +51,7 @@ class FakeEngine:
         fingerprint: str = "model-1",
         step_s: float = 0.001,
         with_tokenizer: bool = True,
+        with_chat_template: bool = True,
         wire_version: int = WIRE_VERSION,
         refuse: Callable[[EngineRequest], str | None] = lambda _request: None,
         refusal_code: ErrorCode = ErrorCode.INVALID_REQUEST,
@@ -64,6 +65,7 @@ class FakeEngine:
         self.fingerprint = fingerprint
         self.step_s = step_s
         self.with_tokenizer = with_tokenizer
+        self.with_chat_template = with_chat_template
         self.wire_version = wire_version
         self.refuse = refuse
         self.refusal_code = refusal_code
@@ -161,7 +163,10 @@ class FakeEngine:
             self._send(identity, ErrorMessage(code=ErrorCode.WIRE_VERSION, message=text))
             return
         message, frames = welcome(
-            self.fingerprint, with_tokenizer=self.with_tokenizer, max_num_seqs=self.max_num_seqs
+            self.fingerprint,
+            with_tokenizer=self.with_tokenizer,
+            with_chat_template=self.with_chat_template,
+            max_num_seqs=self.max_num_seqs,
         )
         self._send(identity, message, frames)
         self._identities.add(identity)

@@ -101,13 +101,17 @@ def explanation(request: EngineRequest) -> RequestInfo:
 
 
 def welcome(
-    fingerprint: str, *, with_tokenizer: bool, max_num_seqs: int = 64
+    fingerprint: str,
+    *,
+    with_tokenizer: bool,
+    with_chat_template: bool = True,
+    max_num_seqs: int = 64,
 ) -> tuple[Welcome, list[bytes]]:
     document = TOKENIZER.to_str().encode()
     info = TokenizerInfo(
         fingerprint="bytes",
         tokenizer_json=TensorRef(frame=0, dtype="uint8", shape=(len(document),)),
-        chat_template=CHAT_TEMPLATE,
+        chat_template=CHAT_TEMPLATE if with_chat_template else None,
         special_tokens={"eos_token": EOS},
     )
     model = ModelInfo(

@@ -70,6 +70,22 @@ async def test_a_drawn_seed_survives_the_engine(start_engine):
     assert first.requests[0].sampling_params == second.requests[0].sampling_params
 
 
+async def test_a_resumed_request_has_the_time_that_is_left(start_engine):
+    first = start_engine(die_after_tokens=10)
+    params = SamplingParams(max_tokens=30)
+    async with AsyncLLM(first.address, reconnect_timeout_s=10) as client:
+        tasks = [
+            asyncio.create_task(collect(client.generate("x", params, timeout_s=timeout_s)))
+            for timeout_s in (20.0, 0.3)
+        ]
+        await asyncio.to_thread(first.join)
+        await asyncio.sleep(0.5)
+        with FakeEngine(first.address).start() as second:
+            await asyncio.gather(*tasks)
+    assert 15 < second.requests[0].timeout_s < 19.6
+    assert 0 < second.requests[1].timeout_s < 0.01  # over: the engine says so
+
+
 async def test_a_stop_string_is_found_across_the_loss(start_engine):
     script = {"next_token": saying("0123456789abcdefghij")}
     first = start_engine(die_after_tokens=12, **script)

@@ -1,9 +1,9 @@
-"""Priority, tenant and cache salt: from every call to the wire, and what comes of a full queue."""
+"""Priority, tenant, cache salt and timeout: from every call to the wire; and a full queue."""
 
 import pytest
 from fake_model import ids_of
 
-from frontend import LLM, AsyncLLM, InvalidInput, QueueFull, SamplingParams
+from frontend import LLM, AsyncLLM, BeamSearchParams, InvalidInput, QueueFull, SamplingParams
 from frontend.errors import CallRefused
 from protocol.errors import ErrorCode
 from protocol.explanations import WaitReason
@@ -36,6 +36,26 @@ def test_a_batch_has_a_priority_a_prompt_and_one_tenant(engine):
     assert sent == [(5, "team", "own"), (6, "team", "own"), (7, "other", "s")]
 
 
+async def test_a_timeout_reaches_the_engine_from_every_call(client, engine):
+    beams = BeamSearchParams(beam_width=2, max_tokens=2)
+    await collect(client.generate("x", GREEDY, timeout_s=7))
+    await collect(client.chat(MESSAGES, GREEDY, timeout_s=7))
+    await client.beam_search("x", beams, timeout_s=7)
+    await collect(client.generate("x", GREEDY))
+    sent = [request.timeout_s for request in engine.requests]
+    assert sent[-1] is None
+    assert all(6 < timeout_s <= 7 for timeout_s in sent[:-1])
+
+
+def test_a_timeout_is_each_prompts_own(engine):
+    with LLM(address=engine.address) as llm:
+        llm.generate(["a", "b"], GREEDY, False, timeout_s=7)
+        llm.chat(MESSAGES, GREEDY, False, timeout_s=7)
+        llm.beam_search("x", BeamSearchParams(beam_width=2, max_tokens=2), timeout_s=7)
+    assert len(engine.requests) == 4
+    assert all(6 < request.timeout_s <= 7 for request in engine.requests)
+
+
 @pytest.mark.parametrize(
     ("turn", "words"),
     [
@@ -45,6 +65,9 @@ def test_a_batch_has_a_priority_a_prompt_and_one_tenant(engine):
         ({"tenant": ""}, "tenant is ''"),
         ({"tenant": 5}, "tenant is 5"),
         ({"cache_salt": ""}, "cache_salt of prompt is ''"),
+        ({"timeout_s": 0}, "timeout_s is 0, it must be a finite number of seconds above 0"),
+        ({"timeout_s": "5"}, "timeout_s is '5'"),
+        ({"timeout_s": float("inf")}, "timeout_s is inf"),
     ],
 )
 async def test_what_is_none_is_refused_before_it_is_sent(client, engine, turn, words):

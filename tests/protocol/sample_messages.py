@@ -71,6 +71,7 @@ REQUEST = EngineRequest(
     priority=-3,
     tenant="team",
     cache_salt="salt",
+    timeout_s=2.5,
     prompt_embeds=TensorRef(frame=0, dtype="float32", shape=(3, 4)),
     multimodal_inputs=(
         MultiModalInput(

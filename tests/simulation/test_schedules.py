@@ -16,7 +16,7 @@ def test_every_request_ends_once_with_the_models_tokens(chunk):
 
 
 def largest_gap_of_floods(num_schedules):
-    """Seconds between two outputs of any request, while a client sends more than can be taken in."""
+    """Seconds between two outputs, while a client sends more than can be taken in."""
     floods = only(num_floods=(1,))
     return max(run_schedule(seed, floods).largest_gap_s for seed in range(num_schedules))
 

@@ -64,7 +64,7 @@ class SchedulingPolicy:
         raise NotImplementedError
 
     def select_forced_victims(self, running: dict[str, Request]) -> list[Request]:
-        """Running requests to preempt for the head of the waiting queue though memory is free, the
+        """Running requests that may be preempted to give the head of the waiting queue a place, the
         least urgent first. Called once a step, before anything is scheduled."""
         return []
 
@@ -80,6 +80,14 @@ class SchedulingPolicy:
 
     def on_decode(self, num_tokens_by_tenant: npt.NDArray[np.int64]) -> None:
         """One step's output tokens; entry i is tenant number i's. Not called without tokens."""
+
+    @property
+    def has_one_tenant(self) -> bool:
+        """Whether all output of the last step is of one: then `on_decode_alone` is called."""
+        return False
+
+    def on_decode_alone(self, num_tokens: int) -> None:
+        """One step's output tokens."""
 
     def service_by_tenant(self) -> dict[str, float]:
         """Weighted tokens served, of tenants with unfinished requests; empty if not counted."""

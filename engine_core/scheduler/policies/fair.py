@@ -44,7 +44,7 @@ class FairQueue:
     def floor(self) -> float:
         """The counter to which a tenant that begins to wait is lifted."""
         if self._places:
-            return float(self._counters.keys.min())
+            return self._counters.least_waiting
         return 0.0 if self._served_last is None else self._counters.counter(self._served_last)
 
     def add_request(self, request: Request) -> None:
@@ -61,8 +61,12 @@ class FairQueue:
         """The oldest request of the least served tenant."""
         if self._head is None:
             lane = _SWAPPED if self._lines[_SWAPPED] else _OTHERS
-            number = int(self._counters.keys[lane].argmin())
-            self._head = next(iter(self._lines[lane][self._keys_by_number[number]].values()))
+            lines = self._lines[lane]
+            if len(lines) == 1:
+                (line,) = lines.values()
+            else:
+                line = lines[self._keys_by_number[int(self._counters.keys[lane].argmin())]]
+            self._head = next(iter(line.values()))
         return self._head
 
     def reselect_head(self) -> None:
@@ -148,11 +152,13 @@ class Fair(SchedulingPolicy):
 
     def new_step(self) -> None:
         """Tenants without requests give their numbers back."""
-        self.waiting.reselect_head()
-        for key in self._leaving:
-            if self._counters.enter(key).num_unfinished == 0:
-                self._counters.leave(key, self.waiting.floor)
-        self._leaving.clear()
+        if not self.has_one_tenant:
+            self.waiting.reselect_head()
+        if self._leaving:
+            for key in self._leaving:
+                if self._counters.enter(key).num_unfinished == 0:
+                    self._counters.leave(key, self.waiting.floor)
+            self._leaving.clear()
 
     def select_victim(self, running: dict[str, Request], requester: Request) -> Request:
         counters: dict[TenantKey, float] = {}
@@ -190,6 +196,14 @@ class Fair(SchedulingPolicy):
         """Charge one step's output."""
         self._counters.charge_output(num_tokens_by_tenant)
         self.waiting.reselect_head()
+
+    @property
+    def has_one_tenant(self) -> bool:
+        return self._counters.num_present == 1
+
+    def on_decode_alone(self, num_tokens: int) -> None:
+        """Charge one step's output. The head of the queue stays: it is the oldest."""
+        self._counters.charge_only_tenant(num_tokens)
 
     def service_by_tenant(self) -> dict[str, float]:
         """Weighted tokens, as charged, without lifts; not divided by the tenants' weights."""

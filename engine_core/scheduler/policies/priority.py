@@ -99,13 +99,13 @@ class PriorityQueue:
 
 
 class Priority(SchedulingPolicy):
-    """The least urgent running request is the victim; also for the head of the queue, if that is
-    more urgent by enough.
+    """The least urgent running request is the victim; also for the head of the queue, if that has
+    no place and is more urgent by enough.
 
     Args:
         min_gain: by how much the head's (effective) priority must be smaller than that of a running
             request to force it out; above 0, or requests would force each other out in turn.
-        force_preemption: whether it may force out at all while memory is free.
+        force_preemption: whether it may force out at all.
         ageing_s: seconds that lower the effective priority by one; None: priorities are absolute,
             and an endless stream of urgent requests starves the others.
     """

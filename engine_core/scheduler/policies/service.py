@@ -47,6 +47,8 @@ class ServiceCounters:
         self._free_numbers: list[int] = []
         self._counters = np.zeros(_FIRST_CAPACITY)
         self._served = np.zeros(_FIRST_CAPACITY)
+        self._num_unsettled = 0
+        """Output tokens not charged yet, while one tenant is present."""
         self._output_charges = np.ones(_FIRST_CAPACITY)
         """output_weight / weight, by number."""
         self.keys = np.full((2, _FIRST_CAPACITY), np.inf)
@@ -56,6 +58,7 @@ class ServiceCounters:
         """The tenant of that key, which has a number from now on."""
         tenant = self._present.get(key)
         if tenant is None:
+            self._settle()
             tenant = self._departed.pop(key, None)
             if tenant is None:
                 name = key if isinstance(key, str) else f"client {key}"
@@ -66,6 +69,7 @@ class ServiceCounters:
 
     def leave(self, key: TenantKey, floor: float) -> None:
         """It has no unfinished requests. Counters at or below `floor` need not be kept."""
+        self._settle()
         tenant = self._present.pop(key)
         number = number_of(tenant)
         tenant.counter = float(self._counters[number])
@@ -81,15 +85,18 @@ class ServiceCounters:
 
     def counter(self, tenant: Tenant) -> float:
         """Virtual tokens per unit of weight; of a departed tenant the last."""
+        self._settle()
         return tenant.counter if tenant.number is None else float(self._counters[tenant.number])
 
     def lift(self, tenant: Tenant, floor: float) -> None:
         """Raise its counter to the floor, if it is below."""
+        self._settle()
         number = number_of(tenant)
         self._counters[number] = max(float(self._counters[number]), floor)
 
     def start_waiting(self, tenant: Tenant, lane: int) -> None:
         """It has a request in that lane."""
+        self._settle()
         self.keys[lane, number_of(tenant)] = self._counters[number_of(tenant)]
 
     def stop_waiting(self, tenant: Tenant, lane: int) -> None:
@@ -103,6 +110,28 @@ class ServiceCounters:
         self._counters[number] += num_weighted_tokens / tenant.weight
         self.keys[:, number] += num_weighted_tokens / tenant.weight
 
+    @property
+    def num_present(self) -> int:
+        """Tenants with a number."""
+        return len(self._present)
+
+    @property
+    def least_waiting(self) -> float:
+        """The least counter of the waiting tenants; infinite if there are none."""
+        self._settle()
+        return float(self.keys.min())
+
+    def charge_only_tenant(self, num_tokens: int) -> None:
+        """Output tokens of the one tenant that has a number: added up, and charged when it
+        matters."""
+        self._num_unsettled += num_tokens
+
+    def _settle(self) -> None:
+        if self._num_unsettled:
+            (tenant,) = self._present.values()
+            num_tokens, self._num_unsettled = self._num_unsettled, 0
+            self.charge(tenant, num_tokens * self._output_weight)
+
     def charge_output(self, num_tokens_by_tenant: npt.NDArray[np.int64]) -> None:
         """Service to all, by number. Infinite keys stay infinite."""
         n = min(len(num_tokens_by_tenant), len(self._counters))
@@ -114,6 +143,7 @@ class ServiceCounters:
 
     def served_by_tenant(self) -> dict[str, float]:
         """Weighted tokens, by the name of each tenant with unfinished requests."""
+        self._settle()
         tenants = (tenant for tenant in self._present.values() if tenant.num_unfinished)
         return {tenant.name: float(self._served[number_of(tenant)]) for tenant in tenants}
 

@@ -82,6 +82,10 @@ class StepFeedback:
 
     def _count_service(self, decoded: Int64Array) -> None:
         served = self._pool.drain_served()
+        if self._policy.has_one_tenant:
+            num_others = sum(served.values()) if served else 0
+            self._policy.on_decode_alone(len(decoded) + num_others)
+            return
         tenants = self._pool.batch.tenant_number[decoded]
         if not served and not len(tenants):
             return

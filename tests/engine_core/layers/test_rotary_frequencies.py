@@ -5,7 +5,7 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine_core.layers.rotary import rotary_table
+from engine_core.layers.rotary import RotaryTable, rotary_rows
 from engine_core.models.config_fields import ConfigFields
 from engine_core.models.rotary_config import read_rotary
 
@@ -48,6 +48,21 @@ def test_table_equals_transformers_rotary_embedding_far_out():
     positions = torch.tensor([[0, 1, 4095, 99_999]])
     cos, sin = module(torch.zeros(1), positions)
     resolved = read_rotary(ConfigFields(config.to_dict()), head_size=64)
-    table = rotary_table(resolved, 100_000, torch.float32)[positions[0]]
+    table = rotary_rows(resolved, 0, 100_000, torch.float32)[positions[0]]
     torch.testing.assert_close(table[:, :32], cos[0, :, :32])
     torch.testing.assert_close(table[:, 32:], sin[0, :, :32])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_table_grows_with_the_positions_that_are_used_and_keeps_its_rows(dtype):
+    config = read_rotary(ConfigFields({"max_position_embeddings": 10**9}), head_size=8)
+    table = RotaryTable(config, limit=100_000, dtype=dtype, device=torch.device("cpu"))
+    held = table.cos_sin_PD  # as layers hold it
+    assert len(held) <= 2**14
+    assert not table.cover(len(held))
+    assert table.cover(len(held) + 1)
+    assert len(held) == 2**15
+    assert table.cover(99_999)
+    assert len(held) == 100_000
+    assert not table.cover(100_001)
+    assert torch.equal(held, rotary_rows(config, 0, 100_000, dtype))

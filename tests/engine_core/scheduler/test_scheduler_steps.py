@@ -10,7 +10,7 @@ from protocol.outputs import FinishReason
 def test_the_worked_example_of_three_prompts_and_a_budget_of_ten():
     """R1 = 3, R2 = 5, R3 = 12 tokens. Proves S074, S075, S076."""
     drive = Drive(
-        make_scheduler(budget=10),
+        make_scheduler(budget=10, scheduling_policy="fcfs"),
         make_request("R1", 3),
         make_request("R2", 5),
         make_request("R3", 12),
@@ -64,9 +64,10 @@ def test_max_num_seqs_bounds_the_running_and_a_finished_one_makes_room_in_the_ne
 
 def test_a_request_that_has_no_room_is_not_overtaken():
     """Proves S077, S081."""
-    drive = Drive(make_scheduler(num_blocks=10), make_request("a", 24))
+    scheduler = make_scheduler(num_blocks=10, scheduling_policy="fcfs")
+    drive = Drive(scheduler, make_request("a", 24))
     drive.step()
-    drive.add(make_request("big", 30), make_request("small", 1))
+    drive.add(make_request("big", 30), make_request("small", 1, client_index=1))
     assert list(drive.step().num_scheduled_tokens) == ["a"]
     assert drive.scheduler.get_request_counts() == (1, 2)
 

@@ -2,6 +2,8 @@
 groups, steps and their order, refusals. `test_decided_preemption.py` and `test_decided_sharing.py`
 hold the rest."""
 
+import random
+
 import pytest
 from scenario_help import Scenario, make_request, new_ids
 
@@ -259,6 +261,63 @@ def test_what_can_never_fit_ends_with_one_terminal_output_that_says_why(
     assert ended[0].finish_reason is FinishReason.LENGTH
     assert words in ended[0].detail
     assert ended[0].new_token_ids == []
+
+
+# ---------------------------------------------------------------------- between clients
+
+
+def test_by_default_one_clients_burst_does_not_keep_another_client_waiting():
+    """A client that names no tenant is one. The next free place is the other client's, and no
+    running request gives way for it."""
+    burst = [make_request(f"b{index}", 8, max_tokens=4 + index) for index in range(50)]
+    scenario = Scenario(*burst, max_num_seqs=4)
+    scenario.step()
+    scenario.add(make_request("other", 4, client_index=1, max_tokens=2))
+    while not burst[0].is_finished:
+        assert new_ids(scenario.step()) == []
+    assert new_ids(scenario.step()) == ["other"]
+    assert not any(request.num_preemptions for request in burst)
+    # by name the order of arrival
+    scenario = Scenario(
+        *[make_request(f"b{index}", 8, max_tokens=1) for index in range(9)],
+        make_request("other", 4, client_index=1),
+        max_num_seqs=4,
+        scheduling_policy="fcfs",
+    )
+    assert [new_ids(scenario.step())[-1] for _ in range(3)] == ["b3", "b7", "other"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_with_one_client_the_default_is_first_come_first_served_to_the_step(seed):
+    """Random requests, aborts, preemptions of both kinds: equal plans. Proves S077."""
+    plans: dict[str, list[str]] = {}
+    for policy in ("fair", "fcfs"):
+        draw = random.Random(seed)
+        scenario = Scenario(
+            scheduling_policy=policy,
+            num_blocks=16,
+            block_size=4,
+            num_host_blocks=draw.choice([0, 40]),
+            preemption_mode=draw.choice(["default", "swap"]),
+            max_num_batched_tokens=draw.choice([20, 64]),
+            max_num_seqs=5,
+        )
+        for index in range(60):
+            for _ in range(draw.randint(0, 2)):
+                name = f"r{len(scenario.requests)}"
+                num_sequences, length = draw.choice([1, 1, 2]), draw.randint(1, 30)
+                prompt = [draw.randint(1, 3) for _ in range(length)]
+                most = draw.randint(1, 30)
+                scenario.add(
+                    make_request(name, prompt, max_tokens=most, num_sequences=num_sequences)
+                )
+            plan = scenario.plan()
+            plans.setdefault(policy, []).append(repr(plan))
+            scenario.update_with_array(plan)
+            if index % 7 == 6:
+                scenario.abort(f"r{draw.randrange(len(scenario.requests))}")
+        assert scenario.scheduler.statistics().num_preemptions > 0
+    assert plans["fair"] == plans["fcfs"]
 
 
 # ---------------------------------------------------------------------- who waits

@@ -1,6 +1,7 @@
 """What the start does beside its own work, each in a Python of its own or undone afterwards."""
 
 import gc
+import json
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
@@ -130,3 +131,31 @@ def test_a_daemon_beside_another_package_of_that_name_ends_with_one_line(tmp_pat
     [line] = done.stderr.splitlines()
     assert line.startswith("engine-core: the distribution `kernels` of Hugging Face")
     assert f"(at {tmp_path}/kernels)" in line
+
+
+@pytest.mark.parametrize(
+    ("config", "asked", "words"),
+    [
+        ({"max_position_embeddings": 512}, 513, "is 513, the model was made for 512; lower it"),
+        ({"text_config": {"max_position_embeddings": 512}}, 600, "the model was made for 512"),
+        ({"max_position_embeddings": 10**9}, 10**8, "is 100000000, this engine has 16777216"),
+        ({}, 10**8, "this engine has 16777216 positions"),
+    ],
+)
+def test_a_length_beyond_the_model_is_refused_before_torch(tmp_path, config, asked, words):
+    (tmp_path / "shape.json").write_text(json.dumps(config | {"model_type": "llama"}))
+    options = f"load_format='dummy', model_config=Path({str(tmp_path)!r}) / 'shape.json'"
+    program = f"""
+import sys
+from pathlib import Path
+from engine_core.errors import ConfigurationError
+from engine_core.options.engine import EngineOptions
+from engine_core.startup.before_torch import open_model
+try:
+    open_model(EngineOptions({options}, max_model_len={asked}))
+except ConfigurationError as error:
+    print(error, "torch" in sys.modules)
+"""
+    said = " ".join(run(program))
+    assert words in said
+    assert said.endswith("False")

@@ -84,3 +84,18 @@ def test_blocks_are_kept_unless_another_form_is_asked_for():
     assert not any(keeps_blocks(name, "auto") for name in ("none", "int8", "int4"))
     formats = [float_weights_of(name) for name in ("auto", "none", "int8", "int4")]
     assert formats == ["float32", "float32", "int8", "int4"]
+
+
+@pytest.mark.parametrize(("dtype", "num_lines"), [("float16", 1), ("float32", 1), ("auto", 0)])
+def test_quantised_weights_that_a_dtype_gives_up_are_said_in_one_line(
+    tmp_path, caplog, dtype, num_lines
+):
+    (tmp_path / "shape.json").write_text(json.dumps(DENSE))
+    files = ConfigOnly(tmp_path / "shape.json")
+    files.quantised_types = frozenset({"Q4_1"})
+    files.path = tmp_path / "shape.json"  # a file, as a GGUF is
+    options = EngineOptions(dtype=dtype, load_format="dummy", model_config=files.path)
+    load_any_model(options, files, torch.device("cpu"))
+    lines = [record.getMessage() for record in caplog.records if "--dtype" in record.getMessage()]
+    assert len(lines) == num_lines
+    assert all(f"--dtype {dtype}: the file's quantised weights (Q4_1)" in line for line in lines)

@@ -184,7 +184,49 @@ def test_info_shows_model_limits_and_statistics(run, start_engine, address):
     assert document["statistics"]["num_blocks"] == 64
     code, out, err = run("info", "--address", address)
     assert (code, err) == (0, "")
-    assert any(line.split() == ["max_model_len", "512"] for line in out.splitlines())
+    lines = dict(line.split("  ", 1) for line in out.splitlines())
+    assert len(lines) <= 12
+    assert lines["model"].strip() == "fake (Fake, float32)"
+    assert lines["longest"].strip() == "512 tokens, prompt and answer"
+    assert lines["requests"].strip() == "0 running, 0 waiting"
+    assert lines["KV cache"].strip() == "0 of 64 blocks in use, 0 cached; 16 tokens each"
+
+
+def test_options_of_the_connection_may_stand_before_the_command(run, start_engine, address):
+    start_engine(next_token=saying("yes", then_eos=True))
+    assert run("--address", address, "complete", "Hi") == (0, "yes\n", "")
+    before = [f"--address={address}", "--reconnect-timeout", "5", "--connect-timeout=5"]
+    assert run(*before, "complete", "--no-stream", "Hi") == (0, "yes\n", "")
+    code, out, err = run("--address", address)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "chat, complete, info" in err
+
+
+def test_a_model_without_a_chat_template_is_told_from_a_fault_of_the_engine(
+    run, start_engine, address, tmp_path
+):
+    engine = start_engine(with_chat_template=False, next_token=saying("x", then_eos=True))
+    for command in (["chat"], ["complete", "Hi", "--chat"]):
+        code, out, err = run(*command, "--address", address)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "engine-client complete" in err
+        assert "--chat-template FILE" in err
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}<{{ m.content }}>{% endfor %}")
+    options = ["--address", address, "--chat-template"]
+    assert run("complete", "Hi", "--chat", *options, str(template)) == (0, "x\n", "")
+    assert engine.requests[0].prompt_token_ids == ids_of("<Hi>")
+    assert "add --chat" in run("complete", "Hi", *options, str(template))[2]
+    code, _, err = run("chat", *options, str(tmp_path / "none"))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "none cannot be read: No such file" in err
+
+
+def test_a_model_without_a_tokenizer_says_what_to_do(run, start_engine, address):
+    start_engine(with_tokenizer=False)
+    code, _, err = run("chat", "--address", address)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "engine-core --tokenizer" in err
 
 
 def test_help_and_version_need_no_engine_and_load_no_library_of_a_model():

@@ -121,7 +121,7 @@ def running_by_priority(policy: Priority, **priorities: int) -> dict[str, Policy
     return running
 
 
-def test_a_head_forces_out_all_that_it_outranks_the_worst_first():
+def test_a_head_may_force_out_all_that_it_outranks_the_worst_first():
     """Proves S080."""
     policy = Priority()
     running = running_by_priority(policy, a=1, b=3, c=0, d=3)

@@ -1,0 +1,60 @@
+"""What `engine-client` says while an engine does not answer: a stopped process, a foreign port, one
+that is lost in a stream."""
+
+import socket
+
+import pytest
+from fake_model import saying
+
+from frontend.cli.app import run_command_line
+
+
+@pytest.fixture
+def run(capsys):
+    def run_it(*arguments):
+        code = run_command_line(arguments)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err.splitlines()
+
+    return run_it
+
+
+@pytest.mark.parametrize("command", [["info"], ["complete", "Hi"], ["chat"]])
+def test_a_silent_engine_is_waited_for_aloud(run, start_engine, address, command):
+    start_engine(mute=True)
+    code, out, err = run(*command, "--address", address, "--connect-timeout", "1.5")
+    assert (code, out, len(err)) == (1, "", 2)
+    assert err[0].startswith(f"engine-client: waiting for an engine to answer at {address}, until ")
+    assert err[0].endswith("(--connect-timeout 1.5)")
+    assert "no engine answers" in err[1]
+    assert "waited 1.5 s" in err[1]
+
+
+def test_a_port_of_another_program_is_waited_for_aloud(run):
+    with socket.create_server(("127.0.0.1", 0)) as foreign:
+        address = f"tcp://127.0.0.1:{foreign.getsockname()[1]}"
+        code, out, err = run("info", "--address", address, "--connect-timeout", "1.2")
+    assert (code, out, len(err)) == (1, "", 2)
+    assert "waiting for an engine" in err[0]
+
+
+def test_an_engine_that_answers_soon_is_not_mentioned(run, start_engine, address):
+    start_engine(next_token=saying("ok", then_eos=True))
+    assert run("complete", "Hi", "--address", address) == (0, "ok\n", [])
+
+
+def test_an_engine_that_is_lost_in_a_stream_is_waited_for_aloud(run, start_engine, address):
+    start_engine(next_token=saying("abc"), die_after_tokens=3)
+    code, out, err = run("complete", "Hi", "--address", address, "--reconnect-timeout", "1.6")
+    assert (code, out, len(err)) == (1, "abc\n", 2)
+    assert "lost the engine" in err[0]
+    assert err[0].endswith("(--reconnect-timeout 1.6)")
+    assert "is gone" in err[1]
+
+
+@pytest.mark.parametrize("option", ["--connect-timeout", "--reconnect-timeout"])
+@pytest.mark.parametrize("limit", ["0", "-1", "inf", "nan"])
+def test_a_limit_that_is_none_is_refused(run, address, option, limit):
+    code, out, err = run("info", "--address", address, f"{option}={limit}")
+    assert (code, out, len(err)) == (2, "", 1)
+    assert option in err[0]
