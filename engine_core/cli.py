@@ -102,8 +102,6 @@ def main() -> None:
         code = app.meta(exit_on_error=False, result_action="return_value")
     except cyclopts.CycloptsError:
         sys.exit(ExitCode.WRONG_OPTIONS)
-    except KeyboardInterrupt:
-        sys.exit(ExitCode.INTERRUPTED)
     sys.exit(int(code or 0))
 
 

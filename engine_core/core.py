@@ -100,7 +100,7 @@ class EngineCore:
         self._eos_token_ids = eos_token_ids
         self._compilations = compilations or CompileCounter()
         self._clock = clock
-        self._rejections = LimitedLog(logger, logging.INFO, clock)
+        self._client_log = LimitedLog(logger, logging.INFO, clock)
         self._started_s = clock()
         self._step_times = StepTimes(self._started_s)
         self.progress = Progress(self._has_work, self._started_s)
@@ -122,6 +122,7 @@ class EngineCore:
                 outputs = self._scheduler.update_from_output(step.plan, output, now=now_s)
                 self._send(outputs, now_s)
                 self._finish(step, output, now_s, has_outputs=bool(outputs))
+        self._apply(self._inbox.drain(block=False))  # what came last is refused, not left unread
 
     # ------------------------------------------------------------------ its lines
 
@@ -151,7 +152,8 @@ class EngineCore:
                 case _:
                     assert_never(message)
         for client in self._clients.take_departed():
-            logger.info("%s left, %d requests dropped", client, len(client.request_ids))
+            num_requests = len(client.request_ids)
+            self._client_log.log("left", f"{client!s:.100} left, {num_requests} requests dropped")
             self._abort(client.request_ids)
 
     def _add_request(self, client: Client, message: EngineRequest) -> None:
@@ -183,9 +185,8 @@ class EngineCore:
                 observer.on_arrival(message, client.index, now_s)
 
     def _reject(self, client: Client, message: EngineRequest, code: ErrorCode, why: str) -> None:
-        self._rejections.log(
-            code, f"rejected request {message.request_id!r:.100} of {client}: {why}"
-        )
+        name = f"{message.request_id!r:.100} of {client!s:.100}"
+        self._client_log.log(code, f"rejected request {name}: {why}")
         self._outbox.post(client, Rejected(request_id=message.request_id, code=code, message=why))
 
     def _abort(self, request_ids: Collection[str]) -> None:

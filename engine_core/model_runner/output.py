@@ -15,6 +15,10 @@ NO_TOKEN_LEFT = (
     "of them"
 )
 
+INFINITE = (
+    "repetition_penalty or temperature makes the model's logits infinite; set them nearer to 1"
+)
+
 
 def runner_output(
     plan: SchedulerOutput,

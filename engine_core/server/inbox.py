@@ -55,6 +55,7 @@ class Inbox:
         self._idle_wait_s = idle_wait_s
         self._welcome = welcome
         self._clock = clock
+        self._arrivals = LimitedLog(logger, logging.INFO, clock)
         self._refusals = LimitedLog(logger, logging.WARNING, clock)
 
     @property
@@ -106,7 +107,7 @@ class Inbox:
                 reason = str(error).removeprefix("not a client message: ")
                 self._refusals.log(
                     ErrorCode.INVALID_REQUEST,
-                    f"{client} sent an invalid request {request_id!r:.100}: {reason}",
+                    f"{client!s:.100} sent an invalid request {request_id!r:.100}: {reason}",
                 )
                 self._outbox.post(
                     client,
@@ -118,7 +119,7 @@ class Inbox:
 
     def _welcome_client(self, identity: bytes, hello: Hello) -> None:
         client = self._clients.add(identity, hello.client_name)
-        logger.info("%s connected", client)
+        self._arrivals.log("connected", f"{client!s:.100} connected")
         message, frames = self._welcome(hello)
         self._outbox.post(client, message, frames)
 

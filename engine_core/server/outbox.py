@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from engine_core.server.clients import Client, ClientRegistry
+from engine_core.server.limited_log import LimitedLog
 from engine_core.server.transport import ClientGone, Frame, SlowConsumer, Transport
 from protocol.base import Message
 from protocol.codec import encode
@@ -34,6 +35,7 @@ class Outbox:
         self._clients = clients
         self._heartbeat_s = heartbeat_s
         self._clock = clock
+        self._losses = LimitedLog(logger, logging.INFO, clock)
         self._dropped: dict[bytes, ErrorMessage] = {}
         """What clients that do not read are told as soon as their queue has room."""
         self.draining = False
@@ -53,7 +55,7 @@ class Outbox:
         try:
             self._transport.send(client.identity, [encode(message), *frames])
         except ClientGone as gone:
-            logger.info("%s is gone: %s", client, gone)
+            self._losses.log("gone", f"{client!s:.100} is gone: {gone}")
             self._clients.remove(client)
             if isinstance(gone, SlowConsumer):
                 self._dropped[client.identity] = ErrorMessage(

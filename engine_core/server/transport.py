@@ -3,6 +3,7 @@ permissions."""
 
 import contextlib
 import fcntl
+import functools
 import ipaddress
 import logging
 import os
@@ -149,7 +150,8 @@ class ZmqTransport:
 
     def send(self, identity: bytes, frames: Sequence[Frame]) -> None:
         try:
-            self._socket.send_multipart([identity, *frames], zmq.NOBLOCK)
+            parts = [identity, frames[0], *map(_shared, frames[1:])]
+            self._socket.send_multipart(parts, zmq.NOBLOCK)
         except zmq.Again:
             raise SlowConsumer(f"it let {_SEND_QUEUE_MESSAGES} messages pile up") from None
         except zmq.ZMQError as error:
@@ -172,6 +174,12 @@ class ZmqTransport:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+@functools.lru_cache(maxsize=1)
+def _shared(frame: Frame) -> zmq.Frame:
+    """A binary part is in memory once, however many clients it waits for: the tokenizer."""
+    return zmq.Frame(frame)
 
 
 def _is_loopback(endpoint: str) -> bool:

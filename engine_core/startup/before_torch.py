@@ -128,9 +128,9 @@ def open_model(options: EngineOptions) -> OpenModel:
         else:
             assert options.model is not None, "EngineOptions.check was not called"
             files = open_model_files(options.model, tokenizer=options.tokenizer, report=logger.info)
+            _check_formats(options, files)
         if options.max_model_len is not None:
             _check_length(options.max_model_len, files.config)
-            _check_formats(options, files)
         tokenizer = files.tokenizer()
     except ModelFilesError as error:
         raise StartupError(str(error)) from error

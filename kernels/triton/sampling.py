@@ -117,11 +117,13 @@ def _choose_kernel(
     if row >= tl.load(num_rows_ptr):
         return
     best, chosen = row_best_id(best_ptr, best_id_ptr, row, S, SPLITS)
-    tl.store(best_logit_ptr + row, best)
+    if is_finite(best) and not tl.load(is_greedy_ptr + row):
+        noisy, chosen = row_best_id(noisy_ptr, noisy_id_ptr, row, S, SPLITS)
+        if not is_finite(noisy):  # logit / temperature is infinite
+            best = float("inf")
     if not is_finite(best):
         chosen = tl.cast(0, tl.int32)
-    elif not tl.load(is_greedy_ptr + row):
-        _, chosen = row_best_id(noisy_ptr, noisy_id_ptr, row, S, SPLITS)
+    tl.store(best_logit_ptr + row, best)
     tl.store(out_ptr + row, chosen.to(tl.int64))
 
 
@@ -176,7 +178,7 @@ def sample(
         memory: for at least R rows and this vocabulary; written.
         out_R: int64, written. 0 where the best logit is not finite.
         best_logit_R: float32, written: the largest logit. +inf tells of NaN or +inf in the row,
-            -inf that no token is possible: such rows have failed.
+            also by its temperature, -inf that no token is possible: such rows have failed.
         any_truncated: False only if no row has a limit.
     """
     rows, vocab_size = columns.check_logits(logits_RV)

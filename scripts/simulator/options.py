@@ -203,8 +203,8 @@ class StepTimeOptions:
         Path | None, Parameter(help="Fit the daemon's step trace instead (engine-core --trace).")
     ] = None
     noise: Annotated[
-        bool, Parameter(help="Fitted: draw deviations from those of the fit.", negative="")
-    ] = False
+        bool | None, Parameter(help="Fitted: draw deviations from those of the fit. Default: yes.")
+    ] = None
 
     def roofline(self, block_size: int) -> Roofline:
         hardware = dataclasses.replace(
@@ -219,11 +219,14 @@ class StepTimeOptions:
                 "whose steps are whole; leave it out"
             )
         if self.fitted is None:
-            if self.noise:
-                raise SimulationError("--noise needs --fitted: a roofline has no deviations")
+            if self.noise is not None:
+                raise SimulationError(
+                    f"--{'' if self.noise else 'no-'}noise needs --fitted: a roofline has no "
+                    "deviations"
+                )
             return self.roofline(block_size)
         model = fit_step_trace(self.fitted)
-        return NoisyModel(model, seed) if self.noise else model
+        return model if self.noise is False else NoisyModel(model, seed)
 
 
 @Parameter(name="*", group="Fleet")

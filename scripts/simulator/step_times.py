@@ -14,7 +14,9 @@ Float64Array = npt.NDArray[np.float64]
 FEATURES = ("step", "tokens", "sequences", "context tokens", "attention pairs", "copied blocks")
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 _MIN_STEPS = 8
-_NUM_RESIDUALS = 4096
+_NUM_FITS = 20
+_NUM_NEIGHBOURS = 64
+"""Recorded steps among which the deviation of a simulated one is drawn."""
 
 
 class StepWork(NamedTuple):
@@ -201,8 +203,10 @@ class FittedModel:
     shortest_s: float
     num_steps: int
     mean_relative_error: float
-    relative_residuals: tuple[float, ...]
-    """Measured / predicted, sorted: a sample, scaled so that drawing from it keeps the total."""
+    predicted_s: Float64Array
+    """Of the recorded steps, sorted."""
+    relative_residuals: Float64Array
+    """Measured / predicted, in the order of `predicted_s`."""
 
     @classmethod
     def from_rows(cls, features: Float64Array, durations_s: Float64Array) -> "FittedModel":
@@ -216,22 +220,26 @@ class FittedModel:
             raise SimulationError(
                 f"a step of {durations_s.min()} s was recorded, durations must be above 0"
             )
-        # relative errors: otherwise a few long prefills would outweigh all decode steps
-        coefficients = nonnegative_least_squares(
-            features / durations_s[:, None], np.ones(len(durations_s))
-        )
+        # The variance of a duration is taken to grow with its mean (Poisson quasi-likelihood,
+        # Wedderburn 1974), so that the predictions add up to the recorded time: a queue waits for
+        # mean times. Errors relative to what was measured would fit the shortest times instead.
         shortest_s = float(durations_s.min())
-        predicted = np.maximum(features @ coefficients, shortest_s)
-        residuals = np.sort(durations_s / predicted)
-        picked = np.linspace(0, len(residuals) - 1, min(len(residuals), _NUM_RESIDUALS))
-        sample = residuals[picked.astype(np.int64)]
-        sample /= (sample.mean() * predicted.sum() / durations_s.sum()) or 1.0
+        predicted = np.full(len(durations_s), durations_s.mean())
+        for _ in range(_NUM_FITS):
+            weights = 1 / np.sqrt(predicted)
+            coefficients = nonnegative_least_squares(
+                features * weights[:, None], durations_s * weights
+            )
+            predicted = np.maximum(features @ coefficients, shortest_s)
+        order = np.argsort(predicted, kind="stable")
+        residuals = (durations_s / predicted)[order]
         return cls(
             coefficients=tuple(coefficients.tolist()),
             shortest_s=shortest_s,
             num_steps=len(durations_s),
             mean_relative_error=float(np.abs(residuals - 1).mean()),
-            relative_residuals=tuple(sample.tolist()),
+            predicted_s=predicted[order],
+            relative_residuals=residuals,
         )
 
     def duration_s(self, work: StepWork) -> float:
@@ -241,7 +249,7 @@ class FittedModel:
         return max(seconds, self.shortest_s)
 
     def describe(self) -> dict[str, object]:
-        quantiles = np.quantile(np.array(self.relative_residuals), _QUANTILES)
+        quantiles = np.quantile(self.relative_residuals, _QUANTILES)
         return {
             "model": "fitted",
             "coefficients_s": dict(zip(FEATURES, self.coefficients, strict=True)),
@@ -256,17 +264,23 @@ class FittedModel:
 
 
 class NoisyModel:
-    """A fitted model whose every step is multiplied by a residual drawn from those of its fit."""
+    """A fitted model whose every step is multiplied by the residual of a recorded step, drawn from
+    those whose predictions are nearest, and divided by their mean: long steps deviate otherwise
+    than short ones, and the mean is the fit's."""
 
     def __init__(self, model: FittedModel, seed: int) -> None:
         self._model = model
         self._seed = seed
         self._random = np.random.default_rng(seed)
-        self._residuals = np.array(model.relative_residuals)
 
     def duration_s(self, work: StepWork) -> float:
-        drawn = self._residuals[self._random.integers(len(self._residuals))]
-        return self._model.duration_s(work) * float(drawn)
+        model, predicted_s = self._model, self._model.duration_s(work)
+        num_neighbours = min(_NUM_NEIGHBOURS, model.num_steps)
+        nearest = int(np.searchsorted(model.predicted_s, predicted_s))
+        start = min(max(0, nearest - num_neighbours // 2), model.num_steps - num_neighbours)
+        nearby = model.relative_residuals[start : start + num_neighbours]
+        drawn = nearby[self._random.integers(num_neighbours)]
+        return predicted_s * float(drawn / nearby.mean())
 
     def describe(self) -> dict[str, object]:
         return self._model.describe() | {"noise_seed": self._seed}

@@ -66,6 +66,19 @@ def test_an_abort_ends_all_sequences_and_frees_their_blocks(daemon):
         assert client.statistics().num_blocks_in_use == 0
 
 
+def test_an_abort_of_one_sample_frees_its_blocks_and_the_others_go_on(daemon):
+    with RawClient(daemon.address) as client:
+        several(client, 3, seed=1, max_tokens=170, ignore_eos=True)
+        client.call(Ping())
+        client.send(Abort(request_ids=(), samples=(("several", 1), ("several", 1), ("other", 0))))
+        sequences = client.collect_sequences("several")["several"]
+        assert [end.finish_reason for _, end in sequences] == [
+            FinishReason.LENGTH, FinishReason.ABORT, FinishReason.LENGTH,
+        ]  # fmt: skip
+        assert len(sequences[1][0]) < 170
+        assert client.statistics().num_blocks_in_use == 0
+
+
 def test_a_request_with_more_sequences_than_run_at_once_is_refused_by_name(tiny_llama):
     with (
         running_daemon(tiny_llama, "--num-blocks", 64, "--max-num-seqs", 3) as daemon,

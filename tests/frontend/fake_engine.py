@@ -59,6 +59,7 @@ class FakeEngine:
         die_after_tokens: int | None = None,
         mute: bool = False,
         max_num_seqs: int = 64,
+        recommends: bool = True,
     ) -> None:
         self.address = address
         self.next_token = next_token
@@ -73,6 +74,7 @@ class FakeEngine:
         self.die_after_tokens = die_after_tokens
         self.mute = mute
         self.max_num_seqs = max_num_seqs
+        self.recommends = recommends
         self.requests: list[EngineRequest] = []
         self.aborted: list[str] = []
         self.aborted_samples: list[tuple[str, int]] = []
@@ -167,6 +169,7 @@ class FakeEngine:
             with_tokenizer=self.with_tokenizer,
             with_chat_template=self.with_chat_template,
             max_num_seqs=self.max_num_seqs,
+            recommends=self.recommends,
         )
         self._send(identity, message, frames)
         self._identities.add(identity)

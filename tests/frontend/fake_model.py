@@ -106,6 +106,7 @@ def welcome(
     with_tokenizer: bool,
     with_chat_template: bool = True,
     max_num_seqs: int = 64,
+    recommends: bool = True,
 ) -> tuple[Welcome, list[bytes]]:
     document = TOKENIZER.to_str().encode()
     info = TokenizerInfo(
@@ -126,7 +127,7 @@ def welcome(
         eos_token_ids=(EOS_ID,),
         max_logprobs=20,
         max_num_seqs=max_num_seqs,
-        default_sampling={"temperature": 0.25, "top_k": 7.0},
+        default_sampling={"temperature": 0.25, "top_k": 7.0} if recommends else {},
         tokenizer=info if with_tokenizer else None,
     )
     message = Welcome(

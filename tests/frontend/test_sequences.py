@@ -94,7 +94,7 @@ async def test_after_a_loss_outputs_under_the_old_ids_reach_nothing():
     [after] = processor.wire_requests(request)
     late = columns((before.request_id, 0, 5))
     late.finished_req_ids.append(before.request_id)
-    assert processor.process_outputs(late) == []
+    assert processor.process_outputs(late) == NOTHING
     assert (request.has_started, request.finished) == (False, False)
     processor.process_outputs(columns((after.request_id, 0, 6)))
     assert request.sequences[0].token_ids == [6]

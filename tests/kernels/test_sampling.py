@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.backends import select_operations
 from kernels.interface.operations import Penalties, SamplingLimits
 from kernels.torch.sampling import (
     apply_penalties,
@@ -142,6 +143,29 @@ def test_flat_distributions_beyond_the_first_candidates_are_right():
     assert len({first for first, _ in chosen}) > 35
     assert all(second >= 2000 for _, second in chosen)
     assert min(second for _, second in chosen) < 3000
+
+
+@pytest.mark.parametrize(("top_k", "min_p"), [(1500, 0.0), (0, 0.5), (1500, 0.5), (300, 0.01)])
+@pytest.mark.parametrize("code", ["torch", "native"])
+def test_top_p_is_a_share_of_what_top_k_and_min_p_leave_of_many_hundred_tokens(code, top_k, min_p):
+    """Of the whole vocabulary's total it would keep up to five times as many."""
+    sample = sample_truncated
+    if code == "native":
+        sample = select_operations(torch.device("cpu")).sample
+    top_p, draws = 0.1, 300
+    logits = torch.linspace(0, -1, 2000)
+    expected = logits.masked_fill(~plain_mask(logits, top_k, top_p, min_p), -torch.inf)
+    rows, seeds_R = logits[None].repeat(draws, 1), seeds(*range(draws))
+    limits = SamplingLimits(
+        top_k_R=torch.full((draws,), top_k),
+        top_p_R=torch.full((draws,), top_p),
+        min_p_R=torch.full((draws,), min_p),
+    )
+    positions_R = torch.arange(draws)
+    chosen = sample(rows, seeds_R, positions_R, limits)
+    assert torch.equal(
+        chosen, sample_from_all(expected[None].repeat(draws, 1), seeds_R, positions_R)
+    )
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,9 @@ class TorchStepSampler:
             out.raw_best_logits_C[sample_index] = raw_V.amax()
             self._change(logits_V, sequence, numbers, reals)
         best = logits_V.amax()
+        temperature = reals[StateWord.TEMPERATURE]
+        if temperature > 0 and best.isfinite() and (best / temperature).isinf():
+            best = torch.tensor(torch.inf)
         # NaN, as +inf, tells of logits that are no numbers
         out.best_logits_C[sample_index] = torch.inf if best.isnan() else best
         token_id = self._choose(logits_V, sequence, numbers, mode) if best.isfinite() else 0

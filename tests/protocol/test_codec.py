@@ -116,6 +116,20 @@ def test_a_hello_of_another_version_is_told_apart_from_garbage_whatever_its_othe
             check_wire_version(message.wire_version)
 
 
+@pytest.mark.parametrize("text", [b"\xa1\xff", b"\xa2\xc3\x28", b"\xa3\xed\xa0\x80"])
+def test_a_text_that_is_not_utf_8_is_malformed(text):
+    """msgspec raises another error for it than for all other garbage."""
+    for frame in (
+        b"\x94\x01" + bytes([WIRE_VERSION]) + text + b"\xc3",
+        b"\x93\x03\x91" + text + b"\x90",
+    ):
+        with pytest.raises(MalformedMessage, match="not a client message: 'utf-8' codec"):
+            decode_client_message(frame)
+    with pytest.raises(MalformedMessage, match="not an engine message: 'utf-8' codec"):
+        decode_engine_message(b"\x93\x06" + text + b"\xa1a")
+    assert request_id_of(b"\x92\x02" + text) is None
+
+
 def test_unknown_tags_and_extra_fields_are_malformed():
     for fields in ([77], ["hello"], {"type": 1}, [3, ["a"], "extra"], [4, 1, [9]]):
         with pytest.raises(MalformedMessage):

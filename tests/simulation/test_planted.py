@@ -13,7 +13,7 @@ from engine_core.scheduler.request import Request
 from engine_core.server import inbox as inbox_module
 from frontend.session import EngineSession
 from frontend.transport import ZmqTransport
-from tests.simulation.schedule import Violation, run_schedule
+from tests.simulation.schedule import Violation, only, run_schedule
 from tests.simulation.test_schedules import largest_gap_of_floods
 
 _MOST_SCHEDULES = 1500
@@ -97,13 +97,18 @@ PLANTS = [
 ]
 
 
+DRAINS = only(num_pauses=(3,), num_drains=(1,), stays_away=(True,))
+"""What A1 needs: a client that is busy while the engine finishes what it has, and goes for good."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_planted_defect_is_found(plant, record_property):
+    settings = DRAINS if plant is unread_messages_are_lost else None
     with plant():
         for seed in range(_MOST_SCHEDULES):
             try:
-                run_schedule(seed)
+                run_schedule(seed, settings)
             except Violation:
                 record_property("num_schedules", seed + 1)
                 return

@@ -25,6 +25,11 @@ def test_a_flood_of_one_client_does_not_stop_the_others():
     assert largest_gap_of_floods(10) < 0.5
 
 
+def test_what_the_engine_had_before_a_drain_is_finished_and_read():
+    for seed in range(examples(200)):
+        run_schedule(seed, only(num_pauses=(3,), num_drains=(1,), stays_away=(True,)))
+
+
 def test_a_seed_gives_the_same_schedule_again():
     for seed in range(5):
         one, other = run_schedule(seed, keeps_trace=True), run_schedule(seed, keeps_trace=True)

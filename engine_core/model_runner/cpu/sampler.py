@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_core.model_runner.output import NO_TOKEN_LEFT, NOT_FINITE, report_logprobs
+from engine_core.model_runner.output import INFINITE, NO_TOKEN_LEFT, NOT_FINITE, report_logprobs
 from engine_core.model_runner.sampling_params import ResolvedSampling
 from kernels.interface.operations import Penalties, SamplingLimits, SamplingOperations
 from protocol.outputs import Logprobs
@@ -178,11 +178,9 @@ class CPUSampler:
                 continue
             rules, position = self._rules[int(rows[index])], int(positions[index])
             _apply_rules(logits_RV[index], rules, position, self._ops)
-            if not logits_RV[index].isfinite().any():
-                failures[index] = NO_TOKEN_LEFT
-                logits_RV[index] = 0.0  # sampled below with the others, and not used
         if ruled.size:
-            best_ids_R[ruled] = self._ops.best_of_rows(logits_RV[ruled])[0]
+            best_ids_R[ruled], best_R[ruled] = self._ops.best_of_rows(logits_RV[ruled])
+        failures |= self._impossible(logits_RV, best_R, rows)
         chosen = self._choose(logits_RV, rows, positions, best_ids_R.numpy())
         logprobs: dict[int, Logprobs] = {}
         if raw_WV is not None:
@@ -195,6 +193,18 @@ class CPUSampler:
                 if index not in failures
             }
         return SampledTokens(chosen, logprobs, failures)
+
+    def _impossible(
+        self, logits_RV: torch.Tensor, best_R: torch.Tensor, rows: npt.NDArray[np.int64]
+    ) -> dict[int, str]:
+        """Rows whose best logit is not finite by what their requests asked for. Zeroed."""
+        temperature = np.where(self._is_greedy[rows], np.float32(1), self._temperature[rows])
+        with np.errstate(over="ignore"):
+            bad = np.flatnonzero(~np.isfinite(best_R.numpy() / temperature)).tolist()
+        best = best_R.tolist() if bad else []
+        for index in bad:
+            logits_RV[index] = 0.0
+        return {index: NO_TOKEN_LEFT if best[index] == -np.inf else INFINITE for index in bad}
 
     def _choose(
         self,
@@ -237,6 +247,7 @@ def _not_numbers(logits_RV: torch.Tensor, best_R: torch.Tensor) -> dict[int, str
     bad = np.flatnonzero(~is_finite_R).tolist()
     for index in bad:
         logits_RV[index] = 0.0
+        best_R[index] = 0.0
     return dict.fromkeys(bad, NOT_FINITE)
 
 

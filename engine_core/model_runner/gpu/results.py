@@ -9,6 +9,7 @@ import torch
 
 from engine_core.model_runner.gpu.step import GPUStep
 from engine_core.model_runner.output import (
+    INFINITE,
     NO_TOKEN_LEFT,
     NOT_FINITE,
     report_logprobs,
@@ -71,7 +72,8 @@ def _failures(step: GPUStep, results: StepResults) -> dict[int, str]:
     raw_N = raw_N if step.mode is SamplingMode.FULL else best_N
     failed = {}
     for index in np.flatnonzero(~(np.isfinite(best_N) & np.isfinite(raw_N))).tolist():
-        failed[index] = NO_TOKEN_LEFT if np.isfinite(raw_N[index]) else NOT_FINITE
+        by_parameters = NO_TOKEN_LEFT if best_N[index] == -np.inf else INFINITE
+        failed[index] = by_parameters if np.isfinite(raw_N[index]) else NOT_FINITE
     return failed
 
 

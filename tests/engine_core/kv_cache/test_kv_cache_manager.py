@@ -3,7 +3,7 @@
 import pytest
 from paged_memory import Stream, compute, hit_of, make_cache
 
-from engine_core.kv_cache import AllocStatus, KVCacheGroupSpec
+from engine_core.kv_cache import AllocStatus, KVCacheGroupSpec, KVCacheManager
 from protocol.explanations import LookupEnd
 
 FULL = KVCacheGroupSpec()
@@ -255,6 +255,26 @@ def test_reserved_blocks_are_those_not_yet_allocated():
     ],
 )
 def test_limits_are_checked_with_their_numbers(options, message):
-    """Proves S132."""
     with pytest.raises(ValueError, match=message):
         make_cache(**options)
+
+
+def test_each_argument_of_the_cache_has_its_effect_and_its_default():
+    """Proves S132."""
+    plain = KVCacheManager(num_blocks=200, block_size=4)
+    assert (plain.num_blocks, plain.num_blocks_free, plain.block_size) == (200, 200, 4)
+    assert (plain.watermark_blocks, plain.host.num_blocks, plain.has_windows) == (2, 0, False)
+    cache = KVCacheManager(
+        num_blocks=200,
+        block_size=8,
+        groups=(KVCacheGroupSpec(sliding_window=8),),
+        enable_prefix_caching=False,
+        watermark=0.1,
+        num_host_blocks=7,
+    )
+    assert (cache.block_size, cache.watermark_blocks, cache.host.num_blocks) == (8, 20, 7)
+    assert cache.has_windows
+    for each, num_found in ((plain, 8), (cache, 0)):
+        compute(each, stream := Stream("a", list(range(12))))
+        each.free(stream)
+        assert hit_of(each, list(range(12))).num_tokens == num_found

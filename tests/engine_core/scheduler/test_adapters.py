@@ -1,6 +1,7 @@
 """Adapters as the scheduler sees them: a limit on those in use, and keys and values apart."""
 
-from scenario_help import Scenario, make_request
+import pytest
+from scenario_help import Scenario, make_request, new_ids
 
 from engine_core.scheduler import RequestStatus
 
@@ -29,6 +30,19 @@ def test_a_request_beyond_the_adapters_in_use_waits_and_others_pass_it():
     scenario.scheduler.finish_requests(["a", "c"], RequestStatus.FINISHED_ABORTED)
     assert "b" in scenario.step().num_scheduled_tokens
     assert scenario.scheduler.explain("e").waits_for == "adapters"
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fair", "priority"])
+def test_those_that_others_passed_keep_their_order(policy):
+    """Proves S047, S048."""
+    waiting = [with_adapter(name, "y", arrival_time=at) for at, name in enumerate("bcde")]
+    scenario = Scenario(
+        with_adapter("a", "x", max_tokens=2), *waiting, scheduling_policy=policy, max_num_adapters=1
+    )
+    scenario.step()
+    assert list(scenario.scheduler._pool.waiting) == waiting
+    scenario.step()
+    assert new_ids(scenario.step()) == ["b", "c", "d", "e"]
 
 
 def test_a_preempted_requests_adapter_is_free_for_others():

@@ -6,6 +6,7 @@ import pytest
 from scenario_help import Scenario, fresh_tokens, make_request, new_ids
 
 from engine_core.kv_cache import KVCacheManager
+from engine_core.scheduler import RequestStatus
 
 
 @pytest.mark.parametrize(("num_blocks", "head_room"), [(99, 0), (100, 1), (1000, 10)])
@@ -76,3 +77,39 @@ def test_a_prompt_in_the_cache_is_looked_at_for_what_it_lacks():
     scenario.step()
     scenario.add(make_request("b", [*prompt, 2]))
     assert new_ids(scenario.plan()) == ["b"]
+
+
+@pytest.mark.parametrize(("num_blocks", "is_admitted"), [(5, False), (6, True)])
+def test_each_further_sample_has_room_for_its_next_token_and_the_slots_behind_it(
+    num_blocks, is_admitted
+):
+    """Two blocks are held. Five tokens and three slots are two blocks; the second sample shares one
+    full block, and its five tokens, the next one and three slots are three. Proves S090, S135."""
+    scenario = Scenario(
+        make_request("held", 2), num_blocks=num_blocks, block_size=4, num_lookahead_slots=3
+    )
+    scenario.step()
+    scenario.add(make_request("r", 5, num_sequences=2))
+    assert bool(new_ids(scenario.plan())) is is_admitted
+
+
+def test_a_swapped_request_comes_back_only_with_room_for_its_next_token():
+    """Its 80 tokens are five blocks, which are free when the small one has ended; the next token
+    needs a sixth. Proves S083, S135."""
+    scenario = Scenario(
+        make_request("first", 80, max_tokens=8),
+        make_request("small", 3, max_tokens=3),
+        make_request("second", 79),
+        num_blocks=11,
+        num_host_blocks=8,
+        preemption_mode="swap",
+        enable_prefix_caching=False,
+    )
+    first, second = scenario.requests["first"], scenario.requests["second"]
+    scenario.step()
+    assert scenario.step().preempted_req_ids == ["second"]
+    while not first.is_finished:
+        assert second.status is RequestStatus.SWAPPED
+        scenario.step()
+    assert scenario.step().batch.req_ids == ["second"]
+    assert (second.num_tokens, second.num_preemptions) == (81, 1)

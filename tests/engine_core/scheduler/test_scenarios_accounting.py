@@ -3,6 +3,7 @@
 import ast
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from scenario_help import Scenario, blocks_of, fresh_tokens, make_request
@@ -17,6 +18,8 @@ from engine_core.scheduler import (
     SchedulerInterface,
     SchedulerOutput,
 )
+from engine_core.scheduler.batch_state import BatchState
+from engine_core.scheduler.plan import PlanBuilder
 from tests.protocol.all_outputs import all_outputs
 
 
@@ -48,7 +51,7 @@ def test_a_requests_numbers_through_its_life():
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
 @pytest.mark.parametrize("batching", ["mixed", "prefill-first"])
 def test_no_step_exceeds_its_budget_or_the_number_of_sequences(policy, batching):
-    """Random prompts over few blocks. Proves S052, S053, S054, S059, S062."""
+    """Random prompts over few blocks. Proves S059, S062."""
     chooser = random.Random(1)
     scenario = Scenario(
         scheduling_policy=policy,
@@ -86,6 +89,45 @@ def test_a_request_has_one_sequence_until_its_prompt_is_computed():
         scenario.update_with_array(scenario.plan())
         numbers.append(len(request.sequences))
     assert numbers == [1, 1, 1, 3, 3]
+
+
+def test_tokens_and_places_are_given_out_to_the_last_and_anew_in_each_step():
+    """What is left is what those before did not take; no sequence gets 0 tokens. Proves S052, S053,
+    S054."""
+    prompts = {"a": 4, "b": 5, "c": 13, "d": 2, "e": 2}
+    scenario = Scenario(
+        *[make_request(name, length) for name, length in prompts.items()],
+        max_num_batched_tokens=10,
+        max_num_seqs=4,
+    )
+    assert [scenario.step().num_scheduled_tokens for _ in range(4)] == [
+        {"a": 4, "b": 5, "c": 1},  # 10 - 4 - 5 are left for the third, and nothing for the fourth
+        {"a": 1, "b": 1, "c": 8},  # 10 again
+        {"a": 1, "b": 1, "c": 4, "d": 2},  # two tokens are left, and no place
+        {"a": 1, "b": 1, "c": 1, "d": 1},
+    ]
+    scenario.abort("b")
+    assert scenario.step().num_scheduled_tokens == {"a": 1, "c": 1, "d": 1, "e": 2}
+    plan = PlanBuilder(BatchState(1, 8), token_budget=3, step_id=0, now=0.0)
+    for num_tokens in (0, 4):
+        with pytest.raises(AssertionError):
+            plan.add_sequence(SimpleNamespace(row=0), num_tokens)
+    plan.add_sequence(SimpleNamespace(row=0), 3)
+    assert plan.budget == 0
+
+
+def test_a_prompt_is_charged_once_and_less_what_the_cache_has():
+    """Of 40 tokens 32 are cached, so that eight leave room for eight others; three samples share
+    one charge. Proves S055."""
+    prompt = fresh_tokens(40)
+    scenario = Scenario(make_request("first", prompt, max_tokens=1), max_num_batched_tokens=40)
+    scenario.step()
+    scenario.scheduler._feedback.choose_budget = lambda _: 16
+    scenario.add(make_request("again", prompt, num_sequences=3), make_request("other", 20))
+    plan = scenario.plan()
+    assert plan.num_scheduled_tokens == {"again": 8, "other": 8}
+    numbers = scenario.scheduler.statistics()
+    assert (numbers.num_prompt_tokens, numbers.num_cached_prompt_tokens) == (100, 32)
 
 
 def test_a_request_counts_as_many_sequences_as_it_asks_for():
@@ -133,17 +175,39 @@ def test_one_request_may_fill_the_whole_cache_and_wastes_less_than_a_block():
 
 
 def test_blocks_in_use_cached_and_free_add_up_and_each_sequence_has_a_table_of_its_own():
-    """Proves S136, S137, S142, S143."""
-    scenario = Scenario(make_request("a", 40), make_request("b", 20), num_blocks=12)
-    plan = scenario.step()
+    """Blocks are taken as a request begins to run; its samples share its table. Proves S136, S137,
+    S142, S143."""
+    a, b = make_request("a", 40), make_request("b", 20, num_sequences=2)
+    scenario = Scenario(a, b, num_blocks=12, num_host_blocks=5)
+    cache = scenario.kv_cache
+
+    def numbers() -> tuple[int, ...]:
+        on_device = cache.num_blocks_in_use, cache.num_blocks_cached, cache.num_blocks_free
+        return *on_device, cache.host.num_available
+
+    assert (a.status, b.status) == (RequestStatus.WAITING, RequestStatus.WAITING)
+    assert numbers() == (0, 0, 12, 5)
+    plan = scenario.plan()
+    assert (a.status, b.status) == (RequestStatus.RUNNING, RequestStatus.RUNNING)
     tables = blocks_of(plan, "a"), blocks_of(plan, "b")
     assert list(map(len, tables)) == [3, 2]
     assert not set(tables[0]) & set(tables[1])
-    cache = scenario.kv_cache
-    assert (cache.num_blocks_in_use, cache.num_blocks_cached, cache.num_blocks_free) == (5, 0, 7)
+    assert numbers() == (5, 0, 7, 5)
+    for sequence in (a.sequences[0], b.sequences[0]):
+        with pytest.raises(AssertionError, match="holds blocks already"):
+            cache.allocate_cached(sequence, cache.find_cached_prefix(sequence))
+    scenario.update_with_array(plan)
+    assert [cache.block_ids(sequence) for sequence in b.sequences] == [(tables[1],)] * 2
+    scenario.update_with_array(scenario.plan())
+    assert cache._blocks_of.keys() == {"a", "b", "b#1"}
+    first, second = (cache.block_ids(sequence)[0] for sequence in b.sequences)
+    assert first[0] == second[0]
+    assert first[1] != second[1]
     scenario.abort("a")
-    assert (cache.num_blocks_in_use, cache.num_blocks_cached, cache.num_blocks_free) == (2, 2, 10)
-    assert scenario.scheduler.statistics().num_blocks_cached == 2
+    assert numbers() == (3, 2, 9, 5)
+    scenario.abort("b")
+    assert cache._blocks_of == {}
+    assert scenario.scheduler.statistics().num_blocks_cached == 3
 
 
 def test_host_blocks_have_ids_behind_those_of_the_device():

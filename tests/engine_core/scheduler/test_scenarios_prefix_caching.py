@@ -17,7 +17,7 @@ def run_alone(scenario: Scenario, request_id: str, prompt, **options):
 
 
 def test_a_common_prefix_is_shared_while_its_first_holder_runs():
-    """Three full blocks in common, different ends. Proves S055, S151, S158, S166, S167, S180."""
+    """Three full blocks in common, different ends. Proves S151, S158, S166, S167, S180."""
     common = fresh_tokens(3 * BLOCK)
     scenario = Scenario(make_request("first", common + fresh_tokens(7)))
     first = scenario.step()

@@ -17,7 +17,7 @@ def crowded() -> Drive:
 
 
 def test_the_newest_is_preempted_goes_to_the_head_and_keeps_its_tokens():
-    """Proves S014, S038, S108, S118, S119, S128."""
+    """Proves S014, S038, S108, S118, S119."""
     drive = crowded()
     drive.add(make_request("late", 1))
     plan = drive.step()
@@ -28,6 +28,18 @@ def test_the_newest_is_preempted_goes_to_the_head_and_keeps_its_tokens():
     assert (c.num_preemptions, c.num_computed_tokens, c.num_output_tokens) == (1, 0, 2)
     assert (a.num_preemptions, b.num_preemptions, late.num_preemptions) == (0, 0, 0)
     assert drive.scheduler.get_request_counts() == (2, 2)
+
+
+def test_those_with_most_progress_keep_it_and_end_first():
+    """Four requests need twice the blocks that there are. Proves S128."""
+    requests = [make_request(name, 4, max_tokens=12) for name in "abcd"]
+    drive, ended = Drive(make_scheduler(num_blocks=8), *requests), []
+    while drive.scheduler.has_work():
+        drive.step()
+        ended += [output.request_id for output in drive.outputs if output.finished]
+    assert ended == ["a", "b", "c", "d"]
+    assert [requests[0].num_preemptions, requests[1].num_preemptions] == [0, 0]
+    assert requests[3].num_preemptions > 0
 
 
 def test_nothing_is_admitted_in_a_step_that_preempted():

@@ -192,6 +192,18 @@ def test_cached_prompt_tokens_are_reported_once_with_the_first_output():
     assert [output.num_cached_tokens for output in drive.outputs] == [None, None]
 
 
+def test_cached_tokens_that_were_delivered_are_no_cached_prompt_tokens():
+    """The prompt has six tokens; eight are found."""
+    prompt = list(range(10, 16))
+    drive = Drive(make_scheduler(), make_request("a", prompt, max_tokens=7))
+    for _ in range(7):
+        drive.step()
+    drive.add(make_request("b", prompt, output_token_ids=[7] * 6))
+    assert drive.step().scheduled_new_reqs[0].num_computed_tokens == 8
+    assert drive.requests[1].num_cached_tokens == 6
+    assert drive.scheduler.statistics().num_cached_prompt_tokens == 6
+
+
 def test_statistics_add_up():
     prompt = list(range(10, 23))
     drive = Drive(make_scheduler(), *[make_request(n, prompt, max_tokens=2) for n in "ab"])

@@ -157,6 +157,27 @@ def test_the_drafts_of_one_sample_leave_the_other_samples_their_tokens():
     assert plan.scheduled_spec_decode_tokens == {"r": [7, 7]}
 
 
+def test_a_sample_that_is_recomputed_leaves_the_samples_behind_it_a_token_each():
+    """Also where requests are scheduled one by one, as they are when blocks are short. Proves
+    S005."""
+    scenario = Scenario(
+        make_request("r", 4, num_sequences=3, priority=1),
+        scheduling_policy="priority",
+        max_num_seqs=3,
+        max_num_batched_tokens=8,
+    )
+    for _ in range(10):
+        scenario.update_with_array(scenario.plan())
+    scenario.add(make_request("high", 4, max_tokens=1))
+    scenario.scheduler._batching._running._allocate_columns = lambda *_: 0
+    plan = scenario.plan()
+    assert plan.preempted_req_ids == ["r", "r#1", "r#2"]
+    while len(plan.batch.req_ids) < 3:
+        scenario.update_with_array(plan)
+        plan = scenario.plan()
+    assert plan.num_scheduled_tokens == {"r": 1, "r#1": 6, "r#2": 1}
+
+
 def test_a_block_for_a_token_and_one_for_its_drafts_are_both_told_to_the_runner():
     """The token opens a block, its drafts the next one. Proves S220."""
     scenario = Scenario(make_request("a", 4), block_size=4)

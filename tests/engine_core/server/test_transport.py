@@ -4,6 +4,7 @@ import os
 import socket
 import stat
 import time
+from pathlib import Path
 
 import pytest
 import zmq
@@ -189,3 +190,27 @@ def test_somebody_elses_folder_is_not_trusted(tmp_path):
     folder.mkdir(mode=0o777)
     make_private_folder(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_binary_part_that_waits_for_many_clients_is_in_memory_once(address):
+    """A client that says HELLO again and again is sent the tokenizer as often."""
+    document = bytes(10_000_000)
+    with (
+        ZmqTransport(address) as engine,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as client,
+    ):
+        client.setsockopt(zmq.RCVHWM, 1)
+        client.connect(address)
+        client.send(b"hello")
+        ((identity, _),) = receive(engine, 1)
+        before = resident_bytes()
+        for _ in range(50):
+            engine.send(identity, [b"welcome", document])
+        assert resident_bytes() - before < 10 * len(document)
+        for _ in range(50):
+            assert client.recv_multipart()[1] == document
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")

@@ -5,15 +5,20 @@ import json
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from engine_core import model_files
 from engine_core.errors import ExitCode, StartupError
+from engine_core.options.engine import EngineOptions
 from engine_core.startup import before_torch
 from engine_core.startup.before_torch import (
     check_kernels_package,
     load_torch_library_beside,
     no_garbage_collection,
+    open_model,
 )
 
 
@@ -21,6 +26,34 @@ def run(program):
     return subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("path", "types", "options", "refusal"),
+    [
+        ("m.gguf", ["Q4_K"], {"load_format": "gguf", "quantization": "gguf"}, None),
+        ("folder", ["awq-int4"], {"load_format": "safetensors", "quantization": "awq"}, None),
+        ("folder", ["gptq_v2-int8"], {"quantization": "gptq"}, None),
+        ("m.gguf", [], {"load_format": "safetensors"}, "safetensors: .* m.gguf are gguf; use auto"),
+        ("folder", [], {"load_format": "gguf"}, "folder are safetensors; use auto"),
+        ("folder", [], {"quantization": "awq"}, "--quantization awq: .* are not quantised; use"),
+        ("folder", ["gptq-int4"], {"quantization": "awq"}, "folder are gptq; use auto"),
+        ("m.gguf", ["Q4_K"], {"quantization": "awq"}, "m.gguf are gguf; use auto"),
+        ("folder", ["awq-int4"], {"quantization": "gguf"}, "folder are awq; use auto"),
+    ],
+)
+def test_files_of_another_kind_than_the_options_name_are_refused(
+    tmp_path, monkeypatch, path, types, options, refusal
+):
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    files = SimpleNamespace(path=Path(path), quantised_types=frozenset(types), tokenizer=list)
+    monkeypatch.setattr(model_files, "open_model_files", lambda *_args, **_options: files)
+    if refusal is None:
+        assert open_model(EngineOptions(model="m", **options)).files is files
+        return
+    with pytest.raises(StartupError, match=refusal):
+        open_model(EngineOptions(model="m", **options))
 
 
 def test_the_library_is_there_before_torch_and_torch_works_with_it():

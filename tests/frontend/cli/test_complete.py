@@ -9,6 +9,7 @@ import time
 import pytest
 from fake_model import EOS_ID, ids_of, saying
 
+from frontend import LLM
 from frontend.cli.app import run_command_line
 
 
@@ -54,6 +55,20 @@ def test_options_reach_the_engine_over_the_models_own_defaults(run, start_engine
     assert engine.requests[0].prompt_token_ids == ids_of("Hi")
     assert (params.max_tokens, params.top_p, params.seed, params.min_p) == (3, 0.5, 0, 0.1)
     assert (params.temperature, params.top_k) == (0, 7)
+
+
+@pytest.mark.parametrize("options", [[], ["--chat"]])
+def test_a_model_that_recommends_nothing_is_sampled_like_elsewhere(
+    run, start_engine, address, options
+):
+    engine = start_engine(recommends=False)
+    assert run("complete", "Hi", "--address", address, "--max-tokens", "3", *options)[0] == 0
+    params = engine.requests[0].sampling_params
+    assert (params.temperature, params.top_k, params.top_p) == (0.8, 40, 0.95)
+    with LLM(address=address) as llm:  # in Python as with vLLM
+        llm.generate("Hi", use_tqdm=False)
+    params = engine.requests[1].sampling_params
+    assert (params.temperature, params.top_k, params.top_p) == (1.0, 0, 1.0)
 
 
 def test_json_is_one_document_with_tokens_reasons_usage_and_timings(run, start_engine, address):

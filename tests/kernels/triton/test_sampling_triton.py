@@ -180,6 +180,21 @@ def test_failed_rows_say_why_and_harm_nobody():
     assert torch.equal(out[4:], expected(logits[4:], batch.part([4, 5])))
 
 
+@pytest.mark.parametrize("limits", [True, False])
+def test_rows_whose_temperature_makes_logits_infinite_fail_alone(limits):
+    logits, batch = random_logits(6, 90), Batch(6, limits=limits)
+    good = [2, 4, 5]
+    same = expected(logits[good], batch.part(good))
+    logits[0, 5], logits[1] = 1e35, 1e35
+    logits[3] = -1e35
+    batch.rows["temperature_R"][[0, 1, 3]] = 1e-5
+    out, best = draw(logits, batch, any_truncated=limits)
+    assert out[[0, 1, 3]].tolist() == [0] * 3
+    assert best[[0, 1, 3]].tolist() == [torch.inf] * 3
+    assert torch.equal(out[good], same)
+    assert best[good].isfinite().all()
+
+
 def test_logits_may_be_a_part_of_wider_rows():
     wide, batch = random_logits(4, 333), Batch(4)
     assert torch.equal(draw(wide[:, :300], batch)[0], expected(wide[:, :300].contiguous(), batch))

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from recorded_runs import Asked, record_run
 
@@ -169,6 +170,29 @@ def test_a_simulation_foretells_throughput_and_first_tokens_of_the_record(tmp_pa
     assert ratios["output_tokens_per_s"] == pytest.approx(1.0, abs=0.05)
     assert ratios["ttft_p50_s"] == pytest.approx(1.0, abs=0.15)
     assert "ttft_p50_s" in as_table(document)
+
+
+def test_a_record_of_one_load_foretells_another_load(tmp_path):
+    """Though other programs disturb the steps: two in three take their time, the third up to four
+    times as long."""
+    random = np.random.default_rng(5)
+
+    def step_s(tokens, sequences):
+        factor = 1.0 if random.random() < 2 / 3 else random.uniform(1.0, 4.0)
+        return factor * (0.004 + 0.0003 * tokens + 0.0003 * sequences)
+
+    def at_rate(rate, count):
+        arrivals_s = np.cumsum(random.exponential(1 / rate, count))
+        lengths = random.integers([10, 10], [120, 60], (count, 2)).tolist()
+        return [Asked(at_s, *both) for at_s, both in zip(arrivals_s.tolist(), lengths, strict=True)]
+
+    quiet = record_run(tmp_path / "quiet.jsonl", at_rate(2, 300), step_s=step_s)
+    model = fit_step_trace(quiet)
+    for rate, count in ((2, 300), (5, 600), (8, 900)):
+        busy = record_run(tmp_path / "busy.jsonl", at_rate(rate, count), step_s=step_s)
+        ratios = validate(StepTrace(busy), model)["simulated_to_recorded"]
+        for figure in ("output_tokens_per_s", "ttft_p50_s", "tpot_p50_s", "duration_s"):
+            assert ratios[figure] == pytest.approx(1.0, abs=0.1), (rate, figure)
 
 
 def test_requests_that_got_no_token_are_left_out_of_a_validation(tmp_path):

@@ -150,6 +150,7 @@ def test_a_picture_is_drawn_and_changes_nothing(tmp_path):
         ("run --skip -1", "for --skip. Must be >= 0"),
         ("run --duration 0", "for --duration. Must be > 0"),
         ("run --noise", "--noise needs --fitted"),
+        ("run --no-noise", "--no-noise needs --fitted"),
         ("run --max-num-batched-tokens 0", "max_num_batched_tokens is 0"),
         ("run --slo-ttft-ms 0", "for --slo-ttft-ms. Must be > 0"),
         (
@@ -203,10 +204,11 @@ def test_verify_fit_and_validate_run_from_the_command_line(tmp_path, capsys):
 def test_a_run_takes_step_times_from_a_record(tmp_path):
     asked = [Asked(0.05 * index, 20 + index, 9) for index in range(20)]
     path = record_run(tmp_path / "run.jsonl", asked)
-    for noise in (False, True):
+    for noise in (False, True, None):
         scenario = dataclasses.replace(
             SMALL, step_times=StepTimeOptions(fitted=path, noise=noise), fleet=FleetOptions()
         )
         document = simulate(scenario)
         assert document["step_model"]["model"] == "fitted"
+        assert ("noise_seed" in document["step_model"]) == (noise is not False)
         assert document["requests"]["num_finished"] == 120

@@ -103,6 +103,20 @@ def test_a_fit_of_noisy_times_predicts_new_ones_and_knows_its_error():
     assert described["p95"] / described["p50"] == pytest.approx(np.exp(0.1645), rel=0.05)
 
 
+@pytest.mark.parametrize("sigma", [0.1, 0.5, 1.0])
+def test_predictions_add_up_to_the_recorded_time_however_skewed_its_noise(sigma):
+    truth = np.array([4e-3, 3e-4, 3e-4, 1e-7, 1e-8, 0.0])
+    noise = np.random.default_rng(1).lognormal(0.0, sigma, 3000)
+    features, durations = rows(3000), rows(3000) @ truth * noise
+    model = FittedModel.from_rows(features, durations)
+
+    is_long = features[:, 1] > 1000
+    for chosen in (is_long, ~is_long):
+        predicted = _predicted(model, features[chosen])
+        assert predicted == pytest.approx(durations[chosen].sum(), rel=0.05)
+    assert _predicted(model, features) == pytest.approx(durations.sum(), rel=0.001)
+
+
 def test_nonnegative_least_squares_is_the_best_of_a_fine_grid():
     random = np.random.default_rng(3)
     for _ in range(5):
@@ -141,6 +155,19 @@ def test_noise_is_a_function_of_its_seed_and_keeps_the_total_time():
     assert total == pytest.approx(
         (features @ truth * factors).sum() / _predicted(model, features), rel=0.03
     )
+
+
+def test_long_steps_deviate_as_recorded_long_steps_do():
+    random = np.random.default_rng(1)
+    features = np.array([[1, 1, 1, 100, 100, 0], [1, 256, 1, 400, 5e4, 0]] * 1000, float)
+    factors = np.where(np.arange(2000) % 2, random.uniform(0.5, 1.5, 2000), 1.0)
+    noisy = NoisyModel(FittedModel.from_rows(features, features[:, 1] * 1e-3 * factors), 0)
+
+    for row, low, high in ((features[0], 0.99, 1.01), (features[1], 0.5, 1.5)):
+        work = StepWork(*map(int, row[1:]), 1)
+        drawn = np.array([noisy.duration_s(work) for _ in range(1000)]) / (row[1] * 1e-3)
+        assert drawn.mean() == pytest.approx(1.0, abs=0.03)
+        assert (drawn.min(), drawn.max()) == pytest.approx((low, high), abs=0.06)
 
 
 def _predicted(model, features):

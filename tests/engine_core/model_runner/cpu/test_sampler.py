@@ -7,6 +7,7 @@ import torch
 from engine_core.model_runner.cpu.sampler import CPUSampler
 from engine_core.model_runner.sampling_params import resolve_sampling
 from kernels.backends import select_operations
+from kernels.torch.operations import TorchOperations
 from protocol.sampling import SamplingParams
 
 V = 300
@@ -69,6 +70,20 @@ def test_another_position_or_seed_gives_other_tokens():
     other_seed = [int(sample(sampler, logits, [1], [p]).token_ids[0]) for p in range(50)]
     assert len(set(by_position)) > 35
     assert sum(a == b for a, b in zip(by_position, other_seed, strict=True)) < 5
+
+
+@pytest.mark.parametrize("alone", [{"top_k": 2}, {"top_p": 0.2}, {"min_p": 0.5}])
+def test_each_truncation_works_without_the_others(alone):
+    """Two tokens of 0.13 each; the others have 0.73 together."""
+    sampler = make(SamplingParams(max_tokens=9, seed=1, **alone), SamplingParams(max_tokens=9))
+    logits = torch.full((1, V), -4.0)
+    logits[0, [20, 30]] = 0.0
+    drawn = [
+        {int(sample(sampler, logits, [row], [position]).token_ids[0]) for position in range(60)}
+        for row in (0, 1)
+    ]
+    assert drawn[0] == {20, 30}
+    assert len(drawn[1]) > 20
 
 
 def test_greedy_takes_the_best_and_the_lowest_id_on_ties():
@@ -135,17 +150,58 @@ def test_logprobs_are_of_the_raw_logits_with_the_sampled_token_first():
     assert everything.ranks == [1]
 
 
-def test_a_row_without_numbers_fails_alone():
-    sampler = make(*[SamplingParams(max_tokens=9, seed=1, logprobs=1)] * 3)
-    logits = logits_of(3)
+SPOILS = {
+    "one nan": lambda logits: logits[17].fill_(torch.nan),
+    "all nan": lambda logits: logits.fill_(torch.nan),
+    "one inf": lambda logits: logits[17].fill_(torch.inf),
+    "nan and inf": lambda logits: logits[17:19].copy_(torch.tensor([torch.nan, torch.inf])),
+    "only -inf": lambda logits: logits.fill_(-torch.inf),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILS)
+@pytest.mark.parametrize("kinds", ["mixed", "greedy"])
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_a_row_without_numbers_fails_alone(backend, kinds, spoil, monkeypatch):
+    """Whatever the row asks for; also allowed tokens that the spoiled logit is not among."""
+    if backend == "torch":
+        monkeypatch.setattr(f"{__name__}.select_operations", lambda device: TorchOperations())
+    params = MIXED if kinds == "mixed" else [MIXED[0]] * 3
+    sampler = make(*params)
+    logits = logits_of(len(params))
     expected = sample(sampler, logits)
-    logits[1, 17] = torch.nan
+    assert expected.failures == {}
+    for bad in range(len(params)):
+        spoiled = logits.clone()
+        SPOILS[spoil](spoiled[bad])
+        result = sample(sampler, spoiled)
+        assert result.failures == {bad: "the model's logits are not finite numbers"}
+        others = np.delete(np.arange(len(params)), bad)
+        assert result.token_ids[others].tolist() == expected.token_ids[others].tolist()
+        assert result.logprobs.keys() == expected.logprobs.keys() - {bad}
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"temperature": 0.0, "repetition_penalty": 1e-44},
+        {"seed": 1, "repetition_penalty": 1e-44},
+        {"seed": 1, "repetition_penalty": 1e-44, "top_k": 3},
+        {"seed": 1, "temperature": 1e-5, "logit_bias": {5: 100.0}, "repetition_penalty": 1e-35},
+    ],
+)
+def test_parameters_that_make_logits_infinite_fail_alone(backend, kind, monkeypatch):
+    if backend == "torch":
+        monkeypatch.setattr(f"{__name__}.select_operations", lambda device: TorchOperations())
+    sampler = make(*[SamplingParams(max_tokens=9, **kind), *MIXED])
+    logits = logits_of(1 + len(MIXED))
+    logits[0, 1:3] = torch.tensor([5.0, 4.0])  # tokens of the prompt
     result = sample(sampler, logits)
-    assert list(result.failures) == [1]
-    assert "not finite" in result.failures[1]
-    assert result.token_ids[[0, 2]].tolist() == expected.token_ids[[0, 2]].tolist()
-    logits[1] = torch.inf
-    assert list(sample(sampler, logits).failures) == [1]
+    assert list(result.failures) == [0]
+    assert "infinite" in result.failures[0]
+    alone = sample(make(*MIXED), logits[1:])
+    assert result.token_ids[1:].tolist() == alone.token_ids.tolist()
 
 
 @pytest.mark.parametrize("kind", [{"temperature": 0.0}, {"seed": 1}, {"seed": 1, "top_k": 3}])

@@ -188,28 +188,61 @@ def test_biases_beyond_what_the_device_holds_end_their_own_request_only(make_dev
     assert answer.sampled_token_ids[1] != 0
 
 
-@pytest.mark.parametrize("bad_row", [0, 1, 2])
-def test_a_sequence_whose_logits_are_no_numbers_fails_alone(make_device_runner, bad_row):
-    names = ["greedy", "penalised", "truncated"]
+class Spoiled:
+    """A model with other logits in one row of a step."""
+
+    def __init__(self, model, bad_row, spoil):
+        self.kv_cache_spec = model.kv_cache_spec
+        self.forward = model.forward
+        self._model, self._bad_row, self._spoil = model, bad_row, spoil
+
+    def compute_logits(self, hidden_RE):
+        logits_RV = self._model.compute_logits(hidden_RE)
+        self._spoil(logits_RV[self._bad_row])
+        return logits_RV
+
+
+SPOILS = {
+    "one nan": lambda logits_V: logits_V[3].fill_(torch.nan),
+    "one inf": lambda logits_V: logits_V[3].fill_(torch.inf),
+    "only -inf": lambda logits_V: logits_V.fill_(-torch.inf),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILS)
+@pytest.mark.parametrize("bad_row", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "names",
+    [
+        list(KINDS)[:5],
+        ["greedy", "random", "reported by the host", "penalised", "truncated"],
+        ["greedy", "random"],
+    ],
+)
+def test_a_sequence_whose_logits_are_no_numbers_fails_alone(
+    make_device_runner, names, bad_row, spoil
+):
+    bad_row %= len(names)
     expected, _ = in_flight(make_device_runner(), names, 0)
     runner = make_device_runner()
-    model = runner._model
-
-    class Spoiled:
-        kv_cache_spec = model.kv_cache_spec
-        forward = staticmethod(model.forward)
-
-        @staticmethod
-        def compute_logits(hidden_RE):
-            logits_RV = model.compute_logits(hidden_RE)
-            logits_RV[bad_row, 3] = torch.nan
-            return logits_RV
-
-    runner._model = Spoiled()
+    runner._model = Spoiled(runner._model, bad_row, SPOILS[spoil])
     tokens, (answer,) = in_flight(runner, names, 0)
     assert answer.failures == {names[bad_row]: "the model's logits are not finite numbers"}
+    assert names[bad_row] not in (answer.logprobs or {})
     for name in set(names) - {names[bad_row]}:
         assert tokens[name] == expected[name]
+
+
+def test_parameters_that_make_logits_infinite_fail_alone(make_device_runner, make_runner):
+    tiny = SamplingParams(max_tokens=99, seed=7, repetition_penalty=1e-44)
+    for runner in (make_device_runner(), make_runner()):
+        drive = Drive(runner)
+        drive.add("tiny", list(range(60)), tiny)  # penalises each of them
+        drive.add("greedy", PROMPTS["greedy"], KINDS["greedy"])
+        answer = drive.step({"tiny": 60, "greedy": len(PROMPTS["greedy"])})
+        assert list(answer.failures) == ["tiny"]
+        assert "infinite; set them nearer to 1" in answer.failures["tiny"]
+        assert len(drive.tokens["greedy"]) == len(PROMPTS["greedy"]) + 1
 
 
 def test_an_exception_of_the_model_reaches_the_one_who_collects(make_device_runner):
