@@ -79,7 +79,7 @@ class Scheduler(SchedulerInterface):
         self._output_processor = OutputProcessor(pool, config.max_model_len)
         self._feedback = StepFeedback(pool, rule, budget)
         self._deadlines = Deadlines()
-        self._samples_to_finish: list[tuple[str, int, RequestStatus]] = []
+        self._samples_to_finish: dict[tuple[str, int], RequestStatus] = {}
 
     # ------------------------------------------------------------------ a step
 
@@ -128,8 +128,8 @@ class Scheduler(SchedulerInterface):
                 request_id = sequence.request.request_id
                 self.finish_requests(request_id, RequestStatus.FINISHED_ERROR, why)
         decoded = self._output_processor.process(step, model_runner_output, now)
-        to_finish, self._samples_to_finish = self._samples_to_finish, []
-        for request_id, index, status in to_finish:
+        to_finish, self._samples_to_finish = self._samples_to_finish, {}
+        for (request_id, index), status in to_finish.items():
             self.finish_sample(request_id, index, status)
         self._feedback.observe(step, decoded, now)
         if model_runner_output.draft_token_ids is not None:
@@ -265,8 +265,9 @@ class Scheduler(SchedulerInterface):
         if not 0 <= index < request.num_sequences:
             return
         is_running = request.status is RequestStatus.RUNNING
-        if index >= len(request.sequences) or (is_running and request.has_pending_forks):
-            self._samples_to_finish.append((request_id, index, finished_status))
+        is_whole = len(request.sequences) == request.num_sequences
+        if not is_whole or (is_running and request.has_pending_forks):
+            self._samples_to_finish[request_id, index] = finished_status
             return
         sample = request.sequences[index]
         if sample.status.is_finished:

@@ -110,10 +110,11 @@ def test_a_request_ends_with_its_last_sample():
     assert scenario.kv_cache.num_blocks_in_use == 0
 
 
-def test_a_sample_is_ended_as_soon_as_it_exists():
+@pytest.mark.parametrize("index", [0, 2])
+def test_a_sample_is_ended_as_soon_as_it_exists(index):
     scenario, rows = Scenario(samples(3), block_size=4), Rows()
-    aborted(scenario, 2)
-    assert step(scenario, rows) == [(2, "abort")]
+    aborted(scenario, index, index)
+    assert step(scenario, rows) == [(index, "abort")]
     assert len(scenario.requests["samples"].unfinished) == 2
 
 
