@@ -4,13 +4,16 @@ torch and the rest load only once the options are known to be good.
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import cyclopts
 from cyclopts import App, Parameter
 
 from engine_core.errors import ConfigurationError, ExitCode, StartupError
 from engine_core.options.engine import EngineOptions
+
+if TYPE_CHECKING:
+    from engine_core.suspects import Suspects
 
 app = App(
     name="engine-core",
@@ -37,7 +40,7 @@ def serve(options: EngineOptions = _DEFAULTS) -> int:
     log_to_stderr(options.log_level)
     try:
         return supervise(
-            lambda: _serve(options),
+            lambda suspects: _serve(options, suspects),
             max_restarts=options.max_restarts or DEFAULT_MAX_RESTARTS,
             drain_timeout_s=options.drain_timeout,
         )
@@ -45,11 +48,11 @@ def serve(options: EngineOptions = _DEFAULTS) -> int:
         return _print_error(str(error), ExitCode.WRONG_OPTIONS)
 
 
-def _serve(options: EngineOptions) -> int:
+def _serve(options: EngineOptions, suspects: "Suspects | None" = None) -> int:
     from engine_core.daemon import run_daemon
 
     try:
-        return run_daemon(options)
+        return run_daemon(options, suspects)
     except ConfigurationError as error:
         return _print_error(str(error), ExitCode.WRONG_OPTIONS)
     except StartupError as error:
@@ -102,8 +105,6 @@ def main() -> None:
         code = app.meta(exit_on_error=False, result_action="return_value")
     except cyclopts.CycloptsError:
         sys.exit(ExitCode.WRONG_OPTIONS)
-    except KeyboardInterrupt:
-        sys.exit(ExitCode.INTERRUPTED)
     sys.exit(int(code or 0))
 
 

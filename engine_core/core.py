@@ -10,7 +10,15 @@ import msgspec
 from engine_core.errors import RequestRefused
 from engine_core.executor import InProcessExecutor
 from engine_core.lifecycle import Lifecycle, Stage
-from engine_core.observers import FinishedStep, Progress, RequestTimes, StepObserver, StepTimes
+from engine_core.observers import (
+    FinishedStep,
+    Progress,
+    RequestTimes,
+    StepObserver,
+    StepSuspects,
+    StepTimes,
+    fingerprint,
+)
 from engine_core.scheduler import (
     DuplicateRequestId,
     InFlightStep,
@@ -26,6 +34,7 @@ from engine_core.server.inbox import Inbox, Incoming
 from engine_core.server.limited_log import LimitedLog
 from engine_core.server.outbox import Outbox
 from engine_core.server.validation import RequestValidator
+from engine_core.suspects import Suspects
 from kernels.compile_counter import CompileCounter
 from protocol.calls import (
     AnyResult,
@@ -108,6 +117,12 @@ class EngineCore:
         self._launch_fault: Exception | None = None
         """Why the last step in flight could not be launched; reported when it is collected."""
         self._num_faults_in_a_row = 0
+        self._suspects: Suspects | None = None
+
+    def watch_suspects(self, suspects: Suspects) -> None:
+        """Run requests that may have killed the engine before alone, and note which run."""
+        self._suspects = suspects
+        self._observers = (*self._observers, StepSuspects(suspects))
 
     # ------------------------------------------------------------------ the loop
 
@@ -122,6 +137,7 @@ class EngineCore:
                 outputs = self._scheduler.update_from_output(step.plan, output, now=now_s)
                 self._send(outputs, now_s)
                 self._finish(step, output, now_s, has_outputs=bool(outputs))
+        self._apply(self._inbox.drain(block=False))  # what came last is refused, not left unread
 
     # ------------------------------------------------------------------ its lines
 
@@ -169,6 +185,8 @@ class EngineCore:
                 arrival_time=now_s,
                 eos_token_ids=self._eos_token_ids,
             )
+            if self._suspects is not None:
+                request.runs_alone = _runs_alone(message, self._suspects)
             self._scheduler.add_request(request)
         except QueueFull as error:
             self._reject(client, message, ErrorCode.QUEUE_FULL, str(error))
@@ -340,3 +358,18 @@ class EngineCore:
             model_time_s=self._executor.model_time_s,
             num_compilations_after_ready=self._compilations.num_after_ready,
         )
+
+
+def _runs_alone(message: EngineRequest, suspects: Suspects) -> bool:
+    """
+    Raises:
+        RequestRefused: it has killed the engine alone.
+    """
+    known_as = fingerprint(message)
+    if known_as in suspects.refused:
+        raise RequestRefused(
+            ErrorCode.KILLED_ENGINE,
+            "the engine died in each step that held this request, at last in one that held no "
+            "other; change the request, and report its prompt and parameters with the engine's log",
+        )
+    return suspects.is_suspect(known_as)

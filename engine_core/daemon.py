@@ -22,6 +22,7 @@ from engine_core.startup.before_torch import (
     open_model,
 )
 from engine_core.startup.phases import StartPhases
+from engine_core.suspects import Suspects
 from engine_core.watchdog import Watchdog
 from protocol.addresses import default_address
 from protocol.outputs import FinishReason
@@ -33,8 +34,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def run_daemon(options: EngineOptions) -> int:
+def run_daemon(options: EngineOptions, suspects: Suspects | None = None) -> int:
     """Serve until asked to stop.
+
+    Args:
+        suspects: under a supervisor, the requests that may have killed the engine before.
 
     Returns:
         The exit code: DRAINED or FAULT.
@@ -53,6 +57,8 @@ def run_daemon(options: EngineOptions) -> int:
     # The address first: if it is taken, say so before the model has been loaded.
     with ZmqTransport(options.bind) as transport:
         core, config = _start(options, transport, lifecycle, phases)
+        if suspects is not None:
+            core.watch_suspects(suspects)
         with lifecycle.listen(transport):
             phases.enter("serving")
             _announce(config, phases)

@@ -20,8 +20,6 @@ class ExitCode(enum.IntEnum):
     """Under --supervise."""
     NO_PROGRESS = 5
     """Under --supervise: the watchdog ended an engine that hung."""
-    INTERRUPTED = 130
-    """Ctrl-C during the start."""
 
 
 class EngineError(Exception):

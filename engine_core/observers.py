@@ -2,12 +2,15 @@
 trace writer (`engine_core.trace`) is another observer."""
 
 import dataclasses
+import hashlib
+from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
+from engine_core.suspects import Suspects
 from protocol.outputs import EngineCoreOutputs, RequestTimings
 from protocol.requests import EngineRequest
 
@@ -82,6 +85,41 @@ class Progress(StepObserver):
             return
         self.num_steps += 1
         self.at_s = step.sent_s
+
+
+class StepSuspects(StepObserver):
+    """Notes whose requests are in the steps in flight."""
+
+    def __init__(self, suspects: Suspects) -> None:
+        self._suspects = suspects
+        self._fingerprints: dict[str, int] = {}
+
+    def on_arrival(self, message: EngineRequest, client_index: int, now_s: float) -> None:
+        self._fingerprints[message.request_id] = fingerprint(message)
+
+    def on_plan(self, plan: SchedulerOutput, now_s: float) -> None:
+        known = self._fingerprints
+        # of "ID#1" the request is "ID"
+        found = {
+            known.get(name) or known.get(name.rpartition("#")[0]) for name in plan.batch.req_ids
+        }
+        self._suspects.begin_step(plan.step_id, [each for each in found if each is not None])
+
+    def on_outputs(self, outputs: Mapping[int, EngineCoreOutputs], now_s: float) -> None:
+        for per_client in outputs.values():
+            for request_id in per_client.finished_req_ids:
+                self._fingerprints.pop(request_id, None)
+
+    def on_step(self, step: FinishedStep) -> None:
+        self._suspects.end_step(step.plan.step_id)
+
+
+def fingerprint(message: EngineRequest) -> int:
+    """Of what a request asks for; the same when it is resumed, or sent again with another seed."""
+    params = msgspec.structs.replace(message.sampling_params, seed=None)
+    digest = hashlib.blake2b(array("q", message.prompt_token_ids).tobytes(), digest_size=8)
+    digest.update(msgspec.msgpack.encode((params, message.beam_search, message.adapter)))
+    return int.from_bytes(digest.digest(), "little")
 
 
 class StepTimes(StepObserver):

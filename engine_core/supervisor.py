@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from engine_core.errors import ConfigurationError, ExitCode
+from engine_core.suspects import Suspects
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +52,15 @@ class RestartLimit:
         return min(_FIRST_DELAY_S * 2 ** (number - 1), _LONGEST_DELAY_S) if number else 0.0
 
 
-def supervise(serve: Callable[[], int], *, max_restarts: int, drain_timeout_s: float) -> int:
+def supervise(
+    serve: Callable[[Suspects], int], *, max_restarts: int, drain_timeout_s: float
+) -> int:
     """Run `serve` in child processes, one after the other, until one drains or is told to.
 
     Must be called without threads. Returns in the parent and in each child.
 
     Args:
-        serve: the engine; returns its exit code.
+        serve: the engine, given the requests that may have killed it; returns its exit code.
         drain_timeout_s: what the engine gets after SIGTERM, before it is killed 10 s later.
 
     Returns:
@@ -74,6 +77,7 @@ def supervise(serve: Callable[[], int], *, max_restarts: int, drain_timeout_s: f
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *_STOPS})
     limit = RestartLimit(max_restarts)
+    suspects = Suspects()
     is_first = True
     while True:
         parent = os.getpid()
@@ -82,7 +86,7 @@ def supervise(serve: Callable[[], int], *, max_restarts: int, drain_timeout_s: f
             _end_with(parent)
             os.setsid()  # Ctrl-C is for the parent, which drains the engine
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            return serve()
+            return serve(suspects)
         code, is_stopping = _wait(child, drain_timeout_s)
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         if code == ExitCode.DRAINED or (is_stopping and -code in _STOPS):
@@ -93,6 +97,7 @@ def supervise(serve: Callable[[], int], *, max_restarts: int, drain_timeout_s: f
         if code == ExitCode.WRONG_OPTIONS or (code == ExitCode.START_FAILED and is_first):
             return code  # the next start would fail alike
         is_first = False
+        suspects.count_death(code)
         delay_s = limit.next_delay_s(time.monotonic())
         if delay_s is None:
             logger.error(

@@ -24,6 +24,8 @@ class WaitReason(enum.StrEnum):
     """The limit of partial prefills, or of long ones, is reached."""
     ADAPTERS = "adapters"
     """The limit of adapters in use is reached."""
+    ALONE = "alone"
+    """It, or the running request, may have killed the engine, and runs without others."""
     DECODES = "decodes"
     """Batching prefill-first: this step decodes only, or the prefill delay has not passed."""
 

@@ -164,6 +164,8 @@ class Request:
         self.cache_lookup: CacheLookup | None = None
         self.preemptions: list[Preemption] = []
         self.first_output_sent = False
+        self.runs_alone = False
+        """Whether no other request may run beside it."""
         self.tenant_number = 0
         self.first_step_id = 0
         """The first step that was planned while it waited."""

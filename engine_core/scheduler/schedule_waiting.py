@@ -83,7 +83,7 @@ class WaitingScheduler:
         self._num_lookahead_slots = config.num_lookahead_slots
         self._num_reserved_blocks = 0
         """Blocks that running requests will still take, in the step at hand."""
-        self._in_vain: tuple[str, int, int] | None = None
+        self._in_vain: tuple[Request, int, int] | None = None
         """The head of the queue and the batch, if no victims help."""
 
     def schedule(
@@ -112,6 +112,11 @@ class WaitingScheduler:
                 break
             if plan.budget <= 0:
                 self._stop_at(request, WaitReason.TOKEN_BUDGET, "the step's tokens are given out")
+                break
+            running = next(iter(self._pool.running.values()), None)
+            if running is not None and (request.runs_alone or running.runs_alone):
+                why = f"request {running.request_id!r} runs, and one of both must run alone"
+                self._stop_at(request, WaitReason.ALONE, why)
                 break
             if (why_skip := self._why_skip(request)) is not None:
                 skipped.append(waiting.pop_request())
@@ -233,19 +238,21 @@ class WaitingScheduler:
         can start in the next step. None if it has a place beside them, or not even in that of all
         that the policy names. For a plan that is still empty."""
         pool = self._pool
+        # the others seldom shrink before a row changes its owner: no search in every step
+        beside = pool.batch.version, plan.step_id // _STEPS_IN_VAIN
+        if self._in_vain is not None and pool.waiting:
+            if self._in_vain == (pool.waiting.peek_request(), *beside):
+                return []
+            self._in_vain = None
         outranked = pool.policy.select_forced_victims(pool.running)
         if not outranked:
             return []
         head = pool.waiting.peek_request()
-        # the others seldom shrink before a row changes its owner; not to search in every step
-        beside = head.request_id, pool.batch.version, plan.step_id // _STEPS_IN_VAIN
-        if self._in_vain == beside:
-            return []
         hit = self._kv_cache.find_cached_prefix(head.unfinished[0])
         if self._has_place(head, hit, []):
             return []
         if not self._has_place(head, hit, outranked):
-            self._in_vain = beside
+            self._in_vain = (head, *beside)
             return []
 
         def can_start(victims: list[Request]) -> bool:

@@ -101,7 +101,9 @@ def info(
     requests: Annotated[
         bool, Parameter(help="Show instead the ids of all unfinished requests.", negative="")
     ] = False,
-    json: Annotated[bool, Parameter(help="Print one JSON document.", negative="")] = False,
+    json: Annotated[
+        bool, Parameter(help="Print one JSON document; with every counter.", negative="")
+    ] = False,
     daemon: DaemonOptions = _DAEMON,
 ) -> int:
     """Show the daemon's model, limits and statistics, or one request's state."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 from collections.abc import AsyncIterator
 
@@ -88,6 +89,8 @@ class _WaitNotices(logging.Handler):
         try:
             await asyncio.wait_for(self._llm.ready(), _CHECK_S)
         except TimeoutError:
+            if sys.stderr.isatty():
+                sys.stderr.write("\n")  # an answer stands on the line
             print_fault(text)
         except EngineClientError:
             pass  # the request reports it

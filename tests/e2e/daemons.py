@@ -64,11 +64,14 @@ def running_daemon(model, *options, **more):
 
 
 def run_to_exit(*arguments, timeout_s=120):
-    """Run `engine-core` with these arguments until it exits by itself."""
-    return subprocess.run(
-        [sys.executable, "-m", "engine_core.cli", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        stdin=subprocess.DEVNULL,
-    )
+    """Run `engine-core` with these arguments until it exits by itself; its default address is in a
+    folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="ec-") as folder:
+        return subprocess.run(
+            [sys.executable, "-m", "engine_core.cli", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"XDG_RUNTIME_DIR": folder},
+        )

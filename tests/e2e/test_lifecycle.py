@@ -208,11 +208,8 @@ def test_two_daemons_on_one_address_the_second_is_refused_before_loading(tiny_ll
         (["--config", "/nowhere.toml"], "nowhere.toml"),
     ],
 )
-def test_what_cannot_work_is_refused_at_start_in_one_message(
-    tiny_llama, arguments, words, tmp_path
-):
-    address = () if "--bind" in arguments else ("--bind", f"ipc://{tmp_path}/s")
-    result = run_to_exit("--model", tiny_llama, *address, *arguments)
+def test_what_cannot_work_is_refused_at_start_in_one_message(tiny_llama, arguments, words):
+    result = run_to_exit("--model", tiny_llama, *arguments)
     assert result.returncode in (ExitCode.WRONG_OPTIONS, ExitCode.START_FAILED)
     assert words in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr

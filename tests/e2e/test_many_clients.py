@@ -1,11 +1,16 @@
 """Several client processes at once; one dies in the middle of its stream."""
 
+import itertools
 import multiprocessing
 import time
 
 import pytest
 from daemons import running_daemon
 from raw_client import RawClient
+
+from protocol.calls import Ping
+from protocol.codec import encode
+from protocol.requests import Call
 
 PROMPTS = {f"client-{number}": [number * 7 % 97 or 1] * 30 for number in range(3)}
 NUM_TOKENS = 150
@@ -101,3 +106,33 @@ def wait_in_line(address, queue):
     client.statistics()
     queue.put("waiting")
     time.sleep(60)
+
+
+def test_a_stream_goes_on_beside_a_client_that_never_stops_calling(tiny_llama):
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        running_daemon(tiny_llama, "--num-blocks", 64) as daemon,
+        RawClient(daemon.address) as client,
+    ):
+        queue = spawn.Queue()
+        flooding = spawn.Process(target=flood, args=(daemon.address, queue))
+        flooding.start()
+        try:
+            queue.get(timeout=30)
+            client.request("r", [1] * 20, max_tokens=200)
+            tokens, _ = client.collect("r", timeout_s=60)["r"]
+            assert len(tokens) == 200
+            assert flooding.is_alive()
+        finally:
+            flooding.kill()
+            flooding.join()
+
+
+def flood(address, queue):
+    """Call as fast as the socket takes it, and read nothing."""
+    client = RawClient(address)
+    frame = encode(Call(call_id=1, call=Ping()))
+    for number in itertools.count():
+        client.socket.send(frame)
+        if number == 50_000:
+            queue.put("flooding")

@@ -12,7 +12,9 @@ from raw_client import RawClient
 
 from engine_core.errors import ExitCode
 from frontend import AsyncLLM, RequestOutputKind, SamplingParams
+from frontend.errors import RequestRejected
 from protocol.calls import Ping
+from protocol.errors import ErrorCode
 from protocol.outputs import FinishReason
 
 PROMPT = {"prompt_token_ids": list(range(5, 30))}
@@ -123,3 +125,44 @@ def test_restarts_without_a_supervisor_are_refused():
     done = run_to_exit("--model", "x", "--max-restarts", 3)
     assert done.returncode == ExitCode.WRONG_OPTIONS
     assert "--max-restarts has no effect without --supervise" in done.stderr
+
+
+KILLER = """
+import os, signal
+from engine_core.executor import InProcessExecutor
+
+submit = InProcessExecutor.submit
+
+def die_of_77(self, plan):
+    if any(new.prompt_token_ids[0] == 77 for new in plan.scheduled_new_reqs):
+        os.kill(os.getpid(), signal.SIGSEGV)
+        signal.pause()
+    submit(self, plan)
+
+InProcessExecutor.submit = die_of_77
+from engine_core.cli import main
+main()
+"""
+
+
+async def test_a_request_that_kills_the_engine_is_refused_alone_and_the_others_live(tiny_llama):
+    options = ("--supervise", "--num-blocks", 64)
+    params = SamplingParams(max_tokens=150, seed=7, ignore_eos=True, detokenize=False)
+
+    async def last(llm, first):
+        prompt = {"prompt_token_ids": [first, *range(5, 30)]}
+        output = [output async for output in llm.generate(prompt, params)][-1]
+        return output.outputs[0].token_ids, output.outputs[0].finish_reason
+
+    with running_daemon(tiny_llama, *options, program=("-c", KILLER)) as daemon:
+        async with AsyncLLM(daemon.address, reconnect_timeout_s=60) as llm:
+            expected = [await last(llm, first) for first in (1, 2, 3)]
+            tasks = [asyncio.create_task(last(llm, first)) for first in (1, 2, 3, 77)]
+            outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 90)
+            assert outcomes[:3] == expected
+            assert isinstance(outcomes[3], RequestRejected)
+            assert outcomes[3].code is ErrorCode.KILLED_ENGINE
+            with pytest.raises(RequestRejected, match="the engine died in each step"):
+                await last(llm, 77)
+            assert await last(llm, 2) == expected[1]
+        assert daemon.log().count("the engine died (killed by SIGSEGV)") == 3

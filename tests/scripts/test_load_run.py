@@ -1,6 +1,8 @@
 """The load test as a program, against the client tests' scripted engine."""
 
 import json
+import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -139,3 +141,23 @@ def test_missing_daemon_is_one_line_and_exit_code_1(address):
     done = load_test(address, "--rate", "1", "--num-requests", "1")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "no engine answers" in done.stderr
+
+
+def test_a_person_at_a_terminal_sees_the_table_and_no_document(address):
+    master, slave = pty.openpty()
+    command = [sys.executable, "scripts/load_test.py", "--address", address, "--concurrency", "1"]
+    with FakeEngine(address):
+        done = subprocess.run(
+            [*command, "--num-requests", "2", "--output-len", "4"],
+            cwd=ROOT,
+            stdout=slave,
+            stderr=slave,
+            timeout=120,
+        )
+    os.close(slave)
+    seen = os.read(master, 65536).decode()
+    os.close(master)
+    assert done.returncode == 0
+    assert "2 of 2 requests finished" in seen
+    assert "{" not in seen
+    assert "lateness" in seen.splitlines()[-1]

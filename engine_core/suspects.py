@@ -1,0 +1,56 @@
+"""Requests that may kill the engine: which were in the step in flight when it died. The engine
+writes them to memory that it shares with its parent, which counts."""
+
+import mmap
+import signal
+from array import array
+from collections import Counter
+from collections.abc import Collection
+
+_MAX_STEPS = 2
+"""Steps in flight."""
+_MAX_REQUESTS = 4096
+_SLOT = 1 + _MAX_REQUESTS
+_NUM_DEATHS = 2
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+
+
+class Suspects:
+    """Made by the parent, before it starts the first engine. A request is known by a fingerprint of
+    what it asks for, as its id changes when a client sends it again.
+
+        steps   [count, fingerprint, fingerprint ...] [count, ...]    8 bytes each, one slot a step
+    """
+
+    def __init__(self) -> None:
+        self._steps = memoryview(mmap.mmap(-1, 8 * _MAX_STEPS * _SLOT)).cast("Q")
+        self._deaths: Counter[int] = Counter()
+        self.refused: set[int] = set()
+        """Those that were alone in the step when they died once more as suspects."""
+
+    def is_suspect(self, fingerprint: int) -> bool:
+        return self._deaths[fingerprint] >= _NUM_DEATHS
+
+    def begin_step(self, step_id: int, fingerprints: Collection[int]) -> None:
+        """In the engine, before the step is launched."""
+        begin = step_id % _MAX_STEPS * _SLOT
+        values = array("Q", fingerprints)[:_MAX_REQUESTS]
+        self._steps[begin + 1 : begin + 1 + len(values)] = memoryview(values)
+        self._steps[begin] = len(values)
+
+    def end_step(self, step_id: int) -> None:
+        """In the engine: the step did not kill it."""
+        self._steps[step_id % _MAX_STEPS * _SLOT] = 0
+
+    def count_death(self, code: int) -> None:
+        """In the parent: the engine ended with this exit code, -N for signal N. SIGKILL and SIGTERM
+        come from outside and say nothing about requests."""
+        found: set[int] = set()
+        for begin in range(0, _MAX_STEPS * _SLOT, _SLOT):
+            found.update(self._steps[begin + 1 : begin + 1 + self._steps[begin]])
+            self._steps[begin] = 0
+        if code in _FROM_OUTSIDE:
+            return
+        if len(found) == 1:
+            self.refused.update(filter(self.is_suspect, found))
+        self._deaths.update(found)
