@@ -15,7 +15,7 @@ export HF_HUB_OFFLINE ?= 1
 export REQUIRE_NATIVE_KERNELS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev model demo test check lint types imports unit bench clean
+.PHONY: help install install-dev model demo test check lint types imports unit simulate-faults bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -63,6 +63,9 @@ test: install-dev lint types imports  ## everything, with real models
 	@$(BIN)/python scripts/fetch_model.py $(MODEL)
 	$(PYTEST_PARALLEL) --durations=10 --ignore=tests/e2e
 	$(BIN)/python -m pytest -q --durations=10 tests/e2e
+
+simulate-faults: install-dev  ## 100,000 simulated schedules of faults; goes on where it stopped
+	$(BIN)/python -m tests.simulation.campaign
 
 bench: install  ## measure this machine; prints JSON last
 	$(BIN)/python scripts/bench.py startup --model $(MODEL)

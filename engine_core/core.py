@@ -137,6 +137,7 @@ class EngineCore:
                 outputs = self._scheduler.update_from_output(step.plan, output, now=now_s)
                 self._send(outputs, now_s)
                 self._finish(step, output, now_s, has_outputs=bool(outputs))
+        self._apply(self._inbox.drain(block=False))  # what came last is refused, not left unread
 
     # ------------------------------------------------------------------ its lines
 

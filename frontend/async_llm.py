@@ -61,7 +61,7 @@ class AsyncLLM:
         *,
         client_name: str = "",
         connect_timeout_s: float = 60.0,
-        reconnect_timeout_s: float = 10.0,
+        reconnect_timeout_s: float = 60.0,
         silence_timeout_s: float = 300.0,
         seed: int | None = None,
         **engine_options: Any,

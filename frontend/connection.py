@@ -26,7 +26,7 @@ class ConnectionOptions:
     """Of the engine, for error texts."""
     client_name: str = ""
     connect_timeout_s: float = 60.0
-    reconnect_timeout_s: float = 10.0
+    reconnect_timeout_s: float = 60.0
     silence_timeout_s: float = 300.0
 
 
@@ -78,7 +78,7 @@ class Connection:
             check_wire_version(welcome.wire_version)
         except ProtocolError as error:
             self.close()
-            raise EngineRefused(f"the engine at {self._address}: {error}") from None
+            raise EngineRefused(f"the engine at {self._address}: {error}") from error
         except BaseException:
             self.close()
             raise

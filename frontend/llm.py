@@ -54,7 +54,7 @@ class LLM:
         address: str | None = None,
         seed: int | None = None,
         startup_timeout_s: float = 600.0,
-        reconnect_timeout_s: float = 10.0,
+        reconnect_timeout_s: float = 60.0,
         **engine_options: Any,
     ) -> None:
         if model is None and engine_options:

@@ -63,6 +63,8 @@ class RequestState:
         self._kind = output_kind
         self._clock = clock
         self._submitted_s = clock.now()
+        self.num_reports = 0
+        """Errors of the engine since its last token."""
         self._num_cached_tokens: int | None = None
         self._error: Exception | None = None
         self._final_taken = False
@@ -204,6 +206,7 @@ class RequestState:
         )
 
     def _note_token(self, now_s: float) -> None:
+        self.num_reports = 0
         since_s = now_s - self._submitted_s
         if self.metrics.first_token_s is None:
             self.metrics.first_token_s = since_s
@@ -312,11 +315,15 @@ class OutputProcessor:
         self._in_flight[wire_id] = _SequenceRange(request, start, stop)
         return request.wire_request(start, stop, wire_id)
 
+    def in_flight(self) -> list[RequestState]:
+        """Each request of which the engine runs some, once."""
+        return list({id(part.request): part.request for part in self._in_flight.values()}.values())
+
     def drop_wire_ids(self) -> list[RequestState]:
         """Nothing is in flight any more. Returns each request that was, once."""
-        requests = {id(part.request): part.request for part in self._in_flight.values()}
+        requests = self.in_flight()
         self._in_flight.clear()
-        return list(requests.values())
+        return requests
 
     def pop_rejected(self, wire_id: str) -> RequestState | None:
         """The request that the engine refused under this id; None if it was removed."""

@@ -12,6 +12,7 @@ from frontend.errors import (
     ClientClosed,
     EngineClientError,
     EngineDied,
+    EngineRefused,
     EngineUnavailable,
     QueueFull,
     RequestRejected,
@@ -20,7 +21,7 @@ from frontend.event_loop import Clock
 from frontend.output_processor import OutputProcessor, RequestState
 from frontend.transport import Frames, Transport
 from protocol.calls import AnyCall, AnyResult
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, MalformedMessage
 from protocol.outputs import (
     CallFailed,
     CallResult,
@@ -36,6 +37,9 @@ from protocol.requests import Abort, Call
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.1
+_MAX_BACK_OFF_S = 5.0
+_MAX_REPORTS = 3
+"""So many errors may the engine report in a row while a request makes no progress."""
 
 
 class EngineSession:
@@ -43,7 +47,10 @@ class EngineSession:
 
     connected --lost, requests in flight--> recovering --back, same model--> connected
                                                 |---------not in time------> disconnected
-    connected --lost, nothing in flight--> disconnected --next use--> connected
+    connected --lost, nothing in flight--> disconnected --next use--> recovering
+
+    Losses without any output between them are answered with a growing delay, and end the requests
+    once they have gone on for the time limit.
 
     Args:
         child: the engine's process, if this client started it: its end is final, and reported
@@ -71,9 +78,14 @@ class EngineSession:
         self._is_closed = False
         self._calls: dict[int, asyncio.Future[AnyResult]] = {}
         self._num_calls = 0
+        self._num_losses = 0
+        """Since the last output."""
+        self._first_loss_s = 0.0
+        self._loss_reason = ""
 
     async def ready(self) -> None:
-        """Return once connected: wait for a recovery, or try once if there is none.
+        """Return once connected. An engine that was there before is waited for, as by the requests
+        in flight; one that was never seen must answer.
 
         Raises:
             EngineUnavailable, EngineRefused, ClientClosed, EngineDied.
@@ -82,9 +94,23 @@ class EngineSession:
             raise ClientClosed("this client is closed; make a new one")
         while self._connection is None:
             if self._recovery is None:
-                self._start_recovery(self._connect(self._options.connect_timeout_s))
+                self._start_recovery(
+                    self._connect(self._options.connect_timeout_s)
+                    if self.welcome is None
+                    else self._recover()
+                )
             assert self._recovery is not None
-            await asyncio.shield(self._recovery)
+            await self._wait_for(self._recovery)
+
+    async def _wait_for(self, recovery: asyncio.Task[None]) -> None:
+        """Closing the client cancels the recovery, not those that wait for it."""
+        try:
+            await asyncio.shield(recovery)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._is_closed and (task is None or not task.cancelling()):
+                raise ClientClosed("this client was closed") from None
+            raise
 
     def submit(self, request: RequestState) -> None:
         """Send a request. It must be given to `release` in the end."""
@@ -135,6 +161,7 @@ class EngineSession:
     def _on_message(self, message: EngineMessage) -> None:
         match message:
             case EngineCoreOutputs():
+                self._num_losses = 0
                 self._send_abort(*self.requests.process_outputs(message))
             case Rejected():
                 request = self.requests.pop_rejected(message.request_id)
@@ -153,6 +180,7 @@ class EngineSession:
                 logger.warning("the engine at %s reports: %s", self._address, message.message)
                 if self._connection is not None:
                     self._connection.close()
+                self._count_report(message)
                 self._on_lost(f"it reported: {message.message}")
             case Heartbeat() | Welcome():
                 pass
@@ -168,14 +196,32 @@ class EngineSession:
         else:
             future.set_result(answer)
 
+    def _count_report(self, report: ErrorMessage) -> None:
+        """A request that is answered with errors only is not sent for ever."""
+        for request in self.requests.in_flight():
+            request.num_reports += 1
+            if request.num_reports >= _MAX_REPORTS:
+                request.fail(
+                    RequestRejected(
+                        f"the engine reported {_MAX_REPORTS} errors in a row and nothing of this "
+                        f"request, the last: {report.message}",
+                        request_id=request.request_id,
+                        code=ErrorCode.MALFORMED_MESSAGE,
+                    )
+                )
+
     def _on_lost(self, reason: str) -> None:
         if self._is_closed or self._connection is None:
             return
         self._connection = None
+        if not self._num_losses:
+            self._first_loss_s = self._clock.now()
+        self._num_losses += 1
+        self._loss_reason = reason
         logger.warning("lost the engine at %s: %s", self._address, reason)
         self._fail_calls(self._died(f"is gone: {reason}"))
         if self.requests.num_in_flight or self._child is not None:
-            self._start_recovery(self._recover(reason))
+            self._start_recovery(self._recover())
 
     def _start_recovery(self, attempt: Coroutine[Any, Any, None]) -> None:
         self._recovery = asyncio.create_task(attempt)
@@ -202,12 +248,12 @@ class EngineSession:
             raise EngineUnavailable(f"the engine at {self._address} went away; try again")
         self._connection = connection
 
-    async def _recover(self, reason: str) -> None:
+    async def _recover(self) -> None:
         """Wait for the engine to come back; resume what was interrupted, or end it."""
         assert self.welcome is not None
         fingerprint = self.welcome.model.fingerprint
         try:
-            await self._reconnect(reason)
+            await self._reconnect()
         except EngineClientError as error:
             self._fail_all(error)
             raise
@@ -220,18 +266,29 @@ class EngineSession:
             )
             return
         for request in self.requests.drop_wire_ids():
-            request.metrics.num_resumptions += 1
-            self._send_request(request)
+            if not request.finished:
+                request.metrics.num_resumptions += 1
+                self._send_request(request)
 
-    async def _reconnect(self, reason: str) -> None:
-        limit_s = self._options.reconnect_timeout_s
+    async def _reconnect(self) -> None:
+        limit_s, reason = self._options.reconnect_timeout_s, self._loss_reason
+        if self._num_losses > 1:
+            lost_for_s = self._clock.now() - self._first_loss_s
+            if self._num_losses > _MAX_REPORTS and lost_for_s > limit_s:
+                raise self._died(
+                    f"was lost {self._num_losses} times within {lost_for_s:.0f} s without any "
+                    f"output, the last time: {reason}"
+                )
+            await self._clock.sleep(min(_RETRY_S * 2 ** (self._num_losses - 2), _MAX_BACK_OFF_S))
         deadline_s = self._clock.now() + limit_s
         while True:
             left_s = max(deadline_s - self._clock.now(), _RETRY_S)
             try:
                 await self._connect(min(left_s, self._options.connect_timeout_s))
                 return
-            except EngineUnavailable:
+            except (EngineUnavailable, EngineRefused) as error:
+                if isinstance(error, EngineRefused) and not _is_garbled(error):
+                    raise
                 if self._clock.now() + _RETRY_S >= deadline_s:
                     raise self._died(
                         f"is gone ({reason}) and did not come back within {limit_s:g} s; "
@@ -250,3 +307,9 @@ class EngineSession:
     def _fail_calls(self, error: Exception) -> None:
         for call_id in list(self._calls):
             self._answer_call(call_id, error)
+
+
+def _is_garbled(error: EngineRefused) -> bool:
+    """Whether the answer to HELLO could not be read: from an engine known before, a fault of the
+    connection."""
+    return isinstance(error.__cause__, MalformedMessage)

@@ -16,6 +16,9 @@ _PEER_HEARTBEAT_MS = 2_000
 _MESSAGES_PER_CALLBACK = 64
 """After this many, other tasks of the loop run."""
 _LINGER_MS = 200
+_NEVER_MS = 3_600_000
+"""Until a socket would connect again by itself. It is closed long before; with -1 (never) libzmq
+drops what has arrived and was not read when the connection ends, beyond a hundred messages."""
 _LOSS_EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
 Frames = Sequence[bytes]
@@ -62,7 +65,7 @@ class ZmqTransport:
         self._loop = asyncio.get_running_loop()
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, _LINGER_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
         # A peer lost with its network closes no connection. ZMQ's I/O threads exchange their own
@@ -94,15 +97,22 @@ class ZmqTransport:
             self._loop.call_soon(self.receive_pending)
 
     def receive_pending(self) -> None:
-        for _ in range(_MESSAGES_PER_CALLBACK):
+        if self._receive(_MESSAGES_PER_CALLBACK):
+            self._loop.call_soon(self.receive_pending)
+
+    def _receive(self, max_messages: float) -> bool:
+        """Returns whether there may be more."""
+        num_messages = 0
+        while num_messages < max_messages:
             if self._socket is None:
-                return
+                return False
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return
+                return False
             self._on_frames(frames)
-        self._loop.call_soon(self.receive_pending)
+            num_messages += 1
+        return True
 
     def disconnect(self) -> None:
         if self._socket is None or self._monitor is None:
@@ -126,7 +136,7 @@ class ZmqTransport:
             except zmq.Again:
                 return
             if event["event"] & _LOSS_EVENTS:
-                self.receive_pending()  # what the engine sent before the loss
+                self._receive(float("inf"))  # all that the engine sent before the loss
                 if self._socket is not None:
                     self.disconnect()
                     self._on_lost("the connection closed")

@@ -101,7 +101,7 @@ def validate(
     ] = None,
     json: JsonFile = None,
 ) -> int:
-    """Simulate a step trace's arrivals, and compare throughput and TTFT with the recorded ones."""
+    """Simulate a step trace's arrivals; compare throughput, TTFT and TPOT with those recorded."""
     model = fit_step_trace(fit_on or step_trace)
     document = replay.validate(StepTrace(step_trace), model)
     log(replay.as_table(document))

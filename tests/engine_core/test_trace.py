@@ -256,6 +256,13 @@ def test_a_plain_file_with_a_gzip_name_is_refused(tmp_path):
         read_header(path)
 
 
+def test_an_abort_of_one_sample_is_read_back_with_its_index(tmp_path):
+    path = tmp_path / "run.jsonl"
+    with closing(TraceWriter(path, started_s=0.0)) as trace:
+        trace.on_abort(["a"], 1.0, 2)
+    assert list(read_trace(path)) == [TraceAbort(at_s=1.0, ids=["a"], index=2)]
+
+
 def test_a_full_disk_ends_the_trace_and_not_the_engine(tmp_path, caplog):
     trace = TraceWriter(tmp_path / "run.jsonl", started_s=0.0)
 

@@ -8,14 +8,15 @@ import pytest
 from fake_model import ids_of, welcome
 
 from frontend.connection import Connection, ConnectionOptions
-from frontend.errors import EngineDied, EngineUnavailable
+from frontend.errors import ClientClosed, EngineDied, EngineUnavailable, RequestRejected
 from frontend.event_loop import Clock
 from frontend.output_processor import RequestState
 from frontend.sampling_params import SamplingParams
 from frontend.session import EngineSession
+from protocol.calls import Ping
 from protocol.codec import decode_client_message, encode
-from protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason
-from protocol.requests import EngineRequest, Hello
+from protocol.outputs import EngineCoreOutput, EngineCoreOutputs, ErrorMessage, FinishReason
+from protocol.requests import Call, EngineRequest, Hello
 
 
 class VirtualClock(Clock):
@@ -163,6 +164,92 @@ async def test_a_request_ends_when_the_engine_is_not_back_within_the_deadline(pa
     await clock.advance(0.2)
     with pytest.raises(EngineDied, match=r"the cable was cut.*did not come back within 10 s"):
         await request.next_output()
+
+
+async def test_a_request_made_while_the_engine_is_away_waits_for_it(parts):
+    clock, transport, session = parts
+    transport.lose()
+    ready = asyncio.create_task(session.ready())
+    call = asyncio.create_task(session.call(Ping()))
+    await clock.advance(9.0)
+    assert not ready.done()
+    transport.is_up = True
+    await clock.advance(0.2)
+    await ready
+    await clock.advance(0.1)
+    assert [message.call for message in transport.sent if isinstance(message, Call)] == [Ping()]
+    call.cancel()
+
+
+async def test_a_request_made_while_the_engine_is_away_fails_at_the_same_deadline(parts):
+    clock, transport, session = parts
+    transport.lose()
+    ready = asyncio.create_task(session.ready())
+    await clock.advance(10.0)
+    with pytest.raises(EngineDied, match="did not come back within 10 s"):
+        await ready
+
+
+async def test_an_engine_that_was_never_seen_fails_at_once():
+    clock, transport = VirtualClock(), MemoryTransport()
+    transport.is_up = False
+    session = EngineSession(transport, OPTIONS, clock=clock)
+    with pytest.raises(EngineUnavailable):
+        await session.ready()
+    await session.close()
+
+
+async def test_closing_ends_those_that_wait_for_the_engine(parts):
+    clock, transport, session = parts
+    request = submitted(session, clock)
+    transport.lose()
+    waiting = [asyncio.create_task(session.ready()) for _ in range(2)]
+    await clock.advance(1.0)
+    await session.close()
+    for each in waiting:
+        with pytest.raises(ClientClosed):
+            await each
+    with pytest.raises(ClientClosed):
+        await request.next_output()
+
+
+async def test_a_request_that_is_answered_with_errors_ends_with_the_third(parts):
+    clock, transport, session = parts
+    answer = encode(ErrorMessage(code="malformed_message", message="what is this?"))
+    keep = transport.send_frames
+
+    def refuse(frames):
+        keep(frames)
+        if isinstance(decode_client_message(frames[0]), EngineRequest):
+            transport._on_frames([answer])
+
+    transport.send_frames = refuse
+    request = submitted(session, clock)
+    await clock.advance(3.0)
+    with pytest.raises(RequestRejected, match=r"3 errors in a row .* what is this\?"):
+        await request.next_output()
+    assert sum(isinstance(message, EngineRequest) for message in transport.sent) == 3
+    session.release(request)
+
+
+async def test_losses_without_output_are_answered_ever_later_and_not_for_ever(parts):
+    clock, transport, session = parts
+    request = submitted(session, clock)
+    keep = transport.send_frames
+
+    def die(frames):
+        keep(frames)
+        if isinstance(decode_client_message(frames[0]), EngineRequest):
+            asyncio.get_running_loop().call_soon(transport._on_lost, "it died of it")
+
+    transport.send_frames = die
+    transport._on_lost("it died of it")
+    for _ in range(400):
+        await clock.advance(0.1)
+    with pytest.raises(EngineDied, match=r"lost \d+ times .* without any output"):
+        await request.next_output()
+    assert 5 < len(transport.sent) < 15
+    session.release(request)
 
 
 async def test_silence_is_a_loss_after_its_limit_and_not_before(parts):

@@ -1,0 +1,276 @@
+"""The daemon of a simulation: the real loop, scheduler, cache and socket code, in a greenlet that
+gives way wherever the process would wait."""
+
+import logging
+from collections.abc import Callable
+from random import Random
+from typing import Any
+from unittest import mock
+
+import greenlet
+
+from engine_core.core import EngineCore
+from engine_core.executor import InProcessExecutor
+from engine_core.kv_cache import KVCacheManager
+from engine_core.kv_cache.groups import KVCacheGroupSpec
+from engine_core.lifecycle import Lifecycle
+from engine_core.scheduler import ModelRunnerOutput, Scheduler, SchedulerConfig, SchedulerOutput
+from engine_core.server import transport as transport_module
+from engine_core.server.clients import ClientRegistry
+from engine_core.server.inbox import Inbox
+from engine_core.server.outbox import Outbox
+from engine_core.server.transport import ZmqTransport
+from engine_core.server.validation import RequestValidator
+from protocol.outputs import FinishReason
+from tests.engine_core.scheduler.paged_model import VOCAB, PagedModel
+from tests.frontend.fake_model import welcome
+from tests.simulation.sim_zmq import Network, Process, SimSocket, SimZmq
+
+ADDRESS = "tcp://127.0.0.1:7"
+HEARTBEAT_S = 0.25
+BLOCK_SIZE = 4
+MAX_MODEL_LEN = 200
+LONE_GROUP = (KVCacheGroupSpec(),)
+
+
+class Killed(BaseException):
+    """SIGKILL: nothing of the process runs any more."""
+
+
+class StepFault(RuntimeError):
+    """What an injected fault raises."""
+
+
+class Salts(dict[str, None]):
+    def __missing__(self, _request_id: str) -> None:
+        return None
+
+
+class SimRunner:
+    """A `PagedModel` whose steps take time. `faults` says which step's submit or collect raises."""
+
+    def __init__(self, engine: "EngineProcess", num_blocks: int, num_host_blocks: int) -> None:
+        self.max_steps_in_flight = engine.depth
+        self.model = PagedModel(LONE_GROUP, num_blocks, BLOCK_SIZE, num_host_blocks)
+        self.model.salts = Salts()
+        self._engine = engine
+        self._is_late = engine.random.random() < 0.5
+        """Plans are read when their results are collected, behind the next plan's making."""
+        self._results: list[tuple[SchedulerOutput, ModelRunnerOutput | Exception | None]] = []
+
+    def submit(self, plan: SchedulerOutput) -> None:
+        engine = self._engine
+        engine.at_call("submit")
+        failed_before = any(isinstance(result, Exception) for _, result in self._results)
+        fault = engine.draw_fault() if plan.total_num_scheduled_tokens else None
+        if fault == "submit" and not failed_before:
+            self._execute_all()
+            self.model.follow(plan, with_copies=engine.random.random() < 0.5)
+            raise StepFault("out of memory at the launch")
+        if fault == "collect" or failed_before:
+            self._execute_all()
+            self.model.follow(plan, with_copies=engine.random.random() < 0.5)
+            self._results.append((plan, StepFault("the device failed")))
+        else:
+            self._results.append((plan, None if self._is_late else self.model.execute(plan)))
+
+    def _execute_all(self) -> None:
+        self._results = [
+            (plan, self.model.execute(plan) if result is None else result)
+            for plan, result in self._results
+        ]
+
+    def collect(self) -> ModelRunnerOutput:
+        plan, result = self._results.pop(0)
+        if result is None:
+            result = self.model.execute(plan)
+        if plan.total_num_scheduled_tokens:
+            self._engine.sleep(self._engine.step_s * self._engine.random.uniform(0.5, 1.5))
+        self._engine.at_call("collect")
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+class EngineProcess:
+    """One life of the daemon, from its start to its end.
+
+    Args:
+        config: the scheduler's.
+        kill_at_call: the number of the call into socket, runner or clock at which it is killed.
+        fault_rate: of steps that raise.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        network: Network,
+        random: Random,
+        config: SchedulerConfig,
+        *,
+        num_blocks: int,
+        num_host_blocks: int,
+        step_s: float,
+        call_later: Callable[[float, Callable[[], None]], Any],
+        now: Callable[[], float],
+        fault_rate: float = 0.0,
+    ) -> None:
+        self.random = random
+        self.depth = config.max_steps_in_flight
+        self.step_s = step_s
+        self.exit_code: int | None = None
+        self.fault_rate = fault_rate
+        self.kill_at_call: int | None = None
+        self.on_exit: Callable[[], None] = lambda: None
+        self.clock_skew_s = 0.0
+        self.message_s = 0.0
+        """What taking in a message costs."""
+        self._network = network
+        self._now = now
+        self._call_later = call_later
+        self._num_calls = 0
+        self._wake_number = 0
+        self.process = Process(name)
+        self.process.at_call = self.at_call
+        self.zmq = SimZmq(network, self.process, self._wait)
+        self._greenlet = greenlet.greenlet(self._main)
+        self._hub = greenlet.getcurrent()
+        with mock.patch.object(transport_module, "zmq", self.zmq):
+            self.transport = ZmqTransport(ADDRESS)
+        self.lifecycle = Lifecycle(drain_timeout_s=5.0, clock=self.clock)
+        self.kv_cache = KVCacheManager(
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            groups=LONE_GROUP,
+            num_host_blocks=num_host_blocks,
+        )
+        self.scheduler = Scheduler(config, self.kv_cache)
+        self.clients = ClientRegistry()
+        self.runner = SimRunner(self, num_blocks, num_host_blocks)
+        outbox = Outbox(self.transport, self.clients, heartbeat_s=HEARTBEAT_S, clock=self.clock)
+        message, frames = welcome("simulated", with_tokenizer=True)
+        self.core = EngineCore(
+            inbox=Inbox(
+                self.transport,
+                self.clients,
+                outbox,
+                idle_wait_s=HEARTBEAT_S,
+                welcome=lambda hello: (message, list(frames)),
+                clock=self.clock,
+            ),
+            outbox=outbox,
+            clients=self.clients,
+            scheduler=self.scheduler,
+            executor=InProcessExecutor(self.runner, clock=self.clock),
+            lifecycle=self.lifecycle,
+            validator=RequestValidator(
+                max_model_len=MAX_MODEL_LEN,
+                vocab_size=VOCAB,
+                max_logprobs=5,
+                max_num_seqs=config.max_num_seqs,
+                scheduling_policy=config.scheduling_policy,
+            ),
+            eos_token_ids=(),
+            clock=self.clock,
+        )
+
+    # ------------------------------------------------------------------ what faults do
+
+    def start(self) -> None:
+        self._call_later(0.0, self._resume)
+
+    def kill(self, why: str) -> None:
+        """At this moment, from outside: the process is waiting."""
+        if self.exit_code is None:
+            self._network.log(f"{self.process.name} is killed {why}")
+            self._die()
+            if self._greenlet:
+                self._greenlet.throw(Killed)
+
+    def pause(self, seconds: float) -> None:
+        self._network.log(f"{self.process.name} stands still for {seconds:.2f} s")
+        self.process.is_paused = True
+        self._call_later(seconds, self._continue)
+
+    def _continue(self) -> None:
+        self.process.is_paused = False
+        self._resume()
+
+    def draw_fault(self) -> str | None:
+        if self.random.random() < self.fault_rate:
+            return self.random.choice(["submit", "collect"])
+        return None
+
+    # ------------------------------------------------------------------ what the process does
+
+    def clock(self) -> float:
+        return self._now() + self.clock_skew_s
+
+    def at_call(self, what: str) -> None:
+        if self.process.is_dead:
+            if greenlet.getcurrent() is self._greenlet:
+                raise Killed
+            return
+        if what == "receive" and self.message_s:
+            self.sleep(self.message_s)
+        self._num_calls += 1
+        if self.kill_at_call is not None and self._num_calls >= self.kill_at_call:
+            self._network.log(f"{self.process.name} is killed at a call of {what}")
+            self._die()
+            raise Killed
+
+    def _die(self) -> None:
+        self.exit_code = -9
+        self.zmq.kill(lost=self.random.choice([0, 1, 2, 1000]))
+
+    def sleep(self, seconds: float) -> None:
+        self._wake_number += 1
+        number = self._wake_number
+        self._call_later(seconds, lambda: self._wake(number))
+        self._hub.switch()
+
+    def _wait(self, socket: SimSocket, timeout_s: float) -> None:
+        if socket.inbox:
+            return
+        socket.on_arrival = lambda: self._call_later(0.0, self._arrived)
+        self._is_waiting = True
+        self.sleep(timeout_s)
+        socket.on_arrival = lambda: None
+
+    def _arrived(self) -> None:
+        self._wake(self._wake_number)
+
+    def _wake(self, number: int) -> None:
+        if number == self._wake_number:
+            self._resume()
+
+    def _resume(self) -> None:
+        """Run the process until it waits again."""
+        if self.process.is_paused or self.exit_code is not None:
+            return
+        self._wake_number += 1
+        self._greenlet.switch()
+
+    def _main(self) -> None:
+        try:
+            code = self._serve()
+        except Killed:
+            code = -9
+        if self.exit_code is None:
+            self.transport.close()
+        self.exit_code = code
+        self._network.log(f"{self.process.name} ends with {code}")
+        self.on_exit()
+
+    def _serve(self) -> int:
+        """As `engine_core.daemon._serve`."""
+        try:
+            self.core.run()
+        except Exception as error:
+            logging.getLogger(__name__).debug("the engine failed", exc_info=True)
+            if not isinstance(error, StepFault):
+                raise
+            self.core.end_all(FinishReason.ERROR, f"the engine failed: {error}")
+            return 1
+        self.core.close()
+        return 0

@@ -1,0 +1,473 @@
+"""One simulated schedule: clients, an engine and faults, all drawn from a seed, and what must be
+true at its end."""
+
+import asyncio
+import dataclasses
+import logging
+from random import Random
+from typing import Any
+from unittest import mock
+
+import frontend.output_processor as output_processor
+from engine_core.scheduler import SchedulerConfig
+from frontend import SamplingParams
+from frontend.errors import ClientClosed, EngineDied, EngineUnavailable, QueueFull, RequestRejected
+from protocol.sampling import sequence_seed
+from tests.engine_core.scheduler.paged_model import VOCAB, next_token
+from tests.frontend.fake_model import TOKENIZER
+from tests.simulation.clients import Asked, ClientProcess
+from tests.simulation.engine_process import MAX_MODEL_LEN, EngineProcess
+from tests.simulation.sim_zmq import Network
+from tests.simulation.virtual_loop import VirtualLoop
+
+FLOOD_MESSAGES = 2000
+AWAY_S = 100.0
+HORIZON_S = 300.0
+"""By then everything is long over."""
+
+
+class Violation(AssertionError):
+    """The oracle says no; the text ends with the trace."""
+
+
+@dataclasses.dataclass
+class Settings:
+    """What a schedule may contain; a test of one defect turns the rest off."""
+
+    num_kills: tuple[int, ...] = (0, 0, 1, 2, 3)
+    num_cuts: tuple[int, ...] = (0, 0, 1, 2)
+    num_pauses: tuple[int, ...] = (0, 1, 2)
+    num_client_kills: tuple[int, ...] = (0, 0, 0, 1)
+    num_garbled: tuple[int, ...] = (0, 0, 0, 1)
+    num_drains: tuple[int, ...] = (0, 0, 1)
+    num_jumps: tuple[int, ...] = (0, 0, 1)
+    fault_rate: tuple[float, ...] = (0.0, 0.0, 0.02)
+    max_queued: tuple[int | None, ...] = (None, None, 4)
+    away_s: tuple[float, ...] = (0.05, 0.5, 3.0)
+    stays_away: tuple[bool, ...] = (False, False, False, True)
+    """Behind a drain the engine is started again only when all clients have given up."""
+    num_clients: tuple[int, ...] = (1, 2, 3)
+    num_requests: tuple[int, ...] = (1, 3, 6)
+    """Of each client."""
+    num_closes: tuple[int, ...] = (0, 0, 0, 1)
+    num_floods: tuple[int, ...] = (0,) * 9 + (1,)
+    num_corrupted: tuple[int, ...] = (0,) * 9 + (1,)
+    """Spans of time in which all requests of a client arrive as garbage."""
+
+
+def only(**what: tuple[Any, ...]) -> Settings:
+    """No faults but those."""
+    nothing = {
+        field.name: (False,) if field.name == "stays_away" else (0,)
+        for field in dataclasses.fields(Settings)
+        if field.name.startswith("num_") or field.name in ("fault_rate", "stays_away")
+    }
+    kept = {"num_clients": (3,), "num_requests": (6,), "max_queued": (None,)}
+    return Settings(**(nothing | kept | what))
+
+
+@dataclasses.dataclass
+class Report:
+    seed: int
+    num_requests: int = 0
+    num_finished: int = 0
+    num_errors: int = 0
+    num_messages: int = 0
+    num_lives: int = 0
+    virtual_s: float = 0.0
+    largest_gap_s: float = 0.0
+    """Between two outputs of a request."""
+    trace: str = ""
+
+
+class Simulation:
+    def __init__(self, seed: int, settings: Settings) -> None:
+        self.random = Random(seed)
+        self.settings = settings
+        self.report = Report(seed)
+        self.trace: list[str] = []
+        self.network = Network(Random(seed + 1), self._call_later, self.log)
+        self.loop = VirtualLoop(self.network.is_readable)
+        self.engines: list[EngineProcess] = []
+        self.clients: list[ClientProcess] = []
+        self.away_s = 0.0
+        self.is_over = False
+        self.has_faults = False
+        self.num_drains = 0
+        self.num_floods = 0
+        self.num_connection_faults = 0
+        self.was_away = False
+        self.drained_s = float("inf")
+        self.corrupted: str | None = None
+        self.loop_errors: list[str] = []
+
+    def log(self, text: str) -> None:
+        self.trace.append(f"{self.loop.time():9.4f} {text}")
+
+    def _call_later(self, delay_s: float, callback) -> asyncio.TimerHandle:
+        return self.loop.call_later(max(delay_s, 0.0), callback)
+
+    # ------------------------------------------------------------------ the engine's lives
+
+    def start_engine(self) -> None:
+        if self.is_over:
+            return
+        engine = EngineProcess(
+            f"engine {len(self.engines)}",
+            self.network,
+            Random(self.random.getrandbits(32)),
+            self.config,
+            num_blocks=self.num_blocks,
+            num_host_blocks=self.num_host_blocks,
+            step_s=self.step_s,
+            call_later=self._call_later,
+            now=self.loop.time,
+            fault_rate=self.fault_rate,
+        )
+        engine.on_exit = lambda: self._engine_has_ended(engine)
+        if self.kills_left and self.random.random() < 0.5:
+            self.kills_left -= 1
+            engine.kill_at_call = self.random.randrange(5, 900)
+        self.engines.append(engine)
+        self.log(f"{engine.process.name} starts")
+        engine.start()
+
+    def _engine_has_ended(self, engine: EngineProcess) -> None:
+        away_s = self.away_s
+        if engine.exit_code == 0 and self.stays_away:
+            away_s, self.stays_away, self.was_away = AWAY_S, False, True
+        self._call_later(away_s, self.start_engine)
+
+    @property
+    def engine(self) -> EngineProcess:
+        return self.engines[-1]
+
+    # ------------------------------------------------------------------ the schedule
+
+    def draw(self) -> None:
+        draw, settings = self.random, self.settings
+        self.step_s = draw.choice([0.001, 0.01, 0.05])
+        self.network.latency_s = draw.choice([0.0001, 0.002, 0.02])
+        self.num_blocks = draw.choice([152, 170])  # the largest request alone has room
+        self.num_host_blocks = draw.choice([0, 0, 24])
+        self.config = SchedulerConfig(
+            max_num_batched_tokens=draw.choice([8, 16, 64]),
+            max_num_seqs=draw.choice([3, 8, 16]),
+            max_model_len=MAX_MODEL_LEN,
+            max_steps_in_flight=draw.choice([1, 2]),
+            max_queued_requests=draw.choice(settings.max_queued),
+            scheduling_policy=draw.choice(["fcfs", "fair"]),
+        )
+        self.fault_rate = draw.choice(settings.fault_rate)
+        self.kills_left = draw.choice(settings.num_kills)
+        self.away_s = draw.choice(settings.away_s)
+        self.stays_away = draw.choice(settings.stays_away)
+        self.has_faults = self.fault_rate > 0
+
+    def params(self) -> SamplingParams:
+        draw = self.random
+        stop = draw.choice([None, None, None, ["!#", '"'], ["$$$"]])
+        return SamplingParams(
+            n=draw.choice([1, 1, 1, 2, 3]),
+            temperature=1.0,
+            seed=draw.getrandbits(32),
+            max_tokens=draw.choice([1, 3, 20, 40, 150]),
+            stop=stop,
+            stop_token_ids=draw.choice([[], [], [0]]),
+        )
+
+    async def serve_client(self, client: ClientProcess) -> None:
+        await client.open()
+        draw = client.random
+        shared = [self.random.randrange(VOCAB) for _ in range(20)]
+        for number in range(draw.choice(self.settings.num_requests)):
+            await client.clock.sleep(draw.choice([0.0, 0.0, 0.05, 1.0]))
+            own = [draw.randrange(VOCAB) for _ in range(draw.randrange(1, 30))]
+            asked = Asked(
+                f"{client.name}/{number}",
+                draw.choice([shared, []]) + own,
+                self.params(),
+            )
+            client.spawn(
+                client.ask(
+                    asked,
+                    think_s=draw.choice([0.0, 0.0, 0.05]),
+                    leave_after=draw.choice([None] * 6 + [1, 4]),
+                )
+            )
+            if draw.random() < 0.1:
+                client.spawn(self._abort_later(client, asked))
+            if draw.random() < 0.2:
+                client.spawn(client.call())
+
+    async def _abort_later(self, client: ClientProcess, asked: Asked) -> None:
+        await client.clock.sleep(client.random.random())
+        if not asked.num_ends:
+            await client.abort(asked)
+
+    def plan_faults(self) -> None:
+        draw, settings = self.random, self.settings
+        span_s = draw.choice([0.2, 2.0, 6.0])
+
+        def at_random_times(num: int, fault) -> None:
+            for _ in range(num):
+                self._call_later(draw.random() * span_s, fault)
+
+        at_random_times(self.kills_left, lambda: self.engine.kill("from outside"))
+        self.kills_left = draw.choice([0, 0, 1])
+        at_random_times(draw.choice(settings.num_cuts), self._cut)
+        at_random_times(draw.choice(settings.num_pauses), self._pause)
+        at_random_times(draw.choice(settings.num_client_kills), self._kill_client)
+        at_random_times(draw.choice(settings.num_garbled), self._garble)
+        at_random_times(draw.choice(settings.num_drains), self._drain)
+        at_random_times(draw.choice(settings.num_jumps), self._jump)
+        at_random_times(draw.choice(settings.num_closes), self._close_client)
+        if draw.choice(settings.num_corrupted):
+            self._call_later(draw.random() * span_s, self._corrupt)
+        if draw.choice(settings.num_floods):
+            self._call_later(draw.random() * span_s, self._flood)
+
+    def _open_connections(self):
+        router = self.network.listening.get(self.engine.transport.address)
+        return list(router.connections.values()) if router is not None else []
+
+    def _cut(self) -> None:
+        connections = self._open_connections()
+        if connections:
+            self.log("a connection is cut")
+            self.num_connection_faults += 1
+            self.random.choice(connections).cut()
+
+    def _garble(self) -> None:
+        connections = self._open_connections()
+        if connections:
+            self.log("a frame is corrupt")
+            self.num_connection_faults += 1
+            frames = [self.random.randbytes(self.random.randrange(0, 40))]
+            self.random.choice(connections).send(frames, to_router=self.random.random() < 0.5)
+
+    def _pause(self) -> None:
+        seconds = self.random.choice([0.01, 0.2, 2.0])
+        if self.random.random() < 0.5:
+            if self.engine.exit_code is None and not self.engine.process.is_paused:
+                self.engine.pause(seconds)
+        else:
+            client = self.random.choice(self.clients)
+            if not client.process.is_paused:
+                client.pause(seconds)
+
+    def _kill_client(self) -> None:
+        client = self.random.choice(self.clients)
+        if not client.process.is_dead:
+            client.kill()
+
+    def _close_client(self) -> None:
+        client = self.random.choice(self.clients)
+        if not client.process.is_dead and not client.is_closed:
+            self.log(f"{client.name} closes")
+            client.is_closed = True
+            client.spawn(client.llm.close())
+
+    def _flood(self) -> None:
+        """Pings come faster than the engine takes them in."""
+        client = self.random.choice(self.clients)
+        if not client.process.is_dead and not client.is_closed:
+            self.log(f"{client.name} floods")
+            self.num_floods += 1
+            self.engine.message_s = 0.002
+            client.spawn(client.flood(FLOOD_MESSAGES, 0.0015))
+
+    def _corrupt(self) -> None:
+        client = self.random.choice(self.clients)
+        self.log(f"requests of {client.name} arrive as garbage")
+        self.network.corrupts = self.corrupted = client.name
+
+        def end() -> None:
+            self.network.corrupts = None
+
+        self._call_later(3.0, end)
+
+    def _drain(self) -> None:
+        if self.engine.exit_code is None:
+            self.log("SIGTERM")
+            self.num_drains += 1
+            self.drained_s = min(self.drained_s, self.loop.time())
+            self.engine.lifecycle.drain("SIGTERM")
+
+    def _jump(self) -> None:
+        seconds = self.random.choice([0.5, 3.0])
+        self.log(f"the engine's clock jumps by {seconds} s")
+        self.engine.clock_skew_s += seconds
+
+    # ------------------------------------------------------------------ run and judge
+
+    def run(self) -> Report:
+        numbers = Random(self.report.seed + 2)
+        wire_ids = mock.Mock(token_hex=lambda size: f"{numbers.getrandbits(8 * size):x}")
+        self.loop.set_exception_handler(
+            lambda _loop, context: self.loop_errors.append(
+                f"{context.get('message')}: {context.get('exception')!r}"
+            )
+        )
+        with mock.patch.object(output_processor, "secrets", wire_ids):
+            try:
+                asyncio.set_event_loop(self.loop)
+                self.loop.run_until_complete(self._run())
+            except BaseException as error:
+                raise Violation(self._explain(f"{type(error).__name__}: {error}")) from error
+            finally:
+                asyncio.set_event_loop(None)
+                self.loop.close()
+        return self.report
+
+    async def _run(self) -> None:
+        self.draw()
+        self.start_engine()
+        for index in range(self.random.choice(self.settings.num_clients)):
+            seed = self.random.getrandbits(32)
+            self.clients.append(
+                ClientProcess(f"client {index}", self.network, self.loop, Random(seed))
+            )
+        for client in self.clients:
+            client.spawn(self.serve_client(client))
+        self.plan_faults()
+        while any(client.tasks for client in self.clients):
+            if self.loop.time() > HORIZON_S:
+                raise Violation(f"not over after {HORIZON_S:g} s")
+            await asyncio.sleep(0.5)
+        await self._settle()
+        self._judge()
+
+    async def _settle(self) -> None:
+        """Clients close; the engine that is left has nothing to do and is well."""
+        for client in self.clients:
+            if not client.process.is_dead:
+                await client.llm.close()
+        while self.engine.exit_code is not None or self.engine.process.is_paused:
+            await asyncio.sleep(0.5)
+        await asyncio.sleep(3.0)
+        self.is_over = True
+        engine = self.engine
+        if engine.exit_code is None:
+            engine.scheduler.check()
+            counts = engine.scheduler.get_request_counts()
+            assert sum(counts) == 0, f"requests are left: {counts}"
+            assert engine.kv_cache.num_blocks_in_use == 0, "blocks are left"
+            assert len(engine.clients) == 0, "clients are left"
+            assert not engine.runner.model.rows, "rows are left"
+        engine.kill("at the end")
+
+    def _judge(self) -> None:
+        report = self.report
+        self.has_losses = bool(self.num_connection_faults or self.corrupted)
+        self.num_losses = len(self.engines) + self.num_connection_faults
+        report.num_lives = len(self.engines)
+        report.num_messages = self.network.num_messages
+        report.virtual_s = self.loop.time()
+        codes = [engine.exit_code for engine in self.engines]
+        assert all(code in (0, 1, -9) for code in codes), codes
+        assert not self.loop_errors, self.loop_errors
+        num_tokens = 0
+        for client in self.clients:
+            if not client.process.is_dead:
+                session = client.llm.session
+                assert len(session.requests) == session.requests.num_in_flight == 0
+            for asked in client.asked:
+                report.num_requests += 1
+                num_tokens += sum(map(len, asked.tokens))
+                self._judge_request(client, asked)
+            for error in client.call_errors:
+                assert not isinstance(error, EngineUnavailable), repr(error)
+                is_closed = isinstance(error, ClientClosed) and client.is_closed
+                assert is_closed or isinstance(error, EngineDied), repr(error)
+        limit = 40 * (report.num_requests + num_tokens + 20 * len(self.clients))
+        limit += 3 * FLOOD_MESSAGES * self.num_floods
+        limit += int(10 * report.virtual_s * len(self.clients)) + 200 * len(self.engines)
+        assert report.num_messages < limit, f"{report.num_messages} messages, at most {limit}"
+
+    def _judge_request(self, client: ClientProcess, asked: Asked) -> None:
+        if client.process.is_dead:
+            assert asked.num_ends <= 1
+        elif not asked.is_left:
+            assert asked.num_ends == 1, f"{asked.name}: {asked.num_ends} terminal events"
+        for index, (tokens, reason) in enumerate(zip(asked.tokens, asked.reasons, strict=True)):
+            whole, text, why = answer(asked, index)
+            what = f"{asked.name}[{index}]: {tokens} ({reason}: {asked.details.get(index)}), "
+            what += f"the model says {whole} ({why})"
+            assert tokens == whole[: len(tokens)], what
+            if reason in ("stop", "length"):
+                assert (tokens, reason) == (whole, why), what
+                assert asked.texts[index] == text, f"{asked.texts[index]!r} is not {text!r}: {what}"
+            elif reason == "abort":
+                assert asked.is_aborted or self.num_drains, what
+            elif reason == "error":
+                assert self.has_faults, what
+        self.report.largest_gap_s = max(self.report.largest_gap_s, asked.largest_gap_s)
+        self.report.num_finished += asked.error is None
+        num_resumptions = asked.num_resumptions
+        num_losses = self.num_losses
+        if self.corrupted == client.name:
+            num_losses += 3 * len(client.asked)
+        assert num_resumptions <= num_losses, f"{asked.name}: sent {num_resumptions} times"
+        if asked.error is None:
+            return
+        self.report.num_errors += 1
+        excuse = (
+            (
+                isinstance(asked.error, QueueFull)
+                and self.config.max_queued_requests is not None
+                and not any(asked.tokens)
+            )
+            or (isinstance(asked.error, RequestRejected) and self.corrupted == client.name)
+            or (isinstance(asked.error, RequestRejected) and self.num_drains)
+            or (isinstance(asked.error, ClientClosed) and client.is_closed)
+            or (isinstance(asked.error, EngineDied | EngineUnavailable) and self.has_faults)
+            or (
+                # what the engine had when it was told to stop, it finished
+                isinstance(asked.error, EngineDied)
+                and self.was_away
+                and (asked.at_s > self.drained_s - 0.1 or len(self.engines) > 2 or self.has_losses)
+            )
+        )
+        assert excuse, f"{asked.name} failed: {asked.error!r}"
+
+    def _explain(self, why: str) -> str:
+        lines = "\n".join(self.trace)
+        return f"seed {self.report.seed}: {why}\n{lines}"
+
+
+def answer(asked: Asked, index: int) -> tuple[list[int], str, str]:
+    """What the model alone says to sequence `index`: tokens, text, finish reason."""
+    params = asked.params
+    assert params.seed is not None
+    seed = params.seed if index == 0 else sequence_seed(params.seed, index)
+    tokens: list[int] = []
+    stops = [params.stop] if isinstance(params.stop, str) else list(params.stop or [])
+    assert params.max_tokens is not None
+    limit = min(params.max_tokens, MAX_MODEL_LEN - len(asked.prompt))
+    while True:
+        token = next_token([*asked.prompt, *tokens], None, seed)
+        tokens.append(token)
+        if token in (params.stop_token_ids or []):
+            return tokens, TOKENIZER.decode(tokens[:-1]), "stop"
+        text = TOKENIZER.decode(tokens)
+        found = [at for stop in stops if (at := text.find(stop)) >= 0]
+        if found:
+            return tokens, text[: min(found)], "stop"
+        if len(tokens) >= limit:
+            return tokens, text, "length"
+
+
+def run_schedule(
+    seed: int, settings: Settings | None = None, *, keeps_trace: bool = False
+) -> Report:
+    """Raises Violation, with the trace."""
+    logging.disable(logging.CRITICAL)
+    try:
+        simulation = Simulation(seed, settings or Settings())
+        report = simulation.run()
+        if keeps_trace:
+            report.trace = "\n".join(simulation.trace)
+        return report
+    finally:
+        logging.disable(logging.NOTSET)

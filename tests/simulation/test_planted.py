@@ -1,0 +1,125 @@
+"""Defects that this engine once had, planted again one by one: the simulation finds each."""
+
+import asyncio
+import contextlib
+from unittest import mock
+
+import pytest
+
+import frontend.session as session_module
+import frontend.transport as transport_module
+from engine_core.kv_cache.copies import PendingCopies
+from engine_core.scheduler.request import Request
+from engine_core.server import inbox as inbox_module
+from frontend.session import EngineSession
+from frontend.transport import ZmqTransport
+from tests.simulation.schedule import Violation, only, run_schedule
+from tests.simulation.test_schedules import largest_gap_of_floods
+
+_MOST_SCHEDULES = 1500
+
+
+def unread_messages_are_lost():
+    """A1: libzmq drops them at the end of a connection, and only some are read then."""
+    receive = ZmqTransport._receive
+
+    def at_most_64(self, max_messages):
+        return receive(self, min(max_messages, 64))
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(mock.patch.object(transport_module, "_NEVER_MS", -1))
+    stack.enter_context(mock.patch.object(ZmqTransport, "_receive", at_most_64))
+    return stack
+
+
+def again_reaches_the_caller():
+    """A2."""
+    suppress = lambda *_errors: contextlib.nullcontext()  # noqa: E731
+    return mock.patch.object(transport_module.contextlib, "suppress", suppress)
+
+
+def refused_requests_are_sent_for_ever():
+    """A3: no count, no delay."""
+    stack = contextlib.ExitStack()
+    stack.enter_context(mock.patch.object(session_module, "_MAX_REPORTS", 10**9))
+    stack.enter_context(mock.patch.object(session_module, "_MAX_BACK_OFF_S", 0.0))
+    return stack
+
+
+def resumed_requests_count_as_new():
+    """A4."""
+    return mock.patch.object(
+        Request, "is_resumed", property(lambda _: False, lambda *_: None), create=True
+    )
+
+
+def close_cancels_those_that_wait():
+    """A5: the recovery's cancellation reaches them."""
+
+    async def ready(self):
+        while self._connection is None:
+            if self._recovery is None:
+                first = self.welcome is None
+                self._start_recovery(self._connect(60.0) if first else self._recover())
+            await asyncio.shield(self._recovery)
+
+    return mock.patch.object(EngineSession, "ready", ready)
+
+
+def plans_change_later():
+    """A8: the list of copies is emptied and filled again."""
+    take = PendingCopies.take
+
+    def live(self):
+        copies = take(self)
+        if not copies.copy:
+            object.__setattr__(copies, "copy", self._copies)
+        return copies
+
+    return mock.patch.object(PendingCopies, "take", live)
+
+
+def new_requests_do_not_wait_for_the_engine():
+    """A14."""
+    return mock.patch.object(
+        EngineSession, "_recover", lambda self: self._connect(self._options.connect_timeout_s)
+    )
+
+
+PLANTS = [
+    unread_messages_are_lost,
+    again_reaches_the_caller,
+    refused_requests_are_sent_for_ever,
+    resumed_requests_count_as_new,
+    close_cancels_those_that_wait,
+    plans_change_later,
+    new_requests_do_not_wait_for_the_engine,
+]
+
+
+DRAINS = only(num_pauses=(3,), num_drains=(1,), stays_away=(True,))
+"""What A1 needs: a client that is busy while the engine finishes what it has, and goes for good."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_planted_defect_is_found(plant, record_property):
+    settings = DRAINS if plant is unread_messages_are_lost else None
+    with plant():
+        for seed in range(_MOST_SCHEDULES):
+            try:
+                run_schedule(seed, settings)
+            except Violation:
+                record_property("num_schedules", seed + 1)
+                return
+    pytest.fail(f"not found in {_MOST_SCHEDULES} schedules")
+
+
+@pytest.mark.slow
+def test_an_unbounded_reading_of_messages_is_found():
+    """A7."""
+    with (
+        mock.patch.object(inbox_module, "_MAX_MESSAGES", 10**9),
+        mock.patch.object(inbox_module, "_MAX_DRAIN_S", 10**9),
+    ):
+        assert largest_gap_of_floods(10) > 2.0

@@ -1,0 +1,37 @@
+"""Simulated schedules of faults: exactly one end a request, the model's tokens, nothing left."""
+
+import pytest
+
+from tests.profiles import examples
+from tests.simulation.schedule import only, run_schedule
+
+_CHUNK = 125
+
+
+@pytest.mark.parametrize("chunk", range(examples(1000) // _CHUNK or 1))
+def test_every_request_ends_once_with_the_models_tokens(chunk):
+    reports = [run_schedule(seed) for seed in range(chunk * _CHUNK, (chunk + 1) * _CHUNK)]
+    assert sum(report.num_finished for report in reports) > 200
+    assert sum(report.num_lives > 1 for report in reports) > 10, "the faults strike"
+
+
+def largest_gap_of_floods(num_schedules):
+    """Seconds between two outputs, while a client sends more than can be taken in."""
+    floods = only(num_floods=(1,))
+    return max(run_schedule(seed, floods).largest_gap_s for seed in range(num_schedules))
+
+
+def test_a_flood_of_one_client_does_not_stop_the_others():
+    assert largest_gap_of_floods(10) < 0.5
+
+
+def test_what_the_engine_had_before_a_drain_is_finished_and_read():
+    for seed in range(examples(200)):
+        run_schedule(seed, only(num_pauses=(3,), num_drains=(1,), stays_away=(True,)))
+
+
+def test_a_seed_gives_the_same_schedule_again():
+    for seed in range(5):
+        one, other = run_schedule(seed, keeps_trace=True), run_schedule(seed, keeps_trace=True)
+        assert one == other
+        assert one.trace
