@@ -1,5 +1,5 @@
-"""Observers of the engine's loop: request timings and step times. The
-trace writer (`engine_core.trace`) is another observer."""
+"""Observers of the engine's loop: request timings and step times. The trace writer
+(`engine_core.trace`) is another one."""
 
 import dataclasses
 import hashlib

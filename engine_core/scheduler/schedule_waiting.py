@@ -17,7 +17,7 @@ from protocol.explanations import CacheLookup, WaitReason
 
 _MAX_SKIPPED = 64
 """Most requests skipped in one step, so that a step's cost does not grow with the queue."""
-_STEPS_IN_VAIN = 16
+_STEPS_BETWEEN_SEARCHES = 16
 """Most steps after which victims for the same head are looked for again."""
 
 
@@ -83,7 +83,7 @@ class WaitingScheduler:
         self._num_lookahead_slots = config.num_lookahead_slots
         self._num_reserved_blocks = 0
         """Blocks that running requests will still take, in the step at hand."""
-        self._in_vain: tuple[Request, int, int] | None = None
+        self._without_victims: tuple[Request, int, int] | None = None
         """The head of the queue and the batch, if no victims help."""
 
     def schedule(
@@ -239,11 +239,11 @@ class WaitingScheduler:
         that the policy names. For a plan that is still empty."""
         pool = self._pool
         # the others seldom shrink before a row changes its owner: no search in every step
-        beside = pool.batch.version, plan.step_id // _STEPS_IN_VAIN
-        if self._in_vain is not None and pool.waiting:
-            if self._in_vain == (pool.waiting.peek_request(), *beside):
+        beside = pool.batch.version, plan.step_id // _STEPS_BETWEEN_SEARCHES
+        if self._without_victims is not None and pool.waiting:
+            if self._without_victims == (pool.waiting.peek_request(), *beside):
                 return []
-            self._in_vain = None
+            self._without_victims = None
         outranked = pool.policy.select_forced_victims(pool.running)
         if not outranked:
             return []
@@ -252,7 +252,7 @@ class WaitingScheduler:
         if self._has_place(head, hit, []):
             return []
         if not self._has_place(head, hit, outranked):
-            self._in_vain = (head, *beside)
+            self._without_victims = (head, *beside)
             return []
 
         def can_start(victims: list[Request]) -> bool:
