@@ -114,6 +114,27 @@ def info(
     return _run(run_info(daemon, request_id=request, lists_requests=requests, prints_json=json))
 
 
+@app.command
+def http(
+    *,
+    host: Annotated[str, Parameter(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Parameter(help="The port; 0 picks one.")] = 8000,
+    model: Annotated[
+        list[str] | None,
+        Parameter(
+            help="NAME=ADDRESS of an engine; may be repeated. Default: the engine at --address, "
+            "under its own name.",
+            negative="",
+        ),
+    ] = None,
+    daemon: DaemonOptions = _DAEMON,
+) -> int:
+    """Serve OpenAI's API over HTTP, for daemons that run."""
+    from frontend.cli.http import run_http
+
+    return run_http(daemon, host, port, model or [])
+
+
 def run_command_line(arguments: Sequence[str]) -> int:
     """Run one command line. Returns the exit code; a fault is one line on stderr."""
     # the fault's own line says what the library logs about a lost engine
@@ -148,7 +169,7 @@ def _with_command_first(arguments: Sequence[str]) -> list[str]:
     while end < len(arguments) and arguments[end].partition("=")[0].replace("_", "-") in names:
         end += 1 if "=" in arguments[end] else 2
     if end and not arguments[end:]:
-        raise UsageError("there is no command; give one of chat, complete, info")
+        raise UsageError("there is no command; give one of chat, complete, http, info")
     return [*arguments[end : end + 1], *arguments[:end], *arguments[end + 1 :]]
 
 

@@ -1,0 +1,1 @@
+"""`engine-client http`: OpenAI's API over `AsyncLLM`. One process, one event loop."""

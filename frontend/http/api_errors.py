@@ -1,0 +1,149 @@
+"""What a request over HTTP can be refused with, in OpenAI's form and with its status codes."""
+
+from __future__ import annotations
+
+import http
+from typing import Any
+
+import msgspec
+
+from frontend.errors import (
+    ClientClosed,
+    EngineClientError,
+    EngineDied,
+    EngineRefused,
+    EngineStartError,
+    EngineUnavailable,
+    InvalidInput,
+    QueueFull,
+    RequestRejected,
+)
+from protocol.errors import ErrorCode
+
+_RETRY_AFTER_S = 1
+
+_STATUS_OF_CODE = {
+    ErrorCode.DRAINING: 503,
+    ErrorCode.INTERNAL: 500,
+    ErrorCode.SLOW_CONSUMER: 503,
+    ErrorCode.KILLED_ENGINE: 422,
+}
+"""Of an engine's refusal; any other is the request's own fault."""
+
+_TYPE_OF_STATUS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """`code` is the status code, as vLLM has it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int | str
+
+
+class ErrorResponse(msgspec.Struct, frozen=True):
+    """What every refusal looks like."""
+
+    error: ErrorBody
+
+
+class ApiError(Exception):
+    """
+    Args:
+        status: of HTTP.
+        param: the field of the request that is at fault.
+        code: default: the status.
+        retry_after_s: told to the client as Retry-After.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(self.retry_after_s)
+        if self.status == http.HTTPStatus.UNAUTHORIZED:
+            headers["www-authenticate"] = "Bearer"
+        return headers
+
+    def body(self) -> ErrorResponse:
+        kind = _TYPE_OF_STATUS.get(
+            self.status, "invalid_request_error" if self.status < 500 else "internal_server_error"
+        )
+        return ErrorResponse(ErrorBody(self.message, kind, self.param, self.code or self.status))
+
+
+def api_error(error: BaseException) -> ApiError | None:
+    """The refusal that an exception of the client library means; None: it is a defect."""
+    match error:
+        case ApiError():
+            return error
+        case QueueFull():
+            return ApiError(429, str(error), code="queue_full", retry_after_s=_RETRY_AFTER_S)
+        case RequestRejected():
+            status = _STATUS_OF_CODE.get(error.code, 400)
+            return ApiError(status, str(error), code=error.code.value)
+        case InvalidInput():
+            return ApiError(400, str(error))
+        case EngineUnavailable() | EngineDied() | EngineStartError() | ClientClosed():
+            return ApiError(503, str(error), code="engine_unavailable", retry_after_s=5)
+        case EngineRefused():
+            return ApiError(503, str(error), code="engine_refused")
+        case EngineClientError():
+            return ApiError(500, str(error))
+    return None
+
+
+def decode_error(error: msgspec.ValidationError | msgspec.DecodeError) -> ApiError:
+    """Of a body that is not what the route takes: the text names field and value."""
+    text = str(error)
+    what, _, path = text.partition(" - at `$")
+    param = path.rstrip("`").lstrip(".") or None
+    unknown = "Object contains unknown field `"
+    if what.startswith(unknown):
+        name = what.removeprefix(unknown).rstrip("`")
+        param = f"{param}.{name}" if param else name
+        return ApiError(400, f"{param!r} is not supported; omit it", param=param)
+    if not isinstance(error, msgspec.ValidationError):
+        return ApiError(400, f"the body is not valid JSON: {text}")
+    return ApiError(400, what if param is None else f"{param}: {what}", param=param)
+
+
+def status_reason(status: int) -> str:
+    return http.HTTPStatus(status).phrase
+
+
+def unknown_model(name: str, known: list[str]) -> ApiError:
+    return ApiError(
+        404,
+        f"the model {name!r} does not exist; this server has {', '.join(known)}",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def not_supported(param: str, value: Any, action: str) -> ApiError:
+    return ApiError(400, f"{param} is {value!r}, which is not supported; {action}", param=param)

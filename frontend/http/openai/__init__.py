@@ -1,0 +1,1 @@
+"""OpenAI's routes. Fields beside OpenAI's have vLLM's names."""

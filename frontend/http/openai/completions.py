@@ -1,0 +1,197 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frontend.async_llm import AsyncLLM
+from frontend.http.api_errors import ApiError, not_supported
+from frontend.http.caller import Caller
+from frontend.http.event_stream import (
+    DONE,
+    EventStream,
+    all_outputs,
+    decode,
+    ending_with_errors,
+    event,
+    json_response,
+    merged,
+    until_disconnect,
+    with_first,
+)
+from frontend.http.openai.generation import Answer, finish_reason, finite, token_text
+from frontend.http.openai.parameters import sampling_params
+from frontend.http.openai.requests import CompletionRequest
+from frontend.http.openai.responses import Completion, CompletionChoice, CompletionLogprobs
+from frontend.http.served_models import ServedModels
+from frontend.input_processor import PromptInput
+from frontend.outputs import CompletionOutput, RequestOutput
+
+_decoder = msgspec.json.Decoder(CompletionRequest)
+_DEFAULT_MAX_TOKENS = 16
+_MAX_PROMPTS = 1024
+
+
+async def completions(request: Request) -> Response:
+    """Continue one prompt or several, whole or as a stream of events."""
+    models: ServedModels = request.app.state.models
+    asked: CompletionRequest = decode(_decoder, await request.body())
+    _check(asked)
+    model, llm = await models.get(asked.model)
+    prompts = _prompts(asked, llm)
+    outputs = merged(_generate(llm, asked, prompts, Caller.of(request)))
+    answer = Answer("cmpl", asked.request_id, asked.stream_options)
+    name = asked.model or model.names[0]
+    headers = {"x-request-id": answer.id}
+    choices = _Choices(asked, llm)
+    if asked.stream:
+        _, outputs = await with_first(outputs)
+        return EventStream(ending_with_errors(_events(outputs, answer, name, choices)), headers)
+    found = await until_disconnect(request, all_outputs(outputs, len(prompts)))
+    if found is None:
+        return Response(status_code=499)
+    for index, output in enumerate(found):
+        answer.count(index, output)
+    body = Completion(
+        id=answer.id,
+        created=answer.created_s,
+        model=name,
+        choices=[
+            choices.choice(index, output, part)
+            for index, output in enumerate(found)
+            for part in output.outputs
+        ],
+        usage=answer.usage(),
+    )
+    return json_response(body, headers=headers)
+
+
+def _check(asked: CompletionRequest) -> None:
+    if asked.suffix:
+        raise not_supported("suffix", asked.suffix, "put what goes before into the prompt")
+    if asked.best_of not in (None, asked.n or 1):
+        raise not_supported("best_of", asked.best_of, "use n")
+    if asked.echo and asked.logprobs is not None:
+        raise not_supported("echo", True, "log-probabilities of a prompt are not computed")
+
+
+def _prompts(asked: CompletionRequest, llm: AsyncLLM) -> list[PromptInput]:
+    """Each prompt by itself."""
+    given: list[Any] = asked.prompt if isinstance(asked.prompt, list) else [asked.prompt]
+    if given and isinstance(given[0], int):
+        given = [given]
+    if not 0 < len(given) <= _MAX_PROMPTS:
+        raise ApiError(
+            400, f"there are {len(given)} prompts, give 1 to {_MAX_PROMPTS}", param="prompt"
+        )
+    if asked.add_special_tokens is False:
+        encode = llm.get_tokenizer().encode
+        return [
+            {"prompt": each, "prompt_token_ids": encode(each, add_special_tokens=False)}
+            if isinstance(each, str)
+            else each
+            for each in given
+        ]
+    return given
+
+
+def _generate(
+    llm: AsyncLLM, asked: CompletionRequest, prompts: list[PromptInput], caller: Caller
+) -> list[AsyncGenerator[RequestOutput, None]]:
+    params = sampling_params(
+        llm, asked, max_tokens=asked.max_tokens or _DEFAULT_MAX_TOKENS, logprobs=asked.logprobs
+    )
+    return [
+        llm.generate(
+            prompt,
+            params,
+            priority=asked.priority or 0,
+            tenant=caller.tenant(asked.user),
+            cache_salt=asked.cache_salt,
+        )
+        for prompt in prompts
+    ]
+
+
+class _Choices:
+    """Choices of an answer: prompt p's sample s has index `p * n + s`."""
+
+    def __init__(self, asked: CompletionRequest, llm: AsyncLLM) -> None:
+        self._asked = asked
+        self._n = asked.n or 1
+        self._llm = llm
+        self._offsets: dict[int, int] = {}
+
+    def choice(
+        self, prompt: int, output: RequestOutput, part: CompletionOutput
+    ) -> CompletionChoice:
+        index = prompt * self._n + part.index
+        text = part.text
+        if self._asked.echo and index not in self._offsets:
+            text = self._prompt_text(output) + text
+        logprobs = self._logprobs(index, part)
+        self._offsets[index] = self._offsets.get(index, 0) + len(text)
+        return CompletionChoice(
+            index=index,
+            text=text,
+            logprobs=logprobs,
+            finish_reason=finish_reason(part),
+            stop_reason=part.stop_reason,
+            token_ids=part.token_ids if self._asked.return_token_ids else UNSET,
+        )
+
+    def _prompt_text(self, output: RequestOutput) -> str:
+        if output.prompt is not None:
+            return output.prompt
+        return self._llm.get_tokenizer().decode(output.prompt_token_ids)
+
+    def _logprobs(self, index: int, part: CompletionOutput) -> CompletionLogprobs | None:
+        wanted = self._asked.logprobs
+        if wanted is None or part.logprobs is None:
+            return None
+        tokenizer = self._llm.get_tokenizer()
+        offset = self._offsets.get(index, 0)
+        offsets, values, tokens, tops = [], [], [], []
+        for token_id, candidates in zip(part.token_ids, part.logprobs, strict=True):
+            text, _ = token_text(token_id, tokenizer)
+            offsets.append(offset)
+            offset += len(text)
+            tokens.append(text)
+            values.append(finite(candidates[token_id].logprob))
+            tops.append(
+                {
+                    token_text(each, tokenizer)[0]: finite(found.logprob)
+                    for each, found in candidates.items()
+                    if each == token_id or (found.rank or 0) <= wanted
+                }
+            )
+        return CompletionLogprobs(offsets, list(values), tokens, list(tops))
+
+
+async def _events(
+    outputs: AsyncGenerator[tuple[int, RequestOutput], None],
+    answer: Answer,
+    name: str,
+    choices: _Choices,
+) -> AsyncGenerator[bytes, None]:
+    def chunk(found: list[CompletionChoice], usage: Any) -> bytes:
+        return event(
+            Completion(
+                id=answer.id, created=answer.created_s, model=name, choices=found, usage=usage
+            )
+        )
+
+    no_usage = None if answer.includes_usage else UNSET
+    async for index, output in outputs:
+        answer.count(index, output)
+        parts = [choices.choice(index, output, part) for part in output.outputs]
+        yield chunk(parts, answer.usage_so_far() or no_usage)
+    if answer.includes_usage:
+        yield chunk([], answer.usage())
+    yield DONE

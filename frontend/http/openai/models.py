@@ -1,0 +1,44 @@
+"""GET /v1/models."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frontend.errors import EngineClientError
+from frontend.http.api_errors import unknown_model
+from frontend.http.event_stream import json_response
+from frontend.http.openai.responses import ModelCard, ModelList
+from frontend.http.served_models import ServedModel, ServedModels
+
+
+async def list_models(request: Request) -> Response:
+    """The models of this server."""
+    models: ServedModels = request.app.state.models
+    cards = [card for model in models for card in await _cards(model)]
+    return json_response(ModelList(data=cards))
+
+
+async def get_model(request: Request) -> Response:
+    """One model."""
+    models: ServedModels = request.app.state.models
+    name = request.path_params["name"]
+    for model in models:
+        for card in await _cards(model):
+            if card.id == name:
+                return json_response(card)
+    raise unknown_model(name, models.names())
+
+
+async def _cards(model: ServedModel) -> list[ModelCard]:
+    """One for each name; of an engine that is away without its length."""
+    root, max_model_len = None, None
+    try:
+        info = (await model.ready()).model
+        root, max_model_len = info.name, info.max_model_len
+    except EngineClientError:
+        pass
+    return [
+        ModelCard(id=name, created=model.created_s, root=root or name, max_model_len=max_model_len)
+        for name in model.names
+    ]

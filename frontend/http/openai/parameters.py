@@ -1,0 +1,67 @@
+"""From a request's fields to `SamplingParams`; what the engine does not do is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from frontend.async_llm import AsyncLLM
+from frontend.http.api_errors import ApiError, not_supported
+from frontend.http.openai.requests import GenerationRequest
+from frontend.sampling_params import RequestOutputKind, SamplingParams
+
+_SAME_NAMES = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "stop",
+    "stop_token_ids",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "min_tokens",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "truncate_prompt_tokens",
+)
+
+
+def sampling_params(
+    llm: AsyncLLM, request: GenerationRequest, *, max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
+    """
+    Args:
+        max_tokens: None: as many as the model's length leaves.
+        logprobs: how many of the likeliest tokens, beside the sampled one.
+
+    Raises:
+        ApiError: something that this server does not do.
+        InvalidInput: values outside their limits.
+    """
+    _refuse_unsupported(request)
+    given = {name: getattr(request, name) for name in _SAME_NAMES}
+    return dataclasses.replace(
+        llm.get_default_sampling_params(),
+        **{name: value for name, value in given.items() if value is not None},
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _refuse_unsupported(request: GenerationRequest) -> None:
+    if request.response_format is not None and request.response_format.type != "text":
+        raise not_supported(
+            "response_format", request.response_format.type, "use text, and check the answer"
+        )
+    if request.store:
+        raise not_supported("store", True, "answers are not kept; omit it")
+    if request.service_tier not in (None, "auto", "default"):
+        raise not_supported("service_tier", request.service_tier, "omit it")
+    if request.stream_options is not None and not request.stream:
+        raise ApiError(400, "stream_options needs stream=true", param="stream_options")

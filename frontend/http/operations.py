@@ -1,0 +1,88 @@
+"""What a route is, and the OpenAPI document of all routes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from frontend.http.api_errors import ErrorResponse
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """One route. Its handler's docstring is its summary.
+
+    Args:
+        path: with parameters as Starlette writes them.
+        takes: the body's type.
+        gives: the answer's type; None: not JSON.
+        event: the type of one event of its stream.
+    """
+
+    method: str
+    path: str
+    handler: Callable[[Request], Awaitable[Response]]
+    takes: type | None = None
+    gives: type | None = None
+    event: type | None = None
+
+    def route(self) -> Route:
+        return Route(self.path, self.handler, methods=[self.method])
+
+
+def openapi_document(operations: Sequence[Operation]) -> dict[str, Any]:
+    """OpenAPI 3.1. Schemas are those of the msgspec Structs that bodies are decoded with."""
+    types = {
+        kind
+        for operation in operations
+        for kind in (operation.takes, operation.gives, operation.event, ErrorResponse)
+        if kind is not None
+    }
+    ordered = sorted(types, key=lambda kind: kind.__name__)
+    schemas, components = msgspec.json.schema_components(
+        ordered, ref_template="#/components/schemas/{name}"
+    )
+    schema_of = dict(zip(ordered, schemas, strict=True))
+    paths: dict[str, Any] = {}
+    for operation in operations:
+        path = operation.path.replace(":path}", "}")
+        paths.setdefault(path, {})[operation.method.lower()] = _described(operation, schema_of)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "engine-core", "version": version("engine-core")},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _described(operation: Operation, schema_of: dict[type, dict[str, Any]]) -> dict[str, Any]:
+    answers: dict[str, Any] = {}
+    if operation.gives is not None:
+        answers["application/json"] = {"schema": schema_of[operation.gives]}
+    if operation.event is not None:
+        answers["text/event-stream"] = {"schema": schema_of[operation.event]}
+    refusal = {"application/json": {"schema": schema_of[ErrorResponse]}}
+    described: dict[str, Any] = {
+        "operationId": operation.handler.__name__,
+        "summary": (operation.handler.__doc__ or "").strip().splitlines()[0],
+        "responses": {
+            "200": {"description": "The answer.", "content": answers},
+            "4XX": {"description": "The request is refused.", "content": refusal},
+            "5XX": {"description": "It cannot be served now, or failed.", "content": refusal},
+        },
+    }
+    if operation.takes is not None:
+        content = {"application/json": {"schema": schema_of[operation.takes]}}
+        described["requestBody"] = {"required": True, "content": content}
+    names = [part[1:-1] for part in operation.path.replace(":path}", "}").split("/") if "{" in part]
+    if names:
+        described["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ]
+    return described

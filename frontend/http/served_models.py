@@ -1,0 +1,89 @@
+"""The models that a server serves, by the names that requests give."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from frontend.async_llm import AsyncLLM
+from frontend.http.api_errors import ApiError, unknown_model
+
+
+class ServedModel:
+    """One engine and its names. The engine may come later, go, and come back.
+
+    Args:
+        make_client: an unconnected client of it.
+        names: default: the engine's own.
+    """
+
+    def __init__(self, make_client: Callable[[], AsyncLLM], names: Sequence[str] = ()) -> None:
+        self._make_client = make_client
+        self._client: AsyncLLM | None = None
+        self._opening = asyncio.Lock()
+        self._names = tuple(names)
+        self.created_s = int(time.time())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """None before the engine has been reached, unless given."""
+        if self._names or self._client is None:
+            return self._names
+        return (self._client.model.name,)
+
+    async def ready(self) -> AsyncLLM:
+        """The engine's client, connected.
+
+        Raises:
+            EngineClientError: it does not answer.
+        """
+        if self._client is None:
+            async with self._opening:
+                if self._client is None:
+                    client = self._make_client()
+                    await client.open()
+                    self._client = client
+        await self._client.ready()
+        return self._client
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+
+class ServedModels:
+    """
+    Args:
+        models: the first one is meant where a request names none.
+    """
+
+    def __init__(self, models: Iterable[ServedModel]) -> None:
+        self._models = list(models)
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models)
+
+    async def get(self, name: str | None) -> tuple[ServedModel, AsyncLLM]:
+        """
+        Raises:
+            ApiError: there is no such model.
+            EngineClientError: its engine does not answer.
+        """
+        if name is None and len(self._models) > 1:
+            raise ApiError(400, "there is no model; give one of " + ", ".join(self.names()))
+        for model in self._models:
+            if name is None or name in model.names:
+                return model, await model.ready()
+        for model in self._models:  # its name may not be known yet, or another by now
+            llm = await model.ready()
+            if name in model.names:
+                return model, llm
+        assert name is not None
+        raise unknown_model(name, self.names())
+
+    def names(self) -> list[str]:
+        return [name for model in self._models for name in model.names]
+
+    async def close(self) -> None:
+        await asyncio.gather(*(model.close() for model in self._models))

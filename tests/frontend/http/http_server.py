@@ -1,0 +1,31 @@
+"""A server on a port of its own, before the scripted engine."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import uvicorn
+
+from frontend.async_llm import AsyncLLM
+from frontend.http.app import make_app
+from frontend.http.served_models import ServedModel, ServedModels
+
+
+@contextlib.contextmanager
+def serving(address: str, *names: str) -> Iterator[str]:
+    """The URL of a server for the engine at `address`."""
+    make_client = lambda: AsyncLLM(address, connect_timeout_s=1.0, reconnect_timeout_s=5.0)  # noqa: E731
+    config = uvicorn.Config(
+        make_app(ServedModels([ServedModel(make_client, names)])), port=0, log_level="warning"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join(10)
+    assert not thread.is_alive()

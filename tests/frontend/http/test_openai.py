@@ -1,0 +1,210 @@
+"""OpenAI's routes before a scripted engine: what comes, in which form, and what is refused how."""
+
+import json
+import time
+
+import httpx
+import pytest
+from fake_model import expected_text
+from http_server import serving
+
+from protocol.errors import ErrorCode
+
+HELLO = [{"role": "user", "content": "Hello"}]
+RENDERED = "user:Hello;"
+
+
+def events_of(response):
+    """The data of server-sent events; the last one says that it is over."""
+    events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert events.pop() == "[DONE]"
+    return [json.loads(event) for event in events]
+
+
+def chat(http, **fields):
+    body = {"messages": HELLO, "temperature": 0, "max_tokens": 5, **fields}
+    return http.post("/v1/chat/completions", json=body)
+
+
+def complete(http, prompt="Hello", **fields):
+    body = {"prompt": prompt, "temperature": 0, "max_tokens": 5, **fields}
+    return http.post("/v1/completions", json=body)
+
+
+def error_of(response, status):
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return error
+
+
+def test_a_conversation_is_answered_with_usage(http):
+    answer = chat(http).json()
+    assert answer["object"] == "chat.completion"
+    (choice,) = answer["choices"]
+    assert choice["message"]["content"] == expected_text(RENDERED, 5)
+    assert choice["message"]["role"] == "assistant"
+    assert choice["finish_reason"] == "length"
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(RENDERED), 5)
+    assert usage["total_tokens"] == len(RENDERED) + 5
+
+
+def test_a_stream_says_the_same_in_parts(http):
+    response = chat(http, stream=True, stream_options={"include_usage": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *events, last = events_of(response)
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+    assert text == expected_text(RENDERED, 5)
+    reasons = [event["choices"][0]["finish_reason"] for event in events]
+    assert reasons[-1] == "length"
+    assert set(reasons[:-1]) == {None}
+    assert all(event["usage"] is None for event in events)
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 5
+    assert len({event["id"] for event in [*events, last]}) == 1
+
+
+def test_a_stream_without_usage_has_no_such_field(http):
+    assert all("usage" not in event for event in events_of(chat(http, stream=True)))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_prompts_and_samples_have_an_index_each(http, stream):
+    prompts = ["one", "two", list(b"three")]
+    response = complete(http, prompts, n=2, temperature=1, seed=7, stream=stream)
+    texts = dict.fromkeys(range(6), "")
+    answers = events_of(response) if stream else [response.json()]
+    for answer in answers:
+        for choice in answer["choices"]:
+            texts[choice["index"]] += choice["text"]
+    for index, prompt in enumerate(prompts):
+        alone = complete(http, prompt, n=2, temperature=1, seed=7).json()["choices"]
+        assert [choice["text"] for choice in alone] == [texts[2 * index], texts[2 * index + 1]]
+
+
+def test_echo_puts_the_prompt_before_the_answer(http):
+    (choice,) = complete(http, "Hello", echo=True).json()["choices"]
+    assert choice["text"] == "Hello" + expected_text("Hello", 5)
+
+
+def test_log_probabilities_of_a_conversation_name_the_token_and_its_bytes(http):
+    answer = chat(http, logprobs=True, top_logprobs=2).json()
+    (choice,) = answer["choices"]
+    entries = choice["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in entries) == choice["message"]["content"]
+    for entry in entries:
+        assert bytes(entry["bytes"]).decode() == entry["token"]
+        assert len(entry["top_logprobs"]) == 2
+        values = [top["logprob"] for top in entry["top_logprobs"]]
+        assert values == sorted(values, reverse=True)
+
+
+def test_log_probabilities_of_a_completion_have_offsets(http):
+    (choice,) = complete(http, logprobs=1).json()["choices"]
+    found = choice["logprobs"]
+    assert found["tokens"] == list(choice["text"])
+    assert found["text_offset"] == list(range(5))
+    assert len(found["token_logprobs"]) == len(found["top_logprobs"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"frobnicate": 1}, "frobnicate", "not supported"),
+        ({"temperature": -1}, "temperature", ">= 0"),
+        ({"temperature": "0.5"}, "temperature", "float"),
+        ({"messages": []}, "messages", "length >= 1"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "Expected"),
+        ({"max_tokens": 0}, "max_tokens", ">= 1"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "json_object"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice", "required"),
+        ({"top_logprobs": 2}, "top_logprobs", "logprobs=true"),
+        ({"store": True}, "store", "not kept"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
+        ({"n": 2}, None, "greedy"),
+        ({"logit_bias": {"5": 200}}, None, "logit_bias of token 5 is 200"),
+        ({"messages": [{"role": "user", "content": "x" * 600}]}, None, "the limit is 511"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(http, engine, fields, param, words):
+    error = error_of(chat(http, **fields), 400)
+    assert words in error["message"]
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"), [({"suffix": "x"}, "suffix"), ({"best_of": 3}, "best_of")]
+)
+def test_what_completions_do_not_support_is_refused_by_name(http, fields, param):
+    assert error_of(complete(http, **fields), 400)["param"] == param
+
+
+def test_a_body_that_is_no_json_is_refused(http):
+    error = error_of(http.post("/v1/chat/completions", content=b'{"messages": ['), 400)
+    assert "not valid JSON" in error["message"]
+
+
+def test_an_unknown_model_is_a_404_that_lists_the_models(http):
+    error = error_of(chat(http, model="gpt-9"), 404)
+    assert error["code"] == "model_not_found"
+    assert "fake" in error["message"]
+
+
+def test_an_unknown_path_and_another_method_have_the_same_form(http):
+    error_of(http.get("/v1/nothing"), 404)
+    error_of(http.get("/v1/completions"), 405)
+
+
+def test_a_full_queue_is_a_429_that_says_when_to_come_again(start_engine):
+    engine = start_engine(refuse=lambda _: "128 requests wait", refusal_code=ErrorCode.QUEUE_FULL)
+    with serving(engine.address) as url, httpx.Client(base_url=url) as http:
+        for stream in (False, True):
+            response = chat(http, stream=stream)
+            assert "128 requests wait" in error_of(response, 429)["message"]
+            assert int(response.headers["retry-after"]) >= 1
+
+
+def test_an_engine_that_is_away_is_a_503(address):
+    with serving(address, "name") as url, httpx.Client(base_url=url) as http:
+        assert error_of(chat(http), 503)["type"] == "service_unavailable_error"
+        assert http.get("/health").status_code == 503
+
+
+def test_a_reader_that_leaves_ends_its_request(http, engine):
+    body = {"prompt": "Hello", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with http.stream("POST", "/v1/completions", json=body) as response:
+        next(response.iter_raw())
+        assert engine.num_live == 1
+    deadline_s = time.monotonic() + 10
+    while engine.num_live:
+        assert time.monotonic() < deadline_s, "the request goes on"
+        time.sleep(0.01)
+    assert len(engine.aborted) == 1
+
+
+def test_models_are_listed_by_the_names_that_they_are_served_under(engine):
+    with serving(engine.address, "small", "alias/of-it") as url, httpx.Client(base_url=url) as http:
+        cards = http.get("/v1/models").json()["data"]
+        assert [card["id"] for card in cards] == ["small", "alias/of-it"]
+        assert http.get("/v1/models/alias/of-it").json() == cards[1]
+        assert chat(http, model="small").json()["model"] == "small"
+        error_of(http.get("/v1/models/other"), 404)
+
+
+def test_the_tenant_is_the_remote_address_and_the_user_a_part_of_it(http, engine):
+    chat(http)
+    chat(http, user="ann")
+    assert [request.tenant for request in engine.requests] == ["127.0.0.1", "127.0.0.1/ann"]
+
+
+def test_the_document_describes_every_route(http):
+    document = http.get("/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/models"} <= document["paths"].keys()
+    schema = document["components"]["schemas"]["ChatCompletionRequest"]
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["temperature"]["anyOf"][0]["minimum"] == 0
