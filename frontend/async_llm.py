@@ -233,8 +233,10 @@ class AsyncLLM:
         Args:
             sampling_params: default: the model's own.
             request_id: default: a number. Free again when the request ends.
-            priority: smaller is more urgent; 0 unless the engine's policy is priority.
+            priority: smaller is more urgent: of all requests under policy priority, of a tenant's
+                under fair; 0 under fcfs.
             tenant: whose share of the engine it uses, under policy fair; default: this client's.
+                What stands behind a slash divides the share: "lab/ann", "lab/bob".
             cache_salt: only requests with the same salt share cached prompts.
             timeout_s: seconds, from this call on and also across a loss of the engine, after which
                 it ends with what it has and finish reason "timeout".

@@ -60,9 +60,10 @@ class EngineRequest(Message, frozen=True, tag=2):
     """If given, `num_sequences` is its beam width, and nothing is sent until all beams are done:
     then one terminal output a beam, best first."""
     priority: int = 0
-    """Smaller is more urgent; only under policy priority."""
+    """Smaller is more urgent: of all under policy priority, of its tenant's under fair."""
     tenant: str | None = None
-    """Whose service policy fair counts; None: the client's own."""
+    """Whose service policy fair counts; None: the client's own. What stands behind a slash divides
+    the tenant's share among its users."""
     cache_salt: str | None = None
     adapter: str | None = None
     prompt_embeds: TensorRef | None = None

@@ -54,18 +54,12 @@ class RequestValidator(ModelLimits):
             )
 
     def _check_policy_fields(self, request: EngineRequest) -> None:
-        """Fields that only some policies use."""
-        for name, value, is_asked, policy in (
-            ("priority", request.priority, request.priority != 0, "priority"),
-            ("tenant", request.tenant, request.tenant is not None, "fair"),
-        ):
-            if is_asked and self.scheduling_policy != policy:
-                _refuse(
-                    f"{name} is {value!r}, and the scheduling policy is "
-                    f"{self.scheduling_policy}, which does not use it; omit it, or start the "
-                    f"engine with --scheduling-policy {policy}",
-                    ErrorCode.NOT_SUPPORTED,
-                )
+        if request.priority != 0 and self.scheduling_policy == "fcfs":
+            _refuse(
+                f"priority is {request.priority}, and the scheduling policy is fcfs, which does "
+                "not use it; omit it, or start the engine with another --scheduling-policy",
+                ErrorCode.NOT_SUPPORTED,
+            )
         if request.tenant is not None:
             _check_name("tenant", request.tenant)
 

@@ -104,9 +104,9 @@ class SchedulingOptions:
     """Used by the daemon's scheduling policy."""
 
     priority: int = 0
-    """Smaller is more urgent; for a daemon with policy priority."""
+    """Smaller is more urgent; under policy fair among the requests of one tenant."""
     tenant: str | None = None
-    """Whose share of the daemon is used; for a daemon with policy fair."""
+    """Whose share of the daemon is used, under policy fair; TENANT/USER divides it."""
 
 
 @Parameter(name="*")

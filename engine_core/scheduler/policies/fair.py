@@ -1,6 +1,7 @@
 """The least served tenant first: the virtual token counter of Sheng et al., "Fairness in Serving
 Large Language Models", OSDI 2024."""
 
+import bisect
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
@@ -12,8 +13,59 @@ from engine_core.scheduler.policies.service import ServiceCounters, Tenant, Tena
 from engine_core.scheduler.request import Request, RequestStatus
 
 _SWAPPED, _OTHERS = 0, 1
-_Line = OrderedDict[str, Request]
-"""One tenant's waiting requests, in order."""
+_MOST_USERS = 1024
+"""Of a tenant. Those with the least service are forgotten first: they start at the least again."""
+
+
+class _Line:
+    """One tenant's waiting requests: the smallest priority first, of equal ones the user with the
+    least service, of that user's the oldest."""
+
+    def __init__(self) -> None:
+        self._users: dict[int, dict[str, OrderedDict[str, Request]]] = {}
+        """By priority and user's name."""
+        self._priorities: list[int] = []
+        """Ascending."""
+
+    def __bool__(self) -> bool:
+        return bool(self._priorities)
+
+    def __iter__(self) -> Iterator[Request]:
+        """As if no user were charged meanwhile; users in the order in which they began to wait."""
+        for priority in self._priorities:
+            for requests in self._users[priority].values():
+                yield from requests.values()
+
+    def add(self, request: Request) -> None:
+        """Behind its equals."""
+        users = self._users.get(request.priority)
+        if users is None:
+            users = self._users[request.priority] = {}
+            bisect.insort(self._priorities, request.priority)
+        users.setdefault(user_of(request), OrderedDict())[request.request_id] = request
+
+    def put_first(self, request: Request) -> None:
+        """Before its equals; it is in the line."""
+        requests = self._users[request.priority][user_of(request)]
+        requests.move_to_end(request.request_id, last=False)
+
+    def first(self, service_by_user: Mapping[str, float]) -> Request:
+        users = self._users[self._priorities[0]]
+        if len(users) == 1:
+            (requests,) = users.values()
+        else:
+            requests = users[min(users, key=lambda user: service_by_user.get(user, 0.0))]
+        return next(iter(requests.values()))
+
+    def remove(self, request: Request) -> None:
+        users = self._users[request.priority]
+        user = user_of(request)
+        del users[user][request.request_id]
+        if not users[user]:
+            del users[user]
+        if not users:
+            del self._users[request.priority]
+            self._priorities.remove(request.priority)
 
 
 class FairQueue:
@@ -27,6 +79,9 @@ class FairQueue:
         """Lane and tenant, by request."""
         self._keys_by_number: dict[int, TenantKey] = {}
         self._served_last: Tenant | None = None
+        self.service_by_user: dict[TenantKey, dict[str, float]] = {}
+        """Weighted tokens of a named tenant's users, while it has unfinished requests. One that
+        comes later starts with the least of the others."""
         self._head: Request | None = None
         """Stays the head while it is admitted, though that charges its tenant."""
 
@@ -38,7 +93,7 @@ class FairQueue:
         for lane in (_SWAPPED, _OTHERS):
             keys = self._counters.keys[lane]
             for number in np.argsort(keys, kind="stable")[: len(self._lines[lane])].tolist():
-                yield from self._lines[lane][self._keys_by_number[number]].values()
+                yield from self._lines[lane][self._keys_by_number[number]]
 
     @property
     def floor(self) -> float:
@@ -55,18 +110,18 @@ class FairQueue:
         """In front of its tenant's others. One that never ran was only skipped: its tenant never
         stopped waiting."""
         line = self._join(request, is_lifted=request.status is not RequestStatus.WAITING)
-        line.move_to_end(request.request_id, last=False)
+        line.put_first(request)
 
     def peek_request(self) -> Request:
-        """The oldest request of the least served tenant."""
+        """The first request of the least served tenant."""
         if self._head is None:
             lane = _SWAPPED if self._lines[_SWAPPED] else _OTHERS
             lines = self._lines[lane]
             if len(lines) == 1:
-                (line,) = lines.values()
+                (key,) = lines
             else:
-                line = lines[self._keys_by_number[int(self._counters.keys[lane].argmin())]]
-            self._head = next(iter(line.values()))
+                key = self._keys_by_number[int(self._counters.keys[lane].argmin())]
+            self._head = lines[key].first(self.service_by_user.get(key, {}))
         return self._head
 
     def reselect_head(self) -> None:
@@ -83,7 +138,7 @@ class FairQueue:
         self._head = None
         lane, key = self._places.pop(request.request_id)
         line = self._lines[lane][key]
-        del line[request.request_id]
+        line.remove(request)
         if not line:
             del self._lines[lane][key]
             self._counters.stop_waiting(self._counters.enter(key), lane)
@@ -96,12 +151,15 @@ class FairQueue:
         tenant = self._counters.enter(key)
         if is_lifted and not (key in self._lines[_SWAPPED] or key in self._lines[_OTHERS]):
             self._counters.lift(tenant, self.floor)
+        if request.tenant is not None:
+            users = self.service_by_user.setdefault(key, {})
+            users.setdefault(user_of(request), min(users.values(), default=0.0))
         if key not in self._lines[lane]:
-            self._lines[lane][key] = OrderedDict()
+            self._lines[lane][key] = _Line()
             self._keys_by_number[number_of(tenant)] = key
             self._counters.start_waiting(tenant, lane)
         line = self._lines[lane][key]
-        line[request.request_id] = request
+        line.add(request)
         self._places[request.request_id] = (lane, key)
         return line
 
@@ -110,10 +168,13 @@ class Fair(SchedulingPolicy):
     """Each tenant has a counter of the service it had: `input_weight` for each prompt token that
     was not in the cache, charged when the request is admitted, and `output_weight` for each output
     token, charged as it is decoded, both divided by the tenant's weight. What is recomputed after a
-    preemption is not charged. Next is the oldest request of the waiting tenant with the least
-    counter; the victim is the newest of the most served tenant. A tenant that begins to wait is
-    lifted to the least counter of the waiting tenants, or, if there are none, to that of the tenant
-    served last: idle time earns no credit, and service above the others' still counts.
+    preemption is not charged. Next is a request of the waiting tenant with the least counter: the
+    most urgent, of equal ones that of the user with the least service, the oldest of that; a user
+    is what stands behind a slash in the tenant's name, and is charged for output when a request
+    ends. The victim is the least urgent of the most served tenant, the newest of equals. A tenant
+    that begins to wait is lifted to the least counter of the waiting tenants, or, if there are
+    none, to that of the tenant served last: idle time earns no credit, and service above the
+    others' still counts.
 
     The bound. Let L be the longest prompt and M the tokens that admitted requests can have (device
     and host blocks), and w the least weight. Then
@@ -143,12 +204,16 @@ class Fair(SchedulingPolicy):
         output_weight: float = 2.0,
     ) -> None:
         self._input_weight = input_weight
+        self._output_weight = output_weight
         self._counters = ServiceCounters(weights or {}, output_weight)
         self.waiting: FairQueue = FairQueue(self._counters)
         self._charged: set[str] = set()
         """Unfinished requests whose prompts are charged."""
         self._leaving: dict[TenantKey, None] = {}
         """Tenants whose last request is over: the last step's output is still to be charged."""
+
+    def check(self, request: Request) -> None:
+        """Priorities order a tenant's requests."""
 
     def new_step(self) -> None:
         """Tenants without requests give their numbers back."""
@@ -158,17 +223,18 @@ class Fair(SchedulingPolicy):
             for key in self._leaving:
                 if self._counters.enter(key).num_unfinished == 0:
                     self._counters.leave(key, self.waiting.floor)
+                    self.waiting.service_by_user.pop(key, None)
             self._leaving.clear()
 
     def select_victim(self, running: dict[str, Request], requester: Request) -> Request:
         counters: dict[TenantKey, float] = {}
-        victim, most = requester, -np.inf
+        victim, most = requester, (-np.inf, 0)
         for request in reversed(running.values()):
             key = tenant_key(request)
             if key not in counters:
                 counters[key] = self._counters.counter(self._counters.enter(key))
-                if counters[key] > most:
-                    victim, most = request, counters[key]
+            if (counters[key], request.priority) > most:
+                victim, most = request, (counters[key], request.priority)
         return victim
 
     def on_arrival(self, request: Request) -> int:
@@ -179,6 +245,9 @@ class Fair(SchedulingPolicy):
 
     def on_finish(self, request: Request) -> None:
         self._charged.discard(request.request_id)
+        num_tokens = sum(sequence.num_output_tokens for sequence in request.sequences)
+        self._charge_user(request, num_tokens * self._output_weight)
+        self.waiting.reselect_head()
         tenant = self._counters.enter(tenant_key(request))
         tenant.num_unfinished -= 1
         if tenant.num_unfinished == 0:
@@ -191,6 +260,18 @@ class Fair(SchedulingPolicy):
         self._charged.add(request.request_id)
         tenant = self._counters.enter(tenant_key(request))
         self._counters.charge(tenant, num_uncached_tokens * self._input_weight)
+        self._charge_user(request, num_uncached_tokens * self._input_weight)
+
+    def _charge_user(self, request: Request, num_weighted_tokens: float) -> None:
+        if request.tenant is None:
+            return
+        users = self.waiting.service_by_user[tenant_key(request)]
+        users[user_of(request)] = users.get(user_of(request), 0.0) + num_weighted_tokens
+        if len(users) > _MOST_USERS:
+            most_served = sorted(users, key=users.__getitem__)[_MOST_USERS // 2 :]
+            self.waiting.service_by_user[tenant_key(request)] = {
+                name: users[name] for name in most_served
+            }
 
     def on_decode(self, num_tokens_by_tenant: npt.NDArray[np.int64]) -> None:
         """Charge one step's output."""
@@ -212,4 +293,11 @@ class Fair(SchedulingPolicy):
 
 def tenant_key(request: Request) -> TenantKey:
     """Which tenant is charged."""
-    return request.client_index if request.tenant is None else request.tenant
+    if request.tenant is None:
+        return request.client_index
+    return request.tenant.partition("/")[0]
+
+
+def user_of(request: Request) -> str:
+    """Who of the tenant's users; empty: the tenant itself."""
+    return "" if request.tenant is None else request.tenant.partition("/")[2]

@@ -16,6 +16,7 @@ class PolicyRequest:
     num_prompt_tokens: int = 1
     num_tokens: int = 1
     num_sequences: int = 1
+    sequences: tuple = ()
 
     def __repr__(self) -> str:
         return f"{self.request_id}:{self.status.name}"

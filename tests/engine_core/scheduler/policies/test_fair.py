@@ -1,7 +1,8 @@
 """Order, counters and victims of policy fair, one rule each; the bound is in test_fair_bound."""
 
+from types import SimpleNamespace
+
 import numpy as np
-import pytest
 from policy_requests import PolicyRequest, by_id, drain, ids
 
 from engine_core.scheduler.policies.fair import Fair
@@ -227,6 +228,79 @@ def test_tenants_that_went_are_not_remembered_for_ever():
     assert counters.counter(counters.enter("t19999")) == 19_999.0
 
 
-def test_a_priority_is_refused():
-    with pytest.raises(ValueError, match=r"priority is 1.*policy fair"):
-        Fair().check(PolicyRequest("a", priority=1))
+def test_a_priority_orders_a_tenants_requests_and_no_others():
+    policy = Fair()
+    for name, tenant, priority in (("a1", "a", 0), ("a2", "a", -5), ("b1", "b", 9), ("a3", "a", 0)):
+        request = PolicyRequest(name, tenant=tenant, priority=priority)
+        policy.check(request)
+        request.number = policy.on_arrival(request)
+        policy.waiting.add_request(request)
+    assert [serve(policy, 10).request_id for _ in range(4)] == ["a2", "b1", "a1", "a3"]
+
+
+def test_what_comes_back_is_first_of_its_priority_only():
+    policy = Fair()
+    for name, priority in (("urgent", -1), ("old", 0)):
+        policy.waiting.add_request(PolicyRequest(name, tenant="a", priority=priority))
+    again = PolicyRequest("again", tenant="a", status=RequestStatus.PREEMPTED)
+    policy.waiting.prepend_request(again)
+    assert ids(policy.waiting) == ["urgent", "again", "old"]
+    assert drain(policy.waiting) == ["urgent", "again", "old"]
+
+
+def test_users_divide_their_tenants_share_and_add_nothing_to_it():
+    policy = Fair()
+    for number in range(8):
+        for user in ("x", "y", "z"):
+            join(policy, f"a/{user}{number}", f"a/{user}")
+        join(policy, f"b{number}", "b")
+    served = [serve(policy, 10).tenant for _ in range(16)]
+    assert served.count("b") == 8
+    users = [tenant for tenant in served if tenant != "b"]
+    assert sorted(users.count(f"a/{user}") for user in "xyz") == [2, 3, 3]
+    assert policy.service_by_tenant() == {"a": 80.0, "b": 80.0}
+
+
+def test_a_users_output_is_charged_when_its_request_ends():
+    policy = Fair(output_weight=2.0)
+    for user in ("x", "y"):
+        join(policy, f"{user}1", f"a/{user}"), join(policy, f"{user}2", f"a/{user}")
+    first = serve(policy, 1)
+    first.sequences = (SimpleNamespace(num_output_tokens=20), SimpleNamespace(num_output_tokens=4))
+    policy.on_finish(first)
+    assert first.request_id == "x1"
+    assert [serve(policy, 10).request_id for _ in range(3)] == ["y1", "y2", "x2"]
+
+
+def test_a_user_that_comes_later_starts_with_the_least_of_the_others():
+    policy = Fair()
+    for number in range(4):
+        join(policy, f"x{number}", "a/x")
+    serve(policy, 50)
+    join(policy, "y0", "a/y"), join(policy, "y1", "a/y")
+    assert [serve(policy, 50).request_id for _ in range(4)] == ["x1", "y0", "x2", "y1"]
+
+
+def test_a_tenant_of_endless_users_costs_bounded_memory():
+    policy = Fair()
+    join(policy, "stays", "a")
+    for number in range(5000):
+        join(policy, f"r{number}", f"a/{number}")
+        policy.on_finish(serve(policy, 10))
+    assert policy.waiting.service_by_user.keys() == {"a"}
+    assert len(policy.waiting.service_by_user["a"]) <= 1024
+    policy.on_finish(serve(policy))
+    policy.new_step()
+    assert policy.waiting.service_by_user == {}
+
+
+def test_the_victim_is_the_least_urgent_of_the_most_served_tenant():
+    policy = Fair()
+    running = []
+    for name, tenant, priority in (("a1", "a", 5), ("a2", "a", 0), ("b1", "b", 9)):
+        request = PolicyRequest(name, tenant=tenant, priority=priority)
+        request.number = policy.on_arrival(request)
+        policy.waiting.add_request(request)
+    while len(policy.waiting):
+        running.append(serve(policy, 10))
+    assert policy.select_victim(by_id(*running), running[-1]).request_id == "a1"
