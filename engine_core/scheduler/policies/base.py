@@ -50,7 +50,7 @@ class SchedulingPolicy:
     def check(self, request: Request) -> None:
         """
         Raises:
-            ValueError: the request has a priority, which only policy priority looks at.
+            ValueError: the request has a priority, which this policy does not look at.
         """
         if request.priority != 0:
             raise ValueError(

@@ -158,4 +158,4 @@ def test_a_preempted_request_waits_at_the_place_of_its_key():
 def test_under_first_come_first_served_a_priority_is_refused_by_name():
     """Proves S079."""
     with pytest.raises(ValueError, match="priority is 3"):
-        Scenario(make_request("r0", 3, priority=3))
+        Scenario(make_request("r0", 3, priority=3), scheduling_policy="fcfs")

@@ -120,7 +120,7 @@ def test_a_duplicate_id_is_refused_until_the_terminal_output_and_the_first_reque
 
 def test_a_priority_is_refused_by_name():
     with pytest.raises(ValueError, match="priority is 3"):
-        make_scheduler().add_request(make_request("a", 2, priority=3))
+        make_scheduler(scheduling_policy="fcfs").add_request(make_request("a", 2, priority=3))
 
 
 @pytest.mark.parametrize(
