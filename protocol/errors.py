@@ -28,6 +28,10 @@ class ErrorCode(enum.StrEnum):
     """The client did not read what it was sent, and was dropped."""
     KILLED_ENGINE = "killed_engine"
     """The engine died of this request again and again; do not send it again."""
+    WRONG_STATE = "wrong_state"
+    """The engine is asleep, or was resumed meanwhile."""
+    WEIGHTS_REFUSED = "weights_refused"
+    """New weights, or those of before, cannot be served; the message says why."""
     INTERNAL = "internal"
 
 

@@ -26,6 +26,8 @@ class WaitReason(enum.StrEnum):
     """The limit of adapters in use is reached."""
     ALONE = "alone"
     """It, or the running request, may have killed the engine, and runs without others."""
+    PAUSED = "paused"
+    """The engine is paused or asleep."""
     DECODES = "decodes"
     """Batching prefill-first: this step decodes only, or the prefill delay has not passed."""
 
@@ -81,7 +83,7 @@ class RequestInfo(Message, frozen=True, tag=5):
     num_computed_tokens: int
     """Of its first sequence."""
     waits_for: WaitReason | None = None
-    """None unless it waits."""
+    """None unless it waits, or its engine is paused."""
     why: str | None = None
     """`waits_for` in words, with the numbers; or why it ended."""
     num_requests_ahead: int | None = None

@@ -81,6 +81,8 @@ class WaitingScheduler:
         self._config = config
         self._max_chunk = config.max_chunk
         self._num_lookahead_slots = config.num_lookahead_slots
+        self.starts_no_new = False
+        """Only requests that were started before may run."""
         self._num_reserved_blocks = 0
         """Blocks that running requests will still take, in the step at hand."""
         self._without_victims: tuple[Request, int, int] | None = None
@@ -137,6 +139,8 @@ class WaitingScheduler:
     # ------------------------------------------------------------------ may it start?
 
     def _why_skip(self, request: Request) -> tuple[WaitReason, str] | None:
+        if self.starts_no_new and request.status is RequestStatus.WAITING:
+            return WaitReason.PAUSED, "the engine pauses when those that have started have ended"
         if self._lacks_adapter(request, self._pool.running.values()):
             why = f"the adapters in use are {self._config.max_num_adapters}, the most allowed"
             return WaitReason.ADAPTERS, why
@@ -238,6 +242,8 @@ class WaitingScheduler:
         can start in the next step. None if it has a place beside them, or not even in that of all
         that the policy names. For a plan that is still empty."""
         pool = self._pool
+        if self.starts_no_new:
+            return []
         # the others seldom shrink before a row changes its owner: no search in every step
         beside = pool.batch.version, plan.step_id // _STEPS_BETWEEN_SEARCHES
         if self._without_victims is not None and pool.waiting:

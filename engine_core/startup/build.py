@@ -29,7 +29,8 @@ from engine_core.startup.device import choose_device
 from engine_core.startup.model import load_any_model
 from engine_core.startup.phases import StartPhases
 from engine_core.startup.resolve import plan_runner, resolve_config
-from engine_core.startup.runner_spec import RunnerSpec
+from engine_core.startup.runner_spec import Runner, RunnerSpec
+from engine_core.startup.served_model import ServedModel
 from engine_core.trace import TraceWriter
 from kernels.compile_counter import CompileCounter, watch_triton
 from protocol.outputs import ModelInfo
@@ -72,8 +73,8 @@ def build_engine(
         # to a person at a terminal it is noise
         level = logging.DEBUG if sys.stderr.isatty() else logging.INFO
         logger.log(level, "configuration: %s", config)
-        executor = _warm_executor(runner_spec, config, compilations, phases)
-        core = _assemble(opened, runner_spec, config, executor, transport, lifecycle, compilations)
+        runner = _warm_runner(runner_spec, config, compilations, phases)
+        core = _assemble(opened, runner_spec, config, runner, transport, lifecycle, compilations)
         return core, config
     except (ModelFilesError, ModelError) as error:
         raise StartupError(str(error)) from error
@@ -91,12 +92,12 @@ def build_engine(
         ) from error
 
 
-def _warm_executor(
+def _warm_runner(
     runner_spec: RunnerSpec,
     config: EngineConfig,
     compilations: CompileCounter,
     phases: StartPhases,
-) -> InProcessExecutor:
+) -> Runner:
     """Nothing that it can launch is left to be compiled."""
     runner = runner_spec.build(
         num_blocks=config.num_blocks,
@@ -113,14 +114,14 @@ def _warm_executor(
             phases.spent_s()["warm_up"],
             compilations.num_compilations,
         )
-    return InProcessExecutor(runner)
+    return runner
 
 
 def _assemble(
     opened: OpenModel,
     runner_spec: RunnerSpec,
     config: EngineConfig,
-    executor: InProcessExecutor,
+    runner: Runner,
     transport: ZmqTransport,
     lifecycle: Lifecycle,
     compilations: CompileCounter,
@@ -140,6 +141,7 @@ def _assemble(
         "sliding_windows": [group.sliding_window for group in groups],
         "eos_token_ids": list(opened.files.eos_token_ids),
     }
+    executor = InProcessExecutor(runner)
     clients = ClientRegistry()
     outbox = Outbox(transport, clients, heartbeat_s=HEARTBEAT_S)
     handshake = _handshake(opened, config, vocab_size)
@@ -160,6 +162,8 @@ def _assemble(
         eos_token_ids=opened.files.eos_token_ids,
         observers=() if config.trace is None else (_trace_writer(config.trace, config, replayed),),
         compilations=compilations,
+        model_host=ServedModel(runner_spec, config, opened.files, executor, runner),
+        on_weights=handshake.use_weights,
     )
 
 
