@@ -26,6 +26,9 @@ from protocol.errors import ErrorCode
 logger = logging.getLogger(__name__)
 
 
+_MOST_DIFFERENCES = 4
+
+
 class ServedModel:
     """A `ModelHost`. The weights are those of `spec` until `update`.
 
@@ -159,17 +162,18 @@ class ServedModel:
         files = open_model_files(model, report=logger.info)
         shape, served = read_model_config(files.config), self._shape
         differences = [
-            f"{field.name} is {getattr(shape, field.name)}, not {getattr(served, field.name)}"
+            f"{field.name} is {getattr(shape, field.name)!s:.40}, not "
+            f"{getattr(served, field.name)!s:.40}"
             for field in dataclasses.fields(ModelConfig)
             if getattr(shape, field.name) != getattr(served, field.name)
         ]
         if files.quantised_types != self._quantised_types:
             ours, theirs = self._quantised_types, files.quantised_types
-            differences.append(f"its quantised types are {sorted(theirs)}, not {sorted(ours)}")
+            differences.insert(0, f"quantised types are {sorted(theirs)}, not {sorted(ours)}")
         if differences:
             raise RequestRefused(
                 ErrorCode.WEIGHTS_REFUSED,
-                f"{model} is another model than the one that is served: {'; '.join(differences)}; "
+                f"{model} is another model than the one that is served: {'; '.join(differences[:_MOST_DIFFERENCES])}; "
                 "give weights of the same shape and format, or start another engine",
             )
         return files
