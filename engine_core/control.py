@@ -194,7 +194,7 @@ class EngineControl:
         if level > self._sleep_level:
             self._sleep_level = level
             host.release(weights=level == 2)
-            self._reset_cache()
+            self._forget_runner()
             logger.info("asleep at level %d", level)
 
     def wake_up(self) -> None:
@@ -223,7 +223,7 @@ class EngineControl:
             host.update()
         finally:
             if not host.keeps_cache:
-                self._reset_cache()
+                self._forget_runner()
             if not self._sleep_level:
                 self._end_hold(state)
         self._sleep_level = min(self._sleep_level, 1)
@@ -281,9 +281,9 @@ class EngineControl:
         self._scheduler.set_pause_state(state, why)
         self._note("set_pause_state", (state.name, why))
 
-    def _reset_cache(self) -> None:
-        self._scheduler.reset_prefix_cache()
-        self._note("reset_prefix_cache", ())
+    def _forget_runner(self) -> None:
+        self._scheduler.forget_runner()
+        self._note("forget_runner", ())
 
 
 _PAUSED = "the engine is paused; resume_generation lets it go on"

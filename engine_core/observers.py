@@ -15,7 +15,7 @@ from engine_core.suspects import Suspects
 from protocol.outputs import EngineCoreOutputs, RequestTimings
 from protocol.requests import EngineRequest
 
-ControlMethod = Literal["set_pause_state", "preempt_all", "use_weights", "reset_prefix_cache"]
+ControlMethod = Literal["set_pause_state", "preempt_all", "use_weights", "forget_runner"]
 """A method of the scheduler that a pause, a sleep or new weights need."""
 
 

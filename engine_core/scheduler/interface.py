@@ -141,12 +141,18 @@ class SchedulerInterface(abc.ABC):
     @abc.abstractmethod
     def preempt_all(self, why: str) -> None:
         """The next plan, of a paused scheduler, preempts every running request to be recomputed,
-        swapped ones with them; after it no sequence holds blocks or is known to a runner."""
+        swapped ones with them; after it no sequence holds blocks."""
+
+    @abc.abstractmethod
+    def forget_runner(self) -> None:
+        """After the plan of `preempt_all`: the next runner knows no request, and its cache is
+        empty."""
 
     @abc.abstractmethod
     def use_weights(self, name: str, version: int) -> None:
-        """Other weights compute from here on, after the plan of `preempt_all`. Blocks of those
-        before are not found under this name; outputs carry the version."""
+        """After the plan of `preempt_all`: a runner of other weights follows, which has this cache
+        and knows no request. Blocks of those before are not found under this name; outputs carry
+        the version."""
 
     @abc.abstractmethod
     def explain(self, request_id: str) -> RequestInfo | None:

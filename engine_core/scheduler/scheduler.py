@@ -122,8 +122,6 @@ class Scheduler(SchedulerInterface):
             self._preemptor.recompute_swapped(since_step=0)
             for request in reversed(list(self._pool.running.values())):
                 self._preemptor.preempt(request, plan, why, PreemptionMode.RECOMPUTE)
-            for sequence in self._unfinished_sequences():
-                sequence.is_known_to_runner = False
         self._explanations.stopped_at(None, WaitReason.PAUSED, self._pause_why)
 
     def _unfinished_sequences(self) -> list[Sequence]:
@@ -336,9 +334,16 @@ class Scheduler(SchedulerInterface):
     def preempt_all(self, why: str) -> None:
         self._preempt_all_why = why
 
+    def forget_runner(self) -> None:
+        self._kv_cache.reset_prefix_cache()
+        for sequence in self._unfinished_sequences():
+            sequence.is_known_to_runner = False
+
     def use_weights(self, name: str, version: int) -> None:
         self._kv_cache.use_weights(name, self._unfinished_sequences())
         self._pool.outputs.weights_version = version
+        for sequence in self._unfinished_sequences():
+            sequence.is_known_to_runner = False
 
     def explain(self, request_id: str) -> RequestInfo | None:
         request = self._pool.by_id.get(request_id)

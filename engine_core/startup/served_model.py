@@ -171,10 +171,11 @@ class ServedModel:
             ours, theirs = self._quantised_types, files.quantised_types
             differences.insert(0, f"quantised types are {sorted(theirs)}, not {sorted(ours)}")
         if differences:
+            what = "; ".join(differences[:_MOST_DIFFERENCES])
             raise RequestRefused(
                 ErrorCode.WEIGHTS_REFUSED,
-                f"{model} is another model than the one that is served: {'; '.join(differences[:_MOST_DIFFERENCES])}; "
-                "give weights of the same shape and format, or start another engine",
+                f"{model} is another model than the one that is served: {what}; give weights of "
+                "the same shape and format, or start another engine",
             )
         return files
 

@@ -227,7 +227,7 @@ def _with_command_first(arguments: Sequence[str]) -> list[str]:
     while end < len(arguments) and arguments[end].partition("=")[0].replace("_", "-") in names:
         end += 1 if "=" in arguments[end] else 2
     if end and not arguments[end:]:
-        raise UsageError("there is no command; give one of chat, complete, info")
+        raise UsageError("there is no command; `engine-client --help` lists them")
     return [*arguments[end : end + 1], *arguments[:end], *arguments[end + 1 :]]
 
 

@@ -156,8 +156,8 @@ class Replay:
                 self._scheduler.preempt_all(why)
             case "use_weights", [str(name), int(version)]:
                 self._scheduler.use_weights(name, version)
-            case "reset_prefix_cache", []:
-                self._scheduler.reset_prefix_cache()
+            case "forget_runner", []:
+                self._scheduler.forget_runner()
             case _:
                 raise SimulationError(f"{self._trace.path}: no control event: {event}")
 
