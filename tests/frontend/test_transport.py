@@ -31,7 +31,7 @@ async def test_a_busy_client_reads_all_that_the_engine_sent_before_it_went(tmp_p
     while not (tmp_path / "socket").exists():
         await asyncio.sleep(0.01)
     transport, received, lost = ZmqTransport(address), [], asyncio.Event()
-    transport.connect(lambda frames: received.append(int(frames[0])), lambda _why: lost.set())
+    transport.connect(lambda frames: received.append(int(frames[0])), lambda *_why: lost.set())
     transport.send_frames([b"here"])
     await asyncio.sleep(0.01)
     has_gone.wait(timeout=20)
@@ -49,7 +49,7 @@ async def test_a_message_to_an_engine_that_has_gone_is_dropped(tmp_path):
     while not (tmp_path / "socket").exists():
         await asyncio.sleep(0.01)
     transport, lost = ZmqTransport(address), asyncio.Event()
-    transport.connect(lambda _frames: None, lambda _why: lost.set())
+    transport.connect(lambda _frames: None, lambda *_why: lost.set())
     transport.send_frames([b"here"])
     await asyncio.sleep(0.01)
     has_gone.wait(timeout=20)
