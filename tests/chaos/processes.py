@@ -29,7 +29,7 @@ def start_python(module: str, *arguments: object, log: Path, stdout: Path | None
             stdout=output,
             stderr=errors,
             cwd=Path(__file__).parents[2],
-            preexec_fn=_end_with_driver,  # noqa: PLW1509
+            preexec_fn=_end_with_driver,
         )
 
 
