@@ -1,5 +1,5 @@
-"""A client process of a chaos or soak run: several AsyncLLM clients, each with one request after the
-other, a line of JSON for each begin and end. SIGTERM: finish what runs, then exit."""
+"""A client process of a run: several AsyncLLM clients, each with one request after the other, and a
+line of JSON for each begin and end. SIGTERM: finish what runs, then exit."""
 
 import asyncio
 import dataclasses

@@ -1,5 +1,5 @@
-"""The schedule of faults, drawn from a seed: what happens to the daemon and to client processes, and
-after how long."""
+"""The schedule of faults, drawn from a seed: what happens to the daemon and to client processes,
+and after how long."""
 
 import dataclasses
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
-"""The processes of a run: a daemon and clients that the kernel kills with the driver, and how to find
-any that is left."""
+"""The processes of a run: a daemon and clients that the kernel kills with the driver, and how to
+find any that is left."""
 
 import ctypes
 import json

@@ -1,4 +1,4 @@
-"""What every case gives on an engine that nothing disturbs, and how that compares with transformers."""
+"""What every case gives on an engine that nothing disturbs, and what transformers say of it."""
 
 import asyncio
 import dataclasses

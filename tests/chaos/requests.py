@@ -1,4 +1,4 @@
-"""Runs one request as a user would, and compares all that came with what an undisturbed engine gave."""
+"""Runs one request as a user would, and compares what came with what an undisturbed engine gave."""
 
 import asyncio
 import contextlib
@@ -189,8 +189,10 @@ def compare(
         is_cut = (is_left and got.reason is None) or (
             got.reason is not None and got.reason == ended_early
         )
-        for problem in _compare_sequence(case, got, wanted, decode, is_cut=is_cut):
-            problems.append(f"sequence {index}: {problem}")
+        problems += [
+            f"sequence {index}: {problem}"
+            for problem in _compare_sequence(case, got, wanted, decode, is_cut=is_cut)
+        ]
     return problems
 
 
