@@ -3,6 +3,7 @@ line of JSON for each begin and end. SIGTERM: finish what runs, then exit."""
 
 import asyncio
 import dataclasses
+import gc
 import json
 import os
 import signal
@@ -75,6 +76,8 @@ class ClientProcess:
                     of_this += 1
             finally:
                 await llm.close()
+            del llm
+            gc.collect()  # a soak measures what is kept, not what is collected later
 
     async def _connect(self, name: str) -> AsyncLLM | None:
         """A client that was never connected does not wait for an engine that starts."""
