@@ -21,7 +21,7 @@ from protocol.errors import ErrorCode
 from tests.chaos.cases import make_cases
 from tests.chaos.requests import Answer, Use, compare, run_request
 
-_AGAIN_S = 0.2
+_AGAIN_S = 0.5
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -94,12 +95,15 @@ class Stage:
     async def run(self) -> None:
         """All of it. Whatever happens, no process is left."""
         try:
+            self._say("what an undisturbed engine gives")
             daemon = await self._compute_references()
             (self._folder / "settings.json").write_text(
                 json.dumps(dataclasses.asdict(self._settings))
             )
             asyncio.get_running_loop().call_later(self._options.time_s, self._over.set)
+            self._say(f"the run, {self._options.time_s:g} s")
             await self._main(daemon)
+            self._say("what runs ends")
             await self._finish()
         finally:
             self._kill_all()
@@ -187,6 +191,7 @@ class Stage:
                 await asyncio.sleep(_POLL_S)
             if process.poll() != 0:
                 self.problems.append(f"{slot.name} ended with exit code {process.poll()}")
+        self._say("what is left")
         await self._look_for_what_is_left(daemon)
         daemon.send(signal.SIGTERM)
         await self._has_drained(daemon)
@@ -230,6 +235,9 @@ class Stage:
             if process is not None and process.poll() is None:
                 process.kill()
                 process.wait()
+
+    def _say(self, what: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
     async def _is_over_after(self, seconds: float) -> bool:
         """Wait, but not longer than the faults go on. Returns whether they are over."""
