@@ -31,6 +31,7 @@ from engine_core.scheduler import (
     Scheduler,
     SchedulerOutput,
 )
+from engine_core.server.access import owned_request, permitted_answer
 from engine_core.server.clients import Client, ClientRegistry
 from engine_core.server.inbox import Inbox, Incoming
 from engine_core.server.limited_log import LimitedLog
@@ -86,6 +87,7 @@ class EngineCore:
         model_host: None: this engine cannot sleep and has one set of weights.
         on_weights: called with the version and fingerprint of new weights.
         observers: follow the loop, beside the two for the requests' and the steps' times.
+        isolates_tenants: a tenant finds no prefixes of another in the cache.
         clock: seconds; the same one that inbox, outbox, executor and lifecycle go by.
     """
 
@@ -104,6 +106,7 @@ class EngineCore:
         compilations: CompileCounter | None = None,
         model_host: ModelHost | None = None,
         on_weights: Callable[[int, str], None] = lambda version, fingerprint: None,
+        isolates_tenants: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if scheduler.max_steps_in_flight > executor.max_steps_in_flight:
@@ -120,6 +123,7 @@ class EngineCore:
         self._validator = validator
         self._eos_token_ids = eos_token_ids
         self._compilations = compilations or CompileCounter()
+        self._isolates_tenants = isolates_tenants
         self._clock = clock
         self._client_log = LimitedLog(logger, logging.INFO, clock)
         self._started_s = clock()
@@ -194,8 +198,9 @@ class EngineCore:
                     self._abort(client.request_ids.intersection(message.request_ids))
                     self._abort_samples(client, message.samples)
                 case Call():
-                    answer = self.answer_call(message)
-                    if self._control.is_pausing and isinstance(message.call, PauseGeneration):
+                    answer = permitted_answer(client, message, self.answer_call)
+                    is_pause = isinstance(message.call, PauseGeneration)
+                    if is_pause and self._control.is_pausing and isinstance(answer, CallResult):
                         self._pauses.append((client, message.call_id))
                     else:
                         self._outbox.post(client, answer)
@@ -218,6 +223,7 @@ class EngineCore:
                     ErrorCode.DRAINING, "the engine is draining; send the request to another"
                 )
             self._validator.check(message)
+            message = owned_request(client, message, isolates=self._isolates_tenants)
             request = Request.from_engine_core_request(
                 message,
                 client_index=client.index,

@@ -32,6 +32,8 @@ class ErrorCode(enum.StrEnum):
     """The engine is asleep, or was resumed meanwhile."""
     WEIGHTS_REFUSED = "weights_refused"
     """New weights, or those of before, cannot be served; the message says why."""
+    PERMISSION_DENIED = "permission_denied"
+    """It needs an admin's key."""
     INTERNAL = "internal"
 
 

@@ -146,7 +146,14 @@ def _assemble(
     outbox = Outbox(transport, clients, heartbeat_s=HEARTBEAT_S)
     handshake = _handshake(opened, config, vocab_size)
     return EngineCore(
-        inbox=Inbox(transport, clients, outbox, idle_wait_s=HEARTBEAT_S, welcome=handshake.welcome),
+        inbox=Inbox(
+            transport,
+            clients,
+            outbox,
+            idle_wait_s=HEARTBEAT_S,
+            welcome=handshake.welcome,
+            rights=transport.rights,
+        ),
         outbox=outbox,
         clients=clients,
         scheduler=Scheduler(config.scheduler, kv_cache),
@@ -164,6 +171,7 @@ def _assemble(
         compilations=compilations,
         model_host=ServedModel(runner_spec, config, opened.files, executor, runner),
         on_weights=handshake.use_weights,
+        isolates_tenants=config.isolate_tenants,
     )
 
 
