@@ -7,7 +7,7 @@ from engine_core.kv_cache.block_pool import BlockPool
 from engine_core.kv_cache.host_pool import HashKey
 
 MIN_TOKENS_ON_DISK = 64
-"""Shorter prompts are not written: they are computed about as fast as they are read."""
+"""Shorter prompts are soon computed."""
 _KEPT_PLANS = 16
 """A block that was read and that no request has asked for in so many plans is dropped."""
 _MAX_TO_SAVE = 64
@@ -41,9 +41,13 @@ class DiskTier:
         max_staged_blocks: most blocks that one request may have from the disk.
         max_saves: blocks that may wait to be written; the others stay where they are, and are lost
             if they are evicted before.
+        min_tokens: shorter prompts are not written.
     """
 
-    def __init__(self, *, max_staged_blocks: int, max_saves: int) -> None:
+    def __init__(
+        self, *, max_staged_blocks: int, max_saves: int, min_tokens: int = MIN_TOKENS_ON_DISK
+    ) -> None:
+        self.min_tokens = min_tokens
         self.max_staged_blocks = max_staged_blocks
         self.num_free_saves = max_saves
         """How many blocks the next plan may save; set by who writes them."""

@@ -5,7 +5,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from engine_core.kv_cache.disk import MIN_TOKENS_ON_DISK
 from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.kv_cache.host_pool import HashKey
 from engine_core.kv_cache.offload import OffloadManager
@@ -278,7 +277,7 @@ class PrefixCache:
     def keep_on_disk(self, seq: CachedSequence, tables: BlockIds, first: int) -> None:
         """A prompt uses its full blocks from logical block `first` on."""
         disk = self._offload.disk
-        if disk is None or seq.num_tokens < MIN_TOKENS_ON_DISK:
+        if disk is None or seq.num_tokens < disk.min_tokens:
             return
         hashes = seq.block_hashes
         for group, table in enumerate(tables):
