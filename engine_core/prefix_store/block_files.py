@@ -111,7 +111,7 @@ class BlockFiles:
                 block = None
                 if name is not None and name[1] == self._key.hex():
                     block = (int(name[2]), bytes.fromhex(name[3]))
-                self.num_others += block is None
+                self.num_others += block is None and not is_temporary
                 age_s = (self._clock_ns() - status.st_mtime_ns) / 1e9
                 is_broken = block is not None and status.st_size != self.file_bytes
                 if is_broken or (is_temporary and age_s > _ABANDONED_S):
