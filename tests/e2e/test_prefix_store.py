@@ -127,7 +127,7 @@ def test_gemma_3_goes_on_from_disk_within_its_windows(folder):
     with running_daemon(model, *options) as daemon, RawClient(daemon.address) as client:
         assert answers(client, prompts) == expected
         assert lookup(client, "0").num_disk_tokens >= 500
-        assert "memory" not in daemon.log()
+        assert "Traceback" not in daemon.log()
 
 
 def test_nobody_with_another_salt_finds_a_block(tiny_llama, folder):
