@@ -49,6 +49,7 @@ class Chaos(Stage):
     async def _main(self, daemon: Daemon) -> None:
         daemon.send(signal.SIGTERM)
         await self._has_drained(daemon)
+        self._start_time()
         for slot in self._slots:
             self._start_client(slot)
         async with asyncio.TaskGroup() as group:

@@ -107,7 +107,6 @@ class Stage:
             (self._folder / "settings.json").write_text(
                 json.dumps(dataclasses.asdict(self._settings))
             )
-            asyncio.get_running_loop().call_later(self._options.time_s, self._end)
             self._say(f"the run, {self._options.time_s:g} s")
             await self._main(daemon)
             self._say("what runs ends")
@@ -116,7 +115,8 @@ class Stage:
             self._kill_all()
 
     async def _main(self, daemon: Daemon) -> None:
-        """From the start of the clients until the time is over; the daemon runs and is idle."""
+        """From the start of the clients until the time is over; the daemon runs and is idle.
+        Calls `_start_time`."""
         raise NotImplementedError
 
     async def _compute_references(self) -> Daemon:
@@ -242,6 +242,9 @@ class Stage:
             if process is not None and process.poll() is None:
                 process.kill()
                 process.wait()
+
+    def _start_time(self) -> None:
+        asyncio.get_running_loop().call_later(self._options.time_s, self._end)
 
     def _end(self) -> None:
         """The time is over."""
