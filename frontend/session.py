@@ -40,6 +40,8 @@ _RETRY_S = 0.1
 _MAX_BACK_OFF_S = 5.0
 _MAX_REPORTS = 3
 """So many errors may the engine report in a row while a request makes no progress."""
+_MIN_LOSSES = 3
+"""So many losses without output are borne, however long they take."""
 
 
 class EngineSession:
@@ -274,7 +276,7 @@ class EngineSession:
         limit_s, reason = self._options.reconnect_timeout_s, self._loss_reason
         if self._num_losses > 1:
             lost_for_s = self._clock.now() - self._first_loss_s
-            if self._num_losses > _MAX_REPORTS and lost_for_s > limit_s:
+            if self._num_losses > _MIN_LOSSES and lost_for_s > limit_s:
                 raise self._died(
                     f"was lost {self._num_losses} times within {lost_for_s:.0f} s without any "
                     f"output, the last time: {reason}"

@@ -13,6 +13,8 @@ import pytest
 from engine_core.errors import ExitCode
 from engine_core.supervisor import WINDOW_S, RestartLimit
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
