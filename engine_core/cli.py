@@ -2,6 +2,8 @@
 torch and the rest load only once the options are known to be good.
 """
 
+import contextlib
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +12,13 @@ import cyclopts
 from cyclopts import App, Parameter
 
 from engine_core.errors import ConfigurationError, ExitCode, StartupError
+from engine_core.logs import flush_standard_streams, log_to_stderr, open_standard_streams
 from engine_core.options.engine import EngineOptions
 
 if TYPE_CHECKING:
     from engine_core.suspects import Suspects
+
+logger = logging.getLogger(__name__)
 
 app = App(
     name="engine-core",
@@ -32,12 +37,11 @@ _DEFAULTS = EngineOptions()
 
 @app.default
 def serve(options: EngineOptions = _DEFAULTS) -> int:
+    log_to_stderr(options.log_level, options.log_format)
     if not options.supervise:
         return _serve(options)
-    from engine_core.logs import log_to_stderr
     from engine_core.supervisor import DEFAULT_MAX_RESTARTS, supervise
 
-    log_to_stderr(options.log_level)
     try:
         return supervise(
             lambda suspects: _serve(options, suspects),
@@ -45,7 +49,7 @@ def serve(options: EngineOptions = _DEFAULTS) -> int:
             drain_timeout_s=options.drain_timeout,
         )
     except ConfigurationError as error:
-        return _print_error(str(error), ExitCode.WRONG_OPTIONS)
+        return _end_with(error, ExitCode.WRONG_OPTIONS, options)
 
 
 def _serve(options: EngineOptions, suspects: "Suspects | None" = None) -> int:
@@ -54,9 +58,17 @@ def _serve(options: EngineOptions, suspects: "Suspects | None" = None) -> int:
     try:
         return run_daemon(options, suspects)
     except ConfigurationError as error:
-        return _print_error(str(error), ExitCode.WRONG_OPTIONS)
+        return _end_with(error, ExitCode.WRONG_OPTIONS, options)
     except StartupError as error:
-        return _print_error(str(error), ExitCode.START_FAILED)
+        return _end_with(error, ExitCode.START_FAILED, options)
+
+
+def _end_with(error: StartupError, code: ExitCode, options: EngineOptions) -> int:
+    if options.log_format == "json":
+        logger.error("%s", error)
+    else:
+        _print_error(str(error))
+    return code
 
 
 @app.command(name="--help-all")
@@ -80,17 +92,16 @@ def _with_config(
 ) -> int:
     if config is not None:
         if not config.is_file():
-            return _print_error(
-                f"--config: there is no file {config}; check the path", ExitCode.WRONG_OPTIONS
-            )
+            _print_error(f"--config: there is no file {config}; check the path")
+            return ExitCode.WRONG_OPTIONS
         app.config = [cyclopts.config.Toml(config, must_exist=True)]
     result = app(tokens)
     return int(result or 0)
 
 
-def _print_error(text: str, code: ExitCode) -> int:
-    print(f"engine-core: {text}", file=sys.stderr)  # noqa: T201
-    return code
+def _print_error(text: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk, or nobody reads it
+        print(f"engine-core: {text}", file=sys.stderr)  # noqa: T201
 
 
 def _version() -> str:
@@ -101,10 +112,12 @@ def _version() -> str:
 
 def main() -> None:
     """Entry point. Exit codes: `ExitCode`."""
+    open_standard_streams()
     try:
         code = app.meta(exit_on_error=False, result_action="return_value")
     except cyclopts.CycloptsError:
-        sys.exit(ExitCode.WRONG_OPTIONS)
+        code = ExitCode.WRONG_OPTIONS
+    flush_standard_streams()
     sys.exit(int(code or 0))
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from engine_core.errors import ExitCode
 from engine_core.lifecycle import Lifecycle
-from engine_core.logs import log_to_stderr
 from engine_core.options.engine import EngineOptions
 from engine_core.server.transport import ZmqTransport
 from engine_core.startup.before_torch import (
@@ -48,7 +47,6 @@ def run_daemon(options: EngineOptions, suspects: Suspects | None = None) -> int:
     """
     phases = StartPhases()
     options.check()
-    log_to_stderr(options.log_level)
     faulthandler.enable()
     _share_the_cores()
     lifecycle = Lifecycle(
@@ -124,8 +122,8 @@ def _announce(config: EngineConfig, phases: StartPhases) -> None:
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:
-        logger.warning("standard output is closed")
+    except OSError as error:
+        logger.warning("the ready line cannot be written to standard output: %s", error.strerror)
 
 
 def _for_a_person(config: EngineConfig, phases: StartPhases) -> str:

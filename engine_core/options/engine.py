@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter, validators
 
 from engine_core.errors import ConfigurationError
+from engine_core.logs import LogFormat
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.values import (
     AT_LEAST_ONE,
@@ -206,6 +207,10 @@ class EngineOptions:
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], option("Detail of the log.", SERVING)
     ] = "info"
+    log_format: Annotated[
+        LogFormat,
+        option("Lines of the log: text, or an object of JSON each.", SERVING),
+    ] = "text"
     trace: Annotated[
         Path | None,
         option(
