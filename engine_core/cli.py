@@ -16,6 +16,8 @@ from engine_core.logs import flush_standard_streams, log_to_stderr, open_standar
 from engine_core.options.engine import EngineOptions
 
 if TYPE_CHECKING:
+    from engine_core.owner import Owner
+    from engine_core.service_manager import ServiceManager
     from engine_core.suspects import Suspects
 
 logger = logging.getLogger(__name__)
@@ -38,25 +40,37 @@ _DEFAULTS = EngineOptions()
 @app.default
 def serve(options: EngineOptions = _DEFAULTS) -> int:
     log_to_stderr(options.log_level, options.log_format)
-    if not options.supervise:
-        return _serve(options)
-    from engine_core.supervisor import DEFAULT_MAX_RESTARTS, supervise
+    from engine_core.owner import Owner
+    from engine_core.service_manager import ServiceManager
 
+    service_manager = ServiceManager()
     try:
+        owner = Owner(watches_stdin=options.exit_on_stdin_eof, pid=options.parent_pid)
+        if not options.supervise:
+            return _serve(options, owner, service_manager)
+        from engine_core.supervisor import DEFAULT_MAX_RESTARTS, supervise
+
         return supervise(
-            lambda suspects: _serve(options, suspects),
+            lambda suspects: _serve(options, owner, service_manager, suspects),
             max_restarts=options.max_restarts or DEFAULT_MAX_RESTARTS,
             drain_timeout_s=options.drain_timeout,
+            owner=owner,
+            service_manager=service_manager,
         )
     except ConfigurationError as error:
         return _end_with(error, ExitCode.WRONG_OPTIONS, options)
 
 
-def _serve(options: EngineOptions, suspects: "Suspects | None" = None) -> int:
+def _serve(
+    options: EngineOptions,
+    owner: "Owner",
+    service_manager: "ServiceManager",
+    suspects: "Suspects | None" = None,
+) -> int:
     from engine_core.daemon import run_daemon
 
     try:
-        return run_daemon(options, suspects)
+        return run_daemon(options, owner, service_manager, suspects)
     except ConfigurationError as error:
         return _end_with(error, ExitCode.WRONG_OPTIONS, options)
     except StartupError as error:

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,8 +27,7 @@ _POLL_S = 0.01
 
 
 class ChildDaemon:
-    """`engine-core` started by this process. It ends when its standard input closes, so also when
-    this process is killed.
+    """`engine-core` started by this process, with which it ends, however that ends.
 
     Args:
         arguments: of the command line, without `--bind`.
@@ -52,9 +52,11 @@ class ChildDaemon:
         self._ready: Future[str] = Future()
         self._exited: Future[int] = Future()
         program = command or (sys.executable, "-m", "engine_core.cli")
+        # beside its input, which another child that is forked from this process keeps open
+        watched = ("--parent-pid", str(os.getpid())) if sys.platform == "linux" else ()
         try:
             self._process = subprocess.Popen(
-                [*program, *arguments, "--bind", self.address, "--exit-on-stdin-eof"],
+                [*program, *arguments, "--bind", self.address, "--exit-on-stdin-eof", *watched],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -116,11 +118,13 @@ class ChildDaemon:
             with contextlib.suppress(OSError):  # it is dead already
                 process.stdin.close()
         if not self._is_ready:
-            process.terminate()  # it reads its input only when it serves
+            process.terminate()  # it may not read its input yet
         for end in (process.terminate, process.kill):
             if not await self._has_ended():
                 end()
         process.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # compilers and downloads of a killed engine
         for thread in self._threads:
             thread.join(_EXIT_WAIT_S)
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -223,6 +223,10 @@ class EngineOptions:
         bool,
         option("Stop when standard input closes: for a parent that may die.", SERVING, negative=""),
     ] = False
+    parent_pid: Annotated[
+        int | None,
+        option("Stop when this process ends; Linux only.", SERVING, validator=AT_LEAST_ONE),
+    ] = None
     watchdog_timeout: Annotated[
         float,
         option(
