@@ -12,13 +12,15 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar
 
-from frontend.errors import EngineStartError
+from frontend.errors import EngineDied, EngineStartError
 from protocol.addresses import SOCKET_NAME
+
+T = TypeVar("T")
 
 _NUM_SHOWN_LINES = 15
 _MAX_UNIX_PATH_BYTES = 107
@@ -47,6 +49,8 @@ class ChildDaemon:
                 f"the socket path {socket_path} has {len(os.fsencode(socket_path))} bytes, the "
                 f"system's limit is {_MAX_UNIX_PATH_BYTES}; set TMPDIR to a shorter folder"
             )
+        self.restarts = "--supervise" in arguments
+        """Whether an engine that died is started again, at the same address."""
         self._is_ready = False
         self._tail: deque[str] = deque(maxlen=_NUM_SHOWN_LINES)
         self._ready: Future[str] = Future()
@@ -100,6 +104,27 @@ class ChildDaemon:
                 "frontend and engine_core are of the same release"
             )
 
+    async def unless_it_ends(self, waiting: Coroutine[Any, Any, T]) -> T:
+        """What `waiting` returns.
+
+        Raises:
+            EngineDied: the process ended first; with its exit code and last lines.
+        """
+        task = asyncio.create_task(waiting)
+        exited = asyncio.ensure_future(asyncio.shield(asyncio.wrap_future(self._exited)))
+        try:
+            await asyncio.wait((task, exited), return_when=asyncio.FIRST_COMPLETED)
+            if not exited.done():
+                return await task
+            raise EngineDied(await self.exit_report(), address=self.address)
+        finally:
+            exited.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
+            elif not task.cancelled():
+                task.exception()  # it is told, or the end of the process says more
+
     async def exit_report(self) -> str:
         """How the process ended, with the last lines of its standard error. Waits a moment
         for a process that is just ending."""
@@ -123,8 +148,6 @@ class ChildDaemon:
             if not await self._has_ended():
                 end()
         process.wait()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # compilers and downloads of a killed engine
         for thread in self._threads:
             thread.join(_EXIT_WAIT_S)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -146,7 +169,10 @@ class ChildDaemon:
         with stream:
             for line in stream:
                 self._tail.append(line.rstrip())
-        self._exited.set_result(self._process.wait())
+        code = self._process.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # compilers and downloads that it left
+        self._exited.set_result(code)
 
     def _last_lines(self) -> str:
         if not self._tail:

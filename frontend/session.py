@@ -55,8 +55,8 @@ class EngineSession:
     once they have gone on for the time limit.
 
     Args:
-        child: the engine's process, if this client started it: its end is final, and reported
-            with its exit code and last lines.
+        child: the engine's process, if this client started it: its end is reported with its exit
+            code and last lines, and final unless it is one that starts an engine again.
     """
 
     def __init__(
@@ -236,8 +236,9 @@ class EngineSession:
             task.exception()  # `ready` and the requests have reported it
 
     async def _connect(self, timeout_s: float) -> None:
-        if self._child is not None and self.welcome is not None:
-            raise EngineDied(await self._child.exit_report(), address=self._address)
+        child = None if self.welcome is None else self._child
+        if child is not None and not child.restarts:
+            raise EngineDied(await child.exit_report(), address=self._address)
         connection = Connection(
             self._transport,
             self._options,
@@ -245,7 +246,10 @@ class EngineSession:
             on_message=self._on_message,
             on_lost=self._on_lost,
         )
-        self.welcome, self.welcome_frames = await connection.open(timeout_s)
+        opening = connection.open(timeout_s)
+        self.welcome, self.welcome_frames = await (
+            opening if child is None else child.unless_it_ends(opening)
+        )
         if connection.is_closed:
             raise EngineUnavailable(f"the engine at {self._address} went away; try again")
         self._connection = connection
