@@ -78,11 +78,64 @@ def _serve(
 
 
 def _end_with(error: StartupError, code: ExitCode, options: EngineOptions) -> int:
-    if options.log_format == "json":
-        logger.error("%s", error)
-    else:
-        _print_error(str(error))
+    if options.log_format == "text":
+        return _print_error(str(error), code)
+    logger.error("%s", error)
     return code
+
+
+keys = App(
+    name="keys",
+    help="Make the engine's key, and a first admin's; `keys add NAME` makes one for a client.",
+    default_parameter=Parameter(show=True),
+)
+app.command(keys)
+
+_KeyFolder = Annotated[
+    Path | None,
+    Parameter(help="Where the keys are. [default: in the user's configuration]"),
+]
+
+
+@keys.default
+def _make_keys(*, folder: _KeyFolder = None) -> int:
+    return _with_keys(folder, "admin", is_admin=True, is_new=True)
+
+
+@keys.command(name="add")
+def _add_key(
+    name: Annotated[str, Parameter(help="Of the client; its requests count for this tenant.")],
+    /,
+    *,
+    admin: Annotated[
+        bool,
+        Parameter(help="May also drain, reset and read about all requests.", negative=""),
+    ] = False,
+    folder: _KeyFolder = None,
+) -> int:
+    """Make a client's key. A running engine takes it at once; it stops taking it for new
+    connections when authorized/NAME.key is removed."""
+    return _with_keys(folder, name, is_admin=admin, is_new=False)
+
+
+def _with_keys(folder: Path | None, name: str, *, is_admin: bool, is_new: bool) -> int:
+    from platformdirs import user_config_path
+
+    from engine_core.server.keys import KeyFolder
+
+    key_folder = KeyFolder((folder or user_config_path("engine-core") / "keys").absolute())
+    try:
+        if is_new:
+            key_folder.make()
+        file = key_folder.add(name, is_admin=is_admin)
+    except ConfigurationError as error:
+        return _print_error(str(error), ExitCode.WRONG_OPTIONS)
+    lines = [f"key {name!r}{' (admin)' if is_admin else ''} for clients: {file}"]
+    lines += ["move that file to the client, and use it there: engine-client --keys FILE ..."]
+    if is_new:
+        lines += [f"serve with: engine-core --bind tcp://HOST:PORT --keys {key_folder.folder} ..."]
+    print("\n".join(lines))  # noqa: T201 - no secret among them
+    return 0
 
 
 @app.command(name="--help-all")
@@ -106,16 +159,18 @@ def _with_config(
 ) -> int:
     if config is not None:
         if not config.is_file():
-            _print_error(f"--config: there is no file {config}; check the path")
-            return ExitCode.WRONG_OPTIONS
+            return _print_error(
+                f"--config: there is no file {config}; check the path", ExitCode.WRONG_OPTIONS
+            )
         app.config = [cyclopts.config.Toml(config, must_exist=True)]
     result = app(tokens)
     return int(result or 0)
 
 
-def _print_error(text: str) -> None:
+def _print_error(text: str, code: ExitCode) -> int:
     with contextlib.suppress(OSError):  # a full disk, or nobody reads it
         print(f"engine-core: {text}", file=sys.stderr)  # noqa: T201
+    return code
 
 
 def _version() -> str:

@@ -14,6 +14,7 @@ from engine_core.errors import ExitCode
 from engine_core.lifecycle import Lifecycle
 from engine_core.options.engine import EngineOptions
 from engine_core.owner import Owner
+from engine_core.server.keys import KeyFolder
 from engine_core.server.transport import ZmqTransport
 from engine_core.service_manager import READY, STOPPING, ServiceManager
 from engine_core.startup.before_torch import (
@@ -63,7 +64,9 @@ def run_daemon(
     )
     owner.end_with_it(lifecycle)
     # The address first: if it is taken, say so before the model has been loaded.
-    with ZmqTransport(options.bind) as transport:
+    security = options.security
+    keys = None if security.keys is None else KeyFolder(security.keys)
+    with ZmqTransport(options.bind, keys=keys, is_insecure=security.insecure) as transport:
         core, config = _start(options, transport, lifecycle, phases)
         if suspects is not None:
             core.watch_suspects(suspects)
