@@ -307,7 +307,9 @@ class EngineCore:
         self._send(outputs, self._clock())
 
     def close(self) -> None:
-        """After the loop: nothing runs any more, and a trace is complete on disk."""
+        """After the loop: nothing runs any more, what could be sent is, and a trace is complete on
+        disk."""
+        self._outbox.close()
         self._executor.close()
         for observer in self._observers:
             observer.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import json
 import logging
@@ -14,7 +15,8 @@ from engine_core.errors import ExitCode
 from engine_core.lifecycle import Lifecycle
 from engine_core.logs import log_to_stderr
 from engine_core.options.engine import EngineOptions
-from engine_core.server.transport import ZmqTransport
+from engine_core.server.descriptors import limit_clients
+from engine_core.server.transport import ZmqTransport, most_message_bytes
 from engine_core.startup.before_torch import (
     check_kernels_package,
     load_torch_library_beside,
@@ -51,11 +53,13 @@ def run_daemon(options: EngineOptions, suspects: Suspects | None = None) -> int:
     log_to_stderr(options.log_level)
     faulthandler.enable()
     _share_the_cores()
+    options = dataclasses.replace(options, max_clients=limit_clients(options.max_clients))
     lifecycle = Lifecycle(
         drain_timeout_s=options.drain_timeout, exit_on_stdin_eof=options.exit_on_stdin_eof
     )
     # The address first: if it is taken, say so before the model has been loaded.
-    with ZmqTransport(options.bind) as transport:
+    max_bytes = most_message_bytes(options.max_model_len)
+    with ZmqTransport(options.bind, max_message_bytes=max_bytes) as transport:
         core, config = _start(options, transport, lifecycle, phases)
         if suspects is not None:
             core.watch_suspects(suspects)

@@ -180,7 +180,8 @@ class EngineSession:
                 logger.warning("the engine at %s reports: %s", self._address, message.message)
                 if self._connection is not None:
                     self._connection.close()
-                self._count_report(message)
+                if message.code != ErrorCode.SLOW_CONSUMER:  # the fault of no request
+                    self._count_report(message)
                 self._on_lost(f"it reported: {message.message}")
             case Heartbeat() | Welcome():
                 pass

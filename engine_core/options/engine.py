@@ -178,6 +178,10 @@ class EngineOptions:
             is_common=True,
         ),
     ] = None
+    max_clients: Annotated[
+        int,
+        option("Most clients connected at once.", SERVING, validator=AT_LEAST_ONE),
+    ] = 1024
     drain_timeout: Annotated[
         float,
         option(
