@@ -340,8 +340,9 @@ class EngineCore:
                     return CallFailed(
                         call_id=call.call_id,
                         code=ErrorCode.UNKNOWN_REQUEST,
-                        message=f"request {request_id!r} is unknown: it is neither unfinished nor "
-                        "one of the last that finished; give the id that the engine has for it",
+                        message=f"request {request_id!r:.100} is unknown: it is neither "
+                        "unfinished nor one of the last that finished; give the id that the "
+                        "engine has for it",
                     )
             case ListRequests():
                 names = [name for client in self._clients for name in sorted(client.request_ids)]

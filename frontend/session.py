@@ -16,6 +16,7 @@ from frontend.errors import (
     EngineUnavailable,
     QueueFull,
     RequestRejected,
+    TooManyClients,
 )
 from frontend.event_loop import Clock
 from frontend.output_processor import OutputProcessor, RequestState
@@ -288,7 +289,7 @@ class EngineSession:
                 await self._connect(min(left_s, self._options.connect_timeout_s))
                 return
             except (EngineUnavailable, EngineRefused) as error:
-                if isinstance(error, EngineRefused) and not _is_garbled(error):
+                if isinstance(error, EngineRefused) and not _may_pass(error):
                     raise
                 if self._clock.now() + _RETRY_S >= deadline_s:
                     raise self._died(
@@ -310,7 +311,7 @@ class EngineSession:
             self._answer_call(call_id, error)
 
 
-def _is_garbled(error: EngineRefused) -> bool:
-    """Whether the answer to HELLO could not be read: from an engine known before, a fault of the
-    connection."""
-    return isinstance(error.__cause__, MalformedMessage)
+def _may_pass(error: EngineRefused) -> bool:
+    """Whether it has no place at the moment, or its answer to HELLO could not be read: from an
+    engine known before, a fault of the connection."""
+    return isinstance(error, TooManyClients) or isinstance(error.__cause__, MalformedMessage)
