@@ -34,6 +34,7 @@ class EngineConfig:
     max_logprobs: int
     address: str
     max_clients: int
+    isolate_tenants: bool
     drain_timeout_s: float
     trace: str | None
     scheduler: SchedulerConfig

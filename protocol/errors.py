@@ -30,6 +30,8 @@ class ErrorCode(enum.StrEnum):
     """As many clients are connected as the engine takes; try again later."""
     KILLED_ENGINE = "killed_engine"
     """The engine died of this request again and again; do not send it again."""
+    PERMISSION_DENIED = "permission_denied"
+    """It needs an admin's key."""
     INTERNAL = "internal"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from msgspec.structs import replace
 
 from engine_core.model_files.interface import TokenizerFiles
-from engine_core.server.clients import Client, ClientRegistry
+from engine_core.server.clients import Client, ClientRegistry, Rights
 from engine_core.server.limited_log import LimitedLog
 from engine_core.server.outbox import Outbox
 from engine_core.server.transport import Frame, Transport
@@ -38,6 +38,7 @@ class Inbox:
         idle_wait_s: how long a blocking drain waits; short enough for heartbeats to be on time.
         welcome: makes the answer to a HELLO: the message and its binary frames.
         max_clients: a HELLO of one more is refused.
+        rights: of a routing id; default: all.
         clock: seconds; the loop's.
     """
 
@@ -50,6 +51,7 @@ class Inbox:
         idle_wait_s: float,
         welcome: Callable[[Hello], tuple[Message, list[Frame]]],
         max_clients: int = 1024,
+        rights: Callable[[bytes], Rights] = lambda _identity: Rights(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
@@ -58,6 +60,7 @@ class Inbox:
         self._idle_wait_s = idle_wait_s
         self._welcome = welcome
         self._max_clients = max_clients
+        self._rights = rights
         self._clock = clock
         self._arrivals = LimitedLog(logger, logging.INFO, clock)
         self._refusals = LimitedLog(logger, logging.WARNING, clock)
@@ -130,7 +133,8 @@ class Inbox:
                 "close one, or start the engine with a larger --max-clients",
             )
             return
-        client = self._clients.add(identity, hello.client_name[:_MAX_NAME_CHARS])
+        name = hello.client_name[:_MAX_NAME_CHARS]
+        client = self._clients.add(identity, name, self._rights(identity))
         self._arrivals.log("connected", f"{client!s:.100} connected")
         message, frames = self._welcome(hello)
         self._outbox.post(client, message, frames)

@@ -162,6 +162,7 @@ def _assemble(
             idle_wait_s=HEARTBEAT_S,
             welcome=handshake.welcome,
             max_clients=config.max_clients,
+            rights=transport.rights,
         ),
         outbox=outbox,
         clients=clients,
@@ -178,6 +179,7 @@ def _assemble(
         eos_token_ids=opened.files.eos_token_ids,
         observers=() if config.trace is None else (_trace_writer(config.trace, config, replayed),),
         compilations=compilations,
+        isolates_tenants=config.isolate_tenants,
     )
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_core.server.backlog import Backlog
-from engine_core.server.clients import ClientRegistry
+from engine_core.server.clients import ClientRegistry, Rights
 from engine_core.server.outbox import Outbox
 from engine_core.server.transport import ClientGone, SlowConsumer
 from frontend.sequence_state import logprobs_of
@@ -193,7 +193,7 @@ class NarrowTransport:
 def make_outbox(room, *names):
     transport, clients = NarrowTransport(room), ClientRegistry()
     outbox = Outbox(transport, clients, heartbeat_s=1e9, clock=lambda: 0.0, sleep=lambda _s: None)
-    return transport, outbox, clients, [clients.add(name, "") for name in names]
+    return transport, outbox, clients, [clients.add(name, "", Rights()) for name in names]
 
 
 def token(number, name="a"):
