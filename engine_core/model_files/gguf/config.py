@@ -98,6 +98,16 @@ def build_config(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[str
         ) from error
 
 
+_LARGEST = {
+    "num_hidden_layers": 10_000,
+    "head_dim": 1 << 20,
+    "num_attention_heads": 1 << 20,
+    "num_key_value_heads": 1 << 20,
+    "intermediate_size": 2**31 - 1,
+    "max_position_embeddings": 2**31 - 1,
+}
+
+
 def _build_config(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[str, Any]:
     hidden_size = int(meta.number("embedding_length"))
     num_heads = int(meta.number("attention.head_count"))
@@ -127,6 +137,12 @@ def _build_config(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[st
         "tie_word_embeddings": "output.weight" not in tensors,
         "rope_parameters": rope_parameters(meta),
     }
+    for field, largest in _LARGEST.items():
+        if not 0 < config[field] <= largest:
+            raise BrokenModelFile(
+                f"{meta.file}: {field} is {config[field]}, it must be from 1 to {largest}; "
+                f"download it again"
+            )
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         config[f"{ours}_token_id"] = meta.raw.get(f"tokenizer.ggml.{theirs}_token_id")
     if meta.architecture == "gemma3":
