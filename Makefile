@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= smollm2-135m-instruct
+FUZZ_TIME ?= 60
 
 # Without a GPU take the CPU build of torch by name: a plain `torch` pulls gigabytes of CUDA.
 TORCH := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo 'torch>=2.11' || echo 'torch==2.13.0')
@@ -15,7 +16,7 @@ export HF_HUB_OFFLINE ?= 1
 export REQUIRE_NATIVE_KERNELS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev model demo test check lint types imports unit simulate-faults bench clean
+.PHONY: help install install-dev model demo test check lint types imports unit simulate-faults fuzz bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -32,6 +33,10 @@ $(VENV)/.installed: pyproject.toml
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "== what the tests need"
 	$(PIP) install --progress-bar off -e '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-fuzz: $(VENV)/.installed-dev
+	$(PIP) install --progress-bar off -e '.[fuzz]'
 	@touch $@
 
 install: $(VENV)/.installed  ## the engine and its client
@@ -66,6 +71,9 @@ test: install-dev lint types imports  ## everything, with real models
 
 simulate-faults: install-dev  ## 100,000 simulated schedules of faults; goes on where it stopped
 	$(BIN)/python -m tests.simulation.campaign
+
+fuzz: $(VENV)/.installed-fuzz  ## coverage-guided fuzzing of every reader; FUZZ_TIME=60 seconds each
+	$(BIN)/python -m tests.fuzz.run --time $(FUZZ_TIME)
 
 bench: install  ## measure this machine; prints JSON last
 	$(BIN)/python scripts/bench.py startup --model $(MODEL)

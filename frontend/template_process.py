@@ -22,7 +22,7 @@ MEMORY_LIMIT_BYTES = 512 << 20
 MAX_PROMPT_CHARS = 16 << 20
 OUT_OF_MEMORY = 77
 """Exit code."""
-_WALL_LIMIT_S = 10.0
+_WALL_LIMIT_S = 30.0
 """For a machine that is too busy, and a process that was stopped."""
 _DISTRUST = "do not trust this template, pass another one as chat_template"
 

@@ -12,6 +12,7 @@ from engine_core.model_files.interface import TokenizerFiles
 from engine_core.model_files.json_file import read_json_object_if_present
 
 SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "pad_token")
+_LARGEST_ID = 1 << 24
 _OTHER_SPECIAL_KEYS = ("sep_token", "cls_token", "mask_token")
 _SLOW_TOKENIZER_FILES = (
     "tokenizer.model",
@@ -88,7 +89,13 @@ def _complete_json(file: Path, merged: dict[str, Any]) -> bytes:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     changed |= _add_missing_tokens(tokenizer, merged, file.parent)
-    return tokenizer.to_str().encode() if changed else raw
+    if not changed:
+        return raw
+    if (largest := max(tokenizer.get_vocab().values(), default=0)) > _LARGEST_ID:
+        raise BrokenModelFile(  # `tokenizers` writes a vocabulary by counting up to it
+            f"{file} has a token of id {largest}, the limit is {_LARGEST_ID}; download it again"
+        )
+    return tokenizer.to_str().encode()
 
 
 def _is_id(text: str) -> bool:

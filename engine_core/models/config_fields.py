@@ -8,7 +8,6 @@ from typing import Any
 
 from engine_core.models.errors import ModelConfigError
 
-
 _LARGEST = {"num_hidden_layers": 10_000, "hidden_size": 1 << 20, "head_dim": 1 << 20}
 _LARGEST_INT = 2**31 - 1
 _LARGEST_FLOAT = 1e300

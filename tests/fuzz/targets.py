@@ -1,12 +1,16 @@
 """What is fuzzed: readers of bytes that others wrote, each with small valid inputs to begin with. A
 target returns, or raises an error that is documented for its reader; anything else is a defect."""
 
+import atexit
 import contextlib
 import dataclasses
 import json
 import logging
+import resource
+import shutil
+import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tests.fuzz.mutation import join_parts, split_parts
@@ -18,13 +22,11 @@ class Target:
     Attributes:
         run: raises for a defect only.
         seeds: valid inputs, each the parts that `run` takes.
-        modules: where coverage is counted.
         words: what mutations write into texts.
     """
 
     run: Callable[[list[bytes]], None]
     seeds: Sequence[Sequence[bytes]]
-    modules: tuple[str, ...]
     words: tuple[bytes, ...] = ()
 
     def __call__(self, data: bytes) -> None:
@@ -35,12 +37,8 @@ class Target:
 
 
 def _scratch() -> Path:
-    folder = Path(
-        tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
-    )
-    import atexit
-    import shutil
-
+    memory = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=memory if memory.is_dir() else None))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
@@ -67,14 +65,14 @@ def codec() -> Target:
                 try:
                     message = decode(frame)
                     encode(message)
-                    if isinstance(message, Welcome) and (about := message.model.tokenizer):
-                        if about.tokenizer_json is not None:
-                            binary_frame(about.tokenizer_json, frames[1:])
+                    about = message.model.tokenizer if isinstance(message, Welcome) else None
+                    if about is not None and about.tokenizer_json is not None:
+                        binary_frame(about.tokenizer_json, frames[1:])
                 except (MalformedMessage, WireVersionMismatch):
                     pass
 
     seeds = [[encode(message), b"{}"] for message in (*CLIENT_MESSAGES, *ENGINE_MESSAGES)]
-    return Target(run, seeds, ("protocol",))
+    return Target(run, seeds)
 
 
 def engine() -> Target:
@@ -193,7 +191,7 @@ def engine() -> Target:
     seeds = [[encode(each) for each in requests]]
     seeds += [[encode(message), encode(requests[0])] for message in CLIENT_MESSAGES]
     logging.disable(logging.CRITICAL)
-    return Target(run, seeds, ("protocol", "engine_core.server", "engine_core.scheduler"))
+    return Target(run, seeds)
 
 
 # ---------------------------------------------------------------------- model files
@@ -273,7 +271,8 @@ def gguf() -> Target:
         "tokenizer.chat_template": "{{ messages }}",
     }  # fmt: skip
     pieces = {
-        ggml + "model": "llama", ggml + "tokens": tokens, ggml + "scores": [0.0, 0.0, -1.0, -2.0, -3.0, 0.0],
+        ggml + "model": "llama", ggml + "tokens": tokens,
+        ggml + "scores": [0.0, 0.0, -1.0, -2.0, -3.0, 0.0],
         ggml + "token_type": [3, 3, 1, 1, 1, 6], ggml + "bos_token_id": 0,
         ggml + "eos_token_id": 1, ggml + "unknown_token_id": 2,
     }  # fmt: skip
@@ -316,12 +315,12 @@ def gguf() -> Target:
         "qwen3moe",
     )
     lengths = tuple(len(name).to_bytes(8, "little") + name.encode() for name in names)
-    return Target(run, seeds, ("engine_core.model_files", "engine_core.models"), lengths)
+    return Target(run, seeds, lengths)
 
 
 _LLAMA = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 6, "hidden_size": 32,
-    "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 6,
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 1, "rms_norm_eps": 1e-5, "max_position_embeddings": 64,
     "rope_theta": 10000.0, "tie_word_embeddings": True, "eos_token_id": [1], "hidden_act": "silu",
 }  # fmt: skip
@@ -387,7 +386,7 @@ def safetensors() -> Target:
         config = json.dumps(_LLAMA | variant).encode()
         with_index = index if method is None and variant else b""
         seeds.append([config, save(tensors, {"format": "pt"}), with_index, b'{"top_k": 5}'])
-    return Target(run, seeds, ("engine_core.model_files", "engine_core.models"))
+    return Target(run, seeds)
 
 
 def tokenizer() -> Target:
@@ -431,7 +430,8 @@ def tokenizer() -> Target:
     config = {
         "bos_token": "<s>", "eos_token": {"content": "</s>", "special": True},
         "added_tokens_decoder": {"3": {"content": "<new>", "special": True}},
-        "additional_special_tokens": ["<x>"], "chat_template": [{"name": "default", "template": "x"}],
+        "additional_special_tokens": ["<x>"],
+        "chat_template": [{"name": "default", "template": "x"}],
     }  # fmt: skip
     makers = (
         samples.byte_level, samples.llama2, samples.gemma, samples.metaspace, samples.word_piece,
@@ -443,10 +443,90 @@ def tokenizer() -> Target:
         seeds.append(
             [json.dumps(document).encode(), json.dumps(config).encode(), "hé 漢 a<s>".encode()]
         )
-    return Target(
-        run, seeds, ("engine_core.model_files.hf_tokenizer", "engine_core.model_files.json_file",
-                     "frontend.tokenizer"),
-    )  # fmt: skip
+    return Target(run, seeds)
+
+
+# ---------------------------------------------------------------------- chat templates
+
+
+_SNIPPETS = (
+    "{% for m in messages %}", "{% endfor %}", "{% if m.content %}", "{% else %}", "{% endif %}",
+    "{{ m.role }}", "{{ messages[0]['content'] }}", "{% set ns = namespace(a=1) %}",
+    "{% set ns.a = ns.a + 1 %}",
+    "{{ tools | tojson(indent=4) }}", "{% macro f(x) %}", "{% endmacro %}", "{{ f(f(1)) }}",
+    "{{ raise_exception('no') }}", "{{ strftime_now('%d') }}", "{% generation %}",
+    "{% endgeneration %}", "{% break %}", "{{ ''.__class__ }}", "{{ x|attr('__init__') }}",
+    "{{ '{0.__class__}'.format(1) }}", "{{ dict(a=1).items() }}", "{{ range(9) | list }}",
+    "{{ 'a' * 99 }}", "{{ [1, 2][::-1] }}", "{{ messages | selectattr('role') | list }}",
+    "{{ cycler(1) }}", "{% include 'x' %}", "{%- call f(1) -%}", "{%- endcall -%}",
+    "{% filter upper %}", "{% endfilter %}", "{% raw %}", "{{ 1 / 0 }}", "{{ m | string | trim }}",
+    "{{ loop.index }}", "{{ messages | map(attribute='content') | join }}", "{{ 1 if 2 else 3 }}",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def limited(on_timeout: Callable[..., None]) -> Iterator[None]:
+    """0.3 s of processor time and half a GiB more than there is, instead of a process's limits."""
+    before = signal.signal(signal.SIGPROF, on_timeout)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 29), hard))
+    signal.setitimer(signal.ITIMER_PROF, 0.3)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def chat_template() -> Target:
+    """A template and a conversation in JSON. What `limited` cuts off, the limits of the real
+    process would cut off (test_template_process.py)."""
+    from frontend import template_sandbox
+    from frontend.chat_template import _checked_messages, _plain
+    from frontend.errors import ChatTemplateError
+    from tests.frontend.text.template_samples import PART_TEMPLATES, TEMPLATES
+
+    class CutOff(BaseException):
+        pass
+
+    def cut_off(*_: object) -> None:
+        raise CutOff
+
+    def limit(**options: object) -> None:
+        with contextlib.suppress(ChatTemplateError, CutOff, MemoryError), limited(cut_off):
+            template_sandbox.render(**options)
+
+    def run(parts: list[bytes]) -> None:
+        source, chat = (*parts, b"", b"")[:2]
+        template = source.decode("utf-8", "replace")
+        try:
+            conversation = json.loads(chat)
+            messages = _checked_messages(conversation)
+            tools = _plain(conversation) if "tools" in template else None
+        except (ValueError, RecursionError):  # render_chat says more of these
+            return
+        limit(
+            template=template,
+            messages=messages,
+            add_generation_prompt=len(source) % 2 == 0,
+            continue_final_message=len(chat) % 2 == 0,
+            tools=tools,
+            special_tokens={"bos_token": "<s>"},
+            variables={},
+        )
+
+    chats = [
+        [{"role": "user", "content": "Hello"}],
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"},
+         {"role": "assistant", "content": "So", "tool_calls": [{"function": {"name": "f"}}]}],
+        [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}],
+    ]  # fmt: skip
+    templates = [*TEMPLATES.values(), *PART_TEMPLATES.values(), "".join(_SNIPPETS[:5])]
+    seeds = [[t.encode(), json.dumps(chat).encode()] for t in templates for chat in chats]
+    words = tuple(snippet.encode() for snippet in _SNIPPETS)
+    return Target(run, seeds, words)
 
 
 TARGETS: dict[str, Callable[[], Target]] = {
@@ -455,4 +535,5 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "gguf": gguf,
     "safetensors": safetensors,
     "tokenizer": tokenizer,
+    "chat_template": chat_template,
 }
