@@ -59,6 +59,10 @@ def render_chat(
             "variables": _plain(variables),
         }
         return _process.render(request)
+    except TypeError:
+        raise ChatTemplateError(
+            "messages, tools or variables have keys that are no texts; send plain data as in JSON"
+        ) from None
     except RecursionError:
         raise ChatTemplateError(
             "messages, tools or variables nest too deeply; send plain data of fewer levels"
@@ -125,9 +129,7 @@ def _plain(value: Any) -> Any:
             return float.__float__(value)
         case Mapping():
             return {_plain(key): _plain(item) for key, item in value.items()}
-        case list():
+        case list() | tuple():
             return [_plain(item) for item in value]
-        case tuple():
-            return tuple(_plain(item) for item in value)
         case _:
             return f"<{type(value).__name__}>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import marshal
+import json
 import os
 import select
 import signal
@@ -30,7 +30,7 @@ _DISTRUST = "do not trust this template, pass another one as chat_template"
 class TemplateProcess:
     """Renders one conversation at a time, for all threads.
 
-    A request is marshalled, with its length in 8 bytes before it. The answer is "+" and the prompt
+    A request is JSON, with its length in 8 bytes before it. The answer is "+" and the prompt
     or "-" and the text of a ChatTemplateError, the length in 8 bytes between the two.
     """
 
@@ -47,11 +47,9 @@ class TemplateProcess:
         Raises:
             ChatTemplateError: what that raises, or the limit that was passed.
             RecursionError: `request` is nested too deeply.
+            TypeError: it has keys that JSON cannot hold.
         """
-        try:
-            data = marshal.dumps(request)
-        except ValueError:  # "object too deeply nested to marshal"
-            raise RecursionError from None
+        data = json.dumps(request).encode()
         with self._lock:
             process = self._running()
             assert process.stdin is not None and process.stdout is not None

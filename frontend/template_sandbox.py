@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import marshal
 import os
 import resource
 import signal
@@ -48,7 +47,7 @@ def main() -> None:
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     while len(head := requests.read(8)) == 8:
         try:
-            request = marshal.loads(requests.read(int.from_bytes(head, "little")))
+            request = json.loads(requests.read(int.from_bytes(head, "little")))
             signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
             kind, text = b"+", render(**request)
         except ChatTemplateError as error:

@@ -115,6 +115,11 @@ def test_what_nests_too_deeply_to_be_sent_is_refused():
     assert render_chat(PLAIN, CHAT) == "hi"
 
 
+def test_keys_that_json_cannot_hold_are_refused():
+    with pytest.raises(ChatTemplateError, match="keys that are no texts"):
+        render_chat("{{ x }}", CHAT, x={(1, 2): 3})
+
+
 def test_half_characters_of_a_conversation_come_back_as_they_were():
     assert render_chat(PLAIN, [{"role": "user", "content": "\ud800 é 漢"}]) == "\ud800 é 漢"
 
