@@ -19,6 +19,7 @@ from engine_core.models import ModelError
 from engine_core.models.config import ModelConfig
 from engine_core.models.decoder import Decoder
 from engine_core.models.registry import read_model_config
+from engine_core.prefix_store import PrefixStore
 from engine_core.startup.model import LoadedModel, load_any_model
 from engine_core.startup.runner_spec import Runner, RunnerSpec
 from protocol.errors import ErrorCode
@@ -35,6 +36,7 @@ class ServedModel:
     Args:
         files: that they were loaded from. Not kept, as they map whole models.
         executor: runs `runner`, which `spec` has built.
+        store: blocks on disk, of all weights: their hashes differ.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class ServedModel:
         files: ModelFiles,
         executor: InProcessExecutor,
         runner: Runner,
+        store: PrefixStore | None,
     ) -> None:
         self.fingerprint = files.fingerprint
         self.keeps_cache = not spec.on_device
@@ -52,6 +55,7 @@ class ServedModel:
         self._make_spec = _maker_of(spec)
         self._runner: Runner | None = runner
         self._executor = executor
+        self._store = store
         self._config = config
         self._options = spec.options
         self._device = spec.loaded.ops.device
@@ -151,6 +155,8 @@ class ServedModel:
             max_model_len=self._config.scheduler.max_model_len,
             storage=storage,
         )
+        if self._store is not None:
+            self._runner.storage.attach_disk(self._store)
         spec.warm_up(self._runner)
         self._executor.runner = self._runner
 
