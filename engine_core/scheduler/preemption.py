@@ -1,5 +1,5 @@
-"""Taking a running request's blocks: how it will come back, the move itself, and preemption for a
-more urgent request. Which request is the victim, the policy decides."""
+"""Taking a running request's blocks: how it will come back, and the move itself. Which request is
+the victim, the policy decides."""
 
 import enum
 from typing import assert_never
@@ -158,15 +158,3 @@ class Preemptor:
                 sequence.num_computed_tokens = 0
             request.status = RequestStatus.PREEMPTED
             self._pool.waiting.prepend_request(request)
-
-    def preempt_for_head(self, plan: PlanBuilder, victims: list[Request]) -> None:
-        """Preempt these for a more urgent waiting request, the head of the queue. They are
-        recomputed, behind it."""
-        if not victims:
-            return
-        pool = self._pool
-        head = pool.waiting.peek_request()
-        why = f"request {head.request_id!r} of priority {head.priority} is more urgent"
-        for victim in victims:
-            self.preempt(victim, plan, why, PreemptionMode.RECOMPUTE)
-        pool.counters.num_preemptions_forced += len(victims)
