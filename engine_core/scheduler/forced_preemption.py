@@ -40,6 +40,8 @@ class ForcedPreemption:
 
     def preempt(self, plan: PlanBuilder) -> None:
         """For a plan that is still empty."""
+        if self._pool.waiting is not self._pool.policy.waiting:
+            return  # a fault is being isolated: only its suspects run
         victims = self._select_victims(plan)
         if not victims:
             return
