@@ -33,6 +33,9 @@ class ListRequests(Message, frozen=True, tag=6):
 
 AnyCall = Ping | GetStatistics | ResetPrefixCache | Drain | GetRequestInfo | ListRequests
 
+ADMIN_CALLS = (ResetPrefixCache, Drain)
+"""Calls that change what the engine does for all clients. Over TCP they need an admin's key."""
+
 
 class Pong(Message, frozen=True, tag=1):
     uptime_s: float

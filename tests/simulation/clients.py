@@ -9,9 +9,10 @@ from typing import Any
 from unittest import mock
 
 import frontend.transport as transport_module
-from frontend import AsyncLLM, SamplingParams
+from frontend import AsyncLLM, BeamSearchParams, SamplingParams
 from frontend.errors import ClientClosed, EngineClientError
 from frontend.event_loop import Clock, Timer
+from frontend.outputs import Logprob
 from frontend.session import EngineSession
 from frontend.transport import ZmqTransport
 from protocol.calls import Ping
@@ -26,7 +27,10 @@ class Asked:
 
     name: str
     prompt: list[int]
-    params: SamplingParams
+    params: SamplingParams | BeamSearchParams
+    timeout_s: float | None = None
+    logprobs: dict[int, list[dict[int, Logprob]]] = dataclasses.field(default_factory=dict)
+    """By sample."""
     is_aborted: bool = False
     is_left: bool = False
     """The user left the stream early."""
@@ -125,12 +129,15 @@ class ClientProcess:
     async def ask(self, asked: Asked, *, think_s: float, leave_after: int | None) -> None:
         """One user: reads a stream with pauses, and may leave it early."""
         self.asked.append(asked)
+        assert isinstance(asked.params, SamplingParams)
         num_samples = asked.params.n
         asked.tokens = [[] for _ in range(num_samples)]
         asked.texts = ["" for _ in range(num_samples)]
         asked.reasons = [None] * num_samples
         asked.at_s = self.clock.now()
-        stream = self.llm.generate(asked.prompt, asked.params, asked.name)
+        stream = self.llm.generate(
+            asked.prompt, asked.params, asked.name, timeout_s=asked.timeout_s
+        )
         num_outputs = 0
         last_s = float("inf")
         try:
@@ -140,6 +147,7 @@ class ClientProcess:
                     for part in output.outputs:
                         asked.tokens[part.index] = list(part.token_ids)
                         asked.texts[part.index] = part.text
+                        asked.logprobs[part.index] = part.logprobs or []
                         asked.reasons[part.index] = part.finish_reason
                         asked.details[part.index] = part.detail
                     asked.num_ends += output.finished
@@ -156,6 +164,21 @@ class ClientProcess:
         except EngineClientError as error:
             asked.num_ends += 1
             asked.error = error
+        asked.ended_s = self.clock.now()
+
+    async def ask_beams(self, asked: Asked) -> None:
+        self.asked.append(asked)
+        asked.at_s = self.clock.now()
+        assert isinstance(asked.params, BeamSearchParams)
+        try:
+            found = await self.llm.beam_search(asked.prompt, asked.params, asked.name)
+        except EngineClientError as error:
+            asked.error = error
+        else:
+            asked.tokens = [beam.output_token_ids for beam in found.sequences]
+            asked.reasons = [beam.finish_reason for beam in found.sequences]
+            asked.details[0] = found.detail
+        asked.num_ends += 1
         asked.ended_s = self.clock.now()
 
     async def call(self) -> None:

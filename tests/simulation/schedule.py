@@ -10,10 +10,11 @@ from unittest import mock
 
 import frontend.output_processor as output_processor
 from engine_core.scheduler import SchedulerConfig
-from frontend import SamplingParams
+from frontend import BeamSearchParams, SamplingParams
 from frontend.errors import ClientClosed, EngineDied, EngineUnavailable, QueueFull, RequestRejected
 from protocol.sampling import sequence_seed
-from tests.engine_core.scheduler.paged_model import VOCAB, next_token
+from tests.engine_core.scheduler.oracle import beam_answer
+from tests.engine_core.scheduler.paged_model import VOCAB, log_probabilities, next_token
 from tests.frontend.fake_model import TOKENIZER
 from tests.simulation.clients import Asked, ClientProcess
 from tests.simulation.engine_process import MAX_MODEL_LEN, EngineProcess
@@ -46,6 +47,8 @@ class Settings:
     away_s: tuple[float, ...] = (0.05, 0.5, 3.0)
     stays_away: tuple[bool, ...] = (False, False, False, True)
     """Behind a drain the engine is started again only when all clients have given up."""
+    is_tight: tuple[bool, ...] = (False, False, True)
+    """Little memory for many small requests: they preempt each other."""
     num_clients: tuple[int, ...] = (1, 2, 3)
     num_requests: tuple[int, ...] = (1, 3, 6)
     """Of each client."""
@@ -57,10 +60,11 @@ class Settings:
 
 def only(**what: tuple[Any, ...]) -> Settings:
     """No faults but those."""
+    flags = ("is_tight", "stays_away")
     nothing = {
-        field.name: (False,) if field.name == "stays_away" else (0,)
+        field.name: (False,) if field.name in flags else (0,)
         for field in dataclasses.fields(Settings)
-        if field.name.startswith("num_") or field.name in ("fault_rate", "stays_away")
+        if field.name.startswith("num_") or field.name in ("fault_rate", *flags)
     }
     kept = {"num_clients": (3,), "num_requests": (6,), "max_queued": (None,)}
     return Settings(**(nothing | kept | what))
@@ -83,6 +87,8 @@ class Report:
 class Simulation:
     def __init__(self, seed: int, settings: Settings) -> None:
         self.random = Random(seed)
+        self.random_kinds = Random(seed + 3)
+        """What kind of request, apart from the faults and their times."""
         self.settings = settings
         self.report = Report(seed)
         self.trace: list[str] = []
@@ -91,6 +97,7 @@ class Simulation:
         self.engines: list[EngineProcess] = []
         self.clients: list[ClientProcess] = []
         self.away_s = 0.0
+        self.jumped_s = 0.0
         self.is_over = False
         self.has_faults = False
         self.num_drains = 0
@@ -150,6 +157,9 @@ class Simulation:
         self.network.latency_s = draw.choice([0.0001, 0.002, 0.02])
         self.num_blocks = draw.choice([152, 170])  # the largest request alone has room
         self.num_host_blocks = draw.choice([0, 0, 24])
+        self.is_tight = self.random_kinds.choice(settings.is_tight)
+        if self.is_tight:
+            self.num_blocks, self.num_host_blocks = 30, self.random_kinds.choice([0, 24, 60])
         self.config = SchedulerConfig(
             max_num_batched_tokens=draw.choice([8, 16, 64]),
             max_num_seqs=draw.choice([3, 8, 16]),
@@ -157,6 +167,7 @@ class Simulation:
             max_steps_in_flight=draw.choice([1, 2]),
             max_queued_requests=draw.choice(settings.max_queued),
             scheduling_policy=draw.choice(["fcfs", "fair"]),
+            preemption_mode=self.random_kinds.choice(["default", "swap", "recompute", "auto"]),
         )
         self.fault_rate = draw.choice(settings.fault_rate)
         self.kills_left = draw.choice(settings.num_kills)
@@ -167,27 +178,46 @@ class Simulation:
     def params(self) -> SamplingParams:
         draw = self.random
         stop = draw.choice([None, None, None, ["!#", '"'], ["$$$"]])
+        most_samples, most_tokens = (2, 30) if self.is_tight else (3, 150)
         return SamplingParams(
-            n=draw.choice([1, 1, 1, 2, 3]),
+            n=min(draw.choice([1, 1, 1, 2, 3]), most_samples),
             temperature=1.0,
             seed=draw.getrandbits(32),
-            max_tokens=draw.choice([1, 3, 20, 40, 150]),
+            max_tokens=min(draw.choice([1, 3, 20, 40, 150]), most_tokens),
             stop=stop,
             stop_token_ids=draw.choice([[], [], [0]]),
+            logprobs=self.random_kinds.choice([None] * 7 + [2]),
+        )
+
+    def beam_search_params(self) -> BeamSearchParams:
+        draw = self.random_kinds
+        return BeamSearchParams(
+            beam_width=2,
+            max_tokens=draw.choice([1, 5, 30]),
+            length_penalty=draw.choice([0.0, 1.0]),
+            early_stopping=draw.choice([False, True, "never"]),
+            ignore_eos=True,
         )
 
     async def serve_client(self, client: ClientProcess) -> None:
         await client.open()
         draw = client.random
         shared = [self.random.randrange(VOCAB) for _ in range(20)]
-        for number in range(draw.choice(self.settings.num_requests)):
-            await client.clock.sleep(draw.choice([0.0, 0.0, 0.05, 1.0]))
+        num_requests = draw.choice(self.settings.num_requests) * (1 + self.is_tight)
+        for number in range(num_requests):
+            pause_s = draw.choice([0.0, 0.0, 0.05, 1.0])
+            await client.clock.sleep(0.0 if self.is_tight else pause_s)
             own = [draw.randrange(VOCAB) for _ in range(draw.randrange(1, 30))]
             asked = Asked(
                 f"{client.name}/{number}",
                 draw.choice([shared, []]) + own,
                 self.params(),
+                timeout_s=self.random_kinds.choice([None] * 9 + [0.1, 1.0, 30.0]),
             )
+            if self.random_kinds.random() < 0.1:
+                asked.params = self.beam_search_params()
+                client.spawn(client.ask_beams(asked))
+                continue
             client.spawn(
                 client.ask(
                     asked,
@@ -298,6 +328,7 @@ class Simulation:
         seconds = self.random.choice([0.5, 3.0])
         self.log(f"the engine's clock jumps by {seconds} s")
         self.engine.clock_skew_s += seconds
+        self.jumped_s += seconds
 
     # ------------------------------------------------------------------ run and judge
 
@@ -390,14 +421,23 @@ class Simulation:
             assert asked.num_ends <= 1
         elif not asked.is_left:
             assert asked.num_ends == 1, f"{asked.name}: {asked.num_ends} terminal events"
+        if isinstance(asked.params, BeamSearchParams):
+            self._judge_beams(asked, asked.params)
         for index, (tokens, reason) in enumerate(zip(asked.tokens, asked.reasons, strict=True)):
-            whole, text, why = answer(asked, index)
+            if isinstance(asked.params, BeamSearchParams):
+                break
+            whole, text, why = answer(asked, asked.params, index)
             what = f"{asked.name}[{index}]: {tokens} ({reason}: {asked.details.get(index)}), "
             what += f"the model says {whole} ({why})"
             assert tokens == whole[: len(tokens)], what
+            if asked.params.logprobs is not None:
+                self._judge_logprobs(asked, index, asked.params.logprobs)
             if reason in ("stop", "length"):
                 assert (tokens, reason) == (whole, why), what
                 assert asked.texts[index] == text, f"{asked.texts[index]!r} is not {text!r}: {what}"
+            elif reason == "timeout":
+                assert asked.timeout_s is not None, what
+                assert asked.ended_s - asked.at_s > 0.9 * asked.timeout_s - self.jumped_s, what
             elif reason == "abort":
                 assert asked.is_aborted or self.num_drains, what
             elif reason == "error":
@@ -431,14 +471,44 @@ class Simulation:
         )
         assert excuse, f"{asked.name} failed: {asked.error!r}"
 
+    def _judge_logprobs(self, asked: Asked, index: int, wanted: int) -> None:
+        """The likeliest tokens of each position, in order, and their values."""
+        entries = asked.logprobs.get(index, [])
+        assert len(entries) == len(asked.tokens[index]), f"{asked.name}: {len(entries)} logprobs"
+        for position, entry in enumerate(entries):
+            prefix = [*asked.prompt, *asked.tokens[index][:position]]
+            values, best = log_probabilities(prefix, None), best_tokens(prefix, wanted)
+            assert list(entry) == best, f"{asked.name}[{index}]: {entry}, the model says {best}"
+            for token, found in entry.items():
+                assert abs(found.logprob - values[token]) < 1e-6, (found, values)
+
+    def _judge_beams(self, asked: Asked, params: BeamSearchParams) -> None:
+        is_over = asked.num_ends and asked.error is None and not asked.is_aborted
+        if not is_over or (not asked.tokens and (self.num_drains or self.has_faults)):
+            return
+        request = mock.Mock(
+            sampling_params=params.sampling_params().to_wire(len(asked.prompt), MAX_MODEL_LEN),
+            num_prompt_tokens=len(asked.prompt),
+            prompt_token_ids=asked.prompt,
+            cache_salt=None,
+        )
+        expected = beam_answer(request, params.to_wire(), MAX_MODEL_LEN)
+        assert asked.tokens == expected, (
+            f"{asked.name}: {asked.tokens}, the model says {expected}; {asked.details}"
+        )
+
     def _explain(self, why: str) -> str:
         lines = "\n".join(self.trace)
         return f"seed {self.report.seed}: {why}\n{lines}"
 
 
-def answer(asked: Asked, index: int) -> tuple[list[int], str, str]:
+def best_tokens(prefix: list[int], num_tokens: int) -> list[int]:
+    values = log_probabilities(prefix, None)
+    return sorted(range(VOCAB), key=lambda token: -values[token])[:num_tokens]
+
+
+def answer(asked: Asked, params: SamplingParams, index: int) -> tuple[list[int], str, str]:
     """What the model alone says to sequence `index`: tokens, text, finish reason."""
-    params = asked.params
     assert params.seed is not None
     seed = params.seed if index == 0 else sequence_seed(params.seed, index)
     tokens: list[int] = []
@@ -446,7 +516,11 @@ def answer(asked: Asked, index: int) -> tuple[list[int], str, str]:
     assert params.max_tokens is not None
     limit = min(params.max_tokens, MAX_MODEL_LEN - len(asked.prompt))
     while True:
-        token = next_token([*asked.prompt, *tokens], None, seed)
+        prefix = [*asked.prompt, *tokens]
+        if params.logprobs is None:
+            token = next_token(prefix, None, seed)
+        else:
+            token = best_tokens(prefix, 1)[0]
         tokens.append(token)
         if token in (params.stop_token_ids or []):
             return tokens, TOKENIZER.decode(tokens[:-1]), "stop"

@@ -20,7 +20,7 @@ _MOST_SCHEDULES = 1500
 
 
 def unread_messages_are_lost():
-    """A1: libzmq drops them at the end of a connection, and only some are read then."""
+    """libzmq drops them at the end of a connection, and only some are read then."""
     receive = ZmqTransport._receive
 
     def at_most_64(self, max_messages):
@@ -33,13 +33,12 @@ def unread_messages_are_lost():
 
 
 def again_reaches_the_caller():
-    """A2."""
     suppress = lambda *_errors: contextlib.nullcontext()  # noqa: E731
     return mock.patch.object(transport_module.contextlib, "suppress", suppress)
 
 
 def refused_requests_are_sent_for_ever():
-    """A3: no count, no delay."""
+    """No count, no delay."""
     stack = contextlib.ExitStack()
     stack.enter_context(mock.patch.object(session_module, "_MAX_REPORTS", 10**9))
     stack.enter_context(mock.patch.object(session_module, "_MAX_BACK_OFF_S", 0.0))
@@ -47,14 +46,13 @@ def refused_requests_are_sent_for_ever():
 
 
 def resumed_requests_count_as_new():
-    """A4."""
     return mock.patch.object(
         Request, "is_resumed", property(lambda _: False, lambda *_: None), create=True
     )
 
 
 def close_cancels_those_that_wait():
-    """A5: the recovery's cancellation reaches them."""
+    """The recovery's cancellation reaches them."""
 
     async def ready(self):
         while self._connection is None:
@@ -67,7 +65,7 @@ def close_cancels_those_that_wait():
 
 
 def plans_change_later():
-    """A8: the list of copies is emptied and filled again."""
+    """The list of copies is emptied and filled again."""
     take = PendingCopies.take
 
     def live(self):
@@ -80,7 +78,6 @@ def plans_change_later():
 
 
 def new_requests_do_not_wait_for_the_engine():
-    """A14."""
     return mock.patch.object(
         EngineSession, "_recover", lambda self: self._connect(self._options.connect_timeout_s)
     )
@@ -98,7 +95,7 @@ PLANTS = [
 
 
 DRAINS = only(num_pauses=(3,), num_drains=(1,), stays_away=(True,))
-"""What A1 needs: a client that is busy while the engine finishes what it has, and goes for good."""
+"""A client that is busy while the engine finishes what it has, and goes for good."""
 
 
 @pytest.mark.slow
@@ -117,7 +114,6 @@ def test_a_planted_defect_is_found(plant, record_property):
 
 @pytest.mark.slow
 def test_an_unbounded_reading_of_messages_is_found():
-    """A7."""
     with (
         mock.patch.object(inbox_module, "_MAX_MESSAGES", 10**9),
         mock.patch.object(inbox_module, "_MAX_DRAIN_S", 10**9),

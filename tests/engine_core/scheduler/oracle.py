@@ -5,11 +5,11 @@ import dataclasses
 import random
 
 import numpy as np
-from paged_model import VOCAB, log_probabilities, next_token
 
 from engine_core.scheduler import Request, SchedulerConfig
 from engine_core.scheduler.beam_search import BeamCandidates, BeamSearch
 from protocol.sampling import BeamSearchParams, SamplingParams, sequence_seed
+from tests.engine_core.scheduler.paged_model import VOCAB, log_probabilities, next_token
 
 EOS = 0
 SHARED = [[1, 2, 3, 4] * 5, [1, 2, 3, 4, 1, 2, 2, 2, 2, 2, 2, 2], [4] * 12]
