@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from engine_core.errors import ConfigurationError, ExitCode
+from engine_core.oom_kills import count_oom_kills
 from engine_core.suspects import Suspects
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,11 @@ class RestartLimit:
 
 
 def supervise(
-    serve: Callable[[Suspects], int], *, max_restarts: int, drain_timeout_s: float
+    serve: Callable[[Suspects], int],
+    *,
+    max_restarts: int,
+    drain_timeout_s: float,
+    oom_kills: Callable[[], int] = count_oom_kills,
 ) -> int:
     """Run `serve` in child processes, one after the other, until one drains or is told to.
 
@@ -81,6 +86,7 @@ def supervise(
     is_first = True
     while True:
         parent = os.getpid()
+        num_oom_kills = oom_kills()
         child = os.fork()
         if not child:
             _end_with(parent)
@@ -88,7 +94,9 @@ def supervise(
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             return serve(suspects)
         code, is_stopping = _wait(child, drain_timeout_s)
+        by_oom_killer = code == -signal.SIGKILL and oom_kills() > num_oom_kills
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        how += ", out of memory" if by_oom_killer else ""
         if code == ExitCode.DRAINED or (is_stopping and -code in _STOPS):
             return ExitCode.DRAINED
         if is_stopping:
@@ -97,7 +105,7 @@ def supervise(
         if code == ExitCode.WRONG_OPTIONS or (code == ExitCode.START_FAILED and is_first):
             return code  # the next start would fail alike
         is_first = False
-        suspects.count_death(code)
+        suspects.count_death(code, by_oom_killer=by_oom_killer)
         delay_s = limit.next_delay_s(time.monotonic())
         if delay_s is None:
             logger.error(
