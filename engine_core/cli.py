@@ -59,6 +59,60 @@ def _serve(options: EngineOptions, suspects: "Suspects | None" = None) -> int:
         return _print_error(str(error), ExitCode.START_FAILED)
 
 
+keys = App(
+    name="keys",
+    help="Make the engine's key, and a first admin's; `keys add NAME` makes one for a client.",
+    default_parameter=Parameter(show=True),
+)
+app.command(keys)
+
+_KeyFolder = Annotated[
+    Path | None,
+    Parameter(help="Where the keys are. [default: in the user's configuration]"),
+]
+
+
+@keys.default
+def _make_keys(*, folder: _KeyFolder = None) -> int:
+    return _with_keys(folder, "admin", is_admin=True, is_new=True)
+
+
+@keys.command(name="add")
+def _add_key(
+    name: Annotated[str, Parameter(help="Of the client; its requests count for this tenant.")],
+    /,
+    *,
+    admin: Annotated[
+        bool,
+        Parameter(help="May also drain, reset and read about all requests.", negative=""),
+    ] = False,
+    folder: _KeyFolder = None,
+) -> int:
+    """Make a client's key. A running engine takes it at once; it stops taking it for new
+    connections when authorized/NAME.key is removed."""
+    return _with_keys(folder, name, is_admin=admin, is_new=False)
+
+
+def _with_keys(folder: Path | None, name: str, *, is_admin: bool, is_new: bool) -> int:
+    from platformdirs import user_config_path
+
+    from engine_core.server.keys import KeyFolder
+
+    key_folder = KeyFolder((folder or user_config_path("engine-core") / "keys").absolute())
+    try:
+        if is_new:
+            key_folder.make()
+        file = key_folder.add(name, is_admin=is_admin)
+    except ConfigurationError as error:
+        return _print_error(str(error), ExitCode.WRONG_OPTIONS)
+    lines = [f"key {name!r}{' (admin)' if is_admin else ''} for clients: {file}"]
+    lines += ["move that file to the client, and use it there: engine-client --keys FILE ..."]
+    if is_new:
+        lines += [f"serve with: engine-core --bind tcp://HOST:PORT --keys {key_folder.folder} ..."]
+    print("\n".join(lines))  # noqa: T201 - no secret among them
+    return 0
+
+
 @app.command(name="--help-all")
 def _help_all() -> None:
     """Display every option and exit."""

@@ -29,6 +29,7 @@ from engine_core.scheduler import (
     Scheduler,
     SchedulerOutput,
 )
+from engine_core.server.access import owned_request, permitted_answer
 from engine_core.server.clients import Client, ClientRegistry
 from engine_core.server.inbox import Inbox, Incoming
 from engine_core.server.limited_log import LimitedLog
@@ -74,6 +75,7 @@ class EngineCore:
 
     Args:
         observers: follow the loop, beside the two for the requests' and the steps' times.
+        isolates_tenants: a tenant finds no prefixes of another in the cache.
         clock: seconds; the same one that inbox, outbox, executor and lifecycle go by.
     """
 
@@ -90,6 +92,7 @@ class EngineCore:
         eos_token_ids: tuple[int, ...],
         observers: Sequence[StepObserver] = (),
         compilations: CompileCounter | None = None,
+        isolates_tenants: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if scheduler.max_steps_in_flight > executor.max_steps_in_flight:
@@ -106,6 +109,7 @@ class EngineCore:
         self._validator = validator
         self._eos_token_ids = eos_token_ids
         self._compilations = compilations or CompileCounter()
+        self._isolates_tenants = isolates_tenants
         self._clock = clock
         self._client_log = LimitedLog(logger, logging.INFO, clock)
         self._started_s = clock()
@@ -160,7 +164,8 @@ class EngineCore:
                     self._abort(client.request_ids.intersection(message.request_ids))
                     self._abort_samples(client, message.samples)
                 case Call():
-                    self._outbox.post(client, self.answer_call(message))
+                    answer = permitted_answer(client, message, self.answer_call)
+                    self._outbox.post(client, answer)
                 case _:
                     assert_never(message)
         for client in self._clients.take_departed():
@@ -176,6 +181,7 @@ class EngineCore:
                     ErrorCode.DRAINING, "the engine is draining; send the request to another"
                 )
             self._validator.check(message)
+            message = owned_request(client, message, isolates=self._isolates_tenants)
             request = Request.from_engine_core_request(
                 message,
                 client_index=client.index,

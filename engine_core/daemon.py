@@ -14,6 +14,7 @@ from engine_core.errors import ExitCode
 from engine_core.lifecycle import Lifecycle
 from engine_core.logs import log_to_stderr
 from engine_core.options.engine import EngineOptions
+from engine_core.server.keys import KeyFolder
 from engine_core.server.transport import ZmqTransport
 from engine_core.startup.before_torch import (
     check_kernels_package,
@@ -55,7 +56,9 @@ def run_daemon(options: EngineOptions, suspects: Suspects | None = None) -> int:
         drain_timeout_s=options.drain_timeout, exit_on_stdin_eof=options.exit_on_stdin_eof
     )
     # The address first: if it is taken, say so before the model has been loaded.
-    with ZmqTransport(options.bind) as transport:
+    security = options.security
+    keys = None if security.keys is None else KeyFolder(security.keys)
+    with ZmqTransport(options.bind, keys=keys, is_insecure=security.insecure) as transport:
         core, config = _start(options, transport, lifecycle, phases)
         if suspects is not None:
             core.watch_suspects(suspects)

@@ -3,6 +3,8 @@
 import contextlib
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from frontend.connection import ConnectionOptions
@@ -21,6 +23,7 @@ from protocol.addresses import check_address, default_address
 from protocol.codec import binary_frame
 from protocol.errors import InvalidParameter
 from protocol.explanations import RequestInfo
+from protocol.keys import ClientKey, read_secret_file
 from protocol.outputs import ModelInfo
 
 T = TypeVar("T")
@@ -49,10 +52,12 @@ class AsyncLLM:
         silence_timeout_s: an engine that sends nothing for longer is considered lost. It sends
             nothing during a step; the end of its process or machine is noticed much sooner.
         seed: of the seeds drawn for requests that have none; default: unpredictable.
+        keys: the file made by `engine-core keys add`, for an engine that listens on TCP with keys.
         engine_options: none; `launch` takes them.
 
     Raises:
-        InvalidInput: an option that is not one of a client, or an address of neither kind.
+        InvalidInput: an option that is not one of a client, an address of neither kind, or a key
+            that cannot be read.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class AsyncLLM:
         reconnect_timeout_s: float = 60.0,
         silence_timeout_s: float = 300.0,
         seed: int | None = None,
+        keys: str | PathLike[str] | None = None,
         **engine_options: Any,
     ) -> None:
         if engine_options:
@@ -72,8 +78,16 @@ class AsyncLLM:
                 "`address`; to start one use `await AsyncLLM.launch(model, ...)`"
             )
         self.address = address or default_address()
+        self._key: ClientKey | None = None
         try:
             check_address(self.address)
+            if keys is not None:
+                if not self.address.startswith("tcp://"):
+                    raise InvalidParameter(
+                        f"keys has no effect at {self.address}, where the socket's permissions say "
+                        "who may connect; omit it, or give the engine's tcp:// address"
+                    )
+                self._key = read_secret_file(Path(keys), ClientKey)
         except InvalidParameter as error:
             raise InvalidInput(str(error)) from None
         self._options = ConnectionOptions(
@@ -97,7 +111,7 @@ class AsyncLLM:
 
         Raises:
             EngineUnavailable: no engine answers there.
-            EngineRefused: the engine speaks another wire version.
+            EngineRefused: the engine speaks another wire version, or does not take the key.
         """
         client = cls(address, **options)
         await client.open()
@@ -141,7 +155,10 @@ class AsyncLLM:
         """
         if self._session is None:
             self._session = EngineSession(
-                ZmqTransport(self.address), self._options, clock=self._clock, child=self._child
+                ZmqTransport(self.address, self._key),
+                self._options,
+                clock=self._clock,
+                child=self._child,
             )
         try:
             await self.ready()

@@ -5,7 +5,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 
-from frontend.errors import EngineRefused, EngineUnavailable
+from frontend.errors import EngineClientError, EngineRefused, EngineUnavailable
 from frontend.event_loop import Clock, Timer
 from frontend.transport import Frames, Transport
 from protocol.base import WIRE_VERSION, Message
@@ -135,7 +135,7 @@ class Connection:
         if not self._welcome.done():
             self._welcome.set_exception(self._unavailable(f" (waited {timeout_s:g} s)"))
 
-    def _fail(self, reason: str, error: ProtocolError | None = None) -> None:
+    def _fail(self, reason: str, error: ProtocolError | EngineClientError | None = None) -> None:
         self._shut_down()
         if self._welcome.done():
             self._on_lost(reason)

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
 from frontend.async_llm import AsyncLLM
@@ -35,6 +36,7 @@ class LLM:
 
     Args:
         model: a folder, a .gguf file, a known name or a hub id.
+        keys: the file made by `engine-core keys add`, for an engine at a TCP address with keys.
         seed: of the seeds drawn for requests that have none.
         startup_timeout_s: for an engine started here to get ready.
         reconnect_timeout_s: for a lost engine at `address` to come back.
@@ -52,6 +54,7 @@ class LLM:
         model: str | None = None,
         *,
         address: str | None = None,
+        keys: str | PathLike[str] | None = None,
         seed: int | None = None,
         startup_timeout_s: float = 600.0,
         reconnect_timeout_s: float = 60.0,
@@ -62,15 +65,17 @@ class LLM:
                 f"{sorted(engine_options)} are options of an engine that is started here; give a "
                 "model, or set them where the engine is started"
             )
-        if model is not None and address is not None:
+        if model is not None and (address is not None or keys is not None):
             raise InvalidInput(
-                "model and address were both given; a model starts an engine, an address names a "
-                "running one: give one of them"
+                "model was given with address or keys; a model starts an engine, an address names "
+                "a running one: give one of them"
             )
         self._thread = LoopThread("engine-client")
         try:
             self._client = self._thread.run_and_wait(
-                AsyncLLM.connect(address, seed=seed, reconnect_timeout_s=reconnect_timeout_s)
+                AsyncLLM.connect(
+                    address, seed=seed, reconnect_timeout_s=reconnect_timeout_s, keys=keys
+                )
                 if model is None
                 else AsyncLLM.launch(
                     model, seed=seed, startup_timeout_s=startup_timeout_s, **engine_options

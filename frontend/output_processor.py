@@ -325,9 +325,13 @@ class OutputProcessor:
         self._in_flight.clear()
         return requests
 
-    def pop_rejected(self, wire_id: str) -> RequestState | None:
-        """The request that the engine refused under this id; None if it was removed."""
-        part = self._in_flight.pop(wire_id, None)
+    def pop_rejected(self, wire_id: str, *, keep_resumed: bool) -> RequestState | None:
+        """The request that the engine refused under this id; None if it was removed, or kept: with
+        `keep_resumed` one that was interrupted goes on with the next engine."""
+        part = self._in_flight.get(wire_id)
+        if keep_resumed and part is not None and part.request.metrics.num_resumptions:
+            return None
+        self._in_flight.pop(wire_id, None)
         return None if part is None else part.request
 
     def process_outputs(

@@ -164,7 +164,8 @@ class EngineSession:
                 self._num_losses = 0
                 self._send_abort(*self.requests.process_outputs(message))
             case Rejected():
-                request = self.requests.pop_rejected(message.request_id)
+                is_draining = message.code is ErrorCode.DRAINING
+                request = self.requests.pop_rejected(message.request_id, keep_resumed=is_draining)
                 if request is not None:
                     kind = QueueFull if message.code is ErrorCode.QUEUE_FULL else RequestRejected
                     request.fail(

@@ -28,6 +28,8 @@ class ErrorCode(enum.StrEnum):
     """The client did not read what it was sent, and was dropped."""
     KILLED_ENGINE = "killed_engine"
     """The engine died of this request again and again; do not send it again."""
+    PERMISSION_DENIED = "permission_denied"
+    """It needs an admin's key."""
     INTERNAL = "internal"
 
 

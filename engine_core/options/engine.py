@@ -11,6 +11,7 @@ from cyclopts import Parameter, validators
 
 from engine_core.errors import ConfigurationError
 from engine_core.options.scheduling import SchedulingOptions
+from engine_core.options.security import SecurityOptions
 from engine_core.options.values import (
     AT_LEAST_ONE,
     AT_LEAST_ZERO,
@@ -178,6 +179,7 @@ class EngineOptions:
             is_common=True,
         ),
     ] = None
+    security: SecurityOptions = dataclasses.field(default_factory=SecurityOptions)
     drain_timeout: Annotated[
         float,
         option(
@@ -278,6 +280,10 @@ class EngineOptions:
             raise ConfigurationError(
                 "--host-cache-memory has no effect with --preemption-mode recompute and "
                 "--no-enable-prefix-caching; omit it, or one of those"
+            )
+        if self.security.isolate_tenants and not self.enable_prefix_caching:
+            raise ConfigurationError(
+                "--isolate-tenants has no effect with --no-enable-prefix-caching; omit one of them"
             )
         if self.max_restarts is not None and not self.supervise:
             raise ConfigurationError(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from msgspec.structs import replace
 
 from engine_core.model_files.interface import TokenizerFiles
-from engine_core.server.clients import Client, ClientRegistry
+from engine_core.server.clients import Client, ClientRegistry, Rights
 from engine_core.server.limited_log import LimitedLog
 from engine_core.server.outbox import Outbox
 from engine_core.server.transport import Frame, Transport
@@ -36,6 +36,7 @@ class Inbox:
     Args:
         idle_wait_s: how long a blocking drain waits; short enough for heartbeats to be on time.
         welcome: makes the answer to a HELLO: the message and its binary frames.
+        rights: of a routing id; default: all.
         clock: seconds; the loop's.
     """
 
@@ -47,6 +48,7 @@ class Inbox:
         *,
         idle_wait_s: float,
         welcome: Callable[[Hello], tuple[Message, list[Frame]]],
+        rights: Callable[[bytes], Rights] = lambda _identity: Rights(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
@@ -54,6 +56,7 @@ class Inbox:
         self._outbox = outbox
         self._idle_wait_s = idle_wait_s
         self._welcome = welcome
+        self._rights = rights
         self._clock = clock
         self._arrivals = LimitedLog(logger, logging.INFO, clock)
         self._refusals = LimitedLog(logger, logging.WARNING, clock)
@@ -118,7 +121,7 @@ class Inbox:
         return None
 
     def _welcome_client(self, identity: bytes, hello: Hello) -> None:
-        client = self._clients.add(identity, hello.client_name)
+        client = self._clients.add(identity, hello.client_name, self._rights(identity))
         self._arrivals.log("connected", f"{client!s:.100} connected")
         message, frames = self._welcome(hello)
         self._outbox.post(client, message, frames)

@@ -144,7 +144,14 @@ def _assemble(
     outbox = Outbox(transport, clients, heartbeat_s=HEARTBEAT_S)
     handshake = _handshake(opened, config, vocab_size)
     return EngineCore(
-        inbox=Inbox(transport, clients, outbox, idle_wait_s=HEARTBEAT_S, welcome=handshake.welcome),
+        inbox=Inbox(
+            transport,
+            clients,
+            outbox,
+            idle_wait_s=HEARTBEAT_S,
+            welcome=handshake.welcome,
+            rights=transport.rights,
+        ),
         outbox=outbox,
         clients=clients,
         scheduler=Scheduler(config.scheduler, kv_cache),
@@ -160,6 +167,7 @@ def _assemble(
         eos_token_ids=opened.files.eos_token_ids,
         observers=() if config.trace is None else (_trace_writer(config.trace, config, replayed),),
         compilations=compilations,
+        isolates_tenants=config.isolate_tenants,
     )
 
 

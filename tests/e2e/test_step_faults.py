@@ -8,6 +8,8 @@ from daemons import running_daemon
 from engine_core.errors import ExitCode
 from frontend import AsyncLLM, SamplingParams
 
+pytestmark = pytest.mark.slow
+
 FAULTY = """
 import os, sys
 from pathlib import Path

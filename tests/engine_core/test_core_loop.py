@@ -25,7 +25,7 @@ from engine_core.scheduler import (
     Scheduler,
     SchedulerConfig,
 )
-from engine_core.server.clients import ClientRegistry
+from engine_core.server.clients import ClientRegistry, Rights
 from engine_core.server.validation import RequestValidator
 from protocol.errors import ErrorCode
 from protocol.outputs import FinishReason, Rejected
@@ -141,7 +141,7 @@ class Served:
         self.log = []
         self.lifecycle = Lifecycle(drain_timeout_s=60.0, clock=clock)
         clients = ClientRegistry()
-        self.client = clients.add(b"client", "test")
+        self.client = clients.add(b"client", "test", Rights())
         self.sent = RecordingOutbox(clients, self.log)
         self.runner = Runner(runner_depth or depth, self.log, fails, fails_at_once, poison)
         steps = [
