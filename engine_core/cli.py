@@ -2,6 +2,8 @@
 torch and the rest load only once the options are known to be good.
 """
 
+import contextlib
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +12,15 @@ import cyclopts
 from cyclopts import App, Parameter
 
 from engine_core.errors import ConfigurationError, ExitCode, StartupError
+from engine_core.logs import flush_standard_streams, log_to_stderr, open_standard_streams
 from engine_core.options.engine import EngineOptions
 
 if TYPE_CHECKING:
+    from engine_core.owner import Owner
+    from engine_core.service_manager import ServiceManager
     from engine_core.suspects import Suspects
+
+logger = logging.getLogger(__name__)
 
 app = App(
     name="engine-core",
@@ -32,31 +39,49 @@ _DEFAULTS = EngineOptions()
 
 @app.default
 def serve(options: EngineOptions = _DEFAULTS) -> int:
-    if not options.supervise:
-        return _serve(options)
-    from engine_core.logs import log_to_stderr
-    from engine_core.supervisor import DEFAULT_MAX_RESTARTS, supervise
+    log_to_stderr(options.log_level, options.log_format)
+    from engine_core.owner import Owner
+    from engine_core.service_manager import ServiceManager
 
-    log_to_stderr(options.log_level)
+    service_manager = ServiceManager()
     try:
+        owner = Owner(watches_stdin=options.exit_on_stdin_eof, pid=options.parent_pid)
+        if not options.supervise:
+            return _serve(options, owner, service_manager)
+        from engine_core.supervisor import DEFAULT_MAX_RESTARTS, supervise
+
         return supervise(
-            lambda suspects: _serve(options, suspects),
+            lambda suspects: _serve(options, owner, service_manager, suspects),
             max_restarts=options.max_restarts or DEFAULT_MAX_RESTARTS,
             drain_timeout_s=options.drain_timeout,
+            owner=owner,
+            service_manager=service_manager,
         )
     except ConfigurationError as error:
-        return _print_error(str(error), ExitCode.WRONG_OPTIONS)
+        return _end_with(error, ExitCode.WRONG_OPTIONS, options)
 
 
-def _serve(options: EngineOptions, suspects: "Suspects | None" = None) -> int:
+def _serve(
+    options: EngineOptions,
+    owner: "Owner",
+    service_manager: "ServiceManager",
+    suspects: "Suspects | None" = None,
+) -> int:
     from engine_core.daemon import run_daemon
 
     try:
-        return run_daemon(options, suspects)
+        return run_daemon(options, owner, service_manager, suspects)
     except ConfigurationError as error:
-        return _print_error(str(error), ExitCode.WRONG_OPTIONS)
+        return _end_with(error, ExitCode.WRONG_OPTIONS, options)
     except StartupError as error:
-        return _print_error(str(error), ExitCode.START_FAILED)
+        return _end_with(error, ExitCode.START_FAILED, options)
+
+
+def _end_with(error: StartupError, code: ExitCode, options: EngineOptions) -> int:
+    if options.log_format == "text":
+        return _print_error(str(error), code)
+    logger.error("%s", error)
+    return code
 
 
 keys = App(
@@ -143,7 +168,8 @@ def _with_config(
 
 
 def _print_error(text: str, code: ExitCode) -> int:
-    print(f"engine-core: {text}", file=sys.stderr)  # noqa: T201
+    with contextlib.suppress(OSError):  # a full disk, or nobody reads it
+        print(f"engine-core: {text}", file=sys.stderr)  # noqa: T201
     return code
 
 
@@ -155,10 +181,12 @@ def _version() -> str:
 
 def main() -> None:
     """Entry point. Exit codes: `ExitCode`."""
+    open_standard_streams()
     try:
         code = app.meta(exit_on_error=False, result_action="return_value")
     except cyclopts.CycloptsError:
-        sys.exit(ExitCode.WRONG_OPTIONS)
+        code = ExitCode.WRONG_OPTIONS
+    flush_standard_streams()
     sys.exit(int(code or 0))
 
 

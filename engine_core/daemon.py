@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from engine_core.errors import ExitCode
 from engine_core.lifecycle import Lifecycle
-from engine_core.logs import log_to_stderr
 from engine_core.options.engine import EngineOptions
+from engine_core.owner import Owner
 from engine_core.server.keys import KeyFolder
 from engine_core.server.transport import ZmqTransport
+from engine_core.service_manager import READY, STOPPING, ServiceManager
 from engine_core.startup.before_torch import (
     check_kernels_package,
     load_torch_library_beside,
@@ -35,10 +36,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def run_daemon(options: EngineOptions, suspects: Suspects | None = None) -> int:
+def run_daemon(
+    options: EngineOptions,
+    owner: Owner,
+    service_manager: ServiceManager,
+    suspects: Suspects | None = None,
+) -> int:
     """Serve until asked to stop.
 
     Args:
+        owner: serve no longer than it lives.
         suspects: under a supervisor, the requests that may have killed the engine before.
 
     Returns:
@@ -49,12 +56,13 @@ def run_daemon(options: EngineOptions, suspects: Suspects | None = None) -> int:
     """
     phases = StartPhases()
     options.check()
-    log_to_stderr(options.log_level)
     faulthandler.enable()
     _share_the_cores()
     lifecycle = Lifecycle(
-        drain_timeout_s=options.drain_timeout, exit_on_stdin_eof=options.exit_on_stdin_eof
+        drain_timeout_s=options.drain_timeout,
+        on_stop=lambda why: service_manager.notify(STOPPING, f"STATUS=stopping: {why}"),
     )
+    owner.end_with_it(lifecycle)
     # The address first: if it is taken, say so before the model has been loaded.
     security = options.security
     keys = None if security.keys is None else KeyFolder(security.keys)
@@ -65,7 +73,9 @@ def run_daemon(options: EngineOptions, suspects: Suspects | None = None) -> int:
         with lifecycle.listen(transport):
             phases.enter("serving")
             _announce(config, phases)
-            with _watched(core, options):
+            service_manager.notify(READY, f"STATUS=serving {config.model} at {config.address}")
+            progress = core.progress
+            with _watched(core, options), service_manager.pings(lambda: progress.num_steps):
                 return _serve(core, is_supervised=options.supervise)
 
 
@@ -130,8 +140,8 @@ def _announce(config: EngineConfig, phases: StartPhases) -> None:
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:
-        logger.warning("standard output is closed")
+    except OSError as error:
+        logger.warning("the ready line cannot be written to standard output: %s", error.strerror)
 
 
 def _for_a_person(config: EngineConfig, phases: StartPhases) -> str:

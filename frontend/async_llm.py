@@ -129,7 +129,10 @@ class AsyncLLM:
     ) -> Self:
         """Start an engine for this client alone, and connect. It ends with the client.
 
+        With `supervise=True` an engine that dies is started again, and streams go on.
+
         Args:
+            startup_timeout_s: for the engine to get ready, also when it is started again.
             engine_options: those of `LLM`.
 
         Raises:
@@ -139,7 +142,12 @@ class AsyncLLM:
         child = ChildDaemon(daemon_arguments(model, engine_options))
         try:
             await child.ready(startup_timeout_s)
-            client = cls(child.address, client_name=client_name, seed=seed)
+            client = cls(
+                child.address,
+                client_name=client_name,
+                seed=seed,
+                reconnect_timeout_s=startup_timeout_s,
+            )
             client._child = child
             await client.open()
         except BaseException:

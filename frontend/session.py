@@ -40,6 +40,8 @@ _RETRY_S = 0.1
 _MAX_BACK_OFF_S = 5.0
 _MAX_REPORTS = 3
 """So many errors may the engine report in a row while a request makes no progress."""
+_MIN_LOSSES = 3
+"""So many losses without output are borne, however long they take."""
 
 
 class EngineSession:
@@ -53,8 +55,8 @@ class EngineSession:
     once they have gone on for the time limit.
 
     Args:
-        child: the engine's process, if this client started it: its end is final, and reported
-            with its exit code and last lines.
+        child: the engine's process, if this client started it: its end is reported with its exit
+            code and last lines, and final unless it is one that starts an engine again.
     """
 
     def __init__(
@@ -235,8 +237,9 @@ class EngineSession:
             task.exception()  # `ready` and the requests have reported it
 
     async def _connect(self, timeout_s: float) -> None:
-        if self._child is not None and self.welcome is not None:
-            raise EngineDied(await self._child.exit_report(), address=self._address)
+        child = None if self.welcome is None else self._child
+        if child is not None and not child.restarts:
+            raise EngineDied(await child.exit_report(), address=self._address)
         connection = Connection(
             self._transport,
             self._options,
@@ -244,7 +247,10 @@ class EngineSession:
             on_message=self._on_message,
             on_lost=self._on_lost,
         )
-        self.welcome, self.welcome_frames = await connection.open(timeout_s)
+        opening = connection.open(timeout_s)
+        self.welcome, self.welcome_frames = await (
+            opening if child is None else child.unless_it_ends(opening)
+        )
         if connection.is_closed:
             raise EngineUnavailable(f"the engine at {self._address} went away; try again")
         self._connection = connection
@@ -275,7 +281,7 @@ class EngineSession:
         limit_s, reason = self._options.reconnect_timeout_s, self._loss_reason
         if self._num_losses > 1:
             lost_for_s = self._clock.now() - self._first_loss_s
-            if self._num_losses > _MAX_REPORTS and lost_for_s > limit_s:
+            if self._num_losses > _MIN_LOSSES and lost_for_s > limit_s:
                 raise self._died(
                     f"was lost {self._num_losses} times within {lost_for_s:.0f} s without any "
                     f"output, the last time: {reason}"

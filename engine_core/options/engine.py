@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter, validators
 
 from engine_core.errors import ConfigurationError
+from engine_core.logs import LogFormat
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.security import SecurityOptions
 from engine_core.options.values import (
@@ -208,6 +209,10 @@ class EngineOptions:
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], option("Detail of the log.", SERVING)
     ] = "info"
+    log_format: Annotated[
+        LogFormat,
+        option("Lines of the log: text, or an object of JSON each.", SERVING),
+    ] = "text"
     trace: Annotated[
         Path | None,
         option(
@@ -220,6 +225,10 @@ class EngineOptions:
         bool,
         option("Stop when standard input closes: for a parent that may die.", SERVING, negative=""),
     ] = False
+    parent_pid: Annotated[
+        int | None,
+        option("Stop when this process ends; Linux only.", SERVING, validator=AT_LEAST_ONE),
+    ] = None
     watchdog_timeout: Annotated[
         float,
         option(

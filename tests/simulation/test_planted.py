@@ -41,6 +41,7 @@ def refused_requests_are_sent_for_ever():
     """No count, no delay."""
     stack = contextlib.ExitStack()
     stack.enter_context(mock.patch.object(session_module, "_MAX_REPORTS", 10**9))
+    stack.enter_context(mock.patch.object(session_module, "_MIN_LOSSES", 10**9))
     stack.enter_context(mock.patch.object(session_module, "_MAX_BACK_OFF_S", 0.0))
     return stack
 

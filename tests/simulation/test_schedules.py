@@ -21,10 +21,12 @@ def largest_gap_of_floods(num_schedules):
     return max(run_schedule(seed, floods).largest_gap_s for seed in range(num_schedules))
 
 
+@pytest.mark.slow
 def test_a_flood_of_one_client_does_not_stop_the_others():
     assert largest_gap_of_floods(10) < 0.5
 
 
+@pytest.mark.slow
 def test_what_the_engine_had_before_a_drain_is_finished_and_read():
     for seed in range(examples(200)):
         run_schedule(seed, only(num_pauses=(3,), num_drains=(1,), stays_away=(True,)))

@@ -167,7 +167,7 @@ def test_calls_from_several_threads_do_not_mix(library: NativeLibrary) -> None:
             if not np.array_equal(out[:num_tasks], 2 * np.arange(1, num_tasks + 1)):
                 wrong.append(num_tasks)
 
-    callers = [threading.Thread(target=call) for _ in range(3)]
+    callers = [threading.Thread(target=call, daemon=True) for _ in range(3)]
     for caller in callers:
         caller.start()
     for caller in callers:
