@@ -81,7 +81,8 @@ class Tokenizer:
 
         Raises:
             TypeError: `text` is not a string.
-            InvalidInput: `text` has a lone surrogate, which no encoding can express.
+            InvalidInput: `text` has a lone surrogate, which no encoding can express; or the model's
+                tokenizer fails on it.
         """
         if not isinstance(text, str):
             raise TypeError(f"text is {type(text).__name__}, it must be a str")
@@ -92,6 +93,11 @@ class Tokenizer:
                 "the text has a lone surrogate (half of a UTF-16 pair), which is no character; "
                 "decode the input as UTF-8 with errors='replace'"
             ) from None
+        except Exception as error:  # the Rust side raises bare Exception
+            raise InvalidInput(
+                f"the model's tokenizer fails on this text ({error}); send token ids, or start the "
+                "engine with another --tokenizer"
+            ) from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; ids that the tokenizer does not know add nothing.

@@ -180,6 +180,10 @@ class EngineOptions:
             is_common=True,
         ),
     ] = None
+    max_clients: Annotated[
+        int,
+        option("Most clients connected at once.", SERVING, validator=AT_LEAST_ONE),
+    ] = 1024
     security: SecurityOptions = dataclasses.field(default_factory=SecurityOptions)
     drain_timeout: Annotated[
         float,

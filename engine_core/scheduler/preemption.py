@@ -10,6 +10,9 @@ from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
 from protocol.explanations import Preemption
 
+_MOST_NOTED = 64
+"""Of a request: its last preemptions."""
+
 
 class PreemptionMode(enum.StrEnum):
     RECOMPUTE = "recompute"
@@ -163,6 +166,7 @@ class Preemptor:
     ) -> None:
         self._pool.counters.num_preemptions += 1
         request.num_preemptions += 1
+        del request.preemptions[: -_MOST_NOTED + 1]
         request.preemptions.append(
             Preemption(
                 step_id=step_id,

@@ -197,7 +197,13 @@ class EngineProcess:
         self.scheduler = Scheduler(config, self.kv_cache)
         self.clients = ClientRegistry()
         self.runner = SimRunner(self, num_blocks, num_host_blocks)
-        outbox = Outbox(self.transport, self.clients, heartbeat_s=HEARTBEAT_S, clock=self.clock)
+        self.outbox = outbox = Outbox(
+            self.transport,
+            self.clients,
+            heartbeat_s=HEARTBEAT_S,
+            clock=self.clock,
+            sleep=self.sleep,
+        )
         message, frames = welcome("simulated", with_tokenizer=True)
         self.core = EngineCore(
             inbox=Inbox(
@@ -321,6 +327,7 @@ class EngineProcess:
             self.core.run()
         except DeviceFault:
             assert self.has_lost_device
+            self.core.close()
             return 1
         self.core.close()
         return 0

@@ -8,9 +8,11 @@ import weakref
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer as BackendTokenizer
+from tokenizers import models
 
 from frontend import tokenizer as tokenizer_module
-from frontend.errors import ChatTemplateError
+from frontend.errors import ChatTemplateError, InvalidInput
 from frontend.tokenizer import Tokenizer
 from protocol.outputs import TokenizerInfo
 
@@ -136,3 +138,11 @@ def test_importing_the_text_side_loads_neither_tokenizers_nor_jinja2_nor_numpy()
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_text_that_the_models_tokenizer_fails_on_is_an_invalid_input():
+    """Found by fuzzing: a word outside a vocabulary without an unknown token."""
+    tokenizer = welcome(BackendTokenizer(models.WordLevel({"a": 0}, unk_token="?")))
+    assert tokenizer.encode("a") == [0]
+    with pytest.raises(InvalidInput, match="tokenizer fails on this text"):
+        tokenizer.encode("b")
