@@ -19,7 +19,7 @@ export HF_HUB_OFFLINE ?= 1
 export REQUIRE_NATIVE_KERNELS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev model demo test check lint types imports unit simulate-faults fuzz chaos soak bench clean
+.PHONY: help install install-dev model demo audit test check lint types imports unit simulate-faults fuzz chaos soak bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -85,6 +85,11 @@ chaos: install-dev  ## 30 clients and a daemon, killed and paused; CHAOS_TIME=30
 soak: install-dev  ## does anything grow in an hour? SOAK_TIME=3600 seconds; build/soak.json and .svg
 	@mkdir -p build
 	$(BIN)/python -m tests.chaos.soak --time $(SOAK_TIME) --json build/soak.json --picture build/soak.svg
+
+# exit code 3: there is no network, or no pip-audit; the script has said so
+audit: install  ## known vulnerabilities (needs a network); licences of the dependencies
+	@$(PIP) install -q -e '.[audit]' || true
+	@$(BIN)/python scripts/audit.py || test $$? -eq 3
 
 bench: install  ## measure this machine; prints JSON last
 	$(BIN)/python scripts/bench.py startup --model $(MODEL)
