@@ -172,7 +172,7 @@ class Scheduler(SchedulerInterface):
         self._isolation.close_group()
         self._preemptor.recompute_running(scheduler_output.step_id, detail)
         if is_unclear:
-            self._kv_cache.reset_prefix_cache()
+            self._kv_cache.evict_cached()
 
     def _running_requests_of(self, plan: SchedulerOutput) -> dict[str, Request]:
         """Those that the step computes or that came back with it."""
