@@ -28,6 +28,8 @@ class WaitReason(enum.StrEnum):
     """It, or the running request, may have killed the engine, and runs without others."""
     PAUSED = "paused"
     """The engine is paused or asleep."""
+    """It, or the running request, may have killed the engine, or a step failed and its requests run
+    in groups: others wait."""
     DISK = "disk"
     """Blocks of its prompt are being read from disk."""
     DECODES = "decodes"

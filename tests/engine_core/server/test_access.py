@@ -11,9 +11,12 @@ from protocol.calls import (
     GetRequestInfo,
     GetStatistics,
     ListRequests,
+    PauseGeneration,
     Ping,
     Pong,
     RequestList,
+    Sleep,
+    UpdateWeights,
 )
 from protocol.errors import ErrorCode
 from protocol.explanations import CacheLookup, LookupEnd, RequestInfo
@@ -57,10 +60,17 @@ def info(request_id, tenant=None, ended=LookupEnd.OTHER_SALT_OR_ADAPTER):
     )
 
 
+NEEDED = {
+    PauseGeneration: {"mode": "keep"},
+    Sleep: {"level": 1},
+    UpdateWeights: {"model": "others"},
+}
+
+
 @pytest.mark.parametrize("kind", [*ADMIN_CALLS, ListRequests])
 @pytest.mark.parametrize("rights", [ALICE, NO_KEY])
 def test_calls_of_operators_need_an_admins_key_and_do_nothing_without(kind, rights):
-    call = Call(call_id=7, call=kind())
+    call = Call(call_id=7, call=kind(**NEEDED.get(kind, {})))
     failed = permitted_answer(client(rights), call, refuse)
     assert failed.call_id == 7
     assert failed.code is ErrorCode.PERMISSION_DENIED
