@@ -56,7 +56,7 @@ def info(request_id, tenant=None, ended=LookupEnd.OTHER_SALT_OR_ADAPTER):
         num_prompt_tokens=1,
         num_output_tokens=1,
         num_computed_tokens=1,
-        cache_lookup=CacheLookup(num_tokens=0, num_host_tokens=0, ended=ended),
+        cache_lookup=CacheLookup(num_tokens=0, num_host_tokens=0, num_disk_tokens=0, ended=ended),
     )
 
 
