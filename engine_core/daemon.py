@@ -91,8 +91,8 @@ def _start(
         phases.enter("imports")
         try:
             from engine_core.startup.build import build_engine  # torch
-        except (ImportError, MemoryError) as error:
-            if isinstance(error, ImportError) and not _is_want_of_memory(error):
+        except (ImportError, MemoryError, OSError) as error:
+            if not _is_want_of_memory(error):
                 raise
             raise StartupError(
                 f"there is not enough memory to load torch ({error}); raise the limit of this "
@@ -102,9 +102,10 @@ def _start(
     return build_engine(options, opened, transport, lifecycle, phases)
 
 
-def _is_want_of_memory(error: ImportError) -> bool:
+def _is_want_of_memory(error: Exception) -> bool:
     """The dynamic loader has words only."""
-    return any(text in str(error) for text in ("failed to map segment", "Cannot allocate memory"))
+    words = ("failed to map segment", "annot allocate memory")
+    return isinstance(error, MemoryError) or any(text in str(error) for text in words)
 
 
 def _watched(core: EngineCore, options: EngineOptions) -> contextlib.AbstractContextManager[object]:

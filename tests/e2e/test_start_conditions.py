@@ -182,7 +182,8 @@ def start_in(shell, model, folder, *options):
         )
     try:
         is_ready = "ready" in process.stdout.readline()
-        process.terminate()
+        if is_ready:
+            process.terminate()
         return process.wait(60), is_ready, errors.read_text()
     finally:
         process.kill()
@@ -281,8 +282,9 @@ def test_another_user_without_a_home_starts_it(tiny_llama, tmp_path_factory):
         pytest.skip("only root starts it as another user")
     with tempfile.TemporaryDirectory(prefix="ec-") as name:
         folder = Path(name)
-        folder.chmod(0o777)
         shutil.copytree(tiny_llama, folder / "model")
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, 65534, 65534)
         shell = (
             "export HOME=/no/such; unset XDG_CACHE_HOME ENGINE_CORE_CACHE; "
             'exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"'
