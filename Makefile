@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= smollm2-135m-instruct
+FUZZ_TIME ?= 60
 CHAOS_TIME ?= 300
 CHAOS_SEED ?= 0
 SOAK_TIME ?= 3600
@@ -18,7 +19,7 @@ export HF_HUB_OFFLINE ?= 1
 export REQUIRE_NATIVE_KERNELS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev model demo test check lint types imports unit simulate-faults chaos soak bench clean
+.PHONY: help install install-dev model demo audit test check lint types imports unit simulate-faults fuzz chaos soak bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -35,6 +36,10 @@ $(VENV)/.installed: pyproject.toml
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "== what the tests need"
 	$(PIP) install --progress-bar off -e '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-fuzz: $(VENV)/.installed-dev
+	$(PIP) install --progress-bar off -e '.[fuzz]'
 	@touch $@
 
 install: $(VENV)/.installed  ## the engine and its client
@@ -70,6 +75,9 @@ test: install-dev lint types imports  ## everything, with real models
 simulate-faults: install-dev  ## 100,000 simulated schedules of faults; goes on where it stopped
 	$(BIN)/python -m tests.simulation.campaign
 
+fuzz: $(VENV)/.installed-fuzz  ## coverage-guided fuzzing of every reader; FUZZ_TIME=60 seconds each
+	$(BIN)/python -m tests.fuzz.run --time $(FUZZ_TIME)
+
 chaos: install-dev  ## 30 clients and a daemon, killed and paused; CHAOS_TIME=300 seconds, CHAOS_SEED=0
 	@mkdir -p build
 	$(BIN)/python -m tests.chaos.run --time $(CHAOS_TIME) --seed $(CHAOS_SEED) --json build/chaos.json
@@ -77,6 +85,11 @@ chaos: install-dev  ## 30 clients and a daemon, killed and paused; CHAOS_TIME=30
 soak: install-dev  ## does anything grow in an hour? SOAK_TIME=3600 seconds; build/soak.json and .svg
 	@mkdir -p build
 	$(BIN)/python -m tests.chaos.soak --time $(SOAK_TIME) --json build/soak.json --picture build/soak.svg
+
+# exit code 3: there is no network, or no pip-audit; the script has said so
+audit: install  ## known vulnerabilities (needs a network); licences of the dependencies
+	@$(PIP) install -q -e '.[audit]' || true
+	@$(BIN)/python scripts/audit.py || test $$? -eq 3
 
 bench: install  ## measure this machine; prints JSON last
 	$(BIN)/python scripts/bench.py startup --model $(MODEL)

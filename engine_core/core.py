@@ -313,7 +313,9 @@ class EngineCore:
         self._send(outputs, self._clock())
 
     def close(self) -> None:
-        """After the loop: nothing runs any more, and a trace is complete on disk."""
+        """After the loop: nothing runs any more, what could be sent is, and a trace is complete on
+        disk."""
+        self._outbox.close()
         self._executor.close()
         for observer in self._observers:
             observer.close()
@@ -344,8 +346,9 @@ class EngineCore:
                     return CallFailed(
                         call_id=call.call_id,
                         code=ErrorCode.UNKNOWN_REQUEST,
-                        message=f"request {request_id!r} is unknown: it is neither unfinished nor "
-                        "one of the last that finished; give the id that the engine has for it",
+                        message=f"request {request_id!r:.100} is unknown: it is neither "
+                        "unfinished nor one of the last that finished; give the id that the "
+                        "engine has for it",
                     )
             case ListRequests():
                 names = [name for client in self._clients for name in sorted(client.request_ids)]

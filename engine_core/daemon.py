@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import json
 import logging
@@ -14,8 +15,9 @@ from engine_core.errors import ExitCode, StartupError
 from engine_core.lifecycle import Lifecycle
 from engine_core.options.engine import EngineOptions
 from engine_core.owner import Owner
+from engine_core.server.descriptors import limit_clients
 from engine_core.server.keys import KeyFolder
-from engine_core.server.transport import ZmqTransport
+from engine_core.server.transport import ZmqTransport, most_message_bytes
 from engine_core.service_manager import READY, STOPPING, ServiceManager
 from engine_core.startup.before_torch import (
     check_kernels_package,
@@ -58,6 +60,7 @@ def run_daemon(
     options.check()
     faulthandler.enable()
     _share_the_cores()
+    options = dataclasses.replace(options, max_clients=limit_clients(options.max_clients))
     lifecycle = Lifecycle(
         drain_timeout_s=options.drain_timeout,
         on_stop=lambda why: service_manager.notify(STOPPING, f"STATUS=stopping: {why}"),
@@ -66,7 +69,12 @@ def run_daemon(
     # The address first: if it is taken, say so before the model has been loaded.
     security = options.security
     keys = None if security.keys is None else KeyFolder(security.keys)
-    with ZmqTransport(options.bind, keys=keys, is_insecure=security.insecure) as transport:
+    with ZmqTransport(
+        options.bind,
+        keys=keys,
+        is_insecure=security.insecure,
+        max_message_bytes=most_message_bytes(options.max_model_len),
+    ) as transport:
         core, config = _start(options, transport, lifecycle, phases)
         if suspects is not None:
             core.watch_suspects(suspects)

@@ -1,8 +1,9 @@
 """`AsyncLLM`: prompts in, streams of outputs out, on an engine in another process."""
 
+import asyncio
 import contextlib
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -12,7 +13,7 @@ from frontend.daemon import ChildDaemon
 from frontend.engine_options import daemon_arguments
 from frontend.errors import EngineUnavailable, InvalidInput
 from frontend.event_loop import Clock
-from frontend.input_processor import ChatMessage, InputProcessor, PromptInput, TokensPrompt
+from frontend.input_processor import ChatMessage, InputProcessor, PromptInput
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from frontend.sampling_params import BeamSearchParams, SamplingParams
 from frontend.session import EngineSession
@@ -271,10 +272,10 @@ class AsyncLLM:
             EngineDied: the engine was lost and did not come back.
         """
         return self._stream(
-            lambda: prompt, sampling_params, request_id, priority, tenant, cache_salt, timeout_s
+            prompt, sampling_params, request_id, priority, tenant, cache_salt, timeout_s
         )
 
-    def chat(
+    async def chat(
         self,
         messages: Sequence[ChatMessage],
         sampling_params: SamplingParams | None = None,
@@ -290,21 +291,29 @@ class AsyncLLM:
         cache_salt: str | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer a conversation: `generate` behind the model's chat template."""
+        """Answer a conversation: `generate` behind the model's chat template.
 
-        def prompt() -> TokensPrompt:
-            return self.input_processor.chat_prompt(
-                messages,
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                **(chat_template_kwargs or {}),
-            )
-
-        return self._stream(
+        Raises:
+            InvalidInput, QueueFull, RequestRejected, EngineDied: see `generate`; also a template
+                that fails, or passes its limits of time and memory.
+        """
+        await self.ready()
+        # in a thread: a template may take as long as its limit
+        prompt = await asyncio.to_thread(
+            self.input_processor.chat_prompt,
+            messages,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            **(chat_template_kwargs or {}),
+        )
+        stream = self._stream(
             prompt, sampling_params, request_id, priority, tenant, cache_salt, timeout_s
         )
+        async with contextlib.aclosing(stream) as outputs:
+            async for output in outputs:
+                yield output
 
     async def beam_search(
         self,
@@ -323,16 +332,14 @@ class AsyncLLM:
         Raises:
             InvalidInput, QueueFull, RequestRejected, EngineDied: see `generate`.
         """
-        stream = self._stream(
-            lambda: prompt, params, request_id, priority, tenant, cache_salt, timeout_s
-        )
+        stream = self._stream(prompt, params, request_id, priority, tenant, cache_salt, timeout_s)
         async with contextlib.aclosing(stream) as outputs:
             final = [output async for output in outputs][-1]
         return beam_search_output(final, self.input_processor.optional_tokenizer)
 
     async def _stream(
         self,
-        make_prompt: Callable[[], object],
+        prompt: object,
         params: SamplingParams | BeamSearchParams | None,
         request_id: str | None,
         priority: int,
@@ -340,10 +347,9 @@ class AsyncLLM:
         cache_salt: str | None,
         timeout_s: float | None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The prompt is made when the model is known."""
         await self.ready()
         request = self.input_processor.make_request(
-            make_prompt(),
+            prompt,
             params,
             self.session.requests.new_request_id(request_id),
             priority=priority,

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 Params = SamplingParams | BeamSearchParams
 
+_MOST_IN_FLIGHT = 32_768
+"""Requests of one call: fewer than the engine lets wait by default."""
 _POOLING_CALLS = frozenset({"classify", "embed", "encode", "reward", "score"})
 """vLLM's, for models that do not generate."""
 
@@ -292,9 +294,13 @@ class LLM:
                 )
             ]
             try:
-                for request in requests:
-                    client.session.submit(request)
-                outputs = [await _final_output(request) for request in requests]
+                outputs = []
+                for index, request in enumerate(requests):
+                    # the first ones, then another one for each that has ended
+                    first = index + _MOST_IN_FLIGHT - 1 if index else 0
+                    for each in requests[first : index + _MOST_IN_FLIGHT]:
+                        client.session.submit(each)
+                    outputs.append(await _final_output(request))
                 _warn_of_errors(outputs)
                 return outputs
             finally:

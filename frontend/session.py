@@ -16,6 +16,7 @@ from frontend.errors import (
     EngineUnavailable,
     QueueFull,
     RequestRejected,
+    TooManyClients,
 )
 from frontend.event_loop import Clock
 from frontend.output_processor import OutputProcessor, RequestState
@@ -183,7 +184,8 @@ class EngineSession:
                 logger.warning("the engine at %s reports: %s", self._address, message.message)
                 if self._connection is not None:
                     self._connection.close()
-                self._count_report(message)
+                if message.code != ErrorCode.SLOW_CONSUMER:  # the fault of no request
+                    self._count_report(message)
                 self._on_lost(f"it reported: {message.message}")
             case Heartbeat() | Welcome():
                 pass
@@ -294,7 +296,7 @@ class EngineSession:
                 await self._connect(min(left_s, self._options.connect_timeout_s))
                 return
             except (EngineUnavailable, EngineRefused) as error:
-                if isinstance(error, EngineRefused) and not _is_garbled(error):
+                if isinstance(error, EngineRefused) and not _may_pass(error):
                     raise
                 if self._clock.now() + _RETRY_S >= deadline_s:
                     raise self._died(
@@ -316,7 +318,7 @@ class EngineSession:
             self._answer_call(call_id, error)
 
 
-def _is_garbled(error: EngineRefused) -> bool:
-    """Whether the answer to HELLO could not be read: from an engine known before, a fault of the
-    connection."""
-    return isinstance(error.__cause__, MalformedMessage)
+def _may_pass(error: EngineRefused) -> bool:
+    """Whether it has no place at the moment, or its answer to HELLO could not be read: from an
+    engine known before, a fault of the connection."""
+    return isinstance(error, TooManyClients) or isinstance(error.__cause__, MalformedMessage)

@@ -81,6 +81,10 @@ class EngineStatistics(Message, frozen=True, tag=2):
     num_host_blocks_cached: int = 0
     num_host_cached_prompt_tokens: int = 0
     """Prompt tokens found in host memory; part of num_cached_prompt_tokens."""
+    num_disk_blocks: int = 0
+    """On disk, of this model and cache."""
+    num_disk_cached_prompt_tokens: int = 0
+    """Prompt tokens found on disk; part of num_cached_prompt_tokens."""
     num_blocks_shared: int = 0
     """Block references saved by sharing now: references less blocks in use."""
     num_slots_wasted: int = 0

@@ -26,6 +26,8 @@ class ErrorCode(enum.StrEnum):
     UNKNOWN_REQUEST = "unknown_request"
     SLOW_CONSUMER = "slow_consumer"
     """The client did not read what it was sent, and was dropped."""
+    TOO_MANY_CLIENTS = "too_many_clients"
+    """As many clients are connected as the engine takes; try again later."""
     KILLED_ENGINE = "killed_engine"
     """The engine died of this request again and again; do not send it again."""
     PERMISSION_DENIED = "permission_denied"

@@ -26,6 +26,8 @@ class WaitReason(enum.StrEnum):
     """The limit of adapters in use is reached."""
     ALONE = "alone"
     """It, or the running request, may have killed the engine, and runs without others."""
+    DISK = "disk"
+    """Blocks of its prompt are being read from disk."""
     DECODES = "decodes"
     """Batching prefill-first: this step decodes only, or the prefill delay has not passed."""
 
@@ -50,9 +52,11 @@ class CacheLookup(Message, frozen=True):
     """What the look-up at the request's first start found, in tokens of the prompt."""
 
     num_tokens: int
-    """Found, in device and host memory."""
+    """Found, in device and host memory and on disk."""
     num_host_tokens: int
     """Of those, in host memory."""
+    num_disk_tokens: int
+    """Of those, on disk."""
     ended: LookupEnd
 
 

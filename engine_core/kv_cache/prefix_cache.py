@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from engine_core.kv_cache.groups import KVCacheGroupSpec
+from engine_core.kv_cache.host_pool import HashKey
 from engine_core.kv_cache.offload import OffloadManager
 from engine_core.kv_cache.sequence_blocks import (
     NULL_BLOCK_ID,
@@ -61,6 +62,10 @@ class CacheHit:
     """Of `num_tokens`, those of blocks that must come from the host, in any group."""
     host_blocks: tuple[tuple[int, int, int], ...] = ()
     """(group, logical block, host block)."""
+    num_disk_tokens: int = 0
+    """Of `num_tokens`, those of blocks that must come from disk, in any group."""
+    disk_blocks: tuple[tuple[int, HashKey], ...] = ()
+    """(logical block, what it is found by on disk)."""
 
 
 class FirstBlocks:
@@ -112,7 +117,8 @@ class PrefixCache:
         self._pool = offload.device
         self._groups = tuple(groups)
         self._block_size = block_size
-        self._has_one_tier = self._groups == (KVCacheGroupSpec(),) and not offload.host.num_blocks
+        has_more = offload.host.num_blocks or offload.disk is not None
+        self._has_one_tier = self._groups == (KVCacheGroupSpec(),) and not has_more
         self._first_blocks = FirstBlocks(_FIRST_BLOCKS_A_BLOCK * self._pool.num_blocks)
 
     # ------------------------------------------------------------------ hashes
@@ -152,32 +158,54 @@ class PrefixCache:
         """A full group needs every block before the boundary, a sliding one only those that the
         window at the boundary reads; the leading ones are then the null block."""
         locate = self._offload.locate
-        num_blocks = self._num_found(block_hashes)
+        num_blocks = self._num_found(self._within_reach(block_hashes))
         tables: list[list[int]] = []
         host_blocks: list[tuple[int, int, int]] = []
+        disk_blocks: list[tuple[int, HashKey]] = []
         for group, spec in enumerate(self._groups):
             needed = spec.num_prefix_blocks(self._block_size)
             num_null = 0 if needed is None else max(0, num_blocks - needed)
             table = [NULL_BLOCK_ID] * num_null
             for index in range(num_null, num_blocks):
                 block_id = locate(group, block_hashes[index])
-                assert block_id is not None
-                if block_id > self._pool.num_blocks:
+                if block_id is None:
+                    disk_blocks.append((index, (group, block_hashes[index])))
+                    block_id = NULL_BLOCK_ID
+                elif block_id > self._pool.num_blocks:
                     host_blocks.append((group, index, block_id))
                     block_id = NULL_BLOCK_ID
                 table.append(block_id)
             tables.append(table)
         size = self._block_size
-        num_host_tokens = len({index for _, index, _ in host_blocks}) * size
-        return CacheHit(num_blocks * size, tuple(tables), num_host_tokens, tuple(host_blocks))
+        return CacheHit(
+            num_blocks * size,
+            tuple(tables),
+            len({index for _, index, _ in host_blocks}) * size,
+            tuple(host_blocks),
+            len({index for index, _ in disk_blocks}) * size,
+            tuple(disk_blocks),
+        )
+
+    def _within_reach(self, block_hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """Of these blocks the first, with at most as many from disk as may be read at once."""
+        disk = self._offload.disk
+        if disk is None:
+            return block_hashes
+        num_left = disk.max_staged_blocks
+        for index, block_hash in enumerate(block_hashes):
+            for group in range(len(self._groups)):
+                num_left -= (group, block_hash) in disk
+            if num_left < 0:
+                return block_hashes[:index]
+        return block_hashes
 
     def _num_found(self, block_hashes: Sequence[bytes]) -> int:
         """The largest boundary, in blocks, before which every group has what it needs."""
-        locate, num_blocks = self._offload.locate, len(block_hashes)
+        is_found, num_blocks = self._offload.is_found, len(block_hashes)
         for group, spec in enumerate(self._groups):
             if spec.sliding_window is None:
                 for index in range(num_blocks):
-                    if locate(group, block_hashes[index]) is None:
+                    if not is_found(group, block_hashes[index]):
                         num_blocks = index
                         break
         settled = False
@@ -188,7 +216,7 @@ class PrefixCache:
                 if needed is None:
                     continue
                 for index in range(num_blocks - 1, max(0, num_blocks - needed) - 1, -1):
-                    if locate(group, block_hashes[index]) is None:
+                    if not is_found(group, block_hashes[index]):
                         # every boundary behind this block, up to here, would need it too
                         num_blocks = index
                         settled = False
@@ -244,6 +272,21 @@ class PrefixCache:
                     filling[index - first] = NULL_BLOCK_ID
                 self._offload.filling.update(filling)
             self._offload.filling.discard(NULL_BLOCK_ID)
+            self.keep_on_disk(seq, seq_blocks.tables, first)
+
+    def keep_on_disk(self, seq: CachedSequence, tables: BlockIds, first: int) -> None:
+        """A prompt uses its full blocks from logical block `first` on."""
+        disk = self._offload.disk
+        if disk is None or seq.num_tokens < disk.min_tokens:
+            return
+        hashes = seq.block_hashes
+        for group, table in enumerate(tables):
+            stop = min(len(table), len(hashes))
+            disk.use(
+                ((group, hashes[index]), index)
+                for index in range(first, stop)
+                if table[index] != NULL_BLOCK_ID
+            )
 
     def _register(
         self, seq: CachedSequence, seq_blocks: SequenceBlocks, num_full: int

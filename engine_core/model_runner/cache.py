@@ -1,10 +1,12 @@
 """The memory behind block ids, the copies between blocks, and what a forward pass reads of both."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
+import numpy as np
 import torch
 
-from engine_core.kv_cache import CacheCopies
+from engine_core.kv_cache import CacheCopies, DiskMoves
 from engine_core.kv_cache.copies import BlockPair
 from engine_core.model_runner.config import RunnerConfig
 from kernels.interface.operations import (
@@ -71,6 +73,23 @@ class PagedKVCache:
         )
 
 
+class BlockBytes(Protocol):
+    """Blocks as bytes, over all tensors of the device."""
+
+    def read_block(self, block_id: int) -> bytes:
+        """A copy of its contents."""
+
+    def write_block(self, block_id: int, contents: bytes) -> None:
+        """Contents that `read_block` gave once."""
+
+
+class DiskStore(Protocol):
+    """Blocks beside the runner's memory that outlive the process."""
+
+    def carry_out(self, moves: DiskMoves, blocks: BlockBytes) -> None:
+        """What a plan wants of the disk. Waits for no disk."""
+
+
 class BlockStorage:
     """Cache tensors on the device, and a second tier in host memory.
 
@@ -95,6 +114,9 @@ class BlockStorage:
             )
             for _ in range(config.layout.num_tensors)
         ]
+        self._disk: DiskStore | None = None
+        self._bytes: list[np.ndarray] = []
+        """The device's tensors as bytes, a row a block."""
         self.host_tensors: list[KVCache] = []
         if config.num_host_blocks:
             self.host_tensors = [
@@ -102,8 +124,32 @@ class BlockStorage:
                 for like in self.device_tensors
             ]
 
+    def attach_disk(self, store: DiskStore) -> None:
+        """From now on plans may name blocks on disk. For tensors on a CPU."""
+        self._disk = store
+        self._bytes = [
+            tensor.view(tensor.shape[0], -1).view(torch.uint8).numpy()
+            for pair in self.device_tensors
+            for tensor in pair
+        ]
+
+    def read_block(self, block_id: int) -> bytes:
+        """See `BlockBytes`."""
+        return np.concatenate([rows[block_id] for rows in self._bytes]).tobytes()
+
+    def write_block(self, block_id: int, contents: bytes) -> None:
+        """See `BlockBytes`."""
+        start = 0
+        for rows in self._bytes:
+            row = rows[block_id]
+            row[:] = np.frombuffer(contents, np.uint8, len(row), start)
+            start += len(row)
+
     def carry_out(self, copies: CacheCopies) -> None:
         """Do what a plan wants copied, in its order."""
+        if copies.disk is not None:
+            assert self._disk is not None, "a plan names blocks on disk, and there is none"
+            self._disk.carry_out(copies.disk, self)
         device, host = self.device_tensors, self.host_tensors
         first_host = self._num_blocks + 1
         self._copy(host, device, copies.swap_in, src_offset=first_host)

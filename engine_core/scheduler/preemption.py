@@ -10,6 +10,9 @@ from engine_core.scheduler.request import Request, RequestStatus
 from engine_core.scheduler.request_pool import RequestPool
 from protocol.explanations import Preemption
 
+_MOST_NOTED = 64
+"""Of a request: its last preemptions."""
+
 
 class PreemptionMode(enum.StrEnum):
     RECOMPUTE = "recompute"
@@ -131,6 +134,7 @@ class Preemptor:
         pool.requeue(victim, status)
         pool.counters.num_preemptions += 1
         victim.num_preemptions += 1
+        del victim.preemptions[: -_MOST_NOTED + 1]
         victim.preemptions.append(
             Preemption(
                 step_id=plan.step_id,

@@ -23,6 +23,7 @@ class Counters:
     """Of all requests at their first admission, cached ones included."""
     num_cached_prompt_tokens: int = 0
     num_host_cached_prompt_tokens: int = 0
+    num_disk_cached_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     num_preemptions: int = 0
     num_preemptions_by_swap: int = 0

@@ -171,6 +171,9 @@ class WaitingScheduler:
             return self._stop_at(request, WaitReason.PARTIAL_PREFILLS, why_not)
         status = self._ask_cache(request, hit, self._head_room())
         if self._has_room(request, status):
+            if num_blocks := self._kv_cache.stage(hit):
+                why = f"{num_blocks} blocks of its prompt are being read from disk"
+                return self._stop_at(request, WaitReason.DISK, why)
             self._start(request, first, hit, num_tokens, plan)
         return status is not AllocStatus.LATER
 
@@ -341,11 +344,13 @@ class WaitingScheduler:
         request.cache_lookup = CacheLookup(
             num_tokens=num_cached,
             num_host_tokens=hit.num_host_tokens,
+            num_disk_tokens=hit.num_disk_tokens,
             ended=self._kv_cache.explain_lookup(first, hit),
         )
         counters.num_prompt_tokens += num_prompt
         counters.num_cached_prompt_tokens += num_cached
         counters.num_host_cached_prompt_tokens += hit.num_host_tokens
+        counters.num_disk_cached_prompt_tokens += hit.num_disk_tokens
         self._pool.policy.on_admit(request, num_prompt - num_cached)
 
     def _try_swap_in(self, request: Request, plan: PlanBuilder) -> bool:

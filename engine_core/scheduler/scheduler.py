@@ -149,7 +149,7 @@ class Scheduler(SchedulerInterface):
                 self._pool.finish_request(request, RequestStatus.FINISHED_ERROR, detail)
         if is_unclear:
             self._preemptor.recompute_swapped(since_step=steps[0].plan.step_id)
-            self._kv_cache.reset_prefix_cache()
+            self._kv_cache.evict_cached()
 
     def _running_requests_of(self, plan: SchedulerOutput) -> list[Request]:
         """Those that the step computes or that came back with it."""

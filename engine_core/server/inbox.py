@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 Incoming = tuple[Client, EngineRequest | Abort | Call]
 
 _MAX_MESSAGES = 256
+_MAX_NAME_CHARS = 100
 _MAX_DRAIN_S = 0.002
 """So much of the loop's time between two steps: running requests do not wait for a flood."""
 
@@ -36,6 +37,7 @@ class Inbox:
     Args:
         idle_wait_s: how long a blocking drain waits; short enough for heartbeats to be on time.
         welcome: makes the answer to a HELLO: the message and its binary frames.
+        max_clients: a HELLO of one more is refused.
         rights: of a routing id; default: all.
         clock: seconds; the loop's.
     """
@@ -48,6 +50,7 @@ class Inbox:
         *,
         idle_wait_s: float,
         welcome: Callable[[Hello], tuple[Message, list[Frame]]],
+        max_clients: int = 1024,
         rights: Callable[[bytes], Rights] = lambda _identity: Rights(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -56,6 +59,7 @@ class Inbox:
         self._outbox = outbox
         self._idle_wait_s = idle_wait_s
         self._welcome = welcome
+        self._max_clients = max_clients
         self._rights = rights
         self._clock = clock
         self._arrivals = LimitedLog(logger, logging.INFO, clock)
@@ -121,7 +125,16 @@ class Inbox:
         return None
 
     def _welcome_client(self, identity: bytes, hello: Hello) -> None:
-        client = self._clients.add(identity, hello.client_name, self._rights(identity))
+        if self._clients.find(identity) is None and len(self._clients) >= self._max_clients:
+            self._send_error(
+                identity,
+                ErrorCode.TOO_MANY_CLIENTS,
+                f"{len(self._clients)} clients are connected, the limit is {self._max_clients}; "
+                "close one, or start the engine with a larger --max-clients",
+            )
+            return
+        name = hello.client_name[:_MAX_NAME_CHARS]
+        client = self._clients.add(identity, name, self._rights(identity))
         self._arrivals.log("connected", f"{client!s:.100} connected")
         message, frames = self._welcome(hello)
         self._outbox.post(client, message, frames)

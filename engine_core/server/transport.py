@@ -16,6 +16,7 @@ import zmq
 from engine_core.errors import AddressInUse, ConfigurationError
 from engine_core.server.authentication import KeyCheck
 from engine_core.server.clients import Rights
+from engine_core.server.descriptors import SocketGuard
 from engine_core.server.keys import KeyFolder
 from engine_core.server.unix_socket import make_private_folder, owned_socket_path, private_files
 from protocol.addresses import check_address, default_address, default_socket_folder
@@ -25,11 +26,13 @@ logger = logging.getLogger(__name__)
 
 Frame = bytes | memoryview
 
-_SEND_QUEUE_MESSAGES = 10_000
-"""A client that lets this many messages pile up has stopped reading, and is dropped."""
-_RECEIVE_QUEUE_MESSAGES = 1_000
+_SEND_QUEUE_MESSAGES = 128
+"""To one client. What it does not read beyond them is merged (`backlog.py`)."""
+_RECEIVE_QUEUE_MESSAGES = 32
 """Of one client, which is not read while they wait; the others do not notice."""
-_MAX_MESSAGE_BYTES = 256 * 1024**2
+_MESSAGE_BYTES = 16 * 1024**2
+_TOKEN_BYTES = 5
+"""Most of a token on the wire."""
 _PEER_HEARTBEAT_MS = 2_000
 _PEER_SILENCE_MS = 60_000
 """Then a client is lost with its network. Longer than a step: ZMQ does not see the heartbeats of a
@@ -39,11 +42,17 @@ _ROUTING_ID_BYTES = 5
 
 
 class ClientGone(Exception):
-    """The client has left, or has stopped reading."""
+    """The client has left."""
 
 
-class SlowConsumer(ClientGone):
-    """The client is there, and its queue is full: it has stopped reading."""
+class SlowConsumer(Exception):
+    """The client is there, and its queue is full."""
+
+
+def most_message_bytes(max_model_len: int | None) -> int:
+    """Of a client's message: a request of that many tokens and their parameters. None: of any
+    usual model."""
+    return _MESSAGE_BYTES + _TOKEN_BYTES * (max_model_len or 0)
 
 
 class Transport(Protocol):
@@ -63,7 +72,7 @@ class Transport(Protocol):
 
         Raises:
             ClientGone: the client has left.
-            SlowConsumer: it has stopped reading.
+            SlowConsumer: it does not read, and its queue is full.
         """
         ...
 
@@ -73,6 +82,7 @@ class ZmqTransport:
 
     Args:
         address: `ipc://PATH` or `tcp://HOST:PORT`; None is the private default socket.
+        max_message_bytes: the connection of a client that sends a larger one is closed.
         keys: of the clients that may connect; for TCP only.
         is_insecure: whether a network may reach a TCP address without keys.
 
@@ -82,8 +92,14 @@ class ZmqTransport:
     """
 
     def __init__(
-        self, address: str | None, *, keys: KeyFolder | None = None, is_insecure: bool = False
+        self,
+        address: str | None,
+        *,
+        keys: KeyFolder | None = None,
+        is_insecure: bool = False,
+        max_message_bytes: int = most_message_bytes(None),
     ) -> None:
+        self.max_message_bytes = max_message_bytes
         self._keys = keys
         self._key_check: KeyCheck | None = None
         self._resources = contextlib.ExitStack()
@@ -113,7 +129,7 @@ class ZmqTransport:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.SNDHWM, _SEND_QUEUE_MESSAGES)
         self._socket.setsockopt(zmq.RCVHWM, _RECEIVE_QUEUE_MESSAGES)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, self.max_message_bytes)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, _PEER_HEARTBEAT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _PEER_SILENCE_MS)
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, _PEER_SILENCE_MS)
@@ -135,6 +151,11 @@ class ZmqTransport:
                 ) from None
             raise ConfigurationError(f"cannot listen on {address}: {error}") from None
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        if self._is_unix:
+            path = Path(self.address.removeprefix("ipc://"))
+            guard = SocketGuard(path, self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED))
+            self._resources.callback(guard.close)
+            self._resources.callback(self._socket.disable_monitor)
         if is_insecure:
             logger.warning(
                 "%s IS OPEN TO THE NETWORK (--insecure): whoever reaches this port can use this "
@@ -186,7 +207,7 @@ class ZmqTransport:
             parts = [identity, frames[0], *map(_shared, frames[1:])]
             self._socket.send_multipart(parts, zmq.NOBLOCK)
         except zmq.Again:
-            raise SlowConsumer(f"it let {_SEND_QUEUE_MESSAGES} messages pile up") from None
+            raise SlowConsumer(f"{_SEND_QUEUE_MESSAGES} messages wait for it") from None
         except zmq.ZMQError as error:
             if error.errno in (zmq.ETERM, zmq.ENOTSOCK):
                 raise

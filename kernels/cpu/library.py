@@ -96,12 +96,14 @@ class NativeLibrary:
     """The loaded library.
 
     Attributes:
+        build: tells sources, flags and compiler from others.
         num_threads: what an operation may use, the caller's included.
         memory: where packed weights lie.
     """
 
     def __init__(self, path: Path, num_threads: int) -> None:
         self._functions: dict[str, NativeFunction] = {}
+        self.build = path.stem
         self.memory = WeightMemory()
         try:
             self._dll = ctypes.CDLL(str(path))

@@ -4,12 +4,14 @@ line of JSON for each begin and end. SIGTERM: finish what runs, then exit."""
 import asyncio
 import dataclasses
 import gc
+import itertools
 import json
 import os
 import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any, TextIO
@@ -35,6 +37,7 @@ class Settings:
     """A file: for each case its sequences."""
     clients_per_process: int
     reconnect_timeout_s: float
+    requests_at_once: int = 1
     requests_per_client: int | None = None
     """Then the client leaves and another one joins; None: it stays."""
 
@@ -63,21 +66,28 @@ class ClientProcess:
         print(json.dumps({"at_s": time.monotonic(), "event": event} | fields), file=self._log)
 
     async def _client(self, name: str, random: Random) -> None:
-        num_requests = 0
+        numbers = itertools.count()
         while not self._stop.is_set():
             llm = await self._connect(name)
             if llm is None:
                 return
-            of_this = 0
             try:
-                while not self._stop.is_set() and of_this != self._settings.requests_per_client:
-                    await self._request(llm, f"{name}-{num_requests}", random)
-                    num_requests += 1
-                    of_this += 1
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(self._settings.requests_at_once):
+                        group.create_task(self._requests(llm, name, numbers, random))
             finally:
                 await llm.close()
             del llm
             gc.collect()  # a soak measures what is kept, not what is collected later
+
+    async def _requests(
+        self, llm: AsyncLLM, name: str, numbers: Iterator[int], random: Random
+    ) -> None:
+        """One after the other."""
+        num_requests = 0
+        while not self._stop.is_set() and num_requests != self._settings.requests_per_client:
+            await self._request(llm, f"{name}-{next(numbers)}", random)
+            num_requests += 1
 
     async def _connect(self, name: str) -> AsyncLLM | None:
         """A client that was never connected does not wait for an engine that starts."""

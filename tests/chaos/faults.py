@@ -35,10 +35,10 @@ class Launch:
 def daemon_faults(seed: int) -> Iterator[Launch]:
     random = Random(f"daemon {seed}")
     while True:
-        is_supervised = random.random() < 0.4
+        is_supervised = random.random() < 0.5
         faults = []
         # few restarts of one supervisor: its back-off grows to 15 s
-        for _ in range(random.choice([0, 1, 2, 3])):
+        for _ in range(random.choice([0, 0, 1, 2])):
             if is_supervised and random.random() < 0.6:
                 faults.append(_fault(random, "kill engine"))
             else:

@@ -13,7 +13,8 @@ from tests.chaos.cases import Case
 
 _LOGPROB_TOLERANCE = 1e-4
 _SLOW_S = 0.05
-BEHAVIOURS = ("read",) * 14 + ("leave", "abort", "abort", "timeout", "timeout", "slow")
+_BUSY_S, _BUSY_EVERY = 0.5, 5
+BEHAVIOURS = ("read",) * 14 + ("leave", "abort", "abort", "timeout", "timeout", "slow", "busy")
 
 
 @dataclasses.dataclass
@@ -91,6 +92,7 @@ async def run_request(
     )
     last_s = time.monotonic()
     is_aborted = False
+    num_outputs = 0
     async with contextlib.aclosing(stream) as outputs:
         async for output in _checked(outputs, answer):
             now_s = time.monotonic()
@@ -102,6 +104,9 @@ async def run_request(
             _append(answer, output, use.kind)
             if use.behaviour == "slow":
                 await asyncio.sleep(_SLOW_S)
+            num_outputs += 1
+            if use.behaviour == "busy" and num_outputs % _BUSY_EVERY == 0:
+                time.sleep(_BUSY_S)  # the event loop and its other clients stand still
             if answer.num_tokens >= use.after_tokens and not output.finished and not is_aborted:
                 if use.behaviour == "leave":
                     break

@@ -34,8 +34,14 @@ app = App(name="chaos", help=__doc__, result_action="return_value")
 
 
 class Chaos(Stage):
-    def __init__(self, folder: Path, options: StageOptions) -> None:
+    """
+    Args:
+        min_faults: of the daemon; on a slow machine they need more time.
+    """
+
+    def __init__(self, folder: Path, options: StageOptions, *, min_faults: int) -> None:
         super().__init__(folder, options)
+        self._min_faults = min_faults
         self.faults: list[dict[str, Any]] = []
         self.restarts_s: list[float] = []
         """From a kill, or the end of a drain, to the next engine that is ready."""
@@ -43,6 +49,7 @@ class Chaos(Stage):
     async def _main(self, daemon: Daemon) -> None:
         daemon.send(signal.SIGTERM)
         await self._has_drained(daemon)
+        self._start_time()
         for slot in self._slots:
             self._start_client(slot)
         async with asyncio.TaskGroup() as group:
@@ -72,6 +79,13 @@ class Chaos(Stage):
                     down_s = time.monotonic()
             if await self._is_over_after(0.0):
                 return
+
+    def _end(self) -> None:
+        num_faults = sum(fault["target"] == "daemon" for fault in self.faults)
+        if num_faults >= self._min_faults:
+            self._over.set()
+        else:
+            asyncio.get_running_loop().call_later(1.0, self._end)
 
     async def _disturb(self, daemon: Daemon, fault: Fault) -> None:
         match fault.kind:
@@ -175,8 +189,11 @@ def main(
     dtype: str = "auto",
     processes: int = 10,
     clients_per_process: int = 3,
+    requests_at_once: int = 1,
     cases: int = 180,
     reconnect_timeout: float = 300.0,
+    tcp: bool = False,
+    min_faults: int = 0,
     spot_check: bool = True,
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
     keep: Path | None = None,
@@ -187,6 +204,9 @@ def main(
         seed: of the work and of the faults.
         dtype: auto: the file's own blocks; float32.
         reconnect_timeout: seconds that clients wait for a lost engine.
+        requests_at_once: of each client.
+        tcp: on 127.0.0.1 instead of a Unix socket.
+        min_faults: of the daemon; the run goes on until then.
         spot_check: compare greedy references with transformers.
         json_file: where the document goes, too.
         keep: a folder for the logs of a run that failed.
@@ -201,9 +221,11 @@ def main(
         clients_per_process=clients_per_process,
         num_cases=cases,
         reconnect_timeout_s=reconnect_timeout,
+        requests_at_once=requests_at_once,
+        is_tcp=tcp,
     )
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
-        chaos = Chaos(Path(name), options)
+        chaos = Chaos(Path(name), options, min_faults=min_faults)
         asyncio.run(chaos.run())
         tally = Tally(chaos.logs, chaos.faults)
         orphans = marked_processes(mark)

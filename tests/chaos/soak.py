@@ -17,7 +17,7 @@ import numpy as np
 from cyclopts import App, Parameter
 
 from tests.chaos.processes import MARK, Daemon, count_descriptors, marked_processes
-from tests.chaos.stage import Stage, StageOptions
+from tests.chaos.stage import ClientSlot, Stage, StageOptions
 from tests.chaos.tally import Tally, percentiles
 
 _WARM_UP_SHARE = 0.25
@@ -50,10 +50,12 @@ class Soak(Stage):
         self._num_restarts = 0
 
     async def _main(self, daemon: Daemon) -> None:
-        self.began_s = time.monotonic()
         for slot in self._slots:
             self._start_client(slot)
-            await asyncio.sleep(0.2)
+        for slot in self._slots:
+            await self._has_warmed_up(slot)
+        self._start_time()
+        self.began_s = time.monotonic()
         interval_s = max(self._options.time_s / _MAX_SAMPLES, 0.25)
         restart_s = time.monotonic() + self._restart_every_s
         while not await self._is_over_after(interval_s):
@@ -64,6 +66,15 @@ class Soak(Stage):
                 await self._kill_daemon(daemon)
                 daemon = self._daemon = self._start_daemon(is_supervised=False)
                 await self._is_ready(daemon, 1)
+
+    async def _has_warmed_up(self, slot: ClientSlot) -> None:
+        """Its clients have joined and left once, or tried to."""
+        assert slot.process is not None and slot.log is not None
+        wanted = (self._options.requests_per_client or 1) * self._options.clients_per_process
+        while slot.process.poll() is None:
+            if slot.log.exists() and slot.log.read_text().count('"event": "end"') > wanted:
+                return
+            await asyncio.sleep(0.1)
 
     def _take_samples(self, daemon: Daemon) -> None:
         suffix = f" after {self._num_restarts} restarts" if self._num_restarts else ""
@@ -125,12 +136,17 @@ def growth(samples: list[Sample], time_s: float) -> list[dict[str, Any]]:
 
 
 def latencies(logs: list[tuple[Path, float | None]], began_s: float) -> list[dict[str, float]]:
-    """Of each request that has tokens: when it ended, its time to the first and per token."""
+    """Of each request that ended in the run and has tokens: when, its time to the first and per
+    token."""
     ends = []
     for path, _ in logs:
         for line in path.read_text().splitlines():
             entry = json.loads(line)
-            if entry.get("per_token_s") and entry.get("use") != "slow":
+            if (
+                entry.get("per_token_s")
+                and entry["at_s"] >= began_s
+                and entry["use"] not in ("slow", "busy")
+            ):
                 ends.append(
                     {
                         "at_s": entry["at_s"] - began_s,

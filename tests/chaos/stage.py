@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -40,6 +41,8 @@ class StageOptions:
     clients_per_process: int
     num_cases: int
     reconnect_timeout_s: float
+    requests_at_once: int = 1
+    is_tcp: bool = False
     num_blocks: int = 3000
     requests_per_client: int | None = None
 
@@ -65,6 +68,9 @@ class Stage:
     def __init__(self, folder: Path, options: StageOptions) -> None:
         self._folder = folder
         self._address = f"ipc://{folder}/engine.sock"
+        if options.is_tcp:
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                self._address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         self._daemon_options = (
             "--model", options.model, "--dtype", options.dtype, "--bind", self._address,
             "--max-model-len", MAX_MODEL_LEN, "--num-blocks", options.num_blocks,
@@ -79,6 +85,7 @@ class Stage:
             references=str(folder / "references.json"),
             clients_per_process=options.clients_per_process,
             reconnect_timeout_s=options.reconnect_timeout_s,
+            requests_at_once=options.requests_at_once,
             requests_per_client=options.requests_per_client,
         )
         self._slots = [ClientSlot(number) for number in range(options.num_processes)]
@@ -100,7 +107,6 @@ class Stage:
             (self._folder / "settings.json").write_text(
                 json.dumps(dataclasses.asdict(self._settings))
             )
-            asyncio.get_running_loop().call_later(self._options.time_s, self._over.set)
             self._say(f"the run, {self._options.time_s:g} s")
             await self._main(daemon)
             self._say("what runs ends")
@@ -109,7 +115,8 @@ class Stage:
             self._kill_all()
 
     async def _main(self, daemon: Daemon) -> None:
-        """From the start of the clients until the time is over; the daemon runs and is idle."""
+        """From the start of the clients until the time is over; the daemon runs and is idle.
+        Calls `_start_time`."""
         raise NotImplementedError
 
     async def _compute_references(self) -> Daemon:
@@ -235,6 +242,13 @@ class Stage:
             if process is not None and process.poll() is None:
                 process.kill()
                 process.wait()
+
+    def _start_time(self) -> None:
+        asyncio.get_running_loop().call_later(self._options.time_s, self._end)
+
+    def _end(self) -> None:
+        """The time is over."""
+        self._over.set()
 
     def _say(self, what: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ import pty
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -161,6 +162,28 @@ def test_an_interrupt_during_the_start_ends_it_without_a_traceback(tiny_llama, t
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("kind", ["gguf", "safetensors", "config"])
+def test_a_model_file_that_cannot_be_true_ends_the_start_with_one_line(kind, tiny_llama, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama, folder)
+    model = folder
+    if kind == "gguf":
+        model = tmp_path / "x.gguf"
+        model.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 2**63, 0) + bytes(64))
+        words = r"x\.gguf .*9223372036854775808 tensors, the limit is 262144; download it again"
+    elif kind == "safetensors":
+        (folder / "model.safetensors").write_bytes((2**63).to_bytes(8, "little") + b"{}")
+        words = r"model\.safetensors is truncated or not a safetensors file .*download it again"
+    else:
+        config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 10**12}
+        (folder / "config.json").write_text(json.dumps(config))
+        words = "num_hidden_layers is 1000000000000, the limit is 10000"
+    done = run_to_exit("--model", model, "--bind", f"ipc://{tmp_path}/e.sock")
+    assert done.returncode == 3
+    assert re.search(words, done.stderr.splitlines()[-1])
+    assert "Traceback" not in done.stderr
 
 
 # ---------------------------------------------------------------------- what a system may lack

@@ -97,6 +97,9 @@ class RecordingOutbox:
         self.tokens = {}
         self.ends = {}
 
+    def close(self):
+        pass
+
     def send(self, outputs):
         if any(outputs.values()):
             self.log.append(f"send {next(iter(outputs.values())).step_id}")

@@ -91,7 +91,9 @@ def explanation(request: EngineRequest) -> RequestInfo:
         waits_for=WaitReason.BLOCKS,
         why="needs 9 blocks, 3 are free",
         num_requests_ahead=2,
-        cache_lookup=CacheLookup(num_tokens=32, num_host_tokens=0, ended=LookupEnd.EVICTED),
+        cache_lookup=CacheLookup(
+            num_tokens=32, num_host_tokens=0, num_disk_tokens=0, ended=LookupEnd.EVICTED
+        ),
         preemptions=[
             Preemption(
                 step_id=7, mode="recompute", reason="a needed a block", num_tokens=40, num_blocks=3

@@ -147,7 +147,13 @@ class EngineProcess:
         self.scheduler = Scheduler(config, self.kv_cache)
         self.clients = ClientRegistry()
         self.runner = SimRunner(self, num_blocks, num_host_blocks)
-        outbox = Outbox(self.transport, self.clients, heartbeat_s=HEARTBEAT_S, clock=self.clock)
+        self.outbox = outbox = Outbox(
+            self.transport,
+            self.clients,
+            heartbeat_s=HEARTBEAT_S,
+            clock=self.clock,
+            sleep=self.sleep,
+        )
         message, frames = welcome("simulated", with_tokenizer=True)
         self.core = EngineCore(
             inbox=Inbox(
@@ -271,6 +277,7 @@ class EngineProcess:
             if not isinstance(error, StepFault):
                 raise
             self.core.end_all(FinishReason.ERROR, f"the engine failed: {error}")
+            self.core.close()
             return 1
         self.core.close()
         return 0

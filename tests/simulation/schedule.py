@@ -8,6 +8,8 @@ from random import Random
 from typing import Any
 from unittest import mock
 
+import engine_core.server.outbox as outbox_module
+import engine_core.server.transport as engine_transport
 import frontend.output_processor as output_processor
 from engine_core.scheduler import SchedulerConfig
 from frontend import BeamSearchParams, SamplingParams
@@ -56,6 +58,13 @@ class Settings:
     num_floods: tuple[int, ...] = (0,) * 9 + (1,)
     num_corrupted: tuple[int, ...] = (0,) * 9 + (1,)
     """Spans of time in which all requests of a client arrive as garbage."""
+    send_queue: tuple[int, ...] = (2, 128)
+    """Messages to a client before they are merged."""
+    backlog_bytes: tuple[int, ...] = (2**24, 2**24, 2**24, 2000)
+    """With which a client is dropped."""
+    pause_s: tuple[float, ...] = (0.01, 0.2, 2.0)
+    long_pauses_s: tuple[float, ...] = (0.0,) * 5 + (10.0,)
+    """Of a client."""
 
 
 def only(**what: tuple[Any, ...]) -> Settings:
@@ -81,6 +90,10 @@ class Report:
     virtual_s: float = 0.0
     largest_gap_s: float = 0.0
     """Between two outputs of a request."""
+    num_merged: int = 0
+    """Times that a client's queue was full, and its messages were merged."""
+    num_dropped: int = 0
+    """Slow clients."""
     trace: str = ""
 
 
@@ -92,6 +105,9 @@ class Simulation:
         self.settings = settings
         self.report = Report(seed)
         self.trace: list[str] = []
+        bounds = Random(seed + 3)
+        self.send_queue = bounds.choice(settings.send_queue)
+        self.backlog_bytes = bounds.choice(settings.backlog_bytes)
         self.network = Network(Random(seed + 1), self._call_later, self.log)
         self.loop = VirtualLoop(self.network.is_readable)
         self.engines: list[EngineProcess] = []
@@ -277,14 +293,14 @@ class Simulation:
             self.random.choice(connections).send(frames, to_router=self.random.random() < 0.5)
 
     def _pause(self) -> None:
-        seconds = self.random.choice([0.01, 0.2, 2.0])
+        seconds = self.random.choice(self.settings.pause_s)
         if self.random.random() < 0.5:
             if self.engine.exit_code is None and not self.engine.process.is_paused:
                 self.engine.pause(seconds)
         else:
             client = self.random.choice(self.clients)
             if not client.process.is_paused:
-                client.pause(seconds)
+                client.pause(seconds + self.random.choice(self.settings.long_pauses_s))
 
     def _kill_client(self) -> None:
         client = self.random.choice(self.clients)
@@ -340,7 +356,11 @@ class Simulation:
                 f"{context.get('message')}: {context.get('exception')!r}"
             )
         )
-        with mock.patch.object(output_processor, "secrets", wire_ids):
+        with (
+            mock.patch.object(output_processor, "secrets", wire_ids),
+            mock.patch.object(engine_transport, "_SEND_QUEUE_MESSAGES", self.send_queue),
+            mock.patch.object(outbox_module, "_MAX_BACKLOG_BYTES", self.backlog_bytes),
+        ):
             try:
                 asyncio.set_event_loop(self.loop)
                 self.loop.run_until_complete(self._run())
@@ -391,7 +411,9 @@ class Simulation:
     def _judge(self) -> None:
         report = self.report
         self.has_losses = bool(self.num_connection_faults or self.corrupted)
-        self.num_losses = len(self.engines) + self.num_connection_faults
+        report.num_merged = sum(engine.outbox.num_backlogs for engine in self.engines)
+        report.num_dropped = sum(engine.outbox.num_dropped for engine in self.engines)
+        self.num_losses = len(self.engines) + self.num_connection_faults + report.num_dropped
         report.num_lives = len(self.engines)
         report.num_messages = self.network.num_messages
         report.virtual_s = self.loop.time()

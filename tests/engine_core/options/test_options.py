@@ -68,7 +68,7 @@ def test_every_scheduling_option_is_a_setting_of_the_scheduler_of_the_same_name(
 
 def test_what_is_not_given_is_what_the_device_says_or_the_scheduler():
     assert settings(parsed()) == SchedulerConfig(
-        max_num_batched_tokens=8, max_num_seqs=2, max_model_len=16
+        max_num_batched_tokens=8, max_num_seqs=2, max_model_len=16, max_queued_requests=65_536
     )
     assert settings(parsed("--max-num-seqs=5")).max_num_seqs == 5
 
