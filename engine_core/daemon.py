@@ -84,7 +84,7 @@ def run_daemon(
             service_manager.notify(READY, f"STATUS=serving {config.model} at {config.address}")
             progress = core.progress
             with _watched(core, options), service_manager.pings(lambda: progress.num_steps):
-                return _serve(core)
+                return _serve(core, is_supervised=options.supervise)
 
 
 def _start(
@@ -127,12 +127,15 @@ def _watched(core: EngineCore, options: EngineOptions) -> contextlib.AbstractCon
     )
 
 
-def _serve(core: EngineCore) -> int:
+def _serve(core: EngineCore, *, is_supervised: bool) -> int:
+    """A supervised engine that fails ends no request: clients send them to the next one, as after
+    a kill."""
     try:
         core.run()
     except Exception as error:
         logger.exception("the engine failed")
-        core.end_all(FinishReason.ERROR, f"the engine failed: {type(error).__name__}: {error}")
+        if not is_supervised:
+            core.end_all(FinishReason.ERROR, f"the engine failed: {type(error).__name__}: {error}")
         return ExitCode.FAULT
     finally:
         core.close()
