@@ -221,7 +221,7 @@ def start_in(shell, model, folder, *options):
         'export LC_ALL=C LANG=C; exec "$@"',
         'export TMPDIR=/no/such/folder; exec "$@"',
         'mkdir "$FOLDER/gone"; cd "$FOLDER/gone"; rmdir "$FOLDER/gone"; exec "$@"',
-        'ulimit -n 64; exec "$@"',
+        'ulimit -n 400; exec "$@"',
         'exec "$@" <&-',
         'exec "$@" 2>/dev/full',
         'exec "$@" --supervise 2>/dev/full',
@@ -260,12 +260,13 @@ def test_closed_streams_and_full_disks_keep_the_exit_codes(tmp_path, log_format)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kilobytes", [200_000, 500_000])
-def test_too_little_memory_is_one_line(tiny_llama, tmp_path, kilobytes):
-    shell = f'ulimit -v {kilobytes}; exec "$@"'
-    code, is_ready, errors = start_in(shell, tiny_llama, tmp_path)
+@pytest.mark.parametrize(
+    ("limit", "words"), [("-v 200000", "memory"), ("-v 500000", "memory"), ("-n 64", "LimitNOFILE")]
+)
+def test_too_little_memory_and_too_few_files_are_one_line(tiny_llama, tmp_path, limit, words):
+    code, is_ready, errors = start_in(f'ulimit {limit}; exec "$@"', tiny_llama, tmp_path)
     assert (code, is_ready) == (3, False), errors
-    assert re.search("memory", errors.splitlines()[-1])
+    assert words in errors.splitlines()[-1]
     assert "Traceback" not in errors
 
 
