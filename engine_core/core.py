@@ -64,8 +64,6 @@ from protocol.requests import Abort, Call, EngineRequest
 
 logger = logging.getLogger(__name__)
 
-_MAX_FAULTS_IN_A_ROW = 3
-
 
 class EngineCore:
     """Serves until its lifecycle ends. See docs/architecture.md for a request's way through it.
@@ -120,7 +118,6 @@ class EngineCore:
         self._observers = (RequestTimes(), self._step_times, self.progress, *observers)
         self._launch_fault: Exception | None = None
         """Why the last step in flight could not be launched; reported when it is collected."""
-        self._num_faults_in_a_row = 0
         self._suspects: Suspects | None = None
 
     def watch_suspects(self, suspects: Suspects) -> None:
@@ -249,7 +246,7 @@ class EngineCore:
         """Wait for the oldest step.
 
         Raises:
-            Exception: what the executor raised, if it was not the first time in a row.
+            DeviceFault: no step can be run any more, whichever requests it holds.
         """
         nothing = ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
         is_last = step is self._scheduler.in_flight[-1]
@@ -262,18 +259,13 @@ class EngineCore:
         except Exception as error:
             if step.is_discarded:
                 return nothing
-            self._num_faults_in_a_row += 1
             logger.exception("step %d failed", step.plan.step_id)
-            if self._num_faults_in_a_row >= _MAX_FAULTS_IN_A_ROW:
-                raise
-            self._scheduler.discard_step(
-                step.plan, f"the step failed: {type(error).__name__}: {error}"
-            )
+            why = f"the step failed: {type(error).__name__}: {error}"
+            self._executor.check_device()
+            self._scheduler.discard_step(step.plan, why)
             return nothing
         if step.is_discarded:
             return nothing
-        if step.plan.total_num_scheduled_tokens:
-            self._num_faults_in_a_row = 0
         for request_id, why in output.failures.items():
             logger.error("request %r failed: %s", request_id, why)
         return output

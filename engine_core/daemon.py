@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from engine_core.errors import ExitCode
+from engine_core.errors import ExitCode, StartupError
 from engine_core.lifecycle import Lifecycle
 from engine_core.options.engine import EngineOptions
 from engine_core.owner import Owner
@@ -84,7 +84,7 @@ def run_daemon(
             service_manager.notify(READY, f"STATUS=serving {config.model} at {config.address}")
             progress = core.progress
             with _watched(core, options), service_manager.pings(lambda: progress.num_steps):
-                return _serve(core)
+                return _serve(core, is_supervised=options.supervise)
 
 
 def _start(
@@ -97,9 +97,23 @@ def _start(
         phases.enter("files")
         opened = open_model(options)
         phases.enter("imports")
-        from engine_core.startup.build import build_engine  # torch
+        try:
+            from engine_core.startup.build import build_engine  # torch
+        except (ImportError, MemoryError, OSError) as error:
+            if not _is_want_of_memory(error):
+                raise
+            raise StartupError(
+                f"there is not enough memory to load torch ({error}); raise the limit of this "
+                "process (`ulimit -v`) or of its container, or free some"
+            ) from error
 
     return build_engine(options, opened, transport, lifecycle, phases)
+
+
+def _is_want_of_memory(error: Exception) -> bool:
+    """The dynamic loader has words only."""
+    words = ("failed to map segment", "annot allocate memory")
+    return isinstance(error, MemoryError) or any(text in str(error) for text in words)
 
 
 def _watched(core: EngineCore, options: EngineOptions) -> contextlib.AbstractContextManager[object]:
@@ -113,12 +127,15 @@ def _watched(core: EngineCore, options: EngineOptions) -> contextlib.AbstractCon
     )
 
 
-def _serve(core: EngineCore) -> int:
+def _serve(core: EngineCore, *, is_supervised: bool) -> int:
+    """A supervised engine that fails ends no request: clients send them to the next one, as after
+    a kill."""
     try:
         core.run()
     except Exception as error:
         logger.exception("the engine failed")
-        core.end_all(FinishReason.ERROR, f"the engine failed: {type(error).__name__}: {error}")
+        if not is_supervised:
+            core.end_all(FinishReason.ERROR, f"the engine failed: {type(error).__name__}: {error}")
         return ExitCode.FAULT
     finally:
         core.close()

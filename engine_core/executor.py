@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
+from engine_core.scheduler import DeviceFault, ModelRunnerOutput, SchedulerOutput
 
 
 class StepRunner(Protocol):
@@ -28,6 +28,14 @@ class StepRunner(Protocol):
 
         Raises:
             Exception: it failed. Steps behind it are still to be collected.
+        """
+        ...
+
+    def check_device(self) -> None:
+        """After a fault.
+
+        Raises:
+            Exception: the device takes no more work, whatever it is.
         """
         ...
 
@@ -58,6 +66,17 @@ class InProcessExecutor:
             self.model_time_s += now_s - self._busy_since_s
         self._busy_since_s = now_s
         return output
+
+    def check_device(self) -> None:
+        """After a step that failed.
+
+        Raises:
+            DeviceFault: no other step can be run.
+        """
+        try:
+            self._runner.check_device()
+        except Exception as error:
+            raise DeviceFault(f"the device is lost: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """Wait until nothing runs. Results are dropped."""

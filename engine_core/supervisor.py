@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 
 from engine_core.errors import ConfigurationError, ExitCode
+from engine_core.oom_kills import count_oom_kills
 from engine_core.owner import Owner
 from engine_core.service_manager import ALIVE, Relay, ServiceManager
 from engine_core.suspects import Suspects
@@ -62,6 +63,7 @@ def supervise(
     drain_timeout_s: float,
     owner: Owner,
     service_manager: ServiceManager,
+    oom_kills: Callable[[], int] = count_oom_kills,
 ) -> int:
     """Run `serve` in child processes, one after the other, until one drains or is told to.
 
@@ -92,6 +94,7 @@ def supervise(
     is_first = True
     while True:
         parent = os.getpid()
+        num_oom_kills = oom_kills()
         child = os.fork()
         if not child:
             _end_with(parent)
@@ -101,9 +104,11 @@ def supervise(
                 service_manager.use(relay)
             return serve(suspects)
         code, is_stopping = _wait(child, drain_timeout_s, relay)
+        by_oom_killer = code == -signal.SIGKILL and oom_kills() > num_oom_kills
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)  # compilers and downloads that it left
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        how += ", out of memory" if by_oom_killer else ""
         if code == ExitCode.DRAINED or (is_stopping and -code in _STOPS) or owner.is_gone():
             return ExitCode.DRAINED
         if is_stopping:
@@ -114,7 +119,7 @@ def supervise(
         is_first = False
         if relay is not None:
             relay.is_serving = False
-        suspects.count_death(code)
+        suspects.count_death(code, by_oom_killer=by_oom_killer)
         delay_s = limit.next_delay_s(time.monotonic())
         if delay_s is None:
             logger.error(

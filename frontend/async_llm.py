@@ -24,7 +24,7 @@ from protocol.addresses import check_address, default_address
 from protocol.codec import binary_frame
 from protocol.errors import InvalidParameter
 from protocol.explanations import RequestInfo
-from protocol.keys import ClientKey, read_secret_file
+from protocol.keys import ClientKey, read_client_key
 from protocol.outputs import ModelInfo
 
 T = TypeVar("T")
@@ -83,12 +83,7 @@ class AsyncLLM:
         try:
             check_address(self.address)
             if keys is not None:
-                if not self.address.startswith("tcp://"):
-                    raise InvalidParameter(
-                        f"keys has no effect at {self.address}, where the socket's permissions say "
-                        "who may connect; omit it, or give the engine's tcp:// address"
-                    )
-                self._key = read_secret_file(Path(keys), ClientKey)
+                self._key = read_client_key(Path(keys), self.address)
         except InvalidParameter as error:
             raise InvalidInput(str(error)) from None
         self._options = ConnectionOptions(

@@ -17,13 +17,14 @@ from typing import Any
 
 from frontend.errors import ChatTemplateError
 
-CPU_LIMIT_S = 2.0
+CPU_LIMIT_S = 1.0
 MEMORY_LIMIT_BYTES = 512 << 20
 MAX_PROMPT_CHARS = 16 << 20
 OUT_OF_MEMORY = 77
 """Exit code."""
 _WALL_LIMIT_S = 30.0
 """For a machine that is too busy, and a process that was stopped."""
+_EXIT_WAIT_S = 5.0
 _DISTRUST = "do not trust this template, pass another one as chat_template"
 
 
@@ -63,15 +64,17 @@ class TemplateProcess:
                         "again when the machine is less busy"
                     )
                 head = process.stdout.read(9)
-                encoded = process.stdout.read(int.from_bytes(head[1:], "little"))
+                # a character has 4 bytes at most; it may say more only if the sandbox leaks
+                num_bytes = min(int.from_bytes(head[1:], "little"), 4 * MAX_PROMPT_CHARS)
+                encoded = process.stdout.read(num_bytes)
             except BrokenPipeError:
-                head = b""
+                head, num_bytes, encoded = b"", 0, b""
             except ChatTemplateError:
                 raise
             except BaseException:  # such as Ctrl-C: an answer would be taken for the next one's
                 self._end()
                 raise
-            if len(head) < 9:
+            if len(head) < 9 or len(encoded) < num_bytes:
                 raise ChatTemplateError(self._why_it_ended())
         text = encoded.decode("utf-8", "surrogatepass")
         if head[:1] != b"+":
@@ -105,28 +108,35 @@ class TemplateProcess:
             self._poll.register(self._process.stdout, select.POLLIN)
         return self._process
 
-    def _end(self) -> int:
+    def _end(self) -> None:
+        """At once: it has nothing to lose."""
         assert self._process is not None
         process, self._process = self._process, None
         for stream in (process.stdin, process.stdout):
             assert stream is not None
             with contextlib.suppress(OSError):  # unsent bytes of a request
                 stream.close()
-        try:
-            return process.wait(CPU_LIMIT_S / 2)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
+        process.kill()
+        process.wait()
 
     def _why_it_ended(self) -> str:
-        code = self._end()
+        assert self._process is not None
+        code: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(_EXIT_WAIT_S)
+        self._end()
+        if code is None:
+            return f"the process that renders the chat template gave no answer; {_DISTRUST}"
         if code == -signal.SIGPROF:
             return (
                 f"the chat template took more than {CPU_LIMIT_S:g} s of processor time; {_DISTRUST}"
             )
         if code == OUT_OF_MEMORY:
             mib = MEMORY_LIMIT_BYTES >> 20
-            return f"the chat template needs more memory than {mib} MiB; {_DISTRUST}"
+            return (
+                f"the chat template needs more memory than {mib} MiB; shorten the conversation, or "
+                "pass another template as chat_template"
+            )
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
         return f"the process that renders the chat template ended {how}; {_DISTRUST}"
 

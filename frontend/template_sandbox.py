@@ -32,6 +32,7 @@ from frontend.template_process import (
     OUT_OF_MEMORY,
 )
 
+_MAX_ERROR_CHARS = 4000
 # not text that a conversation holds, and with the trailing space that shows whether the template
 # trims the end of a message
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -51,7 +52,7 @@ def main() -> None:
             signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
             kind, text = b"+", render(**request)
         except ChatTemplateError as error:
-            kind, text = b"-", str(error)
+            kind, text = b"-", str(error)[:_MAX_ERROR_CHARS]
         except MemoryError:
             os._exit(OUT_OF_MEMORY)
         encoded = text.encode("utf-8", "surrogatepass")

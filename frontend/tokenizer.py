@@ -53,7 +53,8 @@ class Tokenizer:
         try:
             made = cls(tokenizers.Tokenizer.from_buffer(bytes(tokenizer_json)), info)
             return _in_use.setdefault(key, made)
-        except Exception as error:  # the Rust side raises bare Exception for a bad document
+        except BaseException as error:
+            _raise_unless_of_rust(error)
             raise ValueError(
                 f"the engine sent a tokenizer that tokenizers {tokenizers.__version__} cannot read "
                 f"({error}); install the version of tokenizers that the engine has"
@@ -93,7 +94,8 @@ class Tokenizer:
                 "the text has a lone surrogate (half of a UTF-16 pair), which is no character; "
                 "decode the input as UTF-8 with errors='replace'"
             ) from None
-        except Exception as error:  # the Rust side raises bare Exception
+        except BaseException as error:
+            _raise_unless_of_rust(error)
             raise InvalidInput(
                 f"the model's tokenizer fails on this text ({error}); send token ids, or start the "
                 "engine with another --tokenizer"
@@ -158,6 +160,13 @@ class Tokenizer:
         from frontend.chat_template import render_chat
 
         return render_chat(template, messages, special_tokens=self.special_tokens, **options)
+
+
+def _raise_unless_of_rust(error: BaseException) -> None:
+    """`tokenizers` raises bare Exception for all that it refuses, and PanicException, which is no
+    Exception, where a document misled it."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
 
 
 _in_use: weakref.WeakValueDictionary[object, Tokenizer] = weakref.WeakValueDictionary()

@@ -25,7 +25,8 @@ class WaitReason(enum.StrEnum):
     ADAPTERS = "adapters"
     """The limit of adapters in use is reached."""
     ALONE = "alone"
-    """It, or the running request, may have killed the engine, and runs without others."""
+    """It, or the running request, may have killed the engine, or a step failed and its requests run
+    in groups: others wait."""
     DISK = "disk"
     """Blocks of its prompt are being read from disk."""
     DECODES = "decodes"

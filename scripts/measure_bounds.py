@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Annotated, Any
@@ -95,7 +96,7 @@ def _probe(address: str, results: "Queue[Any]") -> None:
     asyncio.run(probe())
 
 
-def _join(address: str, results: "Queue[Any]", leaves: int) -> None:
+def _join(address: str, results: "Connection[Any, Any]", leaves: int) -> None:
     """Clients of one process: with a request each that has ended and one that runs."""
 
     async def join() -> None:
@@ -104,9 +105,7 @@ def _join(address: str, results: "Queue[Any]", leaves: int) -> None:
         await asyncio.gather(*(_ask(client, 1, 2) for client in clients))
         running = [asyncio.create_task(_ask(client, 2, 1500)) for client in clients]
         await asyncio.sleep(0.5)
-        results.put("runs")
-        results.close()
-        results.join_thread()  # it is sent
+        results.send("runs")
         if leaves == 0:
             await asyncio.sleep(600)  # killed
         elif leaves == 1:
@@ -204,7 +203,7 @@ async def _measure(options: Options, address: str, pid: int) -> list[dict[str, A
             await short(options.num_queued, at_once=options.num_queued)
             await measurement.end_phase(f"{options.num_queued} queued, {number + 1}")
         for number in range(3):
-            await asyncio.to_thread(_join_and_leave, options.num_clients, address, results)
+            await asyncio.to_thread(_join_and_leave, options.num_clients, address)
             await measurement.end_phase(f"{options.num_clients} clients, {number + 1}")
         facts = await asyncio.to_thread(_stop_and_go_on, address, pid, results)
         await measurement.end_phase(f"a client stopped for {_STOP_S:g} s", **facts)
@@ -219,19 +218,20 @@ async def _measure(options: Options, address: str, pid: int) -> list[dict[str, A
     return measurement.phases
 
 
-def _join_and_leave(num_clients: int, address: str, results: "Queue[Any]") -> None:
+def _join_and_leave(num_clients: int, address: str) -> None:
     """Three processes at a time, each of which leaves in its own way."""
     numbers = list(range(num_clients // _CLIENTS_A_PROCESS))
     while numbers:
         some, numbers = numbers[:3], numbers[3:]
-        processes = [
-            _spawn.Process(target=_join, args=(address, results, number % 3)) for number in some
-        ]
-        for process in processes:
+        running = []
+        for number in some:
+            ours, theirs = _spawn.Pipe()  # a killed process would leave a queue locked
+            process = _spawn.Process(target=_join, args=(address, theirs, number % 3))
             process.start()
-        for _ in processes:
-            results.get(timeout=120)
-        for number, process in zip(some, processes, strict=True):
+            running.append((number, process, ours))
+        for _, _, ours in running:
+            ours.recv()
+        for number, process, _ in running:
             if number % 3 == 0:
                 process.kill()
             process.join()

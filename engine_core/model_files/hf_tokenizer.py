@@ -79,7 +79,9 @@ def _complete_json(file: Path, merged: dict[str, Any]) -> bytes:
     try:
         raw = file.read_bytes()
         tokenizer = Tokenizer.from_str(raw.decode("utf-8"))
-    except Exception as error:  # `tokenizers` raises bare Exception for everything
+    except BaseException as error:  # `tokenizers` raises bare Exception, and panics
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise BrokenModelFile(
             f"{file} is not a tokenizer that `tokenizers` reads ({error}); download it again, or "
             f"name another with --tokenizer"

@@ -5,6 +5,7 @@ Must not know tensors, sockets, clocks or text.
 
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.errors import (
+    DeviceFault,
     DuplicateRequestId,
     QueueFull,
     SchedulerError,
@@ -23,6 +24,7 @@ from engine_core.scheduler.request import Request, RequestStatus
 from engine_core.scheduler.scheduler import Scheduler
 
 __all__ = [
+    "DeviceFault",
     "DraftTokenIds",
     "DuplicateRequestId",
     "InFlightStep",

@@ -105,13 +105,16 @@ class SchedulerInterface(abc.ABC):
 
     @abc.abstractmethod
     def discard_step(self, scheduler_output: SchedulerOutput, detail: str) -> None:
-        """The step failed. A fault voids what is behind it: the requests of this step and of all
-        steps planned after it end with FINISHED_ERROR and this detail, and the blocks that those
-        steps should have filled leave the prefix cache. Each of them (`is_discarded`) is still to
-        be updated, in order, with an empty ModelRunnerOutput; that hands out the terminal outputs.
+        """The step failed. A fault voids what is behind it: all running requests wait again, with
+        the tokens that they have, and the blocks that those steps should have filled leave the
+        prefix cache. The requests of this step then run apart from all others, in groups; the one
+        that fails alone ends with FINISHED_ERROR and this detail (`fault_isolation.py`). Each
+        voided step (`is_discarded`) is still to be updated, in order, with an empty
+        ModelRunnerOutput.
 
         Raises:
             StepOrderError: not the first of the steps in flight.
+            DeviceFault: steps fail whatever they hold.
         """
 
     @abc.abstractmethod

@@ -29,10 +29,14 @@ def serve(suspects):
     (folder / f"start{number}").write_text(str(os.getpid()))
     ENGINE
 
+def oom_kills():
+    file = folder / "oom_kills"
+    return len(file.read_text()) if file.exists() else 3
+
 service_manager = ServiceManager()
 owner = Owner(watches_stdin=False, pid=int(sys.argv[2]) if len(sys.argv) > 2 else None)
 sys.exit(supervise(serve, max_restarts=3, drain_timeout_s=0.0, owner=owner,
-                   service_manager=service_manager))
+                   service_manager=service_manager, oom_kills=oom_kills))
 """
 
 
@@ -153,6 +157,23 @@ def test_a_killed_parent_takes_the_engine_with_it(tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     wait_until_gone(child)
+
+
+@pytest.mark.parametrize("by_oom_killer", [True, False])
+def test_only_a_kill_for_want_of_memory_counts_for_the_requests_in_flight(tmp_path, by_oom_killer):
+    """A file takes the place of the kernel's counter."""
+    engine = f"""
+    if number == 3:
+        (folder / "suspects").write_text(f"{{suspects.is_suspect(7)}} {{suspects.refused}}")
+        return 0
+    suspects.begin_step(0, [7])
+    if {by_oom_killer}:
+        (folder / "oom_kills").write_text("x" * (4 + number))
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    assert exit_code(tmp_path, engine) == ExitCode.DRAINED
+    expected = "True {7}" if by_oom_killer else "False set()"
+    assert (tmp_path / "suspects").read_text() == expected
 
 
 def test_what_the_engine_started_ends_with_it(tmp_path):

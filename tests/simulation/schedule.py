@@ -45,6 +45,11 @@ class Settings:
     num_drains: tuple[int, ...] = (0, 0, 1)
     num_jumps: tuple[int, ...] = (0, 0, 1)
     fault_rate: tuple[float, ...] = (0.0, 0.0, 0.02)
+    """Of steps that fail, and do not fail again."""
+    poison_rate: tuple[float, ...] = (0.0, 0.0, 0.1)
+    """Of requests that make their steps fail, from some token on."""
+    num_lost_devices: tuple[int, ...] = (0,) * 9 + (1,)
+    """From then on all steps of this engine fail."""
     max_queued: tuple[int | None, ...] = (None, None, 4)
     away_s: tuple[float, ...] = (0.05, 0.5, 3.0)
     stays_away: tuple[bool, ...] = (False, False, False, True)
@@ -73,7 +78,7 @@ def only(**what: tuple[Any, ...]) -> Settings:
     nothing = {
         field.name: (False,) if field.name in flags else (0,)
         for field in dataclasses.fields(Settings)
-        if field.name.startswith("num_") or field.name in ("fault_rate", *flags)
+        if field.name.startswith("num_") or field.name in ("fault_rate", "poison_rate", *flags)
     }
     kept = {"num_clients": (3,), "num_requests": (6,), "max_queued": (None,)}
     return Settings(**(nothing | kept | what))
@@ -115,7 +120,7 @@ class Simulation:
         self.away_s = 0.0
         self.jumped_s = 0.0
         self.is_over = False
-        self.has_faults = False
+        self.poison: dict[tuple[int, ...], int] = {}
         self.num_drains = 0
         self.num_floods = 0
         self.num_connection_faults = 0
@@ -146,6 +151,7 @@ class Simulation:
             call_later=self._call_later,
             now=self.loop.time,
             fault_rate=self.fault_rate,
+            poison=self.poison,
         )
         engine.on_exit = lambda: self._engine_has_ended(engine)
         if self.kills_left and self.random.random() < 0.5:
@@ -189,7 +195,7 @@ class Simulation:
         self.kills_left = draw.choice(settings.num_kills)
         self.away_s = draw.choice(settings.away_s)
         self.stays_away = draw.choice(settings.stays_away)
-        self.has_faults = self.fault_rate > 0
+        self.poison_rate = self.random_kinds.choice(settings.poison_rate)
 
     def params(self) -> SamplingParams:
         draw = self.random
@@ -230,6 +236,10 @@ class Simulation:
                 self.params(),
                 timeout_s=self.random_kinds.choice([None] * 9 + [0.1, 1.0, 30.0]),
             )
+            if self.random_kinds.random() < self.poison_rate:
+                asked.prompt += [draw.randrange(VOCAB) for _ in range(20)]  # nobody else has it
+                position = len(asked.prompt) + self.random_kinds.choice([-1, 0, 5, 20])
+                self.poison[tuple(asked.prompt)] = position
             if self.random_kinds.random() < 0.1:
                 asked.params = self.beam_search_params()
                 client.spawn(client.ask_beams(asked))
@@ -268,6 +278,8 @@ class Simulation:
         at_random_times(draw.choice(settings.num_drains), self._drain)
         at_random_times(draw.choice(settings.num_jumps), self._jump)
         at_random_times(draw.choice(settings.num_closes), self._close_client)
+        num_lost = self.random_kinds.choice(settings.num_lost_devices)
+        at_random_times(num_lost, self._lose_device)
         if draw.choice(settings.num_corrupted):
             self._call_later(draw.random() * span_s, self._corrupt)
         if draw.choice(settings.num_floods):
@@ -339,6 +351,10 @@ class Simulation:
             self.num_drains += 1
             self.drained_s = min(self.drained_s, self.loop.time())
             self.engine.lifecycle.drain("SIGTERM")
+
+    def _lose_device(self) -> None:
+        self.log("the device is lost")
+        self.engine.has_lost_device = True
 
     def _jump(self) -> None:
         seconds = self.random.choice([0.5, 3.0])
@@ -463,7 +479,10 @@ class Simulation:
             elif reason == "abort":
                 assert asked.is_aborted or self.num_drains, what
             elif reason == "error":
-                assert self.has_faults, what
+                assert asked.details[index].startswith("the step failed: StepFault"), what
+                assert tuple(asked.prompt) in self.poison, what
+            position = self.poison.get(tuple(asked.prompt), MAX_MODEL_LEN)
+            assert len(asked.prompt) + len(tokens) <= position + 1, what
         self.report.largest_gap_s = max(self.report.largest_gap_s, asked.largest_gap_s)
         self.report.num_finished += asked.error is None
         num_resumptions = asked.num_resumptions
@@ -483,7 +502,6 @@ class Simulation:
             or (isinstance(asked.error, RequestRejected) and self.corrupted == client.name)
             or (isinstance(asked.error, RequestRejected) and self.num_drains)
             or (isinstance(asked.error, ClientClosed) and client.is_closed)
-            or (isinstance(asked.error, EngineDied | EngineUnavailable) and self.has_faults)
             or (
                 # what the engine had when it was told to stop, it finished
                 isinstance(asked.error, EngineDied)
@@ -506,7 +524,9 @@ class Simulation:
 
     def _judge_beams(self, asked: Asked, params: BeamSearchParams) -> None:
         is_over = asked.num_ends and asked.error is None and not asked.is_aborted
-        if not is_over or (not asked.tokens and (self.num_drains or self.has_faults)):
+        if not is_over or (
+            not asked.tokens and (self.num_drains or tuple(asked.prompt) in self.poison)
+        ):
             return
         request = mock.Mock(
             sampling_params=params.sampling_params().to_wire(len(asked.prompt), MAX_MODEL_LEN),

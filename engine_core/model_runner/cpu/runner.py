@@ -48,6 +48,9 @@ class CPUModelRunner:
         assert plan is not None, "no step is in flight"
         return self.execute(plan)
 
+    def check_device(self) -> None:
+        """A CPU takes work as long as the process lives."""
+
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step and choose the next token of every sequence that is up to date.

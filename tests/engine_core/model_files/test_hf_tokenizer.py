@@ -189,3 +189,13 @@ def test_a_token_id_beyond_all_vocabularies_is_refused_before_it_is_counted_up_t
     change_config(folder, additional_special_tokens=["<new>"])
     with pytest.raises(BrokenModelFile, match="id 2147483648, the limit is 16777216"):
         read_folder_tokenizer(folder)
+
+
+def test_a_tokenizer_that_makes_the_library_panic_is_named(folder: Path):
+    """Found by fuzzing: a merge shorter than the prefix of words' later parts."""
+    document = json.loads((folder / "tokenizer.json").read_text())
+    vocab = {"a": 0, "b": 1, "ab": 2}
+    document["model"] |= {"continuing_subword_prefix": "##", "vocab": vocab, "merges": [["a", "b"]]}
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(BrokenModelFile, match=r"tokenizer\.json is not a tokenizer.*--tokenizer"):
+        read_folder_tokenizer(folder)

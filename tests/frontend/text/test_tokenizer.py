@@ -2,6 +2,7 @@
 
 import gc
 import importlib.util
+import json
 import subprocess
 import sys
 import weakref
@@ -146,3 +147,13 @@ def test_a_text_that_the_models_tokenizer_fails_on_is_an_invalid_input():
     assert tokenizer.encode("a") == [0]
     with pytest.raises(InvalidInput, match="tokenizer fails on this text"):
         tokenizer.encode("b")
+
+
+def test_a_document_that_makes_the_library_panic_is_named():
+    """Found by fuzzing: a merge shorter than the prefix of words' later parts."""
+    document = json.loads(samples.byte_level().to_str())
+    vocab = {"a": 0, "b": 1, "ab": 2}
+    document["model"] |= {"continuing_subword_prefix": "##", "vocab": vocab, "merges": [["a", "b"]]}
+    info = TokenizerInfo(fingerprint="f", tokenizer_json=None)
+    with pytest.raises(ValueError, match="the engine sent a tokenizer that"):
+        Tokenizer.from_welcome(info, json.dumps(document).encode())
