@@ -7,6 +7,7 @@ gzip if the name ends in ".gz". What was written stays readable if the process d
     {"event": "abort", "at_s": 0.6, "ids": ["a"]}
 """
 
+import contextlib
 import gzip
 import logging
 import zlib
@@ -327,7 +328,9 @@ class TraceWriter(StepObserver):
                 self._file.flush()
         except OSError as error:
             logger.error("the trace %s stops here: %s", self._path, error)
-            self.close()
+            file, self._file = self._file, None
+            with contextlib.suppress(OSError):  # what it holds back does not fit either
+                file.close()
 
 
 def _open(path: Path, mode: Literal["rb", "wb"]) -> BinaryIO:
