@@ -4,6 +4,7 @@ torch and the rest load only once the options are known to be good.
 
 import contextlib
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -173,6 +174,13 @@ def _print_error(text: str, code: ExitCode) -> int:
     return code
 
 
+def _has_working_folder() -> bool:
+    try:
+        return bool(Path.cwd())
+    except FileNotFoundError:
+        return False
+
+
 def _version() -> str:
     from importlib.metadata import version
 
@@ -182,6 +190,8 @@ def _version() -> str:
 def main() -> None:
     """Entry point. Exit codes: `ExitCode`."""
     open_standard_streams()
+    if not _has_working_folder():
+        os.chdir("/")  # it was removed; torch's libraries would end the process
     try:
         code = app.meta(exit_on_error=False, result_action="return_value")
     except cyclopts.CycloptsError:

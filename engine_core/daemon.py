@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from engine_core.errors import ExitCode
+from engine_core.errors import ExitCode, StartupError
 from engine_core.lifecycle import Lifecycle
 from engine_core.options.engine import EngineOptions
 from engine_core.owner import Owner
@@ -97,9 +97,23 @@ def _start(
         phases.enter("files")
         opened = open_model(options)
         phases.enter("imports")
-        from engine_core.startup.build import build_engine  # torch
+        try:
+            from engine_core.startup.build import build_engine  # torch
+        except (ImportError, MemoryError, OSError) as error:
+            if not _is_want_of_memory(error):
+                raise
+            raise StartupError(
+                f"there is not enough memory to load torch ({error}); raise the limit of this "
+                "process (`ulimit -v`) or of its container, or free some"
+            ) from error
 
     return build_engine(options, opened, transport, lifecycle, phases)
+
+
+def _is_want_of_memory(error: Exception) -> bool:
+    """The dynamic loader has words only."""
+    words = ("failed to map segment", "annot allocate memory")
+    return isinstance(error, MemoryError) or any(text in str(error) for text in words)
 
 
 def _watched(core: EngineCore, options: EngineOptions) -> contextlib.AbstractContextManager[object]:

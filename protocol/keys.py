@@ -24,6 +24,20 @@ class ClientKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"ClientKey({self.name!r})"  # it may be logged
 
 
+def read_client_key(path: Path, address: str) -> ClientKey:
+    """The key to use at this address.
+
+    Raises:
+        InvalidParameter: see `read_secret_file`; or the address has no use for a key.
+    """
+    if not address.startswith("tcp://"):
+        raise InvalidParameter(
+            f"keys has no effect at {address}, where the socket's permissions say who may connect; "
+            "omit it, or give the engine's tcp:// address"
+        )
+    return read_secret_file(path, ClientKey)
+
+
 def read_secret_file(path: Path, kind: type[T]) -> T:
     """A JSON file that only its owner may read.
 

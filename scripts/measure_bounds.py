@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,7 +44,6 @@ _MODEL = {
 }  # fmt: skip
 _PROBE_S = 0.05
 _CLIENTS_A_PROCESS = 32
-_STOP_S = 10.0
 _spawn = multiprocessing.get_context("spawn")
 
 
@@ -53,6 +53,7 @@ class Options:
     num_queued: Annotated[int, Parameter(help="Requests queued at once.")] = 10_000
     num_clients: Annotated[int, Parameter(help="Clients that join and leave.")] = 512
     num_requests: Annotated[int, Parameter(help="Short requests of one client.")] = 100_000
+    stop_s: Annotated[float, Parameter(help="Seconds for which a client is stopped.")] = 10.0
     json: Annotated[Path | None, Parameter(help="Where the document goes.")] = None
 
 
@@ -95,7 +96,7 @@ def _probe(address: str, results: "Queue[Any]") -> None:
     asyncio.run(probe())
 
 
-def _join(address: str, results: "Queue[Any]", leaves: int) -> None:
+def _join(address: str, results: "Connection[Any, Any]", leaves: int) -> None:
     """Clients of one process: with a request each that has ended and one that runs."""
 
     async def join() -> None:
@@ -104,9 +105,7 @@ def _join(address: str, results: "Queue[Any]", leaves: int) -> None:
         await asyncio.gather(*(_ask(client, 1, 2) for client in clients))
         running = [asyncio.create_task(_ask(client, 2, 1500)) for client in clients]
         await asyncio.sleep(0.5)
-        results.put("runs")
-        results.close()
-        results.join_thread()  # it is sent
+        results.send("runs")
         if leaves == 0:
             await asyncio.sleep(600)  # killed
         elif leaves == 1:
@@ -204,10 +203,10 @@ async def _measure(options: Options, address: str, pid: int) -> list[dict[str, A
             await short(options.num_queued, at_once=options.num_queued)
             await measurement.end_phase(f"{options.num_queued} queued, {number + 1}")
         for number in range(3):
-            await asyncio.to_thread(_join_and_leave, options.num_clients, address, results)
+            await asyncio.to_thread(_join_and_leave, options.num_clients, address)
             await measurement.end_phase(f"{options.num_clients} clients, {number + 1}")
-        facts = await asyncio.to_thread(_stop_and_go_on, address, pid, results)
-        await measurement.end_phase(f"a client stopped for {_STOP_S:g} s", **facts)
+        facts = await asyncio.to_thread(_stop_and_go_on, options.stop_s, address, pid, results)
+        await measurement.end_phase(f"a client stopped for {options.stop_s:g} s", **facts)
         for number in range(5):
             await short(options.num_requests // 5)
             done = options.num_requests // 5 * (number + 1)
@@ -219,32 +218,33 @@ async def _measure(options: Options, address: str, pid: int) -> list[dict[str, A
     return measurement.phases
 
 
-def _join_and_leave(num_clients: int, address: str, results: "Queue[Any]") -> None:
+def _join_and_leave(num_clients: int, address: str) -> None:
     """Three processes at a time, each of which leaves in its own way."""
     numbers = list(range(num_clients // _CLIENTS_A_PROCESS))
     while numbers:
         some, numbers = numbers[:3], numbers[3:]
-        processes = [
-            _spawn.Process(target=_join, args=(address, results, number % 3)) for number in some
-        ]
-        for process in processes:
+        running = []
+        for number in some:
+            ours, theirs = _spawn.Pipe()  # a killed process would leave a queue locked
+            process = _spawn.Process(target=_join, args=(address, theirs, number % 3))
             process.start()
-        for _ in processes:
-            results.get(timeout=120)
-        for number, process in zip(some, processes, strict=True):
+            running.append((number, process, ours))
+        for _, _, ours in running:
+            ours.recv()
+        for number, process, _ in running:
             if number % 3 == 0:
                 process.kill()
             process.join()
 
 
-def _stop_and_go_on(address: str, pid: int, results: "Queue[Any]") -> dict[str, Any]:
+def _stop_and_go_on(stop_s: float, address: str, pid: int, results: "Queue[Any]") -> dict[str, Any]:
     process = _spawn.Process(target=_stream, args=(address, results))
     process.start()
     results.get(timeout=120)
     assert process.pid is not None
     before = _own_memory(pid)["rss_kib"]
     os.kill(process.pid, signal.SIGSTOP)
-    time.sleep(_STOP_S)
+    time.sleep(stop_s)
     grown = _own_memory(pid)["rss_kib"] - before
     os.kill(process.pid, signal.SIGCONT)
     lengths = results.get(timeout=300)

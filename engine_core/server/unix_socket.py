@@ -92,7 +92,7 @@ def _check_folder(folder: Path) -> None:
     """
     status = folder.stat()
     mode = stat.S_IMODE(status.st_mode)
-    if status.st_uid not in (os.getuid(), 0) or (mode & 0o022 and not mode & stat.S_ISVTX):
+    if status.st_uid not in (os.getuid(), 0) or (mode & 0o002 and not mode & stat.S_ISVTX):
         raise ConfigurationError(
             f"other users may replace files in {folder} (mode {mode:o}, owner {status.st_uid}), so "
             f"also the engine's socket; chmod 700 {folder}, or choose another folder with --bind"

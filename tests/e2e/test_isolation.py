@@ -49,3 +49,19 @@ async def test_host_memory_is_isolated_too_and_shared_within_a_tenant(tiny_llama
                 await cached_tokens(llm, [start % 90 + 1] * 100, tenant=f"t{start}")
             assert (await cached_tokens(llm, tenant="b"))[:2] == (0, 0)
             assert (await cached_tokens(llm, tenant="a"))[:2] == (32, 32)
+
+
+async def test_what_is_kept_on_disk_is_isolated_too(tiny_llama, tmp_path):
+    prompt = [number % 80 + 5 for number in range(150)]  # short ones are not kept
+    options = ["--isolate-tenants", "--num-blocks", 64, "--prefix-cache-dir", tmp_path / "kept"]
+    options += ["--prefix-cache-disk", "64MiB"]
+    with running_daemon(tiny_llama, *options) as daemon:
+        async with AsyncLLM(daemon.address) as llm:
+            await cached_tokens(llm, prompt, tenant="a")
+            await cached_tokens(llm, prompt)
+        assert daemon.stop() == 0
+    with running_daemon(tiny_llama, *options) as daemon:
+        async with AsyncLLM(daemon.address) as llm:
+            assert (await cached_tokens(llm, prompt, tenant="b"))[0] == 0
+            assert (await cached_tokens(llm, prompt))[0] == 0, "another client of no name"
+            assert (await cached_tokens(llm, prompt, tenant="a"))[0] == 144

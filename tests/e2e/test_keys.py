@@ -12,7 +12,7 @@ from daemons import run_to_exit, running_daemon
 
 from engine_core.errors import ExitCode
 from engine_core.server.keys import KeyFolder
-from frontend import AsyncLLM, SamplingParams
+from frontend import LLM, AsyncLLM, SamplingParams
 from frontend.errors import (
     CallRefused,
     EngineRefused,
@@ -180,6 +180,31 @@ def test_keys_are_made_on_the_command_line_without_showing_secrets(tmp_path):
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
     assert folder.server_key().secret_key not in made.stdout + added.stdout
     assert str(folder.folder / "clients" / "carol.key") in added.stdout
+
+
+async def test_an_insecure_daemon_serves_everybody_and_obeys_nobody(tiny_llama):
+    options = ["--num-blocks", 64, "--insecure"]
+    with running_daemon(tiny_llama, *options, bind="tcp://0.0.0.0:0") as daemon:
+        assert "IS OPEN TO THE NETWORK" in daemon.log()
+        async with AsyncLLM(daemon.address.replace("0.0.0.0", "127.0.0.1")) as llm:
+            assert len(await tokens_of(request(llm))) == 20
+            for call in (llm.request_ids, llm.reset_prefix_cache, llm.drain):
+                with pytest.raises(CallRefused, match="needs an admin's key"):
+                    await call()
+        assert daemon.process.poll() is None
+
+
+def test_a_script_joins_with_a_key(daemon, keys):
+    address = daemon.address.replace("0.0.0.0", "127.0.0.1")
+    with LLM(address=address, keys=keys["alice"]) as llm:
+        params = SamplingParams(max_tokens=3, detokenize=False, ignore_eos=True)
+        [output] = llm.generate([{"prompt_token_ids": PROMPT}], params, use_tqdm=False)
+        assert len(output.outputs[0].token_ids) == 3
+    command = [sys.executable, "scripts/load_test.py", "--address", address, "--keys"]
+    command += [keys["bob"], "--concurrency", "2", "--num-requests", "4", "--prompt-len", "8"]
+    done = subprocess.run([*command, "--output-len", "3"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert '"num_requests": 4' in done.stdout
 
 
 async def test_a_key_where_it_has_no_effect_is_refused(keys):

@@ -244,9 +244,24 @@ class DiskCacheMachine(CacheMachine):
             del self.on_disk[key]
         self.disk.on_gone(keys)
 
-    @rule()
-    def evict_from_memory(self):
+    @precondition(lambda self: not (self.plan or self.has_preempted or self.has_admitted))
+    @rule(
+        num_tokens=st.integers(2, 14),
+        last_token=TOKEN,
+        salt=st.sampled_from([None, None, "x"]),
+        chunk=st.integers(1, 9),
+    )
+    def find_on_disk(self, num_tokens, last_token, salt, chunk):
+        """What was computed is written and leaves the memory; then a prompt comes."""
+        for _ in range(2):
+            self._run_plan(swap_out_first=False)
+            self.finish_all_on_disk()
         self.cache.evict_cached()
+        self._arrive([*[0] * (num_tokens - 1), last_token], salt, chunk, 0)
+        if self.has_staged:
+            self._run_plan(swap_out_first=False)
+            self.finish_all_on_disk()
+            self._admit(next(reversed(self.waiting)), chunk, 0)
 
 
 TestDiskCacheMachine = DiskCacheMachine.TestCase

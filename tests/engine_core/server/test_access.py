@@ -1,5 +1,6 @@
 """What a client may do by its key, and under whose name its requests run."""
 
+import msgspec
 import pytest
 
 from engine_core.errors import RequestRefused
@@ -53,14 +54,15 @@ def info(request_id, tenant=None, ended=LookupEnd.OTHER_SALT_OR_ADAPTER):
         num_prompt_tokens=1,
         num_output_tokens=1,
         num_computed_tokens=1,
-        cache_lookup=CacheLookup(num_tokens=0, num_host_tokens=0, ended=ended),
+        cache_lookup=CacheLookup(num_tokens=0, num_host_tokens=0, num_disk_tokens=0, ended=ended),
     )
 
 
 @pytest.mark.parametrize("kind", [*ADMIN_CALLS, ListRequests])
 @pytest.mark.parametrize("rights", [ALICE, NO_KEY])
 def test_calls_of_operators_need_an_admins_key_and_do_nothing_without(kind, rights):
-    call = Call(call_id=7, call=kind())
+    given = {field.name: 1 for field in msgspec.structs.fields(kind) if field.required}
+    call = Call(call_id=7, call=kind(**given))
     failed = permitted_answer(client(rights), call, refuse)
     assert failed.call_id == 7
     assert failed.code is ErrorCode.PERMISSION_DENIED

@@ -226,17 +226,18 @@ def test_the_socket_is_private_from_its_first_moment(tmp_path, monkeypatch):
 def test_a_folder_in_which_others_can_replace_the_socket_is_refused(tmp_path):
     folder = tmp_path / "open"
     folder.mkdir()
-    for mode in (0o777, 0o770, 0o702):
+    for mode in (0o777, 0o707, 0o702):
         folder.chmod(mode)
         with pytest.raises(ConfigurationError, match="other users may replace files in"):
             ZmqTransport(f"ipc://{folder}/engine.sock")
     assert not any(folder.iterdir())
 
 
-def test_a_folder_like_tmp_is_said_loudly(tmp_path, caplog):
+@pytest.mark.parametrize("mode", [0o1777, 0o770])
+def test_a_folder_like_tmp_or_of_a_group_is_said_loudly(tmp_path, caplog, mode):
     folder = tmp_path / "like-tmp"
     folder.mkdir()
-    folder.chmod(0o1777)
+    folder.chmod(mode)
     with ZmqTransport(f"ipc://{folder}/engine.sock"):
         assert "OTHER USERS MAY WRITE IN" in caplog.text
         assert stat.S_IMODE((folder / "engine.sock").stat().st_mode) == 0o600
