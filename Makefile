@@ -3,11 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= smollm2-135m-instruct
+FUZZ_TIME ?= 60
+CHAOS_TIME ?= 300
+CHAOS_SEED ?= 0
+SOAK_TIME ?= 3600
 
 # Without a GPU take the CPU build of torch by name: a plain `torch` pulls gigabytes of CUDA.
 TORCH := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo 'torch>=2.11' || echo 'torch==2.13.0')
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# Daemons use all cores, so tests/e2e runs alone; the rest runs in several processes.
+# Daemons use all cores, so tests/e2e and tests/chaos run alone; the rest runs in several processes.
 PYTEST_PARALLEL := $(BIN)/python -m pytest -q -n auto --maxprocesses=4 --dist=loadfile
 SLOW_FOLDERS := e2e gpu kernels/triton kernels/compiled kernels/cpu/fuzz
 export HF_HUB_OFFLINE ?= 1
@@ -15,7 +19,7 @@ export HF_HUB_OFFLINE ?= 1
 export REQUIRE_NATIVE_KERNELS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev model demo test check lint types imports unit simulate-faults bench clean
+.PHONY: help install install-dev model demo audit test check lint types imports unit simulate-faults fuzz chaos soak bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -32,6 +36,10 @@ $(VENV)/.installed: pyproject.toml
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "== what the tests need"
 	$(PIP) install --progress-bar off -e '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-fuzz: $(VENV)/.installed-dev
+	$(PIP) install --progress-bar off -e '.[fuzz]'
 	@touch $@
 
 install: $(VENV)/.installed  ## the engine and its client
@@ -61,11 +69,27 @@ check: lint types imports unit  ## quick: lint, types, import arrows, unit tests
 
 test: install-dev lint types imports  ## everything, with real models
 	@$(BIN)/python scripts/fetch_model.py $(MODEL)
-	$(PYTEST_PARALLEL) --durations=10 --ignore=tests/e2e
-	$(BIN)/python -m pytest -q --durations=10 tests/e2e
+	$(PYTEST_PARALLEL) --durations=10 --ignore=tests/e2e --ignore=tests/chaos
+	$(BIN)/python -m pytest -q --durations=10 tests/e2e tests/chaos
 
 simulate-faults: install-dev  ## 100,000 simulated schedules of faults; goes on where it stopped
 	$(BIN)/python -m tests.simulation.campaign
+
+fuzz: $(VENV)/.installed-fuzz  ## coverage-guided fuzzing of every reader; FUZZ_TIME=60 seconds each
+	$(BIN)/python -m tests.fuzz.run --time $(FUZZ_TIME)
+
+chaos: install-dev  ## 30 clients and a daemon, killed and paused; CHAOS_TIME=300 seconds, CHAOS_SEED=0
+	@mkdir -p build
+	$(BIN)/python -m tests.chaos.run --time $(CHAOS_TIME) --seed $(CHAOS_SEED) --json build/chaos.json
+
+soak: install-dev  ## does anything grow in an hour? SOAK_TIME=3600 seconds; build/soak.json and .svg
+	@mkdir -p build
+	$(BIN)/python -m tests.chaos.soak --time $(SOAK_TIME) --json build/soak.json --picture build/soak.svg
+
+# exit code 3: there is no network, or no pip-audit; the script has said so
+audit: install  ## known vulnerabilities (needs a network); licences of the dependencies
+	@$(PIP) install -q -e '.[audit]' || true
+	@$(BIN)/python scripts/audit.py || test $$? -eq 3
 
 bench: install  ## measure this machine; prints JSON last
 	$(BIN)/python scripts/bench.py startup --model $(MODEL)

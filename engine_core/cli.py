@@ -2,6 +2,9 @@
 torch and the rest load only once the options are known to be good.
 """
 
+import contextlib
+import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +13,15 @@ import cyclopts
 from cyclopts import App, Parameter
 
 from engine_core.errors import ConfigurationError, ExitCode, StartupError
+from engine_core.logs import flush_standard_streams, log_to_stderr, open_standard_streams
 from engine_core.options.engine import EngineOptions
 
 if TYPE_CHECKING:
+    from engine_core.owner import Owner
+    from engine_core.service_manager import ServiceManager
     from engine_core.suspects import Suspects
+
+logger = logging.getLogger(__name__)
 
 app = App(
     name="engine-core",
@@ -32,31 +40,103 @@ _DEFAULTS = EngineOptions()
 
 @app.default
 def serve(options: EngineOptions = _DEFAULTS) -> int:
-    if not options.supervise:
-        return _serve(options)
-    from engine_core.logs import log_to_stderr
-    from engine_core.supervisor import DEFAULT_MAX_RESTARTS, supervise
+    log_to_stderr(options.log_level, options.log_format)
+    from engine_core.owner import Owner
+    from engine_core.service_manager import ServiceManager
 
-    log_to_stderr(options.log_level)
+    service_manager = ServiceManager()
     try:
+        owner = Owner(watches_stdin=options.exit_on_stdin_eof, pid=options.parent_pid)
+        if not options.supervise:
+            return _serve(options, owner, service_manager)
+        from engine_core.supervisor import DEFAULT_MAX_RESTARTS, supervise
+
         return supervise(
-            lambda suspects: _serve(options, suspects),
+            lambda suspects: _serve(options, owner, service_manager, suspects),
             max_restarts=options.max_restarts or DEFAULT_MAX_RESTARTS,
             drain_timeout_s=options.drain_timeout,
+            owner=owner,
+            service_manager=service_manager,
         )
     except ConfigurationError as error:
-        return _print_error(str(error), ExitCode.WRONG_OPTIONS)
+        return _end_with(error, ExitCode.WRONG_OPTIONS, options)
 
 
-def _serve(options: EngineOptions, suspects: "Suspects | None" = None) -> int:
+def _serve(
+    options: EngineOptions,
+    owner: "Owner",
+    service_manager: "ServiceManager",
+    suspects: "Suspects | None" = None,
+) -> int:
     from engine_core.daemon import run_daemon
 
     try:
-        return run_daemon(options, suspects)
+        return run_daemon(options, owner, service_manager, suspects)
+    except ConfigurationError as error:
+        return _end_with(error, ExitCode.WRONG_OPTIONS, options)
+    except StartupError as error:
+        return _end_with(error, ExitCode.START_FAILED, options)
+
+
+def _end_with(error: StartupError, code: ExitCode, options: EngineOptions) -> int:
+    if options.log_format == "text":
+        return _print_error(str(error), code)
+    logger.error("%s", error)
+    return code
+
+
+keys = App(
+    name="keys",
+    help="Make the engine's key, and a first admin's; `keys add NAME` makes one for a client.",
+    default_parameter=Parameter(show=True),
+)
+app.command(keys)
+
+_KeyFolder = Annotated[
+    Path | None,
+    Parameter(help="Where the keys are. [default: in the user's configuration]"),
+]
+
+
+@keys.default
+def _make_keys(*, folder: _KeyFolder = None) -> int:
+    return _with_keys(folder, "admin", is_admin=True, is_new=True)
+
+
+@keys.command(name="add")
+def _add_key(
+    name: Annotated[str, Parameter(help="Of the client; its requests count for this tenant.")],
+    /,
+    *,
+    admin: Annotated[
+        bool,
+        Parameter(help="May also drain, reset and read about all requests.", negative=""),
+    ] = False,
+    folder: _KeyFolder = None,
+) -> int:
+    """Make a client's key. A running engine takes it at once; it stops taking it for new
+    connections when authorized/NAME.key is removed."""
+    return _with_keys(folder, name, is_admin=admin, is_new=False)
+
+
+def _with_keys(folder: Path | None, name: str, *, is_admin: bool, is_new: bool) -> int:
+    from platformdirs import user_config_path
+
+    from engine_core.server.keys import KeyFolder
+
+    key_folder = KeyFolder((folder or user_config_path("engine-core") / "keys").absolute())
+    try:
+        if is_new:
+            key_folder.make()
+        file = key_folder.add(name, is_admin=is_admin)
     except ConfigurationError as error:
         return _print_error(str(error), ExitCode.WRONG_OPTIONS)
-    except StartupError as error:
-        return _print_error(str(error), ExitCode.START_FAILED)
+    lines = [f"key {name!r}{' (admin)' if is_admin else ''} for clients: {file}"]
+    lines += ["move that file to the client, and use it there: engine-client --keys FILE ..."]
+    if is_new:
+        lines += [f"serve with: engine-core --bind tcp://HOST:PORT --keys {key_folder.folder} ..."]
+    print("\n".join(lines))  # noqa: T201 - no secret among them
+    return 0
 
 
 @app.command(name="--help-all")
@@ -89,8 +169,16 @@ def _with_config(
 
 
 def _print_error(text: str, code: ExitCode) -> int:
-    print(f"engine-core: {text}", file=sys.stderr)  # noqa: T201
+    with contextlib.suppress(OSError):  # a full disk, or nobody reads it
+        print(f"engine-core: {text}", file=sys.stderr)  # noqa: T201
     return code
+
+
+def _has_working_folder() -> bool:
+    try:
+        return bool(Path.cwd())
+    except FileNotFoundError:
+        return False
 
 
 def _version() -> str:
@@ -101,10 +189,14 @@ def _version() -> str:
 
 def main() -> None:
     """Entry point. Exit codes: `ExitCode`."""
+    open_standard_streams()
+    if not _has_working_folder():
+        os.chdir("/")  # it was removed; torch's libraries would end the process
     try:
         code = app.meta(exit_on_error=False, result_action="return_value")
     except cyclopts.CycloptsError:
-        sys.exit(ExitCode.WRONG_OPTIONS)
+        code = ExitCode.WRONG_OPTIONS
+    flush_standard_streams()
     sys.exit(int(code or 0))
 
 

@@ -33,6 +33,8 @@ class EngineConfig:
     watermark: float
     max_logprobs: int
     address: str
+    max_clients: int
+    isolate_tenants: bool
     drain_timeout_s: float
     trace: str | None
     scheduler: SchedulerConfig

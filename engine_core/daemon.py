@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import json
 import logging
@@ -10,11 +11,14 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from engine_core.errors import ExitCode
+from engine_core.errors import ExitCode, StartupError
 from engine_core.lifecycle import Lifecycle
-from engine_core.logs import log_to_stderr
 from engine_core.options.engine import EngineOptions
-from engine_core.server.transport import ZmqTransport
+from engine_core.owner import Owner
+from engine_core.server.descriptors import limit_clients
+from engine_core.server.keys import KeyFolder
+from engine_core.server.transport import ZmqTransport, most_message_bytes
+from engine_core.service_manager import READY, STOPPING, ServiceManager
 from engine_core.startup.before_torch import (
     check_kernels_package,
     load_torch_library_beside,
@@ -34,10 +38,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def run_daemon(options: EngineOptions, suspects: Suspects | None = None) -> int:
+def run_daemon(
+    options: EngineOptions,
+    owner: Owner,
+    service_manager: ServiceManager,
+    suspects: Suspects | None = None,
+) -> int:
     """Serve until asked to stop.
 
     Args:
+        owner: serve no longer than it lives.
         suspects: under a supervisor, the requests that may have killed the engine before.
 
     Returns:
@@ -48,37 +58,62 @@ def run_daemon(options: EngineOptions, suspects: Suspects | None = None) -> int:
     """
     phases = StartPhases()
     options.check()
-    log_to_stderr(options.log_level)
     faulthandler.enable()
     _share_the_cores()
+    options = dataclasses.replace(options, max_clients=limit_clients(options.max_clients))
     lifecycle = Lifecycle(
-        drain_timeout_s=options.drain_timeout, exit_on_stdin_eof=options.exit_on_stdin_eof
+        drain_timeout_s=options.drain_timeout,
+        on_stop=lambda why: service_manager.notify(STOPPING, f"STATUS=stopping: {why}"),
     )
+    owner.end_with_it(lifecycle)
     # The address first: if it is taken, say so before the model has been loaded.
-    with ZmqTransport(options.bind) as transport:
+    security = options.security
+    keys = None if security.keys is None else KeyFolder(security.keys)
+    with ZmqTransport(
+        options.bind,
+        keys=keys,
+        is_insecure=security.insecure,
+        max_message_bytes=most_message_bytes(options.max_model_len),
+    ) as transport:
         core, config = _start(options, transport, lifecycle, phases)
         if suspects is not None:
             core.watch_suspects(suspects)
         with lifecycle.listen(transport):
             phases.enter("serving")
             _announce(config, phases)
-            with _watched(core, options):
-                return _serve(core)
+            service_manager.notify(READY, f"STATUS=serving {config.model} at {config.address}")
+            progress = core.progress
+            with _watched(core, options), service_manager.pings(lambda: progress.num_steps):
+                return _serve(core, is_supervised=options.supervise)
 
 
 def _start(
     options: EngineOptions, transport: ZmqTransport, lifecycle: Lifecycle, phases: StartPhases
 ) -> tuple[EngineCore, EngineConfig]:
-    with no_garbage_collection():
-        load_torch_library_beside()
-        check_kernels_package()
-        options.scheduling.check()
-        phases.enter("files")
-        opened = open_model(options)
-        phases.enter("imports")
-        from engine_core.startup.build import build_engine  # torch
+    try:
+        with no_garbage_collection():
+            load_torch_library_beside()
+            check_kernels_package()
+            options.scheduling.check()
+            phases.enter("files")
+            opened = open_model(options)
+            phases.enter("imports")
+            from engine_core.startup.build import build_engine  # torch
 
+    except (ImportError, MemoryError, OSError, RuntimeError) as error:
+        if not _is_want_of_memory(error):
+            raise
+        raise StartupError(
+            f"there is not enough memory to load libraries ({error}); raise the limit of this "
+            "process (`ulimit -v`) or of its container, or free some"
+        ) from error
     return build_engine(options, opened, transport, lifecycle, phases)
+
+
+def _is_want_of_memory(error: Exception) -> bool:
+    """Loaders have words only."""
+    words = ("failed to map segment", "annot allocate memory", "can't start new thread")
+    return isinstance(error, MemoryError) or any(text in str(error) for text in words)
 
 
 def _watched(core: EngineCore, options: EngineOptions) -> contextlib.AbstractContextManager[object]:
@@ -92,12 +127,15 @@ def _watched(core: EngineCore, options: EngineOptions) -> contextlib.AbstractCon
     )
 
 
-def _serve(core: EngineCore) -> int:
+def _serve(core: EngineCore, *, is_supervised: bool) -> int:
+    """A supervised engine that fails ends no request: clients send them to the next one, as after
+    a kill."""
     try:
         core.run()
     except Exception as error:
         logger.exception("the engine failed")
-        core.end_all(FinishReason.ERROR, f"the engine failed: {type(error).__name__}: {error}")
+        if not is_supervised:
+            core.end_all(FinishReason.ERROR, f"the engine failed: {type(error).__name__}: {error}")
         return ExitCode.FAULT
     finally:
         core.close()
@@ -124,8 +162,8 @@ def _announce(config: EngineConfig, phases: StartPhases) -> None:
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:
-        logger.warning("standard output is closed")
+    except OSError as error:
+        logger.warning("the ready line cannot be written to standard output: %s", error.strerror)
 
 
 def _for_a_person(config: EngineConfig, phases: StartPhases) -> str:

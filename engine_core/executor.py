@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
+from engine_core.scheduler import DeviceFault, ModelRunnerOutput, SchedulerOutput
 
 
 class StepRunner(Protocol):
@@ -31,12 +31,21 @@ class StepRunner(Protocol):
         """
         ...
 
+    def check_device(self) -> None:
+        """After a fault.
+
+        Raises:
+            Exception: the device takes no more work, whatever it is.
+        """
+        ...
+
 
 class InProcessExecutor:
     """A `StepRunner` too: runs every plan on one model runner, in this process."""
 
     def __init__(self, runner: StepRunner, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._runner = runner
+        self.runner: StepRunner | None = runner
+        """None while the engine sleeps: then plans have no tokens."""
         self._clock = clock
         self.max_steps_in_flight = runner.max_steps_in_flight
         self.model_time_s = 0.0
@@ -47,17 +56,34 @@ class InProcessExecutor:
     def submit(self, plan: SchedulerOutput) -> None:
         if not self._num_in_flight:
             self._busy_since_s = self._clock()
-        self._runner.submit(plan)
+        assert self.runner is not None or not plan.total_num_scheduled_tokens, "asleep"
+        if self.runner is not None:
+            self.runner.submit(plan)
         self._num_in_flight += 1
 
     def collect(self) -> ModelRunnerOutput:
         self._num_in_flight -= 1
-        output = self._runner.collect()
+        if self.runner is None:
+            return ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
+        output = self.runner.collect()
         now_s = self._clock()
         if output.req_ids:
             self.model_time_s += now_s - self._busy_since_s
         self._busy_since_s = now_s
         return output
+
+    def check_device(self) -> None:
+        """After a step that failed.
+
+        Raises:
+            DeviceFault: no other step can be run.
+        """
+        if self.runner is None:
+            return
+        try:
+            self.runner.check_device()
+        except Exception as error:
+            raise DeviceFault(f"the device is lost: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """Wait until nothing runs. Results are dropped."""

@@ -1,16 +1,13 @@
-"""When the daemon stops: signals, a drain asked for over the wire, a parent that died.
+"""When the daemon stops: signals, a drain asked for over the wire, an owner that is gone.
 
-serving --SIGTERM, SIGINT, Drain--> draining --second signal, deadline, end of stdin--> aborting
+serving --SIGTERM, SIGINT, Drain--> draining --second signal, deadline, no owner--> aborting
 """
 
 import contextlib
 import enum
 import logging
-import os
-import select
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -30,23 +27,23 @@ class Lifecycle:
     """
     Args:
         drain_timeout_s: seconds that running requests get once a drain has begun.
-        exit_on_stdin_eof: drain and abort at once when standard input closes.
+        on_stop: called when serving ends, with the reason.
     """
 
     def __init__(
         self,
         *,
         drain_timeout_s: float,
-        exit_on_stdin_eof: bool = False,
+        on_stop: Callable[[str], None] = lambda _why: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._drain_timeout_s = drain_timeout_s
-        self._exit_on_stdin_eof = exit_on_stdin_eof
+        self._on_stop = on_stop
         self._clock = clock
         self._stage = Stage.SERVING
         self._deadline_s = float("inf")
-        self._transport: ZmqTransport | None = None
-        self._wakeup: socket.socket | None = None
+        self._wakeup: tuple[socket.socket, socket.socket] | None = None
+        """The end that the loop waits for, and the one that wakes it."""
 
     @property
     def stage(self) -> Stage:
@@ -61,11 +58,21 @@ class Lifecycle:
             logger.info("draining: %s", why)
             self._stage = Stage.DRAINING
             self._deadline_s = self._clock() + self._drain_timeout_s
+            self._on_stop(why)
 
     def abort(self, why: str) -> None:
-        """Stop now."""
+        """Stop now. Any thread may call this."""
         logger.info("aborting: %s", why)
+        if self._stage is Stage.SERVING:
+            self._on_stop(why)
         self._stage = Stage.ABORTING
+        if self._wakeup is not None:
+            with contextlib.suppress(OSError):  # it is awake, or over
+                self._wakeup[1].send(b"\0")
+
+    @property
+    def is_listening(self) -> bool:
+        return self._wakeup is not None
 
     @contextlib.contextmanager
     def listen(self, transport: ZmqTransport) -> Iterator[None]:
@@ -79,10 +86,8 @@ class Lifecycle:
                 number: signal.signal(number, self._on_signal)
                 for number in (signal.SIGTERM, signal.SIGINT)
             }
-            self._wakeup, self._transport = receiver, transport
+            self._wakeup = receiver, sender
             transport.watch(receiver.fileno())
-            if self._exit_on_stdin_eof:
-                transport.watch(sys.stdin.fileno())
             try:
                 yield
             finally:
@@ -90,18 +95,13 @@ class Lifecycle:
                     signal.signal(number, handler)
                 signal.set_wakeup_fd(previous_wakeup)
                 transport.unwatch(receiver.fileno())
-                self._wakeup = self._transport = None
+                self._wakeup = None
 
     def poll(self) -> None:
         """Process what woke the loop; nothing can outside `listen`."""
-        if self._wakeup is None or self._transport is None:
-            return
-        with contextlib.suppress(BlockingIOError):
-            self._wakeup.recv(4096)
-        if self._exit_on_stdin_eof and _stdin_is_closed():
-            self._exit_on_stdin_eof = False
-            self._transport.unwatch(sys.stdin.fileno())
-            self.abort("the parent closed standard input")
+        if self._wakeup is not None:
+            with contextlib.suppress(BlockingIOError):
+                self._wakeup[0].recv(4096)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         name = signal.Signals(number).name
@@ -109,9 +109,3 @@ class Lifecycle:
             self.drain(f"{name}, at most {self._drain_timeout_s:g} s; once more aborts")
         else:
             self.abort(f"{name} again")
-
-
-def _stdin_is_closed() -> bool:
-    descriptor = sys.stdin.fileno()
-    ready, _, _ = select.select([descriptor], [], [], 0)
-    return bool(ready) and os.read(descriptor, 4096) == b""

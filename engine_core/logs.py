@@ -1,15 +1,112 @@
-"""Where log lines go."""
+"""Standard error: log lines as text or as JSON, and the streams that a process was started with."""
 
+import io
+import json
 import logging
+import os
 import sys
+import threading
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Literal, TextIO
+
+LogFormat = Literal["text", "json"]
 
 
-def log_to_stderr(level: str) -> None:
-    """Replaces what was set before. `level`: a name such as "info"."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-        force=True,
-    )
+def log_to_stderr(level: str, log_format: LogFormat = "text") -> None:
+    """Replaces what was set before.
+
+    Args:
+        level: a name such as "info".
+        log_format: with "json" whatever Python code writes to standard error becomes log lines:
+            warnings, uncaught errors, texts of libraries. Stacks after a crash of native code
+            (faulthandler) stay text.
+    """
+    is_json = log_format == "json"
+    stream = sys.__stderr__
+    handler = _Handler(stream)
+    handler.setFormatter(_JsonFormatter() if is_json else _TEXT)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(is_json)
+    if is_json and stream is not None:
+        os.environ["TQDM_DISABLE"] = "1"  # progress bars of libraries
+        sys.stderr = _StderrToLog(stream)
+        sys.excepthook = _log_uncaught
+        threading.excepthook = _log_uncaught_in_thread
+
+
+_TEXT = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """A disk that is full, or a reader that is gone: there is no place to say it."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC)
+        line = {
+            "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "pid": record.process,
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+class _StderrToLog(io.TextIOBase):
+    """`sys.stderr` for code that does not log: each line that it writes is a line of the log."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._begun = threading.local()
+
+    def write(self, text: str) -> int:
+        *lines, rest = (getattr(self._begun, "text", "") + text).replace("\r", "\n").split("\n")
+        self._begun.text = rest
+        for line in filter(str.strip, lines):
+            logging.getLogger("stderr").warning("%s", line)
+        return len(text)
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    logging.getLogger("engine_core").critical("uncaught", exc_info=(kind, error, traceback))
+
+
+def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is not None:
+        _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+
+
+def open_standard_streams() -> None:
+    """Streams that were closed by the process's parent become /dev/null: else a socket or a file
+    of ours gets their number, and what is meant for standard error is written into it."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            stream = open(number, mode, closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+
+
+def flush_standard_streams() -> None:
+    """Before exit. What cannot be written, as the disk is full or the reader gone, is given up:
+    Python would exit with 120 instead of our exit code."""
+    for stream in filter(None, (sys.__stdout__, sys.__stderr__)):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

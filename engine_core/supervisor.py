@@ -5,6 +5,7 @@ start ──> engine serves ──drained──> exit 0
   └── delay ───┘ ──too often──> exit 4
 """
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -15,6 +16,9 @@ from collections import deque
 from collections.abc import Callable
 
 from engine_core.errors import ConfigurationError, ExitCode
+from engine_core.oom_kills import count_oom_kills
+from engine_core.owner import Owner
+from engine_core.service_manager import ALIVE, Relay, ServiceManager
 from engine_core.suspects import Suspects
 
 logger = logging.getLogger(__name__)
@@ -53,15 +57,23 @@ class RestartLimit:
 
 
 def supervise(
-    serve: Callable[[Suspects], int], *, max_restarts: int, drain_timeout_s: float
+    serve: Callable[[Suspects], int],
+    *,
+    max_restarts: int,
+    drain_timeout_s: float,
+    owner: Owner,
+    service_manager: ServiceManager,
+    oom_kills: Callable[[], int] = count_oom_kills,
 ) -> int:
     """Run `serve` in child processes, one after the other, until one drains or is told to.
 
-    Must be called without threads. Returns in the parent and in each child.
+    Must be called without threads. Returns in the parent and in each child. May be process 1 of
+    a container.
 
     Args:
         serve: the engine, given the requests that may have killed it; returns its exit code.
         drain_timeout_s: what the engine gets after SIGTERM, before it is killed 10 s later.
+        owner: without it no engine is started again.
 
     Returns:
         The exit code. In a child it is that of `serve`.
@@ -75,21 +87,29 @@ def supervise(
             "service manager restart engine-core"
         )
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *_STOPS})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGIO, *_STOPS})
+    relay = service_manager.relay()
     limit = RestartLimit(max_restarts)
     suspects = Suspects()
     is_first = True
     while True:
         parent = os.getpid()
+        num_oom_kills = oom_kills()
         child = os.fork()
         if not child:
             _end_with(parent)
             os.setsid()  # Ctrl-C is for the parent, which drains the engine
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if relay is not None:
+                service_manager.use(relay)
             return serve(suspects)
-        code, is_stopping = _wait(child, drain_timeout_s)
+        code, is_stopping = _wait(child, drain_timeout_s, relay)
+        by_oom_killer = code == -signal.SIGKILL and oom_kills() > num_oom_kills
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # compilers and downloads that it left
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        if code == ExitCode.DRAINED or (is_stopping and -code in _STOPS):
+        how += ", out of memory" if by_oom_killer else ""
+        if code == ExitCode.DRAINED or (is_stopping and -code in _STOPS) or owner.is_gone():
             return ExitCode.DRAINED
         if is_stopping:
             logger.error("the engine did not drain: %s", how)
@@ -97,7 +117,9 @@ def supervise(
         if code == ExitCode.WRONG_OPTIONS or (code == ExitCode.START_FAILED and is_first):
             return code  # the next start would fail alike
         is_first = False
-        suspects.count_death(code)
+        if relay is not None:
+            relay.is_serving = False
+        suspects.count_death(code, by_oom_killer=by_oom_killer)
         delay_s = limit.next_delay_s(time.monotonic())
         if delay_s is None:
             logger.error(
@@ -109,17 +131,33 @@ def supervise(
             )
             return ExitCode.TOO_MANY_RESTARTS
         logger.error("the engine died (%s); it is started again in %g s", how, delay_s)
-        if signal.sigtimedwait(_STOPS, delay_s) is not None:
+        service_manager.notify(ALIVE, f"STATUS=the engine died ({how}); it is started again")
+        if _next_signal(_STOPS, time.monotonic() + delay_s, relay) is not None:
             return ExitCode.DRAINED
 
 
-def _wait(child: int, drain_timeout_s: float) -> tuple[int, bool]:
+def _next_signal(
+    numbers: set[signal.Signals], limit_s: float, relay: Relay | None
+) -> signal.struct_siginfo | None:
+    """One of `numbers`, or None when the clock shows `limit_s`. systemd is told meanwhile what the
+    engine says, and that the service lives while no engine serves."""
+    while True:
+        wait_s = min(max(0.0, limit_s - time.monotonic()), 1e6)
+        if relay is not None:
+            wait_s = min(wait_s, relay.pass_on())
+        received = signal.sigtimedwait({*numbers, signal.SIGIO}, wait_s)
+        if received is not None and received.si_signo != signal.SIGIO:
+            return received
+        if time.monotonic() >= limit_s:
+            return None
+
+
+def _wait(child: int, drain_timeout_s: float, relay: Relay | None) -> tuple[int, bool]:
     """The child's exit code (-N: killed by signal N), and whether it was told to stop before."""
     kill_s = float("inf")
     is_stopping = False
     while True:
-        wait_s = min(max(0.0, kill_s - time.monotonic()), 1e6)
-        received = signal.sigtimedwait({signal.SIGCHLD, *_STOPS}, wait_s)
+        received = _next_signal({signal.SIGCHLD, *_STOPS}, kill_s, relay)
         if received is None and is_stopping:
             os.kill(child, signal.SIGKILL)
             kill_s = float("inf")
@@ -127,9 +165,9 @@ def _wait(child: int, drain_timeout_s: float) -> tuple[int, bool]:
             os.kill(child, signal.SIGTERM)
             if not is_stopping:
                 is_stopping, kill_s = True, time.monotonic() + drain_timeout_s + _GRACE_S
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status), is_stopping
+        while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):  # orphans too, as process 1
+            if ended[0] == child:
+                return os.waitstatus_to_exitcode(ended[1]), is_stopping
 
 
 def _end_with(parent: int) -> None:

@@ -42,14 +42,14 @@ class Suspects:
         """In the engine: the step did not kill it."""
         self._steps[step_id % _MAX_STEPS * _SLOT] = 0
 
-    def count_death(self, code: int) -> None:
-        """In the parent: the engine ended with this exit code, -N for signal N. SIGKILL and SIGTERM
-        come from outside and say nothing about requests."""
+    def count_death(self, code: int, *, by_oom_killer: bool = False) -> None:
+        """In the parent: the engine ended with this exit code, -N for signal N. SIGTERM, and
+        SIGKILL unless `by_oom_killer`, come from outside and say nothing about requests."""
         found: set[int] = set()
         for begin in range(0, _MAX_STEPS * _SLOT, _SLOT):
             found.update(self._steps[begin + 1 : begin + 1 + self._steps[begin]])
             self._steps[begin] = 0
-        if code in _FROM_OUTSIDE:
+        if code in _FROM_OUTSIDE and not by_oom_killer:
             return
         if len(found) == 1:
             self.refused.update(filter(self.is_suspect, found))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         InvalidInput,
         QueueFull,
         RequestRejected,
+        TooManyClients,
     )
     from frontend.event_loop import run
     from frontend.input_processor import TextPrompt, TokensPrompt
@@ -49,6 +50,7 @@ __all__ = [
     "SamplingParams",
     "TextPrompt",
     "TokensPrompt",
+    "TooManyClients",
     "run",
 ]
 

@@ -1,8 +1,11 @@
 """`AsyncLLM`: prompts in, streams of outputs out, on an engine in another process."""
 
+import asyncio
 import contextlib
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from frontend.connection import ConnectionOptions
@@ -10,7 +13,7 @@ from frontend.daemon import ChildDaemon
 from frontend.engine_options import daemon_arguments
 from frontend.errors import EngineUnavailable, InvalidInput
 from frontend.event_loop import Clock
-from frontend.input_processor import ChatMessage, InputProcessor, PromptInput, TokensPrompt
+from frontend.input_processor import ChatMessage, InputProcessor, PromptInput
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from frontend.sampling_params import BeamSearchParams, SamplingParams
 from frontend.session import EngineSession
@@ -21,6 +24,7 @@ from protocol.addresses import check_address, default_address
 from protocol.codec import binary_frame
 from protocol.errors import InvalidParameter
 from protocol.explanations import RequestInfo
+from protocol.keys import ClientKey, read_client_key
 from protocol.outputs import ModelInfo
 
 T = TypeVar("T")
@@ -49,10 +53,12 @@ class AsyncLLM:
         silence_timeout_s: an engine that sends nothing for longer is considered lost. It sends
             nothing during a step; the end of its process or machine is noticed much sooner.
         seed: of the seeds drawn for requests that have none; default: unpredictable.
+        keys: the file made by `engine-core keys add`, for an engine that listens on TCP with keys.
         engine_options: none; `launch` takes them.
 
     Raises:
-        InvalidInput: an option that is not one of a client, or an address of neither kind.
+        InvalidInput: an option that is not one of a client, an address of neither kind, or a key
+            that cannot be read.
     """
 
     def __init__(
@@ -64,6 +70,7 @@ class AsyncLLM:
         reconnect_timeout_s: float = 60.0,
         silence_timeout_s: float = 300.0,
         seed: int | None = None,
+        keys: str | PathLike[str] | None = None,
         **engine_options: Any,
     ) -> None:
         if engine_options:
@@ -72,8 +79,11 @@ class AsyncLLM:
                 "`address`; to start one use `await AsyncLLM.launch(model, ...)`"
             )
         self.address = address or default_address()
+        self._key: ClientKey | None = None
         try:
             check_address(self.address)
+            if keys is not None:
+                self._key = read_client_key(Path(keys), self.address)
         except InvalidParameter as error:
             raise InvalidInput(str(error)) from None
         self._options = ConnectionOptions(
@@ -97,7 +107,7 @@ class AsyncLLM:
 
         Raises:
             EngineUnavailable: no engine answers there.
-            EngineRefused: the engine speaks another wire version.
+            EngineRefused: the engine speaks another wire version, or does not take the key.
         """
         client = cls(address, **options)
         await client.open()
@@ -115,7 +125,10 @@ class AsyncLLM:
     ) -> Self:
         """Start an engine for this client alone, and connect. It ends with the client.
 
+        With `supervise=True` an engine that dies is started again, and streams go on.
+
         Args:
+            startup_timeout_s: for the engine to get ready, also when it is started again.
             engine_options: those of `LLM`.
 
         Raises:
@@ -125,7 +138,12 @@ class AsyncLLM:
         child = ChildDaemon(daemon_arguments(model, engine_options))
         try:
             await child.ready(startup_timeout_s)
-            client = cls(child.address, client_name=client_name, seed=seed)
+            client = cls(
+                child.address,
+                client_name=client_name,
+                seed=seed,
+                reconnect_timeout_s=startup_timeout_s,
+            )
             client._child = child
             await client.open()
         except BaseException:
@@ -141,7 +159,10 @@ class AsyncLLM:
         """
         if self._session is None:
             self._session = EngineSession(
-                ZmqTransport(self.address), self._options, clock=self._clock, child=self._child
+                ZmqTransport(self.address, self._key),
+                self._options,
+                clock=self._clock,
+                child=self._child,
             )
         try:
             await self.ready()
@@ -248,10 +269,10 @@ class AsyncLLM:
             EngineDied: the engine was lost and did not come back.
         """
         return self._stream(
-            lambda: prompt, sampling_params, request_id, priority, tenant, cache_salt, timeout_s
+            prompt, sampling_params, request_id, priority, tenant, cache_salt, timeout_s
         )
 
-    def chat(
+    async def chat(
         self,
         messages: Sequence[ChatMessage],
         sampling_params: SamplingParams | None = None,
@@ -267,21 +288,29 @@ class AsyncLLM:
         cache_salt: str | None = None,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer a conversation: `generate` behind the model's chat template."""
+        """Answer a conversation: `generate` behind the model's chat template.
 
-        def prompt() -> TokensPrompt:
-            return self.input_processor.chat_prompt(
-                messages,
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                **(chat_template_kwargs or {}),
-            )
-
-        return self._stream(
+        Raises:
+            InvalidInput, QueueFull, RequestRejected, EngineDied: see `generate`; also a template
+                that fails, or passes its limits of time and memory.
+        """
+        await self.ready()
+        # in a thread: a template may take as long as its limit
+        prompt = await asyncio.to_thread(
+            self.input_processor.chat_prompt,
+            messages,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            **(chat_template_kwargs or {}),
+        )
+        stream = self._stream(
             prompt, sampling_params, request_id, priority, tenant, cache_salt, timeout_s
         )
+        async with contextlib.aclosing(stream) as outputs:
+            async for output in outputs:
+                yield output
 
     async def beam_search(
         self,
@@ -300,16 +329,14 @@ class AsyncLLM:
         Raises:
             InvalidInput, QueueFull, RequestRejected, EngineDied: see `generate`.
         """
-        stream = self._stream(
-            lambda: prompt, params, request_id, priority, tenant, cache_salt, timeout_s
-        )
+        stream = self._stream(prompt, params, request_id, priority, tenant, cache_salt, timeout_s)
         async with contextlib.aclosing(stream) as outputs:
             final = [output async for output in outputs][-1]
         return beam_search_output(final, self.input_processor.optional_tokenizer)
 
     async def _stream(
         self,
-        make_prompt: Callable[[], object],
+        prompt: object,
         params: SamplingParams | BeamSearchParams | None,
         request_id: str | None,
         priority: int,
@@ -317,10 +344,9 @@ class AsyncLLM:
         cache_salt: str | None,
         timeout_s: float | None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The prompt is made when the model is known."""
         await self.ready()
         request = self.input_processor.make_request(
-            make_prompt(),
+            prompt,
             params,
             self.session.requests.new_request_id(request_id),
             priority=priority,
@@ -381,6 +407,66 @@ class AsyncLLM:
         """A round trip through the engine's loop, which answers between two steps: its uptime, its
         last step and how long ago that was. An engine that hangs does not answer."""
         return await self._call(calls.Ping(), calls.Pong)
+
+    async def pause_generation(self, *, mode: str = "keep") -> calls.EngineStatus:
+        """Run no more steps, for all clients. Requests are accepted meanwhile, and wait.
+
+        Args:
+            mode: what becomes of unfinished requests: "keep" (they go on afterwards), "wait"
+                (this returns when those that have started have ended) or "abort".
+
+        Raises:
+            CallRefused: an unknown mode; or with "wait" the engine was resumed too soon.
+        """
+        return await self._call(calls.PauseGeneration(mode=mode), calls.EngineStatus)
+
+    async def resume_generation(self) -> calls.EngineStatus:
+        """End a pause: streams go on. CallRefused if the engine is asleep."""
+        return await self._call(calls.ResumeGeneration(), calls.EngineStatus)
+
+    async def is_paused(self) -> bool:
+        """Whether no steps run, because of a pause or a sleep."""
+        return (await self.ping()).state is not calls.EngineState.RUNNING
+
+    async def sleep(self, level: int = 1) -> calls.EngineStatus:
+        """Give the KV cache's memory back to the system, at level 2 that of the weights, too.
+        Requests wait, those that had started are computed again afterwards.
+
+        Raises:
+            CallRefused: an unknown level, or this model cannot sleep so.
+        """
+        return await self._call(calls.Sleep(level=level), calls.EngineStatus)
+
+    async def wake_up(self, tags: None = None) -> calls.EngineStatus:
+        """End a sleep. After level 2 the weights are loaded from the model's files.
+
+        Raises:
+            CallRefused: they or the memory are not there; the engine sleeps on.
+            InvalidInput: `tags`, vLLM's, which wakes up a part only.
+        """
+        if tags is not None:
+            raise InvalidInput(
+                f"this engine does not support wake_up(tags={tags!r}); omit it: after sleep(2) "
+                "update_weights may be called before wake_up"
+            )
+        return await self._call(calls.WakeUp(), calls.EngineStatus)
+
+    async def is_sleeping(self) -> bool:
+        return (await self.ping()).state is calls.EngineState.ASLEEP
+
+    async def update_weights(self, model: str, version: int | None = None) -> calls.EngineStatus:
+        """Serve other weights of the same model. Requests go on with them from their next token
+        on; `RequestOutput.weights_versions` says which made their tokens.
+
+        Args:
+            model: a folder, file or known name, as for `engine-core --model`, where the engine is.
+            version: larger than all before, or that of the same files; default: the next number.
+
+        Raises:
+            CallRefused: they are not there, or do not fit; the engine serves what it did before.
+        """
+        call = calls.UpdateWeights(model=str(model), version=version)
+        return await self._call(call, calls.EngineStatus)
 
     async def drain(self) -> int:
         """Make the engine finish what it has and exit. Returns how many requests are left."""

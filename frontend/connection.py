@@ -5,12 +5,12 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 
-from frontend.errors import EngineRefused, EngineUnavailable
+from frontend.errors import EngineClientError, EngineRefused, EngineUnavailable, TooManyClients
 from frontend.event_loop import Clock, Timer
 from frontend.transport import Frames, Transport
 from protocol.base import WIRE_VERSION, Message
 from protocol.codec import check_wire_version, decode_engine_message, encode
-from protocol.errors import ProtocolError
+from protocol.errors import ErrorCode, ProtocolError
 from protocol.outputs import EngineMessage, ErrorMessage, Welcome
 from protocol.requests import Goodbye, Hello
 
@@ -114,8 +114,10 @@ class Connection:
         elif isinstance(message, Welcome):
             self._welcome.set_result((message, frames[1:]))
         elif isinstance(message, ErrorMessage):
+            is_full = message.code == ErrorCode.TOO_MANY_CLIENTS
+            kind = TooManyClients if is_full else EngineRefused
             self._welcome.set_exception(
-                EngineRefused(f"the engine at {self._address} refused: {message.message}")
+                kind(f"the engine at {self._address} refused: {message.message}")
             )
 
     def _watch_silence(self) -> None:
@@ -135,7 +137,7 @@ class Connection:
         if not self._welcome.done():
             self._welcome.set_exception(self._unavailable(f" (waited {timeout_s:g} s)"))
 
-    def _fail(self, reason: str, error: ProtocolError | None = None) -> None:
+    def _fail(self, reason: str, error: ProtocolError | EngineClientError | None = None) -> None:
         self._shut_down()
         if self._welcome.done():
             self._on_lost(reason)

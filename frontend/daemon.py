@@ -5,19 +5,22 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar
 
-from frontend.errors import EngineStartError
+from frontend.errors import EngineDied, EngineStartError
 from protocol.addresses import SOCKET_NAME
+
+T = TypeVar("T")
 
 _NUM_SHOWN_LINES = 15
 _MAX_UNIX_PATH_BYTES = 107
@@ -26,8 +29,7 @@ _POLL_S = 0.01
 
 
 class ChildDaemon:
-    """`engine-core` started by this process. It ends when its standard input closes, so also when
-    this process is killed.
+    """`engine-core` started by this process, with which it ends, however that ends.
 
     Args:
         arguments: of the command line, without `--bind`.
@@ -47,14 +49,18 @@ class ChildDaemon:
                 f"the socket path {socket_path} has {len(os.fsencode(socket_path))} bytes, the "
                 f"system's limit is {_MAX_UNIX_PATH_BYTES}; set TMPDIR to a shorter folder"
             )
+        self.restarts = "--supervise" in arguments
+        """Whether an engine that died is started again, at the same address."""
         self._is_ready = False
         self._tail: deque[str] = deque(maxlen=_NUM_SHOWN_LINES)
         self._ready: Future[str] = Future()
         self._exited: Future[int] = Future()
         program = command or (sys.executable, "-m", "engine_core.cli")
+        # beside its input, which another child that is forked from this process keeps open
+        watched = ("--parent-pid", str(os.getpid())) if sys.platform == "linux" else ()
         try:
             self._process = subprocess.Popen(
-                [*program, *arguments, "--bind", self.address, "--exit-on-stdin-eof"],
+                [*program, *arguments, "--bind", self.address, "--exit-on-stdin-eof", *watched],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -98,6 +104,27 @@ class ChildDaemon:
                 "frontend and engine_core are of the same release"
             )
 
+    async def unless_it_ends(self, waiting: Coroutine[Any, Any, T]) -> T:
+        """What `waiting` returns.
+
+        Raises:
+            EngineDied: the process ended first; with its exit code and last lines.
+        """
+        task = asyncio.create_task(waiting)
+        exited = asyncio.ensure_future(asyncio.shield(asyncio.wrap_future(self._exited)))
+        try:
+            await asyncio.wait((task, exited), return_when=asyncio.FIRST_COMPLETED)
+            if not exited.done():
+                return await task
+            raise EngineDied(await self.exit_report(), address=self.address)
+        finally:
+            exited.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
+            elif not task.cancelled():
+                task.exception()  # it is told, or the end of the process says more
+
     async def exit_report(self) -> str:
         """How the process ended, with the last lines of its standard error. Waits a moment
         for a process that is just ending."""
@@ -116,7 +143,7 @@ class ChildDaemon:
             with contextlib.suppress(OSError):  # it is dead already
                 process.stdin.close()
         if not self._is_ready:
-            process.terminate()  # it reads its input only when it serves
+            process.terminate()  # it may not read its input yet
         for end in (process.terminate, process.kill):
             if not await self._has_ended():
                 end()
@@ -142,7 +169,10 @@ class ChildDaemon:
         with stream:
             for line in stream:
                 self._tail.append(line.rstrip())
-        self._exited.set_result(self._process.wait())
+        code = self._process.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # compilers and downloads that it left
+        self._exited.set_result(code)
 
     def _last_lines(self) -> str:
         if not self._tail:

@@ -35,7 +35,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 """vLLM's options that this engine does not have, with the values that ask for nothing."""
 _NEUTRAL_IF_EMPTY = frozenset({
-    "allowed_local_media_path", "cpu_offload_gb",
+    "allowed_local_media_path", "bind", "cpu_offload_gb", "exit_on_stdin_eof", "parent_pid",
     "download_dir", "enable_expert_parallel", "enable_lora", "generation_config", "hf_overrides",
     "hf_token", "limit_mm_per_prompt", "logits_processors", "mm_processor_kwargs",
     "override_generation_config", "revision", "rope_scaling", "rope_theta", "skip_tokenizer_init",
@@ -59,6 +59,9 @@ _CHANGE_NO_RESULT = {
 """The same, where any value gives the same answers: taken, and said once."""
 _NOT_FROM_HERE = {("load_format", "dummy"), ("tokenizer_mode", "mistral")}
 _ADVICE = {
+    "bind": "it listens in a private folder; start engine-core --bind and give its address",
+    "exit_on_stdin_eof": "an engine that is started here always ends with this process",
+    "parent_pid": "an engine that is started here always ends with this process",
     "load_format": "start engine-core --load-format dummy --model-config FILE and connect to it",
     "tensor_parallel_size": "use 1",
     "pipeline_parallel_size": "use 1",

@@ -3,6 +3,7 @@
 EngineClientError
 ├── EngineUnavailable             no engine answers at the address
 ├── EngineRefused                 an engine answered and refuses this client
+│   └── TooManyClients            because it has as many as it takes
 ├── EngineDied                    the engine was there, is gone, and did not come back in time
 ├── EngineStartError              an engine started by this process did not get ready
 ├── RequestRejected               the engine refused one request; the others continue
@@ -27,6 +28,11 @@ class EngineUnavailable(EngineClientError):
 
 class EngineRefused(EngineClientError):
     """The engine answered the greeting with a refusal, such as another wire version."""
+
+
+class TooManyClients(EngineRefused):
+    """As many clients are connected as the engine takes. Connect again later; the text has the
+    limit."""
 
 
 class EngineDied(EngineClientError):

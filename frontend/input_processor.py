@@ -17,7 +17,7 @@ from frontend.sampling_params import (
 )
 from frontend.tokenizer import Tokenizer
 from protocol.outputs import ModelInfo
-from protocol.requests import EngineRequest, ModelLimits
+from protocol.requests import EngineRequest, ModelLimits, check_name
 
 
 class TextPrompt(TypedDict):
@@ -182,7 +182,11 @@ def _one_salt(own: str | None, beside: str | None, name: str) -> str | None:
 
 
 def _checked_salt(salt: object, name: str) -> str | None:
-    if salt is None or (isinstance(salt, str) and salt):
+    if salt is None:
+        return None
+    if isinstance(salt, str) and salt:
+        with as_invalid_input():
+            check_name(f"cache_salt of {name}", salt)
         return salt
     raise InvalidInput(f"cache_salt of {name} is {salt!r}, it must be a non-empty string")
 

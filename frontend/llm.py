@@ -5,6 +5,7 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
 from frontend.async_llm import AsyncLLM
@@ -15,7 +16,7 @@ from frontend.output_processor import RequestState
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from frontend.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from frontend.tokenizer import Tokenizer
-from protocol.calls import EngineStatistics
+from protocol.calls import EngineStatistics, EngineStatus
 from protocol.explanations import RequestInfo
 from protocol.outputs import ModelInfo
 
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 Params = SamplingParams | BeamSearchParams
 
+_MOST_IN_FLIGHT = 32_768
+"""Requests of one call: fewer than the engine lets wait by default."""
 _POOLING_CALLS = frozenset({"classify", "embed", "encode", "reward", "score"})
 """vLLM's, for models that do not generate."""
 
@@ -35,6 +38,7 @@ class LLM:
 
     Args:
         model: a folder, a .gguf file, a known name or a hub id.
+        keys: the file made by `engine-core keys add`, for an engine at a TCP address with keys.
         seed: of the seeds drawn for requests that have none.
         startup_timeout_s: for an engine started here to get ready.
         reconnect_timeout_s: for a lost engine at `address` to come back.
@@ -52,6 +56,7 @@ class LLM:
         model: str | None = None,
         *,
         address: str | None = None,
+        keys: str | PathLike[str] | None = None,
         seed: int | None = None,
         startup_timeout_s: float = 600.0,
         reconnect_timeout_s: float = 60.0,
@@ -62,15 +67,17 @@ class LLM:
                 f"{sorted(engine_options)} are options of an engine that is started here; give a "
                 "model, or set them where the engine is started"
             )
-        if model is not None and address is not None:
+        if model is not None and (address is not None or keys is not None):
             raise InvalidInput(
-                "model and address were both given; a model starts an engine, an address names a "
-                "running one: give one of them"
+                "model was given with address or keys; a model starts an engine, an address names "
+                "a running one: give one of them"
             )
         self._thread = LoopThread("engine-client")
         try:
             self._client = self._thread.run_and_wait(
-                AsyncLLM.connect(address, seed=seed, reconnect_timeout_s=reconnect_timeout_s)
+                AsyncLLM.connect(
+                    address, seed=seed, reconnect_timeout_s=reconnect_timeout_s, keys=keys
+                )
                 if model is None
                 else AsyncLLM.launch(
                     model, seed=seed, startup_timeout_s=startup_timeout_s, **engine_options
@@ -250,6 +257,25 @@ class LLM:
         self._thread.run_and_wait(self._open_client().reset_prefix_cache())
         return True
 
+    def pause_generation(self, *, mode: str = "keep") -> EngineStatus:
+        """This and the next five: see `AsyncLLM`."""
+        return self._thread.run_and_wait(self._open_client().pause_generation(mode=mode))
+
+    def resume_generation(self) -> EngineStatus:
+        return self._thread.run_and_wait(self._open_client().resume_generation())
+
+    def sleep(self, level: int = 1) -> EngineStatus:
+        return self._thread.run_and_wait(self._open_client().sleep(level))
+
+    def wake_up(self, tags: None = None) -> EngineStatus:
+        return self._thread.run_and_wait(self._open_client().wake_up(tags))
+
+    def is_sleeping(self) -> bool:
+        return self._thread.run_and_wait(self._open_client().is_sleeping())
+
+    def update_weights(self, model: str, version: int | None = None) -> EngineStatus:
+        return self._thread.run_and_wait(self._open_client().update_weights(model, version))
+
     def _run_batch(
         self,
         prompts: Sequence[object],
@@ -287,9 +313,13 @@ class LLM:
                 )
             ]
             try:
-                for request in requests:
-                    client.session.submit(request)
-                outputs = [await _final_output(request) for request in requests]
+                outputs = []
+                for index, request in enumerate(requests):
+                    # the first ones, then another one for each that has ended
+                    first = index + _MOST_IN_FLIGHT - 1 if index else 0
+                    for each in requests[first : index + _MOST_IN_FLIGHT]:
+                        client.session.submit(each)
+                    outputs.append(await _final_output(request))
                 _warn_of_errors(outputs)
                 return outputs
             finally:

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 import protocol.sampling
 from frontend.errors import InvalidInput
 from protocol.errors import InvalidParameter
-from protocol.requests import check_timeout
+from protocol.requests import check_name, check_timeout
 from protocol.sampling import check_whole
 
 MAX_N = 16_384
@@ -277,6 +277,9 @@ def check_scheduling(priority: object, tenant: object, timeout_s: object) -> Non
         check_whole("priority", priority, minimum=-_MAX_PRIORITY, maximum=_MAX_PRIORITY)
     if tenant is not None and not (isinstance(tenant, str) and tenant):
         raise InvalidInput(f"tenant is {tenant!r}, it must be a non-empty string")
+    if tenant is not None:
+        with as_invalid_input():
+            check_name("tenant", tenant)
 
 
 @contextlib.contextmanager

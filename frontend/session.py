@@ -16,6 +16,7 @@ from frontend.errors import (
     EngineUnavailable,
     QueueFull,
     RequestRejected,
+    TooManyClients,
 )
 from frontend.event_loop import Clock
 from frontend.output_processor import OutputProcessor, RequestState
@@ -30,6 +31,7 @@ from protocol.outputs import (
     ErrorMessage,
     Heartbeat,
     Rejected,
+    WeightsUpdated,
     Welcome,
 )
 from protocol.requests import Abort, Call
@@ -40,6 +42,8 @@ _RETRY_S = 0.1
 _MAX_BACK_OFF_S = 5.0
 _MAX_REPORTS = 3
 """So many errors may the engine report in a row while a request makes no progress."""
+_MIN_LOSSES = 3
+"""So many losses without output are borne, however long they take."""
 
 
 class EngineSession:
@@ -53,8 +57,8 @@ class EngineSession:
     once they have gone on for the time limit.
 
     Args:
-        child: the engine's process, if this client started it: its end is final, and reported
-            with its exit code and last lines.
+        child: the engine's process, if this client started it: its end is reported with its exit
+            code and last lines, and final unless it is one that starts an engine again.
     """
 
     def __init__(
@@ -67,6 +71,8 @@ class EngineSession:
     ) -> None:
         self.welcome: Welcome | None = None
         self.welcome_frames: Frames = ()
+        self._weights = ("", "")
+        """The engine's id and the fingerprint of its weights, as last heard."""
         self.requests = OutputProcessor(clock)
         self._transport = transport
         self._address = options.address
@@ -164,7 +170,8 @@ class EngineSession:
                 self._num_losses = 0
                 self._send_abort(*self.requests.process_outputs(message))
             case Rejected():
-                request = self.requests.pop_rejected(message.request_id)
+                is_draining = message.code is ErrorCode.DRAINING
+                request = self.requests.pop_rejected(message.request_id, keep_resumed=is_draining)
                 if request is not None:
                     kind = QueueFull if message.code is ErrorCode.QUEUE_FULL else RequestRejected
                     request.fail(
@@ -180,8 +187,11 @@ class EngineSession:
                 logger.warning("the engine at %s reports: %s", self._address, message.message)
                 if self._connection is not None:
                     self._connection.close()
-                self._count_report(message)
+                if message.code != ErrorCode.SLOW_CONSUMER:  # the fault of no request
+                    self._count_report(message)
                 self._on_lost(f"it reported: {message.message}")
+            case WeightsUpdated():
+                self._weights = self._weights[0], message.fingerprint
             case Heartbeat() | Welcome():
                 pass
             case _:
@@ -234,8 +244,9 @@ class EngineSession:
             task.exception()  # `ready` and the requests have reported it
 
     async def _connect(self, timeout_s: float) -> None:
-        if self._child is not None and self.welcome is not None:
-            raise EngineDied(await self._child.exit_report(), address=self._address)
+        child = None if self.welcome is None else self._child
+        if child is not None and not child.restarts:
+            raise EngineDied(await child.exit_report(), address=self._address)
         connection = Connection(
             self._transport,
             self._options,
@@ -243,7 +254,12 @@ class EngineSession:
             on_message=self._on_message,
             on_lost=self._on_lost,
         )
-        self.welcome, self.welcome_frames = await connection.open(timeout_s)
+        opening = connection.open(timeout_s)
+        welcome, self.welcome_frames = await (
+            opening if child is None else child.unless_it_ends(opening)
+        )
+        self.welcome = welcome
+        self._weights = welcome.engine_id, welcome.model.fingerprint
         if connection.is_closed:
             raise EngineUnavailable(f"the engine at {self._address} went away; try again")
         self._connection = connection
@@ -251,17 +267,18 @@ class EngineSession:
     async def _recover(self) -> None:
         """Wait for the engine to come back; resume what was interrupted, or end it."""
         assert self.welcome is not None
-        fingerprint = self.welcome.model.fingerprint
+        engine_id, fingerprint = self._weights
         try:
             await self._reconnect()
         except EngineClientError as error:
             self._fail_all(error)
             raise
-        if self.welcome.model.fingerprint != fingerprint:
+        # an engine that was not restarted carries on with what it has been given meanwhile
+        if engine_id != self._weights[0] and fingerprint != self._weights[1]:
             self._fail_all(
                 self._died(
-                    f"came back with another model ({self.welcome.model.name}); "
-                    "send the request again"
+                    f"came back with another model or other weights ({self.welcome.model.name}, "
+                    f"weights version {self.welcome.model.weights_version}); send the request again"
                 )
             )
             return
@@ -274,7 +291,7 @@ class EngineSession:
         limit_s, reason = self._options.reconnect_timeout_s, self._loss_reason
         if self._num_losses > 1:
             lost_for_s = self._clock.now() - self._first_loss_s
-            if self._num_losses > _MAX_REPORTS and lost_for_s > limit_s:
+            if self._num_losses > _MIN_LOSSES and lost_for_s > limit_s:
                 raise self._died(
                     f"was lost {self._num_losses} times within {lost_for_s:.0f} s without any "
                     f"output, the last time: {reason}"
@@ -287,7 +304,7 @@ class EngineSession:
                 await self._connect(min(left_s, self._options.connect_timeout_s))
                 return
             except (EngineUnavailable, EngineRefused) as error:
-                if isinstance(error, EngineRefused) and not _is_garbled(error):
+                if isinstance(error, EngineRefused) and not _may_pass(error):
                     raise
                 if self._clock.now() + _RETRY_S >= deadline_s:
                     raise self._died(
@@ -309,7 +326,7 @@ class EngineSession:
             self._answer_call(call_id, error)
 
 
-def _is_garbled(error: EngineRefused) -> bool:
-    """Whether the answer to HELLO could not be read: from an engine known before, a fault of the
-    connection."""
-    return isinstance(error.__cause__, MalformedMessage)
+def _may_pass(error: EngineRefused) -> bool:
+    """Whether it has no place at the moment, or its answer to HELLO could not be read: from an
+    engine known before, a fault of the connection."""
+    return isinstance(error, TooManyClients) or isinstance(error.__cause__, MalformedMessage)

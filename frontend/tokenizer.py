@@ -53,7 +53,8 @@ class Tokenizer:
         try:
             made = cls(tokenizers.Tokenizer.from_buffer(bytes(tokenizer_json)), info)
             return _in_use.setdefault(key, made)
-        except Exception as error:  # the Rust side raises bare Exception for a bad document
+        except BaseException as error:
+            _raise_unless_of_rust(error)
             raise ValueError(
                 f"the engine sent a tokenizer that tokenizers {tokenizers.__version__} cannot read "
                 f"({error}); install the version of tokenizers that the engine has"
@@ -81,7 +82,8 @@ class Tokenizer:
 
         Raises:
             TypeError: `text` is not a string.
-            InvalidInput: `text` has a lone surrogate, which no encoding can express.
+            InvalidInput: `text` has a lone surrogate, which no encoding can express; or the model's
+                tokenizer fails on it.
         """
         if not isinstance(text, str):
             raise TypeError(f"text is {type(text).__name__}, it must be a str")
@@ -92,6 +94,12 @@ class Tokenizer:
                 "the text has a lone surrogate (half of a UTF-16 pair), which is no character; "
                 "decode the input as UTF-8 with errors='replace'"
             ) from None
+        except BaseException as error:
+            _raise_unless_of_rust(error)
+            raise InvalidInput(
+                f"the model's tokenizer fails on this text ({error}); send token ids, or start the "
+                "engine with another --tokenizer"
+            ) from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; ids that the tokenizer does not know add nothing.
@@ -152,6 +160,13 @@ class Tokenizer:
         from frontend.chat_template import render_chat
 
         return render_chat(template, messages, special_tokens=self.special_tokens, **options)
+
+
+def _raise_unless_of_rust(error: BaseException) -> None:
+    """`tokenizers` raises bare Exception for all that it refuses, and PanicException, which is no
+    Exception, where a document misled it."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
 
 
 _in_use: weakref.WeakValueDictionary[object, Tokenizer] = weakref.WeakValueDictionary()

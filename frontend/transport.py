@@ -3,6 +3,7 @@ sockets are read through the event loop's own poll: one callback takes all that 
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -10,7 +11,8 @@ from typing import Protocol
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from frontend.errors import EngineUnavailable, InvalidInput
+from frontend.errors import EngineClientError, EngineRefused, EngineUnavailable, InvalidInput
+from protocol.keys import ClientKey
 
 _PEER_HEARTBEAT_MS = 2_000
 _MESSAGES_PER_CALLBACK = 64
@@ -19,15 +21,24 @@ _LINGER_MS = 200
 _NEVER_MS = 3_600_000
 """Until a socket would connect again by itself. It is closed long before; with -1 (never) libzmq
 drops what has arrived and was not read when the connection ends, beyond a hundred messages."""
-_LOSS_EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+_BROKEN_HANDSHAKE = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_MAX_MESSAGE_BYTES = 1024**3
+_LOSS_EVENTS = (
+    zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | _BROKEN_HANDSHAKE
+)
 
 Frames = Sequence[bytes]
+
+
+class LossHandler(Protocol):
+    def __call__(self, reason: str, error: EngineClientError | None = None) -> None:
+        """The peer is gone; with an error, because it does not take this client."""
 
 
 class Transport(Protocol):
     """A connection that can be opened again after it was lost or disconnected."""
 
-    def connect(self, on_frames: Callable[[Frames], None], on_lost: Callable[[str], None]) -> None:
+    def connect(self, on_frames: Callable[[Frames], None], on_lost: LossHandler) -> None:
         """Open the connection. `on_frames` gets each message's frames; `on_lost` the reason, once,
         when the peer is gone.
 
@@ -50,15 +61,17 @@ class Transport(Protocol):
 
 
 class ZmqTransport:
-    """A DEALER socket and its monitor. `address` is `ipc://PATH` or `tcp://HOST:PORT`."""
+    """A DEALER socket and its monitor. `address` is `ipc://PATH` or `tcp://HOST:PORT`; `key` is
+    for an engine that takes only clients with one."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, key: ClientKey | None = None) -> None:
         self._address = address
+        self._key = key
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
 
-    def connect(self, on_frames: Callable[[Frames], None], on_lost: Callable[[str], None]) -> None:
+    def connect(self, on_frames: Callable[[Frames], None], on_lost: LossHandler) -> None:
         _check_ipc_path(self._address)
         self._on_frames = on_frames
         self._on_lost = on_lost
@@ -68,12 +81,18 @@ class ZmqTransport:
         socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
         # A peer lost with its network closes no connection. ZMQ's I/O threads exchange their own
         # heartbeats, which the engine answers however long its steps are.
         socket.setsockopt(zmq.HEARTBEAT_IVL, _PEER_HEARTBEAT_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4 * _PEER_HEARTBEAT_MS)
         if self._address.startswith("tcp://["):
             socket.setsockopt(zmq.IPV6, 1)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, _NEVER_MS)  # the connection has a time limit
+        if self._key is not None:
+            socket.setsockopt(zmq.CURVE_SERVERKEY, self._key.server_public_key.encode())
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, self._key.public_key.encode())
+            socket.setsockopt(zmq.CURVE_SECRETKEY, self._key.secret_key.encode())
         self._socket, self._monitor = socket, socket.get_monitor_socket(_LOSS_EVENTS)
         self._loop.add_reader(_descriptor(socket), self.receive_pending)
         self._loop.add_reader(_descriptor(self._monitor), self._read_monitor)
@@ -139,7 +158,25 @@ class ZmqTransport:
                 self._receive(float("inf"))  # all that the engine sent before the loss
                 if self._socket is not None:
                     self.disconnect()
-                    self._on_lost("the connection closed")
+                    self._on_lost("the connection closed", self._refusal(event["event"]))
+
+    def _refusal(self, event: int) -> EngineClientError | None:
+        """Why there was no handshake, as far as that can be told."""
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and self._key is not None:
+            return EngineRefused(
+                f"the engine at {self._address} does not take the key {self._key.name!r}; have it "
+                "added there with `engine-core keys add`"
+            )
+        if event & _BROKEN_HANDSHAKE and self._address.startswith("tcp://"):
+            advice = (
+                "it may ask for a key: give one made there by `engine-core keys add` with --keys"
+                if self._key is None
+                else f"the key {self._key.name!r} may be for another engine, or this one use none"
+            )
+            return EngineUnavailable(
+                f"the engine at {self._address} ended the connection before it began; {advice}"
+            )
+        return None
 
 
 def _descriptor(socket: zmq.Socket[bytes]) -> int:
@@ -148,10 +185,16 @@ def _descriptor(socket: zmq.Socket[bytes]) -> int:
 
 def _check_ipc_path(address: str) -> None:
     """Refuse at once what would otherwise end in a timeout."""
-    if address.startswith("ipc://") and not address.startswith("ipc://@"):
+    if address.startswith("ipc://"):
         path = address.removeprefix("ipc://")
         if not path or not Path(path).exists():
             raise EngineUnavailable(
                 f"no engine answers at {address}: that socket does not exist; start one with "
                 "`engine-core --model MODEL`"
+            )
+        owner = Path(path).stat().st_uid
+        if os.getuid() not in (owner, 0) and owner != 0:
+            raise EngineUnavailable(
+                f"the socket {address} belongs to another user ({owner}), who could read what is "
+                "sent; give the address of your own engine"
             )

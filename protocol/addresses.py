@@ -28,8 +28,13 @@ def check_address(address: str) -> None:
     """What libzmq would not notice: it takes port 99999 for 34463 and 80x for 80.
 
     Raises:
-        InvalidParameter: neither ipc://PATH nor tcp://HOST:PORT.
+        InvalidParameter: an abstract socket, or neither ipc://PATH nor tcp://HOST:PORT.
     """
+    if address.startswith(("ipc://@", "ipc://*")):
+        raise InvalidParameter(
+            f"address {address!r} is not a path: an abstract socket has no permissions, any user "
+            "of the machine could enter it; use ipc://PATH in a folder of your own"
+        )
     if address.startswith("ipc://"):
         return
     if not address.startswith("tcp://"):

@@ -26,8 +26,16 @@ class ErrorCode(enum.StrEnum):
     UNKNOWN_REQUEST = "unknown_request"
     SLOW_CONSUMER = "slow_consumer"
     """The client did not read what it was sent, and was dropped."""
+    TOO_MANY_CLIENTS = "too_many_clients"
+    """As many clients are connected as the engine takes; try again later."""
     KILLED_ENGINE = "killed_engine"
     """The engine died of this request again and again; do not send it again."""
+    WRONG_STATE = "wrong_state"
+    """The engine is asleep, or was resumed meanwhile."""
+    WEIGHTS_REFUSED = "weights_refused"
+    """New weights, or those of before, cannot be served; the message says why."""
+    PERMISSION_DENIED = "permission_denied"
+    """It needs an admin's key."""
     INTERNAL = "internal"
 
 

@@ -26,6 +26,12 @@ class WaitReason(enum.StrEnum):
     """The limit of adapters in use is reached."""
     ALONE = "alone"
     """It, or the running request, may have killed the engine, and runs without others."""
+    PAUSED = "paused"
+    """The engine is paused or asleep."""
+    """It, or the running request, may have killed the engine, or a step failed and its requests run
+    in groups: others wait."""
+    DISK = "disk"
+    """Blocks of its prompt are being read from disk."""
     DECODES = "decodes"
     """Batching prefill-first: this step decodes only, or the prefill delay has not passed."""
 
@@ -50,9 +56,11 @@ class CacheLookup(Message, frozen=True):
     """What the look-up at the request's first start found, in tokens of the prompt."""
 
     num_tokens: int
-    """Found, in device and host memory."""
+    """Found, in device and host memory and on disk."""
     num_host_tokens: int
     """Of those, in host memory."""
+    num_disk_tokens: int
+    """Of those, on disk."""
     ended: LookupEnd
 
 
@@ -81,7 +89,7 @@ class RequestInfo(Message, frozen=True, tag=5):
     num_computed_tokens: int
     """Of its first sequence."""
     waits_for: WaitReason | None = None
-    """None unless it waits."""
+    """None unless it waits, or its engine is paused."""
     why: str | None = None
     """`waits_for` in words, with the numbers; or why it ended."""
     num_requests_ahead: int | None = None

@@ -10,6 +10,8 @@ from protocol.calls import AnyCall
 from protocol.errors import InvalidParameter, PromptTooLong
 from protocol.sampling import BeamSearchParams, SamplingParams
 
+_MAX_NAME_CHARS = 256
+
 
 class TensorRef(Message, frozen=True):
     """A large binary part that travels as its own frame behind the message (no copy, no base64).
@@ -140,9 +142,14 @@ class ModelLimits:
         self.check_token_ids(name, token_ids)
 
     def check_sampling(self, params: SamplingParams) -> None:
-        self.check_token_ids("stop_token_ids", params.stop_token_ids)
-        self.check_token_ids("allowed_token_ids", params.allowed_token_ids or ())
-        self.check_token_ids("logit_bias", params.logit_bias)
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            token_ids = getattr(params, name) or ()
+            if len(token_ids) > self.vocab_size:
+                raise InvalidParameter(
+                    f"{name} has {len(token_ids)} entries, the limit is the vocabulary, "
+                    f"{self.vocab_size}; name each token once"
+                )
+            self.check_token_ids(name, token_ids)
         limit = self.vocab_size if self.max_logprobs < 0 else self.max_logprobs
         wanted = params.logprobs or 0
         if wanted > limit or (wanted < 0 <= self.max_logprobs):
@@ -158,6 +165,14 @@ class ModelLimits:
                 f"{name} holds token id {wrong}, the vocabulary ends at {self.vocab_size - 1}; "
                 "use this model's own tokenizer"
             )
+
+
+def check_name(name: str, value: str) -> None:
+    """Raises InvalidParameter if an id, a tenant or a salt is empty or too long."""
+    if not 0 < len(value) <= _MAX_NAME_CHARS:
+        raise InvalidParameter(
+            f"{name} has {len(value)} characters, it must have from 1 to {_MAX_NAME_CHARS}"
+        )
 
 
 def check_timeout(timeout_s: object) -> None:

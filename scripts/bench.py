@@ -2,6 +2,7 @@
 
     python scripts/bench.py scheduler
     python scripts/bench.py startup --options "--dtype float32"
+    python scripts/bench.py restart --options "--dtype float32"
     python scripts/bench.py offline
     python scripts/bench.py cpu-kernels --rows 1 64 --kinds float32 int8
     python scripts/bench.py cpu-operations --only attention
@@ -22,6 +23,7 @@ app = make_app("bench", __doc__)
 for name, text in {
     "scheduler": "Microseconds that the scheduler takes; no model and no torch.",
     "startup": "From launch to ready and to the first token, and the daemon's memory.",
+    "restart": "Time to first token after kill -9, with and without --prefix-cache-dir.",
     "offline": "Throughput and single-stream speed, through daemon and client library.",
     "cpu-kernels": "The native dense products beside torch's prepacked ones.",
     "cpu-operations": "Native CPU operations beside torch's, each alone.",

@@ -32,6 +32,7 @@ from scripts.load.clients import (
     Client,
     ClientsFailed,
     ClosedLoop,
+    Engine,
     OpenLoop,
     engine_stream,
     run_clients,
@@ -49,6 +50,9 @@ class LoadOptions:
     """Options of a run."""
 
     address: Annotated[str, Parameter(help="Of the daemon.")] = default_address()
+    keys: Annotated[
+        Path | None, Parameter(help="Your key's file, for a daemon on TCP with keys.")
+    ] = None
     rate: Annotated[float | None, Parameter(help="Open loop: mean requests a second.")] = None
     concurrency: Annotated[int | None, Parameter(help="Closed loop: requests at a time.")] = None
     num_requests: Annotated[int | None, Parameter(help="End after so many requests.")] = None
@@ -106,7 +110,7 @@ async def _prepare(
         LengthRange.parse(text, distribution=options.length_distribution)
         for text in (options.prompt_len, options.output_len)
     )
-    async with AsyncLLM(options.address, client_name="load test") as llm:
+    async with _client(options) as llm:
         model = llm.model
         special: frozenset[int] = frozenset(model.eos_token_ids)
         if model.tokenizer is not None:
@@ -145,8 +149,12 @@ def _read_text(path: Path, llm: AsyncLLM) -> list[int]:
     return token_ids
 
 
-async def _statistics(address: str) -> EngineStatistics:
-    async with AsyncLLM(address, client_name="load test") as llm:
+def _client(options: LoadOptions) -> AsyncLLM:
+    return AsyncLLM(options.address, client_name="load test", keys=options.keys)
+
+
+async def _statistics(options: LoadOptions) -> EngineStatistics:
+    async with _client(options) as llm:
         return await llm.statistics()
 
 
@@ -192,14 +200,16 @@ def load_test(options: LoadOptions | None = None) -> int:
     loop = _loop(options, generator)
     num_planned = len(loop.requests) if isinstance(loop, OpenLoop) else loop.num_requests
     records = run_clients(
-        options.address,
+        Engine(options.address, options.keys),
         loop,
         num_processes=options.processes,
         sampling=options.sampling,
         on_progress=_progress(num_planned),
     )
     summary = summarise(records)
-    configuration = asdict(options) | {"text": str(options.text) if options.text else None}
+    configuration = asdict(options)
+    for name in ("text", "keys"):
+        configuration[name] = configuration[name] and str(configuration[name])
     del configuration["json"]
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr)  # the line of progress
@@ -210,7 +220,7 @@ def load_test(options: LoadOptions | None = None) -> int:
         "environment": describe_run(),
         "results": summary,
         "statistics_before": msgspec.structs.asdict(before),
-        "statistics_after": msgspec.structs.asdict(run(_statistics(options.address))),
+        "statistics_after": msgspec.structs.asdict(run(_statistics(options))),
     }
     stdout = options.json is None and not sys.stdout.isatty()
     write_document(document, options.json, stdout=stdout)

@@ -5,6 +5,7 @@ Imports no tensors, sockets, clocks or scheduler.
 
 from engine_core.kv_cache.block_pool import BlockPool
 from engine_core.kv_cache.copies import CacheCopies
+from engine_core.kv_cache.disk import DiskMoves, DiskTier
 from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.kv_cache.manager import AllocStatus, KVCacheManager
 from engine_core.kv_cache.placeholder import PlaceholderKVCacheManager
@@ -22,6 +23,8 @@ __all__ = [
     "BlockPool",
     "CacheCopies",
     "CacheHit",
+    "DiskMoves",
+    "DiskTier",
     "KVCacheGroupSpec",
     "KVCacheManager",
     "PlaceholderKVCacheManager",

@@ -3,6 +3,9 @@
 import dataclasses
 from collections.abc import Set
 
+from engine_core.kv_cache.disk import DiskMoves
+from engine_core.kv_cache.host_pool import HashKey
+
 BlockPair = tuple[int, int]
 """(source, destination)."""
 
@@ -20,10 +23,14 @@ class CacheCopies:
     """(device block, host block)."""
     copy: list[BlockPair] = dataclasses.field(default_factory=list)
     """(device block, device block): a shared block before its first write."""
+    disk: DiskMoves | None = None
+    """Carried out first. None: nothing."""
 
     @property
     def is_empty(self) -> bool:
-        return not (self.swap_in or self.swap_out or self.copy)
+        """Whether no block in memory changes or is kept."""
+        loads = self.disk is not None and self.disk.load
+        return not (self.swap_in or self.swap_out or self.copy or loads)
 
 
 class PendingCopies:
@@ -44,11 +51,13 @@ class PendingCopies:
 
     def _clear(self) -> None:
         self._swap_in: dict[int, int] = {}  # device -> host
+        self.loads: dict[int, HashKey] = {}
+        """Device blocks that get their contents from disk."""
         self._swap_out: dict[int, int] = {}  # host -> device
         self._optional: dict[int, int] = {}  # device -> host: of swap_out, those to cancel freely
         self._copies: list[tuple[int, int]] = []
         self.written: set[int] = set()
-        """Device blocks that get their contents from swap_in or copy."""
+        """Device blocks that get their contents from disk, swap_in or copy."""
         self.must_stay: set[int] = set()
         """Device blocks that a copy reads, or a swap_out that cannot be cancelled: swap_in must not
         write them."""
@@ -67,6 +76,10 @@ class PendingCopies:
 
     def add_swap_in(self, host_block: int, block_id: int) -> None:
         self._swap_in[block_id] = host_block
+        self.written.add(block_id)
+
+    def add_load(self, key: HashKey, block_id: int) -> None:
+        self.loads[block_id] = key
         self.written.add(block_id)
 
     def add_copy(self, source: int, block_id: int) -> None:
@@ -114,6 +127,7 @@ class PendingCopies:
             if block_id in self.written and block_id not in self.must_stay:
                 self.written.discard(block_id)
                 self._swap_in.pop(block_id, None)
+                self.loads.pop(block_id, None)
                 self._copies = [pair for pair in self._copies if pair[1] != block_id]
 
     # ------------------------------------------------------------------ asking
@@ -124,20 +138,21 @@ class PendingCopies:
         while block_id in self.written:
             source = next((pair[0] for pair in reversed(self._copies) if pair[1] == block_id), None)
             if source is None:
-                return self._swap_in[block_id]
+                return self._swap_in.get(block_id)  # not of a block that comes from disk
             if source in self._overwritten:
                 return None
             block_id = source
         return block_id
 
-    def take(self) -> CacheCopies:
-        """All of them, once."""
+    def take(self, disk: DiskMoves | None = None) -> CacheCopies:
+        """All of them, once, with those of `loads` as part of `disk`."""
         copies = CacheCopies(
             swap_in=[(host_block, block_id) for block_id, host_block in self._swap_in.items()],
             swap_out=[(block_id, host_block) for host_block, block_id in self._swap_out.items()],
             copy=self._copies.copy(),
+            disk=disk,
         )
-        if self._swap_in or self._swap_out or self._copies:
+        if self._swap_in or self._swap_out or self._copies or self.loads:
             self._clear()
         return copies
 
@@ -146,8 +161,9 @@ class PendingCopies:
     def check(self) -> None:
         """Assert that the lists may be carried out in their order, and overlap."""
         read = set(self._swap_out.values())
-        assert not read & self._swap_in.keys()
+        assert not read & (self._swap_in.keys() | self.loads.keys())
         assert not set(self._swap_in.values()) & self._swap_out.keys()
-        assert self._swap_in.keys() | {pair[1] for pair in self._copies} >= self.written
+        targets = {pair[1] for pair in self._copies}
+        assert self._swap_in.keys() | self.loads.keys() | targets >= self.written
         for block_id, host_block in self._optional.items():
             assert self._swap_out[host_block] == block_id

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from engine_core.kv_cache.copies import CacheCopies
+from engine_core.kv_cache.disk import DiskTier
 from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.kv_cache.offload import OffloadManager
 from engine_core.kv_cache.prefix_cache import CacheHit, PrefixCache
@@ -48,6 +49,7 @@ class KVCacheManager:
         enable_prefix_caching: whether requests may reuse each other's full blocks.
         watermark: share of the blocks kept free when a request is admitted beside others.
         num_host_blocks: blocks in host memory, ids from num_blocks + 1 on; 0 for none.
+        disk: blocks that outlive the process; None for none. One step runs at a time then.
 
     Raises:
         ValueError: a number outside its limits.
@@ -62,6 +64,7 @@ class KVCacheManager:
         enable_prefix_caching: bool = True,
         watermark: float = 0.01,
         num_host_blocks: int = 0,
+        disk: DiskTier | None = None,
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size is {block_size}, it must be at least 1")
@@ -73,7 +76,10 @@ class KVCacheManager:
         self.groups = tuple(groups)
         self.watermark_blocks = int(watermark * num_blocks)
         self._offload = OffloadManager(
-            num_blocks=num_blocks, num_host_blocks=num_host_blocks, num_groups=len(self.groups)
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            num_groups=len(self.groups),
+            disk=disk,
         )
         self._pool = self._offload.device
         self.host = self._offload.host
@@ -110,6 +116,11 @@ class KVCacheManager:
     def num_blocks_free(self) -> int:
         """Not in use, cached or not."""
         return self._pool.num_free
+
+    @property
+    def num_disk_blocks(self) -> int:
+        """On disk."""
+        return 0 if self._offload.disk is None else self._offload.disk.num_blocks
 
     @property
     def num_deduplicated_blocks(self) -> int:
@@ -177,7 +188,7 @@ class KVCacheManager:
     # ------------------------------------------------------------------ admission
 
     def find_cached_prefix(self, seq: CachedSequence) -> CacheHit:
-        """What of the sequence's tokens is in device or host memory, in whole blocks, and never
+        """What of the sequence's tokens is in memory or on disk, in whole blocks, and never
         all of them: the last token must be computed to choose the next one. Changes nothing but
         the hashes."""
         return self._prefix_cache.find(seq)
@@ -217,14 +228,22 @@ class KVCacheManager:
                 num_shared += len(block_ids) - self._pool.num_free_of(block_ids)
         if num_total > self._pool.num_blocks - (0 if is_resumed else self.watermark_blocks):
             return AllocStatus.NEVER
-        num_free = self._offload.num_copy_targets if hit.host_blocks else self._pool.num_free
+        has_copies = hit.host_blocks or hit.disk_blocks
+        num_free = self._offload.num_copy_targets if has_copies else self._pool.num_free
         has_room = num_free - (num_total - num_shared) >= head_room
         return AllocStatus.OK if has_room else AllocStatus.LATER
+
+    def stage(self, hit: CacheHit) -> int:
+        """Have what `hit` found on disk read. Returns how many blocks are still to come; 0: it may
+        be allocated."""
+        disk = self._offload.disk
+        return 0 if disk is None else disk.stage([key for _, key in hit.disk_blocks])
 
     # ------------------------------------------------------------------ a step
 
     def allocate_cached(self, seq: CachedSequence, hit: CacheHit) -> None:
-        """Start the sequence's tables with what was found; what is on the host is copied back."""
+        """Start the sequence's tables with what was found; what is on the host is copied back, and
+        what is on disk, which has been read (`stage`)."""
         assert seq.sequence_id not in self._blocks_of, f"{seq.sequence_id!r} holds blocks already"
         tables = tuple([table.copy() for table in hit.block_ids])
         for table in tables:
@@ -237,6 +256,14 @@ class KVCacheManager:
             for (group, index, _), block_id in zip(hit.host_blocks, block_ids, strict=True):
                 tables[group][index] = block_id
                 self._pool.register(block_id, group, seq.block_hashes[index])
+        if hit.disk_blocks:
+            block_ids = self._offload.allocate_to_load([key for _, key in hit.disk_blocks])
+            for (index, (group, block_hash)), block_id in zip(
+                hit.disk_blocks, block_ids, strict=True
+            ):
+                tables[group][index] = block_id
+                self._pool.register(block_id, group, block_hash)
+        self._prefix_cache.keep_on_disk(seq, tables, 0)
         self._blocks_of[seq.sequence_id] = SequenceBlocks(
             tables,
             num_blocks=len(tables[0]),
@@ -422,8 +449,27 @@ class KVCacheManager:
         self._swapped.invalidate(seq, first)
 
     def reset_prefix_cache(self) -> int:
-        """Evict every cached block, of device and host, that is not in use. Returns how many."""
+        """Evict every cached block, of device and host, that is not in use, and all on disk.
+        Returns how many."""
+        num_on_disk = 0 if self._offload.disk is None else self._offload.disk.clear()
+        return num_on_disk + self._offload.evict_cached()
+
+    def evict_cached(self) -> int:
+        """As `reset_prefix_cache`, but for the disk."""
         return self._offload.evict_cached()
+
+    def use_weights(self, name: str, seqs: Iterable[CachedSequence]) -> None:
+        """Blocks are computed by other weights from here on: what is cached is found again only
+        when these weights come back. No sequence holds blocks.
+
+        Args:
+            name: of the weights; different ones have different names.
+            seqs: all unfinished sequences.
+        """
+        assert not self._blocks_of, "sequences hold blocks of the old weights"
+        self._prefix_cache.weights = name
+        for seq in seqs:
+            seq.block_hashes.clear()
 
     # ------------------------------------------------------------------ host memory
 

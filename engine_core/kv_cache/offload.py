@@ -1,11 +1,12 @@
-"""Device and host blocks together: a cached block is saved to host memory when it becomes free,
-so what the device evicts later can be copied back."""
+"""Device and host blocks, and those on disk: a cached block is saved to host memory when it becomes
+free, so what the device evicts later can be copied back."""
 
 from collections.abc import Collection
 
 from engine_core.kv_cache.block_pool import BlockPool
 from engine_core.kv_cache.copies import CacheCopies, PendingCopies
-from engine_core.kv_cache.host_pool import HostPool
+from engine_core.kv_cache.disk import DiskTier
+from engine_core.kv_cache.host_pool import HashKey, HostPool
 
 
 class OffloadManager:
@@ -14,9 +15,13 @@ class OffloadManager:
     Args:
         num_blocks: on the device.
         num_host_blocks: in host memory; 0 for none.
+        disk: None for none.
     """
 
-    def __init__(self, *, num_blocks: int, num_host_blocks: int, num_groups: int) -> None:
+    def __init__(
+        self, *, num_blocks: int, num_host_blocks: int, num_groups: int, disk: DiskTier | None
+    ) -> None:
+        self.disk = disk
         self.device = BlockPool(num_blocks=num_blocks, num_groups=num_groups)
         self.host = HostPool(
             first_id=num_blocks + 1, num_blocks=num_host_blocks, evicted=self.device.evicted
@@ -41,11 +46,15 @@ class OffloadManager:
             return None
         return host_block
 
+    def is_found(self, group: int, block_hash: bytes) -> bool:
+        """Whether these contents are on device, host or disk."""
+        if self.locate(group, block_hash) is not None:
+            return True
+        return self.disk is not None and (group, block_hash) in self.disk
+
     def is_anywhere(self, block_hash: bytes) -> bool:
-        """Whether any group has a block with these contents, on device or host."""
-        return any(
-            self.locate(group, block_hash) is not None for group in range(self.device.num_groups)
-        )
+        """Whether any group has a block with these contents, on device, host or disk."""
+        return any(self.is_found(group, block_hash) for group in range(self.device.num_groups))
 
     # ------------------------------------------------------------------ taking
 
@@ -62,13 +71,24 @@ class OffloadManager:
         for host_block in host_blocks:
             self.host.touch(host_block)
             self.host.begin_read(host_block)
-        self._cancel_saves(len(host_blocks))
-        block_ids = self.device.allocate(
-            len(host_blocks), avoid=self.pending.must_stay | self.pending.being_saved
-        )
-        self.pending.on_reallocated(block_ids)
+        block_ids = self._allocate_copy_targets(len(host_blocks))
         for host_block, block_id in zip(host_blocks, block_ids, strict=True):
             self.pending.add_swap_in(host_block, block_id)
+        return block_ids
+
+    def allocate_to_load(self, keys: list[HashKey]) -> list[int]:
+        """A device block for each block that was read from disk, as `allocate_to_swap_in`."""
+        block_ids = self._allocate_copy_targets(len(keys))
+        for key, block_id in zip(keys, block_ids, strict=True):
+            self.pending.add_load(key, block_id)
+        return block_ids
+
+    def _allocate_copy_targets(self, num_blocks: int) -> list[int]:
+        self._cancel_saves(num_blocks)
+        block_ids = self.device.allocate(
+            num_blocks, avoid=self.pending.must_stay | self.pending.being_saved
+        )
+        self.pending.on_reallocated(block_ids)
         return block_ids
 
     def _cancel_saves(self, num_wanted: int) -> None:
@@ -123,7 +143,9 @@ class OffloadManager:
     # ------------------------------------------------------------------ forgetting
 
     def unindex(self, group: int, block_hash: bytes) -> None:
-        """Remove these contents from the index of the device and of the host."""
+        """Remove these contents from the index of the device and of the host, and from disk."""
+        if self.disk is not None:
+            self.disk.forget([(group, block_hash)])
         block_id = self.device.find(group, block_hash)
         if block_id is not None:
             self.filling.discard(block_id)
@@ -143,13 +165,19 @@ class OffloadManager:
 
     def take_copies(self) -> CacheCopies:
         """Of the step that is planned now; it is going to run."""
+        moves, pending = None, self.pending
+        if self.disk is not None:
+            unfilled = self.filling | pending.written
+            moves = self.disk.take(self.device, unfilled=unfilled, loads=pending.loads)
         self.filling.clear()
         self.host.end_reads()
-        return self.pending.take()
+        return pending.take(moves)
 
     def check(self) -> None:
         """Assert what must hold of the pools and of the pending copies."""
         self.device.check()
         self.host.check()
         self.pending.check()
+        if self.disk is not None:
+            self.disk.check()
         assert all(self.device.hash_of(block_id) is not None for block_id in self.filling)

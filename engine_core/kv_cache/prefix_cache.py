@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from engine_core.kv_cache.groups import KVCacheGroupSpec
+from engine_core.kv_cache.host_pool import HashKey
 from engine_core.kv_cache.offload import OffloadManager
 from engine_core.kv_cache.sequence_blocks import (
     NULL_BLOCK_ID,
@@ -15,7 +16,7 @@ from engine_core.kv_cache.sequence_blocks import (
 )
 from protocol.explanations import LookupEnd
 
-#     hash(0) = H(root, tokens of block 0)      root = H(adapter, cache salt)
+#     hash(0) = H(root, tokens of block 0)      root = H(weights, adapter, cache salt)
 #     hash(i) = H(hash(i - 1), tokens of block i)
 #
 # A hash covers all tokens before it and whatever else changes their keys and values. H is BLAKE2b
@@ -27,12 +28,19 @@ BYTES_A_TOKEN = 4
 _FIRST_BLOCKS_A_BLOCK = 4
 
 
-def root_hash(*, adapter: str | None, cache_salt: str | None) -> bytes:
-    """What the first block is chained to."""
+def root_hash(*, adapter: str | None, cache_salt: str | None, weights: str = "") -> bytes:
+    """What the first block is chained to.
+
+    Args:
+        weights: a name of the weights that compute the blocks.
+    """
+    root = _PLAIN_ROOT
+    if weights:
+        root = blake2b(root + b"weights " + weights.encode()).digest()
     if adapter is None and cache_salt is None:
-        return _PLAIN_ROOT
+        return root
     # repr quotes and escapes, so that no two pairs are spelled alike (None is not 'None')
-    return blake2b(_PLAIN_ROOT + repr((adapter, cache_salt)).encode()).digest()
+    return blake2b(root + repr((adapter, cache_salt)).encode()).digest()
 
 
 def extend_block_hashes(
@@ -61,6 +69,10 @@ class CacheHit:
     """Of `num_tokens`, those of blocks that must come from the host, in any group."""
     host_blocks: tuple[tuple[int, int, int], ...] = ()
     """(group, logical block, host block)."""
+    num_disk_tokens: int = 0
+    """Of `num_tokens`, those of blocks that must come from disk, in any group."""
+    disk_blocks: tuple[tuple[int, HashKey], ...] = ()
+    """(logical block, what it is found by on disk)."""
 
 
 class FirstBlocks:
@@ -106,13 +118,16 @@ class PrefixCache:
         is_enabled: bool,
     ) -> None:
         self.is_enabled = is_enabled
+        self.weights = ""
+        """A name of the weights that compute the blocks; part of every hash."""
         self.num_deduplicated = 0
         """Blocks freed because an equal one was cached."""
         self._offload = offload
         self._pool = offload.device
         self._groups = tuple(groups)
         self._block_size = block_size
-        self._has_one_tier = self._groups == (KVCacheGroupSpec(),) and not offload.host.num_blocks
+        has_more = offload.host.num_blocks or offload.disk is not None
+        self._has_one_tier = self._groups == (KVCacheGroupSpec(),) and not has_more
         self._first_blocks = FirstBlocks(_FIRST_BLOCKS_A_BLOCK * self._pool.num_blocks)
 
     # ------------------------------------------------------------------ hashes
@@ -122,7 +137,7 @@ class PrefixCache:
         hashes = seq.block_hashes
         start, size = len(hashes), self._block_size
         if start < num_full_blocks:
-            parent = hashes[-1] if hashes else _root_of(seq)
+            parent = hashes[-1] if hashes else self._root_of(seq)
             token_bytes = seq.token_bytes(start * size, num_full_blocks * size)
             extend_block_hashes(hashes, parent, token_bytes, size)
 
@@ -152,32 +167,54 @@ class PrefixCache:
         """A full group needs every block before the boundary, a sliding one only those that the
         window at the boundary reads; the leading ones are then the null block."""
         locate = self._offload.locate
-        num_blocks = self._num_found(block_hashes)
+        num_blocks = self._num_found(self._within_reach(block_hashes))
         tables: list[list[int]] = []
         host_blocks: list[tuple[int, int, int]] = []
+        disk_blocks: list[tuple[int, HashKey]] = []
         for group, spec in enumerate(self._groups):
             needed = spec.num_prefix_blocks(self._block_size)
             num_null = 0 if needed is None else max(0, num_blocks - needed)
             table = [NULL_BLOCK_ID] * num_null
             for index in range(num_null, num_blocks):
                 block_id = locate(group, block_hashes[index])
-                assert block_id is not None
-                if block_id > self._pool.num_blocks:
+                if block_id is None:
+                    disk_blocks.append((index, (group, block_hashes[index])))
+                    block_id = NULL_BLOCK_ID
+                elif block_id > self._pool.num_blocks:
                     host_blocks.append((group, index, block_id))
                     block_id = NULL_BLOCK_ID
                 table.append(block_id)
             tables.append(table)
         size = self._block_size
-        num_host_tokens = len({index for _, index, _ in host_blocks}) * size
-        return CacheHit(num_blocks * size, tuple(tables), num_host_tokens, tuple(host_blocks))
+        return CacheHit(
+            num_blocks * size,
+            tuple(tables),
+            len({index for _, index, _ in host_blocks}) * size,
+            tuple(host_blocks),
+            len({index for index, _ in disk_blocks}) * size,
+            tuple(disk_blocks),
+        )
+
+    def _within_reach(self, block_hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """Of these blocks the first, with at most as many from disk as may be read at once."""
+        disk = self._offload.disk
+        if disk is None:
+            return block_hashes
+        num_left = disk.max_staged_blocks
+        for index, block_hash in enumerate(block_hashes):
+            for group in range(len(self._groups)):
+                num_left -= (group, block_hash) in disk
+            if num_left < 0:
+                return block_hashes[:index]
+        return block_hashes
 
     def _num_found(self, block_hashes: Sequence[bytes]) -> int:
         """The largest boundary, in blocks, before which every group has what it needs."""
-        locate, num_blocks = self._offload.locate, len(block_hashes)
+        is_found, num_blocks = self._offload.is_found, len(block_hashes)
         for group, spec in enumerate(self._groups):
             if spec.sliding_window is None:
                 for index in range(num_blocks):
-                    if locate(group, block_hashes[index]) is None:
+                    if not is_found(group, block_hashes[index]):
                         num_blocks = index
                         break
         settled = False
@@ -188,7 +225,7 @@ class PrefixCache:
                 if needed is None:
                     continue
                 for index in range(num_blocks - 1, max(0, num_blocks - needed) - 1, -1):
-                    if locate(group, block_hashes[index]) is None:
+                    if not is_found(group, block_hashes[index]):
                         # every boundary behind this block, up to here, would need it too
                         num_blocks = index
                         settled = False
@@ -244,6 +281,21 @@ class PrefixCache:
                     filling[index - first] = NULL_BLOCK_ID
                 self._offload.filling.update(filling)
             self._offload.filling.discard(NULL_BLOCK_ID)
+            self.keep_on_disk(seq, seq_blocks.tables, first)
+
+    def keep_on_disk(self, seq: CachedSequence, tables: BlockIds, first: int) -> None:
+        """A prompt uses its full blocks from logical block `first` on."""
+        disk = self._offload.disk
+        if disk is None or seq.num_tokens < disk.min_tokens:
+            return
+        hashes = seq.block_hashes
+        for group, table in enumerate(tables):
+            stop = min(len(table), len(hashes))
+            disk.use(
+                ((group, hashes[index]), index)
+                for index in range(first, stop)
+                if table[index] != NULL_BLOCK_ID
+            )
 
     def _register(
         self, seq: CachedSequence, seq_blocks: SequenceBlocks, num_full: int
@@ -258,7 +310,7 @@ class PrefixCache:
         if len(hashes) < num_full:
             self.extend_hashes(seq, num_full)
         if not first and (seq.adapter is not None or seq.cache_salt is not None):
-            self._first_blocks.add(self._plain_hash(seq), _root_of(seq))
+            self._first_blocks.add(self._plain_hash(seq), self._root_of(seq))
         others = [
             self._pool.register_run(table, group, hashes, first, num_full)
             for group, table in enumerate(seq_blocks.tables)
@@ -312,7 +364,7 @@ class PrefixCache:
         return LookupEnd.NEVER_SEEN
 
     def _is_known_elsewhere(self, seq: CachedSequence) -> bool:
-        root = _root_of(seq)
+        root = self._root_of(seq)
         has_no_root = seq.adapter is None and seq.cache_salt is None
         plain_hash = seq.block_hashes[0] if has_no_root else self._plain_hash(seq)
         if self._first_blocks.is_known_elsewhere(plain_hash, root):
@@ -323,8 +375,8 @@ class PrefixCache:
 
     def _plain_hash(self, seq: CachedSequence) -> bytes:
         """Of the first block, as if there were no salt and no adapter."""
-        return blake2b(_PLAIN_ROOT + seq.token_bytes(0, self._block_size)).digest()
+        root = root_hash(adapter=None, cache_salt=None, weights=self.weights)
+        return blake2b(root + seq.token_bytes(0, self._block_size)).digest()
 
-
-def _root_of(seq: CachedSequence) -> bytes:
-    return root_hash(adapter=seq.adapter, cache_salt=seq.cache_salt)
+    def _root_of(self, seq: CachedSequence) -> bytes:
+        return root_hash(adapter=seq.adapter, cache_salt=seq.cache_salt, weights=self.weights)

@@ -9,7 +9,14 @@ ModelFilesError            base; the message names the file, what is wrong and w
 
 
 class ModelFilesError(Exception):
-    """Base of everything that `open_model_files` and the objects it returns raise on purpose."""
+    """Base of everything that `open_model_files` and the objects it returns raise on purpose.
+
+    The message is one line of at most 1,000 characters: a broken file may have names of megabytes.
+    """
+
+    def __init__(self, message: str) -> None:
+        line = " ".join(message.splitlines())
+        super().__init__(line if len(line) <= 1000 else f"{line[:700]} ... {line[-295:]}")
 
 
 class ModelNotFound(ModelFilesError):

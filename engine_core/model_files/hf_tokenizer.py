@@ -12,6 +12,7 @@ from engine_core.model_files.interface import TokenizerFiles
 from engine_core.model_files.json_file import read_json_object_if_present
 
 SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "pad_token")
+_LARGEST_ID = 1 << 24
 _OTHER_SPECIAL_KEYS = ("sep_token", "cls_token", "mask_token")
 _SLOW_TOKENIZER_FILES = (
     "tokenizer.model",
@@ -78,7 +79,9 @@ def _complete_json(file: Path, merged: dict[str, Any]) -> bytes:
     try:
         raw = file.read_bytes()
         tokenizer = Tokenizer.from_str(raw.decode("utf-8"))
-    except Exception as error:  # `tokenizers` raises bare Exception for everything
+    except BaseException as error:  # `tokenizers` raises bare Exception, and panics
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise BrokenModelFile(
             f"{file} is not a tokenizer that `tokenizers` reads ({error}); download it again, or "
             f"name another with --tokenizer"
@@ -87,16 +90,36 @@ def _complete_json(file: Path, merged: dict[str, Any]) -> bytes:
     changed = tokenizer.truncation is not None or tokenizer.padding is not None
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    changed |= _add_missing_tokens(tokenizer, merged)
-    return tokenizer.to_str().encode() if changed else raw
+    changed |= _add_missing_tokens(tokenizer, merged, file.parent)
+    if not changed:
+        return raw
+    if (largest := max(tokenizer.get_vocab().values(), default=0)) > _LARGEST_ID:
+        raise BrokenModelFile(  # `tokenizers` writes a vocabulary by counting up to it
+            f"{file} has a token of id {largest}, the limit is {_LARGEST_ID}; download it again"
+        )
+    return tokenizer.to_str().encode()
 
 
-def _add_missing_tokens(tokenizer: Tokenizer, merged: dict[str, Any]) -> bool:
+def _is_id(text: str) -> bool:
+    return text.isdecimal() and len(text) < 10
+
+
+def _add_missing_tokens(tokenizer: Tokenizer, merged: dict[str, Any], folder: Path) -> bool:
     """Add what the config names and the JSON lacks, in transformers' order. True if any."""
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    decoder = merged.get("added_tokens_decoder")
-    by_id = sorted(decoder.items(), key=lambda item: int(item[0])) if decoder else []
+    decoder = merged.get("added_tokens_decoder") or {}
     extra = merged.get("extra_special_tokens") or merged.get("additional_special_tokens") or []
+    if not isinstance(decoder, dict) or not all(map(_is_id, decoder)):
+        raise BrokenModelFile(
+            f"{folder}: added_tokens_decoder is not an object by token ids; download "
+            "tokenizer_config.json again"
+        )
+    if not isinstance(extra, dict | list):
+        raise BrokenModelFile(
+            f"{folder}: additional special tokens are {type(extra).__name__}, not a list; download "
+            "tokenizer_config.json again"
+        )
+    by_id = sorted(decoder.items(), key=lambda item: int(item[0]))
     special = [merged.get(key) for key in (*SPECIAL_TOKEN_KEYS, *_OTHER_SPECIAL_KEYS)]
     special += list(extra.values() if isinstance(extra, dict) else extra)
     missing: list[AddedToken] = []
@@ -137,6 +160,7 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     legacy = read_json_object_if_present(folder / "chat_template.json")
     template = config.get("chat_template") or legacy.get("chat_template")
     if isinstance(template, list):  # named templates
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        named = {str(entry.get("name")): entry.get("template") for entry in entries}
         template = named.get("default", next(iter(named.values()), None))
     return template if isinstance(template, str) else None

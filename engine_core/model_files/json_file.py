@@ -11,12 +11,17 @@ def read_json_object(file: Path) -> dict[str, Any]:
     """The object in `file`.
 
     Raises:
-        BrokenModelFile: unreadable, not UTF-8, not JSON, or not an object.
+        BrokenModelFile: unreadable, not UTF-8, not JSON, nested too deeply, or not an object.
     """
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        value = json.loads(text)
+        if "\\ud" in text.lower():  # a surrogate; half of a pair is no text
+            json.dumps(value, ensure_ascii=False).encode()
     except OSError as error:
         raise BrokenModelFile(f"{file} cannot be read: {error.strerror}; check it") from error
+    except RecursionError as error:
+        raise BrokenModelFile(f"{file} nests too deeply; download or copy it again") from error
     except ValueError as error:
         raise BrokenModelFile(
             f"{file} is not valid JSON ({error}); download or copy it again"

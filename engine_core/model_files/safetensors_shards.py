@@ -67,6 +67,11 @@ def _read_index(index: Path) -> dict[str, str]:
         raise BrokenModelFile(f"{index} has no weight_map; download it again")
     indexed = {name: str(file_name) for name, file_name in weight_map.items()}
     names = sorted(set(indexed.values()))
+    if strange := [name for name in names if Path(name).name != name]:
+        raise BrokenModelFile(
+            f"{index} names the weight file {strange[0]!r}, which is not in its folder; download "
+            f"it again"
+        )
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         raise BrokenModelFile(

@@ -1,10 +1,14 @@
 """The memory behind block ids, the copies between blocks, and what a forward pass reads of both."""
 
-from collections.abc import Sequence
+from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
 import torch
 
-from engine_core.kv_cache import CacheCopies
+from engine_core.kv_cache import CacheCopies, DiskMoves
 from engine_core.kv_cache.copies import BlockPair
 from engine_core.model_runner.config import RunnerConfig
 from kernels.interface.operations import (
@@ -16,12 +20,17 @@ from kernels.interface.operations import (
 
 
 class PagedKVCache:
-    """A model's cache and an attention planner for each group of its layers."""
+    """A model's cache and an attention planner for each group of its layers.
 
-    def __init__(self, config: RunnerConfig) -> None:
+    Args:
+        storage: None: a new one.
+    """
+
+    def __init__(self, config: RunnerConfig, storage: BlockStorage | None = None) -> None:
         spec, layout = config.model.kv_cache_spec, config.layout
         self._ops = config.ops
-        self.storage = BlockStorage(config)
+        self.storage = storage or BlockStorage(config)
+        self.storage.ops = config.ops
         self._planners = [
             config.ops.make_attention_planner(
                 AttentionSpec(
@@ -71,6 +80,23 @@ class PagedKVCache:
         )
 
 
+class BlockBytes(Protocol):
+    """Blocks as bytes, over all tensors of the device."""
+
+    def read_block(self, block_id: int) -> bytes:
+        """A copy of its contents."""
+
+    def write_block(self, block_id: int, contents: bytes) -> None:
+        """Contents that `read_block` gave once."""
+
+
+class DiskStore(Protocol):
+    """Blocks beside the runner's memory that outlive the process."""
+
+    def carry_out(self, moves: DiskMoves, blocks: BlockBytes) -> None:
+        """What a plan wants of the disk. Waits for no disk."""
+
+
 class BlockStorage:
     """Cache tensors on the device, and a second tier in host memory.
 
@@ -83,10 +109,10 @@ class BlockStorage:
 
     def __init__(self, config: RunnerConfig) -> None:
         spec = config.model.kv_cache_spec
-        self._ops = config.ops
+        self.ops = config.ops
         self._num_blocks = config.num_blocks
         self.device_tensors: list[KVCache] = [
-            self._ops.allocate_kv_cache(
+            self.ops.allocate_kv_cache(
                 config.num_blocks + 1,  # with the null block
                 config.block_size,
                 spec.num_kv_heads,
@@ -95,15 +121,42 @@ class BlockStorage:
             )
             for _ in range(config.layout.num_tensors)
         ]
+        self._disk: DiskStore | None = None
+        self._bytes: list[np.ndarray] = []
+        """The device's tensors as bytes, a row a block."""
         self.host_tensors: list[KVCache] = []
         if config.num_host_blocks:
             self.host_tensors = [
-                self._ops.allocate_host_kv_cache(like, config.num_host_blocks)
+                self.ops.allocate_host_kv_cache(like, config.num_host_blocks)
                 for like in self.device_tensors
             ]
 
+    def attach_disk(self, store: DiskStore) -> None:
+        """From now on plans may name blocks on disk. For tensors on a CPU."""
+        self._disk = store
+        self._bytes = [
+            tensor.view(tensor.shape[0], -1).view(torch.uint8).numpy()
+            for pair in self.device_tensors
+            for tensor in pair
+        ]
+
+    def read_block(self, block_id: int) -> bytes:
+        """See `BlockBytes`."""
+        return np.concatenate([rows[block_id] for rows in self._bytes]).tobytes()
+
+    def write_block(self, block_id: int, contents: bytes) -> None:
+        """See `BlockBytes`."""
+        start = 0
+        for rows in self._bytes:
+            row = rows[block_id]
+            row[:] = np.frombuffer(contents, np.uint8, len(row), start)
+            start += len(row)
+
     def carry_out(self, copies: CacheCopies) -> None:
         """Do what a plan wants copied, in its order."""
+        if copies.disk is not None:
+            assert self._disk is not None, "a plan names blocks on disk, and there is none"
+            self._disk.carry_out(copies.disk, self)
         device, host = self.device_tensors, self.host_tensors
         first_host = self._num_blocks + 1
         self._copy(host, device, copies.swap_in, src_offset=first_host)
@@ -125,7 +178,7 @@ class BlockStorage:
         src_ids = torch.tensor(list(origins.values()), dtype=torch.int64) - src_offset
         dst_ids = torch.tensor(list(origins), dtype=torch.int64) - dst_offset
         for src, dst in zip(src_tensors, dst_tensors, strict=True):
-            self._ops.copy_blocks(src, dst, src_ids, dst_ids)
+            self.ops.copy_blocks(src, dst, src_ids, dst_ids)
 
 
 def origin_of_each(pairs: Sequence[BlockPair]) -> dict[int, int]:

@@ -8,6 +8,10 @@ from typing import Any
 
 from engine_core.models.errors import ModelConfigError
 
+_LARGEST = {"num_hidden_layers": 10_000, "hidden_size": 1 << 20, "head_dim": 1 << 20}
+_LARGEST_INT = 2**31 - 1
+_LARGEST_FLOAT = 1e300
+
 
 class ConfigFields:
     """Typed reading of a config; a null is the same as an absent field.
@@ -28,13 +32,19 @@ class ConfigFields:
         return name in self._fields
 
     def positive_int(self, name: str, default: int | None = None) -> int:
-        """A whole number above zero."""
+        """A whole number above zero, of a size that a model can have."""
         value: int = self._value(name, default, int, "a positive integer")
+        largest = _LARGEST.get(name, _LARGEST_INT)
+        if value > largest:
+            raise ModelConfigError(f"config: {name} is {value}, the limit is {largest}")
         return value
 
     def positive_float(self, name: str, default: float | None = None) -> float:
         """A number above zero."""
-        return float(self._value(name, default, int | float, "a positive number"))
+        value = self._value(name, default, int | float, "a positive number")
+        if value > _LARGEST_FLOAT:
+            raise ModelConfigError(f"config: {name} is {value}, it must be a finite number")
+        return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         """A truth value."""

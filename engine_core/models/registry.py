@@ -9,7 +9,7 @@ from typing import Any
 
 from engine_core.models.config import ModelConfig
 from engine_core.models.config_fields import ConfigFields
-from engine_core.models.errors import UnsupportedArchitecture
+from engine_core.models.errors import ModelConfigError, UnsupportedArchitecture
 from engine_core.models.expert_tensors import MIXTRAL_EXPERTS, QWEN_EXPERTS, ExpertNaming
 from engine_core.models.family_configs import (
     read_gemma3,
@@ -76,8 +76,11 @@ def find_architecture(config: Mapping[str, Any]) -> tuple[str, Architecture]:
 
     Raises:
         UnsupportedArchitecture: neither is known here.
+        ModelConfigError: "architectures" is no list of names.
     """
     names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelConfigError(f"config: architectures is {names!r}, it must be a list of names")
     for name in names:
         if name in _ARCHITECTURES:
             return name, _ARCHITECTURES[name]

@@ -10,7 +10,9 @@ from typing import Annotated, Literal
 from cyclopts import Parameter, validators
 
 from engine_core.errors import ConfigurationError
+from engine_core.logs import LogFormat
 from engine_core.options.scheduling import SchedulingOptions
+from engine_core.options.security import SecurityOptions
 from engine_core.options.values import (
     AT_LEAST_ONE,
     AT_LEAST_ZERO,
@@ -136,6 +138,22 @@ class EngineOptions:
             validator=AT_LEAST_ZERO,
         ),
     ] = 0
+    prefix_cache_dir: Annotated[
+        Path | None,
+        option(
+            "Keep KV blocks of prompts in this folder, so that they survive a restart; CPU only.",
+            CACHE,
+        ),
+    ] = None
+    prefix_cache_disk: Annotated[
+        int | None,
+        size_option(
+            "Most disk space for --prefix-cache-dir (default 8GiB); the least recently used go "
+            "first.",
+            CACHE,
+            validator=AT_LEAST_ONE,
+        ),
+    ] = None
     memory_fraction: Annotated[
         float | None,
         option(
@@ -178,6 +196,11 @@ class EngineOptions:
             is_common=True,
         ),
     ] = None
+    max_clients: Annotated[
+        int,
+        option("Most clients connected at once.", SERVING, validator=AT_LEAST_ONE),
+    ] = 1024
+    security: SecurityOptions = dataclasses.field(default_factory=SecurityOptions)
     drain_timeout: Annotated[
         float,
         option(
@@ -206,6 +229,10 @@ class EngineOptions:
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], option("Detail of the log.", SERVING)
     ] = "info"
+    log_format: Annotated[
+        LogFormat,
+        option("Lines of the log: text, or an object of JSON each.", SERVING),
+    ] = "text"
     trace: Annotated[
         Path | None,
         option(
@@ -218,6 +245,10 @@ class EngineOptions:
         bool,
         option("Stop when standard input closes: for a parent that may die.", SERVING, negative=""),
     ] = False
+    parent_pid: Annotated[
+        int | None,
+        option("Stop when this process ends; Linux only.", SERVING, validator=AT_LEAST_ONE),
+    ] = None
     watchdog_timeout: Annotated[
         float,
         option(
@@ -279,6 +310,11 @@ class EngineOptions:
                 "--host-cache-memory has no effect with --preemption-mode recompute and "
                 "--no-enable-prefix-caching; omit it, or one of those"
             )
+        self._check_prefix_store()
+        if self.security.isolate_tenants and not self.enable_prefix_caching:
+            raise ConfigurationError(
+                "--isolate-tenants has no effect with --no-enable-prefix-caching; omit one of them"
+            )
         if self.max_restarts is not None and not self.supervise:
             raise ConfigurationError(
                 "--max-restarts has no effect without --supervise; omit it, or give both"
@@ -286,6 +322,24 @@ class EngineOptions:
         if self.trace is not None and not self.trace.absolute().parent.is_dir():
             raise ConfigurationError(
                 f"--trace: there is no folder {self.trace.absolute().parent}; make it first"
+            )
+
+    def _check_prefix_store(self) -> None:
+        if self.prefix_cache_dir is None:
+            if self.prefix_cache_disk is not None:
+                raise ConfigurationError(
+                    "--prefix-cache-disk has no effect without --prefix-cache-dir; omit it, or "
+                    "give both"
+                )
+            return
+        if not self.enable_prefix_caching:
+            raise ConfigurationError(
+                "--prefix-cache-dir has no effect with --no-enable-prefix-caching; omit one of them"
+            )
+        if self.trace is not None:
+            raise ConfigurationError(
+                "--trace with --prefix-cache-dir cannot be replayed, as a replay has no disk; omit "
+                "one of them"
             )
 
     def check_device(self, device_type: str) -> None:
@@ -314,6 +368,11 @@ class EngineOptions:
             )
 
     def _check_gpu(self) -> None:
+        if self.prefix_cache_dir is not None:
+            raise ConfigurationError(
+                "--prefix-cache-dir keeps blocks of a CPU only: those of a GPU are not copied to "
+                "disk; omit it, or run with --device cpu"
+            )
         if self.kv_cache_dtype in ("bfloat16", "int8"):
             raise ConfigurationError(
                 f"--kv-cache-dtype {self.kv_cache_dtype} is for float32 models on a CPU; use auto "

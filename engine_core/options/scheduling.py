@@ -74,8 +74,8 @@ class SchedulingOptions:
         ),
     ] = "default"
     max_queued_requests: Annotated[
-        int | None, option("Refuse requests while this many wait; default: no limit.", SCHEDULING)
-    ] = None
+        int | None, option("Refuse requests while this many wait.", SCHEDULING)
+    ] = 65_536
     max_queued_tokens: Annotated[
         int | None,
         option(

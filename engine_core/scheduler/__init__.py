@@ -5,13 +5,14 @@ Must not know tensors, sockets, clocks or text.
 
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.errors import (
+    DeviceFault,
     DuplicateRequestId,
     QueueFull,
     SchedulerError,
     StepOrderError,
 )
 from engine_core.scheduler.in_flight import InFlightStep
-from engine_core.scheduler.interface import SchedulerInterface
+from engine_core.scheduler.interface import PauseState, SchedulerInterface
 from engine_core.scheduler.plan import (
     DraftTokenIds,
     ModelRunnerOutput,
@@ -23,11 +24,13 @@ from engine_core.scheduler.request import Request, RequestStatus
 from engine_core.scheduler.scheduler import Scheduler
 
 __all__ = [
+    "DeviceFault",
     "DraftTokenIds",
     "DuplicateRequestId",
     "InFlightStep",
     "ModelRunnerOutput",
     "NewRequestData",
+    "PauseState",
     "QueueFull",
     "Request",
     "RequestStatus",

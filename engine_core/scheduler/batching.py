@@ -2,6 +2,7 @@
 
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.explanations import Explanations
+from engine_core.scheduler.forced_preemption import ForcedPreemption
 from engine_core.scheduler.plan import PlanBuilder
 from engine_core.scheduler.preemption import Preemptor
 from engine_core.scheduler.request_pool import RequestPool
@@ -23,7 +24,7 @@ class MixedBatching:
         config: SchedulerConfig,
     ) -> None:
         self._pool = pool
-        self._preemptor = preemptor
+        self._forced = ForcedPreemption(pool, preemptor, waiting, config)
         self._explanations = explanations
         self._running = RunningScheduler(pool, preemptor, config)
         self._waiting = waiting
@@ -31,7 +32,7 @@ class MixedBatching:
 
     def fill(self, plan: PlanBuilder) -> None:
         """Spend the plan's budget."""
-        self._preemptor.preempt_for_head(plan, self._waiting.select_forced_victims(plan))
+        self._forced.preempt(plan)
         self._running.schedule(plan)
         self._waiting.schedule(plan)
         self._running.schedule_drafts(plan)
@@ -65,7 +66,7 @@ class PrefillFirstBatching(MixedBatching):
             self._was_prefill = True
             self._explain(has_swapped=has_swapped, may_admit=may_admit)
             return
-        self._preemptor.preempt_for_head(plan, self._waiting.select_forced_victims(plan))
+        self._forced.preempt(plan)
         self._running.schedule(plan, Select.DECODES)
         if has_swapped:
             self._waiting.schedule(plan, only_swapped=True)

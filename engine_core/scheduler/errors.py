@@ -2,6 +2,7 @@
 
 SchedulerError
 ├── DuplicateRequestId (also ValueError)    the id belongs to an unfinished request
+├── DeviceFault                             steps fail whichever requests they hold
 ├── QueueFull                               the waiting queue is at its limit
 └── StepOrderError (also RuntimeError)      a step was updated twice, never, or out of order
 """
@@ -21,3 +22,8 @@ class StepOrderError(SchedulerError, RuntimeError):
 
 class QueueFull(SchedulerError):
     """The waiting queue is at its limit. The request was not added; later it may be."""
+
+
+class DeviceFault(SchedulerError):
+    """No step can be run any more, and no request is to blame; unlike for the others, the scheduler
+    cannot go on."""

@@ -66,7 +66,7 @@ class InFlightStep:
     blocked: RowSnapshot | None = None
     """Rows that are not schedulable until this step is updated."""
     is_discarded: bool = False
-    """Whether it, or a step before it, failed: its requests have ended."""
+    """Whether it, or a step before it, failed: it has no result."""
 
 
 class InFlightSteps:

@@ -208,6 +208,11 @@ class PlanBuilder:
         self._resumed: dict[str, ResumedRequestData] = {}
         self._updates: dict[str, BlockUpdate] = {}
 
+    def follow_up(self, preempted_req_ids: list[str]) -> None:
+        """Sequences lost their rows before this step; if any did, no request is admitted in it."""
+        self.preempted_req_ids = preempted_req_ids
+        self.has_preempted = bool(preempted_req_ids)
+
     # ------------------------------------------------------------------ tokens
 
     def add_rows(self, rows: Int64Array, num_tokens: Int32Array) -> None:

@@ -1,14 +1,17 @@
-"""Taking a running request's blocks: how it will come back, the move itself, and preemption for a
-more urgent request. Which request is the victim, the policy decides."""
+"""Taking a running request's blocks: how it will come back, and the move itself. Which request is
+the victim, the policy decides."""
 
 import enum
 from typing import assert_never
 
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.plan import PlanBuilder
-from engine_core.scheduler.request import Request, RequestStatus
+from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
 from protocol.explanations import Preemption
+
+_MOST_NOTED = 64
+"""Of a request: its last preemptions."""
 
 
 class PreemptionMode(enum.StrEnum):
@@ -108,46 +111,76 @@ class Preemptor:
             reason: in words, for explanations.
             mode: instead of the rule's.
         """
-        pool, kv_cache = self._pool, self._kv_cache
         plan.drop(victim)
-        sequences = [sequence for sequence in victim.unfinished if sequence.row is not None]
+        sequences = self._leave_rows(victim)
         num_tokens = sum(sequence.num_computed_tokens for sequence in sequences)
-        num_free_before = kv_cache.num_blocks_free
-        for sequence in sequences:
-            sequence.drop_placeholders()
-            pool.free_row(sequence)
+        num_free_before = self._kv_cache.num_blocks_free
         mode = mode or self._rule.mode(victim)
         if len(sequences) < len(victim.unfinished):
             mode = PreemptionMode.RECOMPUTE  # it was being recomputed: there is little to keep
-        if mode is PreemptionMode.SWAP and kv_cache.swap_out(sequences) is not None:
-            status = RequestStatus.SWAPPED
-            pool.counters.num_preemptions_by_swap += 1
+        if mode is PreemptionMode.SWAP and self._kv_cache.swap_out(sequences) is not None:
+            self._pool.requeue(victim, RequestStatus.SWAPPED)
+            self._pool.counters.num_preemptions_by_swap += 1
         else:
             # also where the host has no room: no request is lost for that
-            mode, status = PreemptionMode.RECOMPUTE, RequestStatus.PREEMPTED
-            for sequence in sequences:
-                kv_cache.free(sequence)
-                sequence.num_computed_tokens = 0
-        pool.requeue(victim, status)
-        pool.counters.num_preemptions += 1
-        victim.num_preemptions += 1
-        victim.preemptions.append(
+            mode = PreemptionMode.RECOMPUTE
+            self._requeue_without_blocks(victim, sequences)
+        self._record(victim, plan.step_id, mode, reason, num_tokens, num_free_before)
+
+    def recompute_running(self, step_id: int, reason: str) -> None:
+        """A step failed: all running requests wait again, in their order, ahead of the others. The
+        runner hears of it with the next plan."""
+        for request in reversed(list(self._pool.running.values())):
+            num_free_before = self._kv_cache.num_blocks_free
+            sequences = self._leave_rows(request)
+            num_tokens = sum(sequence.num_computed_tokens for sequence in sequences)
+            self._pool.preempted_req_ids += [
+                sequence.sequence_id for sequence in sequences if sequence.is_known_to_runner
+            ]
+            self._requeue_without_blocks(request, sequences)
+            mode = PreemptionMode.RECOMPUTE
+            self._record(request, step_id, mode, reason, num_tokens, num_free_before)
+
+    def _leave_rows(self, request: Request) -> list[Sequence]:
+        """Returns those that had one."""
+        sequences = [sequence for sequence in request.unfinished if sequence.row is not None]
+        for sequence in sequences:
+            sequence.drop_placeholders()
+            self._pool.free_row(sequence)
+        return sequences
+
+    def _requeue_without_blocks(self, request: Request, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            self._kv_cache.free(sequence)
+            sequence.num_computed_tokens = 0
+        self._pool.requeue(request, RequestStatus.PREEMPTED)
+
+    def _record(
+        self,
+        request: Request,
+        step_id: int,
+        mode: PreemptionMode,
+        reason: str,
+        num_tokens: int,
+        num_free_before: int,
+    ) -> None:
+        self._pool.counters.num_preemptions += 1
+        request.num_preemptions += 1
+        del request.preemptions[: -_MOST_NOTED + 1]
+        request.preemptions.append(
             Preemption(
-                step_id=plan.step_id,
+                step_id=step_id,
                 mode=mode.value,
                 reason=reason,
                 num_tokens=num_tokens,
-                num_blocks=kv_cache.num_blocks_free - num_free_before,
+                num_blocks=self._kv_cache.num_blocks_free - num_free_before,
             )
         )
 
-    def recompute_swapped(self, since_step: int) -> None:
-        """The host blocks of requests swapped out since that step may be wrong."""
+    def recompute_swapped(self) -> None:
+        """Host blocks may be wrong behind a fault: swapped requests are computed again."""
         swapped = [
-            request
-            for request in self._pool.waiting
-            if request.status is RequestStatus.SWAPPED
-            and request.preemptions[-1].step_id >= since_step
+            request for request in self._pool.waiting if request.status is RequestStatus.SWAPPED
         ]
         for request in reversed(swapped):
             self._pool.waiting.remove_request(request)
@@ -158,15 +191,3 @@ class Preemptor:
                 sequence.num_computed_tokens = 0
             request.status = RequestStatus.PREEMPTED
             self._pool.waiting.prepend_request(request)
-
-    def preempt_for_head(self, plan: PlanBuilder, victims: list[Request]) -> None:
-        """Preempt these for a more urgent waiting request, the head of the queue. They are
-        recomputed, behind it."""
-        if not victims:
-            return
-        pool = self._pool
-        head = pool.waiting.peek_request()
-        why = f"request {head.request_id!r} of priority {head.priority} is more urgent"
-        for victim in victims:
-            self.preempt(victim, plan, why, PreemptionMode.RECOMPUTE)
-        pool.counters.num_preemptions_forced += len(victims)

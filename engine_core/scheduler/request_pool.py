@@ -7,7 +7,8 @@ from collections.abc import Callable
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler.batch_state import BatchState
 from engine_core.scheduler.outputs import OutputCollector
-from engine_core.scheduler.policies.base import SchedulingPolicy
+from engine_core.scheduler.plan import SchedulerOutput
+from engine_core.scheduler.policies.base import SchedulingPolicy, WaitingQueue
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.stop import StopTokens, stop_token_ids
 from protocol.outputs import FinishReason, Logprobs
@@ -23,6 +24,7 @@ class Counters:
     """Of all requests at their first admission, cached ones included."""
     num_cached_prompt_tokens: int = 0
     num_host_cached_prompt_tokens: int = 0
+    num_disk_cached_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     num_preemptions: int = 0
     num_preemptions_by_swap: int = 0
@@ -58,7 +60,7 @@ class RequestPool:
         """By row."""
         self.by_id: dict[str, Request] = {}
         self.running: dict[str, Request] = {}
-        self.waiting = policy.waiting
+        self.waiting: WaitingQueue = policy.waiting
         self.outputs = OutputCollector(batch)
         self.counters = Counters()
         self.stop_tokens = StopTokens()
@@ -70,6 +72,8 @@ class RequestPool:
         self._served: Counter[int] = Counter()
         self._forked: dict[str, Sequence] = {}
         self._finished_req_ids: list[str] = []
+        self.preempted_req_ids: list[str] = []
+        """Sequences that lost their rows for a fault; the next plan tells the runner."""
 
     def find_sequence(self, sequence_id: str) -> Sequence | None:
         request = self.by_id.get(sequence_id)
@@ -275,7 +279,22 @@ class RequestPool:
             self._served = Counter()
         return served
 
+    def tell_again(self, plan: SchedulerOutput) -> None:
+        """The plan failed: the runner may not know what it said of sequences that came and went."""
+        self._finished_req_ids += plan.finished_req_ids
+        self.preempted_req_ids += plan.preempted_req_ids
+        for new in plan.scheduled_new_reqs:
+            self._finished_req_ids.append(new.req_id)
+            sequence = self.find_sequence(new.req_id)
+            if sequence is not None:
+                sequence.is_known_to_runner = False
+
     def drain_finished_req_ids(self) -> list[str]:
         """Sequences that left since the last call."""
         finished, self._finished_req_ids = self._finished_req_ids, []
         return finished
+
+    def drain_preempted_req_ids(self) -> list[str]:
+        """Sequences that lost their rows for a fault since the last call."""
+        preempted, self.preempted_req_ids = self.preempted_req_ids, []
+        return preempted

@@ -1,7 +1,6 @@
 """May this request start? The head of the waiting queue is admitted while everything that it needs
 lasts: rows, tokens of the step, KV blocks."""
 
-import bisect
 from collections.abc import Iterable
 
 import numpy as np
@@ -10,6 +9,7 @@ from engine_core.kv_cache import AllocStatus, CacheHit
 from engine_core.scheduler.batch_state import Int64Array
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.explanations import Explanations
+from engine_core.scheduler.fault_isolation import PROBE_CLIENT
 from engine_core.scheduler.plan import PlanBuilder
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
@@ -17,8 +17,6 @@ from protocol.explanations import CacheLookup, WaitReason
 
 _MAX_SKIPPED = 64
 """Most requests skipped in one step, so that a step's cost does not grow with the queue."""
-_STEPS_BETWEEN_SEARCHES = 16
-"""Most steps after which victims for the same head are looked for again."""
 
 
 class PartialPrefills:
@@ -76,15 +74,15 @@ class WaitingScheduler:
     ) -> None:
         self._pool = pool
         self._kv_cache = pool.kv_cache
-        self._partial = PartialPrefills(pool, config)
+        self.partial = PartialPrefills(pool, config)
         self._explanations = explanations
         self._config = config
         self._max_chunk = config.max_chunk
         self._num_lookahead_slots = config.num_lookahead_slots
+        self.starts_no_new = False
+        """Only requests that were started before may run."""
         self._num_reserved_blocks = 0
         """Blocks that running requests will still take, in the step at hand."""
-        self._without_victims: tuple[Request, int, int] | None = None
-        """The head of the queue and the batch, if no victims help."""
 
     def schedule(
         self, plan: PlanBuilder, *, only_swapped: bool = False, whole_prompts: bool = False
@@ -102,7 +100,7 @@ class WaitingScheduler:
             why = "a request was preempted in this step"
             self._explanations.stopped_at(None, WaitReason.PREEMPTION, why)
             return
-        self._partial.count(plan, self._pool.batch.order)
+        self.partial.count(plan, self._pool.batch.order)
         self._num_reserved_blocks = self._blocks_of_running()
         skipped: list[Request] = []
         while waiting and len(skipped) < _MAX_SKIPPED:
@@ -137,14 +135,18 @@ class WaitingScheduler:
     # ------------------------------------------------------------------ may it start?
 
     def _why_skip(self, request: Request) -> tuple[WaitReason, str] | None:
-        if self._lacks_adapter(request, self._pool.running.values()):
+        is_own = request.client_index == PROBE_CLIENT
+        if self.starts_no_new and request.status is RequestStatus.WAITING and not is_own:
+            return WaitReason.PAUSED, "the engine pauses when those that have started have ended"
+        if self.lacks_adapter(request, self._pool.running.values()):
             why = f"the adapters in use are {self._config.max_num_adapters}, the most allowed"
             return WaitReason.ADAPTERS, why
-        if (why_not := self._partial.why_skip(request)) is not None:
+        if (why_not := self.partial.why_skip(request)) is not None:
             return WaitReason.PARTIAL_PREFILLS, why_not
         return None
 
-    def _lacks_adapter(self, request: Request, others: Iterable[Request]) -> bool:
+    def lacks_adapter(self, request: Request, others: Iterable[Request]) -> bool:
+        """Whether the others have all the adapters that may be in use, and not its own."""
         limit = self._config.max_num_adapters
         if limit is None or request.adapter is None:
             return False
@@ -167,14 +169,18 @@ class WaitingScheduler:
         if is_cut and whole_prompts and not plan.is_empty:
             why = f"{num_left} tokens are to be computed, {plan.budget} are left in this step"
             return self._stop_at(request, WaitReason.TOKEN_BUDGET, why)
-        if num_tokens < num_left and (why_not := self._partial.why_wait()) is not None:
+        if num_tokens < num_left and (why_not := self.partial.why_wait()) is not None:
             return self._stop_at(request, WaitReason.PARTIAL_PREFILLS, why_not)
-        status = self._ask_cache(request, hit, self._head_room())
+        status = self.ask_cache(request, hit, self._head_room())
         if self._has_room(request, status):
+            if num_blocks := self._kv_cache.stage(hit):
+                why = f"{num_blocks} blocks of its prompt are being read from disk"
+                return self._stop_at(request, WaitReason.DISK, why)
             self._start(request, first, hit, num_tokens, plan)
         return status is not AllocStatus.LATER
 
-    def _ask_cache(self, request: Request, hit: CacheHit, head_room: int) -> AllocStatus:
+    def ask_cache(self, request: Request, hit: CacheHit, head_room: int) -> AllocStatus:
+        """Whether there are blocks for it beside `head_room` others."""
         return self._kv_cache.can_admit(
             request.unfinished[0],
             hit,
@@ -182,7 +188,7 @@ class WaitingScheduler:
             head_room=head_room,
             is_resumed=request.status is RequestStatus.PREEMPTED,
             num_lookahead_slots=self._num_lookahead_slots,
-            num_extra_blocks=self._blocks_of_forks(request),
+            num_extra_blocks=self.blocks_of_forks(request),
         )
 
     def _has_room(self, request: Request, status: AllocStatus) -> bool:
@@ -231,86 +237,6 @@ class WaitingScheduler:
             "--num-blocks"
         )
 
-    # ------------------------------------------------------------------ in place of others
-
-    def select_forced_victims(self, plan: PlanBuilder) -> list[Request]:
-        """The fewest running requests, the least urgent first, in whose place the head of the queue
-        can start in the next step. None if it has a place beside them, or not even in that of all
-        that the policy names. For a plan that is still empty."""
-        pool = self._pool
-        # the others seldom shrink before a row changes its owner: no search in every step
-        beside = pool.batch.version, plan.step_id // _STEPS_BETWEEN_SEARCHES
-        if self._without_victims is not None and pool.waiting:
-            if self._without_victims == (pool.waiting.peek_request(), *beside):
-                return []
-            self._without_victims = None
-        outranked = pool.policy.select_forced_victims(pool.running)
-        if not outranked:
-            return []
-        head = pool.waiting.peek_request()
-        hit = self._kv_cache.find_cached_prefix(head.unfinished[0])
-        if self._has_place(head, hit, []):
-            return []
-        if not self._has_place(head, hit, outranked):
-            self._without_victims = (head, *beside)
-            return []
-
-        def can_start(victims: list[Request]) -> bool:
-            has_place = self._has_place(head, hit, victims)
-            return has_place and self._has_tokens(head, hit, victims, plan)
-
-        choices = [outranked[:count] for count in range(1, len(outranked) + 1)]
-        place = bisect.bisect_left(choices, True, key=can_start)
-        return choices[place] if place < len(choices) else []
-
-    def _has_place(self, request: Request, hit: CacheHit, victims: list[Request]) -> bool:
-        """Whether there are rows, an adapter and blocks for it in this step; or in the next one if
-        these victims give way now."""
-        gone = set(victims)
-        others = [other for other in self._pool.running.values() if other not in gone]
-        num_seqs = sum(other.num_running_sequences for other in (request, *others))
-        if num_seqs > self._config.max_num_seqs or self._lacks_adapter(request, others):
-            return False
-        num_slots = self._num_lookahead_slots + bool(victims)
-        head_room = self._blocks_soon(self._rows_without(victims), num_slots)
-        head_room += sum(map(self._blocks_of_forks, others))
-        head_room += self._kv_cache.watermark_blocks if others else 0
-        freed = [sequence for victim in victims for sequence in victim.unfinished]
-        head_room -= self._kv_cache.num_freed_blocks(freed, hit)
-        return self._ask_cache(request, hit, head_room) is AllocStatus.OK
-
-    def _has_tokens(
-        self, request: Request, hit: CacheHit, victims: list[Request], plan: PlanBuilder
-    ) -> bool:
-        """Whether the next step will have tokens for it, and for its prompt in part if need be."""
-        batch, rows = self._pool.batch, self._rows_without(victims)
-        num_uncomputed = batch.lengths(rows) - batch.num_computed_tokens[rows]
-        num_left = plan.budget - int(np.minimum(num_uncomputed, self._max_chunk).sum())
-        self._partial.count(plan, rows)
-        if num_left <= 0 or self._partial.why_skip(request) is not None:
-            return False
-        num_wanted = request.unfinished[0].num_tokens - hit.num_tokens
-        is_cut = num_wanted > min(num_left, self._max_chunk)
-        return not is_cut or self._partial.why_wait() is None
-
-    def _rows_without(self, victims: list[Request]) -> Int64Array:
-        order = self._pool.batch.order
-        gone = [seq.row for victim in victims for seq in victim.unfinished if seq.row is not None]
-        return order[~np.isin(order, gone)]
-
-    def _blocks_soon(self, rows: Int64Array, num_slots: int) -> int:
-        """Blocks that these sequences will take for all tokens known now and that many slots."""
-        batch, kv_cache = self._pool.batch, self._kv_cache
-        lengths = batch.lengths(rows)
-        is_short = lengths + num_slots > batch.num_allocated_slots[rows]
-        num_blocks = 0
-        for row, length in zip(rows[is_short].tolist(), lengths[is_short].tolist(), strict=True):
-            sequence = self._pool.sequence_in(row)
-            chunk = min(self._max_chunk, length - sequence.num_computed_tokens) + num_slots
-            num_extra = length - sequence.num_tokens + num_slots
-            num_blocks += kv_cache.num_reserved_blocks(sequence, chunk, num_extra)
-        return num_blocks
-
     # ------------------------------------------------------------------ start it
 
     def _start(
@@ -331,8 +257,8 @@ class WaitingScheduler:
         plan.add_sequence(first, num_tokens)
         if hit.num_tokens + num_tokens < first.num_tokens:
             self._num_reserved_blocks += self._blocks_of(first)
-            self._partial.add(request.num_tokens)
-        self._num_reserved_blocks += self._blocks_of_forks(request)
+            self.partial.add(request.num_tokens)
+        self._num_reserved_blocks += self.blocks_of_forks(request)
 
     def _count_lookup(self, request: Request, first: Sequence, hit: CacheHit) -> None:
         """At the first admission."""
@@ -341,11 +267,13 @@ class WaitingScheduler:
         request.cache_lookup = CacheLookup(
             num_tokens=num_cached,
             num_host_tokens=hit.num_host_tokens,
+            num_disk_tokens=hit.num_disk_tokens,
             ended=self._kv_cache.explain_lookup(first, hit),
         )
         counters.num_prompt_tokens += num_prompt
         counters.num_cached_prompt_tokens += num_cached
         counters.num_host_cached_prompt_tokens += hit.num_host_tokens
+        counters.num_disk_cached_prompt_tokens += hit.num_disk_tokens
         self._pool.policy.on_admit(request, num_prompt - num_cached)
 
     def _try_swap_in(self, request: Request, plan: PlanBuilder) -> bool:
@@ -395,7 +323,7 @@ class WaitingScheduler:
             prefills = order[is_prefill].tolist()
             num_blocks += sum(self._blocks_of(self._pool.sequence_in(row)) for row in prefills)
         if self._pool.num_reserved_rows > len(order):
-            num_blocks += sum(map(self._blocks_of_forks, self._pool.running.values()))
+            num_blocks += sum(map(self.blocks_of_forks, self._pool.running.values()))
         return num_blocks
 
     def _blocks_of(self, sequence: Sequence) -> int:
@@ -403,7 +331,7 @@ class WaitingScheduler:
             sequence, self._max_chunk, self._num_lookahead_slots
         )
 
-    def _blocks_of_forks(self, request: Request) -> int:
+    def blocks_of_forks(self, request: Request) -> int:
         """Blocks that the sequences without a row will take when they are forked: all but the
         prompt's full blocks, for what they have sampled and one token more."""
         if request.num_sequences == 1:

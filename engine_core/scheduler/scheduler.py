@@ -9,8 +9,9 @@ from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.deadlines import Deadlines
 from engine_core.scheduler.errors import DuplicateRequestId, QueueFull
 from engine_core.scheduler.explanations import Explanations
+from engine_core.scheduler.fault_isolation import PROBE_CLIENT, FaultIsolation
 from engine_core.scheduler.in_flight import InFlightStep, InFlightSteps
-from engine_core.scheduler.interface import SchedulerInterface
+from engine_core.scheduler.interface import PauseState, SchedulerInterface
 from engine_core.scheduler.plan import (
     DraftTokenIds,
     ModelRunnerOutput,
@@ -19,7 +20,12 @@ from engine_core.scheduler.plan import (
 )
 from engine_core.scheduler.policies import make_policy
 from engine_core.scheduler.policies.base import SchedulingPolicy
-from engine_core.scheduler.preemption import PreemptionRule, Preemptor, make_preemption_rule
+from engine_core.scheduler.preemption import (
+    PreemptionMode,
+    PreemptionRule,
+    Preemptor,
+    make_preemption_rule,
+)
 from engine_core.scheduler.process_outputs import OutputProcessor
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
@@ -31,7 +37,7 @@ from engine_core.scheduler.token_budget.feedback import StepFeedback
 from engine_core.scheduler.token_budget.slo import make_token_budget
 from protocol.calls import EngineStatistics
 from protocol.errors import PromptTooLong
-from protocol.explanations import RequestInfo
+from protocol.explanations import RequestInfo, WaitReason
 from protocol.outputs import EngineCoreOutputs
 
 
@@ -75,10 +81,13 @@ class Scheduler(SchedulerInterface):
         self._waiting = WaitingScheduler(pool, self._explanations, config)
         batching = MixedBatching if config.batching == "mixed" else PrefillFirstBatching
         self._batching = batching(pool, preemptor, self._waiting, self._explanations, config)
+        self._isolation = FaultIsolation(pool, preemptor)
         self._in_flight = InFlightSteps(pool, config.max_steps_in_flight)
         self._output_processor = OutputProcessor(pool, config.max_model_len)
         self._feedback = StepFeedback(pool, rule, budget)
         self._deadlines = Deadlines()
+        self._pause_why = ""
+        self._preempt_all_why: str | None = None
         self._samples_to_finish: dict[tuple[str, int], RequestStatus] = {}
 
     # ------------------------------------------------------------------ a step
@@ -93,7 +102,14 @@ class Scheduler(SchedulerInterface):
         if self._kv_cache.has_windows:
             self._pool.drop_out_of_windows()
         plan = PlanBuilder(self._pool.batch, token_budget=budget, step_id=step_id, now=now)
-        self._batching.fill(plan)
+        plan.follow_up(self._pool.drain_preempted_req_ids())
+        if self.pause_state is PauseState.PAUSED_ALL:
+            self._fill_paused(plan)
+        elif not self._isolates(plan):
+            self._batching.fill(plan)
+            is_over = plan.is_empty and not self._in_flight.steps and not self._isolation.is_active
+            if is_over and self.pause_state is PauseState.PAUSED_NEW:
+                self.pause_state = PauseState.PAUSED_ALL
         scheduler_output = plan.build(
             self._sequence_ids,
             copies=self._kv_cache.take_copies(),
@@ -103,6 +119,30 @@ class Scheduler(SchedulerInterface):
         self._in_flight.add(scheduler_output, now)
         self._pool.counters.num_steps += scheduler_output.total_num_scheduled_tokens > 0
         return scheduler_output
+
+    def _fill_paused(self, plan: PlanBuilder) -> None:
+        why, self._preempt_all_why = self._preempt_all_why, None
+        if why is not None:
+            self._preemptor.recompute_swapped()
+            for request in reversed(list(self._pool.running.values())):
+                self._preemptor.preempt(request, plan, why, PreemptionMode.RECOMPUTE)
+        self._explanations.stopped_at(None, WaitReason.PAUSED, self._pause_why)
+
+    def _unfinished_sequences(self) -> list[Sequence]:
+        return [
+            sequence for request in self._pool.by_id.values() for sequence in request.unfinished
+        ]
+
+    def _isolates(self, plan: PlanBuilder) -> bool:
+        """Whether a failed step's requests run in groups, and one of these is in flight: one step
+        at a time, so that it is clear which of them fails."""
+        if self._isolation.is_active and not self._in_flight.steps:
+            self._isolation.advance(plan)
+        if not self._isolation.is_active:
+            return False
+        why = "a step failed; its requests run in groups until the one that makes it fail is found"
+        self._explanations.stopped_at(None, WaitReason.ALONE, why)
+        return bool(self._in_flight.steps)
 
     def _end_expired(self, now: float) -> None:
         for request in self._deadlines.take_expired(now):
@@ -134,29 +174,37 @@ class Scheduler(SchedulerInterface):
         self._feedback.observe(step, decoded, now)
         if model_runner_output.draft_token_ids is not None:
             self.update_draft_token_ids(model_runner_output.draft_token_ids)
-        return self._pool.outputs.drain(scheduler_output.step_id)
+        outputs = self._pool.outputs.drain(scheduler_output.step_id)
+        outputs.pop(PROBE_CLIENT, None)
+        return outputs
 
     def discard_step(self, scheduler_output: SchedulerOutput, detail: str) -> None:
         self._in_flight.check_is_first(scheduler_output)
         steps = self._in_flight.steps
+        if steps[0].is_discarded:
+            return  # with the step before it
+        self._isolation.begin(scheduler_output, detail)
         # Blocks may be wrong that no step was to compute: which copies were made is not known, and
         # blocks that the first step was to fill may have been freed, found and copied by others.
         is_unclear = len(steps) > 1 or not steps[0].plan.copies.is_empty
+        requests: dict[str, Request] = {}
         for step in steps:
             step.is_discarded = True
-            for request in self._running_requests_of(step.plan):
-                self._drop_uncomputed(request, everything=is_unclear)
-                self._pool.finish_request(request, RequestStatus.FINISHED_ERROR, detail)
+            self._pool.tell_again(step.plan)
+            requests |= self._running_requests_of(step.plan)
+        for request in requests.values():
+            self._drop_uncomputed(request, everything=is_unclear)
+        self._isolation.close_group()
+        self._preemptor.recompute_running(scheduler_output.step_id, detail)
         if is_unclear:
-            self._preemptor.recompute_swapped(since_step=steps[0].plan.step_id)
-            self._kv_cache.reset_prefix_cache()
+            self._kv_cache.evict_cached()
 
-    def _running_requests_of(self, plan: SchedulerOutput) -> list[Request]:
+    def _running_requests_of(self, plan: SchedulerOutput) -> dict[str, Request]:
         """Those that the step computes or that came back with it."""
         names = [*plan.batch.req_ids, *(resumed.req_id for resumed in plan.resumed_reqs)]
         sequences = map(self._pool.find_sequence, names)
         running = (seq for seq in sequences if seq is not None and seq.row is not None)
-        return list({seq.request.request_id: seq.request for seq in running}.values())
+        return {seq.request.request_id: seq.request for seq in running}
 
     def _drop_uncomputed(self, request: Request, *, everything: bool) -> None:
         """A step without a result may not have filled its blocks. `everything`: any block of the
@@ -287,11 +335,38 @@ class Scheduler(SchedulerInterface):
     def in_flight(self) -> list[InFlightStep]:
         return self._in_flight.steps
 
+    @property
+    def next_step_id(self) -> int:
+        return self._in_flight.next_step_id
+
     def get_request_counts(self) -> tuple[int, int]:
         return len(self._pool.running), len(self._pool.waiting)
 
     def has_work(self) -> bool:
         return bool(self._pool.by_id) or self._pool.outputs.has_terminal
+
+    def may_progress(self) -> bool:
+        if self.pause_state is PauseState.PAUSED_ALL:
+            return self._pool.outputs.has_terminal
+        return self.has_work()
+
+    def set_pause_state(self, state: PauseState, why: str = "") -> None:
+        self.pause_state, self._pause_why = state, why
+        self._waiting.starts_no_new = state is PauseState.PAUSED_NEW
+
+    def preempt_all(self, why: str) -> None:
+        self._preempt_all_why = why
+
+    def forget_runner(self) -> None:
+        self._kv_cache.evict_cached()
+        for sequence in self._unfinished_sequences():
+            sequence.is_known_to_runner = False
+
+    def use_weights(self, name: str, version: int) -> None:
+        self._kv_cache.use_weights(name, self._unfinished_sequences())
+        self._pool.outputs.weights_version = version
+        for sequence in self._unfinished_sequences():
+            sequence.is_known_to_runner = False
 
     def explain(self, request_id: str) -> RequestInfo | None:
         request = self._pool.by_id.get(request_id)

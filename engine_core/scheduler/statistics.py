@@ -32,6 +32,7 @@ def collect_statistics(pool: RequestPool, now: float) -> EngineStatistics:
         num_host_blocks=kv_cache.host.num_blocks,
         num_host_blocks_in_use=kv_cache.host.num_pinned,
         num_host_blocks_cached=kv_cache.host.num_cached,
+        num_disk_blocks=kv_cache.num_disk_blocks,
         num_deduplicated_blocks=kv_cache.num_deduplicated_blocks,
         service_by_tenant=pool.policy.service_by_tenant(),
     )

@@ -1,7 +1,17 @@
 """Connected clients and the unfinished requests of each."""
 
 import dataclasses
+import secrets
 from collections.abc import Iterator
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rights:
+    """Of a connection. `key_name` is None where there are no keys; `is_admin` allows the calls of
+    operators, and to read about the requests of others."""
+
+    key_name: str | None = None
+    is_admin: bool = True
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -11,11 +21,15 @@ class Client:
     index: int
     identity: bytes
     name: str
+    rights: Rights = Rights()
+    nonce: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16))
+    """Known to no other client, and to none of a later engine."""
     request_ids: set[str] = dataclasses.field(default_factory=set)
     last_sent_s: float = 0.0
 
     def __str__(self) -> str:
-        return f"client {self.index}" + (f" ({self.name})" if self.name else "")
+        key = "" if self.rights.key_name is None else f" with key {self.rights.key_name}"
+        return f"client {self.index}" + (f" ({self.name})" if self.name else "") + key
 
 
 class ClientRegistry:
@@ -33,13 +47,13 @@ class ClientRegistry:
     def __iter__(self) -> Iterator[Client]:
         return iter(list(self._by_index.values()))
 
-    def add(self, identity: bytes, name: str) -> Client:
+    def add(self, identity: bytes, name: str, rights: Rights) -> Client:
         """A client said HELLO. Saying it again changes nothing but the name."""
         known = self._by_identity.get(identity)
         if known is not None:
             known.name = name
             return known
-        client = Client(self._next_index, identity, name)
+        client = Client(self._next_index, identity, name, rights)
         self._next_index += 1
         self._by_identity[identity] = self._by_index[client.index] = client
         return client

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from msgspec.structs import replace
 
 from engine_core.model_files.interface import TokenizerFiles
-from engine_core.server.clients import Client, ClientRegistry
+from engine_core.server.clients import Client, ClientRegistry, Rights
 from engine_core.server.limited_log import LimitedLog
 from engine_core.server.outbox import Outbox
 from engine_core.server.transport import Frame, Transport
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 Incoming = tuple[Client, EngineRequest | Abort | Call]
 
 _MAX_MESSAGES = 256
+_MAX_NAME_CHARS = 100
 _MAX_DRAIN_S = 0.002
 """So much of the loop's time between two steps: running requests do not wait for a flood."""
 
@@ -36,6 +37,8 @@ class Inbox:
     Args:
         idle_wait_s: how long a blocking drain waits; short enough for heartbeats to be on time.
         welcome: makes the answer to a HELLO: the message and its binary frames.
+        max_clients: a HELLO of one more is refused.
+        rights: of a routing id; default: all.
         clock: seconds; the loop's.
     """
 
@@ -47,6 +50,8 @@ class Inbox:
         *,
         idle_wait_s: float,
         welcome: Callable[[Hello], tuple[Message, list[Frame]]],
+        max_clients: int = 1024,
+        rights: Callable[[bytes], Rights] = lambda _identity: Rights(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
@@ -54,6 +59,8 @@ class Inbox:
         self._outbox = outbox
         self._idle_wait_s = idle_wait_s
         self._welcome = welcome
+        self._max_clients = max_clients
+        self._rights = rights
         self._clock = clock
         self._arrivals = LimitedLog(logger, logging.INFO, clock)
         self._refusals = LimitedLog(logger, logging.WARNING, clock)
@@ -118,7 +125,16 @@ class Inbox:
         return None
 
     def _welcome_client(self, identity: bytes, hello: Hello) -> None:
-        client = self._clients.add(identity, hello.client_name)
+        if self._clients.find(identity) is None and len(self._clients) >= self._max_clients:
+            self._send_error(
+                identity,
+                ErrorCode.TOO_MANY_CLIENTS,
+                f"{len(self._clients)} clients are connected, the limit is {self._max_clients}; "
+                "close one, or start the engine with a larger --max-clients",
+            )
+            return
+        name = hello.client_name[:_MAX_NAME_CHARS]
+        client = self._clients.add(identity, name, self._rights(identity))
         self._arrivals.log("connected", f"{client!s:.100} connected")
         message, frames = self._welcome(hello)
         self._outbox.post(client, message, frames)
@@ -151,6 +167,11 @@ class Handshake:
                 special_tokens=tokenizer.special_tokens,
             )
             self._welcome = replace(self._welcome, model=replace(model, tokenizer=info))
+
+    def use_weights(self, version: int, fingerprint: str) -> None:
+        """Those that are served from now on."""
+        model = replace(self._welcome.model, weights_version=version, fingerprint=fingerprint)
+        self._welcome = replace(self._welcome, model=model)
 
     def welcome(self, hello: Hello) -> tuple[Welcome, list[Frame]]:
         """The message and the binary frames behind it."""

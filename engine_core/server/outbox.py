@@ -1,10 +1,12 @@
 """From messages to frames. A send to a dead client fails at once, so every client is sent something
-at least once a heartbeat: its death frees its requests within that time."""
+at least once a heartbeat: its death frees its requests within that time. What a client does not
+read yet is merged, up to a bound."""
 
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from engine_core.server.backlog import Backlog
 from engine_core.server.clients import Client, ClientRegistry
 from engine_core.server.limited_log import LimitedLog
 from engine_core.server.transport import ClientGone, Frame, SlowConsumer, Transport
@@ -15,12 +17,20 @@ from protocol.outputs import EngineCoreOutputs, ErrorMessage, Heartbeat
 
 logger = logging.getLogger(__name__)
 
+_MAX_BACKLOG_BYTES = 16 * 1024**2
+"""Of one client that does not read. Beyond it the client is dropped."""
+_MAX_TOTAL_BYTES = 256 * 1024**2
+"""Of all of them. Beyond it the one with most is dropped."""
+_LAST_TRIES, _LAST_TRY_S = 20, 0.05
+"""At the end: how often, and after how long, a backlog is tried again."""
+
 
 class Outbox:
     """Sends to clients. A client that cannot be reached leaves the registry.
 
     Args:
         heartbeat_s: longest silence towards a client, in seconds.
+        sleep: takes seconds.
     """
 
     def __init__(
@@ -30,12 +40,20 @@ class Outbox:
         *,
         heartbeat_s: float,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._transport = transport
         self._clients = clients
         self._heartbeat_s = heartbeat_s
         self._clock = clock
+        self._sleep = sleep
         self._losses = LimitedLog(logger, logging.INFO, clock)
+        self._backlogs: dict[Client, Backlog] = {}
+        """Of clients whose queue is full."""
+        self.num_backlogs = 0
+        """So far."""
+        self.num_dropped = 0
+        """Clients that did not read."""
         self._dropped: dict[bytes, ErrorMessage] = {}
         """What clients that do not read are told as soon as their queue has room."""
         self.draining = False
@@ -43,6 +61,7 @@ class Outbox:
     def send(self, outputs: Mapping[int, EngineCoreOutputs]) -> None:
         """One step's outputs, by client index; then heartbeats to clients that were sent nothing
         for a while. Outputs of clients that have left are dropped."""
+        self._send_backlogs()
         for index, client_outputs in outputs.items():
             client = self._clients.by_index(index)
             if client is not None:
@@ -51,20 +70,73 @@ class Outbox:
         self._send_heartbeats()
 
     def post(self, client: Client, message: Message, frames: Sequence[Frame] = ()) -> None:
-        """One message, with the binary frames behind it, to one client."""
+        """One message, with the binary frames behind it, to one client. While its queue is full,
+        its messages wait here, outputs merged."""
+        backlog = self._backlogs.get(client)
+        if backlog is None:
+            if self._try_to_send(client, [encode(message), *frames]):
+                return
+            if self._clients.by_index(client.index) is None:
+                return
+            backlog = self._backlogs[client] = Backlog()
+            self.num_backlogs += 1
+        backlog.add(message, frames)
+        total_bytes = sum(each.num_bytes for each in self._backlogs.values())
+        if backlog.num_bytes > _MAX_BACKLOG_BYTES:
+            self._drop(client)
+        elif total_bytes > _MAX_TOTAL_BYTES:
+            self._drop(max(self._backlogs, key=lambda each: self._backlogs[each].num_bytes))
+
+    def close(self) -> None:
+        """Clients that do not read get a second to do so."""
+        for _ in range(_LAST_TRIES):
+            self._send_backlogs()
+            if not self._backlogs:
+                return
+            self._sleep(_LAST_TRY_S)
+
+    def _try_to_send(self, client: Client, frames: Sequence[Frame]) -> bool:
+        """False if it is gone, and then not in the registry any more, or if its queue is full."""
         try:
-            self._transport.send(client.identity, [encode(message), *frames])
+            self._transport.send(client.identity, frames)
+        except SlowConsumer:
+            return False
         except ClientGone as gone:
             self._losses.log("gone", f"{client!s:.100} is gone: {gone}")
-            self._clients.remove(client)
-            if isinstance(gone, SlowConsumer):
-                self._dropped[client.identity] = ErrorMessage(
-                    code=ErrorCode.SLOW_CONSUMER.value,
-                    message=f"this client was dropped, and its requests with it: {gone}; read "
-                    "messages as they come, or ask for less at a time",
-                )
-        else:
-            client.last_sent_s = self._clock()
+            self._remove(client)
+            return False
+        client.last_sent_s = self._clock()
+        return True
+
+    def _send_backlogs(self) -> None:
+        for client, backlog in list(self._backlogs.items()):
+            if self._clients.by_index(client.index) is None:
+                del self._backlogs[client]
+            # A heartbeat shows whether there is room, before much is encoded.
+            elif self._try_to_send(client, [encode(Heartbeat(draining=self.draining))]):
+                while len(backlog) and self._try_to_send(client, backlog.first()):
+                    backlog.pop_first()
+                if not len(backlog):
+                    self._backlogs.pop(client, None)
+
+    def _remove(self, client: Client) -> None:
+        self._clients.remove(client)
+        self._backlogs.pop(client, None)
+
+    def _drop(self, client: Client) -> None:
+        self.num_dropped += 1
+        num_bytes = self._backlogs[client].num_bytes
+        why = (
+            f"it let {num_bytes} bytes of outputs pile up, the limit is {_MAX_BACKLOG_BYTES} and "
+            f"{_MAX_TOTAL_BYTES} for all clients"
+        )
+        self._losses.log("dropped", f"{client!s:.100} is dropped: {why}")
+        self._remove(client)
+        self._dropped[client.identity] = ErrorMessage(
+            code=ErrorCode.SLOW_CONSUMER.value,
+            message=f"this client was dropped, and its requests with it: {why}; read messages as "
+            "they come, or ask for less at a time",
+        )
 
     def send_unregistered(self, identity: bytes, message: Message) -> None:
         """Answer a client that has not said HELLO. One that was dropped is told why instead."""

@@ -2,12 +2,10 @@
 permissions."""
 
 import contextlib
-import fcntl
 import functools
 import ipaddress
 import logging
-import os
-import stat
+import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +14,11 @@ from typing import Protocol, Self
 import zmq
 
 from engine_core.errors import AddressInUse, ConfigurationError
+from engine_core.server.authentication import KeyCheck
+from engine_core.server.clients import Rights
+from engine_core.server.descriptors import SocketGuard
+from engine_core.server.keys import KeyFolder
+from engine_core.server.unix_socket import make_private_folder, owned_socket_path, private_files
 from protocol.addresses import check_address, default_address, default_socket_folder
 from protocol.errors import InvalidParameter
 
@@ -23,24 +26,33 @@ logger = logging.getLogger(__name__)
 
 Frame = bytes | memoryview
 
-_SEND_QUEUE_MESSAGES = 10_000
-"""A client that lets this many messages pile up has stopped reading, and is dropped."""
-_RECEIVE_QUEUE_MESSAGES = 1_000
+_SEND_QUEUE_MESSAGES = 128
+"""To one client. What it does not read beyond them is merged (`backlog.py`)."""
+_RECEIVE_QUEUE_MESSAGES = 32
 """Of one client, which is not read while they wait; the others do not notice."""
-_MAX_MESSAGE_BYTES = 256 * 1024**2
+_MESSAGE_BYTES = 16 * 1024**2
+_TOKEN_BYTES = 5
+"""Most of a token on the wire."""
 _PEER_HEARTBEAT_MS = 2_000
 _PEER_SILENCE_MS = 60_000
 """Then a client is lost with its network. Longer than a step: ZMQ does not see the heartbeats of a
 client whose receive queue is full."""
-_MAX_UNIX_PATH_BYTES = 107
+_ROUTING_ID_BYTES = 5
+"""Of the ids that libzmq gives to connections."""
 
 
 class ClientGone(Exception):
-    """The client has left, or has stopped reading."""
+    """The client has left."""
 
 
-class SlowConsumer(ClientGone):
-    """The client is there, and its queue is full: it has stopped reading."""
+class SlowConsumer(Exception):
+    """The client is there, and its queue is full."""
+
+
+def most_message_bytes(max_model_len: int | None) -> int:
+    """Of a client's message: a request of that many tokens and their parameters. None: of any
+    usual model."""
+    return _MESSAGE_BYTES + _TOKEN_BYTES * (max_model_len or 0)
 
 
 class Transport(Protocol):
@@ -60,7 +72,7 @@ class Transport(Protocol):
 
         Raises:
             ClientGone: the client has left.
-            SlowConsumer: it has stopped reading.
+            SlowConsumer: it does not read, and its queue is full.
         """
         ...
 
@@ -70,21 +82,34 @@ class ZmqTransport:
 
     Args:
         address: `ipc://PATH` or `tcp://HOST:PORT`; None is the private default socket.
+        max_message_bytes: the connection of a client that sends a larger one is closed.
+        keys: of the clients that may connect; for TCP only.
+        is_insecure: whether a network may reach a TCP address without keys.
 
     Raises:
         AddressInUse: another engine listens there.
-        ConfigurationError: the address cannot be bound.
+        ConfigurationError: the address cannot be bound, or is open to others and has no keys.
     """
 
-    def __init__(self, address: str | None) -> None:
+    def __init__(
+        self,
+        address: str | None,
+        *,
+        keys: KeyFolder | None = None,
+        is_insecure: bool = False,
+        max_message_bytes: int = most_message_bytes(None),
+    ) -> None:
+        self.max_message_bytes = max_message_bytes
+        self._keys = keys
+        self._key_check: KeyCheck | None = None
         self._resources = contextlib.ExitStack()
         try:
-            self._bind(address)
+            self._bind(address, is_insecure)
         except BaseException:
             self._resources.close()
             raise
 
-    def _bind(self, address: str | None) -> None:
+    def _bind(self, address: str | None, is_insecure: bool) -> None:
         if address is None:
             make_private_folder(default_socket_folder())
             address = default_address()
@@ -92,23 +117,32 @@ class ZmqTransport:
             check_address(address)
         except InvalidParameter as error:
             raise ConfigurationError(f"--bind: {error}") from None
-        if address.startswith("ipc://"):
-            self._resources.enter_context(_owned_socket_path(Path(address.removeprefix("ipc://"))))
+        self._is_unix = address.startswith("ipc://")
+        _check_protection(address, self._keys is not None, is_insecure)
+        if self._is_unix:
+            self._resources.enter_context(owned_socket_path(Path(address.removeprefix("ipc://"))))
         context = self._resources.enter_context(zmq.Context())
+        self._poller = zmq.Poller()
         self._socket = self._resources.enter_context(context.socket(zmq.ROUTER))
         # An unknown routing id is an error rather than a silent drop: that is how the death of
         # a client shows.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.SNDHWM, _SEND_QUEUE_MESSAGES)
         self._socket.setsockopt(zmq.RCVHWM, _RECEIVE_QUEUE_MESSAGES)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, self.max_message_bytes)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, _PEER_HEARTBEAT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _PEER_SILENCE_MS)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, _PEER_SILENCE_MS)
         self._socket.setsockopt(zmq.LINGER, 1_000)
         if address.startswith("tcp://") and "[" in address:
             self._socket.setsockopt(zmq.IPV6, 1)
+        if self._keys is not None:
+            self._key_check = KeyCheck(context, self._socket, self._keys)
+            self._resources.enter_context(self._key_check.socket)
+            self._poller.register(self._key_check.socket, zmq.POLLIN)
         try:
-            self._socket.bind(address)
+            with private_files():
+                self._socket.bind(address)
         except zmq.ZMQError as error:
             if error.errno == zmq.EADDRINUSE:
                 raise AddressInUse(
@@ -117,16 +151,18 @@ class ZmqTransport:
                 ) from None
             raise ConfigurationError(f"cannot listen on {address}: {error}") from None
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        if self.address.startswith("ipc://"):
-            Path(self.address.removeprefix("ipc://")).chmod(0o600)
-        elif not _is_loopback(self.address):
+        if self._is_unix:
+            path = Path(self.address.removeprefix("ipc://"))
+            guard = SocketGuard(path, self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED))
+            self._resources.callback(guard.close)
+            self._resources.callback(self._socket.disable_monitor)
+        if is_insecure:
             logger.warning(
-                "%s IS OPEN TO THE NETWORK: whoever reaches this port can use this engine, see its "
-                "requests and stop it; there are no keys and no encryption. Close the port to "
-                "others, or use --bind tcp://127.0.0.1:PORT and a tunnel",
+                "%s IS OPEN TO THE NETWORK (--insecure): whoever reaches this port can use this "
+                "engine and read what its clients send and get; there are no keys and no "
+                "encryption. Use --keys instead: docs/security.md",
                 self.address,
             )
-        self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
 
     def watch(self, file_descriptor: int) -> None:
@@ -140,20 +176,38 @@ class ZmqTransport:
         self._poller.poll(round(timeout_s * 1000))
 
     def receive_all(self) -> Iterator[tuple[bytes, list[Frame]]]:
+        if self._key_check is not None:
+            self._key_check.answer_all()
         while True:
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
             frames: list[Frame] = [part.buffer for part in parts[1:]]
-            yield parts[0].bytes, frames
+            identity = parts[0].bytes
+            if self._key_check is not None:
+                # The id alone may be one that a client chose: another's, after that has left.
+                if len(identity) != _ROUTING_ID_BYTES:
+                    continue
+                identity += str(parts[-1].get("User-Id")).encode()
+            yield identity, frames
+
+    def rights(self, identity: bytes) -> Rights:
+        """What the client with this routing id may do."""
+        if self._keys is None:
+            return Rights(is_admin=self._is_unix)
+        name = identity[_ROUTING_ID_BYTES:].decode()
+        key = self._keys.authorized().get(name)
+        return Rights(name, is_admin=key is not None and key.is_admin)
 
     def send(self, identity: bytes, frames: Sequence[Frame]) -> None:
+        if self._key_check is not None:
+            identity = identity[:_ROUTING_ID_BYTES]
         try:
             parts = [identity, frames[0], *map(_shared, frames[1:])]
             self._socket.send_multipart(parts, zmq.NOBLOCK)
         except zmq.Again:
-            raise SlowConsumer(f"it let {_SEND_QUEUE_MESSAGES} messages pile up") from None
+            raise SlowConsumer(f"{_SEND_QUEUE_MESSAGES} messages wait for it") from None
         except zmq.ZMQError as error:
             if error.errno in (zmq.ETERM, zmq.ENOTSOCK):
                 raise
@@ -182,67 +236,39 @@ def _shared(frame: Frame) -> zmq.Frame:
     return zmq.Frame(frame)
 
 
-def _is_loopback(endpoint: str) -> bool:
-    """`endpoint` is ZMQ's own, with the address as numbers: tcp://[::1]:5555."""
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-
-
-def make_private_folder(folder: Path) -> None:
-    """A folder that only this user can enter.
-
+def _check_protection(address: str, has_keys: bool, is_insecure: bool) -> None:
+    """
     Raises:
-        ConfigurationError: it exists and belongs to another user, or others may enter it.
+        ConfigurationError: the address has less protection than it needs, or an option for it has
+            no effect.
     """
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.lstat()
-    except OSError as error:
+    is_tcp = address.startswith("tcp://")
+    is_open = is_tcp and not _is_loopback(address.removeprefix("tcp://").rpartition(":")[0])
+    if has_keys and is_insecure:
+        raise ConfigurationError("--keys and --insecure contradict each other; omit one of them")
+    if has_keys and not is_tcp:
         raise ConfigurationError(
-            f"cannot make the socket's folder {folder}: {error.strerror}; choose an address with "
-            "--bind"
-        ) from None
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise ConfigurationError(
-            f"{folder} belongs to another user; remove it or choose an address with --bind"
+            "--keys has no effect on a Unix socket, which only this user can enter; omit it, or "
+            "give --bind tcp://HOST:PORT"
         )
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        folder.chmod(0o700)
+    if is_insecure and not is_open:
+        raise ConfigurationError(
+            f"--insecure has no effect on {address}, which no network reaches; omit it"
+        )
+    if is_open and not has_keys and not is_insecure:
+        raise ConfigurationError(
+            f"--bind {address} is open to the network, and there are no keys: whoever reaches the "
+            "port could use this engine and read along. Make keys with `engine-core keys` and give "
+            "--keys FOLDER, use --bind tcp://127.0.0.1:PORT and a tunnel, or say --insecure"
+        )
 
 
-@contextlib.contextmanager
-def _owned_socket_path(path: Path) -> Iterator[None]:
-    """Hold a lock beside the socket for as long as it is bound.
-
-    ZMQ replaces an existing Unix socket without asking, so a second engine would take the first
-    one's clients. The kernel drops the lock with the process, however it dies.
-    """
-    if len(os.fsencode(path)) > _MAX_UNIX_PATH_BYTES:
-        raise ConfigurationError(
-            f"the socket path {path} has {len(os.fsencode(path))} bytes, the system's limit is "
-            f"{_MAX_UNIX_PATH_BYTES}; choose a shorter one with --bind"
-        )
-    if not path.parent.is_dir():
-        raise ConfigurationError(
-            f"cannot listen on ipc://{path}: {path.parent} is not a folder; make it, or choose "
-            "another address with --bind"
-        )
-    lock_path = path.with_name(path.name + ".lock")
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it, whatever the name stands for."""
     try:
-        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot listen on ipc://{path}: {error.strerror}; choose another address with --bind"
-        ) from None
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise AddressInUse(
-                f"ipc://{path} is in use by another engine; stop it or choose another address "
-                "with --bind"
-            ) from None
-        yield
-        path.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
+        found = socket.getaddrinfo(host.strip("[]"), None)
+    except (OSError, UnicodeError):
+        return False  # *, or the name of a network card
+    return all(
+        ipaddress.ip_address(str(each[4][0]).partition("%")[0]).is_loopback for each in found
+    )

@@ -8,10 +8,9 @@ from typing import Literal, NoReturn
 
 from engine_core.errors import RequestRefused
 from protocol.errors import ErrorCode, InvalidParameter, PromptTooLong
-from protocol.requests import EngineRequest, ModelLimits, check_timeout
+from protocol.requests import EngineRequest, ModelLimits, check_name, check_timeout
 from protocol.sampling import BeamSearchParams
 
-_MAX_NAME_CHARS = 256
 _SEQUENCE_NAME = re.compile(r"#\d+\Z", re.ASCII)
 
 
@@ -26,7 +25,13 @@ class RequestValidator(ModelLimits):
         Raises:
             RequestRefused: the request cannot be served by this engine.
         """
-        _check_name("request_id", request.request_id)
+        try:
+            check_name("request_id", request.request_id)
+            for name in ("tenant", "cache_salt"):
+                if (value := getattr(request, name)) is not None:
+                    check_name(name, value)
+        except InvalidParameter as error:
+            _refuse(str(error))
         if _SEQUENCE_NAME.search(request.request_id):
             _refuse(
                 f"request_id {request.request_id!r} ends like the name of a request's further "
@@ -60,8 +65,6 @@ class RequestValidator(ModelLimits):
                 "not use it; omit it, or start the engine with another --scheduling-policy",
                 ErrorCode.NOT_SUPPORTED,
             )
-        if request.tenant is not None:
-            _check_name("tenant", request.tenant)
 
     def _check_sequences(self, request: EngineRequest) -> None:
         num_sequences = request.num_sequences
@@ -115,11 +118,6 @@ def _refuse_unsupported(what: str, is_asked: dict[str, bool]) -> None:
     for name, is_set in is_asked.items():
         if is_set:
             _refuse(f"{what} does not support {name}; omit it", ErrorCode.NOT_SUPPORTED)
-
-
-def _check_name(name: str, value: str) -> None:
-    if not 0 < len(value) <= _MAX_NAME_CHARS:
-        _refuse(f"{name} has {len(value)} characters, it must have from 1 to {_MAX_NAME_CHARS}")
 
 
 def _refuse(message: str, code: ErrorCode = ErrorCode.INVALID_REQUEST) -> NoReturn:

@@ -17,19 +17,23 @@ from engine_core.kv_cache import KVCacheManager
 from engine_core.lifecycle import Lifecycle
 from engine_core.model_files import ModelFilesError
 from engine_core.models import ModelError
+from engine_core.observers import StepObserver
 from engine_core.options.engine import EngineOptions
+from engine_core.prefix_store import PrefixStore
 from engine_core.scheduler import Scheduler
 from engine_core.server.clients import ClientRegistry
 from engine_core.server.inbox import Handshake, Inbox
 from engine_core.server.outbox import Outbox
-from engine_core.server.transport import ZmqTransport
+from engine_core.server.transport import ZmqTransport, most_message_bytes
 from engine_core.server.validation import RequestValidator
 from engine_core.startup.before_torch import OpenModel
 from engine_core.startup.device import choose_device
 from engine_core.startup.model import load_any_model
 from engine_core.startup.phases import StartPhases
+from engine_core.startup.prefix_store import open_prefix_store
 from engine_core.startup.resolve import plan_runner, resolve_config
-from engine_core.startup.runner_spec import RunnerSpec
+from engine_core.startup.runner_spec import Runner, RunnerSpec
+from engine_core.startup.served_model import ServedModel
 from engine_core.trace import TraceWriter
 from kernels.compile_counter import CompileCounter, watch_triton
 from protocol.outputs import ModelInfo
@@ -69,11 +73,15 @@ def build_engine(
         phases.enter("cache")
         runner_spec = plan_runner(options, opened.files, loaded)
         config = resolve_config(runner_spec, opened.files, address=transport.address)
+        _check_message_size(config, transport.max_message_bytes)
         # to a person at a terminal it is noise
         level = logging.DEBUG if sys.stderr.isatty() else logging.INFO
         logger.log(level, "configuration: %s", config)
-        executor = _warm_executor(runner_spec, config, compilations, phases)
-        core = _assemble(opened, runner_spec, config, executor, transport, lifecycle, compilations)
+        store = open_prefix_store(options, opened.files, loaded, runner_spec.config)
+        runner = _warm_runner(runner_spec, config, compilations, phases, store)
+        core = _assemble(
+            opened, runner_spec, config, runner, transport, lifecycle, compilations, store
+        )
         return core, config
     except (ModelFilesError, ModelError) as error:
         raise StartupError(str(error)) from error
@@ -91,18 +99,31 @@ def build_engine(
         ) from error
 
 
-def _warm_executor(
+def _check_message_size(config: EngineConfig, max_bytes: int) -> None:
+    """The socket is older than the model."""
+    max_model_len = config.scheduler.max_model_len
+    if most_message_bytes(max_model_len) > max_bytes + most_message_bytes(None) // 2:
+        raise ConfigurationError(
+            f"a request of {max_model_len} tokens may have more bytes than the socket takes, "
+            f"{max_bytes}; say --max-model-len {max_model_len}, or less"
+        )
+
+
+def _warm_runner(
     runner_spec: RunnerSpec,
     config: EngineConfig,
     compilations: CompileCounter,
     phases: StartPhases,
-) -> InProcessExecutor:
+    store: PrefixStore | None,
+) -> Runner:
     """Nothing that it can launch is left to be compiled."""
     runner = runner_spec.build(
         num_blocks=config.num_blocks,
         num_host_blocks=config.num_host_blocks,
         max_model_len=config.scheduler.max_model_len,
     )
+    if store is not None:
+        runner.storage.attach_disk(store)
     phases.enter("warm_up")
     runner_spec.warm_up(runner)
     compilations.mark_ready()
@@ -113,17 +134,18 @@ def _warm_executor(
             phases.spent_s()["warm_up"],
             compilations.num_compilations,
         )
-    return InProcessExecutor(runner)
+    return runner
 
 
 def _assemble(
     opened: OpenModel,
     runner_spec: RunnerSpec,
     config: EngineConfig,
-    executor: InProcessExecutor,
+    runner: Runner,
     transport: ZmqTransport,
     lifecycle: Lifecycle,
     compilations: CompileCounter,
+    store: PrefixStore | None,
 ) -> EngineCore:
     vocab_size = runner_spec.config.vocab_size
     groups = runner_spec.config.layout.group_specs
@@ -134,17 +156,30 @@ def _assemble(
         enable_prefix_caching=config.enable_prefix_caching,
         watermark=config.watermark,
         num_host_blocks=config.num_host_blocks,
+        disk=None if store is None else store.tier,
     )
     # Besides the configuration a replay needs these two.
     replayed = {
         "sliding_windows": [group.sliding_window for group in groups],
         "eos_token_ids": list(opened.files.eos_token_ids),
     }
+    executor = InProcessExecutor(runner)
+    observers: list[StepObserver] = [] if store is None else [store]
+    if config.trace is not None:
+        observers.append(_trace_writer(config.trace, config, replayed))
     clients = ClientRegistry()
     outbox = Outbox(transport, clients, heartbeat_s=HEARTBEAT_S)
     handshake = _handshake(opened, config, vocab_size)
     return EngineCore(
-        inbox=Inbox(transport, clients, outbox, idle_wait_s=HEARTBEAT_S, welcome=handshake.welcome),
+        inbox=Inbox(
+            transport,
+            clients,
+            outbox,
+            idle_wait_s=HEARTBEAT_S,
+            welcome=handshake.welcome,
+            max_clients=config.max_clients,
+            rights=transport.rights,
+        ),
         outbox=outbox,
         clients=clients,
         scheduler=Scheduler(config.scheduler, kv_cache),
@@ -158,8 +193,11 @@ def _assemble(
             scheduling_policy=config.scheduler.scheduling_policy,
         ),
         eos_token_ids=opened.files.eos_token_ids,
-        observers=() if config.trace is None else (_trace_writer(config.trace, config, replayed),),
+        observers=observers,
         compilations=compilations,
+        model_host=ServedModel(runner_spec, config, opened.files, executor, runner, store),
+        on_weights=handshake.use_weights,
+        isolates_tenants=config.isolate_tenants,
     )
 
 

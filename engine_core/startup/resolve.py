@@ -131,6 +131,8 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
         watermark=options.watermark,
         max_logprobs=options.max_logprobs,
         address=address,
+        max_clients=options.max_clients,
+        isolate_tenants=options.security.isolate_tenants,
         drain_timeout_s=options.drain_timeout,
         trace=None if options.trace is None else str(options.trace.absolute()),
         scheduler=dataclasses.replace(

@@ -52,8 +52,10 @@ def daemon_table(address: str, model: ModelInfo, now: EngineStatistics) -> dict[
     waiting = f", the oldest for {now.max_wait_s:.1f} s" if now.num_waiting else ""
     cached_share = now.num_cached_prompt_tokens / max(1, now.num_prompt_tokens)
     host = f"; host memory: {now.num_host_blocks:,} blocks" if now.num_host_blocks else ""
+    disk = f"; on disk: {now.num_disk_blocks:,} blocks" if now.num_disk_blocks else ""
     return {
         "model": f"{model.name} ({model.architecture}, {model.dtype})",
+        "state": f"{now.state}, weights version {now.weights_version}",
         "address": address,
         "longest": f"{model.max_model_len:,} tokens, prompt and answer",
         "uptime": f"{datetime.timedelta(seconds=round(now.uptime_s))}",
@@ -63,7 +65,7 @@ def daemon_table(address: str, model: ModelInfo, now: EngineStatistics) -> dict[
         "tokens": f"{now.num_prompt_tokens:,} of prompts ({cached_share:.0%} from the cache), "
         f"{now.num_generated_tokens:,} generated",
         "KV cache": f"{now.num_blocks_in_use:,} of {now.num_blocks:,} blocks in use, "
-        f"{now.num_blocks_cached:,} cached; {now.block_size} tokens each{host}",
+        f"{now.num_blocks_cached:,} cached; {now.block_size} tokens each{host}{disk}",
         "preemptions": f"{now.num_preemptions:,}",
         "more": "engine-client info --json has every counter",
     }

@@ -76,6 +76,8 @@ class DaemonOptions:
     """Seconds for the daemon to answer, which it does between two steps."""
     reconnect_timeout: float = 60.0
     """Seconds for a lost daemon to come back."""
+    keys: Path | None = None
+    """Your key's file, for a daemon on TCP with keys (made by `engine-core keys add`)."""
 
     def client(self, command: str) -> AsyncLLM:
         """Not connected yet; `command` is its name in the daemon's log.
@@ -95,6 +97,7 @@ class DaemonOptions:
             client_name=f"engine-client {command}",
             connect_timeout_s=self.connect_timeout,
             reconnect_timeout_s=self.reconnect_timeout,
+            keys=self.keys,
         )
 
 

@@ -1,7 +1,7 @@
 """The native library: found in the user's cache, or built there from `src/` when first used.
 
-A binary is named by hashes of sources, flags and the compiler's version. Processes that start at
-once build once (a lock on a file), and a file gets its name when it is complete.
+A binary is named by hashes of sources, flags and the compiler's version, and ends in its own
+digest. Processes that start at once build once (a lock on a file).
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ _SOURCES = Path(__file__).parent / "src"
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread")
 _LINK_FLAGS = ("-shared", "-pthread")
 _BUILD_LIMIT_S = 600
+_DIGEST_BYTES = hashlib.sha256().digest_size
 _KEPT_S = 30 * 24 * 3600
 
 POINTER, INT, INT64, FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
@@ -95,12 +96,14 @@ class NativeLibrary:
     """The loaded library.
 
     Attributes:
+        build: tells sources, flags and compiler from others.
         num_threads: what an operation may use, the caller's included.
         memory: where packed weights lie.
     """
 
     def __init__(self, path: Path, num_threads: int) -> None:
         self._functions: dict[str, NativeFunction] = {}
+        self.build = path.stem
         self.memory = WeightMemory()
         try:
             self._dll = ctypes.CDLL(str(path))
@@ -252,7 +255,7 @@ def build_library(
     name = _digest(flags, headers, *(path.name.encode() + texts[path] for path in units))
     compiler = find_compiler()
     if compiler is None:
-        for built in sorted(cache.glob(f"{name}-*.so")):
+        for built in filter(_is_whole, sorted(cache.glob(f"{name}-*.so"))):
             return built
         raise NativeLibraryUnavailable(
             "no C++ compiler (looked for $CXX, g++, clang++ and c++): install g++ for the native "
@@ -260,7 +263,7 @@ def build_library(
         )
     version = _run([compiler, "--version"])
     library = cache / f"{name}-{_digest(version.encode())}.so"
-    if library.exists():
+    if _is_whole(library):
         return library
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -268,7 +271,7 @@ def build_library(
             _locked(cache / "build.lock"),
             tempfile.TemporaryDirectory(dir=cache, prefix="build-") as folder,
         ):
-            if not library.exists():
+            if not _is_whole(library):
                 report("building the native CPU kernels, once: this takes 10 s or more")
                 compiled = [
                     cache / f"{_digest(flags, version.encode(), headers, texts[path])}.o"
@@ -280,6 +283,9 @@ def build_library(
                 linked = Path(folder) / "linked.so"
                 link = [compiler, *_LINK_FLAGS, *extra_flags, "-o", str(linked)]
                 _run([*link, *map(str, objects)])
+                digest = hashlib.sha256(linked.read_bytes()).digest()
+                with linked.open("ab") as file:
+                    file.write(digest)  # the loader does not look behind the sections
                 linked.replace(library)
                 _drop_old(cache)
     except OSError as error:
@@ -288,6 +294,15 @@ def build_library(
             "folder that is writable"
         ) from error
     return library
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether it is there, as it was written. Loading half a file ends the process by SIGBUS."""
+    try:
+        content = library.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]
 
 
 def _compile(command: Sequence[str], folder: Path, source: Path, compiled: Path) -> Path:

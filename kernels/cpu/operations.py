@@ -93,6 +93,10 @@ class CpuOperations(NativeSampling, TorchOperations):
     def name(self) -> str:
         return f"native-cpu-{self._library.isa}"
 
+    @property
+    def build(self) -> str:
+        return f"{super().build}-{self._library.build}"
+
     def capture(self, forward: Forward) -> Forward:
         return CapturedForward(self._library, forward)
 

@@ -226,6 +226,11 @@ class Operations(Protocol):
         ...
 
     @property
+    def build(self) -> str:
+        """Of its code: another build may round otherwise."""
+        ...
+
+    @property
     def device(self) -> torch.device: ...
 
     @property

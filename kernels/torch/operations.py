@@ -58,6 +58,10 @@ class TorchOperations:
         return "torch-cpu"
 
     @property
+    def build(self) -> str:
+        return f"torch-{torch.__version__}"
+
+    @property
     def device(self) -> torch.device:
         return torch.device("cpu")
 

@@ -79,6 +79,10 @@ class TritonOperations:
         return f"triton-{self._device.type}" + "-batch-invariant" * self._batch_invariant
 
     @property
+    def build(self) -> str:
+        return f"triton-{torch.__version__}"
+
+    @property
     def device(self) -> torch.device:
         return self._device
 

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from frontend import AsyncLLM, RequestOutputKind, RequestRejected, SamplingParams, run
 from scripts.load.openai_stream import Server, complete, num_new_tokens
@@ -20,7 +21,13 @@ _START_DELAY_S = 0.3
 _READY_S = 60.0
 _PROGRESS_EVERY_S = 1.0
 
-Target = str | Server
+
+class Engine(NamedTuple):
+    address: str
+    keys: Path | None
+
+
+Target = str | Engine | Server
 """The address of a daemon, or an OpenAI-compatible server."""
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
 """A server is always asked like this."""
@@ -230,7 +237,9 @@ async def _send_share(
         if isinstance(target, Server):
             stream = openai_stream(target)
         else:
-            llm = await stack.enter_async_context(AsyncLLM(target, client_name="load"))
+            address, keys = (target, None) if isinstance(target, str) else target
+            llm = AsyncLLM(address, client_name="load", keys=keys)
+            await stack.enter_async_context(llm)
             stream = engine_stream(llm, sampling)
         pipe.send(None)
         start = await asyncio.to_thread(pipe.recv)

@@ -5,9 +5,12 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
+import struct
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -159,3 +162,159 @@ def test_an_interrupt_during_the_start_ends_it_without_a_traceback(tiny_llama, t
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("kind", ["gguf", "safetensors", "config"])
+def test_a_model_file_that_cannot_be_true_ends_the_start_with_one_line(kind, tiny_llama, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama, folder)
+    model = folder
+    if kind == "gguf":
+        model = tmp_path / "x.gguf"
+        model.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 2**63, 0) + bytes(64))
+        words = r"x\.gguf .*9223372036854775808 tensors, the limit is 262144; download it again"
+    elif kind == "safetensors":
+        (folder / "model.safetensors").write_bytes((2**63).to_bytes(8, "little") + b"{}")
+        words = r"model\.safetensors is truncated or not a safetensors file .*download it again"
+    else:
+        config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 10**12}
+        (folder / "config.json").write_text(json.dumps(config))
+        words = "num_hidden_layers is 1000000000000, the limit is 10000"
+    done = run_to_exit("--model", model, "--bind", f"ipc://{tmp_path}/e.sock")
+    assert done.returncode == 3
+    assert re.search(words, done.stderr.splitlines()[-1])
+    assert "Traceback" not in done.stderr
+
+
+# ---------------------------------------------------------------------- what a system may lack
+
+
+def start_in(shell, model, folder, *options):
+    """`engine-core` started by these lines of a shell, in which "$@" stands for it: its exit code
+    when it was stopped once it was ready, whether it was, and its standard error."""
+    program = [sys.executable, "-m", "engine_core.cli", "--model", model, *map(str, SMALL)]
+    command = [*program, "--bind", f"ipc://{folder}/s", *options]
+    errors = folder / "errors"
+    with errors.open("w") as file:
+        process = subprocess.Popen(
+            ["bash", "-c", shell, "bash", *map(str, command)],
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "FOLDER": str(folder)},
+        )
+    try:
+        is_ready = "ready" in process.stdout.readline()
+        if is_ready:
+            process.terminate()
+        return process.wait(60), is_ready, errors.read_text()
+    finally:
+        process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shell",
+    [
+        'umask 077; exec "$@"',
+        'umask 000; exec "$@"',
+        'export LC_ALL=C LANG=C; exec "$@"',
+        'export TMPDIR=/no/such/folder; exec "$@"',
+        'mkdir "$FOLDER/gone"; cd "$FOLDER/gone"; rmdir "$FOLDER/gone"; exec "$@"',
+        'ulimit -n 400; exec "$@"',
+        'exec "$@" <&-',
+        'exec "$@" 2>/dev/full',
+        'exec "$@" --supervise 2>/dev/full',
+        'exec "$@" --log-format json 2>&-',
+    ],
+)
+def test_it_starts_serves_and_drains(tiny_llama, tmp_path, shell):
+    code, is_ready, errors = start_in(shell, tiny_llama, tmp_path)
+    assert (code, is_ready) == (0, True), errors
+    assert "Traceback" not in errors
+
+
+NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", ["/proc", "/dev/shm"])
+def test_it_starts_without_a_folder_of_the_system(tiny_llama, tmp_path, hidden):
+    if subprocess.run([*NAMESPACE, "true"], check=False).returncode:
+        pytest.skip("this system gives no namespace of mounts")
+    hide = f'mount -t tmpfs -o mode=000,size=4k none {hidden}; exec "$@"'
+    shell = f"exec {' '.join(NAMESPACE)} bash -c '{hide}' bash \"$@\""
+    code, is_ready, errors = start_in(shell, tiny_llama, tmp_path)
+    assert (code, is_ready) == (0, True), errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_closed_streams_and_full_disks_keep_the_exit_codes(tmp_path, log_format):
+    shells = ('exec "$@" >&- 2>&- <&-', 'exec "$@" >/dev/full 2>/dev/full', 'exec "$@" 2>&1')
+    for shell in shells:
+        options = ("--log-format", log_format)
+        assert start_in(shell, "/no/such/model", tmp_path, *options)[0] == 3, shell
+        code, *_ = start_in(shell, "/x", tmp_path, *options, "--preemption-mode", "swap")
+        assert code == 2, shell
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("limit", "words"), [("-v 200000", "memory"), ("-v 500000", "memory"), ("-n 64", "LimitNOFILE")]
+)
+def test_too_little_memory_and_too_few_files_are_one_line(tiny_llama, tmp_path, limit, words):
+    code, is_ready, errors = start_in(f'ulimit {limit}; exec "$@"', tiny_llama, tmp_path)
+    assert (code, is_ready) == (3, False), errors
+    assert words in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_a_trace_on_a_full_disk_stops_with_one_line_and_the_engine_serves(tiny_llama):
+    with (
+        running_daemon(tiny_llama, *SMALL, "--trace", "/dev/full") as daemon,
+        RawClient(daemon.address) as client,
+    ):
+        tokens, end = client.complete(PROMPT)
+        assert (len(tokens), end.detail) == (8, None)
+        assert daemon.stop() == 0
+        assert daemon.log().count("/dev/full") == 2  # the configuration, and the trace's end
+        assert daemon.log().count("the trace /dev/full stops here: [Errno 28]") == 1
+
+
+@pytest.mark.slow
+def test_every_line_of_a_supervised_engine_that_dies_is_json(tiny_llama, tmp_path):
+    options = (*SMALL, "--supervise", "--log-format", "json")
+    with running_daemon(tiny_llama, *options) as daemon, RawClient(daemon.address) as client:
+        client.socket.send(b"garbage")
+        pid = daemon.process.pid
+        [engine] = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        os.kill(int(engine), signal.SIGKILL)
+        while "started again" not in daemon.log():
+            assert daemon.process.poll() is None
+            time.sleep(0.01)
+        assert daemon.stop() == 0
+        lines = [json.loads(line) for line in daemon.log().splitlines()]
+    assert {"engine_core.supervisor", "engine_core.startup.model"} <= {x["logger"] for x in lines}
+    assert len({line["pid"] for line in lines}) >= 2
+
+
+@pytest.mark.slow
+def test_another_user_without_a_home_starts_it(tiny_llama, tmp_path_factory):
+    if os.geteuid() != 0 or subprocess.run(["setpriv", "--version"], check=False).returncode:
+        pytest.skip("only root starts it as another user")
+    with tempfile.TemporaryDirectory(prefix="ec-") as name:
+        folder = Path(name)
+        shutil.copytree(tiny_llama, folder / "model")
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, 65534, 65534)
+        shell = (
+            "export HOME=/no/such; unset XDG_CACHE_HOME ENGINE_CORE_CACHE; "
+            'exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"'
+        )
+        code, is_ready, errors = start_in(shell, folder / "model", folder)
+        if "Permission denied" in errors and not is_ready and "engine-core:" not in errors:
+            pytest.skip("that user may not read this installation")
+        assert (code, is_ready) == (0, True), errors
+        assert "Traceback" not in errors

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from raw_client import RawClient
 
 from engine_core.errors import ExitCode
 from frontend import AsyncLLM, RequestOutputKind, SamplingParams
-from frontend.errors import RequestRejected
+from frontend.errors import EngineDied, RequestRejected
 from protocol.calls import Ping
 from protocol.errors import ErrorCode
 from protocol.outputs import FinishReason
@@ -166,3 +167,55 @@ async def test_a_request_that_kills_the_engine_is_refused_alone_and_the_others_l
                 await last(llm, 77)
             assert await last(llm, 2) == expected[1]
         assert daemon.log().count("the engine died (killed by SIGSEGV)") == 3
+
+
+async def test_an_engine_of_ones_own_under_supervise_is_back_and_streams_go_on(tiny_llama):
+    llm = await AsyncLLM.launch(str(tiny_llama), supervise=True, num_blocks=64, max_restarts=1)
+    try:
+        expected, reason = await tokens_and_reason(llm)
+        supervisor = llm._child._process.pid
+
+        def kill():
+            [engine] = children_of(supervisor)
+            os.kill(engine, signal.SIGSEGV)
+
+        assert await asyncio.wait_for(tokens_and_reason(llm, kill), 60) == (expected, reason)
+        kill()
+        wait_until_gone(supervisor)
+        with pytest.raises(EngineDied, match=r"exit code 4(.|\n)*after 1 restarts"):
+            await asyncio.wait_for(tokens_and_reason(llm), 30)
+    finally:
+        await llm.close()
+
+
+def children_of(pid):
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_systemd_hears_of_a_real_engine_from_its_parent(tiny_llama, tmp_path, monkeypatch):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(f"\0{tmp_path}")
+        systemd.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{tmp_path}")
+        monkeypatch.setenv("WATCHDOG_USEC", "1000000")
+
+        def next_message(begin):
+            while not (message := systemd.recv(4096).decode()).startswith(begin):
+                assert message.startswith("WATCHDOG=1")
+            return message
+
+        with running_daemon(tiny_llama, *OPTIONS) as daemon:
+            status = next_message("READY=1").partition("STATUS=")[2]
+            assert status == f"serving {tiny_llama.name} at {daemon.address}"
+            for _ in range(3):
+                next_message("WATCHDOG=1")
+            os.kill(child_of(daemon), signal.SIGSTOP)  # it hangs
+            with pytest.raises(TimeoutError):
+                systemd.settimeout(3)
+                for _ in range(10):
+                    systemd.recv(4096)
+            os.kill(child_of(daemon), signal.SIGKILL)
+            systemd.settimeout(60)
+            next_message("READY=1")
+            assert daemon.stop() == ExitCode.DRAINED
+            assert "SIGTERM" in next_message("STOPPING=1")

@@ -6,6 +6,7 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
 import zmq
 
 from engine_core.core import EngineCore
@@ -25,6 +26,8 @@ from protocol.requests import EngineRequest, Goodbye, Hello
 from protocol.sampling import SamplingParams
 from tests.engine_core.test_core_loop import Runner
 from tests.protocol.all_outputs import all_outputs
+
+pytestmark = pytest.mark.slow
 
 MAX_NUM_SEQS = 128
 TIMEOUT_S = 60.0
@@ -69,7 +72,7 @@ class RunningEngine:
 def serving(address):
     with ZmqTransport(address) as transport:
         engine = RunningEngine(transport)
-        thread = threading.Thread(target=engine.core.run)
+        thread = threading.Thread(target=engine.core.run, daemon=True)
         thread.start()
         try:
             yield engine

@@ -18,13 +18,14 @@ from engine_core.executor import InProcessExecutor
 from engine_core.kv_cache import KVCacheManager
 from engine_core.lifecycle import Lifecycle
 from engine_core.scheduler import (
+    DeviceFault,
     DuplicateRequestId,
     ModelRunnerOutput,
     QueueFull,
     Scheduler,
     SchedulerConfig,
 )
-from engine_core.server.clients import ClientRegistry
+from engine_core.server.clients import ClientRegistry, Rights
 from engine_core.server.validation import RequestValidator
 from protocol.errors import ErrorCode
 from protocol.outputs import FinishReason, Rejected
@@ -34,13 +35,17 @@ from tests.protocol.all_outputs import all_outputs
 
 
 class Runner:
-    """Steps fail on the device (`fails`) or when they are launched (`fails_at_once`)."""
+    """Steps fail on the device (`fails`) or when they are launched (`fails_at_once`); so do those
+    that hold a request in `poison`. The device that `is_lost` takes no more work."""
 
-    def __init__(self, depth, log, fails=(), fails_at_once=()):
+    is_lost = False
+
+    def __init__(self, depth, log, fails=(), fails_at_once=(), poison=()):
         self.max_steps_in_flight = depth
         self.log = log
         self.fails = set(fails)
         self.fails_at_once = set(fails_at_once)
+        self.poison = set(poison)
         self.plans = deque()
 
     def submit(self, plan):
@@ -53,7 +58,7 @@ class Runner:
     def collect(self):
         plan = self.plans.popleft()
         self.log.append(f"collect {plan.step_id}")
-        if plan.step_id in self.fails:
+        if plan.step_id in self.fails or self.poison.intersection(plan.batch.req_ids):
             raise RuntimeError(f"no result of {plan.step_id}")
         batch = plan.batch
         return ModelRunnerOutput(
@@ -62,6 +67,10 @@ class Runner:
                 np.int32
             ),
         )
+
+    def check_device(self):
+        if self.is_lost:
+            raise OSError("an illegal access")
 
 
 class Script:
@@ -97,6 +106,9 @@ class RecordingOutbox:
         self.tokens = {}
         self.ends = {}
 
+    def close(self):
+        pass
+
     def send(self, outputs):
         if any(outputs.values()):
             self.log.append(f"send {next(iter(outputs.values())).step_id}")
@@ -124,6 +136,7 @@ class Served:
         max_num_seqs=8,
         fails=(),
         fails_at_once=(),
+        poison=(),
         runs=True,
         runner_depth=None,
         clock=time.monotonic,
@@ -131,9 +144,9 @@ class Served:
         self.log = []
         self.lifecycle = Lifecycle(drain_timeout_s=60.0, clock=clock)
         clients = ClientRegistry()
-        self.client = clients.add(b"client", "test")
+        self.client = clients.add(b"client", "test", Rights())
         self.sent = RecordingOutbox(clients, self.log)
-        self.runner = Runner(runner_depth or depth, self.log, fails, fails_at_once)
+        self.runner = Runner(runner_depth or depth, self.log, fails, fails_at_once, poison)
         steps = [
             arrived if callable(arrived) else [(self.client, message) for message in arrived]
             for arrived in arrivals
@@ -268,43 +281,63 @@ class Unchecked(dict):
         return False
 
 
-def test_a_fault_ends_the_requests_of_its_step_and_of_the_one_behind_it(depth, caplog):
-    served = Served(
-        depth,
-        [ask("a", 3, 9), ask("b", 3, 9), ask("c", 3, 2)],
-        max_num_seqs=2,
-        fails={1},
-    )
-    for name in "ab":
+def test_a_fault_that_comes_once_ends_nobody(depth, caplog):
+    """On the device or at the launch; "c" waited, "d" comes behind it."""
+    for fault in ({"fails": {1}}, {"fails_at_once": {1}}):
+        asked = [ask("a", 3, 9), ask("b", 3, 9), ask("c", 3, 2)]
+        served = Served(depth, asked, [], [], [ask("d", 5, 2)], max_num_seqs=2, **fault)
+        assert served.sent.tokens == {
+            "a": list(range(3, 12)),
+            "b": list(range(3, 12)),
+            "c": [3, 4],
+            "d": [5, 6],
+        }
+        assert set(served.sent.ends.values()) == {(FinishReason.LENGTH, None)}
+        assert "step 1 failed" in caplog.text
+
+
+def test_only_the_request_whose_steps_fail_ends_with_the_faults_text(depth):
+    asked = [ask(name, 3, 9) for name in "abcdefg"]
+    served = Served(depth, [ask("early", 3, 9)], asked, poison={"c", "f"})
+    for name in "cf":
         reason, detail = served.sent.ends[name]
         assert reason is FinishReason.ERROR
-        assert detail == "the step failed: RuntimeError: no result of 1"
-        assert served.sent.tokens[name] == [3]
-    assert served.sent.tokens["c"] == [3, 4]  # it waited
-    assert "step 1 failed" in caplog.text
+        assert detail.startswith("the step failed: RuntimeError: no result of ")
+        assert not served.sent.tokens[name]
+    for name in ["early", *"abdeg"]:
+        assert served.sent.ends[name] == (FinishReason.LENGTH, None)
+        assert served.sent.tokens[name] == list(range(3, 12))
 
 
-def test_a_step_that_cannot_be_launched_ends_its_requests_behind_the_results_before_it(depth):
-    """And of the next one nothing is missing."""
-    served = Served(depth, [ask("a", 3, 9)], [], [], [ask("b", 3, 2)], fails_at_once={1})
-    assert served.sent.ends["a"] == (
-        FinishReason.ERROR,
-        "the step failed: RuntimeError: no launch of 1",
-    )
-    assert served.sent.tokens["a"] == [3]
-    assert served.sent.tokens["b"] == [3, 4]
-    assert "collect 1" not in served.log
+def test_requests_that_each_fail_alone_do_not_end_the_loop(depth):
+    """However many there are: a probe says that the device is well."""
+    names = [f"bad{n}" for n in range(9)]
+    bad = [ask(name, 3, 9) for name in names]
+    served = Served(depth, bad[:5], bad[5:], [ask("good", 3, 2)], poison=names)
+    assert {served.sent.ends[name][0] for name in names} == {FinishReason.ERROR}
+    assert served.sent.tokens["good"] == [3, 4]
 
 
-def test_three_faults_in_a_row_end_the_loop(depth):
-    served = Served(depth, [ask("a", 3, 9)], [ask("b", 3, 9)], [ask("c", 3, 9)], [ask("d", 3, 9)],
-                    fails=range(100), runs=False)  # fmt: skip
-    with pytest.raises(RuntimeError, match="no result"):
+def test_steps_that_all_fail_end_the_loop_and_no_request(depth):
+    served = Served(depth, [ask("a", 3, 9), ask("b", 3, 9)], fails=range(3, 100), runs=False)
+    with pytest.raises(DeviceFault, match="steps fail whatever they hold"):
         served.core.run()
+    assert not served.sent.ends
+    assert sum(line.startswith("collect") for line in served.log) < 20
     served.core.end_all(FinishReason.ERROR, "the engine failed")
     served.core.close()
     assert not served.client.request_ids
     assert not served.runner.plans
+
+
+def test_a_device_that_is_lost_ends_the_loop_at_the_first_fault(depth):
+    """No request is tried on it once more."""
+    served = Served(depth, [ask("a", 3, 9)], fails=range(1, 100), runs=False)
+    served.runner.is_lost = True
+    with pytest.raises(DeviceFault, match="the device is lost: OSError: an illegal access"):
+        served.core.run()
+    assert not served.sent.ends
+    assert served.log[-1] == "collect 1"
 
 
 def test_an_abort_of_the_daemon_tells_everybody_and_waits_for_the_device(depth):

@@ -13,9 +13,13 @@ import pytest
 from engine_core.errors import ExitCode
 from engine_core.supervisor import WINDOW_S, RestartLimit
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
+from engine_core.owner import Owner
+from engine_core.service_manager import READY, ServiceManager
 from engine_core.supervisor import supervise
 
 folder = Path(sys.argv[1])
@@ -25,7 +29,14 @@ def serve(suspects):
     (folder / f"start{number}").write_text(str(os.getpid()))
     ENGINE
 
-sys.exit(supervise(serve, max_restarts=3, drain_timeout_s=0.0))
+def oom_kills():
+    file = folder / "oom_kills"
+    return len(file.read_text()) if file.exists() else 3
+
+service_manager = ServiceManager()
+owner = Owner(watches_stdin=False, pid=int(sys.argv[2]) if len(sys.argv) > 2 else None)
+sys.exit(supervise(serve, max_restarts=3, drain_timeout_s=0.0, owner=owner,
+                   service_manager=service_manager, oom_kills=oom_kills))
 """
 
 
@@ -146,3 +157,82 @@ def test_a_killed_parent_takes_the_engine_with_it(tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     wait_until_gone(child)
+
+
+@pytest.mark.parametrize("by_oom_killer", [True, False])
+def test_only_a_kill_for_want_of_memory_counts_for_the_requests_in_flight(tmp_path, by_oom_killer):
+    """A file takes the place of the kernel's counter."""
+    engine = f"""
+    if number == 3:
+        (folder / "suspects").write_text(f"{{suspects.is_suspect(7)}} {{suspects.refused}}")
+        return 0
+    suspects.begin_step(0, [7])
+    if {by_oom_killer}:
+        (folder / "oom_kills").write_text("x" * (4 + number))
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    assert exit_code(tmp_path, engine) == ExitCode.DRAINED
+    expected = "True {7}" if by_oom_killer else "False set()"
+    assert (tmp_path / "suspects").read_text() == expected
+
+
+def test_what_the_engine_started_ends_with_it(tmp_path):
+    """Such as a compiler."""
+    engine = """
+    if number == 0:
+        import subprocess
+        child = subprocess.Popen(["sleep", "600"])
+        (folder / "compiler").write_text(str(child.pid))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 0"""
+    assert exit_code(tmp_path, engine.strip()) == ExitCode.DRAINED
+    wait_until_gone(int((tmp_path / "compiler").read_text()))
+
+
+def test_without_its_owner_no_engine_is_started_again(tmp_path):
+    owner = subprocess.Popen(["sleep", "600"])
+    program = PROGRAM.replace("ENGINE", "time.sleep(0.3 if number else 60); return 1")
+    process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path), str(owner.pid)])
+    child = pid_of_start(tmp_path, 0)
+    owner.kill()
+    owner.wait()
+    os.kill(child, signal.SIGKILL)
+    assert process.wait(30) == ExitCode.DRAINED
+    assert num_starts(tmp_path) == 1
+
+
+AS_PROCESS_1 = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+
+
+def test_as_process_1_it_reaps_orphans_and_passes_sigterm_on(tmp_path):
+    """As in a container."""
+    if subprocess.run([*AS_PROCESS_1, "true"], check=False).returncode:
+        pytest.skip("this system gives no namespace of processes")
+    engine = """
+    for _ in range(3):
+        if not os.fork():
+            if not os.fork():
+                time.sleep(0.2)
+            os._exit(0)
+        os.wait()
+    def drained(*_):
+        (folder / "drained").touch()
+        os._exit(0)
+    signal.signal(signal.SIGTERM, drained)
+    time.sleep(60)"""
+    program = PROGRAM.replace("    ENGINE", engine)
+    process = subprocess.Popen([*AS_PROCESS_1, sys.executable, "-c", program, str(tmp_path)])
+    try:
+        pid_of_start(tmp_path, 0)
+        [parent] = children_of(process.pid)
+        time.sleep(1)
+        [engine] = children_of(parent)  # no zombies
+        os.kill(parent, signal.SIGTERM)
+        assert process.wait(30) == ExitCode.DRAINED
+        assert (tmp_path / "drained").exists()
+    finally:
+        process.kill()
+
+
+def children_of(pid):
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -13,10 +13,10 @@ REQUEST = EngineRequest(
 )
 
 
-def die(suspects, *steps, code=-11):
+def die(suspects, *steps, code=-11, **how):
     for number, step in enumerate(steps):
         suspects.begin_step(number, step)
-    suspects.count_death(code)
+    suspects.count_death(code, **how)
 
 
 def test_two_deaths_make_a_suspect_and_one_more_alone_a_refusal():
@@ -42,6 +42,13 @@ def test_a_death_from_outside_does_not_count(code, counts):
         die(suspects, [7], code=code)
     assert suspects.is_suspect(7) is counts
     assert bool(suspects.refused) is counts
+
+
+def test_a_kill_by_the_oom_killer_counts():
+    suspects = Suspects()
+    for _ in range(3):
+        die(suspects, [7], code=-9, by_oom_killer=True)
+    assert suspects.refused == {7}
 
 
 def test_a_step_that_is_over_killed_nobody():

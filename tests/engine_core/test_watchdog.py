@@ -17,6 +17,8 @@ from engine_core.errors import ExitCode
 from engine_core.observers import Progress
 from engine_core.watchdog import Watchdog
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT_S = 0.2
 
 

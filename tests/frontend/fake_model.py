@@ -1,6 +1,7 @@
 """What the scripted engine serves: a tokenizer of bytes, functions in place of a model, and the
 fixed answers about them."""
 
+import secrets
 import struct
 from collections.abc import Callable
 
@@ -91,7 +92,9 @@ def explanation(request: EngineRequest) -> RequestInfo:
         waits_for=WaitReason.BLOCKS,
         why="needs 9 blocks, 3 are free",
         num_requests_ahead=2,
-        cache_lookup=CacheLookup(num_tokens=32, num_host_tokens=0, ended=LookupEnd.EVICTED),
+        cache_lookup=CacheLookup(
+            num_tokens=32, num_host_tokens=0, num_disk_tokens=0, ended=LookupEnd.EVICTED
+        ),
         preemptions=[
             Preemption(
                 step_id=7, mode="recompute", reason="a needed a block", num_tokens=40, num_blocks=3
@@ -131,7 +134,10 @@ def welcome(
         tokenizer=info if with_tokenizer else None,
     )
     message = Welcome(
-        wire_version=WIRE_VERSION, engine_id="fake", heartbeat_s=HEARTBEAT_S, model=model
+        wire_version=WIRE_VERSION,
+        engine_id=secrets.token_hex(8),
+        heartbeat_s=HEARTBEAT_S,
+        model=model,
     )
     return message, [document] if with_tokenizer else []
 

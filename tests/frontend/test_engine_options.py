@@ -107,6 +107,9 @@ def test_what_asks_for_nothing_is_accepted():
         ("load_format", "dummy"),
         ("cpu_offload_gb", 4),
         ("swap_space", 8),
+        ("bind", "tcp://127.0.0.1:9"),
+        ("exit_on_stdin_eof", True),
+        ("parent_pid", 1),
     ],
 )
 def test_what_it_cannot_do_is_refused_by_name(name, value):

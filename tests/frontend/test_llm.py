@@ -171,7 +171,7 @@ def test_an_interrupt_aborts_every_request(llm, engine):
         wait_until(lambda: engine.num_live == 3)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-    thread = threading.Thread(target=interrupt)
+    thread = threading.Thread(target=interrupt, daemon=True)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["a", "b", "c"], params(max_tokens=500), use_tqdm=False)

@@ -1,12 +1,14 @@
 """The client's ZMQ transport on real sockets: what the engine sent before it went is delivered."""
 
 import asyncio
+import os
 import threading
 import time
 
 import pytest
 import zmq
 
+from frontend.errors import EngineUnavailable
 from frontend.transport import ZmqTransport
 
 
@@ -31,7 +33,7 @@ async def test_a_busy_client_reads_all_that_the_engine_sent_before_it_went(tmp_p
     while not (tmp_path / "socket").exists():
         await asyncio.sleep(0.01)
     transport, received, lost = ZmqTransport(address), [], asyncio.Event()
-    transport.connect(lambda frames: received.append(int(frames[0])), lambda _why: lost.set())
+    transport.connect(lambda frames: received.append(int(frames[0])), lambda *_why: lost.set())
     transport.send_frames([b"here"])
     await asyncio.sleep(0.01)
     has_gone.wait(timeout=20)
@@ -42,6 +44,19 @@ async def test_a_busy_client_reads_all_that_the_engine_sent_before_it_went(tmp_p
     engine.join()
 
 
+async def test_a_socket_of_another_user_is_not_trusted(tmp_path, monkeypatch):
+    """In a folder such as /tmp anybody may put one at the address of an engine."""
+    path = tmp_path / "engine.sock"
+    path.touch()
+    foreign = os.stat_result((0o140600, 0, 0, 1, 1001, 0, 0, 0, 0, 0))
+    monkeypatch.setattr("frontend.transport.Path.stat", lambda _path, **_: foreign)
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    transport = ZmqTransport(f"ipc://{path}")
+    with pytest.raises(EngineUnavailable, match=r"belongs to another user \(1001\)"):
+        transport.connect(lambda _frames: None, lambda *_why: None)
+    transport.close()
+
+
 async def test_a_message_to_an_engine_that_has_gone_is_dropped(tmp_path):
     address, has_gone = f"ipc://{tmp_path}/socket", threading.Event()
     engine = threading.Thread(target=send_and_go, args=(address, 0, has_gone), daemon=True)
@@ -49,7 +64,7 @@ async def test_a_message_to_an_engine_that_has_gone_is_dropped(tmp_path):
     while not (tmp_path / "socket").exists():
         await asyncio.sleep(0.01)
     transport, lost = ZmqTransport(address), asyncio.Event()
-    transport.connect(lambda _frames: None, lambda _why: lost.set())
+    transport.connect(lambda _frames: None, lambda *_why: lost.set())
     transport.send_frames([b"here"])
     await asyncio.sleep(0.01)
     has_gone.wait(timeout=20)

@@ -46,7 +46,9 @@ EXPLANATION = RequestInfo(
     waits_for=WaitReason.BLOCKS,
     why="needs 9 blocks, 3 are free",
     num_requests_ahead=0,
-    cache_lookup=CacheLookup(num_tokens=16, num_host_tokens=8, ended=LookupEnd.EVICTED),
+    cache_lookup=CacheLookup(
+        num_tokens=16, num_host_tokens=8, num_disk_tokens=0, ended=LookupEnd.EVICTED
+    ),
     preemptions=[
         Preemption(step_id=7, mode="swap", reason="no block", num_tokens=31, num_blocks=6)
     ],

@@ -1,7 +1,6 @@
 """The daemon of a simulation: the real loop, scheduler, cache and socket code, in a greenlet that
 gives way wherever the process would wait."""
 
-import logging
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -14,14 +13,20 @@ from engine_core.executor import InProcessExecutor
 from engine_core.kv_cache import KVCacheManager
 from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.lifecycle import Lifecycle
-from engine_core.scheduler import ModelRunnerOutput, Scheduler, SchedulerConfig, SchedulerOutput
+from engine_core.scheduler import (
+    DeviceFault,
+    ModelRunnerOutput,
+    Scheduler,
+    SchedulerConfig,
+    SchedulerOutput,
+)
 from engine_core.server import transport as transport_module
 from engine_core.server.clients import ClientRegistry
 from engine_core.server.inbox import Inbox
 from engine_core.server.outbox import Outbox
 from engine_core.server.transport import ZmqTransport
 from engine_core.server.validation import RequestValidator
-from protocol.outputs import FinishReason
+from tests.engine_core.fake_host import FakeHost, NoSalt
 from tests.engine_core.scheduler.paged_model import VOCAB, PagedModel
 from tests.frontend.fake_model import welcome
 from tests.simulation.sim_zmq import Network, Process, SimSocket, SimZmq
@@ -41,49 +46,86 @@ class StepFault(RuntimeError):
     """What an injected fault raises."""
 
 
-class Salts(dict[str, None]):
-    def __missing__(self, _request_id: str) -> None:
-        return None
+class WrongRead(BaseException):
+    """The model found something else in its cache or its rows than the plan says. Not an Exception:
+    the engine must not take it for a fault that it can mend."""
 
 
 class SimRunner:
-    """A `PagedModel` whose steps take time. `faults` says which step's submit or collect raises."""
+    """A `PagedModel` whose steps take time. A step fails, in submit or collect, by the engine's
+    draw, if it holds a poisoned request, or if the device is lost."""
 
     def __init__(self, engine: "EngineProcess", num_blocks: int, num_host_blocks: int) -> None:
         self.max_steps_in_flight = engine.depth
         self.model = PagedModel(LONE_GROUP, num_blocks, BLOCK_SIZE, num_host_blocks)
-        self.model.salts = Salts()
+        self.model.salts = NoSalt()
         self._engine = engine
         self._is_late = engine.random.random() < 0.5
         """Plans are read when their results are collected, behind the next plan's making."""
         self._results: list[tuple[SchedulerOutput, ModelRunnerOutput | Exception | None]] = []
+        self._has_read = True
+        self._poison: dict[str, int] = {}
+        """By request, the position that cannot be computed, nor can those behind it."""
 
     def submit(self, plan: SchedulerOutput) -> None:
         engine = self._engine
         engine.at_call("submit")
         failed_before = any(isinstance(result, Exception) for _, result in self._results)
-        fault = engine.draw_fault() if plan.total_num_scheduled_tokens else None
+        fault = None
+        if engine.has_lost_device or self._is_poisoned(plan):
+            fault = engine.random.choice(["submit", "collect"])
+        elif plan.total_num_scheduled_tokens and not engine.scheduler._isolation.is_active:
+            fault = engine.draw_fault()  # once, and not again
         if fault == "submit" and not failed_before:
             self._execute_all()
-            self.model.follow(plan, with_copies=engine.random.random() < 0.5)
+            self._read(plan)
             raise StepFault("out of memory at the launch")
         if fault == "collect" or failed_before:
             self._execute_all()
-            self.model.follow(plan, with_copies=engine.random.random() < 0.5)
+            if not failed_before or self._has_read:
+                self._read(plan)
             self._results.append((plan, StepFault("the device failed")))
         else:
-            self._results.append((plan, None if self._is_late else self.model.execute(plan)))
+            self._results.append((plan, None if self._is_late else self._execute(plan)))
+
+    def _read(self, plan: SchedulerOutput) -> None:
+        """Of a step that fails: what it did before."""
+        random = self._engine.random
+        self._has_read = random.random() < 0.7
+        if self._has_read:
+            self.model.follow(plan, with_copies=random.random() < 0.5)
+
+    def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        try:
+            return self.model.execute(plan)
+        except AssertionError as error:
+            raise WrongRead(str(error)) from error
+
+    def _is_poisoned(self, plan: SchedulerOutput) -> bool:
+        for new in plan.scheduled_new_reqs:
+            position = self._engine.poison.get(tuple(new.prompt_token_ids))
+            if position is not None:
+                self._poison[new.req_id] = position
+        batch = plan.batch
+        ends = (batch.num_computed_tokens + batch.num_scheduled_tokens).tolist()
+        return any(
+            end > self._poison.get(name, end) for name, end in zip(batch.req_ids, ends, strict=True)
+        )
+
+    def check_device(self) -> None:
+        if self._engine.has_lost_device and self._engine.random.random() < 0.5:
+            raise StepFault("an illegal access")  # else it is not told, and is found out
 
     def _execute_all(self) -> None:
         self._results = [
-            (plan, self.model.execute(plan) if result is None else result)
+            (plan, self._execute(plan) if result is None else result)
             for plan, result in self._results
         ]
 
     def collect(self) -> ModelRunnerOutput:
         plan, result = self._results.pop(0)
         if result is None:
-            result = self.model.execute(plan)
+            result = self._execute(plan)
         if plan.total_num_scheduled_tokens:
             self._engine.sleep(self._engine.step_s * self._engine.random.uniform(0.5, 1.5))
         self._engine.at_call("collect")
@@ -99,6 +141,7 @@ class EngineProcess:
         config: the scheduler's.
         kill_at_call: the number of the call into socket, runner or clock at which it is killed.
         fault_rate: of steps that raise.
+        poison: by prompt, the first position that makes steps raise.
     """
 
     def __init__(
@@ -114,12 +157,15 @@ class EngineProcess:
         call_later: Callable[[float, Callable[[], None]], Any],
         now: Callable[[], float],
         fault_rate: float = 0.0,
+        poison: dict[tuple[int, ...], int] | None = None,
     ) -> None:
         self.random = random
         self.depth = config.max_steps_in_flight
         self.step_s = step_s
         self.exit_code: int | None = None
         self.fault_rate = fault_rate
+        self.poison = {} if poison is None else poison
+        self.has_lost_device = False
         self.kill_at_call: int | None = None
         self.on_exit: Callable[[], None] = lambda: None
         self.clock_skew_s = 0.0
@@ -146,8 +192,17 @@ class EngineProcess:
         )
         self.scheduler = Scheduler(config, self.kv_cache)
         self.clients = ClientRegistry()
-        self.runner = SimRunner(self, num_blocks, num_host_blocks)
-        outbox = Outbox(self.transport, self.clients, heartbeat_s=HEARTBEAT_S, clock=self.clock)
+        executor = InProcessExecutor(SimRunner(self, num_blocks, num_host_blocks), clock=self.clock)
+        self.host = FakeHost(
+            executor, lambda: SimRunner(self, num_blocks, num_host_blocks), "simulated"
+        )
+        self.outbox = outbox = Outbox(
+            self.transport,
+            self.clients,
+            heartbeat_s=HEARTBEAT_S,
+            clock=self.clock,
+            sleep=self.sleep,
+        )
         message, frames = welcome("simulated", with_tokenizer=True)
         self.core = EngineCore(
             inbox=Inbox(
@@ -161,7 +216,8 @@ class EngineProcess:
             outbox=outbox,
             clients=self.clients,
             scheduler=self.scheduler,
-            executor=InProcessExecutor(self.runner, clock=self.clock),
+            executor=executor,
+            model_host=self.host,
             lifecycle=self.lifecycle,
             validator=RequestValidator(
                 max_model_len=MAX_MODEL_LEN,
@@ -256,6 +312,9 @@ class EngineProcess:
             code = self._serve()
         except Killed:
             code = -9
+        except WrongRead as error:
+            self._network.log(f"{self.process.name} reads what is wrong: {error}")
+            code = -6
         if self.exit_code is None:
             self.transport.close()
         self.exit_code = code
@@ -263,14 +322,12 @@ class EngineProcess:
         self.on_exit()
 
     def _serve(self) -> int:
-        """As `engine_core.daemon._serve`."""
+        """As `engine_core.daemon._serve` under --supervise."""
         try:
             self.core.run()
-        except Exception as error:
-            logging.getLogger(__name__).debug("the engine failed", exc_info=True)
-            if not isinstance(error, StepFault):
-                raise
-            self.core.end_all(FinishReason.ERROR, f"the engine failed: {error}")
+        except DeviceFault:
+            assert self.has_lost_device
+            self.core.close()
             return 1
         self.core.close()
         return 0

@@ -2,16 +2,26 @@
 true at its end."""
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 from random import Random
 from typing import Any
 from unittest import mock
 
+import engine_core.server.outbox as outbox_module
+import engine_core.server.transport as engine_transport
 import frontend.output_processor as output_processor
 from engine_core.scheduler import SchedulerConfig
 from frontend import BeamSearchParams, SamplingParams
-from frontend.errors import ClientClosed, EngineDied, EngineUnavailable, QueueFull, RequestRejected
+from frontend.errors import (
+    ClientClosed,
+    EngineClientError,
+    EngineDied,
+    EngineUnavailable,
+    QueueFull,
+    RequestRejected,
+)
 from protocol.sampling import sequence_seed
 from tests.engine_core.scheduler.oracle import beam_answer
 from tests.engine_core.scheduler.paged_model import VOCAB, log_probabilities, next_token
@@ -43,6 +53,11 @@ class Settings:
     num_drains: tuple[int, ...] = (0, 0, 1)
     num_jumps: tuple[int, ...] = (0, 0, 1)
     fault_rate: tuple[float, ...] = (0.0, 0.0, 0.02)
+    """Of steps that fail, and do not fail again."""
+    poison_rate: tuple[float, ...] = (0.0, 0.0, 0.1)
+    """Of requests that make their steps fail, from some token on."""
+    num_lost_devices: tuple[int, ...] = (0,) * 9 + (1,)
+    """From then on all steps of this engine fail."""
     max_queued: tuple[int | None, ...] = (None, None, 4)
     away_s: tuple[float, ...] = (0.05, 0.5, 3.0)
     stays_away: tuple[bool, ...] = (False, False, False, True)
@@ -53,9 +68,18 @@ class Settings:
     num_requests: tuple[int, ...] = (1, 3, 6)
     """Of each client."""
     num_closes: tuple[int, ...] = (0, 0, 0, 1)
+    num_controls: tuple[int, ...] = (0, 0, 1, 3)
+    """Of an operator: pauses, sleeps and new weights, each ended after a while."""
     num_floods: tuple[int, ...] = (0,) * 9 + (1,)
     num_corrupted: tuple[int, ...] = (0,) * 9 + (1,)
     """Spans of time in which all requests of a client arrive as garbage."""
+    send_queue: tuple[int, ...] = (2, 128)
+    """Messages to a client before they are merged."""
+    backlog_bytes: tuple[int, ...] = (2**24, 2**24, 2**24, 2000)
+    """With which a client is dropped."""
+    pause_s: tuple[float, ...] = (0.01, 0.2, 2.0)
+    long_pauses_s: tuple[float, ...] = (0.0,) * 5 + (10.0,)
+    """Of a client."""
 
 
 def only(**what: tuple[Any, ...]) -> Settings:
@@ -64,7 +88,7 @@ def only(**what: tuple[Any, ...]) -> Settings:
     nothing = {
         field.name: (False,) if field.name in flags else (0,)
         for field in dataclasses.fields(Settings)
-        if field.name.startswith("num_") or field.name in ("fault_rate", *flags)
+        if field.name.startswith("num_") or field.name in ("fault_rate", "poison_rate", *flags)
     }
     kept = {"num_clients": (3,), "num_requests": (6,), "max_queued": (None,)}
     return Settings(**(nothing | kept | what))
@@ -81,6 +105,10 @@ class Report:
     virtual_s: float = 0.0
     largest_gap_s: float = 0.0
     """Between two outputs of a request."""
+    num_merged: int = 0
+    """Times that a client's queue was full, and its messages were merged."""
+    num_dropped: int = 0
+    """Slow clients."""
     trace: str = ""
 
 
@@ -92,6 +120,9 @@ class Simulation:
         self.settings = settings
         self.report = Report(seed)
         self.trace: list[str] = []
+        bounds = Random(seed + 3)
+        self.send_queue = bounds.choice(settings.send_queue)
+        self.backlog_bytes = bounds.choice(settings.backlog_bytes)
         self.network = Network(Random(seed + 1), self._call_later, self.log)
         self.loop = VirtualLoop(self.network.is_readable)
         self.engines: list[EngineProcess] = []
@@ -99,7 +130,7 @@ class Simulation:
         self.away_s = 0.0
         self.jumped_s = 0.0
         self.is_over = False
-        self.has_faults = False
+        self.poison: dict[tuple[int, ...], int] = {}
         self.num_drains = 0
         self.num_floods = 0
         self.num_connection_faults = 0
@@ -130,6 +161,7 @@ class Simulation:
             call_later=self._call_later,
             now=self.loop.time,
             fault_rate=self.fault_rate,
+            poison=self.poison,
         )
         engine.on_exit = lambda: self._engine_has_ended(engine)
         if self.kills_left and self.random.random() < 0.5:
@@ -173,7 +205,7 @@ class Simulation:
         self.kills_left = draw.choice(settings.num_kills)
         self.away_s = draw.choice(settings.away_s)
         self.stays_away = draw.choice(settings.stays_away)
-        self.has_faults = self.fault_rate > 0
+        self.poison_rate = self.random_kinds.choice(settings.poison_rate)
 
     def params(self) -> SamplingParams:
         draw = self.random
@@ -214,6 +246,10 @@ class Simulation:
                 self.params(),
                 timeout_s=self.random_kinds.choice([None] * 9 + [0.1, 1.0, 30.0]),
             )
+            if self.random_kinds.random() < self.poison_rate:
+                asked.prompt += [draw.randrange(VOCAB) for _ in range(20)]  # nobody else has it
+                position = len(asked.prompt) + self.random_kinds.choice([-1, 0, 5, 20])
+                self.poison[tuple(asked.prompt)] = position
             if self.random_kinds.random() < 0.1:
                 asked.params = self.beam_search_params()
                 client.spawn(client.ask_beams(asked))
@@ -252,6 +288,8 @@ class Simulation:
         at_random_times(draw.choice(settings.num_drains), self._drain)
         at_random_times(draw.choice(settings.num_jumps), self._jump)
         at_random_times(draw.choice(settings.num_closes), self._close_client)
+        num_lost = self.random_kinds.choice(settings.num_lost_devices)
+        at_random_times(num_lost, self._lose_device)
         if draw.choice(settings.num_corrupted):
             self._call_later(draw.random() * span_s, self._corrupt)
         if draw.choice(settings.num_floods):
@@ -277,14 +315,14 @@ class Simulation:
             self.random.choice(connections).send(frames, to_router=self.random.random() < 0.5)
 
     def _pause(self) -> None:
-        seconds = self.random.choice([0.01, 0.2, 2.0])
+        seconds = self.random.choice(self.settings.pause_s)
         if self.random.random() < 0.5:
             if self.engine.exit_code is None and not self.engine.process.is_paused:
                 self.engine.pause(seconds)
         else:
             client = self.random.choice(self.clients)
             if not client.process.is_paused:
-                client.pause(seconds)
+                client.pause(seconds + self.random.choice(self.settings.long_pauses_s))
 
     def _kill_client(self) -> None:
         client = self.random.choice(self.clients)
@@ -324,6 +362,10 @@ class Simulation:
             self.drained_s = min(self.drained_s, self.loop.time())
             self.engine.lifecycle.drain("SIGTERM")
 
+    def _lose_device(self) -> None:
+        self.log("the device is lost")
+        self.engine.has_lost_device = True
+
     def _jump(self) -> None:
         seconds = self.random.choice([0.5, 3.0])
         self.log(f"the engine's clock jumps by {seconds} s")
@@ -340,7 +382,11 @@ class Simulation:
                 f"{context.get('message')}: {context.get('exception')!r}"
             )
         )
-        with mock.patch.object(output_processor, "secrets", wire_ids):
+        with (
+            mock.patch.object(output_processor, "secrets", wire_ids),
+            mock.patch.object(engine_transport, "_SEND_QUEUE_MESSAGES", self.send_queue),
+            mock.patch.object(outbox_module, "_MAX_BACKLOG_BYTES", self.backlog_bytes),
+        ):
             try:
                 asyncio.set_event_loop(self.loop)
                 self.loop.run_until_complete(self._run())
@@ -354,6 +400,8 @@ class Simulation:
     async def _run(self) -> None:
         self.draw()
         self.start_engine()
+        random = Random(self.report.seed + 3)
+        self.operator = ClientProcess("operator", self.network, self.loop, random)
         for index in range(self.random.choice(self.settings.num_clients)):
             seed = self.random.getrandbits(32)
             self.clients.append(
@@ -361,13 +409,44 @@ class Simulation:
             )
         for client in self.clients:
             client.spawn(self.serve_client(client))
+        self.operator.spawn(self._operate())
         self.plan_faults()
-        while any(client.tasks for client in self.clients):
+        while any(client.tasks for client in [*self.clients, self.operator]):
             if self.loop.time() > HORIZON_S:
                 raise Violation(f"not over after {HORIZON_S:g} s")
             await asyncio.sleep(0.5)
         await self._settle()
         self._judge()
+
+    async def _operate(self) -> None:
+        """One change after another. What pauses is resumed, however often that takes."""
+        operator, draw = self.operator, self.operator.random
+        llm = operator.llm
+        for _ in range(draw.choice(self.settings.num_controls)):
+            await operator.clock.sleep(draw.choice([0.0, 0.2, 1.5]) * draw.random())
+            change, undo = draw.choice(
+                [
+                    (llm.pause_generation, llm.resume_generation),
+                    (lambda: llm.pause_generation(mode="wait"), llm.resume_generation),
+                    (lambda: llm.sleep(draw.choice([1, 2])), llm.wake_up),
+                    (lambda: llm.update_weights(draw.choice(["a", "b"])), llm.resume_generation),
+                ]
+            )
+            self.log("the operator makes a change")
+            with contextlib.suppress(EngineClientError):
+                await change()
+            await operator.clock.sleep(draw.choice([0.0, 0.1, 1.0]))
+            self.log("the operator ends it")
+            while not await self._is_done(undo):
+                await operator.clock.sleep(0.3)
+        await operator.llm.close()
+
+    async def _is_done(self, call) -> bool:
+        try:
+            await call()
+        except EngineClientError:
+            return False
+        return True
 
     async def _settle(self) -> None:
         """Clients close; the engine that is left has nothing to do and is well."""
@@ -385,13 +464,15 @@ class Simulation:
             assert sum(counts) == 0, f"requests are left: {counts}"
             assert engine.kv_cache.num_blocks_in_use == 0, "blocks are left"
             assert len(engine.clients) == 0, "clients are left"
-            assert not engine.runner.model.rows, "rows are left"
+            assert not engine.host.runner.model.rows, "rows are left"
         engine.kill("at the end")
 
     def _judge(self) -> None:
         report = self.report
         self.has_losses = bool(self.num_connection_faults or self.corrupted)
-        self.num_losses = len(self.engines) + self.num_connection_faults
+        report.num_merged = sum(engine.outbox.num_backlogs for engine in self.engines)
+        report.num_dropped = sum(engine.outbox.num_dropped for engine in self.engines)
+        self.num_losses = len(self.engines) + self.num_connection_faults + report.num_dropped
         report.num_lives = len(self.engines)
         report.num_messages = self.network.num_messages
         report.virtual_s = self.loop.time()
@@ -412,6 +493,7 @@ class Simulation:
                 is_closed = isinstance(error, ClientClosed) and client.is_closed
                 assert is_closed or isinstance(error, EngineDied), repr(error)
         limit = 40 * (report.num_requests + num_tokens + 20 * len(self.clients))
+        limit += int(40 * report.virtual_s)
         limit += 3 * FLOOD_MESSAGES * self.num_floods
         limit += int(10 * report.virtual_s * len(self.clients)) + 200 * len(self.engines)
         assert report.num_messages < limit, f"{report.num_messages} messages, at most {limit}"
@@ -441,7 +523,10 @@ class Simulation:
             elif reason == "abort":
                 assert asked.is_aborted or self.num_drains, what
             elif reason == "error":
-                assert self.has_faults, what
+                assert asked.details[index].startswith("the step failed: StepFault"), what
+                assert tuple(asked.prompt) in self.poison, what
+            position = self.poison.get(tuple(asked.prompt), MAX_MODEL_LEN)
+            assert len(asked.prompt) + len(tokens) <= position + 1, what
         self.report.largest_gap_s = max(self.report.largest_gap_s, asked.largest_gap_s)
         self.report.num_finished += asked.error is None
         num_resumptions = asked.num_resumptions
@@ -461,7 +546,6 @@ class Simulation:
             or (isinstance(asked.error, RequestRejected) and self.corrupted == client.name)
             or (isinstance(asked.error, RequestRejected) and self.num_drains)
             or (isinstance(asked.error, ClientClosed) and client.is_closed)
-            or (isinstance(asked.error, EngineDied | EngineUnavailable) and self.has_faults)
             or (
                 # what the engine had when it was told to stop, it finished
                 isinstance(asked.error, EngineDied)
@@ -484,7 +568,9 @@ class Simulation:
 
     def _judge_beams(self, asked: Asked, params: BeamSearchParams) -> None:
         is_over = asked.num_ends and asked.error is None and not asked.is_aborted
-        if not is_over or (not asked.tokens and (self.num_drains or self.has_faults)):
+        if not is_over or (
+            not asked.tokens and (self.num_drains or tuple(asked.prompt) in self.poison)
+        ):
             return
         request = mock.Mock(
             sampling_params=params.sampling_params().to_wire(len(asked.prompt), MAX_MODEL_LEN),

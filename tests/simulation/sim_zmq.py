@@ -5,7 +5,7 @@ simulated network. `test_traits.py` shows each trait on real sockets too.
 - At the end of a connection its unread messages are dropped beyond PIPE_MESSAGES, unless the
   socket would connect again later (a reconnect interval above 0).
 - A send to a peer that is gone: EHOSTUNREACH (ROUTER, mandatory), Again (DEALER).
-- A send beyond the high-water mark: Again.
+- A send beyond the high-water mark: Again, until half of the queue has been read.
 - The descriptor signals an event once: any call on the socket takes the signal.
 """
 
@@ -82,6 +82,8 @@ class Connection:
         self.identity = network.new_identity()
         self.is_open = True
         self.is_cut = False
+        self.is_full = False
+        """Towards the DEALER."""
         self._queues: dict[bool, deque[list[bytes]]] = {True: deque(), False: deque()}
         router.connections[self.identity] = self
 
@@ -254,12 +256,13 @@ class SimSocket:
             if connection is None:
                 raise real_zmq.ZMQError(real_zmq.EHOSTUNREACH)
             limit = self.options.get(real_zmq.SNDHWM, 1000)
-            if (
-                limit
-                and connection.num_under_way(to_router=False) + len(connection.ends[False].inbox)
-                >= limit
-            ):
+            num_unread = connection.num_under_way(to_router=False)
+            num_unread += len(connection.ends[False].inbox)
+            low_water = limit - (limit + 1) // 2
+            if limit and (num_unread > low_water if connection.is_full else num_unread >= limit):
+                connection.is_full = True
                 raise real_zmq.Again()
+            connection.is_full = False
             connection.send(parts[1:], to_router=False)
         elif self.connection is None:
             raise real_zmq.Again()

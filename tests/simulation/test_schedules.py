@@ -13,6 +13,7 @@ def test_every_request_ends_once_with_the_models_tokens(chunk):
     reports = [run_schedule(seed) for seed in range(chunk * _CHUNK, (chunk + 1) * _CHUNK)]
     assert sum(report.num_finished for report in reports) > 200
     assert sum(report.num_lives > 1 for report in reports) > 10, "the faults strike"
+    assert sum(report.num_merged > 0 for report in reports) > 5, "slow readers' outputs are merged"
 
 
 def largest_gap_of_floods(num_schedules):
@@ -21,8 +22,27 @@ def largest_gap_of_floods(num_schedules):
     return max(run_schedule(seed, floods).largest_gap_s for seed in range(num_schedules))
 
 
+@pytest.mark.slow
 def test_a_flood_of_one_client_does_not_stop_the_others():
     assert largest_gap_of_floods(10) < 0.5
+
+
+@pytest.mark.slow
+def slow_readers(backlog_bytes):
+    settings = only(
+        num_pauses=(3,), send_queue=(2,), long_pauses_s=(10.0,), backlog_bytes=(backlog_bytes,)
+    )
+    return [run_schedule(seed, settings) for seed in range(examples(40))]
+
+
+def test_a_client_that_stands_still_for_ten_seconds_loses_nothing_and_is_not_dropped():
+    reports = slow_readers(backlog_bytes=2**24)
+    assert sum(report.num_merged for report in reports) > 0
+    assert not any(report.num_dropped for report in reports)
+
+
+def test_a_client_that_is_dropped_while_it_stands_still_resumes_and_loses_nothing():
+    assert any(report.num_dropped for report in slow_readers(backlog_bytes=600))
 
 
 def test_what_the_engine_had_before_a_drain_is_finished_and_read():

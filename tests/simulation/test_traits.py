@@ -122,6 +122,37 @@ def test_a_send_beyond_the_high_water_mark_is_again(dealer, tmp_path):
     context.term()
 
 
+def test_a_full_queue_has_room_again_when_half_of_it_was_read(dealer, tmp_path):
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    router.setsockopt(zmq.SNDHWM, 10)
+    router.bind(f"ipc://{tmp_path}/socket")
+    dealer.setsockopt(zmq.RCVHWM, 1)
+    dealer.connect(f"ipc://{tmp_path}/socket")
+    dealer.send(b"here")
+    identity, _ = router.recv_multipart()
+
+    def num_sent():
+        number = 0
+        with contextlib.suppress(zmq.Again):
+            while True:
+                router.send_multipart([identity, os.urandom(1_000_000)], zmq.NOBLOCK)
+                number += 1
+        return number
+
+    while num_sent():
+        time.sleep(0.1)  # until the kernel's buffers are full, too
+    rooms = []
+    for _ in range(12):
+        dealer.recv()
+        time.sleep(0.1)
+        rooms.append(num_sent())
+    assert set(rooms) == {0, 5}, "never one at a time"
+    router.close(linger=0)
+    context.term()
+
+
 def test_the_descriptor_signals_an_event_once(dealer, tmp_path):
     import select
 

@@ -15,6 +15,12 @@ from engine_core.model_files.gguf.header import GgufTensor
 
 SUPPORTED_ARCHITECTURES = ("gemma3", "llama", "qwen2", "qwen3", "qwen3moe")
 _REQUIRED = object()
+_LISTS = {"tokens": str, "merges": str, "token_type": int, "scores": float}
+_SINGLE = {"model": str, "pre": str} | dict.fromkeys(
+    ("bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id", "unknown_token_id",
+     "padding_token_id"), int,
+)  # fmt: skip
+"""Types of the keys tokenizer.ggml.*."""
 
 
 class GgufMetadata:
@@ -30,6 +36,20 @@ class GgufMetadata:
                 f"are read for {', '.join(SUPPORTED_ARCHITECTURES)}; use the model's Hugging Face "
                 f"folder"
             )
+
+        for names, is_list in ((_LISTS, True), (_SINGLE, False)):
+            for name, kind in names.items():
+                value = metadata.get(f"tokenizer.ggml.{name}")
+                if value is None or (value == [] and is_list):
+                    continue
+                # a list's items are all of one type
+                if isinstance(value, list) != is_list or not isinstance(
+                    value[0] if is_list else value, kind
+                ):
+                    raise BrokenModelFile(
+                        f"{file}: tokenizer.ggml.{name} is {value!r:.40}, it must be "
+                        f"{'a list of ' if is_list else ''}{kind.__name__}; convert the model again"
+                    )
 
     @property
     def family(self) -> str:
@@ -98,6 +118,16 @@ def build_config(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[str
         ) from error
 
 
+_LARGEST = {
+    "num_hidden_layers": 10_000,
+    "head_dim": 1 << 20,
+    "num_attention_heads": 1 << 20,
+    "num_key_value_heads": 1 << 20,
+    "intermediate_size": 2**31 - 1,
+    "max_position_embeddings": 2**31 - 1,
+}
+
+
 def _build_config(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[str, Any]:
     hidden_size = int(meta.number("embedding_length"))
     num_heads = int(meta.number("attention.head_count"))
@@ -127,6 +157,12 @@ def _build_config(meta: GgufMetadata, tensors: dict[str, GgufTensor]) -> dict[st
         "tie_word_embeddings": "output.weight" not in tensors,
         "rope_parameters": rope_parameters(meta),
     }
+    for field, largest in _LARGEST.items():
+        if not 0 < config[field] <= largest:
+            raise BrokenModelFile(
+                f"{meta.file}: {field} is {config[field]}, it must be from 1 to {largest}; "
+                f"download it again"
+            )
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         config[f"{ours}_token_id"] = meta.raw.get(f"tokenizer.ggml.{theirs}_token_id")
     if meta.architecture == "gemma3":
@@ -270,6 +306,8 @@ def rope_parameters(meta: GgufMetadata) -> dict[str, Any]:
         UnsupportedModelFile: a kind of scaling that is not read.
     """
     theta = float(meta.number("rope.freq_base", _DEFAULT_THETA.get(meta.architecture, 10_000.0)))
+    if not 0.0 < theta < math.inf:
+        raise ValueError(f"rope.freq_base is {theta}, it must be a positive number")
     kind = meta.number("rope.scaling.type", None)
     # before there were kinds there was one number, for linear scaling
     factor = float(meta.number("rope.scaling.factor", meta.number("rope.scale_linear", 1.0)))

@@ -146,7 +146,7 @@ class GgufFile:
             self.config["rope_parameters"] = apply_frequency_factors(
                 self.config["rope_parameters"], factors, self.config["head_dim"]
             )
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             self._meta.refuse(str(error))
 
     def _absent_biases(self) -> Iterator[tuple[str, torch.Tensor]]:

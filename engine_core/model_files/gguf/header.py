@@ -72,6 +72,12 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMENSIONS = 4
+# ten times what the largest files have; a damaged header must not fill the memory
+_MAX_TENSORS = 1 << 18
+_MAX_KEYS = 1 << 16
+_MAX_ARRAY_ITEMS = 1 << 23
+_MAX_STRING_BYTES = 1 << 26
+_MAX_NAME_BYTES = 1 << 16
 _STRING, _ARRAY = 8, 9
 _SCALARS: Final = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
@@ -130,17 +136,24 @@ class _Cursor:
     def u64(self) -> int:
         return int(_U64.unpack_from(self.data, self.advance(8))[0])
 
-    def string(self) -> str:
-        num_bytes = self.u64()
+    def count(self, what: str, limit: int) -> int:
+        """A number of things to follow, before room is made for them."""
+        count = self.u64()
+        if count > limit:
+            raise ValueError(f"{count} {what}, the limit is {limit}")
+        return count
+
+    def string(self, limit: int = _MAX_NAME_BYTES) -> str:
+        num_bytes = self.count("bytes in a text", limit)
         start = self.advance(num_bytes)
         # byte-level vocabularies may hold tokens that are no UTF-8 on their own
         return self.data[start : start + num_bytes].decode("utf-8", errors="replace")
 
     def value(self, kind: int) -> Any:
         if kind == _STRING:
-            return self.string()
+            return self.string(_MAX_STRING_BYTES)
         if kind == _ARRAY:
-            item_kind, count = self.u32(), self.u64()
+            item_kind, count = self.u32(), self.count("items in a list", _MAX_ARRAY_ITEMS)
             if item_kind == _STRING:
                 return self._strings(count)
             return list(self._scalars(item_kind, count))
@@ -220,10 +233,13 @@ def _check_version(file: Path, raw: bytes) -> None:
 def _parse(file: Path, data: mmap.mmap) -> GgufHeader:
     cursor = _Cursor(data)
     cursor.advance(8)
-    num_tensors, num_keys = cursor.u64(), cursor.u64()
+    num_tensors = cursor.count("tensors", _MAX_TENSORS)
+    num_keys = cursor.count("keys", _MAX_KEYS)
     metadata: dict[str, Any] = {}
     for _ in range(num_keys):
         key = cursor.string()
+        if key in metadata:
+            raise ValueError(f"key {key!r} occurs twice")
         metadata[key] = cursor.value(cursor.u32())
     infos = [_tensor_info(cursor, file) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
@@ -244,6 +260,14 @@ def _parse(file: Path, data: mmap.mmap) -> GgufHeader:
                 f"has {len(data)}; download it again"
             )
         tensors[name] = GgufTensor(name, shape, quant_type, start, num_bytes)
+    end = 0
+    for tensor in sorted(tensors.values(), key=lambda tensor: tensor.start_bytes):
+        if tensor.start_bytes < end:
+            raise ValueError(
+                f"tensor {tensor.name!r} begins at byte {tensor.start_bytes}, inside the one "
+                f"before it, which ends at {end}"
+            )
+        end = tensor.start_bytes + tensor.num_bytes
     return GgufHeader(file, metadata, tuple(tensors.values()))
 
 
@@ -253,6 +277,8 @@ def _tensor_info(cursor: _Cursor, file: Path) -> tuple[str, tuple[int, ...], Ggm
     if num_dimensions > _MAX_DIMENSIONS:
         raise ValueError(f"tensor {name!r} has {num_dimensions} dimensions")
     shape = tuple(reversed([cursor.u64() for _ in range(num_dimensions)]))
+    if 0 in shape:
+        raise ValueError(f"tensor {name!r} has shape {list(shape)}, a dimension of 0")
     kind, offset = cursor.u32(), cursor.u64()
     if kind not in _TYPES:
         raise UnsupportedModelFile(
@@ -263,8 +289,9 @@ def _tensor_info(cursor: _Cursor, file: Path) -> tuple[str, tuple[int, ...], Ggm
 
 
 def _num_bytes(name: str, shape: tuple[int, ...], quant_type: GgmlType) -> int:
-    if (shape[-1] if shape else 1) % quant_type.block_elements:
+    row = shape[-1] if shape else 1
+    if row % quant_type.block_elements:
         raise ValueError(
-            f"tensor {name!r} has rows of {shape[-1]} elements, which {quant_type.name} cannot hold"
+            f"tensor {name!r} has rows of {row} elements, which {quant_type.name} cannot hold"
         )
     return math.prod(shape) // quant_type.block_elements * quant_type.block_bytes

@@ -165,6 +165,14 @@ class GPUModelRunner:
         finally:
             self._free_slots.append(oldest.slot)
 
+    def check_device(self) -> None:
+        """
+        Raises:
+            Exception: the device's context is lost, as after an illegal access: CUDA then reports
+                the same error to every call, until the process ends.
+        """
+        self._queue.synchronize()
+
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """`submit`, then `collect`; nothing else may be in flight."""
         assert not self._in_flight, "collect the step in flight first"

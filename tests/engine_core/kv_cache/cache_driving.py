@@ -7,7 +7,7 @@ import dataclasses
 
 from paged_memory import PagedMemory, Stream, marker
 
-from engine_core.kv_cache import AllocStatus, KVCacheManager
+from engine_core.kv_cache import AllocStatus, DiskTier, KVCacheManager
 
 
 @dataclasses.dataclass
@@ -21,13 +21,23 @@ class Planned:
 class CacheDriver:
     """`running` holds device blocks, `swapped` host blocks, `waiting` nothing."""
 
-    def begin(self, num_blocks, num_host_blocks, block_size, groups, caching, lengths):
+    def begin(
+        self, num_blocks, num_host_blocks, block_size, groups, caching, lengths, disk_blocks=0
+    ):
+        self.disk = None
+        if disk_blocks:
+            self.disk = DiskTier(max_staged_blocks=disk_blocks, max_saves=3, min_tokens=1)
+        self.on_disk: dict[tuple[int, bytes], list[int]] = {}
+        self.disk_events = []
+        """What a disk does later: reads, and answers to writes."""
+        self.has_staged = False
         self.cache = KVCacheManager(
             num_blocks=num_blocks,
             block_size=block_size,
             groups=groups,
             enable_prefix_caching=caching,
             num_host_blocks=num_host_blocks,
+            disk=self.disk,
         )
         self.memory = PagedMemory(
             groups,
@@ -77,6 +87,9 @@ class CacheDriver:
             num_lookahead_slots=lookahead,
         )
         if status is not AllocStatus.OK:
+            return
+        if self.cache.stage(hit):
+            self.has_staged = True
             return
         del self.waiting[name]
         self.cache.allocate_cached(stream, hit)
@@ -134,13 +147,37 @@ class CacheDriver:
         self.has_preempted = True
 
     def _run_plan(self, swap_out_first):
-        self.memory.execute(self.cache.take_copies(), swap_out_first=swap_out_first)
+        copies = self.cache.take_copies()
+        if copies.disk is not None:
+            self._move_to_and_from_disk(copies.disk)
+        self.memory.execute(copies, swap_out_first=swap_out_first)
         for name, planned in self.plan.items():
             tokens = planned.stream.tokens + planned.drafts
             self.memory.write(
                 planned.stream, self.tables[name], tokens, planned.start, planned.stop
             )
             self.memory.read(planned.stream, self.tables[name], tokens, planned.start, planned.stop)
+
+    def _move_to_and_from_disk(self, moves):
+        for key, block_id in moves.load:
+            self.memory.blocks[block_id] = self.disk.staged.pop(key)
+        for key in moves.delete:
+            self.on_disk.pop(key, None)
+        for key, _, block_id in moves.save:
+            self.on_disk[key] = self.memory.blocks[block_id].copy()
+            self.disk_events.append(("written", key))
+        self.disk_events += [("read", key) for key in moves.read]
+        self.disk.num_free_saves = 3 - sum(kind == "written" for kind, _ in self.disk_events)
+
+    def _finish_on_disk(self, event, *, is_lost):
+        self.disk_events.remove(event)
+        kind, key = event
+        if is_lost:
+            self.on_disk.pop(key, None)
+        if kind == "written":
+            self.disk.on_written(key, is_there=key in self.on_disk)
+        else:
+            self.disk.on_read(key, self.on_disk.get(key))
 
     def _check_contents(self):
         """What can be found, and what waits on the host, is what it is said to be."""
@@ -162,6 +199,10 @@ class CacheDriver:
         for key, block_id in [*indexed, *offload.host._index.items()]:
             if key in self.contents:
                 assert self.memory.blocks[block_id] == self.contents[key]
+        if self.disk is not None:
+            for key, contents in [*self.on_disk.items(), *self.disk.staged.items()]:
+                if key in self.contents:
+                    assert contents == self.contents[key]
         for name, stream in self.swapped.items():
             tables = self.cache._swapped._tables[name].tables
             stop = stream.num_computed_tokens

@@ -172,11 +172,11 @@ class CacheMachine(CacheDriver, RuleBasedStateMachine):
     @rule()
     def reset(self):
         self.cache.reset_prefix_cache()
-        assert self.cache.num_blocks_cached == 0
+        assert self.cache.num_blocks_cached == self.cache.num_disk_blocks == 0
 
     # ------------------------------------------------------------------ the step
 
-    @precondition(lambda self: self.plan or self.has_preempted)
+    @precondition(lambda self: self.plan or self.has_preempted or self.has_staged)
     @rule(swap_out_first=st.booleans(), data=st.data())
     def step(self, swap_out_first, data):
         self._run_plan(swap_out_first)
@@ -189,7 +189,7 @@ class CacheMachine(CacheDriver, RuleBasedStateMachine):
             if stream.num_computed_tokens == stream.num_tokens:
                 stream.tokens.append(data.draw(TOKEN))
         self.plan = {}
-        self.has_admitted = self.has_preempted = False
+        self.has_admitted = self.has_preempted = self.has_staged = False
         self._check_contents()
 
     # ------------------------------------------------------------------ always
@@ -210,6 +210,64 @@ class CacheMachine(CacheDriver, RuleBasedStateMachine):
         if not self.swapped:
             assert cache.host.num_pinned == 0
 
+
+class DiskCacheMachine(CacheMachine):
+    """With blocks on disk, which answers late and loses some."""
+
+    @initialize(
+        num_blocks=st.integers(4, 24),
+        num_host_blocks=st.sampled_from([0, 0, 3]),
+        block_size=st.sampled_from([1, 2, 4]),
+        groups=st.sampled_from(LAYOUTS),
+        disk_blocks=st.sampled_from([1, 4, 30, 30]),
+    )
+    def start(self, **options):
+        self.begin(caching=True, lengths=[], **options)
+
+    @precondition(lambda self: self.disk_events)
+    @rule()
+    def finish_all_on_disk(self):
+        for event in list(self.disk_events):
+            self._finish_on_disk(event, is_lost=False)
+
+    @precondition(lambda self: self.disk_events)
+    @rule(data=st.data(), is_lost=st.booleans())
+    def finish_some_on_disk(self, data, is_lost):
+        for event in data.draw(st.lists(st.sampled_from(self.disk_events), unique=True)):
+            self._finish_on_disk(event, is_lost=is_lost)
+
+    @precondition(lambda self: self.on_disk)
+    @rule(data=st.data())
+    def evict_from_disk(self, data):
+        keys = data.draw(st.lists(st.sampled_from(sorted(self.on_disk)), unique=True))
+        for key in keys:
+            del self.on_disk[key]
+        self.disk.on_gone(keys)
+
+    @precondition(lambda self: not (self.plan or self.has_preempted or self.has_admitted))
+    @rule(
+        num_tokens=st.integers(2, 14),
+        last_token=TOKEN,
+        salt=st.sampled_from([None, None, "x"]),
+        chunk=st.integers(1, 9),
+    )
+    def find_on_disk(self, num_tokens, last_token, salt, chunk):
+        """What was computed is written and leaves the memory; then a prompt comes."""
+        for _ in range(2):
+            self._run_plan(swap_out_first=False)
+            self.finish_all_on_disk()
+        self.cache.evict_cached()
+        self._arrive([*[0] * (num_tokens - 1), last_token], salt, chunk, 0)
+        if self.has_staged:
+            self._run_plan(swap_out_first=False)
+            self.finish_all_on_disk()
+            self._admit(next(reversed(self.waiting)), chunk, 0)
+
+
+TestDiskCacheMachine = DiskCacheMachine.TestCase
+TestDiskCacheMachine.settings = settings(
+    max_examples=examples(150), stateful_step_count=50, deadline=None
+)
 
 TestCacheMachine = CacheMachine.TestCase
 TestCacheMachine.settings = settings(

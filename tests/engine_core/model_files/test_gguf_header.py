@@ -95,9 +95,98 @@ def test_a_tensor_beyond_the_end_of_the_file_is_named(tiny_llama_gguf: Path) -> 
         open_model_files(str(tiny_llama_gguf), report=print)
 
 
-def test_absurd_counts_do_not_allocate(tmp_path: Path) -> None:
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def tensor(name: str, shape: tuple[int, ...], offset: int, kind: int = 0) -> bytes:
+    sizes = struct.pack(f"<{len(shape)}Q", *shape)
+    return text(name) + struct.pack("<I", len(shape)) + sizes + struct.pack("<IQ", kind, offset)
+
+
+def header(num_tensors: int, num_keys: int, *parts: bytes) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, num_tensors, num_keys) + b"".join(parts) + bytes(512)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (header(2**63, 0), "9223372036854775808 tensors, the limit is 262144"),
+        (header(0, 2**63), "9223372036854775808 keys, the limit is 65536"),
+        (
+            header(0, 1, text("k") + struct.pack("<IIQ", 9, 8, 1 << 60)),
+            "items in a list, the limit is 8388608",
+        ),
+        (header(0, 1, text("k") + struct.pack("<IIQ", 9, 4, 1 << 20)), "truncated"),
+        (header(0, 1, struct.pack("<Q", 1 << 40)), "bytes in a text, the limit is 65536"),
+        (header(0, 1, text("k") + struct.pack("<IQ", 8, 1 << 62)), "the limit is 67108864"),
+        (header(0, 2, *[text("k") + struct.pack("<II", 4, 1)] * 2), "key 'k' occurs twice"),
+        (header(2, 0, tensor("a", (8,), 0), tensor("a", (8,), 32)), "tensor 'a' occurs twice"),
+        (header(2, 0, tensor("a", (16,), 0), tensor("b", (8,), 32)), "inside the one before it"),
+        (header(2, 0, tensor("a", (8,), 0), tensor("b", (8,), 0)), "inside the one before it"),
+        (header(1, 0, tensor("a", (8, 0), 0)), r"shape \[0, 8\], a dimension of 0"),
+        (header(1, 0, tensor("a", (2**63, 2**63), 0)), "ends at byte"),
+        (header(1, 0, tensor("a", (8,), 2**63)), "ends at byte"),
+        (header(1, 0, tensor("a", (8,), 33)), "not aligned to 32"),
+        (header(1, 0, tensor("a", (1, 1, 1, 1, 1), 0)), "5 dimensions"),
+        (header(1, 0, tensor("a", (), 0, kind=8)), "rows of 1 elements, which Q8_0 cannot hold"),
+    ],
+)
+def test_a_header_that_cannot_be_true_is_refused_with_value_and_limit(tmp_path, data, words):
     path = tmp_path / "x.gguf"
-    key = struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 8, 1 << 60)
-    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key)
-    with pytest.raises(BrokenModelFile, match="truncated"):
+    path.write_bytes(data)
+    with pytest.raises(BrokenModelFile, match=words) as refusal:
         read_gguf_header(path)
+    assert str(path) in str(refusal.value)
+
+
+def test_an_error_is_one_line_however_long_a_files_names_are(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(header(1, 0, tensor("a\n" * 30_000, (0,), 0)))
+    with pytest.raises(BrokenModelFile) as refusal:
+        read_gguf_header(path)
+    line = str(refusal.value)
+    assert len(line) <= 1000
+    assert "\n" not in line
+    assert line.startswith(str(path))
+    assert line.endswith("download it again")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"llama.block_count": 2**32 - 1}, "num_hidden_layers is 4294967295, .*10000"),
+        ({"llama.attention.head_count_kv": 0}, "num_key_value_heads is 0"),
+        ({"llama.attention.key_length": 2**31}, "head_dim is 2147483648"),
+        ({"llama.rope.freq_base": float("nan")}, "rope.freq_base is nan"),
+        ({"tokenizer.ggml.tokens": 5}, "tokens is 5, it must be a list of str"),
+        ({"tokenizer.ggml.model": ["gpt2"]}, "model is .*must be str"),
+        ({"tokenizer.ggml.eos_token_id": "two"}, "eos_token_id is 'two', it must be int"),
+        ({"tokenizer.ggml.merges": [1, 2]}, "merges is .*must be a list of str"),
+    ],
+)
+def test_metadata_of_a_wrong_type_or_size_is_refused_by_name(
+    write_gguf, tiny_llama_keys, change, words
+):
+    embedding = {"token_embd.weight": np.ones((8, 32), np.float32)}
+    tokenizer = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": ["a", "b"],
+        "llama.attention.value_length": change.get("llama.attention.key_length", 16),
+        "llama.rope.dimension_count": change.get("llama.attention.key_length", 16),
+    }
+    path = write_gguf(tiny_llama_keys | tokenizer | change, embedding)
+    with pytest.raises(ModelFilesError, match=words):
+        open_model_files(str(path), report=print).tokenizer()
+
+
+def test_rotary_factors_of_zero_are_refused(write_gguf, tiny_llama_keys) -> None:
+    """Found by fuzzing: a division by zero."""
+    tensors = {
+        "token_embd.weight": np.ones((8, 32), np.float32),
+        "rope_freqs.weight": np.zeros(8, np.float32),
+    }
+    path = write_gguf(tiny_llama_keys, tensors)
+    with pytest.raises(ModelFilesError, match="division"):
+        open_model_files(str(path), report=print)

@@ -15,6 +15,8 @@ from engine_core.model_files import (
     UnsupportedModelFile,
     open_model_files,
 )
+from engine_core.models.errors import ModelConfigError
+from engine_core.models.registry import read_model_config
 
 
 @pytest.fixture(scope="module")
@@ -165,3 +167,68 @@ def test_an_unreadable_file_is_a_model_files_error(folder: Path) -> None:
     (folder / "config.json").mkdir()
     with pytest.raises(ModelFilesError):
         opened(folder)
+
+
+def safetensors_bytes(header: object, num_bytes: int = 64) -> bytes:
+    text = header if isinstance(header, str) else json.dumps(header)
+    return len(text).to_bytes(8, "little") + text.encode() + bytes(num_bytes)
+
+
+def entry(start: int, end: int, shape: object = (8,), dtype: str = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (2**63).to_bytes(8, "little") + b"{}",
+        (2**64 - 1).to_bytes(8, "little"),
+        b"\0" * 8,
+        safetensors_bytes({"a": entry(0, 32), "b": entry(16, 48)}),
+        safetensors_bytes({"a": entry(0, 32), "b": entry(48, 64, (4,))}),
+        safetensors_bytes({"a": entry(0, 32)}),
+        safetensors_bytes({"a": entry(0, 128, (32,))}),
+        safetensors_bytes({"a": entry(32, 0)}),
+        safetensors_bytes({"a": entry(0, 64, (2**63, 2**63))}),
+        safetensors_bytes({"a": entry(0, 64, (-16,))}),
+        safetensors_bytes({"a": entry(0, 64, (16,), "PICKLE")}),
+        safetensors_bytes({"a": entry(0, 60, (15,))}, 60) + b"tail",
+        safetensors_bytes("[" * 5000),
+        safetensors_bytes('{"a": NaN}'),
+        safetensors_bytes("{}", 64),
+    ],
+)
+def test_a_safetensors_header_that_cannot_be_true_is_named(folder: Path, data: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(data)
+    with pytest.raises(BrokenModelFile, match=r"model\.safetensors .*download it again"):
+        opened(folder)
+
+
+def test_an_index_reaches_no_file_outside_its_folder(sharded: Path) -> None:
+    index = sharded / "model.safetensors.index.json"
+    document = json.loads(index.read_text())
+    name = next(iter(document["weight_map"]))
+    document["weight_map"][name] = "../" + sharded.name + "/" + document["weight_map"][name]
+    index.write_text(json.dumps(document))
+    with pytest.raises(BrokenModelFile, match="which is not in its folder"):
+        opened(sharded)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"architectures": 5},
+        {"architectures": [{}]},
+        {"num_hidden_layers": 10**12},
+        {"hidden_size": 2**40},
+        {"vocab_size": -1},
+        {"rms_norm_eps": float("nan")},
+        {"rms_norm_eps": float("inf")},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": float("inf")}},
+    ],
+)
+def test_a_config_with_impossible_numbers_is_refused(folder: Path, change) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ModelConfigError, match=next(iter(change)).replace("parameters", "theta")):
+        read_model_config(opened(folder).config)

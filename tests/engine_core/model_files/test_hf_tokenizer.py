@@ -148,3 +148,54 @@ def test_no_tokenizer_is_none_and_a_broken_one_is_named(folder: Path, tmp_path: 
     empty = tmp_path / "empty"
     empty.mkdir()
     assert read_folder_tokenizer(empty) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"added_tokens_decoder": 5}, "added_tokens_decoder"),
+        ({"added_tokens_decoder": {"3x": {"content": "<n>"}}}, "added_tokens_decoder"),
+        ({"added_tokens_decoder": {"9" * 5000: {"content": "<n>"}}}, "added_tokens_decoder"),
+        ({"additional_special_tokens": 5}, "special tokens are int"),
+        ({"eos_token": "\ud800"}, "not valid JSON"),
+    ],
+)
+def test_a_config_of_wrong_types_is_named(folder: Path, change, words) -> None:
+    """Found by fuzzing."""
+    change_config(folder, **change)
+    with pytest.raises(BrokenModelFile, match=words):
+        read_folder_tokenizer(folder)
+
+
+def test_a_config_that_nests_without_end_is_named(folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text("[" * 100_000)
+    with pytest.raises(BrokenModelFile, match="nests too deeply"):
+        read_folder_tokenizer(folder)
+
+
+def test_named_templates_may_have_odd_names(folder: Path) -> None:
+    change_config(folder, chat_template=[{"name": {}, "template": "a"}, {"name": 5}])
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    files = read_folder_tokenizer(folder)
+    assert files is not None
+    assert files.chat_template == "a"
+
+
+def test_a_token_id_beyond_all_vocabularies_is_refused_before_it_is_counted_up_to(folder: Path):
+    """Found by fuzzing: the vocabulary was written for minutes."""
+    document = json.loads((folder / "tokenizer.json").read_text())
+    document["model"]["vocab"]["far"] = 2**31
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    change_config(folder, additional_special_tokens=["<new>"])
+    with pytest.raises(BrokenModelFile, match="id 2147483648, the limit is 16777216"):
+        read_folder_tokenizer(folder)
+
+
+def test_a_tokenizer_that_makes_the_library_panic_is_named(folder: Path):
+    """Found by fuzzing: a merge shorter than the prefix of words' later parts."""
+    document = json.loads((folder / "tokenizer.json").read_text())
+    vocab = {"a": 0, "b": 1, "ab": 2}
+    document["model"] |= {"continuing_subword_prefix": "##", "vocab": vocab, "merges": [["a", "b"]]}
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(BrokenModelFile, match=r"tokenizer\.json is not a tokenizer.*--tokenizer"):
+        read_folder_tokenizer(folder)

@@ -2,6 +2,7 @@
 have no effect."""
 
 import dataclasses
+import itertools
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from engine_core.cli import app
 from engine_core.errors import ConfigurationError
 from engine_core.options.engine import EngineOptions
 from engine_core.options.scheduling import SchedulingOptions
+from engine_core.options.security import SecurityOptions
 from engine_core.options.values import parse_bytes
 from engine_core.scheduler import SchedulerConfig
 
@@ -66,7 +68,7 @@ def test_every_scheduling_option_is_a_setting_of_the_scheduler_of_the_same_name(
 
 def test_what_is_not_given_is_what_the_device_says_or_the_scheduler():
     assert settings(parsed()) == SchedulerConfig(
-        max_num_batched_tokens=8, max_num_seqs=2, max_model_len=16
+        max_num_batched_tokens=8, max_num_seqs=2, max_model_len=16, max_queued_requests=65_536
     )
     assert settings(parsed("--max-num-seqs=5")).max_num_seqs == 5
 
@@ -219,9 +221,9 @@ def test_nothing_given_is_fair_between_clients_without_limits():
 
 
 def test_every_option_has_a_help_text_and_a_group():
-    fields = [*dataclasses.fields(EngineOptions), *dataclasses.fields(SchedulingOptions)]
-    for field in fields:
-        if field.name == "scheduling":
+    kinds = (EngineOptions, SchedulingOptions, SecurityOptions)
+    for field in itertools.chain.from_iterable(map(dataclasses.fields, kinds)):
+        if field.name in ("scheduling", "security"):
             continue
         [parameter] = field.type.__metadata__
         assert parameter.help, field.name
@@ -238,9 +240,10 @@ def test_help_shows_the_dozen_common_options_and_help_all_every_one(capsys):
     common, everything = shown(capsys, "--help"), shown(capsys, "--help-all")
     names = [
         f"--{field.name.replace('_', '-')}"
-        for options in (EngineOptions, SchedulingOptions)
+        for options in (EngineOptions, SchedulingOptions, SecurityOptions)
         for field in dataclasses.fields(options)
-        if field.name not in ("scheduling", "long_prefill_token_threshold")  # broken over a line
+        if field.name
+        not in ("scheduling", "security", "long_prefill_token_threshold")  # broken over a line
     ]
     assert len([name for name in names if f" {name} " in common]) == 12
     assert not [name for name in names if name not in everything]

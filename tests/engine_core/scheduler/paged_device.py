@@ -26,18 +26,27 @@ class PagedDevice:
         self._depth = depth
         self._has_columns = has_columns
         self._steps: deque[tuple[SchedulerOutput, ModelRunnerOutput | None]] = deque()
+        self._has_read = True
 
     def __bool__(self) -> bool:
         """Whether a step is in flight."""
         return bool(self._steps)
 
     def launch(
-        self, plan: SchedulerOutput, *, fails: bool = False, has_copied: bool = True
+        self,
+        plan: SchedulerOutput,
+        *,
+        fails: bool = False,
+        has_copied: bool = True,
+        has_read: bool = True,
     ) -> None:
-        """A step that fails has changed the rows and computed nothing, and so have those behind it;
-        copies were made or not."""
-        if fails or any(sampled is None for _, sampled in self._steps):
-            self._model.follow(plan, with_copies=has_copied)
+        """A step that fails has computed nothing, and nor have those behind it; it has changed the
+        rows or not even that (`has_read`); copies were made or not."""
+        is_behind = any(sampled is None for _, sampled in self._steps)
+        if fails or is_behind:
+            self._has_read = self._has_read if is_behind else has_read
+            if self._has_read:
+                self._model.follow(plan, with_copies=has_copied)
             self._steps.append((plan, None))
         else:
             sampled = self._model.execute(plan)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine_core.kv_cache import KVCacheManager
+from engine_core.kv_cache import DiskTier, KVCacheManager
 from engine_core.scheduler import (
     DraftTokenIds,
     ModelRunnerOutput,
@@ -54,7 +54,8 @@ def make_request(request_id: str, prompt: int | Sequence[int], **options) -> Req
 class Scenario:
     """
     Args:
-        num_blocks, block_size, watermark, enable_prefix_caching, num_host_blocks: of the cache.
+        num_blocks, block_size, watermark, enable_prefix_caching, num_host_blocks, disk: of the
+            cache.
         settings: of SchedulerConfig; roomy if not given.
     """
 
@@ -66,6 +67,7 @@ class Scenario:
         watermark: float = 0.0,
         enable_prefix_caching: bool = True,
         num_host_blocks: int = 0,
+        disk: DiskTier | None = None,
         **settings,
     ) -> None:
         self.kv_cache = KVCacheManager(
@@ -74,6 +76,7 @@ class Scenario:
             watermark=watermark,
             enable_prefix_caching=enable_prefix_caching,
             num_host_blocks=num_host_blocks,
+            disk=disk,
         )
         roomy = {"max_num_batched_tokens": 8192, "max_num_seqs": 64, "max_model_len": 4096}
         self.scheduler = Scheduler(SchedulerConfig(**{**roomy, **settings}), self.kv_cache)

@@ -64,6 +64,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.over: set[str] = set()
         self.disturbed: set[str] = set()
         self.order: list[str] = []
+        self.poison: dict[str, int] = {}
+        """By request, the position whose computation makes a step fail."""
+        self.num_probes = 0
+        self.model.salts["probe"] = None
 
     @property
     def requests(self):
@@ -131,7 +135,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self._launch()
             self._receive_what_is_due(wait=draw.random() < 0.2)
             num_most = draw.choice([0, 0, 4])
-            for name in list(self.model.row_of):
+            for name in [name for name in self.model.row_of if name != "probe"]:
                 wrong = [draw.random() < 0.3 for _ in range(draw.randint(0, num_most))]
                 if self.requests[name.split("#")[0]].beam_search is None:
                     self.scheduler.update_draft_token_ids(self.model.draft(name, wrong))
@@ -146,14 +150,35 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.check()
         self._receive_what_is_due()
 
-    @rule(has_copied=st.booleans())
-    def failing_step(self, has_copied):
-        """The rows were changed, nothing was computed, copies were made or not."""
-        self._launch(fails=True, has_copied=has_copied)
+    @precondition(lambda self: not self.scheduler._isolation.is_active)
+    @rule(has_copied=st.booleans(), has_read=st.booleans())
+    def failing_step(self, has_copied, has_read):
+        """Once, and not again: nobody may be lost. Nothing was computed, rows were changed and
+        copies were made or not."""
+        self._launch(fails=True, has_copied=has_copied, has_read=has_read)
         self._receive_what_is_due()
+
+    @precondition(lambda self: self._unfinished())
+    @rule(data=st.data(), position=st.integers(0, 20))
+    def poison_a_request(self, data, position):
+        """From now on each step fails that computes its token at this position, or the next."""
+        name = data.draw(st.sampled_from(self._unfinished()))
+        self.poison[name] = position
+
+    def _is_poisoned(self, plan):
+        batch = plan.batch
+        ends = (batch.num_computed_tokens + batch.num_scheduled_tokens).tolist()
+        return any(
+            start <= self.poison.get(name.split("#")[0], 10_000) < stop
+            for name, start, stop in zip(
+                batch.req_ids, batch.num_computed_tokens.tolist(), ends, strict=True
+            )
+        )
 
     def _launch(self, **failure):
         plan = self._plan()
+        if self._is_poisoned(plan):
+            failure = {"fails": True, "has_read": plan.step_id % 3 > 0}
         self.device.launch(plan, **failure)
         return plan
 
@@ -165,15 +190,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self._receive(plans[0], sampled)
 
     def _discard(self, plans):
-        """Those that gave way to others meanwhile go on."""
-        gave_way = {name.split("#")[0] for plan in plans[1:] for name in plan.preempted_req_ids}
-        names = {name.split("#")[0] for plan in plans for name in plan.num_scheduled_tokens}
-        resumed = {again.req_id.split("#")[0] for plan in plans for again in plan.resumed_reqs}
-        self.disturbed |= (names | resumed) - gave_way
+        """No request ends by this; another step may end a culprit."""
+        unfinished = self._unfinished()
         self.scheduler.discard_step(plans[0], "it failed")
         for plan in plans:
             self._receive(plan, ModelRunnerOutput(req_ids=[], sampled_token_ids=[]))
-        assert not (names - gave_way) & set(self._unfinished())
+        assert self._unfinished() == unfinished
 
     # ------------------------------------------------------------------ one step
 
@@ -184,6 +206,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now += 1.0
         plan = self.scheduler.schedule(self.now)
         counts = plan.num_scheduled_tokens
+        self.num_probes += any(new.req_id == "probe" for new in plan.scheduled_new_reqs)
         assert plan.total_num_scheduled_tokens == sum(counts.values())
         assert plan.total_num_scheduled_tokens <= self.config.max_num_batched_tokens
         assert all(count > 0 for count in counts.values())
@@ -206,13 +229,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         if self.config.max_long_partial_prefills is not None:
             return
-        self.order += [new.req_id for new in plan.scheduled_new_reqs if "#" not in new.req_id]
+        new = [new.req_id for new in plan.scheduled_new_reqs if new.req_id in self.requests]
+        self.order += [name for name in new if name not in self.order]
         assert self.order == sorted(self.order, key=lambda name: int(name[1:]))
 
     def _check_units(self, plan):
         """All sequences of a request that run are in the step, or none is, unless one of them is
         behind the others (then each gets what the composition and the budget give it)."""
-        names = set(plan.num_scheduled_tokens)
+        names = set(plan.num_scheduled_tokens) - {"probe"}
         for name in {name.split("#")[0] for name in names}:
             request = self.requests[name]
             placed = [seq for seq in request.unfinished if seq.row is not None]
@@ -251,7 +275,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert received == expected[: len(received)]
             if output.detail is None and name not in self.disturbed:
                 assert received == expected
-        if output.detail is not None and name not in self.disturbed:
+        if output.detail == "it failed":
+            assert name in self.poison, "only what makes steps fail ends for it"
+            assert output.finish_reason is FinishReason.ERROR
+        elif output.detail is not None and name not in self.disturbed:
             assert output.finish_reason is FinishReason.LENGTH
             assert self.requests[name].status is RequestStatus.FINISHED_IGNORED
 
@@ -261,8 +288,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def counts_are_right(self):
         unfinished = [self.requests[name] for name in self._unfinished()]
         running = [request for request in unfinished if request.status is RequestStatus.RUNNING]
-        assert self.scheduler.get_request_counts() == (len(running), len(unfinished) - len(running))
-        if not running:
+        num_running, num_waiting = self.scheduler.get_request_counts()
+        probe = self.scheduler._isolation._probe
+        has_probe = probe is not None and not probe.is_finished
+        assert num_running + num_waiting == len(unfinished) + has_probe
+        assert num_running == len(running) + (has_probe and probe.status is RequestStatus.RUNNING)
+        if not num_running:
             assert self.kv_cache.num_blocks_in_use == 0
         for name in self.expected:
             info = self.scheduler.explain(name)
@@ -283,7 +314,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.over == self.expected.keys()
         assert self.kv_cache.num_blocks_in_use == 0
         assert self.kv_cache.host.num_pinned == 0
-        assert sum(self.scheduler.statistics().num_finished.values()) == len(self.expected)
+        num_finished = sum(self.scheduler.statistics().num_finished.values())
+        assert num_finished == len(self.expected) + self.num_probes
 
 
 class SchedulerMachineAhead(SchedulerMachine):

@@ -14,14 +14,15 @@ from engine_core.server.limited_log import LimitedLog
 from engine_core.server.outbox import Outbox
 from engine_core.server.transport import ZmqTransport
 from protocol.base import WIRE_VERSION
-from protocol.calls import Ping
+from protocol.calls import Ping, Pong
 from protocol.codec import decode_engine_message, encode
 from protocol.errors import ErrorCode
-from protocol.outputs import ErrorMessage, Heartbeat
+from protocol.outputs import CallResult, ErrorMessage, Heartbeat
 from protocol.requests import Call, Hello
 
 HELLO = encode(Hello(wire_version=WIRE_VERSION))
 PING = encode(Call(call_id=1, call=Ping()))
+PONG = CallResult(call_id=1, result=Pong(uptime_s=1.0, step_id=0, progress_age_s=0.0))
 
 
 class ScriptedTransport:
@@ -165,7 +166,7 @@ def test_a_line_that_is_not_limited_says_nothing_of_others(caplog):
 
 def test_a_client_that_does_not_read_is_dropped_and_told_so_when_it_reads(tmp_path, monkeypatch):
     """Not blocked by it, the engine goes on."""
-    monkeypatch.setattr("engine_core.server.transport._SEND_QUEUE_MESSAGES", 100)
+    monkeypatch.setattr("engine_core.server.outbox._MAX_BACKLOG_BYTES", 1_000_000)
     address = f"ipc://{tmp_path}/s"
     with (
         ZmqTransport(address) as transport,
@@ -183,7 +184,7 @@ def test_a_client_that_does_not_read_is_dropped_and_told_so_when_it_reads(tmp_pa
         padding = b"x" * 10_000
         num_sent = 0
         while len(clients):
-            outbox.post(slow, Heartbeat(), [padding])
+            outbox.post(slow, PONG, [padding])
             num_sent += 1
             assert num_sent < 10_000, "all that the client does not read is kept"
         assert clients.take_departed() == [slow]
@@ -198,7 +199,8 @@ def test_a_client_that_does_not_read_is_dropped_and_told_so_when_it_reads(tmp_pa
             if client.poll(10):
                 end = decode_engine_message(client.recv_multipart()[0])
         assert end.code == ErrorCode.SLOW_CONSUMER
-        assert "was dropped, and its requests with it: it let 100 messages pile up" in end.message
+        assert "was dropped, and its requests with it: it let 10" in end.message
+        assert "bytes of outputs pile up, the limit is 1000000" in end.message
         outbox.send({})
         while client.poll(100):
             again = decode_engine_message(client.recv_multipart()[0])

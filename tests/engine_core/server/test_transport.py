@@ -10,7 +10,9 @@ import pytest
 import zmq
 
 from engine_core.errors import AddressInUse, ConfigurationError
-from engine_core.server.transport import ClientGone, ZmqTransport, make_private_folder
+from engine_core.server.keys import KeyFolder
+from engine_core.server.transport import ClientGone, ZmqTransport
+from engine_core.server.unix_socket import make_private_folder
 
 
 @pytest.fixture
@@ -94,6 +96,8 @@ def test_a_tcp_port_in_use_is_refused_and_port_zero_picks_one():
         ("tcp://localhost:-1", "is '-1'"),
         ("tcp://localhost:80x", "is '80x'"),
         ("ipc:///dev/null/x", "/dev/null is not a folder"),
+        ("ipc://@engine", "no permissions"),
+        ("ipc://*", "not a path"),
     ],
 )
 def test_addresses_that_cannot_work_are_refused(wrong, words):
@@ -103,16 +107,39 @@ def test_addresses_that_cannot_work_are_refused(wrong, words):
 
 
 @pytest.mark.parametrize(
-    ("bind", "is_open"),
-    [("tcp://0.0.0.0:0", True), ("tcp://*:*", True), ("tcp://127.0.0.2:0", False)],
+    "bind",
+    ["tcp://0.0.0.0:0", "tcp://*:*", "tcp://[::]:0", "tcp://eth0:0"],
 )
-def test_an_address_that_others_reach_is_said_loudly(bind, is_open, caplog):
+def test_an_address_that_others_reach_needs_keys_or_is_said_to_be_insecure(bind, caplog):
+    with pytest.raises(ConfigurationError, match=r"open to the network.*engine-core keys"):
+        ZmqTransport(bind)
+    assert not caplog.records
+    if "eth0" not in bind:
+        with ZmqTransport(bind, is_insecure=True) as engine:
+            (warned,) = [record.getMessage() for record in caplog.records]
+            assert f"{engine.address} IS OPEN TO THE NETWORK" in warned
+            assert not engine.rights(b"anyone").is_admin
+
+
+@pytest.mark.parametrize("bind", ["tcp://127.0.0.2:0", "tcp://localhost:0", "tcp://[::1]:0"])
+def test_loopback_needs_no_keys_and_gives_no_rights_of_an_operator(bind, caplog):
     with ZmqTransport(bind) as engine:
-        warned = [record.getMessage() for record in caplog.records]
-        assert len(warned) == is_open
-        if is_open:
-            assert f"{engine.address} IS OPEN TO THE NETWORK" in warned[0]
-            assert "--bind tcp://127.0.0.1:PORT" in warned[0]
+        assert not caplog.records
+        assert not engine.rights(b"anyone").is_admin
+        assert engine.rights(b"anyone").key_name is None
+
+
+def test_options_that_protect_nothing_are_refused(address, tmp_path):
+    keys = KeyFolder(tmp_path)
+    for bind, options, words in (
+        (address, {"keys": keys}, "no effect on a Unix socket"),
+        (address, {"is_insecure": True}, "no effect"),
+        ("tcp://127.0.0.1:0", {"is_insecure": True}, "no effect"),
+        ("tcp://0.0.0.0:0", {"is_insecure": True, "keys": keys}, "contradict"),
+        ("tcp://0.0.0.0:0", {"keys": keys}, "cannot read the key"),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            ZmqTransport(bind, **options)
 
 
 def test_a_client_that_floods_is_held_back_and_the_others_take_turns_with_it(address, monkeypatch):
@@ -179,6 +206,48 @@ def test_raw_garbage_on_the_wire_leaves_the_others_alone():
             while [b"still there?"] not in received and time.monotonic() < deadline:
                 received += [frames for _, frames in receive(engine, 1)]
             assert [b"still there?"] in received
+
+
+def test_the_socket_is_private_from_its_first_moment(tmp_path, monkeypatch):
+    """Not only after a chmod: the umask says so already when it is bound."""
+    modes = []
+    path = tmp_path / "engine.sock"
+    monkeypatch.setattr(Path, "chmod", lambda *_: pytest.fail("too late"))
+    before = os.umask(0)
+    try:
+        with ZmqTransport(f"ipc://{path}"):
+            modes = [stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()]
+        assert os.umask(0) == 0, "the caller's umask is back"
+    finally:
+        os.umask(before)
+    assert modes == [0o600, 0o600]
+
+
+def test_a_folder_in_which_others_can_replace_the_socket_is_refused(tmp_path):
+    folder = tmp_path / "open"
+    folder.mkdir()
+    for mode in (0o777, 0o707, 0o702):
+        folder.chmod(mode)
+        with pytest.raises(ConfigurationError, match="other users may replace files in"):
+            ZmqTransport(f"ipc://{folder}/engine.sock")
+    assert not any(folder.iterdir())
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o770])
+def test_a_folder_like_tmp_or_of_a_group_is_said_loudly(tmp_path, caplog, mode):
+    folder = tmp_path / "like-tmp"
+    folder.mkdir()
+    folder.chmod(mode)
+    with ZmqTransport(f"ipc://{folder}/engine.sock"):
+        assert "OTHER USERS MAY WRITE IN" in caplog.text
+        assert stat.S_IMODE((folder / "engine.sock").stat().st_mode) == 0o600
+
+
+def test_a_link_where_the_lock_belongs_is_not_followed(tmp_path):
+    (tmp_path / "engine.sock.lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigurationError, match="cannot listen"):
+        ZmqTransport(f"ipc://{tmp_path}/engine.sock")
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_somebody_elses_folder_is_not_trusted(tmp_path):

@@ -8,6 +8,8 @@ from fake_model import saying
 
 from frontend.cli.app import run_command_line
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run(capsys):

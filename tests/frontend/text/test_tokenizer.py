@@ -2,15 +2,18 @@
 
 import gc
 import importlib.util
+import json
 import subprocess
 import sys
 import weakref
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer as BackendTokenizer
+from tokenizers import models
 
 from frontend import tokenizer as tokenizer_module
-from frontend.errors import ChatTemplateError
+from frontend.errors import ChatTemplateError, InvalidInput
 from frontend.tokenizer import Tokenizer
 from protocol.outputs import TokenizerInfo
 
@@ -136,3 +139,21 @@ def test_importing_the_text_side_loads_neither_tokenizers_nor_jinja2_nor_numpy()
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_text_that_the_models_tokenizer_fails_on_is_an_invalid_input():
+    """Found by fuzzing: a word outside a vocabulary without an unknown token."""
+    tokenizer = welcome(BackendTokenizer(models.WordLevel({"a": 0}, unk_token="?")))
+    assert tokenizer.encode("a") == [0]
+    with pytest.raises(InvalidInput, match="tokenizer fails on this text"):
+        tokenizer.encode("b")
+
+
+def test_a_document_that_makes_the_library_panic_is_named():
+    """Found by fuzzing: a merge shorter than the prefix of words' later parts."""
+    document = json.loads(samples.byte_level().to_str())
+    vocab = {"a": 0, "b": 1, "ab": 2}
+    document["model"] |= {"continuing_subword_prefix": "##", "vocab": vocab, "merges": [["a", "b"]]}
+    info = TokenizerInfo(fingerprint="f", tokenizer_json=None)
+    with pytest.raises(ValueError, match="the engine sent a tokenizer that"):
+        Tokenizer.from_welcome(info, json.dumps(document).encode())

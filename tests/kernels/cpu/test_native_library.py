@@ -167,7 +167,7 @@ def test_calls_from_several_threads_do_not_mix(library: NativeLibrary) -> None:
             if not np.array_equal(out[:num_tasks], 2 * np.arange(1, num_tasks + 1)):
                 wrong.append(num_tasks)
 
-    callers = [threading.Thread(target=call) for _ in range(3)]
+    callers = [threading.Thread(target=call, daemon=True) for _ in range(3)]
     for caller in callers:
         caller.start()
     for caller in callers:
@@ -230,3 +230,16 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_an_unknown_instruction_set_is_refused(library: NativeLibrary) -> None:
     force = library.function("ec_force_isa", ctypes.c_int)
     assert b"not in [-1, " in (force(7) or b"")
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("num_bytes", [0, 5000, -1])
+def test_a_damaged_library_is_built_again(tmp_path: Path, sources: Path, num_bytes: int) -> None:
+    """Loading one that is cut short ends the process by SIGBUS."""
+    cache = tmp_path / "cache"
+    built = build_library(cache, sources)
+    whole = built.read_bytes()
+    built.write_bytes(whole[:num_bytes])
+    assert build_library(cache, sources) == built
+    assert built.read_bytes() == whole
+    assert answer(built) == 41

@@ -172,6 +172,7 @@ def test_a_simulation_foretells_throughput_and_first_tokens_of_the_record(tmp_pa
     assert "ttft_p50_s" in as_table(document)
 
 
+@pytest.mark.slow
 def test_a_record_of_one_load_foretells_another_load(tmp_path):
     """Though other programs disturb the steps: two in three take their time, the third up to four
     times as long."""

@@ -1,0 +1,200 @@
+"""Blocks on disk as the scheduler knows them: which there are, which are read or written."""
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Set
+
+from engine_core.kv_cache.block_pool import BlockPool
+from engine_core.kv_cache.host_pool import HashKey
+
+MIN_TOKENS_ON_DISK = 64
+"""Shorter prompts are soon computed."""
+_KEPT_PLANS = 16
+"""A block that was read and that no request has asked for in so many plans is dropped."""
+_MAX_TO_SAVE = 64
+"""Blocks that wait to be saved, for each that may wait to be written."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DiskMoves:
+    """What a plan wants of the disk. Saved contents are those from before the step; loaded ones are
+    there before its other copies. Numbers behind a key are logical blocks: of one prompt the last
+    block is evicted first."""
+
+    load: list[tuple[HashKey, int]]
+    """(key, device block): of blocks that were read."""
+    save: list[tuple[HashKey, int, int]]
+    """(key, logical block, device block)."""
+    read: list[HashKey]
+    touch: list[tuple[HashKey, int]]
+    """(key, logical block): used now."""
+    delete: list[HashKey]
+
+
+class DiskTier:
+    """A block on disk comes back in two steps: a plan asks for it (`stage`) and goes without it;
+    when it has been read and found whole (`on_read`), a later plan copies it to the device.
+
+        known --stage--> reading --on_read--> staged --load--> on the device
+        computed --use--> to be saved --save--> saving --on_written--> known
+
+    Args:
+        max_staged_blocks: most blocks that one request may have from the disk.
+        max_saves: blocks that may wait to be written; the others stay where they are, and are lost
+            if they are evicted before.
+        min_tokens: shorter prompts are not written.
+    """
+
+    def __init__(
+        self, *, max_staged_blocks: int, max_saves: int, min_tokens: int = MIN_TOKENS_ON_DISK
+    ) -> None:
+        self.min_tokens = min_tokens
+        self.max_staged_blocks = max_staged_blocks
+        self.num_free_saves = max_saves
+        """How many blocks the next plan may save; set by who writes them."""
+        self._max_to_save = _MAX_TO_SAVE * max_saves
+        self.staged: dict[HashKey, bytes] = {}
+        """Verified contents; taken out by who carries out the plan."""
+        self._known: set[HashKey] = set()
+        self._reading: set[HashKey] = set()
+        self._saving: set[HashKey] = set()
+        self._to_save: dict[HashKey, int] = {}
+        self._to_read: list[HashKey] = []
+        self._to_touch: list[tuple[HashKey, int]] = []
+        self._to_delete: list[HashKey] = []
+        self._num_plans_unused = 0
+
+    def __contains__(self, key: HashKey) -> bool:
+        return key in self._known
+
+    @property
+    def num_blocks(self) -> int:
+        """On disk, and of this model and cache."""
+        return len(self._known)
+
+    # ------------------------------------------------------------------ for the cache
+
+    def stage(self, keys: Collection[HashKey]) -> int:
+        """Have these known blocks read. Returns how many are still to come."""
+        self._num_plans_unused = 0
+        missing = [key for key in keys if key not in self.staged]
+        new = [key for key in missing if key not in self._reading]
+        if len(self.staged) + len(self._reading) + len(new) > 2 * self.max_staged_blocks:
+            self.staged = {key: self.staged[key] for key in keys if key in self.staged}
+            if self._reading:  # of requests that are gone; they come first
+                return len(missing)
+        self._to_read += new
+        self._reading.update(new)
+        return len(missing)
+
+    def use(self, keys: Iterable[tuple[HashKey, int]]) -> None:
+        """A prompt uses these blocks, computed in this plan or before: keep them on disk.
+
+        Args:
+            keys: with the logical block of each.
+        """
+        for key, index in keys:
+            if key in self._known:
+                self._to_touch.append((key, index))
+            elif key not in self._saving and len(self._to_save) < self._max_to_save:
+                self._to_save[key] = index
+
+    def forget(self, keys: Iterable[HashKey]) -> None:
+        """These contents may be wrong, or are not wanted any more."""
+        for key in keys:
+            if key in self._known or key in self._saving:
+                self._to_delete.append(key)
+            self._known.discard(key)
+            self._saving.discard(key)
+            self._reading.discard(key)
+            self._to_save.pop(key, None)
+            self.staged.pop(key, None)
+
+    def clear(self) -> int:
+        """Forget every block. Returns how many there were."""
+        num_blocks = len(self._known)
+        self.forget([*self._known, *self._saving, *self._to_save, *self._reading])
+        return num_blocks
+
+    def take(
+        self, device: BlockPool, *, unfilled: Set[int], loads: Mapping[int, HashKey]
+    ) -> DiskMoves | None:
+        """Of the step that is planned now.
+
+        Args:
+            unfilled: device blocks that get their contents in this step.
+            loads: device blocks, each with what is to be copied into it.
+        """
+        self._num_plans_unused += 1
+        if self.staged and self._num_plans_unused > _KEPT_PLANS:
+            self.staged.clear()
+        save = self._take_saves(device, unfilled) if self._to_save else []
+        if not (loads or save or self._to_read or self._to_touch or self._to_delete):
+            return None
+        moves = DiskMoves(
+            load=[(key, block_id) for block_id, key in loads.items()],
+            save=save,
+            read=self._to_read,
+            touch=self._to_touch,
+            delete=self._to_delete,
+        )
+        self._to_read, self._to_touch, self._to_delete = [], [], []
+        return moves
+
+    def _take_saves(self, device: BlockPool, unfilled: Set[int]) -> list[tuple[HashKey, int, int]]:
+        saves: list[tuple[HashKey, int, int]] = []
+        gone = []
+        for key, index in self._to_save.items():
+            block_id = device.find(*key)
+            if block_id is None:
+                gone.append(key)
+            elif block_id not in unfilled:
+                if len(saves) == self.num_free_saves:
+                    break
+                saves.append((key, index, block_id))
+        for key in (*gone, *(key for key, _, _ in saves)):
+            del self._to_save[key]
+        self._saving.update(key for key, _, _ in saves)
+        return saves
+
+    # ------------------------------------------------------------------ for who reads and writes
+
+    def on_found(self, keys: Iterable[HashKey]) -> None:
+        """These are on disk."""
+        self._known.update(keys)
+
+    def on_written(self, key: HashKey, *, is_there: bool) -> None:
+        """A block was saved, or could not be."""
+        if key in self._saving:
+            self._saving.discard(key)
+            if is_there:
+                self._known.add(key)
+
+    def on_read(self, key: HashKey, contents: bytes | None) -> None:
+        """A block was read; None: it cannot be used, and is computed instead."""
+        if contents is None:
+            self._known.discard(key)
+        elif key in self._reading:
+            self.staged[key] = contents
+        self._reading.discard(key)
+
+    def on_gone(self, keys: Iterable[HashKey]) -> None:
+        """These were evicted from the disk."""
+        self._known.difference_update(keys)
+
+    def stop_saving(self) -> None:
+        """Nothing more can be written."""
+        self._max_to_save = 0
+        self._to_save.clear()
+
+    def give_up_reads(self) -> None:
+        """The disk does not answer: what it was asked for is computed instead."""
+        self._known -= self._reading
+        self._reading.clear()
+
+    def check(self) -> None:
+        """Assert that each block is in one state."""
+        assert not self._known & self._saving
+        assert not self._known & self._to_save.keys()
+        assert not self._saving & self._to_save.keys()
+        assert not self._reading & self.staged.keys()
+        assert self.num_free_saves >= 0

@@ -1,0 +1,197 @@
+"""A step failed: which of its requests is it? They run again in halves, each apart from all other
+requests, until each has passed the point of the fault or has failed alone."""
+
+from collections.abc import Iterator
+
+from engine_core.scheduler.errors import DeviceFault
+from engine_core.scheduler.plan import PlanBuilder, SchedulerOutput
+from engine_core.scheduler.policies.base import WaitingQueue
+from engine_core.scheduler.policies.fcfs import FirstComeFirstServedQueue
+from engine_core.scheduler.preemption import PreemptionMode, Preemptor
+from engine_core.scheduler.request import Request, RequestStatus, Sequence
+from engine_core.scheduler.request_pool import RequestPool
+from protocol.sampling import SamplingParams
+
+_MAX_PROBES = 2
+PROBE_CLIENT = -1
+"""The client index of requests of the scheduler's own; their outputs go to nobody."""
+
+
+class _GroupQueue:
+    """Only the group's requests can be admitted; all others wait behind them. False if none of the
+    group waits."""
+
+    def __init__(self, others: WaitingQueue, group: list[Request]) -> None:
+        self._others = others
+        self._group = frozenset(group)
+        self._waiting = FirstComeFirstServedQueue()
+        for request in group:
+            others.remove_request(request)
+            self._waiting.add_request(request)
+
+    def __bool__(self) -> bool:
+        return len(self._waiting) > 0
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._others)
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from self._waiting
+        yield from self._others
+
+    def add_request(self, request: Request) -> None:
+        self._others.add_request(request)
+
+    def prepend_request(self, request: Request) -> None:
+        self._waiting.prepend_request(request)
+
+    def peek_request(self) -> Request:
+        return self._waiting.peek_request()
+
+    def pop_request(self) -> Request:
+        return self._waiting.pop_request()
+
+    def remove_request(self, request: Request) -> None:
+        (self._waiting if request in self._group else self._others).remove_request(request)
+
+    def dissolve(self) -> None:
+        """The group's requests wait among the others again."""
+        for request in reversed(list(self._waiting)):
+            self._others.prepend_request(request)
+
+
+class FaultIsolation:
+    """
+        a b c d: fails    [a b]: passes    [c d]: fails    [c]: passes    [d]: fails, so it is d
+
+    A group has passed when each of its requests has computed in good steps what the failed step
+    was to compute. A request that fails alone may still be innocent, if the device is broken: a
+    probe, a request of one token of our own, tells. If it passes, the request ends with the
+    fault's text; if it fails, there is no point in going on. A fault that does not come again
+    ends no request. A bisection takes at most 2 * log2(n) + 3 groups for each culprit among n.
+    """
+
+    def __init__(self, pool: RequestPool, preemptor: Preemptor) -> None:
+        self._pool = pool
+        self._preemptor = preemptor
+        self._groups: list[list[Request]] = []
+        """Yet to pass; the last one is next, or runs."""
+        self._queue: _GroupQueue | None = None
+        """While a group runs."""
+        self._suspects: set[Request] = set()
+        """In a step that failed, since the bisection began."""
+        self._marks: dict[Sequence, int] = {}
+        """Tokens that the failed steps were to compute."""
+        self._failed_alone: tuple[Request, str] | None = None
+        self._probe: Request | None = None
+        self._num_probes_failed = 0
+
+    @property
+    def is_active(self) -> bool:
+        return bool(self._groups)
+
+    def begin(self, plan: SchedulerOutput, detail: str) -> None:
+        """The step of this plan failed; nothing has been dropped for it yet.
+
+        Raises:
+            DeviceFault: it held no request but our own, and so did the one before it.
+        """
+        group = self._groups.pop() if self._groups else []
+        members = self._note_marks(plan)
+        rest = [
+            request
+            for request in group
+            if request not in members and request is not self._probe and self._is_pending(request)
+        ]
+        if rest:
+            self._groups.append(rest)
+        if not members or members == [self._probe]:
+            self._num_probes_failed += self._probe is not None
+            if self._num_probes_failed >= _MAX_PROBES:
+                raise DeviceFault(f"steps fail whatever they hold; the last one: {detail}")
+            self._groups.append([self._probe or self._make_probe()])
+        elif len(members) == 1 and members[0] in self._suspects:
+            self._failed_alone = members[0], detail
+            self._groups.append([self._make_probe()])
+        else:
+            self._suspects.update(members)
+            half = (len(members) + 1) // 2
+            self._groups += [part for part in (members[half:], members[:half]) if part]
+
+    def close_group(self) -> None:
+        """All wait together; none that is waiting is swapped."""
+        if self._queue is not None:
+            self._queue.dissolve()
+            self._queue = None
+            self._pool.waiting = self._pool.policy.waiting
+        self._preemptor.recompute_swapped()
+
+    def advance(self, plan: PlanBuilder) -> None:
+        """Between two steps: the next group, if the one that runs has passed."""
+        if self._queue is not None:
+            if any(map(self._is_pending, self._groups[-1])):
+                return
+            self._groups.pop()
+            self._end_culprit()
+            self._drop_ended()
+            self.close_group()
+            why = "it passed, and others of a step that failed are tried without it"
+            running = list(self._pool.running.values()) if self._groups else []
+            for request in reversed(running):
+                self._preemptor.preempt(request, plan, why, PreemptionMode.RECOMPUTE)
+        self._drop_ended()
+        if self._groups:
+            self._queue = _GroupQueue(self._pool.policy.waiting, self._groups[-1])
+            self._pool.waiting = self._queue
+        else:
+            self._suspects.clear()
+            self._marks.clear()
+
+    # ------------------------------------------------------------------ its parts
+
+    def _note_marks(self, plan: SchedulerOutput) -> list[Request]:
+        """The requests of the step, also those that have given way since."""
+        batch = plan.batch
+        members: dict[Request, None] = {}
+        ends = (batch.num_computed_tokens + batch.num_scheduled_tokens).tolist()
+        for name, end in zip(batch.req_ids, ends, strict=True):
+            sequence = self._pool.find_sequence(name)
+            if sequence is not None:
+                end -= len(plan.scheduled_spec_decode_tokens.get(name, ()))
+                self._marks[sequence] = max(end, self._marks.get(sequence, 0))
+                members[sequence.request] = None
+        return list(members)
+
+    def _is_pending(self, request: Request) -> bool:
+        return not request.is_finished and any(
+            sequence.num_computed_tokens < self._marks.get(sequence, 1)
+            for sequence in request.unfinished
+        )
+
+    def _end_culprit(self) -> None:
+        """Once the probe is over."""
+        if self._probe is None or not self._probe.is_finished:
+            return
+        self._probe, self._num_probes_failed = None, 0
+        if self._failed_alone is not None:
+            (request, detail), self._failed_alone = self._failed_alone, None
+            if not request.is_finished:
+                self._pool.finish_request(request, RequestStatus.FINISHED_ERROR, detail)
+
+    def _drop_ended(self) -> None:
+        """Requests that were aborted or timed out meanwhile."""
+        groups = [[each for each in group if not each.is_finished] for group in self._groups]
+        self._groups = [group for group in groups if group]
+
+    def _make_probe(self) -> Request:
+        name = "probe"
+        while self._pool.is_taken(name):
+            name += "'"
+        self._probe = Request(
+            request_id=name,
+            prompt_token_ids=[0],
+            sampling_params=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
+            client_index=PROBE_CLIENT,
+        )
+        self._pool.add_waiting(self._probe)
+        return self._probe

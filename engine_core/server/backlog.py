@@ -1,0 +1,153 @@
+"""What waits for a client whose queue is full. Outputs of one sequence become one output: it grows
+by tokens, not by steps."""
+
+import dataclasses
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+
+from engine_core.server.transport import Frame
+from protocol.base import Message
+from protocol.codec import encode
+from protocol.outputs import EngineCoreOutput, EngineCoreOutputs, Heartbeat, Logprobs
+
+_ENTRY_BYTES = 512
+"""Of an object here, beside what it holds."""
+_SequenceKey = tuple[str, int]
+"""Request id and index."""
+
+
+class Backlog:
+    """Messages for one client, in order, oldest first.
+
+    Attributes:
+        num_bytes: about how much memory they take.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[_MergedOutputs | list[Frame]] = []
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, message: Message, frames: Sequence[Frame] = ()) -> None:
+        """Heartbeats need not wait."""
+        if isinstance(message, Heartbeat):
+            return
+        if not isinstance(message, EngineCoreOutputs):
+            encoded = [encode(message), *frames]
+            self._waiting.append(encoded)
+            self.num_bytes += _ENTRY_BYTES + sum(map(len, encoded))
+            return
+        last = self._waiting[-1] if self._waiting else None
+        if not isinstance(last, _MergedOutputs) or not last.may_take(message):
+            last = _MergedOutputs()
+            self._waiting.append(last)
+        self.num_bytes += last.add(message)
+
+    def first(self) -> list[Frame]:
+        """The frames of the oldest message."""
+        oldest = self._waiting[0]
+        return [encode(oldest.merged())] if isinstance(oldest, _MergedOutputs) else oldest
+
+    def pop_first(self) -> None:
+        """It was sent."""
+        self._waiting.pop(0)
+        if not self._waiting:
+            self.num_bytes = 0
+
+
+@dataclasses.dataclass(slots=True)
+class _SequenceOutputs:
+    token_ids: "array[int]" = dataclasses.field(default_factory=lambda: array("i"))
+    logprobs: list[Logprobs] = dataclasses.field(default_factory=list)
+    num_cached_tokens: int | None = None
+    last: EngineCoreOutput | None = None
+    """The last one that was an object of its own."""
+
+
+class _MergedOutputs:
+    """Outputs of several steps."""
+
+    def __init__(self) -> None:
+        self._sequences: dict[_SequenceKey, _SequenceOutputs] = {}
+        self._finished: dict[str, None] = {}
+        self._last: EngineCoreOutputs | None = None
+
+    def may_take(self, outputs: EngineCoreOutputs) -> bool:
+        """Not tokens of other weights, nor an id that is used again, for another request."""
+        if self._last is not None and self._last.weights_version != outputs.weights_version:
+            return False
+        if not self._finished:
+            return True
+        ids = [output.request_id for output in outputs.other_outputs]
+        if outputs.decoded is not None:
+            ids += outputs.decoded.request_ids
+        return self._finished.keys().isdisjoint(ids)
+
+    def add(self, outputs: EngineCoreOutputs) -> int:
+        """Returns by how many bytes it grew."""
+        num_bytes = 0
+        before = len(self._sequences) + len(self._finished)
+        self._last = outputs
+        if outputs.decoded is not None:
+            columns = outputs.decoded
+            indexes = columns.indexes or [0] * len(columns.request_ids)
+            tokens = memoryview(columns.token_ids).cast("i")
+            for key, token in zip(
+                zip(columns.request_ids, indexes, strict=True), tokens, strict=True
+            ):
+                self._sequence(key).token_ids.append(token)
+            num_bytes += tokens.nbytes
+        for output in outputs.other_outputs:
+            sequence = self._sequence((output.request_id, output.index))
+            sequence.token_ids.extend(output.new_token_ids)
+            sequence.last = output
+            if sequence.num_cached_tokens is None:
+                sequence.num_cached_tokens = output.num_cached_tokens
+            if output.logprobs is not None:
+                sequence.logprobs.append(output.logprobs)
+                num_bytes += _ENTRY_BYTES + len(output.logprobs.token_ids) * 2
+            num_bytes += sequence.token_ids.itemsize * len(output.new_token_ids)
+        self._finished.update(dict.fromkeys(outputs.finished_req_ids))
+        return num_bytes + _ENTRY_BYTES * (len(self._sequences) + len(self._finished) - before)
+
+    def _sequence(self, key: _SequenceKey) -> _SequenceOutputs:
+        found = self._sequences.get(key)
+        if found is None:
+            found = self._sequences[key] = _SequenceOutputs()
+        return found
+
+    def merged(self) -> EngineCoreOutputs:
+        assert self._last is not None
+        return msgspec.structs.replace(
+            self._last,
+            other_outputs=[_merged(key, each) for key, each in self._sequences.items()],
+            finished_req_ids=list(self._finished),
+            decoded=None,
+        )
+
+
+def _merged(key: _SequenceKey, outputs: _SequenceOutputs) -> EngineCoreOutput:
+    last = outputs.last or EngineCoreOutput(request_id=key[0], new_token_ids=[], index=key[1])
+    return msgspec.structs.replace(
+        last,
+        new_token_ids=outputs.token_ids.tolist(),
+        num_cached_tokens=outputs.num_cached_tokens,
+        logprobs=_joined(outputs.logprobs),
+    )
+
+
+def _joined(parts: list[Logprobs]) -> Logprobs | None:
+    """Columns one below the other. All positions of a request have the same width."""
+    if len(parts) <= 1:
+        return parts[0] if parts else None
+    return Logprobs(
+        num_positions=sum(part.num_positions for part in parts),
+        width=parts[0].width,
+        token_ids=b"".join(part.token_ids for part in parts),
+        logprobs=b"".join(part.logprobs for part in parts),
+        ranks=[rank for part in parts for rank in part.ranks],
+    )

@@ -1,0 +1,70 @@
+"""A client's key file for an engine that listens on TCP: CURVE keys in Z85, 40 characters each."""
+
+import os
+import stat
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from protocol.errors import InvalidParameter
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class ClientKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client needs to reach an engine; `engine-core keys add` writes it."""
+
+    name: str
+    server_public_key: str
+    public_key: str
+    secret_key: str
+
+    def __repr__(self) -> str:
+        return f"ClientKey({self.name!r})"  # it may be logged
+
+
+def read_client_key(path: Path, address: str) -> ClientKey:
+    """The key to use at this address.
+
+    Raises:
+        InvalidParameter: see `read_secret_file`; or the address has no use for a key.
+    """
+    if not address.startswith("tcp://"):
+        raise InvalidParameter(
+            f"keys has no effect at {address}, where the socket's permissions say who may connect; "
+            "omit it, or give the engine's tcp:// address"
+        )
+    return read_secret_file(path, ClientKey)
+
+
+def read_secret_file(path: Path, kind: type[T]) -> T:
+    """A JSON file that only its owner may read.
+
+    Raises:
+        InvalidParameter: it cannot be read, others may read it, or it is not of this kind.
+    """
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if mode & 0o077:
+                raise InvalidParameter(
+                    f"{path} holds a secret key, and others may read it (mode {mode:o}); "
+                    f"chmod 600 {path}"
+                )
+            key = msgspec.json.decode(file.read(10_000), type=kind)
+    except OSError as error:
+        raise InvalidParameter(
+            f"cannot read the key {path}: {error.strerror}; make one with `engine-core keys`"
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidParameter(
+            f"{path} is not a {kind.__name__} ({error}); make one with `engine-core keys`"
+        ) from None
+    for field in msgspec.structs.fields(kind):
+        if field.name.endswith("_key") and len(getattr(key, field.name)) != 40:
+            raise InvalidParameter(
+                f"{path}: {field.name} does not have 40 characters; make one with "
+                "`engine-core keys`"
+            )
+    return key

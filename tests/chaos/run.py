@@ -1,0 +1,269 @@
+"""`make chaos`: clients with mixed work against one daemon, while daemon and client processes are
+killed, paused and restarted. Of clients that live no request is lost and no token wrong; of killed
+ones nothing is left."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from tests.chaos.faults import Fault, client_faults, daemon_faults
+from tests.chaos.processes import MARK, Daemon, marked_processes
+from tests.chaos.references import tokens_behind_transformers
+from tests.chaos.stage import ClientSlot, Stage, StageOptions
+from tests.chaos.tally import Tally, percentiles
+
+_NUM_SPOT_CHECKED = 6
+_LOGIT_GAP_OF_FLOAT32 = 1e-3
+_LOGIT_GAP_OF_BLOCKS = 1.0
+"""Quantised activations and cache choose another token where the best two are this near."""
+_MAX_SHOWN = 20
+
+app = App(name="chaos", help=__doc__, result_action="return_value")
+
+
+class Chaos(Stage):
+    """
+    Args:
+        min_faults: of the daemon; on a slow machine they need more time.
+    """
+
+    def __init__(self, folder: Path, options: StageOptions, *, min_faults: int) -> None:
+        super().__init__(folder, options)
+        self._min_faults = min_faults
+        self.faults: list[dict[str, Any]] = []
+        self.restarts_s: list[float] = []
+        """From a kill, or the end of a drain, to the next engine that is ready."""
+
+    async def _main(self, daemon: Daemon) -> None:
+        daemon.send(signal.SIGTERM)
+        await self._has_drained(daemon)
+        self._start_time()
+        for slot in self._slots:
+            self._start_client(slot)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._disturb_daemon())
+            group.create_task(self._disturb_clients())
+
+    async def _disturb_daemon(self) -> None:
+        down_s = None
+        for launch in daemon_faults(self._options.seed):
+            daemon = self._daemon = self._start_daemon(is_supervised=launch.is_supervised)
+            num_ready = 1
+            for fault in launch.faults:
+                if not fault.at_start:
+                    if not await self._is_ready(daemon, num_ready):
+                        break
+                    if down_s is not None:
+                        self.restarts_s.append(time.monotonic() - down_s)
+                        down_s = None
+                if await self._is_over_after(fault.after_s):
+                    return
+                self._note(fault, "daemon", "supervised" if launch.is_supervised else "plain")
+                if fault.kind in ("kill", "kill paused", "kill engine", "drain, kill"):
+                    down_s = down_s or time.monotonic()
+                num_ready += fault.kind == "kill engine"
+                await self._disturb(daemon, fault)
+                if fault.kind == "drain":
+                    down_s = time.monotonic()
+            if await self._is_over_after(0.0):
+                return
+
+    def _end(self) -> None:
+        num_faults = sum(fault["target"] == "daemon" for fault in self.faults)
+        if num_faults >= self._min_faults:
+            self._over.set()
+        else:
+            asyncio.get_running_loop().call_later(1.0, self._end)
+
+    async def _disturb(self, daemon: Daemon, fault: Fault) -> None:
+        match fault.kind:
+            case "pause":
+                pid = daemon.send(signal.SIGSTOP, to_engine=True)
+                await self._is_over_after(fault.lasts_s)
+                if pid is not None and pid == daemon.engine_pid():
+                    os.kill(pid, signal.SIGCONT)
+            case "kill engine":
+                pid = daemon.send(signal.SIGKILL, to_engine=True)
+                await self._wait_until_gone(pid)
+            case "kill":
+                await self._kill_daemon(daemon)
+                await self._is_over_after(fault.lasts_s)
+            case "kill paused":
+                daemon.send(signal.SIGSTOP, to_engine=True)
+                await asyncio.sleep(fault.lasts_s)
+                await self._kill_daemon(daemon)
+            case "drain":
+                daemon.send(signal.SIGTERM)
+                await self._has_drained(daemon)
+            case "drain, kill":
+                daemon.send(signal.SIGTERM)
+                await asyncio.sleep(fault.lasts_s)
+                await self._kill_daemon(daemon)
+            case _:
+                raise AssertionError(fault.kind)
+
+    async def _disturb_clients(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for fault in client_faults(self._options.seed):
+                if await self._is_over_after(fault.after_s):
+                    return
+                slot = self._slots[int(fault.pick * len(self._slots))]
+                if slot.process is not None and not slot.is_paused:
+                    self._note(fault, slot.name)
+                    group.create_task(self._disturb_client(slot, fault))
+
+    async def _disturb_client(self, slot: ClientSlot, fault: Fault) -> None:
+        process, log = slot.process, slot.log
+        assert process is not None and log is not None
+        if fault.kind == "kill":
+            slot.process = None
+            process.kill()
+            process.wait()
+            self.logs.append((log, time.monotonic()))
+            await self._is_over_after(fault.lasts_s)
+            self._start_client(slot)
+        else:
+            slot.is_paused = True
+            process.send_signal(signal.SIGSTOP)
+            await self._is_over_after(fault.lasts_s)
+            process.send_signal(signal.SIGCONT)
+            slot.is_paused = False
+
+    def _note(self, fault: Fault, target: str, more: str = "") -> None:
+        self.faults.append(
+            {
+                "at_s": time.monotonic(),
+                "kind": f"{fault.kind} {more}".strip(),
+                "target": target,
+                "lasts_s": round(fault.lasts_s, 3),
+            }
+        )
+
+
+def report(chaos: Chaos, tally: Tally, orphans: list[int]) -> dict[str, Any]:
+    """The document of a run."""
+    of_daemon = Counter(f["kind"] for f in chaos.faults if f["target"] == "daemon")
+    of_clients = Counter(f["kind"] for f in chaos.faults if f["target"] != "daemon")
+    return {
+        "requests": tally.num_requests,
+        "by_verdict": {
+            verdict: tally.total(verdict)
+            for verdict in sorted({v for counts in tally.by_kind.values() for v in counts})
+        },
+        "by_kind": {kind: dict(counts) for kind, counts in sorted(tally.by_kind.items())},
+        "sequences_by_finish_reason": dict(tally.by_reason),
+        "tokens_compared": tally.num_tokens,
+        "faults_of_the_daemon": dict(sorted(of_daemon.items())),
+        "faults_of_client_processes": dict(sorted(of_clients.items())),
+        "resumed_requests": tally.num_resumptions,
+        "restart_s": percentiles(chaos.restarts_s),
+        "stream_gap_s": percentiles(tally.gaps_s),
+        "lost": tally.total("lost"),
+        "wrong": tally.total("wrong"),
+        "duplicates": tally.num_duplicates,
+        "orphans": len(orphans),
+        "left_in_the_engine": chaos.left,
+        "descriptors_kept_by_a_client": tally.num_descriptors_kept,
+        "problems": chaos.problems,
+    }
+
+
+@app.default
+def main(
+    *,
+    time_s: Annotated[float, Parameter(name="--time")] = 300.0,
+    seed: int = 0,
+    model: str = "smollm2-135m-instruct",
+    dtype: str = "auto",
+    processes: int = 10,
+    clients_per_process: int = 3,
+    requests_at_once: int = 1,
+    cases: int = 180,
+    reconnect_timeout: float = 300.0,
+    tcp: bool = False,
+    min_faults: int = 0,
+    spot_check: bool = True,
+    json_file: Annotated[Path | None, Parameter(name="--json")] = None,
+    keep: Path | None = None,
+) -> int:
+    """
+    Args:
+        time_s: seconds of faults; the end takes up to minutes more.
+        seed: of the work and of the faults.
+        dtype: auto: the file's own blocks; float32.
+        reconnect_timeout: seconds that clients wait for a lost engine.
+        requests_at_once: of each client.
+        tcp: on 127.0.0.1 instead of a Unix socket.
+        min_faults: of the daemon; the run goes on until then.
+        spot_check: compare greedy references with transformers.
+        json_file: where the document goes, too.
+        keep: a folder for the logs of a run that failed.
+    """
+    mark = os.environ.setdefault(MARK, secrets.token_hex(8))
+    options = StageOptions(
+        model=model,
+        dtype=dtype,
+        seed=seed,
+        time_s=time_s,
+        num_processes=processes,
+        clients_per_process=clients_per_process,
+        num_cases=cases,
+        reconnect_timeout_s=reconnect_timeout,
+        requests_at_once=requests_at_once,
+        is_tcp=tcp,
+    )
+    with tempfile.TemporaryDirectory(prefix="chaos-") as name:
+        chaos = Chaos(Path(name), options, min_faults=min_faults)
+        asyncio.run(chaos.run())
+        tally = Tally(chaos.logs, chaos.faults)
+        orphans = marked_processes(mark)
+        failures = tally.failures + chaos.problems
+        failures += [f"{count} {what} left" for what, count in chaos.left.items() if count]
+        failures += [f"process {pid} is left" for pid in orphans]
+        if failures and keep is not None:
+            shutil.copytree(name, keep, ignore=shutil.ignore_patterns("*.sock*"))
+    document = dataclasses.asdict(options) | report(chaos, tally, orphans)
+    if spot_check:
+        compared = compare_with_transformers(chaos, options)
+        document["greedy_tokens_of_transformers"] = compared
+        if compared["largest_logit_gap"] > compared["limit"]:
+            failures.append(f"the references are not transformers': {compared}")
+    if tally.num_descriptors_kept > 0:
+        failures.append(f"a client process kept {tally.num_descriptors_kept} descriptors")
+    print(tally.table())
+    for failure in failures[:_MAX_SHOWN]:
+        print(failure, file=sys.stderr)
+    if json_file is not None:
+        json_file.write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(document))
+    return 1 if failures else 0
+
+
+def compare_with_transformers(chaos: Chaos, options: StageOptions) -> dict[str, float | int]:
+    """The undisturbed engine's greedy tokens beside transformers' in float32."""
+    from engine_core.model_files import open_model_files
+
+    path = open_model_files(options.model, report=print).path
+    behind = tokens_behind_transformers(path, chaos.cases, chaos.references, _NUM_SPOT_CHECKED)
+    return {
+        "tokens": len(behind),
+        "best": sum(value == 0.0 for value in behind),
+        "largest_logit_gap": round(max(behind), 4),
+        "limit": _LOGIT_GAP_OF_FLOAT32 if options.dtype == "float32" else _LOGIT_GAP_OF_BLOCKS,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(app())
