@@ -177,7 +177,8 @@ class CacheDriver:
         if kind == "written":
             self.disk.on_written(key, is_there=key in self.on_disk)
         else:
-            self.disk.on_read(key, self.on_disk.get(key))
+            contents = self.on_disk.get(key)
+            self.disk.on_read(key, None if contents is None else contents.copy())
 
     def _check_contents(self):
         """What can be found, and what waits on the host, is what it is said to be."""
