@@ -7,10 +7,12 @@ from typing import assert_never
 
 import msgspec
 
+from engine_core.control import EngineControl, ModelHost
 from engine_core.errors import RequestRefused
 from engine_core.executor import InProcessExecutor
 from engine_core.lifecycle import Lifecycle, Stage
 from engine_core.observers import (
+    ControlMethod,
     FinishedStep,
     Progress,
     RequestTimes,
@@ -45,11 +47,16 @@ from protocol.calls import (
     GetRequestInfo,
     GetStatistics,
     ListRequests,
+    PauseGeneration,
     Ping,
     Pong,
     PrefixCacheReset,
     RequestList,
     ResetPrefixCache,
+    ResumeGeneration,
+    Sleep,
+    UpdateWeights,
+    WakeUp,
 )
 from protocol.errors import ErrorCode
 from protocol.outputs import (
@@ -59,6 +66,7 @@ from protocol.outputs import (
     EngineCoreOutputs,
     FinishReason,
     Rejected,
+    WeightsUpdated,
 )
 from protocol.requests import Abort, Call, EngineRequest
 
@@ -74,6 +82,8 @@ class EngineCore:
         device   [ step 0 ...        ][ step 1 ...                     ][ step 2 ...
 
     Args:
+        model_host: None: this engine cannot sleep and has one set of weights.
+        on_weights: called with the version and fingerprint of new weights.
         observers: follow the loop, beside the two for the requests' and the steps' times.
         isolates_tenants: a tenant finds no prefixes of another in the cache.
         clock: seconds; the same one that inbox, outbox, executor and lifecycle go by.
@@ -92,6 +102,8 @@ class EngineCore:
         eos_token_ids: tuple[int, ...],
         observers: Sequence[StepObserver] = (),
         compilations: CompileCounter | None = None,
+        model_host: ModelHost | None = None,
+        on_weights: Callable[[int, str], None] = lambda version, fingerprint: None,
         isolates_tenants: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -114,11 +126,24 @@ class EngineCore:
         self._client_log = LimitedLog(logger, logging.INFO, clock)
         self._started_s = clock()
         self._step_times = StepTimes(self._started_s)
-        self.progress = Progress(self._has_work, self._started_s)
+        self.progress = Progress(self._may_progress, self._started_s)
         self._observers = (RequestTimes(), self._step_times, self.progress, *observers)
         self._launch_fault: Exception | None = None
         """Why the last step in flight could not be launched; reported when it is collected."""
         self._suspects: Suspects | None = None
+        self._on_weights = on_weights
+        self._control = EngineControl(
+            scheduler,
+            model_host,
+            settle=self._settle,
+            announce=self._announce_weights,
+            abort_all=self._abort_all,
+            note=self._note_control,
+        )
+        self._pauses: list[tuple[Client, int]] = []
+        """Calls that are answered when the pause begins."""
+        self._has_resumed = False
+        """For a drain; once."""
 
     def watch_suspects(self, suspects: Suspects) -> None:
         """Run requests that may have killed the engine before alone, and note which run."""
@@ -129,15 +154,11 @@ class EngineCore:
 
     def run(self) -> None:
         while not self._stopping():
-            self._apply(self._inbox.drain(block=not self._has_work()))
+            self._apply(self._inbox.drain(block=not self._may_progress()))
             now_s = self._clock()
             self._submit(self._scheduler.schedule(now=now_s), now_s)
             while (step := self._step_to_collect()) is not None:
-                output = self._collect(step)
-                now_s = self._clock()
-                outputs = self._scheduler.update_from_output(step.plan, output, now=now_s)
-                self._send(outputs, now_s)
-                self._finish(step, output, now_s, has_outputs=bool(outputs))
+                self._complete(step)
         self._apply(self._inbox.drain(block=False))  # what came last is refused, not left unread
 
     # ------------------------------------------------------------------ its lines
@@ -149,11 +170,21 @@ class EngineCore:
         if stage is Stage.ABORTING:
             self.end_all(FinishReason.ABORT, "the engine is stopping")
             return True
-        return stage is Stage.DRAINING and not self._has_work()
+        if stage is Stage.DRAINING and not self._has_work():
+            return True
+        if stage is Stage.DRAINING and not self._has_resumed:
+            self._has_resumed = True
+            self._control.finish_for_drain()
+        return False
 
     def _has_work(self) -> bool:
         """A step in flight is work, also if all its requests have ended."""
         return bool(self._scheduler.in_flight) or self._scheduler.has_work()
+
+    def _may_progress(self) -> bool:
+        """Whether there is work that does not wait for the end of a pause."""
+        scheduler = self._scheduler
+        return bool(scheduler.in_flight or self._pauses) or scheduler.may_progress()
 
     def _apply(self, incoming: Iterable[Incoming]) -> None:
         for client, message in incoming:
@@ -165,13 +196,21 @@ class EngineCore:
                     self._abort_samples(client, message.samples)
                 case Call():
                     answer = permitted_answer(client, message, self.answer_call)
-                    self._outbox.post(client, answer)
+                    is_pause = isinstance(message.call, PauseGeneration)
+                    if is_pause and self._control.is_pausing and isinstance(answer, CallResult):
+                        self._pauses.append((client, message.call_id))
+                    else:
+                        self._outbox.post(client, answer)
                 case _:
                     assert_never(message)
         for client in self._clients.take_departed():
             num_requests = len(client.request_ids)
             self._client_log.log("left", f"{client!s:.100} left, {num_requests} requests dropped")
             self._abort(client.request_ids)
+        if not self._control.is_pausing:
+            for client, call_id in self._pauses:
+                self._outbox.post(client, self._control.answer_pause(call_id))
+            self._pauses.clear()
 
     def _add_request(self, client: Client, message: EngineRequest) -> None:
         now_s = self._clock()
@@ -214,6 +253,10 @@ class EngineCore:
             self._scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
             for observer in self._observers:
                 observer.on_abort(request_ids, self._clock())
+
+    def _abort_all(self) -> None:
+        for client in self._clients:
+            self._abort(client.request_ids)
 
     def _abort_samples(self, client: Client, samples: Sequence[tuple[str, int]]) -> None:
         for request_id, index in samples:
@@ -270,6 +313,22 @@ class EngineCore:
             logger.error("request %r failed: %s", request_id, why)
         return output
 
+    def _complete(self, step: InFlightStep) -> None:
+        output = self._collect(step)
+        now_s = self._clock()
+        outputs = self._scheduler.update_from_output(step.plan, output, now=now_s)
+        self._send(outputs, now_s)
+        self._finish(step, output, now_s, has_outputs=bool(outputs))
+
+    def _settle(self) -> None:
+        """Plan one more step and wait for all; the scheduler is paused, so it computes nothing."""
+        for step in self._scheduler.in_flight:
+            self._complete(step)
+        now_s = self._clock()
+        self._submit(self._scheduler.schedule(now=now_s), now_s)
+        for step in self._scheduler.in_flight:
+            self._complete(step)
+
     def _send(self, outputs: dict[int, EngineCoreOutputs], now_s: float) -> None:
         for observer in self._observers:
             observer.on_outputs(outputs, now_s)
@@ -322,6 +381,7 @@ class EngineCore:
                     uptime_s=now_s - self._started_s,
                     step_id=self.progress.step_id,
                     progress_age_s=now_s - self.progress.at_s,
+                    state=self._control.state,
                 )
             case GetStatistics():
                 result = self.statistics()
@@ -345,9 +405,24 @@ class EngineCore:
             case ListRequests():
                 names = [name for client in self._clients for name in sorted(client.request_ids)]
                 result = RequestList(request_ids=names)
+            case (
+                PauseGeneration() | ResumeGeneration() | Sleep() | WakeUp() | UpdateWeights()
+            ) as change:
+                return self._control.answer(call.call_id, change)
             case _:
                 assert_never(call.call)
         return CallResult(call_id=call.call_id, result=result)
+
+    def _announce_weights(self, version: int, fingerprint: str) -> None:
+        self._on_weights(version, fingerprint)
+        for client in self._clients:
+            self._outbox.post(
+                client, WeightsUpdated(weights_version=version, fingerprint=fingerprint)
+            )
+
+    def _note_control(self, what: ControlMethod, arguments: tuple[str | int, ...]) -> None:
+        for observer in self._observers:
+            observer.on_control(what, arguments, self._scheduler.next_step_id, self._clock())
 
     def statistics(self) -> EngineStatistics:
         return msgspec.structs.replace(
@@ -355,6 +430,8 @@ class EngineCore:
             uptime_s=self._clock() - self._started_s,
             num_clients=len(self._clients),
             num_refused_messages=self._inbox.num_refused_messages,
+            state=self._control.state,
+            weights_version=self._control.weights_version,
             step_time_s=self._step_times.total_s,
             model_time_s=self._executor.model_time_s,
             num_compilations_after_ready=self._compilations.num_after_ready,

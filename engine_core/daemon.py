@@ -90,29 +90,29 @@ def run_daemon(
 def _start(
     options: EngineOptions, transport: ZmqTransport, lifecycle: Lifecycle, phases: StartPhases
 ) -> tuple[EngineCore, EngineConfig]:
-    with no_garbage_collection():
-        load_torch_library_beside()
-        check_kernels_package()
-        options.scheduling.check()
-        phases.enter("files")
-        opened = open_model(options)
-        phases.enter("imports")
-        try:
+    try:
+        with no_garbage_collection():
+            load_torch_library_beside()
+            check_kernels_package()
+            options.scheduling.check()
+            phases.enter("files")
+            opened = open_model(options)
+            phases.enter("imports")
             from engine_core.startup.build import build_engine  # torch
-        except (ImportError, MemoryError, OSError) as error:
-            if not _is_want_of_memory(error):
-                raise
-            raise StartupError(
-                f"there is not enough memory to load torch ({error}); raise the limit of this "
-                "process (`ulimit -v`) or of its container, or free some"
-            ) from error
 
+    except (ImportError, MemoryError, OSError, RuntimeError) as error:
+        if not _is_want_of_memory(error):
+            raise
+        raise StartupError(
+            f"there is not enough memory to load libraries ({error}); raise the limit of this "
+            "process (`ulimit -v`) or of its container, or free some"
+        ) from error
     return build_engine(options, opened, transport, lifecycle, phases)
 
 
 def _is_want_of_memory(error: Exception) -> bool:
-    """The dynamic loader has words only."""
-    words = ("failed to map segment", "annot allocate memory")
+    """Loaders have words only."""
+    words = ("failed to map segment", "annot allocate memory", "can't start new thread")
     return isinstance(error, MemoryError) or any(text in str(error) for text in words)
 
 

@@ -44,7 +44,8 @@ class InProcessExecutor:
     """A `StepRunner` too: runs every plan on one model runner, in this process."""
 
     def __init__(self, runner: StepRunner, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._runner = runner
+        self.runner: StepRunner | None = runner
+        """None while the engine sleeps: then plans have no tokens."""
         self._clock = clock
         self.max_steps_in_flight = runner.max_steps_in_flight
         self.model_time_s = 0.0
@@ -55,12 +56,16 @@ class InProcessExecutor:
     def submit(self, plan: SchedulerOutput) -> None:
         if not self._num_in_flight:
             self._busy_since_s = self._clock()
-        self._runner.submit(plan)
+        assert self.runner is not None or not plan.total_num_scheduled_tokens, "asleep"
+        if self.runner is not None:
+            self.runner.submit(plan)
         self._num_in_flight += 1
 
     def collect(self) -> ModelRunnerOutput:
         self._num_in_flight -= 1
-        output = self._runner.collect()
+        if self.runner is None:
+            return ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
+        output = self.runner.collect()
         now_s = self._clock()
         if output.req_ids:
             self.model_time_s += now_s - self._busy_since_s
@@ -73,8 +78,10 @@ class InProcessExecutor:
         Raises:
             DeviceFault: no other step can be run.
         """
+        if self.runner is None:
+            return
         try:
-            self._runner.check_device()
+            self.runner.check_device()
         except Exception as error:
             raise DeviceFault(f"the device is lost: {type(error).__name__}: {error}") from error
 

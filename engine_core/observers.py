@@ -6,6 +6,7 @@ import hashlib
 from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from typing import Literal
 
 import msgspec
 
@@ -13,6 +14,9 @@ from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from engine_core.suspects import Suspects
 from protocol.outputs import EngineCoreOutputs, RequestTimings
 from protocol.requests import EngineRequest
+
+ControlMethod = Literal["set_pause_state", "preempt_all", "use_weights", "forget_runner"]
+"""A method of the scheduler that a pause, a sleep or new weights need."""
 
 
 @dataclasses.dataclass(slots=True)  # one a step: frozen takes a microsecond more
@@ -45,6 +49,11 @@ class StepObserver:
     def on_cache_reset(self, now_s: float) -> None:
         """The prefix cache was emptied on demand."""
 
+    def on_control(
+        self, what: ControlMethod, arguments: tuple[str | int, ...], next_step_id: int, now_s: float
+    ) -> None:
+        """A pause, a sleep or new weights: this method of the scheduler is called."""
+
     def on_plan(self, plan: SchedulerOutput, now_s: float) -> None:
         """A step was planned, and is launched next."""
 
@@ -62,7 +71,7 @@ class Progress(StepObserver):
     """The last progress of the loop: a step of tokens that is over, or nothing to do.
 
     Args:
-        has_work: whether a request is unfinished.
+        has_work: whether a request is unfinished and not held by a pause.
     """
 
     def __init__(self, has_work: Callable[[], bool], started_s: float) -> None:

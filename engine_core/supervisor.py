@@ -142,14 +142,13 @@ def _next_signal(
     """One of `numbers`, or None when the clock shows `limit_s`. systemd is told meanwhile what the
     engine says, and that the service lives while no engine serves."""
     while True:
-        now_s = time.monotonic()
-        wait_s = min(max(0.0, limit_s - now_s), 1e6)
+        wait_s = min(max(0.0, limit_s - time.monotonic()), 1e6)
         if relay is not None:
             wait_s = min(wait_s, relay.pass_on())
         received = signal.sigtimedwait({*numbers, signal.SIGIO}, wait_s)
         if received is not None and received.si_signo != signal.SIGIO:
             return received
-        if now_s + wait_s >= limit_s:
+        if time.monotonic() >= limit_s:
             return None
 
 

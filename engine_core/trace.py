@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Literal, cast
 import msgspec
 import numpy as np
 
-from engine_core.observers import FinishedStep, StepObserver
+from engine_core.observers import ControlMethod, FinishedStep, StepObserver
 from engine_core.scheduler.plan import ModelRunnerOutput, SchedulerOutput
 from protocol.outputs import Logprobs
 from protocol.requests import EngineRequest
@@ -74,6 +74,16 @@ class TraceAbort(_Event, frozen=True, kw_only=True, tag="abort"):
 
 class TraceCacheReset(_Event, frozen=True, kw_only=True, tag="cache_reset"):
     at_s: float
+
+
+class TraceControl(_Event, frozen=True, kw_only=True, tag="control"):
+    """A pause, a sleep or new weights."""
+
+    at_s: float
+    what: ControlMethod
+    arguments: list[str | int] = []
+    next_step: int
+    """The id of the plan that follows."""
 
 
 class TracePlan(_Event, frozen=True, kw_only=True, tag="plan"):
@@ -148,7 +158,7 @@ class TraceStep(_Event, frozen=True, kw_only=True, tag="step"):
         )
 
 
-TraceEvent = TraceArrival | TraceAbort | TraceCacheReset | TracePlan | TraceStep
+TraceEvent = TraceArrival | TraceAbort | TraceCacheReset | TraceControl | TracePlan | TraceStep
 
 
 class TraceWriter(StepObserver):
@@ -223,6 +233,13 @@ class TraceWriter(StepObserver):
 
     def on_cache_reset(self, now_s: float) -> None:
         self._write(TraceCacheReset(at_s=now_s - self._started_s), now_s)
+
+    def on_control(
+        self, what: ControlMethod, arguments: tuple[str | int, ...], next_step_id: int, now_s: float
+    ) -> None:
+        at_s, next_step = now_s - self._started_s, next_step_id
+        event = TraceControl(at_s=at_s, what=what, arguments=list(arguments), next_step=next_step)
+        self._write(event, now_s)
 
     def on_plan(self, plan: SchedulerOutput, now_s: float) -> None:
         """A line where other steps may be planned before this one's result is known."""

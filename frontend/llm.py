@@ -16,7 +16,7 @@ from frontend.output_processor import RequestState
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from frontend.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from frontend.tokenizer import Tokenizer
-from protocol.calls import EngineStatistics
+from protocol.calls import EngineStatistics, EngineStatus
 from protocol.explanations import RequestInfo
 from protocol.outputs import ModelInfo
 
@@ -256,6 +256,25 @@ class LLM:
         """Evict all cached blocks that no request uses. Returns True, as vLLM's."""
         self._thread.run_and_wait(self._open_client().reset_prefix_cache())
         return True
+
+    def pause_generation(self, *, mode: str = "keep") -> EngineStatus:
+        """This and the next five: see `AsyncLLM`."""
+        return self._thread.run_and_wait(self._open_client().pause_generation(mode=mode))
+
+    def resume_generation(self) -> EngineStatus:
+        return self._thread.run_and_wait(self._open_client().resume_generation())
+
+    def sleep(self, level: int = 1) -> EngineStatus:
+        return self._thread.run_and_wait(self._open_client().sleep(level))
+
+    def wake_up(self, tags: None = None) -> EngineStatus:
+        return self._thread.run_and_wait(self._open_client().wake_up(tags))
+
+    def is_sleeping(self) -> bool:
+        return self._thread.run_and_wait(self._open_client().is_sleeping())
+
+    def update_weights(self, model: str, version: int | None = None) -> EngineStatus:
+        return self._thread.run_and_wait(self._open_client().update_weights(model, version))
 
     def _run_batch(
         self,

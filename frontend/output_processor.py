@@ -65,6 +65,9 @@ class RequestState:
         self._submitted_s = clock.now()
         self.num_reports = 0
         """Errors of the engine since its last token."""
+        self.weights_version: int | None = None
+        """Of the last token."""
+        self._weights_versions: list[int] = []
         self._num_cached_tokens: int | None = None
         self._error: Exception | None = None
         self._final_taken = False
@@ -103,6 +106,11 @@ class RequestState:
             num_sequences=stop - start,
             is_resumed=self.metrics.engine_request_id is not None,
         )
+
+    def note_weights(self, version: int) -> None:
+        """Its next tokens are of these weights, not of those before."""
+        self.weights_version = version
+        self._weights_versions.append(version)
 
     def append_output(self, index: int, output: EngineCoreOutput, now_s: float) -> bool:
         """Process one engine output for a sequence, received at `now_s` of the clock.
@@ -203,6 +211,7 @@ class RequestState:
             finished=finished,
             metrics=self.metrics,
             num_cached_tokens=self._num_cached_tokens,
+            weights_versions=self._weights_versions.copy(),
         )
 
     def _note_token(self, now_s: float) -> None:
@@ -349,13 +358,15 @@ class OutputProcessor:
         samples: list[tuple[str, int]] = []
         ends: dict[str, EngineCoreOutput] = {}
         if outputs.decoded is not None:
-            self._process_columns(outputs.decoded, now_s, stopped, samples)
+            self._process_columns(outputs.decoded, outputs.weights_version, now_s, stopped, samples)
         for output in outputs.other_outputs:
             part = self._in_flight.get(output.request_id)
             if part is None:
                 continue
             if output.finished:
                 ends[output.request_id] = output
+            if output.new_token_ids and part.request.weights_version != outputs.weights_version:
+                part.request.note_weights(outputs.weights_version)
             try:
                 must_abort = part.request.append_output(part.start + output.index, output, now_s)
                 if must_abort:
@@ -376,6 +387,7 @@ class OutputProcessor:
     def _process_columns(
         self,
         columns: DecodedTokens,
+        weights_version: int,
         now_s: float,
         stopped: dict[str, None],
         samples: list[tuple[str, int]],
@@ -388,6 +400,8 @@ class OutputProcessor:
             part = in_flight.get(wire_id)
             if part is None:
                 continue
+            if part.request.weights_version != weights_version:
+                part.request.note_weights(weights_version)
             index = 0 if indexes is None else indexes[position]
             try:
                 if part.request.append_token(part.start + index, token_ids[position], now_s):

@@ -1,6 +1,6 @@
 """What a generation returns: plain records with vLLM's names."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from protocol.outputs import RequestTimings
@@ -75,6 +75,9 @@ class RequestOutput:
     metrics: RequestMetrics
     num_cached_tokens: int | None = None
     """Prompt tokens that the engine found in its prefix cache."""
+    weights_versions: list[int] = field(default_factory=list)
+    """Of the weights that made the tokens so far, in order: more than one if they were updated
+    meanwhile. Of beams only the last."""
     prompt_logprobs: None = None
     """Always None: asking for them is refused."""
 

@@ -31,6 +31,7 @@ from protocol.outputs import (
     ErrorMessage,
     Heartbeat,
     Rejected,
+    WeightsUpdated,
     Welcome,
 )
 from protocol.requests import Abort, Call
@@ -70,6 +71,8 @@ class EngineSession:
     ) -> None:
         self.welcome: Welcome | None = None
         self.welcome_frames: Frames = ()
+        self._weights = ("", "")
+        """The engine's id and the fingerprint of its weights, as last heard."""
         self.requests = OutputProcessor(clock)
         self._transport = transport
         self._address = options.address
@@ -187,6 +190,8 @@ class EngineSession:
                 if message.code != ErrorCode.SLOW_CONSUMER:  # the fault of no request
                     self._count_report(message)
                 self._on_lost(f"it reported: {message.message}")
+            case WeightsUpdated():
+                self._weights = self._weights[0], message.fingerprint
             case Heartbeat() | Welcome():
                 pass
             case _:
@@ -250,9 +255,11 @@ class EngineSession:
             on_lost=self._on_lost,
         )
         opening = connection.open(timeout_s)
-        self.welcome, self.welcome_frames = await (
+        welcome, self.welcome_frames = await (
             opening if child is None else child.unless_it_ends(opening)
         )
+        self.welcome = welcome
+        self._weights = welcome.engine_id, welcome.model.fingerprint
         if connection.is_closed:
             raise EngineUnavailable(f"the engine at {self._address} went away; try again")
         self._connection = connection
@@ -260,17 +267,18 @@ class EngineSession:
     async def _recover(self) -> None:
         """Wait for the engine to come back; resume what was interrupted, or end it."""
         assert self.welcome is not None
-        fingerprint = self.welcome.model.fingerprint
+        engine_id, fingerprint = self._weights
         try:
             await self._reconnect()
         except EngineClientError as error:
             self._fail_all(error)
             raise
-        if self.welcome.model.fingerprint != fingerprint:
+        # an engine that was not restarted carries on with what it has been given meanwhile
+        if engine_id != self._weights[0] and fingerprint != self._weights[1]:
             self._fail_all(
                 self._died(
-                    f"came back with another model ({self.welcome.model.name}); "
-                    "send the request again"
+                    f"came back with another model or other weights ({self.welcome.model.name}, "
+                    f"weights version {self.welcome.model.weights_version}); send the request again"
                 )
             )
             return

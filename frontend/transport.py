@@ -22,6 +22,7 @@ _NEVER_MS = 3_600_000
 """Until a socket would connect again by itself. It is closed long before; with -1 (never) libzmq
 drops what has arrived and was not read when the connection ends, beyond a hundred messages."""
 _BROKEN_HANDSHAKE = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_MAX_MESSAGE_BYTES = 1024**3
 _LOSS_EVENTS = (
     zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | _BROKEN_HANDSHAKE
 )
@@ -80,6 +81,7 @@ class ZmqTransport:
         socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
         # A peer lost with its network closes no connection. ZMQ's I/O threads exchange their own
         # heartbeats, which the engine answers however long its steps are.
         socket.setsockopt(zmq.HEARTBEAT_IVL, _PEER_HEARTBEAT_MS)

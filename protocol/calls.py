@@ -1,5 +1,7 @@
 """The calls that a client may make, and their results. There are no others."""
 
+import enum
+
 from protocol.base import Message
 from protocol.explanations import RequestInfo
 
@@ -31,10 +33,70 @@ class ListRequests(Message, frozen=True, tag=6):
     """Answered by RequestList."""
 
 
-AnyCall = Ping | GetStatistics | ResetPrefixCache | Drain | GetRequestInfo | ListRequests
+class PauseGeneration(Message, frozen=True, tag=7):
+    """Plan no more steps; requests are accepted, and wait. Answered by EngineStatus, for mode
+    "wait" when the requests that run have ended."""
 
-ADMIN_CALLS = (ResetPrefixCache, Drain)
+    mode: str
+    """What becomes of unfinished requests: keep (they go on afterwards), wait (those that have
+    started end first), abort."""
+
+
+class ResumeGeneration(Message, frozen=True, tag=8):
+    """The end of a pause. Answered by EngineStatus, or by CallFailed if the engine is asleep."""
+
+
+class Sleep(Message, frozen=True, tag=9):
+    """Give back the cache's memory, at level 2 the weights' too; requests wait. Answered by
+    EngineStatus."""
+
+    level: int
+
+
+class WakeUp(Message, frozen=True, tag=10):
+    """The end of a sleep. Answered by EngineStatus, or by CallFailed: then it sleeps on."""
+
+
+class UpdateWeights(Message, frozen=True, tag=11):
+    """Serve other weights of the same model from the next step on. Answered by EngineStatus, or by
+    CallFailed: then the weights are the old ones."""
+
+    model: str
+    """As for `--model`, on the engine's machine."""
+    version: int | None = None
+    """None: the largest so far and 1."""
+
+
+AnyCall = (
+    Ping
+    | GetStatistics
+    | ResetPrefixCache
+    | Drain
+    | GetRequestInfo
+    | ListRequests
+    | PauseGeneration
+    | ResumeGeneration
+    | Sleep
+    | WakeUp
+    | UpdateWeights
+)
+
+ADMIN_CALLS = (
+    ResetPrefixCache,
+    Drain,
+    PauseGeneration,
+    ResumeGeneration,
+    Sleep,
+    WakeUp,
+    UpdateWeights,
+)
 """Calls that change what the engine does for all clients. Over TCP they need an admin's key."""
+
+
+class EngineState(enum.StrEnum):
+    RUNNING = "running"
+    PAUSED = "paused"
+    ASLEEP = "asleep"
 
 
 class Pong(Message, frozen=True, tag=1):
@@ -43,6 +105,7 @@ class Pong(Message, frozen=True, tag=1):
     """The last step that is over; -1 before the first."""
     progress_age_s: float
     """Seconds since a step was over or there was nothing to do."""
+    state: EngineState = EngineState.RUNNING
 
 
 class EngineStatistics(Message, frozen=True, tag=2):
@@ -103,6 +166,9 @@ class EngineStatistics(Message, frozen=True, tag=2):
     """Policy fair: weighted tokens served, of tenants with unfinished requests."""
     num_refused_messages: int = 0
     """Messages that could not be decoded, were of another wire version or came without a HELLO."""
+    state: EngineState = EngineState.RUNNING
+    weights_version: int = 0
+    """0 from the start to the first update_weights."""
     num_compilations_after_ready: int = 0
     """Kernels that were compiled while serving, each of which made requests wait; 0 unless there is
     a defect."""
@@ -121,4 +187,15 @@ class RequestList(Message, frozen=True, tag=6):
     """Of all unfinished requests of all clients, each client's in order of arrival."""
 
 
-AnyResult = Pong | EngineStatistics | PrefixCacheReset | Draining | RequestInfo | RequestList
+class EngineStatus(Message, frozen=True, tag=7):
+    """What the engine does once a call that changes it is done."""
+
+    state: EngineState
+    weights_version: int
+    num_requests: int
+    """Unfinished ones, of all clients."""
+
+
+AnyResult = (
+    Pong | EngineStatistics | PrefixCacheReset | Draining | RequestInfo | RequestList | EngineStatus
+)

@@ -25,6 +25,9 @@ class WaitReason(enum.StrEnum):
     ADAPTERS = "adapters"
     """The limit of adapters in use is reached."""
     ALONE = "alone"
+    """It, or the running request, may have killed the engine, and runs without others."""
+    PAUSED = "paused"
+    """The engine is paused or asleep."""
     """It, or the running request, may have killed the engine, or a step failed and its requests run
     in groups: others wait."""
     DISK = "disk"
@@ -86,7 +89,7 @@ class RequestInfo(Message, frozen=True, tag=5):
     num_computed_tokens: int
     """Of its first sequence."""
     waits_for: WaitReason | None = None
-    """None unless it waits."""
+    """None unless it waits, or its engine is paused."""
     why: str | None = None
     """`waits_for` in words, with the numbers; or why it ended."""
     num_requests_ahead: int | None = None

@@ -93,6 +93,8 @@ class EngineCoreOutputs(Message, frozen=True, tag=2):
     """Requests all of whose sequences have finished. Each is listed exactly once."""
     step_id: int = 0
     decoded: DecodedTokens | None = None
+    weights_version: int = 0
+    """Of the weights that made these tokens."""
 
 
 class TokenizerInfo(Message, frozen=True):
@@ -111,7 +113,8 @@ class ModelInfo(Message, frozen=True):
     name: str
     architecture: str
     fingerprint: str
-    """Same files, same fingerprint: a request may be resumed only on the same one."""
+    """Of the weights that are served. Same files, same fingerprint: another engine may resume a
+    request only with the same one."""
     max_model_len: int
     """Most tokens, prompt and output together."""
     vocab_size: int
@@ -125,6 +128,7 @@ class ModelInfo(Message, frozen=True):
     """Most sequences of a request."""
     default_sampling: dict[str, float] = {}
     """Recommended by the model's authors (temperature, top_k, top_p ...)."""
+    weights_version: int = 0
     tokenizer: TokenizerInfo | None = None
     """None if the model came without a tokenizer: send token ids."""
 
@@ -173,6 +177,20 @@ class Heartbeat(Message, frozen=True, tag=7):
     draining: bool = False
 
 
+class WeightsUpdated(Message, frozen=True, tag=8):
+    """Other weights are served from the next step on; to every client."""
+
+    weights_version: int
+    fingerprint: str
+
+
 EngineMessage = (
-    Welcome | EngineCoreOutputs | CallResult | CallFailed | Rejected | ErrorMessage | Heartbeat
+    Welcome
+    | EngineCoreOutputs
+    | CallResult
+    | CallFailed
+    | Rejected
+    | ErrorMessage
+    | Heartbeat
+    | WeightsUpdated
 )

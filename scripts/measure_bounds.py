@@ -44,7 +44,6 @@ _MODEL = {
 }  # fmt: skip
 _PROBE_S = 0.05
 _CLIENTS_A_PROCESS = 32
-_STOP_S = 10.0
 _spawn = multiprocessing.get_context("spawn")
 
 
@@ -54,6 +53,7 @@ class Options:
     num_queued: Annotated[int, Parameter(help="Requests queued at once.")] = 10_000
     num_clients: Annotated[int, Parameter(help="Clients that join and leave.")] = 512
     num_requests: Annotated[int, Parameter(help="Short requests of one client.")] = 100_000
+    stop_s: Annotated[float, Parameter(help="Seconds for which a client is stopped.")] = 10.0
     json: Annotated[Path | None, Parameter(help="Where the document goes.")] = None
 
 
@@ -205,8 +205,8 @@ async def _measure(options: Options, address: str, pid: int) -> list[dict[str, A
         for number in range(3):
             await asyncio.to_thread(_join_and_leave, options.num_clients, address)
             await measurement.end_phase(f"{options.num_clients} clients, {number + 1}")
-        facts = await asyncio.to_thread(_stop_and_go_on, address, pid, results)
-        await measurement.end_phase(f"a client stopped for {_STOP_S:g} s", **facts)
+        facts = await asyncio.to_thread(_stop_and_go_on, options.stop_s, address, pid, results)
+        await measurement.end_phase(f"a client stopped for {options.stop_s:g} s", **facts)
         for number in range(5):
             await short(options.num_requests // 5)
             done = options.num_requests // 5 * (number + 1)
@@ -237,14 +237,14 @@ def _join_and_leave(num_clients: int, address: str) -> None:
             process.join()
 
 
-def _stop_and_go_on(address: str, pid: int, results: "Queue[Any]") -> dict[str, Any]:
+def _stop_and_go_on(stop_s: float, address: str, pid: int, results: "Queue[Any]") -> dict[str, Any]:
     process = _spawn.Process(target=_stream, args=(address, results))
     process.start()
     results.get(timeout=120)
     assert process.pid is not None
     before = _own_memory(pid)["rss_kib"]
     os.kill(process.pid, signal.SIGSTOP)
-    time.sleep(_STOP_S)
+    time.sleep(stop_s)
     grown = _own_memory(pid)["rss_kib"] - before
     os.kill(process.pid, signal.SIGCONT)
     lengths = results.get(timeout=300)

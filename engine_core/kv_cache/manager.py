@@ -458,6 +458,19 @@ class KVCacheManager:
         """As `reset_prefix_cache`, but for the disk."""
         return self._offload.evict_cached()
 
+    def use_weights(self, name: str, seqs: Iterable[CachedSequence]) -> None:
+        """Blocks are computed by other weights from here on: what is cached is found again only
+        when these weights come back. No sequence holds blocks.
+
+        Args:
+            name: of the weights; different ones have different names.
+            seqs: all unfinished sequences.
+        """
+        assert not self._blocks_of, "sequences hold blocks of the old weights"
+        self._prefix_cache.weights = name
+        for seq in seqs:
+            seq.block_hashes.clear()
+
     # ------------------------------------------------------------------ host memory
 
     def swap_out(self, seqs: Sequence[CachedSequence]) -> int | None:

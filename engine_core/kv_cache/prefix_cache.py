@@ -16,7 +16,7 @@ from engine_core.kv_cache.sequence_blocks import (
 )
 from protocol.explanations import LookupEnd
 
-#     hash(0) = H(root, tokens of block 0)      root = H(adapter, cache salt)
+#     hash(0) = H(root, tokens of block 0)      root = H(weights, adapter, cache salt)
 #     hash(i) = H(hash(i - 1), tokens of block i)
 #
 # A hash covers all tokens before it and whatever else changes their keys and values. H is BLAKE2b
@@ -28,12 +28,19 @@ BYTES_A_TOKEN = 4
 _FIRST_BLOCKS_A_BLOCK = 4
 
 
-def root_hash(*, adapter: str | None, cache_salt: str | None) -> bytes:
-    """What the first block is chained to."""
+def root_hash(*, adapter: str | None, cache_salt: str | None, weights: str = "") -> bytes:
+    """What the first block is chained to.
+
+    Args:
+        weights: a name of the weights that compute the blocks.
+    """
+    root = _PLAIN_ROOT
+    if weights:
+        root = blake2b(root + b"weights " + weights.encode()).digest()
     if adapter is None and cache_salt is None:
-        return _PLAIN_ROOT
+        return root
     # repr quotes and escapes, so that no two pairs are spelled alike (None is not 'None')
-    return blake2b(_PLAIN_ROOT + repr((adapter, cache_salt)).encode()).digest()
+    return blake2b(root + repr((adapter, cache_salt)).encode()).digest()
 
 
 def extend_block_hashes(
@@ -111,6 +118,8 @@ class PrefixCache:
         is_enabled: bool,
     ) -> None:
         self.is_enabled = is_enabled
+        self.weights = ""
+        """A name of the weights that compute the blocks; part of every hash."""
         self.num_deduplicated = 0
         """Blocks freed because an equal one was cached."""
         self._offload = offload
@@ -128,7 +137,7 @@ class PrefixCache:
         hashes = seq.block_hashes
         start, size = len(hashes), self._block_size
         if start < num_full_blocks:
-            parent = hashes[-1] if hashes else _root_of(seq)
+            parent = hashes[-1] if hashes else self._root_of(seq)
             token_bytes = seq.token_bytes(start * size, num_full_blocks * size)
             extend_block_hashes(hashes, parent, token_bytes, size)
 
@@ -301,7 +310,7 @@ class PrefixCache:
         if len(hashes) < num_full:
             self.extend_hashes(seq, num_full)
         if not first and (seq.adapter is not None or seq.cache_salt is not None):
-            self._first_blocks.add(self._plain_hash(seq), _root_of(seq))
+            self._first_blocks.add(self._plain_hash(seq), self._root_of(seq))
         others = [
             self._pool.register_run(table, group, hashes, first, num_full)
             for group, table in enumerate(seq_blocks.tables)
@@ -355,7 +364,7 @@ class PrefixCache:
         return LookupEnd.NEVER_SEEN
 
     def _is_known_elsewhere(self, seq: CachedSequence) -> bool:
-        root = _root_of(seq)
+        root = self._root_of(seq)
         has_no_root = seq.adapter is None and seq.cache_salt is None
         plain_hash = seq.block_hashes[0] if has_no_root else self._plain_hash(seq)
         if self._first_blocks.is_known_elsewhere(plain_hash, root):
@@ -366,8 +375,8 @@ class PrefixCache:
 
     def _plain_hash(self, seq: CachedSequence) -> bytes:
         """Of the first block, as if there were no salt and no adapter."""
-        return blake2b(_PLAIN_ROOT + seq.token_bytes(0, self._block_size)).digest()
+        root = root_hash(adapter=None, cache_salt=None, weights=self.weights)
+        return blake2b(root + seq.token_bytes(0, self._block_size)).digest()
 
-
-def _root_of(seq: CachedSequence) -> bytes:
-    return root_hash(adapter=seq.adapter, cache_salt=seq.cache_salt)
+    def _root_of(self, seq: CachedSequence) -> bytes:
+        return root_hash(adapter=seq.adapter, cache_salt=seq.cache_salt, weights=self.weights)

@@ -1,5 +1,7 @@
 """The memory behind block ids, the copies between blocks, and what a forward pass reads of both."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -18,12 +20,17 @@ from kernels.interface.operations import (
 
 
 class PagedKVCache:
-    """A model's cache and an attention planner for each group of its layers."""
+    """A model's cache and an attention planner for each group of its layers.
 
-    def __init__(self, config: RunnerConfig) -> None:
+    Args:
+        storage: None: a new one.
+    """
+
+    def __init__(self, config: RunnerConfig, storage: BlockStorage | None = None) -> None:
         spec, layout = config.model.kv_cache_spec, config.layout
         self._ops = config.ops
-        self.storage = BlockStorage(config)
+        self.storage = storage or BlockStorage(config)
+        self.storage.ops = config.ops
         self._planners = [
             config.ops.make_attention_planner(
                 AttentionSpec(
@@ -102,10 +109,10 @@ class BlockStorage:
 
     def __init__(self, config: RunnerConfig) -> None:
         spec = config.model.kv_cache_spec
-        self._ops = config.ops
+        self.ops = config.ops
         self._num_blocks = config.num_blocks
         self.device_tensors: list[KVCache] = [
-            self._ops.allocate_kv_cache(
+            self.ops.allocate_kv_cache(
                 config.num_blocks + 1,  # with the null block
                 config.block_size,
                 spec.num_kv_heads,
@@ -120,7 +127,7 @@ class BlockStorage:
         self.host_tensors: list[KVCache] = []
         if config.num_host_blocks:
             self.host_tensors = [
-                self._ops.allocate_host_kv_cache(like, config.num_host_blocks)
+                self.ops.allocate_host_kv_cache(like, config.num_host_blocks)
                 for like in self.device_tensors
             ]
 
@@ -171,7 +178,7 @@ class BlockStorage:
         src_ids = torch.tensor(list(origins.values()), dtype=torch.int64) - src_offset
         dst_ids = torch.tensor(list(origins), dtype=torch.int64) - dst_offset
         for src, dst in zip(src_tensors, dst_tensors, strict=True):
-            self._ops.copy_blocks(src, dst, src_ids, dst_ids)
+            self.ops.copy_blocks(src, dst, src_ids, dst_ids)
 
 
 def origin_of_each(pairs: Sequence[BlockPair]) -> dict[int, int]:

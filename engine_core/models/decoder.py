@@ -197,6 +197,10 @@ class Decoder:
         self._ops = ops
         self._forward = ops.capture(self._compute)
 
+    def forget_caches(self) -> None:
+        """What was captured keeps the caches that it read."""
+        self._forward = self._ops.capture(self._compute)
+
     def placements(self) -> Placements:
         """Every tensor that the model takes, by checkpoint name."""
         parts = [self.vocabulary.placements(), self._final_norm.placements()]

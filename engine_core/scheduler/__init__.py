@@ -12,7 +12,7 @@ from engine_core.scheduler.errors import (
     StepOrderError,
 )
 from engine_core.scheduler.in_flight import InFlightStep
-from engine_core.scheduler.interface import SchedulerInterface
+from engine_core.scheduler.interface import PauseState, SchedulerInterface
 from engine_core.scheduler.plan import (
     DraftTokenIds,
     ModelRunnerOutput,
@@ -30,6 +30,7 @@ __all__ = [
     "InFlightStep",
     "ModelRunnerOutput",
     "NewRequestData",
+    "PauseState",
     "QueueFull",
     "Request",
     "RequestStatus",

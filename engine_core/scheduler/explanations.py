@@ -62,6 +62,8 @@ class Explanations:
         """
         status = request.status.name.lower()
         if request.status is RequestStatus.RUNNING:
+            if self._stop is not None and self._stop[0] is WaitReason.PAUSED:
+                return _info(request, status, waits_for=self._stop[0], why=self._stop[1])
             return _info(request, status)
         num_ahead = next(count for count, other in enumerate(waiting) if other is request)
         reason, why = self._why(request, num_ahead)

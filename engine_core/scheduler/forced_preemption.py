@@ -42,6 +42,8 @@ class ForcedPreemption:
         """For a plan that is still empty."""
         if self._pool.waiting is not self._pool.policy.waiting:
             return  # a fault is being isolated: only its suspects run
+        if self._waiting.starts_no_new:
+            return
         victims = self._select_victims(plan)
         if not victims:
             return

@@ -6,6 +6,7 @@ outputs = scheduler.update_from_output(plan, runner.execute(plan))
 """
 
 import abc
+import enum
 from collections.abc import Iterable
 
 from engine_core.scheduler.in_flight import InFlightStep
@@ -16,8 +17,18 @@ from protocol.explanations import RequestInfo
 from protocol.outputs import EngineCoreOutputs
 
 
+class PauseState(enum.Enum):
+    UNPAUSED = enum.auto()
+    PAUSED_NEW = enum.auto()
+    """No request is started; those that were go on. When they have ended it is PAUSED_ALL."""
+    PAUSED_ALL = enum.auto()
+    """Plans are empty; requests come, wait, and end by abort or timeout."""
+
+
 class SchedulerInterface(abc.ABC):
     """The seven calls of the loop come first."""
+
+    pause_state = PauseState.UNPAUSED
 
     @abc.abstractmethod
     def add_request(self, request: Request) -> None:
@@ -94,6 +105,11 @@ class SchedulerInterface(abc.ABC):
     def in_flight(self) -> list[InFlightStep]:
         """Steps planned and not updated, in order."""
 
+    @property
+    @abc.abstractmethod
+    def next_step_id(self) -> int:
+        """Of the next plan."""
+
     @abc.abstractmethod
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting); preempted requests wait."""
@@ -116,6 +132,30 @@ class SchedulerInterface(abc.ABC):
             StepOrderError: not the first of the steps in flight.
             DeviceFault: steps fail whatever they hold.
         """
+
+    @abc.abstractmethod
+    def set_pause_state(self, state: PauseState, why: str = "") -> None:
+        """`why` is for explanations."""
+
+    @abc.abstractmethod
+    def may_progress(self) -> bool:
+        """`has_work`, less requests that wait for the end of a pause."""
+
+    @abc.abstractmethod
+    def preempt_all(self, why: str) -> None:
+        """The next plan, of a paused scheduler, preempts every running request to be recomputed,
+        swapped ones with them; after it no sequence holds blocks."""
+
+    @abc.abstractmethod
+    def forget_runner(self) -> None:
+        """After the plan of `preempt_all`: the next runner knows no request, and its cache is
+        empty."""
+
+    @abc.abstractmethod
+    def use_weights(self, name: str, version: int) -> None:
+        """After the plan of `preempt_all`: a runner of other weights follows, which has this cache
+        and knows no request. Blocks of those before are not found under this name; outputs carry
+        the version."""
 
     @abc.abstractmethod
     def explain(self, request_id: str) -> RequestInfo | None:

@@ -19,6 +19,7 @@ class OutputCollector:
 
     def __init__(self, batch: BatchState) -> None:
         self._batch = batch
+        self.weights_version = 0
         self._request_ids: dict[int, IdsOfRows] = {}
         """By client."""
         self._outputs: dict[int, list[EngineCoreOutput]] = {}
@@ -114,6 +115,7 @@ class OutputCollector:
                 finished_req_ids=over.get(client, []),
                 step_id=step_id,
                 decoded=self._decoded.get(client),
+                weights_version=self.weights_version,
             )
             for client in self._outputs | self._decoded
         }

@@ -9,6 +9,7 @@ from engine_core.kv_cache import AllocStatus, CacheHit
 from engine_core.scheduler.batch_state import Int64Array
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.explanations import Explanations
+from engine_core.scheduler.fault_isolation import PROBE_CLIENT
 from engine_core.scheduler.plan import PlanBuilder
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
@@ -78,6 +79,8 @@ class WaitingScheduler:
         self._config = config
         self._max_chunk = config.max_chunk
         self._num_lookahead_slots = config.num_lookahead_slots
+        self.starts_no_new = False
+        """Only requests that were started before may run."""
         self._num_reserved_blocks = 0
         """Blocks that running requests will still take, in the step at hand."""
 
@@ -132,6 +135,9 @@ class WaitingScheduler:
     # ------------------------------------------------------------------ may it start?
 
     def _why_skip(self, request: Request) -> tuple[WaitReason, str] | None:
+        is_own = request.client_index == PROBE_CLIENT
+        if self.starts_no_new and request.status is RequestStatus.WAITING and not is_own:
+            return WaitReason.PAUSED, "the engine pauses when those that have started have ended"
         if self.lacks_adapter(request, self._pool.running.values()):
             why = f"the adapters in use are {self._config.max_num_adapters}, the most allowed"
             return WaitReason.ADAPTERS, why

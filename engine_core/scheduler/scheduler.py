@@ -11,7 +11,7 @@ from engine_core.scheduler.errors import DuplicateRequestId, QueueFull
 from engine_core.scheduler.explanations import Explanations
 from engine_core.scheduler.fault_isolation import PROBE_CLIENT, FaultIsolation
 from engine_core.scheduler.in_flight import InFlightStep, InFlightSteps
-from engine_core.scheduler.interface import SchedulerInterface
+from engine_core.scheduler.interface import PauseState, SchedulerInterface
 from engine_core.scheduler.plan import (
     DraftTokenIds,
     ModelRunnerOutput,
@@ -20,7 +20,12 @@ from engine_core.scheduler.plan import (
 )
 from engine_core.scheduler.policies import make_policy
 from engine_core.scheduler.policies.base import SchedulingPolicy
-from engine_core.scheduler.preemption import PreemptionRule, Preemptor, make_preemption_rule
+from engine_core.scheduler.preemption import (
+    PreemptionMode,
+    PreemptionRule,
+    Preemptor,
+    make_preemption_rule,
+)
 from engine_core.scheduler.process_outputs import OutputProcessor
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
@@ -81,6 +86,8 @@ class Scheduler(SchedulerInterface):
         self._output_processor = OutputProcessor(pool, config.max_model_len)
         self._feedback = StepFeedback(pool, rule, budget)
         self._deadlines = Deadlines()
+        self._pause_why = ""
+        self._preempt_all_why: str | None = None
         self._samples_to_finish: dict[tuple[str, int], RequestStatus] = {}
 
     # ------------------------------------------------------------------ a step
@@ -96,8 +103,13 @@ class Scheduler(SchedulerInterface):
             self._pool.drop_out_of_windows()
         plan = PlanBuilder(self._pool.batch, token_budget=budget, step_id=step_id, now=now)
         plan.follow_up(self._pool.drain_preempted_req_ids())
-        if not self._isolates(plan):
+        if self.pause_state is PauseState.PAUSED_ALL:
+            self._fill_paused(plan)
+        elif not self._isolates(plan):
             self._batching.fill(plan)
+            is_over = plan.is_empty and not self._in_flight.steps and not self._isolation.is_active
+            if is_over and self.pause_state is PauseState.PAUSED_NEW:
+                self.pause_state = PauseState.PAUSED_ALL
         scheduler_output = plan.build(
             self._sequence_ids,
             copies=self._kv_cache.take_copies(),
@@ -107,6 +119,19 @@ class Scheduler(SchedulerInterface):
         self._in_flight.add(scheduler_output, now)
         self._pool.counters.num_steps += scheduler_output.total_num_scheduled_tokens > 0
         return scheduler_output
+
+    def _fill_paused(self, plan: PlanBuilder) -> None:
+        why, self._preempt_all_why = self._preempt_all_why, None
+        if why is not None:
+            self._preemptor.recompute_swapped()
+            for request in reversed(list(self._pool.running.values())):
+                self._preemptor.preempt(request, plan, why, PreemptionMode.RECOMPUTE)
+        self._explanations.stopped_at(None, WaitReason.PAUSED, self._pause_why)
+
+    def _unfinished_sequences(self) -> list[Sequence]:
+        return [
+            sequence for request in self._pool.by_id.values() for sequence in request.unfinished
+        ]
 
     def _isolates(self, plan: PlanBuilder) -> bool:
         """Whether a failed step's requests run in groups, and one of these is in flight: one step
@@ -310,11 +335,38 @@ class Scheduler(SchedulerInterface):
     def in_flight(self) -> list[InFlightStep]:
         return self._in_flight.steps
 
+    @property
+    def next_step_id(self) -> int:
+        return self._in_flight.next_step_id
+
     def get_request_counts(self) -> tuple[int, int]:
         return len(self._pool.running), len(self._pool.waiting)
 
     def has_work(self) -> bool:
         return bool(self._pool.by_id) or self._pool.outputs.has_terminal
+
+    def may_progress(self) -> bool:
+        if self.pause_state is PauseState.PAUSED_ALL:
+            return self._pool.outputs.has_terminal
+        return self.has_work()
+
+    def set_pause_state(self, state: PauseState, why: str = "") -> None:
+        self.pause_state, self._pause_why = state, why
+        self._waiting.starts_no_new = state is PauseState.PAUSED_NEW
+
+    def preempt_all(self, why: str) -> None:
+        self._preempt_all_why = why
+
+    def forget_runner(self) -> None:
+        self._kv_cache.evict_cached()
+        for sequence in self._unfinished_sequences():
+            sequence.is_known_to_runner = False
+
+    def use_weights(self, name: str, version: int) -> None:
+        self._kv_cache.use_weights(name, self._unfinished_sequences())
+        self._pool.outputs.weights_version = version
+        for sequence in self._unfinished_sequences():
+            sequence.is_known_to_runner = False
 
     def explain(self, request_id: str) -> RequestInfo | None:
         request = self._pool.by_id.get(request_id)

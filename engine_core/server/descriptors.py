@@ -20,6 +20,7 @@ _LATE = 192
 """Connections that are still accepted when the socket is hidden: the kernel's queue (100), and
 those that come before a thread notices."""
 _POLL_MS = 100
+_IF_INFINITE = 10_240
 
 
 def limit_clients(asked: int) -> int:
@@ -29,10 +30,10 @@ def limit_clients(asked: int) -> int:
     Raises:
         StartupError: none has.
     """
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if hard == resource.RLIM_INFINITY:
-        return asked
+    soft, asked_hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # macOS says "infinite" and takes no soft limit above this
+    hard = max(soft, _IF_INFINITE) if asked_hard == resource.RLIM_INFINITY else asked_hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, asked_hard))
     room = hard - _OWN - _LATE
     if room < 1:
         raise StartupError(

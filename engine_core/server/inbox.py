@@ -168,6 +168,11 @@ class Handshake:
             )
             self._welcome = replace(self._welcome, model=replace(model, tokenizer=info))
 
+    def use_weights(self, version: int, fingerprint: str) -> None:
+        """Those that are served from now on."""
+        model = replace(self._welcome.model, weights_version=version, fingerprint=fingerprint)
+        self._welcome = replace(self._welcome, model=model)
+
     def welcome(self, hello: Hello) -> tuple[Welcome, list[Frame]]:
         """The message and the binary frames behind it."""
         model = self._welcome.model

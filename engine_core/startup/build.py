@@ -32,7 +32,8 @@ from engine_core.startup.model import load_any_model
 from engine_core.startup.phases import StartPhases
 from engine_core.startup.prefix_store import open_prefix_store
 from engine_core.startup.resolve import plan_runner, resolve_config
-from engine_core.startup.runner_spec import RunnerSpec
+from engine_core.startup.runner_spec import Runner, RunnerSpec
+from engine_core.startup.served_model import ServedModel
 from engine_core.trace import TraceWriter
 from kernels.compile_counter import CompileCounter, watch_triton
 from protocol.outputs import ModelInfo
@@ -77,9 +78,9 @@ def build_engine(
         level = logging.DEBUG if sys.stderr.isatty() else logging.INFO
         logger.log(level, "configuration: %s", config)
         store = open_prefix_store(options, opened.files, loaded, runner_spec.config)
-        executor = _warm_executor(runner_spec, config, compilations, phases, store)
+        runner = _warm_runner(runner_spec, config, compilations, phases, store)
         core = _assemble(
-            opened, runner_spec, config, executor, transport, lifecycle, compilations, store
+            opened, runner_spec, config, runner, transport, lifecycle, compilations, store
         )
         return core, config
     except (ModelFilesError, ModelError) as error:
@@ -108,13 +109,13 @@ def _check_message_size(config: EngineConfig, max_bytes: int) -> None:
         )
 
 
-def _warm_executor(
+def _warm_runner(
     runner_spec: RunnerSpec,
     config: EngineConfig,
     compilations: CompileCounter,
     phases: StartPhases,
     store: PrefixStore | None,
-) -> InProcessExecutor:
+) -> Runner:
     """Nothing that it can launch is left to be compiled."""
     runner = runner_spec.build(
         num_blocks=config.num_blocks,
@@ -133,14 +134,14 @@ def _warm_executor(
             phases.spent_s()["warm_up"],
             compilations.num_compilations,
         )
-    return InProcessExecutor(runner)
+    return runner
 
 
 def _assemble(
     opened: OpenModel,
     runner_spec: RunnerSpec,
     config: EngineConfig,
-    executor: InProcessExecutor,
+    runner: Runner,
     transport: ZmqTransport,
     lifecycle: Lifecycle,
     compilations: CompileCounter,
@@ -162,6 +163,7 @@ def _assemble(
         "sliding_windows": [group.sliding_window for group in groups],
         "eos_token_ids": list(opened.files.eos_token_ids),
     }
+    executor = InProcessExecutor(runner)
     observers: list[StepObserver] = [] if store is None else [store]
     if config.trace is not None:
         observers.append(_trace_writer(config.trace, config, replayed))
@@ -193,6 +195,8 @@ def _assemble(
         eos_token_ids=opened.files.eos_token_ids,
         observers=observers,
         compilations=compilations,
+        model_host=ServedModel(runner_spec, config, opened.files, executor, runner, store),
+        on_weights=handshake.use_weights,
         isolates_tenants=config.isolate_tenants,
     )
 

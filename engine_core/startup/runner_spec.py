@@ -7,6 +7,7 @@ import numpy as np
 
 from engine_core.errors import StartupError
 from engine_core.kv_cache import CacheCopies
+from engine_core.model_runner.cache import BlockStorage
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import CudaQueue, GPUModelRunner
@@ -54,8 +55,16 @@ class RunnerSpec:
     scheduler: SchedulerConfig
     on_device: bool
 
-    def build(self, *, num_blocks: int, num_host_blocks: int, max_model_len: int) -> Runner:
-        """A runner with its cache; `max_model_len` may be less than was measured for.
+    def build(
+        self,
+        *,
+        num_blocks: int,
+        num_host_blocks: int,
+        max_model_len: int,
+        storage: BlockStorage | None = None,
+    ) -> Runner:
+        """A runner with its cache, on a CPU with this one of as many blocks if it is given;
+        `max_model_len` may be less than was measured for.
 
         Raises:
             StartupError: the device's kernels cannot serve the model's shape or the cache's dtype.
@@ -69,7 +78,7 @@ class RunnerSpec:
         device = config.ops.device
         try:
             if not self.on_device:
-                return CPUModelRunner(config)
+                return CPUModelRunner(config, storage)
             return GPUModelRunner(
                 config,
                 steps=device_step_operations(device),

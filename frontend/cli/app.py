@@ -6,9 +6,9 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import cyclopts
 from cyclopts import App, Parameter
@@ -25,6 +25,10 @@ from frontend.cli.options import (
     print_fault,
 )
 from frontend.errors import EngineClientError
+
+if TYPE_CHECKING:
+    from frontend.async_llm import AsyncLLM
+    from protocol.calls import EngineStatus
 
 _COMPLETION = CompletionOptions()
 _DAEMON = DaemonOptions()
@@ -114,6 +118,81 @@ def info(
     return _run(run_info(daemon, request_id=request, lists_requests=requests, prints_json=json))
 
 
+_Json = Annotated[bool, Parameter(help="Print one JSON document.", negative="")]
+
+
+@app.command
+def pause(
+    *,
+    mode: Annotated[
+        Literal["keep", "wait", "abort"],
+        Parameter(
+            help="Unfinished requests go on afterwards (keep), those that have started end first "
+            "(wait), or all are aborted."
+        ),
+    ] = "keep",
+    json: _Json = False,
+    daemon: DaemonOptions = _DAEMON,
+) -> int:
+    """Run no more steps; requests wait until `resume`."""
+    return _control(daemon, "pause", lambda llm: llm.pause_generation(mode=mode), json)
+
+
+@app.command
+def resume(*, json: _Json = False, daemon: DaemonOptions = _DAEMON) -> int:
+    """End a pause."""
+    return _control(daemon, "resume", lambda llm: llm.resume_generation(), json)
+
+
+@app.command
+def sleep(
+    *,
+    level: Annotated[
+        int, Parameter(help="1: the memory of the KV cache is freed; 2: that of the weights, too.")
+    ] = 1,
+    json: _Json = False,
+    daemon: DaemonOptions = _DAEMON,
+) -> int:
+    """Free memory; requests wait until `wake-up`."""
+    return _control(daemon, "sleep", lambda llm: llm.sleep(level), json)
+
+
+@app.command
+def wake_up(*, json: _Json = False, daemon: DaemonOptions = _DAEMON) -> int:
+    """End a sleep; after level 2 the weights are loaded again."""
+    return _control(daemon, "wake-up", lambda llm: llm.wake_up(), json)
+
+
+@app.command
+def update_weights(
+    model: Annotated[
+        str, Parameter(help="A folder, file or known name, as for `engine-core --model`.")
+    ],
+    /,
+    *,
+    weights_version: Annotated[int | None, Parameter(help="Default: the next number.")] = None,
+    json: _Json = False,
+    daemon: DaemonOptions = _DAEMON,
+) -> int:
+    """Serve other weights of the same model."""
+    path = Path(model)
+    model = str(path.absolute()) if path.exists() else model
+    return _control(
+        daemon, "update-weights", lambda llm: llm.update_weights(model, weights_version), json
+    )
+
+
+def _control(
+    daemon: DaemonOptions,
+    command: str,
+    change: Callable[[AsyncLLM], Awaitable[EngineStatus]],
+    prints_json: bool,
+) -> int:
+    from frontend.cli.control import run_control
+
+    return _run(run_control(daemon, command, change, prints_json=prints_json))
+
+
 def run_command_line(arguments: Sequence[str]) -> int:
     """Run one command line. Returns the exit code; a fault is one line on stderr."""
     # the fault's own line says what the library logs about a lost engine
@@ -148,7 +227,7 @@ def _with_command_first(arguments: Sequence[str]) -> list[str]:
     while end < len(arguments) and arguments[end].partition("=")[0].replace("_", "-") in names:
         end += 1 if "=" in arguments[end] else 2
     if end and not arguments[end:]:
-        raise UsageError("there is no command; give one of chat, complete, info")
+        raise UsageError("there is no command; `engine-client --help` lists them")
     return [*arguments[end : end + 1], *arguments[:end], *arguments[end + 1 :]]
 
 

@@ -55,6 +55,7 @@ def daemon_table(address: str, model: ModelInfo, now: EngineStatistics) -> dict[
     disk = f"; on disk: {now.num_disk_blocks:,} blocks" if now.num_disk_blocks else ""
     return {
         "model": f"{model.name} ({model.architecture}, {model.dtype})",
+        "state": f"{now.state}, weights version {now.weights_version}",
         "address": address,
         "longest": f"{model.max_model_len:,} tokens, prompt and answer",
         "uptime": f"{datetime.timedelta(seconds=round(now.uptime_s))}",

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from engine_core.scheduler import (
     ModelRunnerOutput,
+    PauseState,
     Request,
     RequestStatus,
     Scheduler,
@@ -21,6 +22,7 @@ from engine_core.trace import (
     TraceAbort,
     TraceArrival,
     TraceCacheReset,
+    TraceControl,
     TraceEvent,
     TracePlan,
     TraceStep,
@@ -100,12 +102,10 @@ class Replay:
     def _plan(self, between: list[TraceEvent], step_id: int, start_s: float) -> None:
         if self._next_step_id is None:
             self._next_step_id = step_id  # a trace may begin late
-        num_missing = step_id - self._next_step_id
         if not self._scheduler.has_work():
-            self._empty_steps(num_missing)
-            num_missing = 0
+            self._empty_steps_before(step_id)
         self._apply(between, step_id)
-        self._empty_steps(num_missing)
+        self._empty_steps_before(step_id)
         self._plans[step_id] = self._scheduler.schedule(now=start_s)
         self._next_step_id = step_id + 1
 
@@ -118,8 +118,10 @@ class Replay:
             self._scheduler.discard_step(plan, "the step failed")
         self._scheduler.update_from_output(plan, step.model_output(), now=self._now_s)
 
-    def _empty_steps(self, count: int) -> None:
-        for _ in range(count):
+    def _empty_steps_before(self, step_id: int) -> None:
+        assert self._next_step_id is not None
+        while self._next_step_id < step_id:
+            self._next_step_id += 1
             plan = self._scheduler.schedule(now=self._now_s)
             ids = plan.batch.req_ids
             nothing = ModelRunnerOutput(req_ids=ids, sampled_token_ids=np.zeros(len(ids), np.int32))
@@ -140,8 +142,24 @@ class Replay:
                 case TraceAbort(index=int(index)):
                     for name in event.ids:
                         self._scheduler.finish_sample(name, index, RequestStatus.FINISHED_ABORTED)
+                case TraceControl():
+                    self._empty_steps_before(event.next_step)  # of a pause
+                    self._control(event)
                 case TraceCacheReset():
                     self._scheduler.reset_prefix_cache()
+
+    def _control(self, event: TraceControl) -> None:
+        match event.what, event.arguments:
+            case "set_pause_state", [str(state), str(why)]:
+                self._scheduler.set_pause_state(PauseState[state], why)
+            case "preempt_all", [str(why)]:
+                self._scheduler.preempt_all(why)
+            case "use_weights", [str(name), int(version)]:
+                self._scheduler.use_weights(name, version)
+            case "forget_runner", []:
+                self._scheduler.forget_runner()
+            case _:
+                raise SimulationError(f"{self._trace.path}: no control event: {event}")
 
     def _request(self, arrived: TraceArrival) -> Request:
         if self._eos_token_ids is None and not arrived.ignore_eos:

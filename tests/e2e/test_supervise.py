@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -189,3 +190,32 @@ async def test_an_engine_of_ones_own_under_supervise_is_back_and_streams_go_on(t
 
 def children_of(pid):
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_systemd_hears_of_a_real_engine_from_its_parent(tiny_llama, tmp_path, monkeypatch):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(f"\0{tmp_path}")
+        systemd.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{tmp_path}")
+        monkeypatch.setenv("WATCHDOG_USEC", "1000000")
+
+        def next_message(begin):
+            while not (message := systemd.recv(4096).decode()).startswith(begin):
+                assert message.startswith("WATCHDOG=1")
+            return message
+
+        with running_daemon(tiny_llama, *OPTIONS) as daemon:
+            status = next_message("READY=1").partition("STATUS=")[2]
+            assert status == f"serving {tiny_llama.name} at {daemon.address}"
+            for _ in range(3):
+                next_message("WATCHDOG=1")
+            os.kill(child_of(daemon), signal.SIGSTOP)  # it hangs
+            with pytest.raises(TimeoutError):
+                systemd.settimeout(3)
+                for _ in range(10):
+                    systemd.recv(4096)
+            os.kill(child_of(daemon), signal.SIGKILL)
+            systemd.settimeout(60)
+            next_message("READY=1")
+            assert daemon.stop() == ExitCode.DRAINED
+            assert "SIGTERM" in next_message("STOPPING=1")

@@ -24,6 +24,7 @@ def core():
         max_steps_in_flight=1,
         reset_prefix_cache=lambda: 7,
         get_request_counts=lambda: (1, 1),
+        set_pause_state=lambda state, why: None,
         explain=lambda request_id: KNOWN if request_id == "known" else None,
     )
     times = iter([0.0])

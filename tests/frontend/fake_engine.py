@@ -4,6 +4,7 @@ Owns a ROUTER socket in a thread. Each turn of its loop gives every running sequ
 """
 
 import contextlib
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -36,6 +37,7 @@ from protocol.outputs import (
     FinishReason,
     Heartbeat,
     Rejected,
+    WeightsUpdated,
 )
 from protocol.requests import Abort, Call, EngineRequest, Goodbye, Hello
 
@@ -49,6 +51,8 @@ class FakeEngine:
         *,
         next_token: NextToken = arithmetic,
         fingerprint: str = "model-1",
+        engine_id: str | None = None,
+        update_after_tokens: int | None = None,
         step_s: float = 0.001,
         with_tokenizer: bool = True,
         with_chat_template: bool = True,
@@ -64,6 +68,10 @@ class FakeEngine:
         self.address = address
         self.next_token = next_token
         self.fingerprint = fingerprint
+        self.engine_id = engine_id or secrets.token_hex(8)
+        self.update_after_tokens = update_after_tokens
+        """Then it serves weights of fingerprint "model-2"."""
+        self.weights_version = 0
         self.step_s = step_s
         self.with_tokenizer = with_tokenizer
         self.with_chat_template = with_chat_template
@@ -171,6 +179,7 @@ class FakeEngine:
             max_num_seqs=self.max_num_seqs,
             recommends=self.recommends,
         )
+        message = msgspec.structs.replace(message, engine_id=self.engine_id)
         self._send(identity, message, frames)
         self._identities.add(identity)
 
@@ -187,6 +196,10 @@ class FakeEngine:
         self._running[request.request_id] = RunningRequest(identity, request, tokens)
 
     def _step(self) -> None:
+        if self.update_after_tokens is not None and self.num_tokens >= self.update_after_tokens:
+            self.update_after_tokens, self.weights_version = None, 1
+            for identity in self._identities:
+                self._send(identity, WeightsUpdated(weights_version=1, fingerprint="model-2"))
         steps: dict[bytes, Step] = {}
         for running in list(self._running.values()):
             step = steps.setdefault(running.identity, Step())
@@ -198,7 +211,8 @@ class FakeEngine:
                 del self._running[running.request.request_id]
                 step.finished.append(running.request.request_id)
         for identity, step in steps.items():
-            self._send(identity, step.message())
+            outputs = msgspec.structs.replace(step.message(), weights_version=self.weights_version)
+            self._send(identity, outputs)
 
     def _sample(self, running: RunningRequest, step: Step) -> None:
         for index in range(running.request.num_sequences):

@@ -1,6 +1,7 @@
 """What the scripted engine serves: a tokenizer of bytes, functions in place of a model, and the
 fixed answers about them."""
 
+import secrets
 import struct
 from collections.abc import Callable
 
@@ -133,7 +134,10 @@ def welcome(
         tokenizer=info if with_tokenizer else None,
     )
     message = Welcome(
-        wire_version=WIRE_VERSION, engine_id="fake", heartbeat_s=HEARTBEAT_S, model=model
+        wire_version=WIRE_VERSION,
+        engine_id=secrets.token_hex(8),
+        heartbeat_s=HEARTBEAT_S,
+        model=model,
     )
     return message, [document] if with_tokenizer else []
 

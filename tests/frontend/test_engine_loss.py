@@ -140,6 +140,37 @@ async def test_another_model_at_the_address_ends_the_streams(start_engine):
     assert outputs[-1].finished
 
 
+async def test_an_engine_that_was_not_restarted_goes_on_with_what_it_serves_now(start_engine):
+    """The connection is lost while its weights are updated."""
+    first = start_engine(die_after_tokens=10, engine_id="one")
+    async with AsyncLLM(first.address, reconnect_timeout_s=10) as client:
+        task = asyncio.create_task(collect(client.generate("x", SamplingParams(max_tokens=30))))
+        second = await asyncio.to_thread(
+            die_and_return, first, engine_id="one", fingerprint="model-2"
+        )
+        with second:
+            outputs = await task
+    assert len(outputs[-1].outputs[0].token_ids) == 30
+
+
+@pytest.mark.parametrize("fingerprint", ["model-1", "model-2"])
+async def test_the_weights_that_a_client_was_told_of_last_are_those_that_count(
+    start_engine, fingerprint
+):
+    first = start_engine(die_after_tokens=20, update_after_tokens=10)
+    async with AsyncLLM(first.address, reconnect_timeout_s=10) as client:
+        task = asyncio.create_task(collect(client.generate("x", SamplingParams(max_tokens=90))))
+        second = await asyncio.to_thread(die_and_return, first, fingerprint=fingerprint)
+        with second:
+            if fingerprint == "model-1":
+                with pytest.raises(EngineDied, match="other weights"):
+                    await task
+            else:
+                last = (await task)[-1]
+                assert len(last.outputs[0].token_ids) == 90
+                assert last.weights_versions == [0, 1, 0]
+
+
 async def test_a_stream_that_meets_a_draining_engine_goes_on_with_the_next(start_engine):
     first = start_engine(die_after_tokens=10)
     draining = {"refuse": lambda _request: "draining", "refusal_code": ErrorCode.DRAINING}

@@ -26,6 +26,7 @@ from engine_core.server.inbox import Inbox
 from engine_core.server.outbox import Outbox
 from engine_core.server.transport import ZmqTransport
 from engine_core.server.validation import RequestValidator
+from tests.engine_core.fake_host import FakeHost, NoSalt
 from tests.engine_core.scheduler.paged_model import VOCAB, PagedModel
 from tests.frontend.fake_model import welcome
 from tests.simulation.sim_zmq import Network, Process, SimSocket, SimZmq
@@ -50,11 +51,6 @@ class WrongRead(BaseException):
     the engine must not take it for a fault that it can mend."""
 
 
-class Salts(dict[str, None]):
-    def __missing__(self, _request_id: str) -> None:
-        return None
-
-
 class SimRunner:
     """A `PagedModel` whose steps take time. A step fails, in submit or collect, by the engine's
     draw, if it holds a poisoned request, or if the device is lost."""
@@ -62,7 +58,7 @@ class SimRunner:
     def __init__(self, engine: "EngineProcess", num_blocks: int, num_host_blocks: int) -> None:
         self.max_steps_in_flight = engine.depth
         self.model = PagedModel(LONE_GROUP, num_blocks, BLOCK_SIZE, num_host_blocks)
-        self.model.salts = Salts()
+        self.model.salts = NoSalt()
         self._engine = engine
         self._is_late = engine.random.random() < 0.5
         """Plans are read when their results are collected, behind the next plan's making."""
@@ -196,7 +192,10 @@ class EngineProcess:
         )
         self.scheduler = Scheduler(config, self.kv_cache)
         self.clients = ClientRegistry()
-        self.runner = SimRunner(self, num_blocks, num_host_blocks)
+        executor = InProcessExecutor(SimRunner(self, num_blocks, num_host_blocks), clock=self.clock)
+        self.host = FakeHost(
+            executor, lambda: SimRunner(self, num_blocks, num_host_blocks), "simulated"
+        )
         self.outbox = outbox = Outbox(
             self.transport,
             self.clients,
@@ -217,7 +216,8 @@ class EngineProcess:
             outbox=outbox,
             clients=self.clients,
             scheduler=self.scheduler,
-            executor=InProcessExecutor(self.runner, clock=self.clock),
+            executor=executor,
+            model_host=self.host,
             lifecycle=self.lifecycle,
             validator=RequestValidator(
                 max_model_len=MAX_MODEL_LEN,

@@ -2,6 +2,7 @@
 true at its end."""
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 from random import Random
@@ -13,7 +14,14 @@ import engine_core.server.transport as engine_transport
 import frontend.output_processor as output_processor
 from engine_core.scheduler import SchedulerConfig
 from frontend import BeamSearchParams, SamplingParams
-from frontend.errors import ClientClosed, EngineDied, EngineUnavailable, QueueFull, RequestRejected
+from frontend.errors import (
+    ClientClosed,
+    EngineClientError,
+    EngineDied,
+    EngineUnavailable,
+    QueueFull,
+    RequestRejected,
+)
 from protocol.sampling import sequence_seed
 from tests.engine_core.scheduler.oracle import beam_answer
 from tests.engine_core.scheduler.paged_model import VOCAB, log_probabilities, next_token
@@ -60,6 +68,8 @@ class Settings:
     num_requests: tuple[int, ...] = (1, 3, 6)
     """Of each client."""
     num_closes: tuple[int, ...] = (0, 0, 0, 1)
+    num_controls: tuple[int, ...] = (0, 0, 1, 3)
+    """Of an operator: pauses, sleeps and new weights, each ended after a while."""
     num_floods: tuple[int, ...] = (0,) * 9 + (1,)
     num_corrupted: tuple[int, ...] = (0,) * 9 + (1,)
     """Spans of time in which all requests of a client arrive as garbage."""
@@ -390,6 +400,8 @@ class Simulation:
     async def _run(self) -> None:
         self.draw()
         self.start_engine()
+        random = Random(self.report.seed + 3)
+        self.operator = ClientProcess("operator", self.network, self.loop, random)
         for index in range(self.random.choice(self.settings.num_clients)):
             seed = self.random.getrandbits(32)
             self.clients.append(
@@ -397,13 +409,44 @@ class Simulation:
             )
         for client in self.clients:
             client.spawn(self.serve_client(client))
+        self.operator.spawn(self._operate())
         self.plan_faults()
-        while any(client.tasks for client in self.clients):
+        while any(client.tasks for client in [*self.clients, self.operator]):
             if self.loop.time() > HORIZON_S:
                 raise Violation(f"not over after {HORIZON_S:g} s")
             await asyncio.sleep(0.5)
         await self._settle()
         self._judge()
+
+    async def _operate(self) -> None:
+        """One change after another. What pauses is resumed, however often that takes."""
+        operator, draw = self.operator, self.operator.random
+        llm = operator.llm
+        for _ in range(draw.choice(self.settings.num_controls)):
+            await operator.clock.sleep(draw.choice([0.0, 0.2, 1.5]) * draw.random())
+            change, undo = draw.choice(
+                [
+                    (llm.pause_generation, llm.resume_generation),
+                    (lambda: llm.pause_generation(mode="wait"), llm.resume_generation),
+                    (lambda: llm.sleep(draw.choice([1, 2])), llm.wake_up),
+                    (lambda: llm.update_weights(draw.choice(["a", "b"])), llm.resume_generation),
+                ]
+            )
+            self.log("the operator makes a change")
+            with contextlib.suppress(EngineClientError):
+                await change()
+            await operator.clock.sleep(draw.choice([0.0, 0.1, 1.0]))
+            self.log("the operator ends it")
+            while not await self._is_done(undo):
+                await operator.clock.sleep(0.3)
+        await operator.llm.close()
+
+    async def _is_done(self, call) -> bool:
+        try:
+            await call()
+        except EngineClientError:
+            return False
+        return True
 
     async def _settle(self) -> None:
         """Clients close; the engine that is left has nothing to do and is well."""
@@ -421,7 +464,7 @@ class Simulation:
             assert sum(counts) == 0, f"requests are left: {counts}"
             assert engine.kv_cache.num_blocks_in_use == 0, "blocks are left"
             assert len(engine.clients) == 0, "clients are left"
-            assert not engine.runner.model.rows, "rows are left"
+            assert not engine.host.runner.model.rows, "rows are left"
         engine.kill("at the end")
 
     def _judge(self) -> None:
@@ -450,6 +493,7 @@ class Simulation:
                 is_closed = isinstance(error, ClientClosed) and client.is_closed
                 assert is_closed or isinstance(error, EngineDied), repr(error)
         limit = 40 * (report.num_requests + num_tokens + 20 * len(self.clients))
+        limit += int(40 * report.virtual_s)
         limit += 3 * FLOOD_MESSAGES * self.num_floods
         limit += int(10 * report.virtual_s * len(self.clients)) + 200 * len(self.engines)
         assert report.num_messages < limit, f"{report.num_messages} messages, at most {limit}"

@@ -8,7 +8,9 @@ import pytest
 
 import frontend.session as session_module
 import frontend.transport as transport_module
+from engine_core.kv_cache import KVCacheManager
 from engine_core.kv_cache.copies import PendingCopies
+from engine_core.scheduler import Scheduler
 from engine_core.scheduler.request import Request
 from engine_core.server import inbox as inbox_module
 from frontend.session import EngineSession
@@ -84,7 +86,18 @@ def new_requests_do_not_wait_for_the_engine():
     )
 
 
+def blocks_of_old_weights_are_found():
+    return mock.patch.object(KVCacheManager, "use_weights", lambda self, name, seqs: None)
+
+
+def a_new_runner_is_taken_for_the_old_one():
+    return mock.patch.object(Scheduler, "forget_runner", lambda self: None)
+
+
+CONTROLS = [blocks_of_old_weights_are_found, a_new_runner_is_taken_for_the_old_one]
+
 PLANTS = [
+    *CONTROLS,
     unread_messages_are_lost,
     again_reaches_the_caller,
     refused_requests_are_sent_for_ever,
@@ -103,6 +116,7 @@ DRAINS = only(num_pauses=(3,), num_drains=(1,), stays_away=(True,))
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_planted_defect_is_found(plant, record_property):
     settings = DRAINS if plant is unread_messages_are_lost else None
+    settings = only(num_controls=(3,)) if plant in CONTROLS else settings
     with plant():
         for seed in range(_MOST_SCHEDULES):
             try:

@@ -4,7 +4,7 @@ or given a block does no Python work a sequence."""
 import numpy as np
 import torch
 
-from engine_core.model_runner.cache import PagedKVCache
+from engine_core.model_runner.cache import BlockStorage, PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.input_batch import (
     CPUInputBatch,
@@ -19,15 +19,20 @@ from kernels.interface.operations import SamplingOperations
 
 
 class CPUModelRunner:
-    """One step at a time: it is computed when it is collected."""
+    """One step at a time: it is computed when it is collected.
+
+    Args:
+        storage: of a runner with an equal config but for the model, which is used no more; None:
+            a new one.
+    """
 
     max_steps_in_flight = 1
 
-    def __init__(self, config: RunnerConfig) -> None:
+    def __init__(self, config: RunnerConfig, storage: BlockStorage | None = None) -> None:
         self.config = config
         self._model = config.model
         self._ops = config.ops
-        self._cache = PagedKVCache(config)
+        self._cache = PagedKVCache(config, storage)
         self.storage = self._cache.storage
         self.rows = RunnerRows(config)
         self.batch = CPUInputBatch(config)

@@ -1,0 +1,241 @@
+"""The model behind an executor while the engine serves: given back, loaded again, exchanged."""
+
+import contextlib
+import ctypes
+import dataclasses
+import gc
+import logging
+from collections.abc import Callable, Iterator
+
+import torch
+
+from engine_core.config import EngineConfig
+from engine_core.errors import RequestRefused, StartupError
+from engine_core.executor import InProcessExecutor
+from engine_core.model_files import ModelFiles, ModelFilesError, open_model_files
+from engine_core.model_runner.cache import BlockStorage
+from engine_core.model_runner.config import RunnerConfig
+from engine_core.models import ModelError
+from engine_core.models.config import ModelConfig
+from engine_core.models.decoder import Decoder
+from engine_core.models.registry import read_model_config
+from engine_core.prefix_store import PrefixStore
+from engine_core.startup.model import LoadedModel, load_any_model
+from engine_core.startup.runner_spec import Runner, RunnerSpec
+from protocol.errors import ErrorCode
+
+logger = logging.getLogger(__name__)
+
+
+_MOST_DIFFERENCES = 4
+
+
+class ServedModel:
+    """A `ModelHost`. The weights are those of `spec` until `update`.
+
+    Args:
+        files: that they were loaded from. Not kept, as they map whole models.
+        executor: runs `runner`, which `spec` has built.
+        store: blocks on disk, of all weights: their hashes differ.
+    """
+
+    def __init__(
+        self,
+        spec: RunnerSpec,
+        config: EngineConfig,
+        files: ModelFiles,
+        executor: InProcessExecutor,
+        runner: Runner,
+        store: PrefixStore | None,
+    ) -> None:
+        self.fingerprint = files.fingerprint
+        self.keeps_cache = not spec.on_device
+        self._spec: RunnerSpec | None = spec
+        """None while the weights are given back."""
+        self._make_spec = _maker_of(spec)
+        self._runner: Runner | None = runner
+        self._executor = executor
+        self._store = store
+        self._config = config
+        self._options = spec.options
+        self._device = spec.loaded.ops.device
+        self._model = self._options.model
+        self._weights = spec.loaded.weights
+        self._quantised_types = files.quantised_types
+        self._shape: ModelConfig | None = None
+        """None: not our own model code, which alone can be given back and exchanged."""
+        if isinstance(spec.loaded.model, Decoder):
+            self._shape = read_model_config(files.config)
+        self._opened: tuple[str, ModelFiles] | None = None
+
+    def check_sleep(self, level: int) -> None:
+        self._check_model("sleep")
+        if level == 1 and self._device.type == "cuda":
+            raise RequestRefused(
+                ErrorCode.NOT_SUPPORTED,
+                "sleep(level=1) keeps the weights in this machine's memory, which is not "
+                "supported on a GPU; use level=2, which reads them from the model's files again",
+            )
+        if level == 2 and self._model is None:
+            raise RequestRefused(
+                ErrorCode.NOT_SUPPORTED,
+                "sleep(level=2) drops the weights, and random ones come from no files; use level=1",
+            )
+
+    def release(self, *, weights: bool) -> None:
+        self._runner = self._executor.runner = None
+        if self._spec is not None:
+            model = self._spec.loaded.model
+            assert isinstance(model, Decoder), "check_sleep was not called"
+            model.forget_caches()
+            del model
+        if weights:
+            self._spec = None
+        _give_back_memory(on_gpu=self._device.type == "cuda")
+
+    def restore(self) -> None:
+        with _refusals():
+            if self._spec is None:
+                assert self._model is not None, "check_sleep was not called"
+                files = self._open(self._model)
+                if files.fingerprint != self.fingerprint:
+                    raise RequestRefused(
+                        ErrorCode.WEIGHTS_REFUSED,
+                        f"the files of {self._model} are not those that were loaded; put those "
+                        "back, or call update_weights to serve these",
+                    )
+                self._spec = self._make_spec(self._load(files))
+            self._run(self._spec)
+
+    def open(self, model: str) -> str:
+        self._check_model("update_weights")
+        with _refusals():
+            files = self._open(model)
+            self._opened = model, files
+            return files.fingerprint
+
+    def update(self) -> None:
+        assert self._opened is not None, "open was not called"
+        (model, files), self._opened = self._opened, None
+        runner, storage = self._runner, None
+        if runner is not None:
+            if self.keeps_cache:
+                storage = runner.storage
+            else:
+                self.release(weights=False)  # room for both
+        try:
+            with _refusals():
+                spec = self._make_spec(self._load(files))
+        except RequestRefused:
+            if runner is not None and self._runner is None:
+                assert self._spec is not None
+                self._run(self._spec)
+            raise
+        self.fingerprint, self._model = files.fingerprint, model
+        self._spec, self._runner, self._executor.runner = spec, None, None
+        if runner is not None:
+            del runner
+            self._run(spec, storage)
+        _give_back_memory(on_gpu=self._device.type == "cuda")
+
+    # ------------------------------------------------------------------ parts of these
+
+    def _check_model(self, what: str) -> None:
+        if self._shape is None:
+            raise RequestRefused(
+                ErrorCode.NOT_SUPPORTED,
+                f"{what} is not supported for {self._config.architecture} through transformers' "
+                "model code; start the engine again instead",
+            )
+
+    def _run(self, spec: RunnerSpec, storage: BlockStorage | None = None) -> None:
+        self._runner = spec.build(
+            num_blocks=self._config.num_blocks,
+            num_host_blocks=self._config.num_host_blocks,
+            max_model_len=self._config.scheduler.max_model_len,
+            storage=storage,
+        )
+        if self._store is not None:
+            self._runner.storage.attach_disk(self._store)
+        spec.warm_up(self._runner)
+        self._executor.runner = self._runner
+
+    def _open(self, model: str) -> ModelFiles:
+        """
+        Raises:
+            RequestRefused: of another shape or format than the model that is served.
+        """
+        files = open_model_files(model, report=logger.info)
+        shape, served = read_model_config(files.config), self._shape
+        differences = [
+            f"{field.name} is {getattr(shape, field.name)!s:.40}, not "
+            f"{getattr(served, field.name)!s:.40}"
+            for field in dataclasses.fields(ModelConfig)
+            if getattr(shape, field.name) != getattr(served, field.name)
+        ]
+        if files.quantised_types != self._quantised_types:
+            ours, theirs = self._quantised_types, files.quantised_types
+            differences.insert(0, f"quantised types are {sorted(theirs)}, not {sorted(ours)}")
+        if differences:
+            what = "; ".join(differences[:_MOST_DIFFERENCES])
+            raise RequestRefused(
+                ErrorCode.WEIGHTS_REFUSED,
+                f"{model} is another model than the one that is served: {what}; give weights of "
+                "the same shape and format, or start another engine",
+            )
+        return files
+
+    def _load(self, files: ModelFiles) -> LoadedModel:
+        loaded = load_any_model(self._options, files, self._device)
+        if loaded.weights != self._weights:
+            raise RequestRefused(
+                ErrorCode.WEIGHTS_REFUSED,
+                f"the weights of {files.name} are {loaded.weights}, those that are served "
+                f"{self._weights}; give weights of the same format",
+            )
+        return loaded
+
+
+def _maker_of(spec: RunnerSpec) -> Callable[[LoadedModel], RunnerSpec]:
+    """Makes a like spec of another model, and keeps nothing of this one."""
+    options, scheduler, on_device = spec.options, spec.scheduler, spec.on_device
+    sizes = {
+        field.name: getattr(spec.config, field.name)
+        for field in dataclasses.fields(RunnerConfig)
+        if field.name not in ("model", "ops")
+    }
+
+    def make(loaded: LoadedModel) -> RunnerSpec:
+        return RunnerSpec(
+            loaded=loaded,
+            options=options,
+            config=RunnerConfig(model=loaded.model, ops=loaded.ops, **sizes),
+            scheduler=scheduler,
+            on_device=on_device,
+        )
+
+    return make
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """What can be wrong with files and memory refuses the call, not the engine."""
+    try:
+        yield
+    except (ModelFilesError, ModelError, StartupError, OSError) as error:
+        raise RequestRefused(ErrorCode.WEIGHTS_REFUSED, str(error)) from error
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        reason = str(error).split(". ", 1)[0]
+        raise RequestRefused(
+            ErrorCode.WEIGHTS_REFUSED,
+            f"there is not enough memory ({reason}); free some and call again",
+        ) from error
+
+
+def _give_back_memory(*, on_gpu: bool) -> None:
+    """To the system, what was freed."""
+    gc.collect()  # what is captured of a model's forward pass refers to the model
+    if on_gpu:
+        torch.cuda.empty_cache()
+    with contextlib.suppress(OSError, AttributeError):  # glibc alone has it, and needs it
+        ctypes.CDLL(None).malloc_trim(0)
