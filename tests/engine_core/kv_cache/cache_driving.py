@@ -160,7 +160,7 @@ class CacheDriver:
 
     def _move_to_and_from_disk(self, moves):
         for key, block_id in moves.load:
-            self.memory.blocks[block_id] = self.disk.staged.pop(key)
+            self.memory.blocks[block_id] = self.disk.loading.pop(key)
         for key in moves.delete:
             self.on_disk.pop(key, None)
         for key, _, block_id in moves.save:
