@@ -42,7 +42,7 @@ class Backlog:
             self.num_bytes += _ENTRY_BYTES + sum(map(len, encoded))
             return
         last = self._waiting[-1] if self._waiting else None
-        if not isinstance(last, _MergedOutputs) or last.has_ended_one_of(message):
+        if not isinstance(last, _MergedOutputs) or not last.may_take(message):
             last = _MergedOutputs()
             self._waiting.append(last)
         self.num_bytes += last.add(message)
@@ -76,14 +76,16 @@ class _MergedOutputs:
         self._finished: dict[str, None] = {}
         self._last: EngineCoreOutputs | None = None
 
-    def has_ended_one_of(self, outputs: EngineCoreOutputs) -> bool:
-        """Whether an id is used again, for another request."""
-        if not self._finished:
+    def may_take(self, outputs: EngineCoreOutputs) -> bool:
+        """Not tokens of other weights, nor an id that is used again, for another request."""
+        if self._last is not None and self._last.weights_version != outputs.weights_version:
             return False
+        if not self._finished:
+            return True
         ids = [output.request_id for output in outputs.other_outputs]
         if outputs.decoded is not None:
             ids += outputs.decoded.request_ids
-        return not self._finished.keys().isdisjoint(ids)
+        return self._finished.keys().isdisjoint(ids)
 
     def add(self, outputs: EngineCoreOutputs) -> int:
         """Returns by how many bytes it grew."""

@@ -168,6 +168,22 @@ def test_an_id_that_is_used_again_is_not_merged_with_the_request_that_had_it():
     assert len(backlog) == 2
 
 
+def test_tokens_of_other_weights_are_not_merged_with_those_before():
+    backlog = Backlog()
+    for version in (1, 1, 2):
+        backlog.add(
+            EngineCoreOutputs(
+                other_outputs=[], decoded=columns({("a", 0): 5}), weights_version=version
+            )
+        )
+    versions = []
+    while len(backlog):
+        message = decode_engine_message(backlog.first()[0])
+        versions.append((message.weights_version, len(message.other_outputs[0].new_token_ids)))
+        backlog.pop_first()
+    assert versions == [(1, 2), (2, 1)]
+
+
 class NarrowTransport:
     """Has room for so many messages to each client, until they are read."""
 
