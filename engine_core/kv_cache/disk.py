@@ -53,7 +53,9 @@ class DiskTier:
         """How many blocks the next plan may save; set by who writes them."""
         self._max_to_save = _MAX_TO_SAVE * max_saves
         self.staged: dict[HashKey, bytes] = {}
-        """Verified contents; taken out by who carries out the plan."""
+        """Verified contents."""
+        self.loading: dict[HashKey, bytes] = {}
+        """Those that the plan at hand loads; taken out by who carries it out."""
         self._known: set[HashKey] = set()
         self._reading: set[HashKey] = set()
         self._saving: set[HashKey] = set()
@@ -85,6 +87,11 @@ class DiskTier:
         self._to_read += new
         self._reading.update(new)
         return len(missing)
+
+    def begin_load(self, keys: Iterable[HashKey]) -> None:
+        """The plan at hand loads these, which are staged."""
+        for key in keys:
+            self.loading[key] = self.staged.pop(key)
 
     def use(self, keys: Iterable[tuple[HashKey, int]]) -> None:
         """A prompt uses these blocks, computed in this plan or before: keep them on disk.
@@ -124,6 +131,8 @@ class DiskTier:
             unfilled: device blocks that get their contents in this step.
             loads: device blocks, each with what is to be copied into it.
         """
+        if self.loading:
+            self.loading = {key: self.loading[key] for key in loads.values()}
         self._num_plans_unused += 1
         if self.staged and self._num_plans_unused > _KEPT_PLANS:
             self.staged.clear()

@@ -78,6 +78,8 @@ class OffloadManager:
 
     def allocate_to_load(self, keys: list[HashKey]) -> list[int]:
         """A device block for each block that was read from disk, as `allocate_to_swap_in`."""
+        assert self.disk is not None
+        self.disk.begin_load(keys)
         block_ids = self._allocate_copy_targets(len(keys))
         for key, block_id in zip(keys, block_ids, strict=True):
             self.pending.add_load(key, block_id)

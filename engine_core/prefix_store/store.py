@@ -73,7 +73,7 @@ class PrefixStore(StepObserver):
     def carry_out(self, moves: DiskMoves, blocks: BlockBytes) -> None:
         """See `DiskStore`."""
         for key, block_id in moves.load:
-            blocks.write_block(block_id, self.tier.staged.pop(key))
+            blocks.write_block(block_id, self.tier.loading.pop(key))
         for key in moves.delete:
             self._writes.put(partial(self._files.delete, key))
         for key, index in moves.touch:

@@ -160,7 +160,7 @@ class CacheDriver:
 
     def _move_to_and_from_disk(self, moves):
         for key, block_id in moves.load:
-            self.memory.blocks[block_id] = self.disk.staged.pop(key)
+            self.memory.blocks[block_id] = self.disk.loading.pop(key)
         for key in moves.delete:
             self.on_disk.pop(key, None)
         for key, _, block_id in moves.save:
@@ -177,7 +177,8 @@ class CacheDriver:
         if kind == "written":
             self.disk.on_written(key, is_there=key in self.on_disk)
         else:
-            self.disk.on_read(key, self.on_disk.get(key))
+            contents = self.on_disk.get(key)
+            self.disk.on_read(key, None if contents is None else contents.copy())
 
     def _check_contents(self):
         """What can be found, and what waits on the host, is what it is said to be."""

@@ -77,6 +77,7 @@ def test_what_was_saved_is_loaded_into_another_block_after_a_restart(files, bloc
     again = open_store(files)
     assert again.tier.num_blocks == 2
     assert stage(again, blocks, 1, 2) == [True, True]
+    again.tier.begin_load([key(1), key(2)])
     again.carry_out(moves(load=[(key(1), 50), (key(2), 51)]), blocks)
     assert blocks.contents[50] == blocks.contents[1]
     assert blocks.contents[51] == blocks.contents[2]
