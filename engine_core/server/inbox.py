@@ -29,6 +29,8 @@ _MAX_MESSAGES = 256
 _MAX_NAME_CHARS = 100
 _MAX_DRAIN_S = 0.002
 """So much of the loop's time between two steps: running requests do not wait for a flood."""
+_BACKLOG_WAIT_S = 0.02
+"""While a client has not read all: ZMQ does not say when its queue has room again."""
 
 
 class Inbox:
@@ -74,7 +76,8 @@ class Inbox:
         messages, and for so long, the time that the caller takes for each included. The rest stays
         for the next call. With `block`, wait a while if there is nothing."""
         if block:
-            self._transport.wait(self._idle_wait_s)
+            is_behind = self._outbox.has_backlogs
+            self._transport.wait(_BACKLOG_WAIT_S if is_behind else self._idle_wait_s)
         deadline_s = self._clock() + _MAX_DRAIN_S
         for identity, frames in itertools.islice(self._transport.receive_all(), _MAX_MESSAGES):
             client = self._clients.find(identity)

@@ -58,6 +58,11 @@ class Outbox:
         """What clients that do not read are told as soon as their queue has room."""
         self.draining = False
 
+    @property
+    def has_backlogs(self) -> bool:
+        """Whether anything waits for a client whose queue is full."""
+        return bool(self._backlogs)
+
     def send(self, outputs: Mapping[int, EngineCoreOutputs]) -> None:
         """One step's outputs, by client index; then heartbeats to clients that were sent nothing
         for a while. Outputs of clients that have left are dropped."""
