@@ -131,12 +131,16 @@ def http(
             negative="",
         ),
     ] = None,
+    metrics_names: Annotated[
+        Literal["engine-core", "vllm"],
+        Parameter(help="Names of the metrics at /metrics: our own, or vLLM's for its dashboards."),
+    ] = "engine-core",
     daemon: DaemonOptions = _DAEMON,
 ) -> int:
     """Serve OpenAI's API over HTTP, for daemons that run."""
     from frontend.cli.http import run_http
 
-    return run_http(daemon, host, port, model or [])
+    return run_http(daemon, host, port, model or [], metrics_names)
 
 
 _Json = Annotated[bool, Parameter(help="Print one JSON document.", negative="")]

@@ -17,6 +17,7 @@ from frontend.errors import EngineClientError
 from frontend.http.api_errors import ApiError, api_error
 from frontend.http.event_stream import error_response
 from frontend.http.health import Health, Version, get_version, health
+from frontend.http.metrics.exposition import Metrics, MetricsNames, get_metrics
 from frontend.http.openai.chat import chat_completions
 from frontend.http.openai.completions import completions
 from frontend.http.openai.models import get_model, list_models
@@ -53,6 +54,7 @@ OPERATIONS = [
     Operation(method="GET", path="/v1/models", handler=list_models, gives=ModelList),
     Operation(method="GET", path="/v1/models/{name:path}", handler=get_model, gives=ModelCard),
     Operation(method="GET", path="/health", handler=health, gives=Health),
+    Operation(method="GET", path="/metrics", handler=get_metrics),
     Operation(method="GET", path="/version", handler=get_version, gives=Version),
 ]
 
@@ -64,7 +66,7 @@ async def openapi(_request: Request) -> Response:
     )
 
 
-def make_app(models: ServedModels) -> Starlette:
+def make_app(models: ServedModels, metrics_names: MetricsNames = "engine-core") -> Starlette:
     """
     Args:
         models: closed when the application stops.
@@ -73,6 +75,7 @@ def make_app(models: ServedModels) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.models = models
+        app.state.metrics = Metrics(models, metrics_names)
         yield
         await models.close()
 

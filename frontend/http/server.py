@@ -9,6 +9,7 @@ import uvicorn
 
 from frontend.async_llm import AsyncLLM
 from frontend.http.app import make_app
+from frontend.http.metrics.exposition import MetricsNames
 from frontend.http.served_models import ServedModel, ServedModels
 
 
@@ -24,6 +25,7 @@ class ServerSettings:
     port: int = 8000
     addresses: tuple[tuple[str | None, tuple[str, ...]], ...] = ((None, ()),)
     connect_timeout_s: float = 10.0
+    metrics_names: MetricsNames = "engine-core"
 
 
 def serve(settings: ServerSettings) -> int:
@@ -40,7 +42,7 @@ def serve(settings: ServerSettings) -> int:
         for address, names in settings.addresses
     )
     config = uvicorn.Config(
-        make_app(models),
+        make_app(models, settings.metrics_names),
         host=settings.host,
         port=settings.port,
         log_level="warning",

@@ -1,4 +1,4 @@
-"""What the scheduler counts for metrics: step composition, look-ups, preemptions, SLO attainment."""
+"""What the scheduler counts for metrics: steps, look-ups, preemptions, SLO attainment."""
 
 import pytest
 from driving import Drive, make_request, make_scheduler, result

@@ -13,11 +13,13 @@ from frontend.http.served_models import ServedModel, ServedModels
 
 
 @contextlib.contextmanager
-def serving(address: str, *names: str) -> Iterator[str]:
+def serving(address: str, *names: str, **options) -> Iterator[str]:
     """The URL of a server for the engine at `address`."""
     make_client = lambda: AsyncLLM(address, connect_timeout_s=1.0, reconnect_timeout_s=5.0)  # noqa: E731
     config = uvicorn.Config(
-        make_app(ServedModels([ServedModel(make_client, names)])), port=0, log_level="warning"
+        make_app(ServedModels([ServedModel(make_client, names)]), **options),
+        port=0,
+        log_level="warning",
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
