@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from frontend.errors import EngineClientError
 from frontend.http.api_errors import ApiError, api_error
@@ -29,6 +29,7 @@ from frontend.http.openai.responses import (
     ModelList,
 )
 from frontend.http.operations import Operation, openapi_document
+from frontend.http.page_files import PageFiles, page
 from frontend.http.served_models import ServedModels
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,12 @@ def make_app(models: ServedModels) -> Starlette:
         await models.close()
 
     return Starlette(
-        routes=[each.route() for each in OPERATIONS] + [Route("/openapi.json", openapi)],
+        routes=[
+            *(each.route() for each in OPERATIONS),
+            Route("/openapi.json", openapi),
+            Route("/", page),
+            Mount("/page", PageFiles()),
+        ],
         lifespan=lifespan,
         exception_handlers={
             HTTPException: _http_error,
