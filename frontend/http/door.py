@@ -35,7 +35,7 @@ class DoorRules:
     """
     Args:
         keys: None: everybody is answered.
-        open_paths: answered without a key, and never refused as too many.
+        open_paths, open_folder: answered without a key, and never refused as too many.
         origins: web origins whose pages may use a server without keys; "*" is all.
         checks_host: whether names other than this machine's are refused: behind one of them a
             hostile page would be of the same origin (DNS rebinding).
@@ -44,11 +44,16 @@ class DoorRules:
 
     keys: ApiKeys | None = None
     open_paths: frozenset[str] = frozenset()
+    open_folder: str | None = None
     origins: tuple[str, ...] = ()
     checks_host: bool = False
     max_body_size: int = 16 * 1024**2
     max_concurrent_requests: int = 4096
     access_log: Literal["off", "text", "json"] = "off"
+
+    def is_open(self, path: str) -> bool:
+        folder = self.open_folder
+        return path in self.open_paths or (folder is not None and path.startswith(folder))
 
 
 class Door:
@@ -91,10 +96,11 @@ class Door:
     def _admit(self, scope: Scope, exchange: Exchange, in_use: contextlib.ExitStack) -> None:
         """Raises ApiError."""
         headers = Headers(scope=scope)
+        is_open = self._rules.is_open(scope["path"])
         exchange.caller = scope["client"][0] if scope.get("client") else "local"
         if self._rules.keys is None:
             self._check_page(scope, headers)
-        elif scope["path"] not in self._rules.open_paths:
+        elif not is_open:
             exchange.key = self._rules.keys.find(_given_key(headers))
             if exchange.key is None:
                 raise ApiError(
@@ -110,7 +116,7 @@ class Door:
                 raise ApiError(400, "X-Request-Id must have 1 to 128 visible ASCII characters")
             exchange.request_id = request_id
         self._check_size(int(headers.get("content-length") or 0))
-        if scope["path"] in self._rules.open_paths:
+        if is_open:
             return
         key = exchange.key
         if key is not None:

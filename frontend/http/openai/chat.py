@@ -51,7 +51,10 @@ async def chat_completions(request: Request) -> Response:
     answer = Answer("chatcmpl", asked.request_id, asked.stream_options)
     name = asked.model or model.names[0]
     if asked.stream:
-        _, outputs = await with_first(outputs)
+        started = await until_disconnect(request, with_first(outputs))
+        if started is None:
+            return Response(status_code=499)
+        _, outputs = started
         events = _events(outputs, answer, name, asked, llm)
         return EventStream(ending_with_errors(events))
     output = await until_disconnect(request, _last(outputs))

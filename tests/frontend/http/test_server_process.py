@@ -106,7 +106,7 @@ def test_a_stream_that_takes_too_long_or_a_second_signal_cuts_it(start_engine, d
             assert b'"finish_reason":"length"' not in rest
         assert running.process.wait(5) == 0
         assert running.process.stderr.read() == ""
-    wait_until(lambda: not engine.num_live)
+    wait_until(lambda: engine.num_goodbyes == 1)  # which ends its requests
 
 
 def test_a_port_that_is_taken_is_one_line_and_exit_code_3(engine):
