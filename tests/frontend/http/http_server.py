@@ -16,26 +16,6 @@ from frontend.http.settings import ServerSettings
 
 
 @contextlib.contextmanager
-<<<<<<< HEAD
-def serving(address: str, *names: str, **options) -> Iterator[str]:
-    """The URL of a server for the engine at `address`."""
-    make_client = lambda: AsyncLLM(address, connect_timeout_s=1.0, reconnect_timeout_s=5.0)  # noqa: E731
-    config = uvicorn.Config(
-        make_app(ServedModels([ServedModel(make_client, names)]), **options),
-        port=0,
-        log_level="warning",
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-    port = server.servers[0].sockets[0].getsockname()[1]
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join(10)
-    assert not thread.is_alive()
-=======
 def serving(address: str, *names: str, **settings: object) -> Iterator[str]:
     """The URL of a server for the engine at `address`."""
     make_client = lambda: AsyncLLM(address, connect_timeout_s=1.0, reconnect_timeout_s=5.0)  # noqa: E731
@@ -57,4 +37,3 @@ def serving_models(models: ServedModels, **settings: object) -> Iterator[str]:
         server.should_exit = True
         thread.join(10)
         assert not thread.is_alive()
->>>>>>> main
