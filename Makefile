@@ -19,7 +19,7 @@ export HF_HUB_OFFLINE ?= 1
 export REQUIRE_NATIVE_KERNELS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev model demo audit test check lint types imports unit simulate-faults fuzz chaos soak bench clean
+.PHONY: help install install-dev model demo audit test test-all check lint types imports unit simulate-faults fuzz chaos soak bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -69,8 +69,11 @@ check: lint types imports unit  ## quick: lint, types, import arrows, unit tests
 
 test: install-dev lint types imports  ## everything, with real models
 	@$(BIN)/python scripts/fetch_model.py $(MODEL)
-	$(PYTEST_PARALLEL) --durations=10 --ignore=tests/e2e --ignore=tests/chaos
+	$(PYTEST_PARALLEL) --durations=10 -m 'not packages' --ignore=tests/e2e --ignore=tests/chaos
 	$(BIN)/python -m pytest -q --durations=10 tests/e2e tests/chaos
+
+test-all: test  ## and what needs Debian packages; a test without its package says which
+	$(BIN)/python -m pytest -q -m packages tests/frontend
 
 simulate-faults: install-dev  ## 100,000 simulated schedules of faults; goes on where it stopped
 	$(BIN)/python -m tests.simulation.campaign
