@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from frontend.errors import EngineClientError
+from frontend.http.answer_parts import ParserNames
 from frontend.http.api_errors import ApiError, api_error
 from frontend.http.error_forms import error_response
 from frontend.http.health import Health, Version, get_version, health
@@ -23,6 +24,8 @@ from frontend.http.page_files import PageFiles, page
 from frontend.http.served_models import ServedModels
 
 logger = logging.getLogger(__name__)
+
+_PARSERS = ParserNames()
 
 OPERATIONS = [
     *openai.OPERATIONS,
@@ -38,7 +41,7 @@ async def openapi(_request: Request) -> Response:
     )
 
 
-def make_app(models: ServedModels) -> Starlette:
+def make_app(models: ServedModels, parsers: ParserNames = _PARSERS) -> Starlette:
     """
     Args:
         models: closed when the application stops.
@@ -47,6 +50,7 @@ def make_app(models: ServedModels) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.models = models
+        app.state.parsers = parsers
         yield
         await models.close()
 
