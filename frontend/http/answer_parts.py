@@ -15,6 +15,7 @@ from frontend.http.reasoning import (
     ReasoningStream,
     reasoning_format_of_template,
 )
+from frontend.http.settings import ServerSettings
 from frontend.http.tools.calls import ToolCall
 from frontend.http.tools.stream import FORMATS, ToolCallStream, format_of_template
 
@@ -26,14 +27,6 @@ class Reasoning:
 
 Part = Reasoning | str | ToolCall
 """Content is a string."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParserNames:
-    """As the server was told; None: by the model's chat template."""
-
-    tool_call: str | None = None
-    reasoning: str | None = None
 
 
 @dataclass(frozen=True)
@@ -76,16 +69,16 @@ def answer_format(
         ApiError: it is not known how this model writes calls.
         InvalidInput: the model has no tokenizer.
     """
-    names: ParserNames = request.app.state.parsers
+    settings: ServerSettings = request.app.state.settings
     template = chat_template or llm.get_tokenizer().chat_template or ""
-    if names.reasoning is None:
+    if settings.reasoning_parser is None:
         reasoning = reasoning_format_of_template(template)
     else:
-        reasoning = REASONING_FORMATS[names.reasoning]
+        reasoning = REASONING_FORMATS[settings.reasoning_parser]
     calls = None
     # a template that takes no tools refuses them itself
     if has_tools and "tools" in template:
-        calls = names.tool_call or format_of_template(template)
+        calls = settings.tool_call_parser or format_of_template(template)
         if calls is None:
             raise ApiError(
                 400,

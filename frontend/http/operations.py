@@ -22,6 +22,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         takes: the body's type.
         gives: the answer's type; None: not JSON.
         event: the type of one event of its stream.
+        needs_key: whether it is for callers with a key only, on a server with keys.
     """
 
     method: str
@@ -31,6 +32,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     gives: type | None = None
     event: type | None = None
     event_media_type: str = "text/event-stream"
+    needs_key: bool = True
 
     def route(self) -> Route:
         return Route(self.path, self.handler, methods=[self.method])

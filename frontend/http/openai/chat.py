@@ -64,13 +64,12 @@ async def chat_completions(request: Request) -> Response:
     outputs = generate_chat(llm, asked, parts, Caller.of(request))
     answer = Answer("chatcmpl", asked.request_id, asked.stream_options)
     name = asked.model or model.names[0]
-    headers = {"x-request-id": answer.id}
     if asked.stream:
         started = await until_disconnect(request, begun(outputs))
         if started is None:
             return Response(status_code=499)
         events = _events(started, answer, name, asked, parts, llm)
-        return EventStream(ending_with_errors(events), headers)
+        return EventStream(ending_with_errors(events))
     output = await until_disconnect(request, _last(outputs))
     if output is None:
         return Response(status_code=499)
@@ -84,7 +83,6 @@ async def chat_completions(request: Request) -> Response:
             choices=choices,
             usage=answer.usage(),
         ),
-        headers=headers,
     )
 
 
@@ -124,12 +122,13 @@ def generate_chat(
     return llm.chat(
         template_messages(asked.messages, template),
         params,
+        caller.engine_request_id(),
         chat_template=asked.chat_template,
         add_generation_prompt=asked.add_generation_prompt and not asked.continue_final_message,
         continue_final_message=asked.continue_final_message,
         tools=None if asked.tool_choice == "none" else template_tools(asked.tools),
         chat_template_kwargs=variables,
-        priority=asked.priority or 0,
+        priority=caller.priority(asked.priority),
         tenant=caller.tenant(asked.user),
         cache_salt=asked.cache_salt,
     )

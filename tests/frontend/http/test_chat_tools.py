@@ -194,7 +194,7 @@ def test_what_cannot_be_served_is_refused_by_name(serve_text, fields, param, wor
 
 def test_the_parser_can_be_named(serve_text):
     output = OUTPUTS["pythonic"]["one call"]
-    http = serve_text(output.text, tool_call="pythonic")
+    http = serve_text(output.text, tool_call_parser="pythonic")
     (choice,) = chat(http, tools=TOOLS).json()["choices"]
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
 
@@ -220,7 +220,7 @@ def test_a_model_that_is_told_not_to_think_answers_at_once(serve_text):
 
 
 def test_reasoning_stays_in_the_text_if_the_server_was_told_so(serve_text):
-    http = serve_text("Two.</think>4", THINKS, reasoning="none")
+    http = serve_text("Two.</think>4", THINKS, reasoning_parser="none")
     (choice,) = chat(http).json()["choices"]
     assert choice["message"]["content"] == "Two.</think>4"
 
