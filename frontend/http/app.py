@@ -21,6 +21,7 @@ from frontend.http.api_keys import ApiKeys
 from frontend.http.door import Door, DoorRules
 from frontend.http.error_forms import error_response
 from frontend.http.health import Health, Version, get_version, health
+from frontend.http.metrics.exposition import Metrics, get_metrics
 from frontend.http.openai import operations as openai
 from frontend.http.operations import Operation, openapi_document
 from frontend.http.page_files import PageFiles, page
@@ -34,6 +35,7 @@ _SETTINGS = ServerSettings()
 OPERATIONS = [
     *openai.OPERATIONS,
     Operation(method="GET", path="/health", handler=health, gives=Health, needs_key=False),
+    Operation(method="GET", path="/metrics", handler=get_metrics),
     Operation(method="GET", path="/version", handler=get_version, gives=Version, needs_key=False),
 ]
 
@@ -80,6 +82,7 @@ def make_app(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.models = models
         app.state.settings = settings
+        app.state.metrics = Metrics(models, settings.metrics_names)
         yield
         await models.close()
 

@@ -15,6 +15,8 @@ from cyclopts import Parameter
 from frontend.errors import InvalidInput
 from frontend.http.api_keys import ApiKey, ApiKeys, command_line_keys, read_key_file
 
+MetricsNames = Literal["engine-core", "vllm"]
+
 _KEY_VARIABLE = "VLLM_API_KEY"
 
 
@@ -59,6 +61,8 @@ class ServerSettings:
     """How models mark their reasoning; default: as their chat templates show."""
     drain_timeout: int = 30
     """Seconds for running requests to end after SIGTERM."""
+    metrics_names: MetricsNames = "engine-core"
+    """Names of the metrics at /metrics: our own, or vLLM's for its dashboards."""
     access_log: Literal["off", "text", "json"] = "off"
     """A line on stderr for each request: never prompts, answers or keys."""
 
