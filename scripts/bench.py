@@ -4,6 +4,7 @@
     python scripts/bench.py startup --options "--dtype float32"
     python scripts/bench.py restart --options "--dtype float32"
     python scripts/bench.py offline
+    python scripts/bench.py http
     python scripts/bench.py cpu-kernels --rows 1 64 --kinds float32 int8
     python scripts/bench.py cpu-operations --only attention
     python scripts/bench.py cpu-model --rows 1 32
@@ -25,6 +26,7 @@ for name, text in {
     "startup": "From launch to ready and to the first token, and the daemon's memory.",
     "restart": "Time to first token after kill -9, with and without --prefix-cache-dir.",
     "offline": "Throughput and single-stream speed, through daemon and client library.",
+    "http": "CPU time of a streamed token: in the client library, and over HTTP.",
     "cpu-kernels": "The native dense products beside torch's prepacked ones.",
     "cpu-operations": "Native CPU operations beside torch's, each alone.",
     "cpu-model": "A whole model on the native CPU backend beside torch's.",

@@ -1,0 +1,203 @@
+"""CPU time of a streamed token: in the client library, and in the HTTP server before an engine
+without a model."""
+
+import asyncio
+import json as json_module
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from frontend.event_loop import Clock, run
+from frontend.input_processor import InputProcessor
+from frontend.output_processor import OutputProcessor, RequestState
+from frontend.outputs import RequestOutput
+from frontend.sampling_params import RequestOutputKind, SamplingParams
+from frontend.tokenizer import Tokenizer
+from protocol.codec import decode_engine_message, encode
+from protocol.outputs import EngineCoreOutputs
+from scripts.benchmarks import Json, Repeat, report
+from scripts.benchmarks import fake_engine as engine
+
+_ENGINE = Path(engine.__file__)
+_STEP_S = 0.0256
+"""10,000 steps' tokens a second of 256 streams."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+async def _library_us(num_streams: int, num_steps: int, tokens_each: int) -> dict[str, float]:
+    """Microseconds of CPU a token. Each stream has a task that takes its outputs; `tokens_each`
+    arrive before it is run."""
+    info = engine.welcome(document := engine.tokenizer_document()).model
+    assert info.tokenizer is not None
+    tokenizer = Tokenizer.from_welcome(info.tokenizer, document)
+    clock = Clock()
+    inputs = InputProcessor(info, tokenizer, seeds=random.Random(0), clock=clock)
+    processor = OutputProcessor(clock)
+    params = SamplingParams(
+        max_tokens=num_steps * tokens_each + 1, output_kind=RequestOutputKind.DELTA
+    )
+    requests = [inputs.make_request([65], params, str(index)) for index in range(num_streams)]
+    unfinished: dict[str, list[int]] = {}
+    for request in requests:
+        processor.add_request(request)
+        for wire in processor.wire_requests(request):
+            unfinished[wire.request_id] = [0, params.max_tokens or 0]
+
+    async def take(request: RequestState) -> int:
+        output: RequestOutput | None = None
+        count = 0
+        while output is None or not output.finished:
+            output = await request.next_output()
+            count += 1
+        return count
+
+    tasks = [asyncio.create_task(take(request)) for request in requests]
+    await asyncio.sleep(0)
+    frames = [encode(engine.step(unfinished)) for _ in range(params.max_tokens or 0)]
+    messages = [decode_engine_message(frame) for frame in frames]
+    deliver_s, start_s = 0.0, time.process_time()
+    for position, message in enumerate(messages):
+        assert isinstance(message, EngineCoreOutputs)
+        before_s = time.process_time()
+        processor.process_outputs(message)
+        deliver_s += time.process_time() - before_s
+        if position % tokens_each == 0:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+    counts = await asyncio.gather(*tasks)
+    total_s = time.process_time() - start_s
+    num_tokens = num_streams * len(messages)
+    return {
+        "deliver_us": round(deliver_s / num_tokens * 1e6, 2),
+        "take_us": round((total_s - deliver_s) / num_tokens * 1e6, 2),
+        "total_us": round(total_s / num_tokens * 1e6, 2),
+        "tokens_an_output": round(num_tokens / sum(counts), 2),
+    }
+
+
+class _Reader(asyncio.Protocol):
+    """Sends one request, and counts the events of its answer."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self.num_events = 0
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tail = b""
+
+    def connection_made(self, transport: Any) -> None:
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.num_events += data.count(b"data: {")
+        self._tail = (self._tail + data)[-40:]
+        if b"data: [DONE]" in self._tail and not self.done.done():
+            self.done.set_result(None)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(ConnectionError("the server closed the stream"))
+
+
+async def _stream(port: int, num_streams: int, num_tokens: int) -> tuple[int, float]:
+    """The events of all streams, and seconds from the first request to the last event."""
+    body = json_module.dumps(
+        {
+            "messages": [{"role": "user", "content": "x"}],
+            "max_tokens": num_tokens,
+            "stream": True,
+        }
+    )
+    request = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    ).encode()
+    loop = asyncio.get_running_loop()
+    start_s = time.monotonic()
+    pairs = [
+        await loop.create_connection(lambda: _Reader(request), "127.0.0.1", port)
+        for _ in range(num_streams)
+    ]
+    await asyncio.wait_for(asyncio.gather(*(reader.done for _, reader in pairs)), 60)
+    seconds = time.monotonic() - start_s
+    for transport, _ in pairs:
+        transport.close()
+    return sum(reader.num_events for _, reader in pairs), seconds
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _http(num_streams: int, num_tokens: int, step_s: float, burst: int) -> dict[str, float]:
+    """Through a server process; its CPU time, that of the requests' beginnings taken off."""
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"ipc://{folder}/engine"
+        environment = {**os.environ, "PYTHONPATH": str(_ENGINE.parents[2])}
+        fake = [sys.executable, str(_ENGINE), address, str(step_s), str(burst)]
+        server = [
+            sys.executable, "-m", "frontend.cli", "http", "--address", address, "--port", "0",
+        ]  # fmt: skip
+        pipe = subprocess.PIPE
+        with subprocess.Popen(fake, stdout=pipe, env=environment, text=True) as first:
+            try:
+                assert first.stdout is not None
+                first.stdout.readline()
+                with subprocess.Popen(server, stdout=pipe, env=environment, text=True) as second:
+                    try:
+                        assert second.stdout is not None
+                        port = int(
+                            json_module.loads(second.stdout.readline())["url"].split(":")[-1]
+                        )
+                        run(_stream(port, 4, 4))
+                        before_s = _cpu_s(second.pid)
+                        run(_stream(port, num_streams, 2))
+                        beginning_s = _cpu_s(second.pid) - before_s
+                        before_s = _cpu_s(second.pid)
+                        num_events, seconds = run(_stream(port, num_streams, num_tokens))
+                        used_s = _cpu_s(second.pid) - before_s
+                    finally:
+                        second.terminate()
+            finally:
+                first.terminate()
+    all_tokens = num_streams * num_tokens
+    return {
+        "tokens_an_event": round(all_tokens / num_events, 2),
+        "cpu_us_an_event": round((used_s - beginning_s) / num_events * 1e6, 1),
+        "cpu_us_a_token": round((used_s - beginning_s) / all_tokens * 1e6, 1),
+        "events_a_second_of_cpu": round(num_events / (used_s - beginning_s)),
+        "events_a_second": round(num_events / seconds),
+        "beginning_us_a_request": round(beginning_s / num_streams * 1e6),
+    }
+
+
+def http(
+    *,
+    streams: Annotated[int, Parameter(help="At once.", validator=Number(gte=1))] = 256,
+    tokens: Annotated[int, Parameter(help="Of each stream.", validator=Number(gte=8))] = 200,
+    repeat: Repeat = 3,
+    json: Json = None,
+) -> int:
+    """CPU time of a streamed token: in the library, and over HTTP, without a model."""
+    rows: list[dict[str, Any]] = []
+    for number in range(repeat):
+        for each in (1, 4):
+            figures = run(_library_us(streams, tokens, each))
+            rows.append({"what": "library", "arriving": each, "run": number} | figures)
+            over_http = _http(streams, tokens * each, _STEP_S * each, each)
+            rows.append({"what": "http", "arriving": each, "run": number} | over_http)
+    lines = [" ".join(f"{key}={value}" for key, value in row.items()) for row in rows]
+    report(
+        {"benchmark": "http", "streams": streams, "tokens": tokens, "rows": rows},
+        json,
+        "\n".join(lines),
+    )
+    return 0
