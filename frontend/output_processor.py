@@ -76,6 +76,8 @@ class RequestState:
         self._request = request
         self._prompt_text = prompt_text
         self._kind = output_kind
+        self._is_final_only = output_kind is RequestOutputKind.FINAL_ONLY
+        self._last_token_s: float | None = None
         self._clock = clock
         self._submitted_s = clock.now()
         self.num_reports = 0
@@ -159,19 +161,23 @@ class RequestState:
         self._after_change()
         return must_abort
 
-    def append_token(
-        self, index: int, token_id: int, now_s: float, before: dict[float, int]
-    ) -> bool:
-        """`append_output` for one token and nothing else. Counts in `before` when the sequence's
-        last token had come."""
-        before_s = self._note_token(index, now_s)
-        before[before_s] = before.get(before_s, 0) + 1
-        sequence = self.sequences[index]
-        if sequence.finished:
+    def append_token(self, sequence: SequenceState, token_id: int, now_s: float) -> bool:
+        """`append_output` for one token and nothing else."""
+        self.num_reports = 0
+        if self.metrics.first_token_s is None:  # it was resumed
+            self._note_first_token(now_s)
+        self._last_token_s = sequence.last_token_s = now_s
+        if sequence.finish_reason is not None:
             return False
-        must_abort = sequence.append_token(token_id)
-        self._after_change()
-        return must_abort
+        if sequence.may_stop_at_text:
+            must_abort = sequence.append_token(token_id)
+            self._after_change()
+            return must_abort
+        sequence.token_ids.append(token_id)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done() and not self._is_final_only:
+            waiter.set_result(None)
+        return False
 
     def end_sequences(self, start: int, stop: int, last: EngineCoreOutput | None) -> None:
         """The engine has ended sequences `[start, stop)`: those without an end of their own get
@@ -223,23 +229,32 @@ class RequestState:
         return self._take_output()
 
     def _has_output(self) -> bool:
-        if self._kind is RequestOutputKind.FINAL_ONLY:
+        if self._is_final_only:
             return self._error is None and self.finished
+        if len(self.sequences) == 1:
+            return self.sequences[0].has_new_output
         return any(sequence.has_new_output for sequence in self.sequences)
 
     def _take_output(self) -> RequestOutput:
         delta = self._kind is RequestOutputKind.DELTA
-        finished = all(sequence.finished for sequence in self.sequences)
+        self._note_times()
+        if len(self.sequences) == 1:
+            sequence = self.sequences[0]
+            finished = sequence.finish_reason is not None
+            outputs = [sequence.take_output(delta=delta)]
+        else:
+            finished = all(sequence.finished for sequence in self.sequences)
+            outputs = [
+                sequence.take_output(delta=delta)
+                for sequence in self.sequences
+                if not delta or sequence.has_new_output
+            ]
         self._final_taken = finished
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._prompt_text,
             prompt_token_ids=self._request.prompt_token_ids,
-            outputs=[
-                sequence.take_output(delta=delta)
-                for sequence in self.sequences
-                if not delta or sequence.has_new_output
-            ],
+            outputs=outputs,
             finished=finished,
             metrics=self.metrics,
             num_cached_tokens=self._num_cached_tokens,
@@ -249,18 +264,26 @@ class RequestState:
     def _note_token(self, index: int, now_s: float) -> float:
         """Returns when the sequence's last token had come; NaN before its first."""
         self.num_reports = 0
-        since_s = now_s - self._submitted_s
         if self.metrics.first_token_s is None:
-            self.metrics.first_token_s = since_s
-            if self.observer is not None:
-                self.observer.on_first_token(since_s)
-        self.metrics.last_token_s = since_s
+            self._note_first_token(now_s)
         sequence = self.sequences[index]
         before_s, sequence.last_token_s = sequence.last_token_s, now_s
+        self._last_token_s = now_s
         return before_s
+
+    def _note_first_token(self, now_s: float) -> None:
+        ttft_s = self.metrics.first_token_s = now_s - self._submitted_s
+        if self.observer is not None:
+            self.observer.on_first_token(ttft_s)
+
+    def _note_times(self) -> None:
+        """What is the same for many tokens is noted when somebody looks."""
+        if self._last_token_s is not None:
+            self.metrics.last_token_s = self._last_token_s - self._submitted_s
 
     def _after_change(self) -> None:
         if self.finished:
+            self._note_times()
             self.metrics.finished_s = self._clock.now() - self._submitted_s
             if self.observer is not None and self._error is None:
                 self.observer.on_finished(self)
@@ -438,19 +461,24 @@ class OutputProcessor:
     ) -> None:
         """One token for each of many sequences, without an object for each."""
         in_flight = self._in_flight
-        token_ids = memoryview(columns.token_ids).cast("i")
-        indexes = columns.indexes
+        token_ids = memoryview(columns.token_ids).cast("i").tolist()
+        indexes = columns.indexes or itertools.repeat(0)
         before: dict[float, int] = {}
-        for position, wire_id in enumerate(columns.request_ids):
+        """How many sequences had their last token at that time."""
+        is_observed = self.observer is not None
+        for wire_id, token_id, index in zip(columns.request_ids, token_ids, indexes, strict=False):
             part = in_flight.get(wire_id)
             if part is None:
                 continue
-            if part.request.weights_version != weights_version:
-                part.request.note_weights(weights_version)
-            index = 0 if indexes is None else indexes[position]
+            request = part.request
+            if request.weights_version != weights_version:
+                request.note_weights(weights_version)
+            sequence = request.sequences[part.start + index]
+            if is_observed:
+                last_s = sequence.last_token_s
+                before[last_s] = before.get(last_s, 0) + 1
             try:
-                where, token_id = part.start + index, token_ids[position]
-                if part.request.append_token(where, token_id, now_s, before):
+                if request.append_token(sequence, token_id, now_s):
                     samples.append((wire_id, index))
                     if part.finished:
                         stopped[wire_id] = None

@@ -44,11 +44,18 @@ class SequenceState:
             self._matcher = StopStringMatcher(stop, include_in_output=self._shows_stop_token)
         self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
         self._cumulative_logprob = None if params.logprobs is None else 0.0
+        self._num_decoded_tokens = 0
+        """Text is made of the tokens behind these when it is taken, unless it may end with them."""
         # the whole text is _taken_text + the parts, which no output has had yet
         self._taken_text = ""
         self._parts: list[str] = []
         self._num_taken_tokens = 0
         self._end_taken = False
+
+    @property
+    def may_stop_at_text(self) -> bool:
+        """Whether it has stop strings."""
+        return self._matcher is not None
 
     @property
     def finished(self) -> bool:
@@ -109,6 +116,8 @@ class SequenceState:
 
     def take_output(self, *, delta: bool) -> CompletionOutput:
         """All there is, or with `delta` what is new since the last call."""
+        if self._num_decoded_tokens < len(self.token_ids):
+            self._decode_appended()
         new_text = "".join(self._parts)
         self._parts.clear()
         start = self._num_taken_tokens if delta else 0
@@ -127,7 +136,20 @@ class SequenceState:
             detail=self._detail,
         )
 
+    def _decode_appended(self) -> None:
+        """Text of the tokens that were appended without it."""
+        if self._detokenizer is not None:
+            self._emit(self._detokenizer.append(self.token_ids[self._num_decoded_tokens :]))
+        self._num_decoded_tokens = len(self.token_ids)
+
     def _append_tokens(self, token_ids: Sequence[int], *, hides_last: bool) -> str | None:
+        stop_string = self._decode_and_append(token_ids, hides_last=hides_last)
+        self._num_decoded_tokens = len(self.token_ids)
+        return stop_string
+
+    def _decode_and_append(self, token_ids: Sequence[int], *, hides_last: bool) -> str | None:
+        if self._num_decoded_tokens < len(self.token_ids):
+            self._decode_appended()
         num_shown = len(token_ids) - 1 if hides_last and token_ids else len(token_ids)
         if self._detokenizer is None:
             self.token_ids += token_ids
@@ -156,6 +178,8 @@ class SequenceState:
 
     def _flush(self) -> str | None:
         """Release withheld text. Returns the stop string that this completed, if any."""
+        if self._num_decoded_tokens < len(self.token_ids):
+            self._decode_appended()
         if self._detokenizer is None:
             return None
         stop_string = self._append_text(self._detokenizer.flush())
