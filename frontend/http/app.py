@@ -25,6 +25,8 @@ from frontend.http.metrics.exposition import Metrics, get_metrics
 from frontend.http.openai import operations as openai
 from frontend.http.operations import Operation, openapi_document
 from frontend.http.page_files import PageFiles, page
+from frontend.http.responses import operations as responses
+from frontend.http.responses.store import ResponseStore
 from frontend.http.served_models import ServedModels
 from frontend.http.settings import ServerSettings
 
@@ -34,6 +36,7 @@ _SETTINGS = ServerSettings()
 
 OPERATIONS = [
     *openai.OPERATIONS,
+    *responses.OPERATIONS,
     Operation(method="GET", path="/health", handler=health, gives=Health, needs_key=False),
     Operation(method="GET", path="/metrics", handler=get_metrics),
     Operation(method="GET", path="/version", handler=get_version, gives=Version, needs_key=False),
@@ -82,6 +85,7 @@ def make_app(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.models = models
         app.state.settings = settings
+        app.state.responses = ResponseStore()
         app.state.metrics = Metrics(models, settings.metrics_names)
         yield
         await models.close()
