@@ -14,9 +14,11 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from frontend.errors import EngineClientError
+from frontend.http.anthropic import operations as anthropic
 from frontend.http.api_errors import ApiError, api_error
 from frontend.http.error_forms import error_response
 from frontend.http.health import Health, Version, get_version, health
+from frontend.http.ollama import operations as ollama
 from frontend.http.openai import operations as openai
 from frontend.http.operations import Operation, openapi_document
 from frontend.http.page_files import PageFiles, page
@@ -26,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 OPERATIONS = [
     *openai.OPERATIONS,
+    *anthropic.OPERATIONS,
+    *ollama.OPERATIONS,
     Operation(method="GET", path="/health", handler=health, gives=Health),
     Operation(method="GET", path="/version", handler=get_version, gives=Version),
 ]
