@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from frontend.errors import EngineClientError
+from frontend.http import llama_cpp
 from frontend.http.anthropic import operations as anthropic
 from frontend.http.api_errors import ApiError, api_error
 from frontend.http.error_forms import error_response
@@ -30,6 +31,7 @@ OPERATIONS = [
     *openai.OPERATIONS,
     *anthropic.OPERATIONS,
     *ollama.OPERATIONS,
+    *llama_cpp.OPERATIONS,
     Operation(method="GET", path="/health", handler=health, gives=Health),
     Operation(method="GET", path="/version", handler=get_version, gives=Version),
 ]

@@ -26,7 +26,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def json_response(
-    body: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None
+    body: msgspec.Struct | list[Any], status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
     return Response(_encoder.encode(body), status, headers, media_type="application/json")
 

@@ -29,7 +29,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     handler: Callable[[Request], Awaitable[Response]]
     takes: type | None = None
-    gives: type | None = None
+    gives: Any = None
     event: Any = None
     event_media_type: str = "text/event-stream"
 

@@ -51,7 +51,8 @@ from frontend.http.served_models import ServedModels
 from frontend.outputs import RequestOutput
 from frontend.sampling_params import RequestOutputKind, SamplingParams
 
-_VERSION = "2023-06-01"
+_OTHER_EVENTS = "2023-01-01"
+"""A version of the API; all later ones have the events that are sent here."""
 _messages_decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(CountTokensRequest)
 
@@ -100,9 +101,8 @@ async def count_tokens(request: Request) -> Response:
 
 
 def _check_version(request: Request) -> None:
-    version = request.headers.get("anthropic-version", _VERSION)
-    if version != _VERSION:
-        raise not_supported("anthropic-version", version, f"use {_VERSION}")
+    if request.headers.get("anthropic-version") == _OTHER_EVENTS:
+        raise not_supported("anthropic-version", _OTHER_EVENTS, "use 2023-06-01 or a later one")
 
 
 def _check(asked: CountTokensRequest) -> None:

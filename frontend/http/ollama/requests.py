@@ -39,7 +39,7 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     model: Annotated[str, Meta(min_length=1)]
     stream: bool | None = True
     options: Options | None = None
-    keep_alive: float | str | None = None
+    keep_alive: int | float | str | None = None
     format: Nothing | dict[str, Any] | str = None
     think: bool | Literal["low", "medium", "high"] | None = None
     logprobs: bool | None = None
