@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import secrets
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -39,13 +38,14 @@ from frontend.http.caller import Caller
 from frontend.http.error_forms import error_body
 from frontend.http.event_stream import (
     EventStream,
+    begun,
     decode,
     ending_with_errors,
     event,
     json_response,
     until_disconnect,
-    with_first,
 )
+from frontend.http.exchange import Exchange
 from frontend.http.openai.generation import EngineFailure, finish_reason
 from frontend.http.served_models import ServedModels
 from frontend.outputs import RequestOutput
@@ -65,26 +65,28 @@ async def messages(request: Request) -> Response:
     _check(asked)
     _, llm = await models.get(asked.model)
     user = None if asked.metadata is None else asked.metadata.user_id
+    caller = Caller.of(request)
     outputs = llm.chat(
         template_messages(asked),
         _sampling_params(llm, asked),
+        caller.engine_request_id(),
         **_template_options(asked),
-        tenant=Caller.of(request).tenant(user),
+        priority=caller.priority(None),
+        tenant=caller.tenant(user),
     )
-    answer = _Answer(asked)
-    headers = {"request-id": answer.id.replace("msg", "req", 1)}
+    answer = _Answer(asked, caller.exchange)
     if asked.stream:
-        started = await until_disconnect(request, with_first(outputs))
+        started = await until_disconnect(request, begun(outputs))
         if started is None:
             return Response(status_code=499)
-        events = ending_with_errors(_events(started[1], answer), _error_event)
-        return EventStream(events, headers)
+        events = ending_with_errors(_events(started, answer), _error_event)
+        return answer.identified(EventStream(events))
     output = await until_disconnect(request, _last(outputs))
     if output is None:
         return Response(status_code=499)
     answer.count(output)
     text = AnswerText(text=output.outputs[0].text)
-    return json_response(answer.message([text], answer.stop(output)), headers=headers)
+    return answer.identified(json_response(answer.message([text], answer.stop(output))))
 
 
 async def count_tokens(request: Request) -> Response:
@@ -135,18 +137,25 @@ def _sampling_params(llm: AsyncLLM, asked: MessagesRequest) -> SamplingParams:
 class _Answer:
     """One message: its id, its usage, and why it ended."""
 
-    def __init__(self, asked: MessagesRequest) -> None:
-        self.id = f"msg_{secrets.token_hex(12)}"
+    def __init__(self, asked: MessagesRequest, exchange: Exchange) -> None:
         self._asked = asked
+        self._exchange = exchange
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
         self._num_generated = 0
+
+    def identified(self, response: Response) -> Response:
+        """With the header in which Anthropic's clients look for the request's id."""
+        response.headers["request-id"] = self._exchange.request_id
+        return response
 
     def count(self, output: RequestOutput) -> None:
         """Each delta once."""
         self._num_prompt_tokens = len(output.prompt_token_ids)
         self._num_cached_tokens = output.num_cached_tokens or 0
         self._num_generated += len(output.outputs[0].token_ids)
+        self._exchange.num_prompt_tokens = self._num_prompt_tokens
+        self._exchange.num_output_tokens = self._num_generated
 
     def usage(self) -> MessageUsage:
         return MessageUsage(
@@ -157,7 +166,7 @@ class _Answer:
 
     def message(self, content: list[AnswerText], stop: StopDelta | None = None) -> Message:
         return Message(
-            id=self.id,
+            id=f"msg_{self._exchange.request_id}",
             model=self._asked.model,
             content=content,
             stop_reason=None if stop is None else stop.stop_reason,

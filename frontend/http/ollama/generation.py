@@ -21,12 +21,13 @@ from frontend.http.caller import Caller
 from frontend.http.error_forms import OllamaErrorResponse
 from frontend.http.event_stream import (
     EventStream,
+    begun,
     decode,
     ending_with_errors,
     json_response,
     until_disconnect,
-    with_first,
 )
+from frontend.http.exchange import Exchange
 from frontend.http.ollama.models import served_model
 from frontend.http.ollama.requests import ChatRequest, GenerateRequest, Options
 from frontend.http.ollama.responses import Answer, ChatAnswer, ChatAnswerMessage, GenerateAnswer
@@ -66,18 +67,25 @@ async def _answer(request: Request, asked: ChatRequest | GenerateRequest) -> Res
     started_s = time.monotonic()
     _check(asked)
     _, llm = await served_model(request, asked.model)
-    run = _Run(asked, llm, started_s, loaded_s=time.monotonic())
+    run = _Run(asked, llm, request.scope["exchange"], started_s, loaded_s=time.monotonic())
     if not (asked.messages if isinstance(asked, ChatRequest) else asked.prompt):
         answer = run.part("", done=True, done_reason="load")
-        return LineStream(_one(line(answer)), {}) if asked.stream else json_response(answer)
+        return LineStream(_one(line(answer))) if asked.stream else json_response(answer)
     prompt = await asyncio.to_thread(_prompt, llm, asked)
     params = _sampling_params(llm, asked, len(prompt["prompt_token_ids"]))
-    outputs = llm.generate(prompt, params, tenant=Caller.of(request).tenant(None))
+    caller = Caller.of(request)
+    outputs = llm.generate(
+        prompt,
+        params,
+        caller.engine_request_id(),
+        priority=caller.priority(None),
+        tenant=caller.tenant(None),
+    )
     if asked.stream is not False:
-        started = await until_disconnect(request, with_first(outputs))
+        started = await until_disconnect(request, begun(outputs))
         if started is None:
             return Response(status_code=499)
-        return LineStream(ending_with_errors(_lines(started[1], run), _error_line), {})
+        return LineStream(ending_with_errors(_lines(started, run), _error_line))
     output = await until_disconnect(request, _last(outputs))
     if output is None:
         return Response(status_code=499)
@@ -174,9 +182,9 @@ class _Run:
 
     asked: ChatRequest | GenerateRequest
     llm: AsyncLLM
+    exchange: Exchange
     started_s: float
     loaded_s: float
-    num_generated: int = 0
     token_ids: list[int] = dataclasses.field(default_factory=list)
 
     def part(self, text: str, **fields: Any) -> Answer:
@@ -206,6 +214,8 @@ class _Run:
         if reason not in ("stop", "length"):
             raise EngineFailure(part.detail or f"the engine ended the request: {reason}")
         token_ids = self.token_ids or part.token_ids
+        self.exchange.num_prompt_tokens = len(output.prompt_token_ids)
+        self.exchange.num_output_tokens = len(token_ids)
         fields: dict[str, Any] = {}
         if isinstance(self.asked, GenerateRequest) and not self.asked.raw:
             fields["context"] = output.prompt_token_ids + token_ids

@@ -1,24 +1,17 @@
 """OpenAI's routes before a scripted engine: what comes, in which form, and what is refused how."""
 
-import json
+import time
 
 import httpx
 import pytest
 from fake_engine import FakeEngine, wait_until
 from fake_model import expected_text
-from http_server import serving
+from http_server import events_of, serving
 
 from protocol.errors import ErrorCode
 
 HELLO = [{"role": "user", "content": "Hello"}]
 RENDERED = "user:Hello;"
-
-
-def events_of(response):
-    """The data of server-sent events; the last one says that it is over."""
-    events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    assert events.pop() == "[DONE]"
-    return [json.loads(event) for event in events]
 
 
 def chat(http, **fields):
@@ -177,13 +170,23 @@ def test_an_engine_that_is_away_is_a_503(address):
 def test_a_reader_that_leaves_ends_its_request(start_engine):
     engine = start_engine(step_s=0.02)
     body = {"prompt": "Hello", "max_tokens": 400, "ignore_eos": True, "stream": True}
-    with serving(engine.address) as url, httpx.Client(base_url=url) as http:
-        with http.stream("POST", "/v1/completions", json=body) as response:
-            chunks = response.iter_raw()  # closes the connection when it is let go
-            next(chunks)
-            assert engine.num_live == 1
-        wait_until(lambda: not engine.num_live)
+    with (
+        serving(engine.address) as url,
+        httpx.stream("POST", f"{url}/v1/completions", json=body) as response,
+    ):
+        chunks = response.iter_raw()  # closes the response when it is dropped
+        next(chunks)
+        assert engine.num_live == 1
+        response.close()
+        _wait_until_idle(engine)
     assert len(engine.aborted) == 1
+
+
+def _wait_until_idle(engine):
+    deadline_s = time.monotonic() + 10
+    while engine.num_live:
+        assert time.monotonic() < deadline_s, "the request goes on"
+        time.sleep(0.01)
 
 
 class EngineWithAQueue(FakeEngine):
