@@ -79,6 +79,10 @@ class RequestState:
         return self._error is not None or all(sequence.finished for sequence in self.sequences)
 
     @property
+    def tenant(self) -> str | None:
+        return self._request.tenant
+
+    @property
     def is_beam_search(self) -> bool:
         return self._request.beam_search is not None
 

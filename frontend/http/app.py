@@ -16,13 +16,13 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from frontend.errors import EngineClientError
+from frontend.http import health, live_requests
 from frontend.http.api_errors import ApiError, api_error
 from frontend.http.api_keys import ApiKeys
 from frontend.http.door import Door, DoorRules
 from frontend.http.error_forms import error_response
-from frontend.http.health import Health, Version, get_version, health
 from frontend.http.openai import operations as openai
-from frontend.http.operations import Operation, openapi_document
+from frontend.http.operations import openapi_document
 from frontend.http.page_files import PageFiles, page
 from frontend.http.served_models import ServedModels
 from frontend.http.settings import ServerSettings
@@ -33,8 +33,8 @@ _SETTINGS = ServerSettings()
 
 OPERATIONS = [
     *openai.OPERATIONS,
-    Operation(method="GET", path="/health", handler=health, gives=Health, needs_key=False),
-    Operation(method="GET", path="/version", handler=get_version, gives=Version, needs_key=False),
+    *health.OPERATIONS,
+    *live_requests.OPERATIONS,
 ]
 
 
