@@ -21,8 +21,9 @@ from frontend.http.api_errors import ApiError, api_error
 from frontend.http.api_keys import ApiKeys
 from frontend.http.door import Door, DoorRules
 from frontend.http.error_forms import error_response
+from frontend.http.metrics.exposition import Metrics, get_metrics
 from frontend.http.openai import operations as openai
-from frontend.http.operations import openapi_document
+from frontend.http.operations import Operation, openapi_document
 from frontend.http.page_files import PageFiles, page
 from frontend.http.served_models import ServedModels
 from frontend.http.settings import ServerSettings
@@ -35,6 +36,7 @@ OPERATIONS = [
     *openai.OPERATIONS,
     *health.OPERATIONS,
     *live_requests.OPERATIONS,
+    Operation(method="GET", path="/metrics", handler=get_metrics),
 ]
 
 
@@ -80,6 +82,7 @@ def make_app(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.models = models
         app.state.settings = settings
+        app.state.metrics = Metrics(models, settings.metrics_names)
         yield
         await models.close()
 

@@ -99,7 +99,7 @@ async def _ids(llm: AsyncLLM, caller: Caller) -> Sequence[str]:
     return [
         wire_id
         for each in of_this_server
-        if caller.is_admin or caller.owns(each.tenant)
+        if caller.is_admin or caller.owns(each.wire.tenant)
         for wire_id in each.wire_ids
     ]
 

@@ -20,7 +20,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         path: with parameters as Starlette writes them.
         takes: the body's type.
-        gives: the answer's type; None: not JSON.
+        gives: the answer's type; None: plain text.
         event: the type of one event of its stream.
         needs_key: whether it is for callers with a key only, on a server with keys.
     """
@@ -67,6 +67,8 @@ def _described(operation: Operation, schema_of: dict[type, dict[str, Any]]) -> d
     answers: dict[str, Any] = {}
     if operation.gives is not None:
         answers["application/json"] = {"schema": schema_of[operation.gives]}
+    else:
+        answers["text/plain"] = {"schema": {"type": "string"}}
     if operation.event is not None:
         answers[operation.event_media_type] = {"schema": schema_of[operation.event]}
     refusal = {"application/json": {"schema": schema_of[error_type(operation.path)]}}

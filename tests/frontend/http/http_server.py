@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import json
 import threading
 from collections.abc import Iterator
 
@@ -37,3 +38,10 @@ def serving_models(models: ServedModels, **settings: object) -> Iterator[str]:
         server.should_exit = True
         thread.join(10)
         assert not thread.is_alive()
+
+
+def events_of(response):
+    """The data of server-sent events; the last one says that it is over."""
+    events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert events.pop() == "[DONE]"
+    return [json.loads(event) for event in events]
