@@ -51,8 +51,10 @@ class IncrementalDetokenizer:
             case Joining.WINDOW:
                 self._joiner = _WindowJoiner(pieces, tail)
 
-    def append(self, token_ids: Iterable[int]) -> str:
+    def append(self, token_ids: Sequence[int]) -> str:
         """The text that became certain with these tokens, often empty or several characters."""
+        if self._skipped.isdisjoint(token_ids):
+            return self._joiner.append(token_ids)
         return self._joiner.append(self._kept(token_ids))
 
     def flush(self) -> str:
@@ -73,10 +75,14 @@ class _ByteLevelJoiner:
         self._utf8 = _Utf8Decoder(errors="replace")
         self.append(tail)  # the decoder keeps only an unfinished last character of the prompt
 
-    def append(self, token_ids: list[int]) -> str:
+    def append(self, token_ids: Sequence[int]) -> str:
         if len(token_ids) == 1:
-            return self._utf8.decode(self._level_bytes(token_ids[0]))
-        return self._utf8.decode(b"".join(map(self._level_bytes, token_ids)))
+            data = self._level_bytes(token_ids[0])
+        else:
+            data = b"".join(map(self._level_bytes, token_ids))
+        if data.isascii() and not self._utf8.buffer:  # the decoder is written in Python
+            return data.decode("ascii")
+        return self._utf8.decode(data)
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
@@ -97,7 +103,7 @@ class _PieceJoiner:
         if pieces.has_byte_tokens:
             self._run = self._unfinished_run(known)
 
-    def append(self, token_ids: list[int]) -> str:
+    def append(self, token_ids: Sequence[int]) -> str:
         pieces = self._pieces
         if self._leading is None and not pieces.has_byte_tokens:
             return "".join(map(pieces.text, token_ids))
@@ -212,7 +218,7 @@ class _WindowJoiner:
         self._context = list(filter(pieces.is_known, tail))
         self._withheld: list[int] = []
 
-    def append(self, token_ids: list[int]) -> str:
+    def append(self, token_ids: Sequence[int]) -> str:
         # unknown ids add no text, and would push known ones out of the context
         return "".join(map(self._append_one, filter(self._pieces.is_known, token_ids)))
 

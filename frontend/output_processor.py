@@ -250,15 +250,15 @@ class RequestState:
                 if not delta or sequence.has_new_output
             ]
         self._final_taken = finished
-        return RequestOutput(
-            request_id=self.request_id,
-            prompt=self._prompt_text,
-            prompt_token_ids=self._request.prompt_token_ids,
-            outputs=outputs,
-            finished=finished,
-            metrics=self.metrics,
-            num_cached_tokens=self._num_cached_tokens,
-            weights_versions=self._weights_versions.copy(),
+        return RequestOutput(  # one a token: names cost half a microsecond
+            self.request_id,
+            self._prompt_text,
+            self._request.prompt_token_ids,
+            outputs,
+            finished,
+            self.metrics,
+            self._num_cached_tokens,
+            self._weights_versions.copy(),
         )
 
     def _note_token(self, index: int, now_s: float) -> float:

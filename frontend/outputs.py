@@ -1,7 +1,9 @@
 """What a generation returns: plain records with vLLM's names."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from protocol.outputs import RequestTimings
 
@@ -20,8 +22,7 @@ class Logprob:
     decoded_token: str | None = None
 
 
-@dataclass(slots=True)
-class CompletionOutput:
+class CompletionOutput(msgspec.Struct):
     """One sequence of a request, whole or what is new of it (`RequestOutputKind`).
 
     `token_ids` include the token that ended the sequence; `text` does not, and ends before a stop
@@ -63,8 +64,7 @@ class RequestMetrics:
     its first resumed sequence."""
 
 
-@dataclass(slots=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct):
     """A request's outputs, in order of their index. `finished` is True once, at the end."""
 
     request_id: str
@@ -75,7 +75,7 @@ class RequestOutput:
     metrics: RequestMetrics
     num_cached_tokens: int | None = None
     """Prompt tokens that the engine found in its prefix cache."""
-    weights_versions: list[int] = field(default_factory=list)
+    weights_versions: list[int] = []
     """Of the weights that made the tokens so far, in order: more than one if they were updated
     meanwhile. Of beams only the last."""
     prompt_logprobs: None = None

@@ -116,24 +116,28 @@ class SequenceState:
 
     def take_output(self, *, delta: bool) -> CompletionOutput:
         """All there is, or with `delta` what is new since the last call."""
-        if self._num_decoded_tokens < len(self.token_ids):
-            self._decode_appended()
-        new_text = "".join(self._parts)
-        self._parts.clear()
+        num_decoded = self._num_decoded_tokens
+        taken = self.token_ids[num_decoded:]
+        new_text = self._detokenizer.append(taken) if taken and self._detokenizer else ""
+        if self._parts:
+            new_text = "".join((*self._parts, new_text))
+            self._parts.clear()
         start = self._num_taken_tokens if delta else 0
-        self._num_taken_tokens = len(self.token_ids)
-        self._end_taken = self.finished
+        if start != num_decoded:
+            taken = self.token_ids[start:]
+        self._num_decoded_tokens = self._num_taken_tokens = len(self.token_ids)
+        self._end_taken = self.finish_reason is not None
         if not delta:
             new_text = self._taken_text = self._taken_text + new_text
-        return CompletionOutput(
-            index=self.index,
-            text=new_text,
-            token_ids=self.token_ids[start:],
-            cumulative_logprob=self._cumulative_logprob,
-            logprobs=None if self._logprobs is None else self._logprobs[start:],
-            finish_reason=self.finish_reason,
-            stop_reason=self._stop_reason,
-            detail=self._detail,
+        return CompletionOutput(  # one a token: names cost half a microsecond
+            self.index,
+            new_text,
+            taken,
+            self._cumulative_logprob,
+            None if self._logprobs is None else self._logprobs[start:],
+            self.finish_reason,
+            self._stop_reason,
+            self._detail,
         )
 
     def _decode_appended(self) -> None:

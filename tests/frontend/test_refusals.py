@@ -41,15 +41,16 @@ async def test_a_request_that_fails_in_the_engine_ends_with_reason_error(start_e
     assert completion.text == expected_text("x", 4)
 
 
-async def test_a_fault_in_one_stream_leaves_the_others_alone(client, engine, monkeypatch):
-    broken = client.generate("broken", greedy(max_tokens=300), "broken")
+@pytest.mark.parametrize("stop", [None, "~~"])  # text is made when it is taken, or as it comes
+async def test_a_fault_in_one_stream_leaves_the_others_alone(client, engine, monkeypatch, stop):
+    broken = client.generate("broken", greedy(max_tokens=300, stop=stop), "broken")
     await anext(broken)
     request = client.session.requests.get("broken")
 
-    def explode(_token_id):
+    def explode(_token_ids):
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(request.sequences[0], "append_token", explode)
+    monkeypatch.setattr(request.sequences[0]._detokenizer, "append", explode)
     good = asyncio.create_task(collect(client.generate("good", greedy(max_tokens=30))))
     with pytest.raises(RuntimeError, match="boom"):
         await collect(broken)
