@@ -135,6 +135,7 @@ class EngineCore:
         self._control = EngineControl(
             scheduler,
             model_host,
+            is_draining=lambda: lifecycle.stage is not Stage.SERVING,
             settle=self._settle,
             announce=self._announce_weights,
             abort_all=self._abort_all,
