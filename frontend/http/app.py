@@ -9,51 +9,34 @@ from contextlib import asynccontextmanager
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from frontend.errors import EngineClientError
 from frontend.http.api_errors import ApiError, api_error
-from frontend.http.event_stream import error_response
+from frontend.http.api_keys import ApiKeys
+from frontend.http.door import Door, DoorRules
+from frontend.http.error_forms import error_response
 from frontend.http.health import Health, Version, get_version, health
-from frontend.http.openai.chat import chat_completions
-from frontend.http.openai.completions import completions
-from frontend.http.openai.models import get_model, list_models
-from frontend.http.openai.requests import ChatCompletionRequest, CompletionRequest
-from frontend.http.openai.responses import (
-    ChatCompletion,
-    ChatCompletionChunk,
-    Completion,
-    ModelCard,
-    ModelList,
-)
+from frontend.http.metrics.exposition import Metrics, get_metrics
+from frontend.http.openai import operations as openai
 from frontend.http.operations import Operation, openapi_document
+from frontend.http.page_files import PageFiles, page
 from frontend.http.served_models import ServedModels
+from frontend.http.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
+_SETTINGS = ServerSettings()
+
 OPERATIONS = [
-    Operation(
-        method="POST",
-        path="/v1/chat/completions",
-        handler=chat_completions,
-        takes=ChatCompletionRequest,
-        gives=ChatCompletion,
-        event=ChatCompletionChunk,
-    ),
-    Operation(
-        method="POST",
-        path="/v1/completions",
-        handler=completions,
-        takes=CompletionRequest,
-        gives=Completion,
-        event=Completion,
-    ),
-    Operation(method="GET", path="/v1/models", handler=list_models, gives=ModelList),
-    Operation(method="GET", path="/v1/models/{name:path}", handler=get_model, gives=ModelCard),
-    Operation(method="GET", path="/health", handler=health, gives=Health),
-    Operation(method="GET", path="/version", handler=get_version, gives=Version),
+    *openai.OPERATIONS,
+    Operation(method="GET", path="/health", handler=health, gives=Health, needs_key=False),
+    Operation(method="GET", path="/metrics", handler=get_metrics),
+    Operation(method="GET", path="/version", handler=get_version, gives=Version, needs_key=False),
 ]
 
 
@@ -64,21 +47,54 @@ async def openapi(_request: Request) -> Response:
     )
 
 
-def make_app(models: ServedModels) -> Starlette:
+def make_app(
+    models: ServedModels, settings: ServerSettings = _SETTINGS, keys: ApiKeys | None = None
+) -> Starlette:
     """
     Args:
         models: closed when the application stops.
+        keys: None: everybody is answered.
     """
+    rules = DoorRules(
+        keys=keys,
+        open_paths=frozenset({"/", *(each.path for each in OPERATIONS if not each.needs_key)}),
+        open_folder="/page/",
+        origins=settings.cors_origin,
+        checks_host=settings.uds is None
+        and settings.forwarded_allow_ips is None
+        and settings.is_local,
+        max_body_size=settings.max_body_size,
+        max_concurrent_requests=settings.max_concurrent_requests,
+        access_log=settings.access_log,
+    )
+    middleware = [Middleware(Door, rules=rules, refusal=error_response)]
+    if settings.cors_origin:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origin,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+        middleware.insert(0, cors)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.models = models
+        app.state.settings = settings
+        app.state.metrics = Metrics(models, settings.metrics_names)
         yield
         await models.close()
 
     return Starlette(
-        routes=[each.route() for each in OPERATIONS] + [Route("/openapi.json", openapi)],
+        routes=[
+            *(each.route() for each in OPERATIONS),
+            Route("/openapi.json", openapi),
+            Route("/", page),
+            Mount("/page", PageFiles()),
+        ],
         lifespan=lifespan,
+        middleware=middleware,
         exception_handlers={
             HTTPException: _http_error,
             ApiError: _error,
@@ -92,7 +108,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """No such route, or another method."""
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path}: {error.detail}"
-    response = error_response(ApiError(error.status_code, what))
+    response = error_response(ApiError(error.status_code, what), request.url.path)
     response.headers.update(error.headers or {})
     return response
 
@@ -102,4 +118,4 @@ async def _error(request: Request, error: Exception) -> Response:
     if told is None:
         logger.error("%s failed", request.url.path, exc_info=error)
         told = ApiError(500, f"the server failed: {type(error).__name__}; see its log")
-    return error_response(told)
+    return error_response(told, request.url.path)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from frontend.http.api_errors import ErrorResponse
+from frontend.http.error_forms import error_type
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,8 +20,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         path: with parameters as Starlette writes them.
         takes: the body's type.
-        gives: the answer's type; None: not JSON.
+        gives: the answer's type; None: plain text.
         event: the type of one event of its stream.
+        needs_key: whether it is for callers with a key only, on a server with keys.
     """
 
     method: str
@@ -30,6 +31,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     takes: type | None = None
     gives: type | None = None
     event: type | None = None
+    event_media_type: str = "text/event-stream"
+    needs_key: bool = True
 
     def route(self) -> Route:
         return Route(self.path, self.handler, methods=[self.method])
@@ -40,7 +43,7 @@ def openapi_document(operations: Sequence[Operation]) -> dict[str, Any]:
     types = {
         kind
         for operation in operations
-        for kind in (operation.takes, operation.gives, operation.event, ErrorResponse)
+        for kind in (operation.takes, operation.gives, operation.event, error_type(operation.path))
         if kind is not None
     }
     ordered = sorted(types, key=lambda kind: kind.__name__)
@@ -64,9 +67,11 @@ def _described(operation: Operation, schema_of: dict[type, dict[str, Any]]) -> d
     answers: dict[str, Any] = {}
     if operation.gives is not None:
         answers["application/json"] = {"schema": schema_of[operation.gives]}
+    else:
+        answers["text/plain"] = {"schema": {"type": "string"}}
     if operation.event is not None:
-        answers["text/event-stream"] = {"schema": schema_of[operation.event]}
-    refusal = {"application/json": {"schema": schema_of[ErrorResponse]}}
+        answers[operation.event_media_type] = {"schema": schema_of[operation.event]}
+    refusal = {"application/json": {"schema": schema_of[error_type(operation.path)]}}
     described: dict[str, Any] = {
         "operationId": operation.handler.__name__,
         "summary": (operation.handler.__doc__ or "").strip().splitlines()[0],

@@ -17,13 +17,13 @@ from frontend.http.event_stream import (
     DONE,
     EventStream,
     all_outputs,
+    begun,
     decode,
     ending_with_errors,
     event,
     json_response,
     merged,
     until_disconnect,
-    with_first,
 )
 from frontend.http.openai.generation import Answer, finish_reason, finite, token_text
 from frontend.http.openai.parameters import sampling_params
@@ -48,11 +48,12 @@ async def completions(request: Request) -> Response:
     outputs = merged(_generate(llm, asked, prompts, Caller.of(request)))
     answer = Answer("cmpl", asked.request_id, asked.stream_options)
     name = asked.model or model.names[0]
-    headers = {"x-request-id": answer.id}
     choices = _Choices(asked, llm)
     if asked.stream:
-        _, outputs = await with_first(outputs)
-        return EventStream(ending_with_errors(_events(outputs, answer, name, choices)), headers)
+        started = await until_disconnect(request, begun(outputs))
+        if started is None:
+            return Response(status_code=499)
+        return EventStream(ending_with_errors(_events(started, answer, name, choices)))
     found = await until_disconnect(request, all_outputs(outputs, len(prompts)))
     if found is None:
         return Response(status_code=499)
@@ -69,7 +70,7 @@ async def completions(request: Request) -> Response:
         ],
         usage=answer.usage(),
     )
-    return json_response(body, headers=headers)
+    return json_response(body)
 
 
 def _check(asked: CompletionRequest) -> None:
@@ -111,7 +112,8 @@ def _generate(
         llm.generate(
             prompt,
             params,
-            priority=asked.priority or 0,
+            caller.engine_request_id(),
+            priority=caller.priority(asked.priority),
             tenant=caller.tenant(asked.user),
             cache_salt=asked.cache_salt,
         )

@@ -1,24 +1,17 @@
 """OpenAI's routes before a scripted engine: what comes, in which form, and what is refused how."""
 
-import json
 import time
 
 import httpx
 import pytest
+from fake_engine import FakeEngine, wait_until
 from fake_model import expected_text
-from http_server import serving
+from http_server import events_of, serving
 
 from protocol.errors import ErrorCode
 
 HELLO = [{"role": "user", "content": "Hello"}]
 RENDERED = "user:Hello;"
-
-
-def events_of(response):
-    """The data of server-sent events; the last one says that it is over."""
-    events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    assert events.pop() == "[DONE]"
-    return [json.loads(event) for event in events]
 
 
 def chat(http, **fields):
@@ -174,16 +167,44 @@ def test_an_engine_that_is_away_is_a_503(address):
         assert http.get("/health").status_code == 503
 
 
-def test_a_reader_that_leaves_ends_its_request(http, engine):
+def test_a_reader_that_leaves_ends_its_request(start_engine):
+    engine = start_engine(step_s=0.02)
     body = {"prompt": "Hello", "max_tokens": 400, "ignore_eos": True, "stream": True}
-    with http.stream("POST", "/v1/completions", json=body) as response:
-        next(response.iter_raw())
+    with (
+        serving(engine.address) as url,
+        httpx.stream("POST", f"{url}/v1/completions", json=body) as response,
+    ):
+        chunks = response.iter_raw()  # closes the response when it is dropped
+        next(chunks)
         assert engine.num_live == 1
+        response.close()
+        _wait_until_idle(engine)
+    assert len(engine.aborted) == 1
+
+
+def _wait_until_idle(engine):
     deadline_s = time.monotonic() + 10
     while engine.num_live:
         assert time.monotonic() < deadline_s, "the request goes on"
         time.sleep(0.01)
-    assert len(engine.aborted) == 1
+
+
+class EngineWithAQueue(FakeEngine):
+    """Its requests wait."""
+
+    def _step(self):
+        pass
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_reader_that_leaves_before_the_first_token_ends_its_request(address, path):
+    body = {"prompt": "Hello"} if path == "/v1/completions" else {"messages": HELLO}
+    with EngineWithAQueue(address) as engine, serving(address) as url, httpx.Client() as http:
+        http.get(url + "/v1/models", timeout=20)
+        with pytest.raises(httpx.ReadTimeout):
+            http.post(url + path, json={**body, "stream": True}, timeout=0.5)
+        assert engine.requests
+        wait_until(lambda: bool(engine.aborted))
 
 
 def test_models_are_listed_by_the_names_that_they_are_served_under(engine):
