@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -180,6 +181,8 @@ def test_more_connections_than_descriptors_end_neither_server_nor_requests(engin
             assert client.get("/health").status_code == 200
             for _ in range(400):
                 idle.enter_context(socket.create_connection(("127.0.0.1", port)))
+            descriptors = Path(f"/proc/{process.pid}/fd")
+            wait_until(lambda: 128 < len(list(descriptors.iterdir())) < 200)
             assert client.get("/health").status_code == 200
             engine.stop()
             assert client.get("/health").status_code == 503
