@@ -27,6 +27,8 @@ from frontend.http.ollama import operations as ollama
 from frontend.http.openai import operations as openai
 from frontend.http.operations import Operation, openapi_document
 from frontend.http.page_files import PageFiles, page
+from frontend.http.responses import operations as responses
+from frontend.http.responses.store import ResponseStore
 from frontend.http.served_models import ServedModels
 from frontend.http.settings import ServerSettings
 
@@ -36,6 +38,7 @@ _SETTINGS = ServerSettings()
 
 OPERATIONS = [
     *openai.OPERATIONS,
+    *responses.OPERATIONS,
     *anthropic.OPERATIONS,
     *ollama.OPERATIONS,
     *llama_cpp.OPERATIONS,
@@ -87,6 +90,7 @@ def make_app(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.models = models
         app.state.settings = settings
+        app.state.responses = ResponseStore()
         app.state.metrics = Metrics(models, settings.metrics_names)
         yield
         await models.close()
