@@ -43,6 +43,11 @@ class TemplateProcess:
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forget)
 
+    def start(self) -> None:
+        """Before the first `render`, which then need not wait for it."""
+        with self._lock, contextlib.suppress(ChatTemplateError):
+            self._running()
+
     def render(self, request: dict[str, Any]) -> str:
         """Calls `template_sandbox.render` there.
 

@@ -207,6 +207,11 @@ def test_closing_twice_and_rendering_again():
     assert process.render(request) == "hi"
     process.close()
     process.close()
+    process.start()
+    process_id = process._process.pid
+    assert process.render(request) == "hi"
+    assert process._process.pid == process_id
+    process.close()
     assert process.render(request) == "hi"
     process.close()
 
