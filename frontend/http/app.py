@@ -11,47 +11,21 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from frontend.errors import EngineClientError
 from frontend.http.api_errors import ApiError, api_error
-from frontend.http.event_stream import error_response
+from frontend.http.error_forms import error_response
 from frontend.http.health import Health, Version, get_version, health
-from frontend.http.openai.chat import chat_completions
-from frontend.http.openai.completions import completions
-from frontend.http.openai.models import get_model, list_models
-from frontend.http.openai.requests import ChatCompletionRequest, CompletionRequest
-from frontend.http.openai.responses import (
-    ChatCompletion,
-    ChatCompletionChunk,
-    Completion,
-    ModelCard,
-    ModelList,
-)
+from frontend.http.openai import operations as openai
 from frontend.http.operations import Operation, openapi_document
+from frontend.http.page_files import PageFiles, page
 from frontend.http.served_models import ServedModels
 
 logger = logging.getLogger(__name__)
 
 OPERATIONS = [
-    Operation(
-        method="POST",
-        path="/v1/chat/completions",
-        handler=chat_completions,
-        takes=ChatCompletionRequest,
-        gives=ChatCompletion,
-        event=ChatCompletionChunk,
-    ),
-    Operation(
-        method="POST",
-        path="/v1/completions",
-        handler=completions,
-        takes=CompletionRequest,
-        gives=Completion,
-        event=Completion,
-    ),
-    Operation(method="GET", path="/v1/models", handler=list_models, gives=ModelList),
-    Operation(method="GET", path="/v1/models/{name:path}", handler=get_model, gives=ModelCard),
+    *openai.OPERATIONS,
     Operation(method="GET", path="/health", handler=health, gives=Health),
     Operation(method="GET", path="/version", handler=get_version, gives=Version),
 ]
@@ -77,7 +51,12 @@ def make_app(models: ServedModels) -> Starlette:
         await models.close()
 
     return Starlette(
-        routes=[each.route() for each in OPERATIONS] + [Route("/openapi.json", openapi)],
+        routes=[
+            *(each.route() for each in OPERATIONS),
+            Route("/openapi.json", openapi),
+            Route("/", page),
+            Mount("/page", PageFiles()),
+        ],
         lifespan=lifespan,
         exception_handlers={
             HTTPException: _http_error,
@@ -92,7 +71,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """No such route, or another method."""
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path}: {error.detail}"
-    response = error_response(ApiError(error.status_code, what))
+    response = error_response(ApiError(error.status_code, what), request.url.path)
     response.headers.update(error.headers or {})
     return response
 
@@ -102,4 +81,4 @@ async def _error(request: Request, error: Exception) -> Response:
     if told is None:
         logger.error("%s failed", request.url.path, exc_info=error)
         told = ApiError(500, f"the server failed: {type(error).__name__}; see its log")
-    return error_response(told)
+    return error_response(told, request.url.path)

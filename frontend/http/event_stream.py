@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -29,10 +29,6 @@ def json_response(
     body: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
     return Response(_encoder.encode(body), status, headers, media_type="application/json")
-
-
-def error_response(error: ApiError) -> Response:
-    return json_response(error.body(), error.status, error.headers)
 
 
 def event(body: msgspec.Struct, name: str | None = None) -> bytes:
@@ -115,6 +111,7 @@ async def with_first(
 
 async def ending_with_errors(
     events: AsyncGenerator[bytes, None],
+    last_event: Callable[[ApiError], bytes] = lambda error: event(error.body()) + DONE,
 ) -> AsyncGenerator[bytes, None]:
     """A failure after the first event is a last event."""
     async with contextlib.aclosing(events):
@@ -126,8 +123,7 @@ async def ending_with_errors(
             if told is None:
                 logger.exception("a stream failed")
                 told = ApiError(500, f"the server failed: {type(error).__name__}")
-            yield event(told.body())
-            yield DONE
+            yield last_event(told)
 
 
 async def merged(

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from frontend.http.api_errors import ErrorResponse
+from frontend.http.error_forms import error_type
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +30,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     takes: type | None = None
     gives: type | None = None
     event: type | None = None
+    event_media_type: str = "text/event-stream"
 
     def route(self) -> Route:
         return Route(self.path, self.handler, methods=[self.method])
@@ -40,7 +41,7 @@ def openapi_document(operations: Sequence[Operation]) -> dict[str, Any]:
     types = {
         kind
         for operation in operations
-        for kind in (operation.takes, operation.gives, operation.event, ErrorResponse)
+        for kind in (operation.takes, operation.gives, operation.event, error_type(operation.path))
         if kind is not None
     }
     ordered = sorted(types, key=lambda kind: kind.__name__)
@@ -65,8 +66,8 @@ def _described(operation: Operation, schema_of: dict[type, dict[str, Any]]) -> d
     if operation.gives is not None:
         answers["application/json"] = {"schema": schema_of[operation.gives]}
     if operation.event is not None:
-        answers["text/event-stream"] = {"schema": schema_of[operation.event]}
-    refusal = {"application/json": {"schema": schema_of[ErrorResponse]}}
+        answers[operation.event_media_type] = {"schema": schema_of[operation.event]}
+    refusal = {"application/json": {"schema": schema_of[error_type(operation.path)]}}
     described: dict[str, Any] = {
         "operationId": operation.handler.__name__,
         "summary": (operation.handler.__doc__ or "").strip().splitlines()[0],

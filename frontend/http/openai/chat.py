@@ -52,7 +52,10 @@ async def chat_completions(request: Request) -> Response:
     name = asked.model or model.names[0]
     headers = {"x-request-id": answer.id}
     if asked.stream:
-        _, outputs = await with_first(outputs)
+        started = await until_disconnect(request, with_first(outputs))
+        if started is None:
+            return Response(status_code=499)
+        _, outputs = started
         events = _events(outputs, answer, name, asked, llm)
         return EventStream(ending_with_errors(events), headers)
     output = await until_disconnect(request, _last(outputs))

@@ -51,7 +51,10 @@ async def completions(request: Request) -> Response:
     headers = {"x-request-id": answer.id}
     choices = _Choices(asked, llm)
     if asked.stream:
-        _, outputs = await with_first(outputs)
+        started = await until_disconnect(request, with_first(outputs))
+        if started is None:
+            return Response(status_code=499)
+        _, outputs = started
         return EventStream(ending_with_errors(_events(outputs, answer, name, choices)), headers)
     found = await until_disconnect(request, all_outputs(outputs, len(prompts)))
     if found is None:

@@ -19,12 +19,25 @@ VOCAB = 5
 _MODULUS = 2**61 - 1
 
 
+_known_hashes: dict[tuple[str | None, tuple[int, ...]], list[int]] = {}
+_MOST_KNOWN = 10_000
+
+
 def prefix_hashes(token_ids: list[int], salt: str | None) -> list[int]:
-    value = 17 if salt is None else 1000 + len(salt) * 31 + sum(map(ord, salt))
-    hashes = []
-    for token_id in token_ids:
-        value = (value * 1_000_003 + token_id + 1) % _MODULUS
-        hashes.append(value)
+    """Of every prefix. Not to be changed: it is kept for the next call."""
+    tokens = tuple(token_ids)
+    hashes = _known_hashes.get((salt, tokens))
+    if hashes is None:
+        shorter = _known_hashes.get((salt, tokens[:-1])) if len(tokens) > 1 else None
+        hashes = [] if shorter is None else list(shorter)
+        first = 17 if salt is None else 1000 + len(salt) * 31 + sum(map(ord, salt))
+        value = hashes[-1] if hashes else first
+        for token_id in tokens[len(hashes) :]:
+            value = (value * 1_000_003 + token_id + 1) % _MODULUS
+            hashes.append(value)
+        if len(_known_hashes) >= _MOST_KNOWN:
+            _known_hashes.clear()
+        _known_hashes[salt, tokens] = hashes
     return hashes
 
 
@@ -182,11 +195,18 @@ class PagedModel:
 
     def _read(self, row: _Row, tokens: list[int], start: int, stop: int) -> None:
         hashes = prefix_hashes(tokens, row.salt)
+        size = self.block_size
         for group, (spec, table) in enumerate(zip(self.groups, row.tables, strict=True)):
             window = spec.sliding_window
             first = 0 if window is None else max(0, start + 1 - window)
-            for position in range(first, stop):
-                assert self.memory[self._slot(table, position)] == hashes[position] * 8 + group
+            expected = [value * 8 + group for value in hashes[first:stop]]
+            blocks = table[first // size : -(-stop // size)]
+            assert NULL_BLOCK_ID not in blocks, f"{row.name}: a block is needed and was dropped"
+            found: list[int | None] = []
+            for block_id in blocks:
+                found += self.memory[block_id * size : (block_id + 1) * size]
+            begin = first % size
+            assert found[begin : begin + len(expected)] == expected
 
     def _sample(self, row: _Row, tokens: list[int]) -> list[int]:
         seed = row.params.seed

@@ -5,6 +5,7 @@ import time
 
 import httpx
 import pytest
+from fake_engine import FakeEngine, wait_until
 from fake_model import expected_text
 from http_server import serving
 
@@ -184,6 +185,24 @@ def test_a_reader_that_leaves_ends_its_request(http, engine):
         assert time.monotonic() < deadline_s, "the request goes on"
         time.sleep(0.01)
     assert len(engine.aborted) == 1
+
+
+class EngineWithAQueue(FakeEngine):
+    """Its requests wait."""
+
+    def _step(self):
+        pass
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_reader_that_leaves_before_the_first_token_ends_its_request(address, path):
+    body = {"prompt": "Hello"} if path == "/v1/completions" else {"messages": HELLO}
+    with EngineWithAQueue(address) as engine, serving(address) as url, httpx.Client() as http:
+        http.get(url + "/v1/models", timeout=20)
+        with pytest.raises(httpx.ReadTimeout):
+            http.post(url + path, json={**body, "stream": True}, timeout=0.5)
+        assert engine.requests
+        wait_until(lambda: bool(engine.aborted))
 
 
 def test_models_are_listed_by_the_names_that_they_are_served_under(engine):

@@ -1,0 +1,58 @@
+// The server's API, as any other client uses it.
+export class ApiError extends Error {}
+
+function headers(key) {
+  return key ? { authorization: `Bearer ${key}` } : {};
+}
+
+async function checked(response) {
+  if (response.ok) return response;
+  const body = await response.json().catch(() => null);
+  throw new ApiError(body?.error?.message ?? `the server answers ${response.status} ${response.statusText}`);
+}
+
+export async function listModels(key) {
+  const response = await checked(await fetch("v1/models", { headers: headers(key) }));
+  return (await response.json()).data;
+}
+
+// Yields the objects of a stream of server-sent events.
+async function* events(response) {
+  const decoder = new TextDecoder();
+  let rest = "";
+  const reader = response.body.getReader();
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    rest += decoder.decode(value, { stream: true });
+    const parts = rest.split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const data = part.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trim()).join("\n");
+      if (data === "[DONE]") return;
+      if (data) yield JSON.parse(data);
+    }
+  }
+}
+
+// Yields {text, reasoning, finish, usage} as they come.
+export async function* chat(body, key, signal) {
+  const response = await checked(
+    await fetch("v1/chat/completions", {
+      method: "POST",
+      headers: { "content-type": "application/json", ...headers(key) },
+      body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
+      signal,
+    }),
+  );
+  for await (const event of events(response)) {
+    if (event.error) throw new ApiError(event.error.message);
+    const choice = event.choices[0];
+    yield {
+      text: choice?.delta.content ?? "",
+      reasoning: choice?.delta.reasoning ?? choice?.delta.reasoning_content ?? "",
+      finish: choice?.finish_reason,
+      usage: event.usage,
+    };
+  }
+}

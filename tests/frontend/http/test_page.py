@@ -1,0 +1,169 @@
+"""The page's files, and (in Chromium, where it is installed) what it does."""
+
+import re
+import shutil
+import time
+
+import pytest
+from fake_model import saying
+from http_server import serving
+
+from frontend.http.page_files import FOLDER
+
+CHROMIUM = shutil.which("chromium")
+
+
+def test_the_page_and_what_it_names_are_served_with_a_policy(http):
+    page = http.get("/", headers={"accept": "text/html"})
+    assert page.headers["content-type"].startswith("text/html")
+    names = re.findall(r'(?:src|href)="(page/[^"]+)"', page.text)
+    assert len(names) >= 4
+    for answer in (page, *(http.get(f"/{name}") for name in names)):
+        assert answer.status_code == 200
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+
+
+def test_nothing_outside_its_folder_is_served(http):
+    for path in ("/page/../app.py", "/page/%2e%2e/app.py", "/page//etc/passwd", "/page/"):
+        assert http.get(path).status_code == 404
+
+
+def test_the_page_loads_nothing_from_elsewhere():
+    for file in FOLDER.glob("*.*"):
+        assert not re.search(
+            r"""(src|href|import|from|fetch)[=(\s]*["'](https?:)?//""", file.read_text()
+        )
+
+
+@pytest.fixture
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="pip install engine-core[browser]")
+    if CHROMIUM is None:
+        pytest.skip("apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def opened(browser, url, **context):
+    page = browser.new_context(**context).new_page()
+    page.goto(url)
+    page.wait_for_selector("#model option", state="attached")
+    return page
+
+
+@pytest.fixture
+def open_page(browser):
+    """Its console stays free of errors."""
+    problems = []
+
+    def open_page(url, **context):
+        page = opened(browser, url, **context)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda line: line.type == "error" and problems.append(line.text))
+        page.reload()
+        return page
+
+    yield open_page
+    assert not problems
+
+
+def ask(page, text, status="The answer is complete."):
+    page.fill("#prompt", text)
+    page.keyboard.press("Enter")
+    page.get_by_text(status).wait_for()
+
+
+@pytest.mark.slow
+def test_a_conversation_is_written_formatted_and_kept(start_engine, open_page):
+    engine = start_engine(next_token=saying("a **bold** word\n\n- one\n- two\n", then_eos=True))
+    with serving(engine.address) as url:
+        page = open_page(url)
+        ask(page, "Hello <b>you</b>")
+        assert page.inner_text(".user .body") == "Hello <b>you</b>"
+        assert page.inner_text(".assistant .body strong") == "bold"
+        assert page.locator(".assistant .body li").count() == 2
+        assert "tokens/s" in page.inner_text(".assistant .under")
+        page.reload()
+        assert page.inner_text(".assistant .body strong") == "bold"
+        ask(page, "And again")
+        assert page.locator("article").count() == 4
+        page.get_by_role("button", name="Retry").last.click()
+        page.get_by_text("The answer is complete.").wait_for()
+        assert page.locator("article").count() == 4
+        page.get_by_role("button", name="Edit").first.click()
+        assert page.input_value("#prompt") == "Hello <b>you</b>"
+        assert page.locator("article").count() == 0
+        page.get_by_role("button", name="Delete").click()
+        assert page.locator("#conversations li").count() <= 1
+
+
+@pytest.mark.slow
+def test_an_answer_cannot_run_code_or_load_anything(start_engine, browser):
+    evil = (
+        '<img src="/health" onerror="document.title=1"><script>document.title="owned"</script>'
+        '[a](javascript:document.title="owned") <a href="https://x.example" onclick="1">b</a>'
+        '<iframe src="/"></iframe><style>body{display:none}</style><form action="/"></form>'
+    )
+    engine = start_engine(next_token=saying(evil, then_eos=True))
+    with serving(engine.address) as url:
+        page = opened(browser, url)
+        ask(page, "Hello")
+        assert page.title() == "engine-core"
+        body = page.locator(".assistant .body")
+        assert body.locator("img, script, iframe, style, form, [onclick], [onerror]").count() == 0
+        links = [link.get_attribute("href") for link in body.locator("a").all()]
+        assert "https://x.example" in links
+        assert not any("javascript" in (link or "") for link in links)
+
+
+@pytest.mark.slow
+def test_stop_ends_the_request_and_keeps_what_came(start_engine, open_page):
+    engine = start_engine(next_token=saying("word "), step_s=0.02)
+    with serving(engine.address) as url:
+        page = open_page(url)
+        page.fill("#prompt", "Hello")
+        page.keyboard.press("Enter")
+        page.get_by_text("Answering.").wait_for()
+        page.get_by_role("button", name="Stop").click()
+        page.get_by_text("Stopped.").wait_for()
+        assert "word" in page.inner_text(".assistant .body")
+        deadline_s = time.monotonic() + 10
+        while engine.num_live:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_a_refusal_is_shown_with_its_reason(engine, browser):
+    with serving(engine.address) as url:
+        page = opened(browser, url)  # a 400 is an error of the console, too
+        page.fill("#prompt", "x" * 600)
+        page.keyboard.press("Enter")
+        page.get_by_text("The answer failed.").wait_for()
+        assert "the limit is 511" in page.inner_text(".assistant .error")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1200])
+def test_axe_finds_nothing_serious(start_engine, open_page, scheme, width):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    engine = start_engine(
+        next_token=saying("# Title\n\n`code` and a [link](https://x.example)", then_eos=True)
+    )
+    with serving(engine.address) as url:
+        page = open_page(url, color_scheme=scheme, viewport={"width": width, "height": 800})
+        page.get_by_role("button", name="Settings").click()
+        ask(page, "Hello")
+        found = axe.Axe().run(page).response["violations"]
+        assert [each["id"] for each in found if each["impact"] in ("serious", "critical")] == []
+        assert (
+            page.evaluate_handle("document.documentElement")
+            .get_property("scrollWidth")
+            .json_value()
+            <= width
+        )
