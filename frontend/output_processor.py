@@ -6,9 +6,11 @@ import asyncio
 import dataclasses
 import itertools
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -27,6 +29,19 @@ logger = logging.getLogger(__name__)
 _MAX_REQUEST_ID_CHARS = 200
 _MIN_TIMEOUT_S = 1e-3
 """Sent for a request whose time is over: the engine ends it at once, with the reason."""
+
+
+class RequestObserver(Protocol):
+    """Sees what a client's requests get, and when. Times in seconds."""
+
+    def on_first_token(self, ttft_s: float) -> None:
+        """Of a request, since it was submitted."""
+
+    def on_tokens(self, itl_s: float, count: int) -> None:
+        """So many sequences got tokens, each `itl_s` after its last ones."""
+
+    def on_finished(self, request: "RequestState") -> None:
+        """Its last sequence has ended. Not called for a request that its consumer left."""
 
 
 class RequestState:
@@ -73,10 +88,21 @@ class RequestState:
         self._final_taken = False
         self._waiter: asyncio.Future[None] | None = None
         self._on_finished = on_finished
+        self.observer: RequestObserver | None = None
 
     @property
     def finished(self) -> bool:
         return self._error is not None or all(sequence.finished for sequence in self.sequences)
+
+    @property
+    def wire(self) -> EngineRequest:
+        """What the engine was asked, under the user's id."""
+        return self._request
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Prompt tokens that the engine found in its prefix cache; None before the first token."""
+        return self._num_cached_tokens
 
     @property
     def is_beam_search(self) -> bool:
@@ -119,7 +145,9 @@ class RequestState:
             True if a stop string ended the sequence while the engine continues it.
         """
         if output.new_token_ids:
-            self._note_token(now_s)
+            before_s = self._note_token(index, now_s)
+            if self.observer is not None and not math.isnan(before_s):
+                self.observer.on_tokens(now_s - before_s, 1)
         if self._num_cached_tokens is None:
             self._num_cached_tokens = output.num_cached_tokens
         if self.metrics.engine is None:
@@ -131,9 +159,13 @@ class RequestState:
         self._after_change()
         return must_abort
 
-    def append_token(self, index: int, token_id: int, now_s: float) -> bool:
-        """`append_output` for one token and nothing else."""
-        self._note_token(now_s)
+    def append_token(
+        self, index: int, token_id: int, now_s: float, before: dict[float, int]
+    ) -> bool:
+        """`append_output` for one token and nothing else. Counts in `before` when the sequence's
+        last token had come."""
+        before_s = self._note_token(index, now_s)
+        before[before_s] = before.get(before_s, 0) + 1
         sequence = self.sequences[index]
         if sequence.finished:
             return False
@@ -214,16 +246,25 @@ class RequestState:
             weights_versions=self._weights_versions.copy(),
         )
 
-    def _note_token(self, now_s: float) -> None:
+    def _note_token(self, index: int, now_s: float) -> float:
+        """Returns when the sequence's last token had come; NaN before its first."""
         self.num_reports = 0
         since_s = now_s - self._submitted_s
         if self.metrics.first_token_s is None:
             self.metrics.first_token_s = since_s
+            if self.observer is not None:
+                self.observer.on_first_token(since_s)
         self.metrics.last_token_s = since_s
+        sequence = self.sequences[index]
+        before_s, sequence.last_token_s = sequence.last_token_s, now_s
+        return before_s
 
     def _after_change(self) -> None:
         if self.finished:
             self.metrics.finished_s = self._clock.now() - self._submitted_s
+            if self.observer is not None and self._error is None:
+                self.observer.on_finished(self)
+                self.observer = None
             if self._on_finished is not None:
                 self._on_finished()
                 self._on_finished = None
@@ -258,6 +299,8 @@ class OutputProcessor:
         self._requests: dict[str, RequestState] = {}
         self._in_flight: dict[str, _SequenceRange] = {}
         self._numbers = itertools.count()
+        self.observer: RequestObserver | None = None
+        """Of all requests from now on."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -294,6 +337,7 @@ class OutputProcessor:
     def add_request(self, request: RequestState) -> None:
         assert request.request_id not in self._requests, f"{request.request_id} was added twice"
         self._requests[request.request_id] = request
+        request.observer = self.observer
 
     def remove_request(self, request: RequestState) -> list[str]:
         """Forget a request. Returns the wire ids under which the engine still runs some of it."""
@@ -396,6 +440,7 @@ class OutputProcessor:
         in_flight = self._in_flight
         token_ids = memoryview(columns.token_ids).cast("i")
         indexes = columns.indexes
+        before: dict[float, int] = {}
         for position, wire_id in enumerate(columns.request_ids):
             part = in_flight.get(wire_id)
             if part is None:
@@ -404,12 +449,17 @@ class OutputProcessor:
                 part.request.note_weights(weights_version)
             index = 0 if indexes is None else indexes[position]
             try:
-                if part.request.append_token(part.start + index, token_ids[position], now_s):
+                where, token_id = part.start + index, token_ids[position]
+                if part.request.append_token(where, token_id, now_s, before):
                     samples.append((wire_id, index))
                     if part.finished:
                         stopped[wire_id] = None
             except Exception as error:
                 self._fail(wire_id, part, error, stopped)
+        if self.observer is not None:
+            for before_s, count in before.items():
+                if not math.isnan(before_s):  # resumed: its first token here
+                    self.observer.on_tokens(now_s - before_s, count)
 
     def _fail(
         self, wire_id: str, part: _SequenceRange, error: Exception, stopped: dict[str, None]

@@ -1,5 +1,6 @@
 """One sequence of a request: from engine outputs to text, stop strings and logprobs."""
 
+import math
 import struct
 from collections.abc import Sequence
 from itertools import chain
@@ -25,6 +26,8 @@ class SequenceState:
     ) -> None:
         self.index = index
         self.token_ids: list[int] = []
+        self.last_token_s = math.nan
+        """When the last of them came, on the client's clock."""
         self.finish_reason: FinishReasonName | None = None
         self._stop_reason: int | str | None = None
         self._detail: str | None = None

@@ -93,6 +93,9 @@ ADMIN_CALLS = (
 """Calls that change what the engine does for all clients. Over TCP they need an admin's key."""
 
 
+STEP_TOKENS_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
 class EngineState(enum.StrEnum):
     RUNNING = "running"
     PAUSED = "paused"
@@ -169,6 +172,26 @@ class EngineStatistics(Message, frozen=True, tag=2):
     state: EngineState = EngineState.RUNNING
     weights_version: int = 0
     """0 from the start to the first update_weights."""
+    num_prefill_tokens: int = 0
+    """Computed by sequences with several tokens in a step: prompts, and what is computed again."""
+    num_decode_tokens: int = 0
+    """Computed by sequences with one token in a step."""
+    num_steps_by_tokens: list[int] = []
+    """Steps of at most as many tokens as the entry of STEP_TOKENS_BOUNDS says, and more than the
+    entry before; the last: of more than all."""
+    num_lookups_by_end: dict[str, int] = {}
+    """First look-ups of prompts in the prefix cache, by why they ended (the names of LookupEnd)."""
+    num_lookup_hits_by_end: dict[str, int] = {}
+    """Of those, look-ups that found something."""
+    num_preemptions_by_cause: dict[str, int] = {}
+    """The names of PreemptionCause."""
+    num_slo_requests: int = 0
+    """Finished requests that were measured against SLOs; 0 without `--slo-tpot-ms`. Not those that
+    were aborted, or failed."""
+    num_slo_met: int = 0
+    """Of those, requests that met every SLO."""
+    num_slo_ttft_violations: int = 0
+    num_slo_tpot_violations: int = 0
     num_compilations_after_ready: int = 0
     """Kernels that were compiled while serving, each of which made requests wait; 0 unless there is
     a defect."""

@@ -52,6 +52,17 @@ class LookupEnd(enum.StrEnum):
     """Prefix caching is off."""
 
 
+class PreemptionCause(enum.StrEnum):
+    BLOCKS = "blocks"
+    """A running request needed a KV block, and none was free."""
+    PRIORITY = "priority"
+    """A more urgent request took its place."""
+    FAULT = "fault"
+    """A step failed: its requests are computed again, in groups."""
+    PAUSED = "paused"
+    """The engine went to sleep or took other weights."""
+
+
 class CacheLookup(Message, frozen=True):
     """What the look-up at the request's first start found, in tokens of the prompt."""
 

@@ -32,6 +32,7 @@ REASONS = {
     "starlette": "routes, requests and answers over HTTP",
     "uvicorn": "the HTTP server",
     "httptools": "its parser of HTTP",
+    "prometheus-client": "metrics in Prometheus' formats",
     "numpy": "the scheduler's columns; sampling on a CPU",
     "torch": "tensors; the reference and GPU backends",
     "safetensors": "weights of Hugging Face folders",

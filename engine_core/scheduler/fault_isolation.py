@@ -10,6 +10,7 @@ from engine_core.scheduler.policies.fcfs import FirstComeFirstServedQueue
 from engine_core.scheduler.preemption import PreemptionMode, Preemptor
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
+from protocol.explanations import PreemptionCause
 from protocol.sampling import SamplingParams
 
 _MAX_PROBES = 2
@@ -138,7 +139,9 @@ class FaultIsolation:
             why = "it passed, and others of a step that failed are tried without it"
             running = list(self._pool.running.values()) if self._groups else []
             for request in reversed(running):
-                self._preemptor.preempt(request, plan, why, PreemptionMode.RECOMPUTE)
+                self._preemptor.preempt(
+                    request, plan, PreemptionCause.FAULT, why, PreemptionMode.RECOMPUTE
+                )
         self._drop_ended()
         if self._groups:
             self._queue = _GroupQueue(self._pool.policy.waiting, self._groups[-1])

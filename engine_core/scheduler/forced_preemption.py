@@ -13,6 +13,7 @@ from engine_core.scheduler.preemption import PreemptionMode, Preemptor
 from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.schedule_waiting import WaitingScheduler
+from protocol.explanations import PreemptionCause
 
 _STEPS_BETWEEN_SEARCHES = 16
 """Most steps after which victims for the same head are looked for again."""
@@ -50,7 +51,9 @@ class ForcedPreemption:
         head = self._pool.waiting.peek_request()
         why = f"request {head.request_id!r} of priority {head.priority} is more urgent"
         for victim in victims:
-            self._preemptor.preempt(victim, plan, why, PreemptionMode.RECOMPUTE)
+            self._preemptor.preempt(
+                victim, plan, PreemptionCause.PRIORITY, why, PreemptionMode.RECOMPUTE
+            )
         self._pool.counters.num_preemptions_forced += len(victims)
 
     def _select_victims(self, plan: PlanBuilder) -> list[Request]:

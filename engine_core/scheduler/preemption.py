@@ -8,7 +8,7 @@ from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.plan import PlanBuilder
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
-from protocol.explanations import Preemption
+from protocol.explanations import Preemption, PreemptionCause
 
 _MOST_NOTED = 64
 """Of a request: its last preemptions."""
@@ -101,6 +101,7 @@ class Preemptor:
         self,
         victim: Request,
         plan: PlanBuilder,
+        cause: PreemptionCause,
         reason: str,
         mode: PreemptionMode | None = None,
     ) -> None:
@@ -108,7 +109,7 @@ class Preemptor:
         is dropped, and will be sampled again, equal: (seed, position) determine it.
 
         Args:
-            reason: in words, for explanations.
+            cause, reason: for statistics; and in words, for explanations.
             mode: instead of the rule's.
         """
         plan.drop(victim)
@@ -125,6 +126,7 @@ class Preemptor:
             # also where the host has no room: no request is lost for that
             mode = PreemptionMode.RECOMPUTE
             self._requeue_without_blocks(victim, sequences)
+        self._pool.counters.num_preemptions_by_cause[cause.value] += 1
         self._record(victim, plan.step_id, mode, reason, num_tokens, num_free_before)
 
     def recompute_running(self, step_id: int, reason: str) -> None:
@@ -139,6 +141,7 @@ class Preemptor:
             ]
             self._requeue_without_blocks(request, sequences)
             mode = PreemptionMode.RECOMPUTE
+            self._pool.counters.num_preemptions_by_cause[PreemptionCause.FAULT.value] += 1
             self._record(request, step_id, mode, reason, num_tokens, num_free_before)
 
     def _leave_rows(self, request: Request) -> list[Sequence]:

@@ -1,17 +1,28 @@
 """Every unfinished request, in exactly one of two queues; rows; and the one way out."""
 
 import dataclasses
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from functools import partial
+
+import numpy as np
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler.batch_state import BatchState
+from engine_core.scheduler.batch_state import BatchState, Int32Array
 from engine_core.scheduler.outputs import OutputCollector
 from engine_core.scheduler.plan import SchedulerOutput
 from engine_core.scheduler.policies.base import SchedulingPolicy, WaitingQueue
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.stop import StopTokens, stop_token_ids
+from protocol.calls import STEP_TOKENS_BOUNDS
+from protocol.explanations import LookupEnd, PreemptionCause
 from protocol.outputs import FinishReason, Logprobs
+
+
+def _zeros(names: Iterable[StrEnum]) -> dict[str, int]:
+    return {name.value: 0 for name in names}
 
 
 @dataclasses.dataclass(slots=True)
@@ -30,9 +41,38 @@ class Counters:
     num_preemptions_by_swap: int = 0
     num_preemptions_forced: int = 0
     num_refused: int = 0
-    num_finished: dict[str, int] = dataclasses.field(
-        default_factory=lambda: {reason.value: 0 for reason in FinishReason}
+    num_finished: dict[str, int] = dataclasses.field(default_factory=partial(_zeros, FinishReason))
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    num_steps_by_tokens: list[int] = dataclasses.field(
+        default_factory=lambda: [0] * (len(STEP_TOKENS_BOUNDS) + 1)
     )
+    num_lookups_by_end: dict[str, int] = dataclasses.field(
+        default_factory=partial(_zeros, LookupEnd)
+    )
+    num_lookup_hits_by_end: dict[str, int] = dataclasses.field(
+        default_factory=partial(_zeros, LookupEnd)
+    )
+    num_preemptions_by_cause: dict[str, int] = dataclasses.field(
+        default_factory=partial(_zeros, PreemptionCause)
+    )
+    num_slo_requests: int = 0
+    num_slo_met: int = 0
+    num_slo_ttft_violations: int = 0
+    num_slo_tpot_violations: int = 0
+
+    def count_step(self, num_tokens: int, counts: Int32Array) -> None:
+        """
+        Args:
+            counts: of the step's sequences; together `num_tokens`.
+        """
+        self.num_steps += 1
+        self.num_steps_by_tokens[bisect_left(STEP_TOKENS_BOUNDS, num_tokens)] += 1
+        num_decodes = len(counts)
+        if num_tokens > num_decodes:
+            num_decodes = int(np.count_nonzero(counts == 1))
+        self.num_decode_tokens += num_decodes
+        self.num_prefill_tokens += num_tokens - num_decodes
 
 
 class RequestPool:

@@ -10,6 +10,7 @@ from engine_core.scheduler.plan import PlanBuilder
 from engine_core.scheduler.preemption import Preemptor
 from engine_core.scheduler.request import Request, RequestStatus, Sequence
 from engine_core.scheduler.request_pool import RequestPool
+from protocol.explanations import PreemptionCause
 
 
 class Select(enum.Enum):
@@ -187,7 +188,7 @@ class RunningScheduler:
             victim = self._pool.policy.select_victim(self._pool.running, request)
             needed = f"request {request.request_id!r} needed a KV block"
             free = f"{self._kv_cache.num_blocks_free} of {self._kv_cache.num_blocks} were free"
-            self._preemptor.preempt(victim, plan, f"{needed}, {free}")
+            self._preemptor.preempt(victim, plan, PreemptionCause.BLOCKS, f"{needed}, {free}")
             if victim is request:
                 return False
         return True

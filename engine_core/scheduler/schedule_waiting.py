@@ -270,6 +270,9 @@ class WaitingScheduler:
             num_disk_tokens=hit.num_disk_tokens,
             ended=self._kv_cache.explain_lookup(first, hit),
         )
+        ended = request.cache_lookup.ended.value
+        counters.num_lookups_by_end[ended] += 1
+        counters.num_lookup_hits_by_end[ended] += num_cached > 0
         counters.num_prompt_tokens += num_prompt
         counters.num_cached_prompt_tokens += num_cached
         counters.num_host_cached_prompt_tokens += hit.num_host_tokens

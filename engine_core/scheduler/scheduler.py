@@ -32,12 +32,13 @@ from engine_core.scheduler.request_pool import RequestPool
 from engine_core.scheduler.schedule_waiting import WaitingScheduler
 from engine_core.scheduler.statistics import check_pool, collect_statistics
 from engine_core.scheduler.stop import check_stop
+from engine_core.scheduler.token_budget.attainment import SLOAttainment
 from engine_core.scheduler.token_budget.base import TokenBudget
 from engine_core.scheduler.token_budget.feedback import StepFeedback
 from engine_core.scheduler.token_budget.slo import make_token_budget
 from protocol.calls import EngineStatistics
 from protocol.errors import PromptTooLong
-from protocol.explanations import RequestInfo, WaitReason
+from protocol.explanations import PreemptionCause, RequestInfo, WaitReason
 from protocol.outputs import EngineCoreOutputs
 
 
@@ -75,7 +76,7 @@ class Scheduler(SchedulerInterface):
             policy,
             batch,
             max_model_len=config.max_model_len,
-            on_finish=self._explanations.finished,
+            on_finish=self._on_finish,
         )
         self._preemptor = preemptor = Preemptor(pool, rule)
         self._waiting = WaitingScheduler(pool, self._explanations, config)
@@ -86,6 +87,7 @@ class Scheduler(SchedulerInterface):
         self._output_processor = OutputProcessor(pool, config.max_model_len)
         self._feedback = StepFeedback(pool, rule, budget)
         self._deadlines = Deadlines()
+        self._slo = SLOAttainment(config, pool.counters)
         self._pause_why = ""
         self._preempt_all_why: str | None = None
         self._samples_to_finish: dict[tuple[str, int], RequestStatus] = {}
@@ -117,7 +119,9 @@ class Scheduler(SchedulerInterface):
             num_lookahead_slots=self._config.num_lookahead_slots,
         )
         self._in_flight.add(scheduler_output, now)
-        self._pool.counters.num_steps += scheduler_output.total_num_scheduled_tokens > 0
+        if num_tokens := scheduler_output.total_num_scheduled_tokens:
+            counts = scheduler_output.batch.num_scheduled_tokens
+            self._pool.counters.count_step(num_tokens, counts)
         return scheduler_output
 
     def _fill_paused(self, plan: PlanBuilder) -> None:
@@ -125,7 +129,9 @@ class Scheduler(SchedulerInterface):
         if why is not None:
             self._preemptor.recompute_swapped()
             for request in reversed(list(self._pool.running.values())):
-                self._preemptor.preempt(request, plan, why, PreemptionMode.RECOMPUTE)
+                self._preemptor.preempt(
+                    request, plan, PreemptionCause.PAUSED, why, PreemptionMode.RECOMPUTE
+                )
         self._explanations.stopped_at(None, WaitReason.PAUSED, self._pause_why)
 
     def _unfinished_sequences(self) -> list[Sequence]:
@@ -162,6 +168,7 @@ class Scheduler(SchedulerInterface):
         now: float = 0.0,
     ) -> dict[int, EngineCoreOutputs]:
         step = self._in_flight.remove(scheduler_output)
+        self._feedback.now = now
         for sequence_id, why in model_runner_output.failures.items():
             sequence = self._pool.find_sequence(sequence_id)
             if sequence is not None and step.batch.position_of(sequence) is not None:
@@ -263,6 +270,10 @@ class Scheduler(SchedulerInterface):
             pool.emit_output(first, [])
         elif (reason := self._waiting.why_never(request)) is not None:
             pool.finish_request(request, RequestStatus.FINISHED_IGNORED, reason)
+
+    def _on_finish(self, request: Request, detail: str | None) -> None:
+        self._explanations.finished(request, detail)
+        self._slo.count(request, self._feedback.now)
 
     def _check_queue(self, request: Request) -> None:
         """Preempted and resumed requests count, and are never refused. An empty queue takes any

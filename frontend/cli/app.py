@@ -25,6 +25,7 @@ from frontend.cli.options import (
     print_fault,
 )
 from frontend.errors import EngineClientError
+from frontend.http.settings import ServerSettings
 
 if TYPE_CHECKING:
     from frontend.async_llm import AsyncLLM
@@ -34,6 +35,7 @@ _COMPLETION = CompletionOptions()
 _DAEMON = DaemonOptions()
 _SAMPLING = SamplingOptions()
 _SCHEDULING = SchedulingOptions()
+_SERVER = ServerSettings()
 
 app = App(
     name="engine-client",
@@ -121,8 +123,6 @@ def info(
 @app.command
 def http(
     *,
-    host: Annotated[str, Parameter(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, Parameter(help="The port; 0 picks one.")] = 8000,
     model: Annotated[
         list[str] | None,
         Parameter(
@@ -131,12 +131,28 @@ def http(
             negative="",
         ),
     ] = None,
+<<<<<<< HEAD
+    metrics_names: Annotated[
+        Literal["engine-core", "vllm"],
+        Parameter(help="Names of the metrics at /metrics: our own, or vLLM's for its dashboards."),
+    ] = "engine-core",
+=======
+    served_model_name: Annotated[
+        list[str] | None,
+        Parameter(help="The model's name, instead of its own; may be repeated.", negative=""),
+    ] = None,
+    settings: ServerSettings = _SERVER,
+>>>>>>> main
     daemon: DaemonOptions = _DAEMON,
 ) -> int:
     """Serve OpenAI's API over HTTP, for daemons that run."""
     from frontend.cli.http import run_http
 
-    return run_http(daemon, host, port, model or [])
+<<<<<<< HEAD
+    return run_http(daemon, host, port, model or [], metrics_names)
+=======
+    return run_http(daemon, settings, model or [], served_model_name or [])
+>>>>>>> main
 
 
 _Json = Annotated[bool, Parameter(help="Print one JSON document.", negative="")]

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 EXIT_FAULT = 1
 EXIT_USAGE = 2
+EXIT_ADDRESS = 3
+"""The address to listen at is taken."""
 EXIT_INTERRUPTED = 130
 
 

@@ -9,25 +9,39 @@ from contextlib import asynccontextmanager
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from frontend.errors import EngineClientError
 from frontend.http.api_errors import ApiError, api_error
+from frontend.http.api_keys import ApiKeys
+from frontend.http.door import Door, DoorRules
 from frontend.http.error_forms import error_response
 from frontend.http.health import Health, Version, get_version, health
+from frontend.http.metrics.exposition import Metrics, MetricsNames, get_metrics
 from frontend.http.openai import operations as openai
 from frontend.http.operations import Operation, openapi_document
 from frontend.http.page_files import PageFiles, page
 from frontend.http.served_models import ServedModels
+from frontend.http.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
+_SETTINGS = ServerSettings()
+
 OPERATIONS = [
     *openai.OPERATIONS,
+<<<<<<< HEAD
     Operation(method="GET", path="/health", handler=health, gives=Health),
+    Operation(method="GET", path="/metrics", handler=get_metrics),
     Operation(method="GET", path="/version", handler=get_version, gives=Version),
+=======
+    Operation(method="GET", path="/health", handler=health, gives=Health, needs_key=False),
+    Operation(method="GET", path="/version", handler=get_version, gives=Version, needs_key=False),
+>>>>>>> main
 ]
 
 
@@ -38,15 +52,49 @@ async def openapi(_request: Request) -> Response:
     )
 
 
-def make_app(models: ServedModels) -> Starlette:
+<<<<<<< HEAD
+def make_app(models: ServedModels, metrics_names: MetricsNames = "engine-core") -> Starlette:
+=======
+def make_app(
+    models: ServedModels, settings: ServerSettings = _SETTINGS, keys: ApiKeys | None = None
+) -> Starlette:
+>>>>>>> main
     """
     Args:
         models: closed when the application stops.
+        keys: None: everybody is answered.
     """
+    rules = DoorRules(
+        keys=keys,
+        open_paths=frozenset({"/", *(each.path for each in OPERATIONS if not each.needs_key)}),
+        open_folder="/page/",
+        origins=settings.cors_origin,
+        checks_host=settings.uds is None
+        and settings.forwarded_allow_ips is None
+        and settings.is_local,
+        max_body_size=settings.max_body_size,
+        max_concurrent_requests=settings.max_concurrent_requests,
+        access_log=settings.access_log,
+    )
+    middleware = [Middleware(Door, rules=rules, refusal=error_response)]
+    if settings.cors_origin:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origin,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+        middleware.insert(0, cors)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.models = models
+<<<<<<< HEAD
+        app.state.metrics = Metrics(models, metrics_names)
+=======
+        app.state.settings = settings
+>>>>>>> main
         yield
         await models.close()
 
@@ -58,6 +106,7 @@ def make_app(models: ServedModels) -> Starlette:
             Mount("/page", PageFiles()),
         ],
         lifespan=lifespan,
+        middleware=middleware,
         exception_handlers={
             HTTPException: _http_error,
             ApiError: _error,

@@ -45,8 +45,8 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
-        super().__init__(None, headers={"cache-control": "no-store", **headers})
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(None, headers={"cache-control": "no-store"})
         del self.headers["content-length"]
         self._events = events
 

@@ -20,8 +20,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         path: with parameters as Starlette writes them.
         takes: the body's type.
-        gives: the answer's type; None: not JSON.
+        gives: the answer's type; None: plain text.
         event: the type of one event of its stream.
+        needs_key: whether it is for callers with a key only, on a server with keys.
     """
 
     method: str
@@ -31,6 +32,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     gives: type | None = None
     event: type | None = None
     event_media_type: str = "text/event-stream"
+    needs_key: bool = True
 
     def route(self) -> Route:
         return Route(self.path, self.handler, methods=[self.method])
@@ -65,6 +67,8 @@ def _described(operation: Operation, schema_of: dict[type, dict[str, Any]]) -> d
     answers: dict[str, Any] = {}
     if operation.gives is not None:
         answers["application/json"] = {"schema": schema_of[operation.gives]}
+    else:
+        answers["text/plain"] = {"schema": {"type": "string"}}
     if operation.event is not None:
         answers[operation.event_media_type] = {"schema": schema_of[operation.event]}
     refusal = {"application/json": {"schema": schema_of[error_type(operation.path)]}}

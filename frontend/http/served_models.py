@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from frontend.async_llm import AsyncLLM
 from frontend.http.api_errors import ApiError, unknown_model
+from frontend.http.request_histograms import RequestHistograms
 
 
 class ServedModel:
@@ -23,6 +24,8 @@ class ServedModel:
         self._client: AsyncLLM | None = None
         self._opening = asyncio.Lock()
         self._names = tuple(names)
+        self.histograms = RequestHistograms()
+        """Of its requests."""
         self.created_s = int(time.time())
 
     @property
@@ -43,6 +46,7 @@ class ServedModel:
                 if self._client is None:
                     client = self._make_client()
                     await client.open()
+                    client.session.requests.observer = self.histograms
                     self._client = client
         await self._client.ready()
         return self._client

@@ -87,6 +87,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.aborted_samples: list[tuple[str, int]] = []
         self.num_goodbyes = 0
+        self.num_statistics = 0
         self.num_tokens = 0
         self._running: dict[str, RunningRequest] = {}
         self._identities: set[bytes] = set()
@@ -293,6 +294,7 @@ class FakeEngine:
             case calls.Drain():
                 return calls.Draining(num_requests_left=len(self._running))
             case calls.GetStatistics():
+                self.num_statistics += 1
                 return statistics(len(self._running))
             case calls.ListRequests():
                 return calls.RequestList(request_ids=list(self._running))

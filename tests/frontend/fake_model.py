@@ -166,6 +166,9 @@ def statistics(num_running: int) -> EngineStatistics:
     return EngineStatistics(
         uptime_s=1.5, num_clients=1, num_running=num_running, num_waiting=0, num_blocks=64,
         num_blocks_in_use=0, num_blocks_cached=0, block_size=16, num_steps=0, num_prompt_tokens=0,
-        num_cached_prompt_tokens=0, num_generated_tokens=0, num_preemptions=0, num_finished={},
+        num_cached_prompt_tokens=0, num_generated_tokens=0, num_preemptions=0,
+        num_finished={"stop": 1, "length": 2}, num_steps_by_tokens=[1] * 14,
+        num_lookups_by_end={"complete": 2}, num_lookup_hits_by_end={"complete": 1},
+        num_preemptions_by_cause={"blocks": 0},
         step_time_s=0.0, model_time_s=0.0,
     )  # fmt: skip

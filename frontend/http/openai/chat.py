@@ -50,14 +50,13 @@ async def chat_completions(request: Request) -> Response:
     outputs = _generate(llm, asked, Caller.of(request))
     answer = Answer("chatcmpl", asked.request_id, asked.stream_options)
     name = asked.model or model.names[0]
-    headers = {"x-request-id": answer.id}
     if asked.stream:
         started = await until_disconnect(request, with_first(outputs))
         if started is None:
             return Response(status_code=499)
         _, outputs = started
         events = _events(outputs, answer, name, asked, llm)
-        return EventStream(ending_with_errors(events), headers)
+        return EventStream(ending_with_errors(events))
     output = await until_disconnect(request, _last(outputs))
     if output is None:
         return Response(status_code=499)
@@ -71,7 +70,6 @@ async def chat_completions(request: Request) -> Response:
             choices=choices,
             usage=answer.usage(),
         ),
-        headers=headers,
     )
 
 
@@ -103,12 +101,13 @@ def _generate(
     return llm.chat(
         messages,
         params,
+        caller.engine_request_id(),
         chat_template=asked.chat_template,
         add_generation_prompt=asked.add_generation_prompt and not asked.continue_final_message,
         continue_final_message=asked.continue_final_message,
         tools=None if asked.tool_choice == "none" else asked.tools,
         chat_template_kwargs=asked.chat_template_kwargs,
-        priority=asked.priority or 0,
+        priority=caller.priority(asked.priority),
         tenant=caller.tenant(asked.user),
         cache_salt=asked.cache_salt,
     )

@@ -48,14 +48,13 @@ async def completions(request: Request) -> Response:
     outputs = merged(_generate(llm, asked, prompts, Caller.of(request)))
     answer = Answer("cmpl", asked.request_id, asked.stream_options)
     name = asked.model or model.names[0]
-    headers = {"x-request-id": answer.id}
     choices = _Choices(asked, llm)
     if asked.stream:
         started = await until_disconnect(request, with_first(outputs))
         if started is None:
             return Response(status_code=499)
         _, outputs = started
-        return EventStream(ending_with_errors(_events(outputs, answer, name, choices)), headers)
+        return EventStream(ending_with_errors(_events(outputs, answer, name, choices)))
     found = await until_disconnect(request, all_outputs(outputs, len(prompts)))
     if found is None:
         return Response(status_code=499)
@@ -72,7 +71,7 @@ async def completions(request: Request) -> Response:
         ],
         usage=answer.usage(),
     )
-    return json_response(body, headers=headers)
+    return json_response(body)
 
 
 def _check(asked: CompletionRequest) -> None:
@@ -114,7 +113,8 @@ def _generate(
         llm.generate(
             prompt,
             params,
-            priority=asked.priority or 0,
+            caller.engine_request_id(),
+            priority=caller.priority(asked.priority),
             tenant=caller.tenant(asked.user),
             cache_salt=asked.cache_salt,
         )

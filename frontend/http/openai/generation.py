@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 
 from frontend.errors import EngineClientError
+from frontend.http.exchange import Exchange, current_exchange
 from frontend.http.openai.requests import StreamOptions
 from frontend.http.openai.responses import (
     PromptTokensDetails,
@@ -26,7 +26,8 @@ class Answer:
     """Id, time and usage of one answer, of one or several requests to the engine."""
 
     def __init__(self, prefix: str, request_id: str | None, options: StreamOptions | None) -> None:
-        self.id = f"{prefix}-{request_id or secrets.token_hex(12)}"
+        self._exchange = current_exchange.get() or Exchange()
+        self.id = f"{prefix}-{request_id or self._exchange.request_id}"
         self.created_s = int(time.time())
         self._options = options or StreamOptions()
         self._prompt_tokens: dict[int, int] = {}
@@ -38,6 +39,8 @@ class Answer:
         self._prompt_tokens[index] = len(output.prompt_token_ids)
         self._cached_tokens[index] = output.num_cached_tokens or 0
         self._num_generated += sum(len(each.token_ids) for each in output.outputs)
+        self._exchange.num_prompt_tokens = sum(self._prompt_tokens.values())
+        self._exchange.num_output_tokens = self._num_generated
 
     def usage(self) -> Usage:
         prompt = sum(self._prompt_tokens.values())

@@ -175,16 +175,26 @@ def test_an_engine_that_is_away_is_a_503(address):
         assert http.get("/health").status_code == 503
 
 
-def test_a_reader_that_leaves_ends_its_request(http, engine):
+def test_a_reader_that_leaves_ends_its_request(start_engine):
+    engine = start_engine(step_s=0.02)
     body = {"prompt": "Hello", "max_tokens": 400, "ignore_eos": True, "stream": True}
-    with http.stream("POST", "/v1/completions", json=body) as response:
-        next(response.iter_raw())
+    with (
+        serving(engine.address) as url,
+        httpx.stream("POST", f"{url}/v1/completions", json=body) as response,
+    ):
+        chunks = response.iter_raw()  # closes the response when it is dropped
+        next(chunks)
         assert engine.num_live == 1
+        response.close()
+        _wait_until_idle(engine)
+    assert len(engine.aborted) == 1
+
+
+def _wait_until_idle(engine):
     deadline_s = time.monotonic() + 10
     while engine.num_live:
         assert time.monotonic() < deadline_s, "the request goes on"
         time.sleep(0.01)
-    assert len(engine.aborted) == 1
 
 
 class EngineWithAQueue(FakeEngine):

@@ -1,0 +1,135 @@
+"""API keys: who may ask, under which name, and how much. Only hashes of keys are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from frontend.errors import InvalidInput
+
+_Count = Annotated[int, Meta(ge=1)]
+_Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._@-]{1,64}$")]
+"""A tenant: a slash would divide its share."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """
+    Args:
+        digest: SHA-256 of the key.
+        is_admin: whether it may see the requests of others.
+        min_priority: the most urgent priority that its requests may have.
+    """
+
+    name: str
+    digest: bytes = field(repr=False)
+    is_admin: bool = False
+    max_concurrent_requests: int | None = None
+    requests_per_minute: int | None = None
+    min_priority: int | None = None
+
+
+class _KeyEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    name: _Name
+    key: Annotated[str, Meta(min_length=1)] | None = None
+    sha256: Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$")] | None = None
+    admin: bool = False
+    max_concurrent_requests: _Count | None = None
+    requests_per_minute: _Count | None = None
+    min_priority: int | None = None
+
+    def api_key(self) -> ApiKey:
+        digest = bytes.fromhex(self.sha256) if self.sha256 else _digest(self.key or "")
+        return ApiKey(
+            self.name,
+            digest,
+            self.admin,
+            self.max_concurrent_requests,
+            self.requests_per_minute,
+            self.min_priority,
+        )
+
+
+class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
+    keys: Annotated[list[_KeyEntry], Meta(min_length=1)]
+
+
+class ApiKeys:
+    """
+    Raises:
+        InvalidInput: a name or a key occurs twice.
+    """
+
+    def __init__(self, keys: Iterable[ApiKey]) -> None:
+        self._keys = tuple(keys)
+        names = [key.name for key in self._keys]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InvalidInput(f"two API keys have the name {twice!r}; give each its own")
+        if len({key.digest for key in self._keys}) < len(names):
+            raise InvalidInput("two names have the same API key; give each its own")
+
+    def find(self, given: str) -> ApiKey | None:
+        """The key that was given. Takes as long for a wrong one."""
+        digest, found = _digest(given), None
+        for key in self._keys:
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        return found
+
+
+def command_line_keys(keys: Sequence[str]) -> list[ApiKey]:
+    """Keys of the operator: they may see all requests.
+
+    Raises:
+        InvalidInput: an empty one.
+    """
+    if not all(keys):
+        raise InvalidInput("--api-key is empty; give a key, or omit it")
+    return [
+        ApiKey("api-key" if number == 1 else f"api-key-{number}", _digest(key), is_admin=True)
+        for number, key in enumerate(keys, 1)
+    ]
+
+
+def read_key_file(path: Path) -> list[ApiKey]:
+    """Keys of a file `.toml` or `.json`.
+
+    Raises:
+        InvalidInput: it cannot be read or is not of that form; or it has keys, not only their
+            hashes, and others may read it.
+    """
+    decode = msgspec.toml.decode if path.suffix == ".toml" else msgspec.json.decode
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        entries = decode(path.read_bytes(), type=_KeyFile).keys
+    except OSError as error:
+        raise InvalidInput(f"--api-key-file: cannot read {path}: {error.strerror}") from None
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"--api-key-file: {path}: {error}; see docs/http.md") from None
+    except ValueError:  # the text of the error may hold a part of the file
+        kind = "TOML" if path.suffix == ".toml" else "JSON"
+        raise InvalidInput(f"--api-key-file: {path} is not valid {kind}") from None
+    for entry in entries:
+        if (entry.key is None) == (entry.sha256 is None):
+            raise InvalidInput(
+                f"--api-key-file: {path}: {entry.name!r} must have either key or sha256"
+            )
+        if entry.key is not None and mode & 0o077:
+            raise InvalidInput(
+                f"--api-key-file: {path} holds keys, and others may read it (mode {mode:o}); "
+                f"chmod 600 {path}, or put hashes (sha256) there"
+            )
+    return [entry.api_key() for entry in entries]
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,100 @@
+"""A connection's limits: of the head's bytes, of the time to send a request, and of the time that
+a client may read nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from frontend.http.api_errors import ApiError
+
+_MAX_HEAD_BYTES = 64 * 1024
+_UNREAD_S = 300.0
+"""A client that takes in nothing of its answer for so long is disconnected."""
+
+
+class LimitedConnection(HttpToolsProtocol):
+    """Refuses with status 408 and 431."""
+
+    request_timeout_s: ClassVar[float] = 60.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes = 0
+        self._is_head = True
+        self._reading: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_timers("_reading", "_unread")
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)
+        if self._reading is None:
+            self._expect_request()
+        super().data_received(data)
+        if self._is_head and self._head_bytes > _MAX_HEAD_BYTES:
+            self._refuse(431, f"the head is larger than {_MAX_HEAD_BYTES} bytes; shorten it")
+
+    def on_message_begin(self) -> None:
+        self._is_head = True
+        if self._reading is None:
+            self._expect_request()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._is_head, self._head_bytes = False, 0
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._is_head, self._head_bytes = True, 0
+        self._end_timers("_reading")
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(_UNREAD_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._end_timers("_unread")
+
+    def _expect_request(self) -> None:
+        self._reading = self.loop.call_later(self.request_timeout_s, self._time_out)
+
+    def _end_timers(self, *names: str) -> None:
+        for name in names:
+            timer: asyncio.TimerHandle | None = getattr(self, name)
+            if timer is not None:
+                timer.cancel()
+                setattr(self, name, None)
+
+    def _time_out(self) -> None:
+        self._reading = None
+        cycle = self.cycle
+        if cycle is not None and not cycle.more_body and not cycle.response_complete:
+            return  # stray bytes behind a request that is being answered
+        self._refuse(
+            408, f"the request was not whole within {self.request_timeout_s:g} s; send it again"
+        )
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Says why, where nothing has been said yet."""
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        if self._head_bytes and (cycle is None or cycle.response_complete):
+            body = msgspec.json.encode(ApiError(status, message).body())
+            head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            self.transport.write(
+                STATUS_LINE[status] + head.encode() + b"connection: close\r\n\r\n" + body
+            )
+        self.transport.close()

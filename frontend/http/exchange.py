@@ -1,0 +1,38 @@
+"""One request over HTTP and its answer: what logs and limits need to know of it."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from frontend.http.api_keys import ApiKey
+
+_numbers = itertools.count()
+
+
+@dataclass(slots=True)
+class Exchange:
+    """
+    Args:
+        request_id: the client's own (X-Request-Id), or a random one.
+        caller: the key's name, or the remote address.
+    """
+
+    request_id: str = field(default_factory=lambda: secrets.token_hex(12))
+    key: ApiKey | None = None
+    caller: str = "local"
+    started_s: float = field(default_factory=time.monotonic)
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    status: int = 0
+
+    def engine_request_id(self) -> str:
+        """For one of its requests to the engine. A client may send the same id twice at once."""
+        return f"{self.request_id}-{next(_numbers)}"
+
+
+current_exchange: ContextVar[Exchange | None] = ContextVar("current_exchange", default=None)
+"""Of the request that is being answered."""

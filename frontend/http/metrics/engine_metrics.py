@@ -1,0 +1,291 @@
+"""What an engine counts, as metrics: the same from every server of that engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from protocol.calls import EngineState, EngineStatistics
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+"""Values of labels, and the number."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetric:
+    """
+    Args:
+        name: without prefix; a counter's also without its suffix, `_total`.
+        labels: beside the model and the engine.
+        vllm: the name and labels that vLLM has for the same numbers, if it has.
+    """
+
+    kind: Literal["counter", "gauge"]
+    name: str
+    text: str
+    samples: Callable[[EngineStatistics], Samples]
+    labels: tuple[str, ...] = ()
+    vllm: tuple[str, ...] | None = None
+
+
+def _one(value: Callable[[EngineStatistics], float]) -> Callable[[EngineStatistics], Samples]:
+    return lambda now: [((), value(now))]
+
+
+def _by_name(
+    counts: Callable[[EngineStatistics], dict[str, int]],
+) -> Callable[[EngineStatistics], Samples]:
+    return lambda now: [((name,), count) for name, count in counts(now).items()]
+
+
+def _lookups(now: EngineStatistics) -> Samples:
+    for ended, count in now.num_lookups_by_end.items():
+        num_hits = now.num_lookup_hits_by_end.get(ended, 0)
+        yield ("hit", ended), num_hits
+        yield ("miss", ended), count - num_hits
+
+
+def _blocks(now: EngineStatistics) -> Samples:
+    num_empty = now.num_blocks - now.num_blocks_in_use - now.num_blocks_cached
+    states = {"in_use": now.num_blocks_in_use, "cached": now.num_blocks_cached, "empty": num_empty}
+    return [((state,), count) for state, count in states.items()]
+
+
+def _cached_tokens(now: EngineStatistics) -> Samples:
+    host, disk = now.num_host_cached_prompt_tokens, now.num_disk_cached_prompt_tokens
+    device = now.num_cached_prompt_tokens - host - disk
+    return [(("device",), device), (("host",), host), (("disk",), disk)]
+
+
+ENGINE_METRICS = [
+    EngineMetric(
+        "gauge",
+        "num_requests_running",
+        "Requests that have KV blocks.",
+        _one(lambda now: now.num_running),
+        vllm=("num_requests_running",),
+    ),
+    EngineMetric(
+        "gauge",
+        "num_requests_waiting",
+        "Requests in the queue.",
+        _one(lambda now: now.num_waiting),
+        vllm=("num_requests_waiting",),
+    ),
+    EngineMetric(
+        "gauge",
+        "num_requests_swapped",
+        "Of the waiting requests, those whose KV blocks are in host memory.",
+        _one(lambda now: now.num_swapped),
+    ),
+    EngineMetric(
+        "gauge",
+        "num_queued_tokens",
+        "Tokens of the waiting requests.",
+        _one(lambda now: now.num_queued_tokens),
+    ),
+    EngineMetric(
+        "gauge",
+        "max_wait_seconds",
+        "Seconds since the oldest waiting request arrived.",
+        _one(lambda now: now.max_wait_s),
+    ),
+    EngineMetric(
+        "gauge", "num_clients", "Clients, of which a server is one.", _one(lambda n: n.num_clients)
+    ),
+    EngineMetric(
+        "gauge",
+        "kv_cache_usage_perc",
+        "KV cache in use. 1 means 100 percent.",
+        _one(lambda now: now.num_blocks_in_use / max(1, now.num_blocks)),
+        vllm=("kv_cache_usage_perc",),
+    ),
+    EngineMetric("gauge", "kv_cache_blocks", "KV blocks by state.", _blocks, labels=("state",)),
+    EngineMetric(
+        "gauge",
+        "kv_cache_shared_references",
+        "Block references saved by sharing.",
+        _one(lambda now: now.num_blocks_shared),
+    ),
+    EngineMetric(
+        "gauge",
+        "host_blocks",
+        "Blocks of host memory by state.",
+        lambda now: [
+            (("in_use",), now.num_host_blocks_in_use),
+            (("cached",), now.num_host_blocks_cached),
+            (
+                ("empty",),
+                max(
+                    0, now.num_host_blocks - now.num_host_blocks_in_use - now.num_host_blocks_cached
+                ),
+            ),
+        ],
+        labels=("state",),
+    ),
+    EngineMetric("gauge", "disk_blocks", "KV blocks on disk.", _one(lambda n: n.num_disk_blocks)),
+    EngineMetric(
+        "gauge",
+        "engine_state",
+        "1 for the state that the engine is in.",
+        lambda now: [((state.value,), float(state is now.state)) for state in EngineState],
+        labels=("state",),
+    ),
+    EngineMetric(
+        "gauge", "uptime_seconds", "Seconds since the engine started.", _one(lambda n: n.uptime_s)
+    ),
+    EngineMetric(
+        "gauge",
+        "weights_version",
+        "How often weights were updated.",
+        _one(lambda now: now.weights_version),
+    ),
+    EngineMetric(
+        "counter",
+        "prompt_tokens",
+        "Prompt tokens of started requests, cached ones included.",
+        _one(lambda now: now.num_prompt_tokens),
+        vllm=("prompt_tokens",),
+    ),
+    EngineMetric(
+        "counter",
+        "prompt_tokens_cached_by_source",
+        "Prompt tokens found in the prefix cache: on the device, in host memory, on disk.",
+        _cached_tokens,
+        labels=("source",),
+        vllm=("prompt_tokens_cached_by_source", "source"),
+    ),
+    EngineMetric(
+        "counter",
+        "generation_tokens",
+        "Generated tokens.",
+        _one(lambda now: now.num_generated_tokens),
+        vllm=("generation_tokens",),
+    ),
+    EngineMetric(
+        "counter",
+        "scheduled_tokens",
+        "Tokens computed in steps: prefill, several of a sequence; decode, one.",
+        lambda now: [(("prefill",), now.num_prefill_tokens), (("decode",), now.num_decode_tokens)],
+        labels=("phase",),
+    ),
+    EngineMetric("counter", "step_seconds", "Seconds in steps.", _one(lambda n: n.step_time_s)),
+    EngineMetric(
+        "counter",
+        "model_seconds",
+        "Of step_seconds, those of the model runner.",
+        _one(lambda now: now.model_time_s),
+    ),
+    EngineMetric(
+        "counter",
+        "requests_finished",
+        "Finished requests by reason.",
+        _by_name(lambda now: now.num_finished),
+        labels=("reason",),
+        vllm=("request_success", "finished_reason"),
+    ),
+    EngineMetric(
+        "counter",
+        "requests_refused",
+        "Requests refused because the queue was full.",
+        _one(lambda now: now.num_refused),
+    ),
+    EngineMetric(
+        "counter",
+        "preemptions",
+        "Preemptions by cause.",
+        _by_name(lambda now: now.num_preemptions_by_cause),
+        labels=("cause",),
+    ),
+    EngineMetric(
+        "counter",
+        "preemptions_by_swap",
+        "Preemptions with blocks copied to host memory.",
+        _one(lambda now: now.num_preemptions_by_swap),
+    ),
+    EngineMetric(
+        "counter",
+        "prefix_cache_lookups",
+        "First look-ups of prompts, by result and by why they ended.",
+        _lookups,
+        labels=("result", "ended"),
+    ),
+    EngineMetric(
+        "counter",
+        "deduplicated_blocks",
+        "Full blocks freed because an equal one was cached.",
+        _one(lambda now: now.num_deduplicated_blocks),
+    ),
+    EngineMetric(
+        "counter",
+        "slo_requests",
+        "Finished requests measured against SLOs, by whether they met all.",
+        lambda now: [
+            (("met",), now.num_slo_met),
+            (("missed",), now.num_slo_requests - now.num_slo_met),
+        ],
+        labels=("result",),
+    ),
+    EngineMetric(
+        "counter",
+        "slo_violations",
+        "Violations by SLO; a request may have both.",
+        lambda now: [
+            (("ttft",), now.num_slo_ttft_violations),
+            (("tpot",), now.num_slo_tpot_violations),
+        ],
+        labels=("slo",),
+    ),
+    EngineMetric(
+        "counter",
+        "refused_messages",
+        "Messages of clients that could not be read.",
+        _one(lambda now: now.num_refused_messages),
+    ),
+    EngineMetric(
+        "counter",
+        "compilations_after_ready",
+        "Kernels compiled while serving.",
+        _one(lambda now: now.num_compilations_after_ready),
+    ),
+]
+
+VLLM_ONLY = [
+    EngineMetric(
+        "counter",
+        "prefix_cache_queries",
+        "Prompt tokens that were looked up in the prefix cache.",
+        _one(lambda now: now.num_prompt_tokens),
+        vllm=("prefix_cache_queries",),
+    ),
+    EngineMetric(
+        "counter",
+        "prefix_cache_hits",
+        "Of those, tokens found on the device.",
+        _one(lambda now: dict(_cached_tokens(now))["device",]),
+        vllm=("prefix_cache_hits",),
+    ),
+    EngineMetric(
+        "counter",
+        "external_prefix_cache_hits",
+        "Prompt tokens found in host memory and on disk.",
+        _one(lambda now: now.num_cached_prompt_tokens - dict(_cached_tokens(now))["device",]),
+        vllm=("external_prefix_cache_hits",),
+    ),
+    EngineMetric(
+        "counter",
+        "prompt_tokens_cached",
+        "Prompt tokens found in the prefix cache.",
+        _one(lambda now: now.num_cached_prompt_tokens),
+        vllm=("prompt_tokens_cached",),
+    ),
+    EngineMetric(
+        "counter",
+        "num_preemptions",
+        "Preemptions.",
+        _one(lambda now: now.num_preemptions),
+        vllm=("num_preemptions",),
+    ),
+]
+"""Sums of ours, served under vLLM's names only."""

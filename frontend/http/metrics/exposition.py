@@ -1,0 +1,181 @@
+"""GET /metrics: Prometheus text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+from prometheus_client import ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector, CollectorRegistry
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frontend.errors import EngineClientError
+from frontend.http.metrics.engine_metrics import ENGINE_METRICS, VLLM_ONLY, EngineMetric
+from frontend.http.request_histograms import add_histogram
+from frontend.http.served_models import ServedModel, ServedModels
+from protocol.calls import STEP_TOKENS_BOUNDS, EngineStatistics
+from protocol.outputs import ModelInfo
+
+MetricsNames = Literal["engine-core", "vllm"]
+
+_ANSWER_S = 2.0
+"""An engine answers between two steps; the scrape does not wait longer."""
+_PREFIX, _VLLM = "engine_core_", "vllm:"
+_LABELS = ("model_name", "engine")
+
+
+async def get_metrics(request: Request) -> Response:
+    """Metrics of this server and its engines, in Prometheus' text format."""
+    metrics: Metrics = request.app.state.metrics
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(await metrics.scrape()), headers={"content-type": content_type})
+
+
+@dataclass(frozen=True, slots=True)
+class _EngineAnswer:
+    engine_id: str
+    model: ModelInfo
+    now: EngineStatistics
+
+
+class Metrics:
+    """Asks engines when it is scraped, each by one call at a time: scrapes that come while one is
+    under way share its answer."""
+
+    def __init__(self, models: ServedModels, names: MetricsNames) -> None:
+        self._models = models
+        self._names: MetricsNames = names
+        self._asking: WeakKeyDictionary[ServedModel, asyncio.Task[_EngineAnswer | None]] = (
+            WeakKeyDictionary()
+        )
+
+    async def scrape(self) -> CollectorRegistry:
+        models = list(self._models)
+        answers = await asyncio.gather(*map(self._answer, models))
+        registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=registry)
+        registry.register(_Scrape(list(zip(models, answers, strict=True)), self._names))
+        return registry
+
+    async def _answer(self, model: ServedModel) -> _EngineAnswer | None:
+        """None: the engine is away or stuck."""
+        asking = self._asking.get(model)
+        if asking is None or asking.done():
+            asking = self._asking[model] = asyncio.ensure_future(_ask(model))
+        done, _ = await asyncio.wait([asking], timeout=_ANSWER_S)
+        return asking.result() if done else None
+
+
+async def _ask(model: ServedModel) -> _EngineAnswer | None:
+    try:
+        llm = await model.ready()
+        now = await llm.statistics()
+    except EngineClientError:
+        return None
+    welcome = llm.session.welcome
+    assert welcome is not None
+    return _EngineAnswer(welcome.engine_id, welcome.model, now)
+
+
+class _Scrape(Collector):
+    """All metrics at one moment."""
+
+    def __init__(
+        self, engines: list[tuple[ServedModel, _EngineAnswer | None]], names: MetricsNames
+    ) -> None:
+        self._engines = engines
+        self._is_vllm = names == "vllm"
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._engines_up()
+        for metric in (*ENGINE_METRICS, *(VLLM_ONLY if self._is_vllm else ())):
+            yield self._engine_metric(metric)
+        yield self._step_tokens()
+        yield self._cache_config()
+        yield from self._request_histograms()
+
+    def _answers(self) -> list[tuple[tuple[str, str], _EngineAnswer]]:
+        return [
+            (
+                (
+                    _served_name(model, answer) if self._is_vllm else answer.model.name,
+                    answer.engine_id,
+                ),
+                answer,
+            )
+            for model, answer in self._engines
+            if answer is not None
+        ]
+
+    def _engines_up(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily(
+            f"{_PREFIX}up", f"1: the engine answered within {_ANSWER_S:g} s.", labels=["model_name"]
+        )
+        for model, answer in self._engines:
+            up.add_metric([_served_name(model, answer)], answer is not None)
+        yield up
+
+    def _engine_metric(self, metric: EngineMetric) -> Metric:
+        prefix, name, labels = _PREFIX, metric.name, metric.labels
+        if self._is_vllm and metric.vllm is not None:
+            prefix, (name, *labels_of_vllm) = _VLLM, metric.vllm
+            labels = tuple(labels_of_vllm)
+        kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+        family = kind(prefix + name, metric.text, labels=[*_LABELS, *labels])
+        for engine, answer in self._answers():
+            for values, number in metric.samples(answer.now):
+                family.add_metric([*engine, *values], number)
+        return family
+
+    def _step_tokens(self) -> Metric:
+        name = f"{_VLLM}iteration_tokens_total" if self._is_vllm else f"{_PREFIX}step_tokens"
+        family = HistogramMetricFamily(name, "Histogram of tokens of steps.", labels=_LABELS)
+        for engine, answer in self._answers():
+            now = answer.now
+            counts = now.num_steps_by_tokens
+            num_tokens = now.num_prefill_tokens + now.num_decode_tokens
+            if counts:
+                add_histogram(family, engine, STEP_TOKENS_BOUNDS, counts, num_tokens)
+        return family
+
+    def _cache_config(self) -> Metric:
+        prefix = _VLLM if self._is_vllm else _PREFIX
+        labels = [*_LABELS, "block_size", "num_gpu_blocks"]
+        text = "1, with the size of the KV cache on the device as labels."
+        family = GaugeMetricFamily(f"{prefix}cache_config_info", text, labels=labels)
+        for engine, answer in self._answers():
+            now = answer.now
+            family.add_metric([*engine, str(now.block_size), str(now.num_blocks)], 1)
+        return family
+
+    def _request_histograms(self) -> Iterator[Metric]:
+        prefix = _VLLM if self._is_vllm else _PREFIX
+        families: dict[str, HistogramMetricFamily] = {}
+        for model, answer in self._engines:
+            for histogram in model.histograms:
+                name = prefix + histogram.name
+                family = families.get(name) or HistogramMetricFamily(
+                    name, histogram.text, labels=["model_name"]
+                )
+                families[name] = family
+                histogram.add_to(family, [_served_name(model, answer)])
+        yield from families.values()
+
+
+def _served_name(model: ServedModel, answer: _EngineAnswer | None) -> str:
+    """Of the server. Engine metrics have the engine's own name of the model, so that they are equal
+    from every server; under vLLM's names they have this one, as vLLM's dashboards expect."""
+    if model.names:
+        return model.names[0]
+    return "unknown" if answer is None else answer.model.name

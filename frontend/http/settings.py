@@ -1,0 +1,128 @@
+"""What `engine-client http` and `serve` are told: options of the command line, declared once."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import ssl
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from frontend.errors import InvalidInput
+from frontend.http.api_keys import ApiKey, ApiKeys, command_line_keys, read_key_file
+
+_KEY_VARIABLE = "VLLM_API_KEY"
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Where the server listens, whom it answers, and how much it takes."""
+
+    host: str = "127.0.0.1"
+    """The address to listen on. One beyond this machine needs keys or --insecure."""
+    port: int = 8000
+    """The port; 0 picks one."""
+    uds: Path | None = None
+    """Listen on this Unix socket instead, which only this user may enter."""
+    api_key: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    """Answer only requests with this key; may be repeated. Others can read a command line: the
+    variable VLLM_API_KEY and --api-key-file keep it from them."""
+    api_key_file: Path | None = None
+    """A TOML or JSON file of keys with names and limits; see docs/http.md."""
+    insecure: Annotated[bool, Parameter(negative="")] = False
+    """Let a network reach the server without keys."""
+    ssl_certfile: Path | None = None
+    """Serve HTTPS with this certificate (PEM)."""
+    ssl_keyfile: Path | None = None
+    """Its private key, unless it is in the same file."""
+    cors_origin: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    """A web origin whose pages may use the server, as https://chat.example, or *; may be
+    repeated."""
+    forwarded_allow_ips: str | None = None
+    """Proxies (addresses or networks, with commas) whose X-Forwarded-For names the caller."""
+    max_body_size: int = 16 * 1024**2
+    """Most bytes of a request."""
+    max_concurrent_requests: int = 4096
+    """Further requests are refused with status 429."""
+    request_timeout: float = 60.0
+    """Seconds for a client to send a whole request."""
+    health_timeout: float = 5.0
+    """Seconds for an engine to answer /health, which it does between two steps."""
+    drain_timeout: int = 30
+    """Seconds for running requests to end after SIGTERM."""
+    access_log: Literal["off", "text", "json"] = "off"
+    """A line on stderr for each request: never prompts, answers or keys."""
+
+    def check(self) -> ApiKeys | None:
+        """The keys, if there are any.
+
+        Raises:
+            InvalidInput: values outside their limits, files that cannot be used, or a server that
+                a network could reach without a key.
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and field.name != "port" and not 0 < value < float("inf"):
+                option = field.name.replace("_", "-")
+                raise InvalidInput(f"--{option} is {value:g}, it must be a number above 0")
+        if not 0 <= self.port <= 65_535:
+            raise InvalidInput(f"--port is {self.port}, it must be 0 to 65535")
+        self._check_tls()
+        keys = self._keys()
+        if keys is None and not self.insecure and self.uds is None and not self.is_local:
+            raise InvalidInput(
+                f"--host {self.host} can be reached by others, and there are no keys; give "
+                "--api-key-file or --api-key, or --insecure to answer everybody"
+            )
+        return keys
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach `host`.
+
+        Raises:
+            InvalidInput: there is no such host.
+        """
+        return all(ipaddress.ip_address(each).is_loopback for each in self.ip_addresses())
+
+    def ip_addresses(self) -> list[str]:
+        """Of `host`, each once.
+
+        Raises:
+            InvalidInput: it has none.
+        """
+        try:
+            found = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise InvalidInput(
+                f"--host {self.host} has no address ({error}); give one of this machine"
+            ) from None
+        return list(dict.fromkeys(str(each[4][0]) for each in found))
+
+    def _check_tls(self) -> None:
+        if self.ssl_certfile is None:
+            if self.ssl_keyfile is not None:
+                raise InvalidInput("--ssl-keyfile needs --ssl-certfile; give both")
+            return
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            # an encrypted key would make the server ask on its terminal
+            context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile, password=lambda: b"")
+        except (OSError, ValueError) as error:
+            raise InvalidInput(
+                f"--ssl-certfile {self.ssl_certfile}, --ssl-keyfile {self.ssl_keyfile}: {error}; "
+                "give a certificate and its unencrypted key in PEM"
+            ) from None
+
+    def _keys(self) -> ApiKeys | None:
+        given = self.api_key or tuple(filter(None, [os.environ.get(_KEY_VARIABLE)]))
+        keys: list[ApiKey] = command_line_keys(given)
+        if self.api_key_file is not None:
+            keys += read_key_file(self.api_key_file)
+        return ApiKeys(keys) if keys else None
