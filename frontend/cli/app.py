@@ -131,28 +131,17 @@ def http(
             negative="",
         ),
     ] = None,
-<<<<<<< HEAD
-    metrics_names: Annotated[
-        Literal["engine-core", "vllm"],
-        Parameter(help="Names of the metrics at /metrics: our own, or vLLM's for its dashboards."),
-    ] = "engine-core",
-=======
     served_model_name: Annotated[
         list[str] | None,
         Parameter(help="The model's name, instead of its own; may be repeated.", negative=""),
     ] = None,
     settings: ServerSettings = _SERVER,
->>>>>>> main
     daemon: DaemonOptions = _DAEMON,
 ) -> int:
     """Serve OpenAI's API over HTTP, for daemons that run."""
     from frontend.cli.http import run_http
 
-<<<<<<< HEAD
-    return run_http(daemon, host, port, model or [], metrics_names)
-=======
     return run_http(daemon, settings, model or [], served_model_name or [])
->>>>>>> main
 
 
 _Json = Annotated[bool, Parameter(help="Print one JSON document.", negative="")]

@@ -6,34 +6,21 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-<<<<<<< HEAD
-from frontend.cli.options import DaemonOptions, UsageError
-from frontend.http.metrics.exposition import MetricsNames
-from frontend.http.server import ServerSettings, serve
-=======
 from frontend.cli.options import EXIT_ADDRESS, DaemonOptions, UsageError, print_fault
 from frontend.errors import InvalidInput
 from frontend.http.listeners import AddressUnavailable
 from frontend.http.served_models import ServedModel, ServedModels
 from frontend.http.server import serve
 from frontend.http.settings import ServerSettings
->>>>>>> main
 from protocol.addresses import check_address
 from protocol.errors import InvalidParameter
 
 
 def run_http(
     daemon: DaemonOptions,
-<<<<<<< HEAD
-    host: str,
-    port: int,
-    models: Sequence[str],
-    metrics_names: MetricsNames,
-=======
     settings: ServerSettings,
     models: Sequence[str],
     served_names: Sequence[str],
->>>>>>> main
 ) -> int:
     """
     Args:
@@ -58,16 +45,6 @@ def run_http(
     if names and served_names:
         raise UsageError("--served-model-name is for --address; --model has the name already")
     if not names:
-<<<<<<< HEAD
-        names[daemon.address] = []
-    addresses = tuple((address, tuple(each)) for address, each in names.items())
-    settings = ServerSettings(
-        host=host,
-        port=port,
-        addresses=addresses,
-        connect_timeout_s=daemon.connect_timeout,
-        metrics_names=metrics_names,
-=======
         names[daemon.address] = list(served_names)
     return serve_models(
         settings,
@@ -77,7 +54,6 @@ def run_http(
             )
             for address, each in names.items()
         ),
->>>>>>> main
     )
 
 

@@ -21,7 +21,7 @@ from frontend.http.api_keys import ApiKeys
 from frontend.http.door import Door, DoorRules
 from frontend.http.error_forms import error_response
 from frontend.http.health import Health, Version, get_version, health
-from frontend.http.metrics.exposition import Metrics, MetricsNames, get_metrics
+from frontend.http.metrics.exposition import Metrics, get_metrics
 from frontend.http.openai import operations as openai
 from frontend.http.operations import Operation, openapi_document
 from frontend.http.page_files import PageFiles, page
@@ -34,14 +34,9 @@ _SETTINGS = ServerSettings()
 
 OPERATIONS = [
     *openai.OPERATIONS,
-<<<<<<< HEAD
-    Operation(method="GET", path="/health", handler=health, gives=Health),
-    Operation(method="GET", path="/metrics", handler=get_metrics),
-    Operation(method="GET", path="/version", handler=get_version, gives=Version),
-=======
     Operation(method="GET", path="/health", handler=health, gives=Health, needs_key=False),
+    Operation(method="GET", path="/metrics", handler=get_metrics),
     Operation(method="GET", path="/version", handler=get_version, gives=Version, needs_key=False),
->>>>>>> main
 ]
 
 
@@ -52,13 +47,9 @@ async def openapi(_request: Request) -> Response:
     )
 
 
-<<<<<<< HEAD
-def make_app(models: ServedModels, metrics_names: MetricsNames = "engine-core") -> Starlette:
-=======
 def make_app(
     models: ServedModels, settings: ServerSettings = _SETTINGS, keys: ApiKeys | None = None
 ) -> Starlette:
->>>>>>> main
     """
     Args:
         models: closed when the application stops.
@@ -90,11 +81,8 @@ def make_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.models = models
-<<<<<<< HEAD
-        app.state.metrics = Metrics(models, metrics_names)
-=======
         app.state.settings = settings
->>>>>>> main
+        app.state.metrics = Metrics(models, settings.metrics_names)
         yield
         await models.close()
 

@@ -23,6 +23,11 @@ logger = logging.getLogger(__name__)
 
 _encoder = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
+BEGIN_S = 3.0
+"""After which a stream begins that has nothing to say yet."""
+COMMENT_S = 5.0
+"""After which a stream that is silent gets a comment: proxies and clients give up on silence."""
+_COMMENT = b": waiting\n\n"
 
 
 def json_response(
@@ -49,16 +54,20 @@ class EventStream(Response):
         super().__init__(None, headers={"cache-control": "no-store"})
         del self.headers["content-length"]
         self._events = events
+        self._num_sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = asyncio.ensure_future(self._write(send))
-        leaving = asyncio.ensure_future(_disconnect(receive))
+        others = (
+            asyncio.ensure_future(_disconnect(receive)),
+            asyncio.ensure_future(self._comment(send)),
+        )
         try:
-            await asyncio.wait((writer, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((writer, *others), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (writer, leaving):
+            for task in (writer, *others):
                 task.cancel()
-            await asyncio.gather(writer, leaving, return_exceptions=True)
+            await asyncio.gather(writer, *others, return_exceptions=True)
         if not writer.cancelled():
             writer.result()
 
@@ -67,8 +76,19 @@ class EventStream(Response):
         await send(start)
         async with contextlib.aclosing(self._events) as events:
             async for data in events:
+                self._num_sent += 1
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+    async def _comment(self, send: Send) -> None:
+        """Comments are legal in event streams; clients skip them."""
+        num_sent = -1
+        while True:
+            if num_sent == self._num_sent and self.media_type == EventStream.media_type:
+                comment = {"type": "http.response.body", "body": _COMMENT, "more_body": True}
+                await send(comment)
+            num_sent = self._num_sent
+            await asyncio.sleep(COMMENT_S)
 
 
 async def _disconnect(receive: Receive) -> None:
@@ -89,24 +109,32 @@ async def until_disconnect(request: Request, answer: Awaitable[T]) -> T | None:
         await asyncio.gather(task, leaving, return_exceptions=True)
 
 
-async def with_first(
-    events: AsyncGenerator[T, None],
-) -> tuple[T, AsyncGenerator[T, None]]:
-    """The first of `events`, and all of them: what fails before the first can still be answered
-    with a status."""
-    try:
-        first = await anext(events)
-    except BaseException:
+async def begun(events: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """`events`, as soon as the first is there or `BEGIN_S` are over: what fails by then can still
+    be answered with a status, and who waits for longer gets headers and comments."""
+
+    async def give_up() -> None:
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
         await events.aclose()
-        raise
 
     async def all_of_them() -> AsyncGenerator[T, None]:
-        async with contextlib.aclosing(events):
-            yield first
+        try:
+            yield await first
             async for each in events:
                 yield each
+        finally:
+            await give_up()
 
-    return first, all_of_them()
+    first = asyncio.ensure_future(anext(events))
+    try:
+        await asyncio.wait((first,), timeout=BEGIN_S)
+        if first.done():
+            first.result()
+    except BaseException:
+        await give_up()
+        raise
+    return all_of_them()
 
 
 async def ending_with_errors(

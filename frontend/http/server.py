@@ -18,16 +18,11 @@ import uvicorn
 from frontend.event_loop import run
 from frontend.http.api_keys import ApiKeys
 from frontend.http.app import make_app
-<<<<<<< HEAD
-from frontend.http.metrics.exposition import MetricsNames
-from frontend.http.served_models import ServedModel, ServedModels
-=======
 from frontend.http.connections import LimitedConnection
 from frontend.http.door import access_logger
 from frontend.http.listeners import listening
 from frontend.http.served_models import ServedModels
 from frontend.http.settings import ServerSettings
->>>>>>> main
 
 
 def serve(
@@ -44,47 +39,11 @@ def serve(
         InvalidInput: the settings contradict each other.
         AddressUnavailable: something else listens there.
     """
-<<<<<<< HEAD
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    addresses: tuple[tuple[str | None, tuple[str, ...]], ...] = ((None, ()),)
-    connect_timeout_s: float = 10.0
-    metrics_names: MetricsNames = "engine-core"
-
-
-def serve(settings: ServerSettings) -> int:
-    """Serve until SIGINT or SIGTERM. Returns the exit code."""
-    models = ServedModels(
-        ServedModel(
-            lambda address=address: AsyncLLM(  # type: ignore[misc]
-                address,
-                client_name="engine-client http",
-                connect_timeout_s=settings.connect_timeout_s,
-            ),
-            names,
-        )
-        for address, names in settings.addresses
-    )
-    config = uvicorn.Config(
-        make_app(models, settings.metrics_names),
-        host=settings.host,
-        port=settings.port,
-        log_level="warning",
-        access_log=False,
-        loop="uvloop",
-        http="httptools",
-        timeout_graceful_shutdown=30,
-    )
-    sys.stderr.write(f"http://{settings.host}:{settings.port}/v1\n")
-    uvicorn.Server(config).run()
-=======
     keys = settings.check()
     _log_to_stderr()
     with listening(settings) as (url, sockets):
         config = make_config(settings, keys, models)
         run(_serve(config, models, sockets, lambda: (say_ready or print_ready)(url)))
->>>>>>> main
     return 0
 
 

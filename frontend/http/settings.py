@@ -15,6 +15,8 @@ from cyclopts import Parameter
 from frontend.errors import InvalidInput
 from frontend.http.api_keys import ApiKey, ApiKeys, command_line_keys, read_key_file
 
+MetricsNames = Literal["engine-core", "vllm"]
+
 _KEY_VARIABLE = "VLLM_API_KEY"
 
 
@@ -53,8 +55,14 @@ class ServerSettings:
     """Seconds for a client to send a whole request."""
     health_timeout: float = 5.0
     """Seconds for an engine to answer /health, which it does between two steps."""
+    tool_call_parser: Literal["hermes", "llama3_json", "mistral", "pythonic"] | None = None
+    """How models write tool calls; default: as their chat templates show."""
+    reasoning_parser: Literal["qwen3", "deepseek_r1", "mistral", "none"] | None = None
+    """How models mark their reasoning; default: as their chat templates show."""
     drain_timeout: int = 30
     """Seconds for running requests to end after SIGTERM."""
+    metrics_names: MetricsNames = "engine-core"
+    """Names of the metrics at /metrics: our own, or vLLM's for its dashboards."""
     access_log: Literal["off", "text", "json"] = "off"
     """A line on stderr for each request: never prompts, answers or keys."""
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import zmq
 from fake_model import (
+    CHAT_TEMPLATE,
     EOS_ID,
     HEARTBEAT_S,
     NextToken,
@@ -55,7 +56,7 @@ class FakeEngine:
         update_after_tokens: int | None = None,
         step_s: float = 0.001,
         with_tokenizer: bool = True,
-        with_chat_template: bool = True,
+        chat_template: str | None = CHAT_TEMPLATE,
         wire_version: int = WIRE_VERSION,
         refuse: Callable[[EngineRequest], str | None] = lambda _request: None,
         refusal_code: ErrorCode = ErrorCode.INVALID_REQUEST,
@@ -74,7 +75,7 @@ class FakeEngine:
         self.weights_version = 0
         self.step_s = step_s
         self.with_tokenizer = with_tokenizer
-        self.with_chat_template = with_chat_template
+        self.chat_template = chat_template
         self.wire_version = wire_version
         self.refuse = refuse
         self.refusal_code = refusal_code
@@ -176,7 +177,7 @@ class FakeEngine:
         message, frames = welcome(
             self.fingerprint,
             with_tokenizer=self.with_tokenizer,
-            with_chat_template=self.with_chat_template,
+            chat_template=self.chat_template,
             max_num_seqs=self.max_num_seqs,
             recommends=self.recommends,
         )

@@ -107,7 +107,7 @@ def welcome(
     fingerprint: str,
     *,
     with_tokenizer: bool,
-    with_chat_template: bool = True,
+    chat_template: str | None = CHAT_TEMPLATE,
     max_num_seqs: int = 64,
     recommends: bool = True,
 ) -> tuple[Welcome, list[bytes]]:
@@ -115,7 +115,7 @@ def welcome(
     info = TokenizerInfo(
         fingerprint="bytes",
         tokenizer_json=TensorRef(frame=0, dtype="uint8", shape=(len(document),)),
-        chat_template=CHAT_TEMPLATE if with_chat_template else None,
+        chat_template=chat_template,
         special_tokens={"eos_token": EOS},
     )
     model = ModelInfo(

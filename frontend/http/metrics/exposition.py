@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 from weakref import WeakKeyDictionary
 
 from prometheus_client import ProcessCollector
@@ -24,10 +23,9 @@ from frontend.errors import EngineClientError
 from frontend.http.metrics.engine_metrics import ENGINE_METRICS, VLLM_ONLY, EngineMetric
 from frontend.http.request_histograms import add_histogram
 from frontend.http.served_models import ServedModel, ServedModels
+from frontend.http.settings import MetricsNames
 from protocol.calls import STEP_TOKENS_BOUNDS, EngineStatistics
 from protocol.outputs import ModelInfo
-
-MetricsNames = Literal["engine-core", "vllm"]
 
 _ANSWER_S = 2.0
 """An engine answers between two steps; the scrape does not wait longer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -11,23 +12,32 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.async_llm import AsyncLLM
+from frontend.http.answer_parts import (
+    AnswerFormat,
+    AnswerParser,
+    Reasoning,
+    answer_format,
+)
 from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.caller import Caller
 from frontend.http.event_stream import (
     DONE,
     EventStream,
+    begun,
     decode,
     ending_with_errors,
     event,
     json_response,
     until_disconnect,
-    with_first,
 )
+from frontend.http.openai.conversation import template_messages, template_tools
 from frontend.http.openai.generation import Answer, finish_reason, token_logprobs
 from frontend.http.openai.parameters import sampling_params
 from frontend.http.openai.requests import ChatCompletionRequest
 from frontend.http.openai.responses import (
     AnswerMessage,
+    AnswerToolCall,
+    CallFunction,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -36,9 +46,11 @@ from frontend.http.openai.responses import (
     Delta,
 )
 from frontend.http.served_models import ServedModels
+from frontend.http.tools.calls import ToolCall
 from frontend.outputs import CompletionOutput, RequestOutput
 
 _decoder = msgspec.json.Decoder(ChatCompletionRequest)
+_NOTHING = Delta()
 
 
 async def chat_completions(request: Request) -> Response:
@@ -47,21 +59,22 @@ async def chat_completions(request: Request) -> Response:
     asked: ChatCompletionRequest = decode(_decoder, await request.body())
     _check(asked)
     model, llm = await models.get(asked.model)
-    outputs = _generate(llm, asked, Caller.of(request))
+    calls_tools = bool(asked.tools) and asked.tool_choice != "none"
+    parts = answer_format(request, llm, asked.chat_template, has_tools=calls_tools)
+    outputs = generate_chat(llm, asked, parts, Caller.of(request))
     answer = Answer("chatcmpl", asked.request_id, asked.stream_options)
     name = asked.model or model.names[0]
     if asked.stream:
-        started = await until_disconnect(request, with_first(outputs))
+        started = await until_disconnect(request, begun(outputs))
         if started is None:
             return Response(status_code=499)
-        _, outputs = started
-        events = _events(outputs, answer, name, asked, llm)
+        events = _events(started, answer, name, asked, parts, llm)
         return EventStream(ending_with_errors(events))
     output = await until_disconnect(request, _last(outputs))
     if output is None:
         return Response(status_code=499)
     answer.count(0, output)
-    choices = [_choice(part, asked, llm) for part in output.outputs]
+    choices = [_choice(part, parts.parser(output.prompt), asked, llm) for part in output.outputs]
     return json_response(
         ChatCompletion(
             id=answer.id,
@@ -80,33 +93,41 @@ def _check(asked: ChatCompletionRequest) -> None:
         raise not_supported("tool_choice", asked.tool_choice, 'use "auto" or "none"')
     if asked.modalities not in (None, ["text"]):
         raise not_supported("modalities", asked.modalities, 'use ["text"]')
+    if asked.tool_choice == "auto" and not asked.tools:
+        raise ApiError(400, "tool_choice needs tools", param="tool_choice")
+    for index, tool in enumerate(asked.tools or ()):
+        if tool.function.strict:
+            param = f"tools[{index}].function.strict"
+            raise not_supported(param, True, "omit it, and check the arguments")
     if asked.parallel_tool_calls is False:
         raise not_supported("parallel_tool_calls", False, "omit it, and use the first call")
 
 
-def _generate(
-    llm: AsyncLLM, asked: ChatCompletionRequest, caller: Caller
+def generate_chat(
+    llm: AsyncLLM, asked: ChatCompletionRequest, parts: AnswerFormat, caller: Caller
 ) -> AsyncGenerator[RequestOutput, None]:
+    """
+    Raises:
+        ApiError, InvalidInput: something that cannot be served.
+    """
     max_tokens = asked.max_completion_tokens or asked.max_tokens
     num_logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
     params = sampling_params(llm, asked, max_tokens=max_tokens, logprobs=num_logprobs)
-    messages: list[dict[str, Any]] = [
-        {
-            name: value
-            for name, value in msgspec.structs.asdict(message).items()
-            if value is not None
-        }
-        for message in asked.messages
-    ]
+    if parts.shows_special_tokens and asked.skip_special_tokens is None:
+        params = dataclasses.replace(params, skip_special_tokens=False)
+    template = asked.chat_template or llm.get_tokenizer().chat_template or ""
+    variables = dict(asked.chat_template_kwargs or {})
+    if asked.reasoning_effort is not None:
+        variables["reasoning_effort"] = asked.reasoning_effort
     return llm.chat(
-        messages,
+        template_messages(asked.messages, template),
         params,
         caller.engine_request_id(),
         chat_template=asked.chat_template,
         add_generation_prompt=asked.add_generation_prompt and not asked.continue_final_message,
         continue_final_message=asked.continue_final_message,
-        tools=None if asked.tool_choice == "none" else asked.tools,
-        chat_template_kwargs=asked.chat_template_kwargs,
+        tools=None if asked.tool_choice == "none" else template_tools(asked.tools),
+        chat_template_kwargs=variables,
         priority=caller.priority(asked.priority),
         tenant=caller.tenant(asked.user),
         cache_salt=asked.cache_salt,
@@ -117,15 +138,61 @@ async def _last(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
     return [output async for output in outputs][-1]
 
 
-def _choice(output: CompletionOutput, asked: ChatCompletionRequest, llm: AsyncLLM) -> ChatChoice:
+def _choice(
+    output: CompletionOutput, parser: AnswerParser, asked: ChatCompletionRequest, llm: AsyncLLM
+) -> ChatChoice:
+    found = parser.feed(output.text, at_end=True)
+    calls = [part for part in found if isinstance(part, ToolCall)]
+    reasoning = "".join(part.text for part in found if isinstance(part, Reasoning))
+    content = "".join(part for part in found if isinstance(part, str))
     return ChatChoice(
         index=output.index,
-        message=AnswerMessage(content=output.text),
+        message=AnswerMessage(
+            content=None if not content and (calls or reasoning) else content,
+            reasoning=reasoning or UNSET,
+            tool_calls=[_whole_call(call) for call in calls] or UNSET,
+        ),
         logprobs=_logprobs(output, asked, llm),
-        finish_reason=finish_reason(output),
+        finish_reason=_finish_reason(output, parser),
         stop_reason=output.stop_reason,
         token_ids=output.token_ids if asked.return_token_ids else UNSET,
     )
+
+
+def _whole_call(call: ToolCall) -> AnswerToolCall:
+    function = CallFunction(name=call.name, arguments=call.arguments)
+    return AnswerToolCall(id=call.id, type="function", function=function)
+
+
+def _finish_reason(output: CompletionOutput, parser: AnswerParser | None) -> str | None:
+    reason = finish_reason(output)
+    return "tool_calls" if reason == "stop" and parser and parser.num_calls else reason
+
+
+def _deltas(output: CompletionOutput, parser: AnswerParser | None) -> list[Delta]:
+    """At least one."""
+    if parser is None:
+        return [Delta(content=output.text) if output.text else Delta()]
+    number = parser.num_calls
+    deltas = []
+    for part in parser.feed(output.text, at_end=output.finished()):
+        match part:
+            case str():
+                deltas.append(Delta(content=part))
+            case Reasoning(text):
+                deltas.append(Delta(reasoning=text))
+            case ToolCall():
+                head = CallFunction(name=part.name, arguments="")
+                rest = CallFunction(arguments=part.arguments)
+                deltas += [
+                    Delta(tool_calls=[call])
+                    for call in (
+                        AnswerToolCall(index=number, id=part.id, type="function", function=head),
+                        AnswerToolCall(index=number, function=rest),
+                    )
+                ]
+                number += 1
+    return deltas or [Delta()]
 
 
 def _logprobs(
@@ -139,11 +206,21 @@ def _logprobs(
     )
 
 
+def _says_more(choice: ChatChunkChoice) -> bool:
+    """Than its delta."""
+    return (
+        choice.finish_reason is not None
+        or choice.logprobs is not None
+        or choice.token_ids is not UNSET
+    )
+
+
 async def _events(
     outputs: AsyncGenerator[RequestOutput, None],
     answer: Answer,
     name: str,
     asked: ChatCompletionRequest,
+    parts: AnswerFormat,
     llm: AsyncLLM,
 ) -> AsyncGenerator[bytes, None]:
     def chunk(choices: list[ChatChunkChoice], usage: Any) -> bytes:
@@ -154,21 +231,31 @@ async def _events(
         )
 
     no_usage = None if answer.includes_usage else UNSET
+    parsers: dict[int, AnswerParser] = {}
     for index in range(asked.n or 1):
         first = ChatChunkChoice(index=index, delta=Delta(role="assistant", content=""))
         yield chunk([first], no_usage)
     async for output in outputs:
         answer.count(0, output)
         for part in output.outputs:
+            parser = None
+            if not parts.is_plain:
+                if part.index not in parsers:
+                    parsers[part.index] = parts.parser(output.prompt)
+                parser = parsers[part.index]
+            *deltas, last = _deltas(part, parser)
+            for delta in deltas:
+                yield chunk([ChatChunkChoice(index=part.index, delta=delta)], no_usage)
             choice = ChatChunkChoice(
                 index=part.index,
-                delta=Delta(content=part.text) if part.text else Delta(),
+                delta=last,
                 logprobs=_logprobs(part, asked, llm),
-                finish_reason=finish_reason(part),
+                finish_reason=_finish_reason(part, parser),
                 stop_reason=UNSET if part.stop_reason is None else part.stop_reason,
                 token_ids=part.token_ids if asked.return_token_ids else UNSET,
             )
-            yield chunk([choice], answer.usage_so_far() or no_usage)
+            if parser is None or last != _NOTHING or _says_more(choice):
+                yield chunk([choice], answer.usage_so_far() or no_usage)
     if answer.includes_usage:
         yield chunk([], answer.usage())
     yield DONE

@@ -17,13 +17,13 @@ from frontend.http.event_stream import (
     DONE,
     EventStream,
     all_outputs,
+    begun,
     decode,
     ending_with_errors,
     event,
     json_response,
     merged,
     until_disconnect,
-    with_first,
 )
 from frontend.http.openai.generation import Answer, finish_reason, finite, token_text
 from frontend.http.openai.parameters import sampling_params
@@ -50,11 +50,10 @@ async def completions(request: Request) -> Response:
     name = asked.model or model.names[0]
     choices = _Choices(asked, llm)
     if asked.stream:
-        started = await until_disconnect(request, with_first(outputs))
+        started = await until_disconnect(request, begun(outputs))
         if started is None:
             return Response(status_code=499)
-        _, outputs = started
-        return EventStream(ending_with_errors(_events(outputs, answer, name, choices)))
+        return EventStream(ending_with_errors(_events(started, answer, name, choices)))
     found = await until_disconnect(request, all_outputs(outputs, len(prompts)))
     if found is None:
         return Response(status_code=499)

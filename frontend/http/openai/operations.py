@@ -13,6 +13,14 @@ from frontend.http.openai.responses import (
     ModelCard,
     ModelList,
 )
+from frontend.http.openai.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    detokenize,
+    tokenize,
+)
 from frontend.http.operations import Operation
 
 OPERATIONS = [
@@ -34,4 +42,18 @@ OPERATIONS = [
     ),
     Operation(method="GET", path="/v1/models", handler=list_models, gives=ModelList),
     Operation(method="GET", path="/v1/models/{name:path}", handler=get_model, gives=ModelCard),
+    Operation(
+        method="POST",
+        path="/tokenize",
+        handler=tokenize,
+        takes=TokenizeRequest,
+        gives=TokenizeResponse,
+    ),
+    Operation(
+        method="POST",
+        path="/detokenize",
+        handler=detokenize,
+        takes=DetokenizeRequest,
+        gives=DetokenizeResponse,
+    ),
 ]

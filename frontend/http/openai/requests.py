@@ -75,17 +75,47 @@ class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=T
     add_special_tokens: bool | None = None
 
 
-class ChatMessage(msgspec.Struct, kw_only=True):
-    """Further fields are the template's business."""
+class FunctionDefinition(
+    msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    name: Annotated[str, Meta(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    type: Literal["function"] = "function"
+    function: FunctionDefinition
+
+
+class CalledFunction(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class AssistantToolCall(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+    """Left in by clients that joined a stream."""
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """With what OpenAI's answers have, as clients send them back."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[AssistantToolCall] | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
+    annotations: list[dict[str, Any]] | None = None
+    audio: None = None
+    function_call: None = None
 
 
 class ChatCompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
@@ -95,11 +125,13 @@ class ChatCompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_on
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0)] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    """For templates that read it."""
     modalities: list[str] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -38,12 +38,27 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     content: list[TokenLogprob] | None
 
 
+class CallFunction(msgspec.Struct, frozen=True, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class AnswerToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """In a stream the first one of an `index` has id, type and name, those after it have pieces of
+    the arguments."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: CallFunction
+
+
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
     reasoning: str | UnsetType = UNSET
-    tool_calls: list[dict[str, Any]] | UnsetType = UNSET
+    tool_calls: list[AnswerToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +83,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    tool_calls: list[dict[str, Any]] | UnsetType = UNSET
+    tool_calls: list[AnswerToolCall] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):

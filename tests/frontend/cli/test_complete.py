@@ -220,7 +220,7 @@ def test_options_of_the_connection_may_stand_before_the_command(run, start_engin
 def test_a_model_without_a_chat_template_is_told_from_a_fault_of_the_engine(
     run, start_engine, address, tmp_path
 ):
-    engine = start_engine(with_chat_template=False, next_token=saying("x", then_eos=True))
+    engine = start_engine(chat_template=None, next_token=saying("x", then_eos=True))
     for command in (["chat"], ["complete", "Hi", "--chat"]):
         code, out, err = run(*command, "--address", address)
         assert (code, out, err.count("\n")) == (2, "", 1)

@@ -1,25 +1,17 @@
 """OpenAI's routes before a scripted engine: what comes, in which form, and what is refused how."""
 
-import json
 import time
 
 import httpx
 import pytest
 from fake_engine import FakeEngine, wait_until
 from fake_model import expected_text
-from http_server import serving
+from http_server import events_of, serving
 
 from protocol.errors import ErrorCode
 
 HELLO = [{"role": "user", "content": "Hello"}]
 RENDERED = "user:Hello;"
-
-
-def events_of(response):
-    """The data of server-sent events; the last one says that it is over."""
-    events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    assert events.pop() == "[DONE]"
-    return [json.loads(event) for event in events]
 
 
 def chat(http, **fields):

@@ -1,0 +1,122 @@
+"""An answer's text in its parts: reasoning, content, tool calls. How it is parsed is known by the
+model's chat template, unless the server was told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from frontend.async_llm import AsyncLLM
+from frontend.http.api_errors import ApiError
+from frontend.http.reasoning import (
+    REASONING_FORMATS,
+    ReasoningFormat,
+    ReasoningStream,
+    reasoning_format_of_template,
+)
+from frontend.http.settings import ServerSettings
+from frontend.http.tools.calls import ToolCall
+from frontend.http.tools.stream import FORMATS, ToolCallStream, format_of_template
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    text: str
+
+
+Part = Reasoning | str | ToolCall
+"""Content is a string."""
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """How the answers to one request are parsed."""
+
+    tool_calls: str | None = None
+    """A name in `FORMATS`; None: calls are text."""
+    reasoning: ReasoningFormat | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        return self.tool_calls is None and self.reasoning is None
+
+    @property
+    def shows_special_tokens(self) -> bool:
+        """Whether markers would be missing from texts that leave special tokens out."""
+        calls = self.tool_calls is not None and FORMATS[self.tool_calls]().shows_special_tokens
+        return calls or (self.reasoning is not None and self.reasoning.shows_special_tokens)
+
+    def parser(self, prompt: str | None) -> AnswerParser:
+        """For one choice of an answer to `prompt`."""
+        calls = None if self.tool_calls is None else ToolCallStream(FORMATS[self.tool_calls]())
+        reasoning = None
+        if self.reasoning is not None:
+            is_open = self.reasoning.opens_in(prompt or "")
+            reasoning = ReasoningStream(self.reasoning, is_open=is_open)
+        return AnswerParser(reasoning, calls)
+
+
+def answer_format(
+    request: Request, llm: AsyncLLM, chat_template: str | None, *, has_tools: bool
+) -> AnswerFormat:
+    """
+    Args:
+        chat_template: of the request; None: the model's own.
+        has_tools: calls are looked for.
+
+    Raises:
+        ApiError: it is not known how this model writes calls.
+        InvalidInput: the model has no tokenizer.
+    """
+    settings: ServerSettings = request.app.state.settings
+    template = chat_template or llm.get_tokenizer().chat_template or ""
+    if settings.reasoning_parser is None:
+        reasoning = reasoning_format_of_template(template)
+    else:
+        reasoning = REASONING_FORMATS[settings.reasoning_parser]
+    calls = None
+    # a template that takes no tools refuses them itself
+    if has_tools and "tools" in template:
+        calls = settings.tool_call_parser or format_of_template(template)
+        if calls is None:
+            raise ApiError(
+                400,
+                "tools: how this model writes calls is not known from its chat template; start the "
+                f"server with --tool-call-parser, one of {', '.join(FORMATS)}, or omit tools",
+                param="tools",
+            )
+    return AnswerFormat(calls, reasoning)
+
+
+class AnswerParser:
+    """One choice, in pieces. The parts do not depend on the pieces, when texts are joined."""
+
+    def __init__(self, reasoning: ReasoningStream | None, calls: ToolCallStream | None) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+        self.num_calls = 0
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the text so far ends in reasoning."""
+        return self._reasoning is not None and self._reasoning.is_reasoning
+
+    def feed(self, text: str, *, at_end: bool) -> list[Part]:
+        """What is certain by now: with `at_end` all of it."""
+        parts: list[Part] = []
+        content = text
+        if self._reasoning is not None:
+            reasoning, content = self._reasoning.feed(text)
+            if at_end:
+                last_reasoning, last_content = self._reasoning.close()
+                reasoning, content = reasoning + last_reasoning, content + last_content
+            if reasoning:
+                parts.append(Reasoning(reasoning))
+        if self._calls is None:
+            return [*parts, content] if content else parts
+        found = self._calls.feed(content)
+        if at_end:
+            found += self._calls.close()
+        self.num_calls += sum(isinstance(part, ToolCall) for part in found)
+        return [*parts, *found]

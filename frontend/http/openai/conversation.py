@@ -1,0 +1,54 @@
+"""Messages as OpenAI's clients send them to messages as chat templates read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from frontend.http.api_errors import ApiError
+from frontend.http.openai.requests import AssistantToolCall, ChatMessage, Tool
+
+
+def template_messages(messages: Sequence[ChatMessage], chat_template: str) -> list[dict[str, Any]]:
+    """Arguments of calls are objects, as templates take them; "developer" is "system" where the
+    template does not know that role, which it would leave out.
+
+    Raises:
+        ApiError: arguments that are no JSON object.
+    """
+    found = []
+    for index, message in enumerate(messages):
+        plain = {
+            name: value
+            for name, value in msgspec.structs.asdict(message).items()
+            if value is not None and name != "annotations"
+        }
+        if message.role == "developer" and "developer" not in chat_template:
+            plain["role"] = "system"
+        if message.tool_calls is not None:
+            plain.setdefault("content", "")
+            plain["tool_calls"] = [
+                _template_call(call, f"messages[{index}].tool_calls[{number}]")
+                for number, call in enumerate(message.tool_calls)
+            ]
+        found.append(plain)
+    return found
+
+
+def _template_call(call: AssistantToolCall, name: str) -> dict[str, Any]:
+    arguments = call.function.arguments
+    if isinstance(arguments, str):
+        param = f"{name}.function.arguments"
+        try:
+            arguments = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise ApiError(400, f"{param} is no JSON object: {error}", param=param) from None
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def template_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
+    """None if there are none."""
+    return [msgspec.to_builtins(tool) for tool in tools] if tools else None

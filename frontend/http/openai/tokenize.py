@@ -1,0 +1,115 @@
+"""POST /tokenize, /detokenize, by vLLM's shapes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frontend.http.api_errors import ApiError
+from frontend.http.event_stream import decode, json_response
+from frontend.http.openai.conversation import template_messages, template_tools
+from frontend.http.openai.requests import ChatMessage, Tool
+from frontend.http.served_models import ServedModels
+from frontend.tokenizer import Tokenizer
+
+
+class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A text, or a conversation; what stands below `messages` is for conversations."""
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    """Default: for a text. A chat template writes them itself."""
+    return_token_strs: bool | None = None
+    messages: list[ChatMessage] | None = None
+    tools: list[Tool] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeResponse(msgspec.Struct, frozen=True):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    model: str | None = None
+    tokens: list[int]
+
+
+class DetokenizeResponse(msgspec.Struct, frozen=True):
+    prompt: str
+
+
+_CHAT_FIELDS = (
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "chat_template_kwargs",
+)
+_tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
+
+
+async def tokenize(request: Request) -> Response:
+    """The tokens of a text or of a conversation."""
+    models: ServedModels = request.app.state.models
+    asked: TokenizeRequest = decode(_tokenize_decoder, await request.body())
+    _, llm = await models.get(asked.model)
+    tokenizer = llm.get_tokenizer()
+    # in a thread: it may be a long text, and a template may take as long as its limit
+    token_ids = await asyncio.to_thread(_token_ids, asked, tokenizer)
+    strings = None
+    if asked.return_token_strs:
+        strings = [tokenizer.backend.id_to_token(token_id) or "" for token_id in token_ids]
+    return json_response(
+        TokenizeResponse(len(token_ids), llm.model.max_model_len, token_ids, strings)
+    )
+
+
+def _token_ids(asked: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
+    if (asked.prompt is None) == (asked.messages is None):
+        raise ApiError(400, "give prompt or messages, and not both", param="prompt")
+    if asked.prompt is not None:
+        for name in _CHAT_FIELDS:
+            if getattr(asked, name) is not None:
+                raise ApiError(400, f"{name} needs messages", param=name)
+        return tokenizer.encode(
+            asked.prompt, add_special_tokens=asked.add_special_tokens is not False
+        )
+    assert asked.messages is not None
+    template = asked.chat_template or tokenizer.chat_template or ""
+    continues = bool(asked.continue_final_message)
+    adds_prompt = asked.add_generation_prompt
+    text = tokenizer.chat_text(
+        template_messages(asked.messages, template),
+        chat_template=asked.chat_template,
+        add_generation_prompt=not continues if adds_prompt is None else adds_prompt,
+        continue_final_message=continues,
+        tools=template_tools(asked.tools),
+        **(asked.chat_template_kwargs or {}),
+    )
+    return tokenizer.encode(text, add_special_tokens=bool(asked.add_special_tokens))
+
+
+async def detokenize(request: Request) -> Response:
+    """The text of tokens."""
+    models: ServedModels = request.app.state.models
+    asked: DetokenizeRequest = decode(_detokenize_decoder, await request.body())
+    _, llm = await models.get(asked.model)
+    for token_id in asked.tokens:
+        if not 0 <= token_id < llm.model.vocab_size:
+            last = llm.model.vocab_size - 1
+            raise ApiError(400, f"token id {token_id} is not in 0 to {last}", param="tokens")
+    decode_ids = llm.get_tokenizer().decode
+    text = await asyncio.to_thread(decode_ids, asked.tokens, skip_special_tokens=False)
+    return json_response(DetokenizeResponse(text))

@@ -1,0 +1,43 @@
+"""Hermes, Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` for each call."""
+
+from __future__ import annotations
+
+import re
+
+from frontend.http.tools.calls import Parsed, call_of_json, find_marker, load_json
+
+_START = "<tool_call>"
+_END = "</tool_call>"
+_STRING_OR_END = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|</tool_call>', re.DOTALL)
+
+
+class HermesFormat:
+    shows_special_tokens = True
+    separators = " \t\r\n"
+
+    def find(self, text: str, before: str) -> int:
+        return find_marker(text, _START)
+
+    def parse(self, text: str, *, at_end: bool) -> Parsed | None:
+        body = text[len(_START) :]
+        if not body.strip() or not text.startswith(_START):
+            return Parsed(len(text)) if at_end else None
+        if not body.lstrip().startswith("{"):
+            return Parsed(len(_START))
+        end = _end_of(body)
+        if end is None and not at_end:
+            return None
+        if end is None:  # a string without its end, or the answer was cut
+            end = find_marker(body, _END)
+        call = call_of_json(load_json(body[:end]))
+        if call is None:
+            return Parsed(len(_START))
+        return Parsed(min(len(text), len(_START) + end + len(_END)), (call,))
+
+
+def _end_of(body: str) -> int | None:
+    """The first end marker that is not part of a string."""
+    for match in _STRING_OR_END.finditer(body):
+        if match[0] == _END:
+            return match.start()
+    return None

@@ -1,0 +1,62 @@
+"""Pythonic (Llama 3.2, ToolACE): an answer that is `[name(key="value"), other(key=1)]`."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+
+from frontend.http.tools.calls import Parsed, ToolCall, bracket_end, make_call
+
+_PART = re.compile(r""""[^"\\]*(?:\\.[^"\\]*)*"?|'[^'\\]*(?:\\.[^'\\]*)*'?|[\[{()}\]]""", re.DOTALL)
+_MAY_BE_CALL = re.compile(r"\[\s*(?:[A-Za-z_][\w.]*\s*(?:\(|$)|$)")
+_CONSTANTS = {"true": True, "false": False, "null": None}
+
+
+class PythonicFormat:
+    shows_special_tokens = False
+    separators = " \t\r\n"
+
+    def find(self, text: str, before: str) -> int:
+        """A bracket at the start of an answer or of a line."""
+        start = text.find("[")
+        while start >= 0:
+            if (before + text[:start])[-1:] == "\n" or (not before and not text[:start].strip()):
+                return start
+            start = text.find("[", start + 1)
+        return len(text)
+
+    def parse(self, text: str, *, at_end: bool) -> Parsed | None:
+        if not _MAY_BE_CALL.match(text):
+            return Parsed(1)
+        end = bracket_end(text, _PART)
+        if end is None:
+            return Parsed(1) if at_end else None
+        return Parsed(end, _calls(text[:end]))
+
+
+def _calls(source: str) -> tuple[ToolCall, ...]:
+    """None if any of them is malformed."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a model's wrong escapes
+            tree = _Constants().visit(ast.parse(source, mode="eval"))
+        calls = [_call(node) for node in tree.body.elts]
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return ()
+    found = tuple(call for call in calls if call is not None)
+    return found if len(found) == len(calls) else ()
+
+
+def _call(node: ast.expr) -> ToolCall | None:
+    if not isinstance(node, ast.Call) or node.args:
+        return None
+    arguments = {each.arg: ast.literal_eval(each.value) for each in node.keywords}
+    return None if None in arguments else make_call(ast.unparse(node.func), arguments)
+
+
+class _Constants(ast.NodeTransformer):
+    """JSON's names of constants, which models mix in."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_CONSTANTS[node.id]) if node.id in _CONSTANTS else node

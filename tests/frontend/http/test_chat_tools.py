@@ -1,0 +1,256 @@
+"""Tools and reasoning in chat completions before a scripted engine."""
+
+import json
+import time
+
+import httpx
+import pytest
+from fake_model import ids_of, saying
+from http_server import events_of, serving
+from tool_outputs import OUTPUTS
+
+HELLO = [{"role": "user", "content": "Hi"}]
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {}}}]
+MARKERS = {
+    "hermes": "<tool_call>",
+    "llama3_json": '<|start_header_id|>"parameters"',
+    "mistral": "[TOOL_CALLS]",
+    "pythonic": "func_name1(",
+}
+TEMPLATE = (
+    "{# MARKERS #}{{ tools | tojson if tools else '' }}{% for m in messages %}{{ m.role }}:"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}!{{ c.function.arguments.city }}{% endfor %};"
+    "{% endfor %}"
+)
+THINKS = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}<think>\n"
+    "{% if enable_thinking is defined and not enable_thinking %}</think>{% endif %}"
+)
+
+
+@pytest.fixture
+def serve_text(start_engine):
+    """A client of a server whose model says a text."""
+    contexts = []
+
+    def start(text, template=TEMPLATE, **options):
+        engine = start_engine(next_token=saying(text, then_eos=True), chat_template=template)
+        server = serving(engine.address, **options)
+        contexts.append(server)
+        http = httpx.Client(base_url=server.__enter__(), timeout=20)
+        http.engine = engine
+        return http
+
+    yield start
+    for server in contexts:
+        server.__exit__(None, None, None)
+
+
+def chat(http, **fields):
+    body = {"messages": HELLO, "temperature": 0, "max_tokens": 400, **fields}
+    return http.post("/v1/chat/completions", json=body)
+
+
+def joined(events):
+    """A stream's message, as OpenAI's clients join it."""
+    content, reasoning, calls, reasons = "", "", {}, []
+    for event in events:
+        for choice in event["choices"]:
+            delta = choice["delta"]
+            content += delta.get("content", "")
+            reasoning += delta.get("reasoning", "")
+            reasons.append(choice["finish_reason"])
+            for call in delta.get("tool_calls", ()):
+                if "id" in call:
+                    assert call["type"] == "function"
+                    assert call["index"] == len(calls)
+                    calls[call["index"]] = [call["function"]["name"], ""]
+                calls[call["index"]][1] += call["function"]["arguments"]
+    assert set(reasons[:-1]) <= {None}
+    return content, reasoning, [tuple(call) for call in calls.values()], reasons[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("hermes", "text, then two calls"),
+        ("hermes", "no call"),
+        ("hermes", "a missing brace"),
+        ("hermes", "text behind a call"),
+        ("llama3_json", "several calls"),
+        ("mistral", "with an id"),
+        ("pythonic", "several"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_come_as_such_and_text_beside_them_as_content(serve_text, name, case, stream):
+    output = OUTPUTS[name][case]
+    http = serve_text(output.text, TEMPLATE.replace("MARKERS", MARKERS[name]))
+    response = chat(http, tools=TOOLS, stream=stream)
+    if stream:
+        content, _, calls, reason = joined(events_of(response))
+    else:
+        (choice,) = response.json()["choices"]
+        message, reason = choice["message"], choice["finish_reason"]
+        content = message["content"] or ""
+        calls = [
+            (call["function"]["name"], call["function"]["arguments"])
+            for call in message.get("tool_calls", ())
+        ]
+        assert (message["content"] is None) == (not output.content)
+    assert (content, tuple(calls)) == (output.content, output.calls)
+    assert reason == ("tool_calls" if output.calls else "stop")
+
+
+def test_a_call_is_text_where_the_request_has_no_tools(serve_text):
+    output = OUTPUTS["hermes"]["one call"]
+    http = serve_text(output.text, TEMPLATE.replace("MARKERS", "<tool_call>"))
+    for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": []}):
+        (choice,) = chat(http, **fields).json()["choices"]
+        assert choice["message"]["content"] == output.text
+        assert choice["finish_reason"] == "stop"
+
+
+def test_tokens_of_held_back_text_keep_their_log_probabilities(serve_text):
+    output = OUTPUTS["hermes"]["one call"]
+    http = serve_text(output.text, TEMPLATE.replace("MARKERS", "<tool_call>"))
+    events = events_of(chat(http, tools=TOOLS, stream=True, logprobs=True))
+    entries = [
+        entry["token"]
+        for event in events
+        for choice in event["choices"]
+        for entry in (choice["logprobs"] or {"content": []})["content"]
+    ]
+    assert "".join(entries).startswith(output.text)
+
+
+def test_a_conversation_with_calls_and_results_reaches_the_template(serve_text):
+    http = serve_text("Sunny.", TEMPLATE.replace("MARKERS", "<tool_call>"))
+    call = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        *HELLO,
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "abc", "type": "function", "function": call}],
+        },
+        {"role": "tool", "tool_call_id": "abc", "content": [{"type": "text", "text": "sunny"}]},
+    ]
+    assert chat(http, messages=messages, tools=TOOLS).status_code == 200
+    (request,) = http.engine.requests
+    body = {"tokens": request.prompt_token_ids}
+    assert http.post("/detokenize", json=body).json()["prompt"] == (
+        '[{"type": "function", "function": {"name": "get_weather", "parameters": {}}}]'
+        "system:Be brief.;user:Hi;assistant:!Paris;tool:sunny;"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice", "required"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "tool_choice",
+            "not supported",
+        ),
+        ({"tool_choice": "auto"}, "tool_choice", "needs tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search"),
+        ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type", "custom"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
+            "tools[0].function.strict",
+            "not supported",
+        ),
+        ({"tools": TOOLS}, "tools", "--tool-call-parser"),
+        ({"tools": TOOLS, "chat_template": "{{ messages }}"}, None, "does not use tools"),
+        ({"reasoning_effort": "high"}, None, "does not use reasoning_effort"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, None, "enable_thinking"),
+        ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood", "omit"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"function": {"name": "f", "arguments": "{"}}],
+                    }
+                ]
+            },
+            "messages[0].tool_calls[0].function.arguments",
+            "no JSON object",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(serve_text, fields, param, words):
+    http = serve_text("x")
+    response = chat(http, **fields)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert words in error["message"]
+    assert not http.engine.requests
+
+
+def test_the_parser_can_be_named(serve_text):
+    output = OUTPUTS["pythonic"]["one call"]
+    http = serve_text(output.text, tool_call_parser="pythonic")
+    (choice,) = chat(http, tools=TOOLS).json()["choices"]
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_is_a_field_of_its_own(serve_text, stream):
+    http = serve_text("Two and two.\n</think>\n\nFour.", THINKS)
+    response = chat(http, stream=stream)
+    if stream:
+        content, reasoning, _, reason = joined(events_of(response))
+    else:
+        (choice,) = response.json()["choices"]
+        content, reasoning = choice["message"]["content"], choice["message"]["reasoning"]
+        reason = choice["finish_reason"]
+    assert (reasoning, content, reason) == ("Two and two.\n", "\n\nFour.", "stop")
+
+
+def test_a_model_that_is_told_not_to_think_answers_at_once(serve_text):
+    http = serve_text("Four.", THINKS)
+    (choice,) = chat(http, chat_template_kwargs={"enable_thinking": False}).json()["choices"]
+    assert choice["message"]["content"] == "Four."
+    assert "reasoning" not in choice["message"]
+
+
+def test_reasoning_stays_in_the_text_if_the_server_was_told_so(serve_text):
+    http = serve_text("Two.</think>4", THINKS, reasoning_parser="none")
+    (choice,) = chat(http).json()["choices"]
+    assert choice["message"]["content"] == "Two.</think>4"
+
+
+def test_calls_behind_reasoning_are_found(serve_text):
+    output = OUTPUTS["hermes"]["one call"]
+    template = TEMPLATE.replace("MARKERS", "<tool_call>") + "<think>{# </think> #}"
+    http = serve_text(f"I call <tool_call>.</think>\n\n{output.text}", template)
+    content, reasoning, calls, reason = joined(events_of(chat(http, tools=TOOLS, stream=True)))
+    assert (content, reasoning, tuple(calls)) == ("", "I call <tool_call>.", output.calls)
+    assert reason == "tool_calls"
+
+
+def test_a_stream_that_waits_gets_its_headers_and_comments(start_engine, monkeypatch):
+    monkeypatch.setattr("frontend.http.event_stream.BEGIN_S", 0.1)
+    monkeypatch.setattr("frontend.http.event_stream.COMMENT_S", 0.1)
+
+    def late(_request, _num_generated):
+        time.sleep(0.7)
+        return ids_of("x")[0]
+
+    engine = start_engine(next_token=late)
+    body = {"messages": HELLO, "max_tokens": 2, "stream": True}
+    with serving(engine.address) as url, httpx.Client(base_url=url, timeout=20) as http:
+        http.get("/v1/models")
+        with http.stream("POST", "/v1/chat/completions", json=body) as response:
+            assert response.status_code == 200
+            assert engine.num_tokens == 0
+            text = "".join(response.iter_text())
+    assert text.count(": waiting\n\n") >= 3
+    events = [each for each in text.split("\n\n") if each.startswith("data: {")]
+    assert json.loads(events[0].removeprefix("data: "))["choices"][0]["delta"]["role"]
+    assert text.endswith("data: [DONE]\n\n")

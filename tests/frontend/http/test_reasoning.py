@@ -1,0 +1,54 @@
+"""Reasoning at the start of recorded outputs, whole and cut at every character."""
+
+import pytest
+
+from frontend.http.reasoning import (
+    REASONING_FORMATS,
+    ReasoningStream,
+    reasoning_format_of_template,
+)
+
+QWEN3 = "<|im_start|>assistant\n"
+OPENED = "<|Assistant|><think>\n"
+CASES = {
+    "Qwen3": (
+        "qwen3",
+        QWEN3,
+        "<think>\nTwo and two.\n</think>\n\nFour.",
+        "\nTwo and two.\n",
+        "\n\nFour.",
+    ),
+    "opened by the template": ("qwen3", OPENED, "Two.\n</think>\n\n4", "Two.\n", "\n\n4"),
+    "opened twice": ("qwen3", OPENED, "<think>\nTwo.\n</think>4", "\nTwo.\n", "4"),
+    "not thinking": ("qwen3", "<think>\n\n</think>\n\n", "Four.", "", "Four."),
+    "an empty block": ("qwen3", QWEN3, "<think>\n\n</think>\n\n4", "\n\n", "\n\n4"),
+    "cut while it thinks": ("qwen3", QWEN3, "<think>\nTwo and </thi", "\nTwo and </thi", ""),
+    "no block": ("qwen3", QWEN3, "  <thinking> is <b>hard</b>", "", "  <thinking> is <b>hard</b>"),
+    "a block later": ("qwen3", QWEN3, "a <think>b</think>", "", "a <think>b</think>"),
+    "part of a marker": ("qwen3", QWEN3, "\n<thi", "", "\n<thi"),
+    "R1 without the first marker": ("deepseek_r1", QWEN3, "Two.</think>4", "Two.", "4"),
+    "R1 without an end": ("deepseek_r1", QWEN3, "Two.", "Two.", ""),
+    "Magistral": ("mistral", "[/INST]", "[THINK]Two.[/THINK]4", "Two.", "4"),
+}
+
+
+def parted(name, prompt, pieces):
+    markers = REASONING_FORMATS[name]
+    stream = ReasoningStream(markers, is_open=markers.opens_in(prompt))
+    parts = [stream.feed(piece) for piece in pieces] + [stream.close()]
+    return tuple("".join(texts) for texts in zip(*parts, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_reasoning_and_content_are_parted_whole_and_at_every_cut(case):
+    name, prompt, text, reasoning, content = CASES[case]
+    assert parted(name, prompt, [text]) == (reasoning, content)
+    assert parted(name, prompt, list(text)) == (reasoning, content)
+    for cut in range(1, len(text)):
+        assert parted(name, prompt, [text[:cut], text[cut:]]) == (reasoning, content)
+
+
+def test_the_format_is_known_by_the_template():
+    assert reasoning_format_of_template("{{ '<think>\n\n</think>' }}").end == "</think>"
+    assert reasoning_format_of_template("{{ '[THINK]' }}{{ '[/THINK]' }}").end == "[/THINK]"
+    assert reasoning_format_of_template("{{ message.content }}") is None

@@ -1,0 +1,112 @@
+"""Tool calls in recorded outputs of model families, whole and cut at every character."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tool_outputs import OUTPUTS
+
+from frontend.http.tools.calls import ToolCall
+from frontend.http.tools.stream import FORMATS, ToolCallStream, format_of_template
+
+CASES = [
+    pytest.param(name, output, id=f"{name}: {case}")
+    for name, outputs in OUTPUTS.items()
+    for case, output in outputs.items()
+]
+
+
+def parsed(name, pieces):
+    """Content, calls, and the order in which they came."""
+    stream = ToolCallStream(FORMATS[name]())
+    parts = [part for piece in pieces for part in stream.feed(piece)] + stream.close()
+    content = "".join(part for part in parts if isinstance(part, str))
+    return content, tuple((c.name, c.arguments) for c in parts if isinstance(c, ToolCall))
+
+
+@pytest.mark.parametrize(("name", "output"), CASES)
+def test_calls_are_found_and_all_other_text_is_passed_on(name, output):
+    assert parsed(name, [output.text]) == (output.content, output.calls)
+    for _, arguments in output.calls:
+        assert isinstance(json.loads(arguments), dict)
+
+
+@pytest.mark.parametrize(("name", "output"), CASES)
+def test_cut_at_every_character_the_result_is_the_same(name, output):
+    assert parsed(name, list(output.text)) == (output.content, output.calls)
+
+
+@pytest.mark.parametrize(("name", "output"), CASES)
+def test_cut_once_anywhere_the_result_is_the_same(name, output):
+    text = output.text
+    for cut in range(1, min(len(text), 400)):
+        assert parsed(name, [text[:cut], text[cut:]]) == (output.content, output.calls), cut
+
+
+MARKUP = st.sampled_from([
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", '{"name": "f", ',
+    '"parameters": {}}', '"arguments": {"a": "', '"}}', "[f(a=1)]", "[", "]", "{", "}", '"', "'",
+    "\\", "\n", " ", ";", "f(", "a=", "f", "0",
+])  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(pieces=st.lists(MARKUP, max_size=14))
+def test_no_text_depends_on_its_pieces_and_none_without_calls_is_lost(name, pieces):
+    text = "".join(pieces)
+    whole = parsed(name, [text])
+    assert parsed(name, pieces) == whole
+    assert parsed(name, list(text)) == whole
+    if not whole[1]:
+        assert whole[0] == text
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_text_is_not_held_back_longer_than_it_may_become_a_call(name):
+    stream = ToolCallStream(FORMATS[name]())
+    assert stream.feed("Hello") == ["Hello"]
+    assert stream.feed(" <") in ([" <"], [" "])
+    assert "".join(stream.feed("b> x")).endswith("b> x")
+    assert stream.close() == []
+
+
+def test_a_long_argument_is_read_in_time_that_grows_with_its_length():
+    stream = ToolCallStream(FORMATS["hermes"]())
+    scans = 0
+    parse = stream._format.parse
+
+    def counted(text, *, at_end):
+        nonlocal scans
+        scans += 1
+        return parse(text, at_end=at_end)
+
+    stream._format.parse = counted
+    stream.feed('<tool_call>{"name": "f", "arguments": {"a": "')
+    for _ in range(10_000):
+        assert stream.feed("word ") == []
+    (call,) = stream.feed('"}}</tool_call>')
+    assert len(call.arguments) > 50_000
+    assert scans < 20
+
+
+def test_ids_are_nine_letters_and_digits():
+    ids = {ToolCall("f", "{}").id for _ in range(100)}
+    assert len(ids) == 100
+    assert all(len(each) == 9 and each.isalnum() for each in ids)
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{%- if tools %}<tools></tools>\n<tool_call>\n{}</tool_call>{% endif %}", "hermes"),
+        ("<tool_call>\n<function=example>\n<parameter=a>", None),
+        ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", None),
+        ("{{ '[AVAILABLE_TOOLS]' }}{{ '[TOOL_CALLS][' }}", "mistral"),
+        ("<|start_header_id|>{{ '{\"name\": name, \"parameters\": dict' }}", "llama3_json"),
+        ("<|start_header_id|>[func_name1(params_name1=params_value1)]", "pythonic"),
+        ("<|im_start|>{{ message.content }}", None),
+    ],
+)  # fmt: skip
+def test_the_format_is_known_by_the_markers_in_the_template(template, name):
+    assert format_of_template(template) == name
