@@ -1,5 +1,5 @@
-"""Whether a daemon grows under load: memory, descriptors, threads, latency of another client. It has
-random weights of a small model, and is measured idle between the phases."""
+"""Whether a daemon grows under load: memory, descriptors, threads, latency of another client. It
+has random weights of a small model, and is measured idle between the phases."""
 
 import asyncio
 import json as json_format
