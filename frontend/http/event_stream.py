@@ -31,7 +31,7 @@ _COMMENT = b": waiting\n\n"
 
 
 def json_response(
-    body: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None
+    body: msgspec.Struct | list[Any], status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
     return Response(_encoder.encode(body), status, headers, media_type="application/json")
 

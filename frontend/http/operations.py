@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -29,8 +30,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     handler: Callable[[Request], Awaitable[Response]]
     takes: type | None = None
-    gives: type | None = None
-    event: type | None = None
+    gives: Any = None
+    event: Any = None
     event_media_type: str = "text/event-stream"
     needs_key: bool = True
 
@@ -46,7 +47,7 @@ def openapi_document(operations: Sequence[Operation]) -> dict[str, Any]:
         for kind in (operation.takes, operation.gives, operation.event, error_type(operation.path))
         if kind is not None
     }
-    ordered = sorted(types, key=lambda kind: kind.__name__)
+    ordered = sorted(types, key=str)
     schemas, components = msgspec.json.schema_components(
         ordered, ref_template="#/components/schemas/{name}"
     )
@@ -73,7 +74,7 @@ def _described(operation: Operation, schema_of: dict[type, dict[str, Any]]) -> d
         answers[operation.event_media_type] = {"schema": schema_of[operation.event]}
     refusal = {"application/json": {"schema": schema_of[error_type(operation.path)]}}
     described: dict[str, Any] = {
-        "operationId": operation.handler.__name__,
+        "operationId": re.sub(r"\W+", "_", operation.method.lower() + operation.path),
         "summary": (operation.handler.__doc__ or "").strip().splitlines()[0],
         "responses": {
             "200": {"description": "The answer.", "content": answers},

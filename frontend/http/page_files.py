@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
@@ -23,8 +23,10 @@ _HEADERS = {
 }
 
 
-async def page(_request: Request) -> Response:
-    """The chat, for a browser."""
+async def page(request: Request) -> Response:
+    """The chat, for a browser; clients of Ollama know the server by the text."""
+    if "text/html" not in request.headers.get("accept", ""):
+        return PlainTextResponse("Ollama is running", headers={"vary": "accept"})
     return FileResponse(FOLDER / "index.html", headers=_HEADERS)
 
 

@@ -1,0 +1,96 @@
+"""Anthropic's messages as those that chat templates take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from frontend.http.anthropic.requests import (
+    Block,
+    CountTokensRequest,
+    InputMessage,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+
+
+def template_messages(asked: CountTokensRequest) -> list[dict[str, Any]]:
+    """Consecutive messages of one role are one turn, and results of tools are messages of theirs,
+    as templates know them."""
+    messages: list[dict[str, Any]] = []
+    if asked.system:
+        messages.append({"role": "system", "content": _text(asked.system)})
+    for message in asked.messages:
+        for made in _messages(message):
+            last = messages[-1] if messages else None
+            if last is not None and last["role"] == made["role"] != "tool":
+                _join(last, made)
+            else:
+                messages.append(made)
+    return messages
+
+
+def template_tools(asked: CountTokensRequest) -> list[dict[str, Any]] | None:
+    if not asked.tools or (asked.tool_choice is not None and asked.tool_choice.type == "none"):
+        return None
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description or "",
+                "parameters": tool.input_schema,
+            },
+        }
+        for tool in asked.tools
+    ]
+
+
+def continues_answer(asked: CountTokensRequest) -> bool:
+    """A last message of the assistant is the beginning of the answer."""
+    return asked.messages[-1].role == "assistant"
+
+
+def _messages(message: InputMessage) -> list[dict[str, Any]]:
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    results: list[dict[str, Any]] = []
+    texts: list[TextBlock] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for block in message.content:
+        match block:
+            case TextBlock():
+                texts.append(block)
+            case ThinkingBlock():
+                thoughts.append(block.thinking)
+            case ToolUseBlock():
+                function = {"name": block.name, "arguments": block.input}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            case ToolResultBlock():
+                content = _text(block.content or "")
+                results.append(
+                    {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+                )
+    made: dict[str, Any] = {"role": message.role, "content": _text(texts)}
+    if thoughts:
+        made["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        made["tool_calls"] = calls
+    return results if results and not texts else [*results, made]
+
+
+def _text(content: str | Sequence[Block]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(block.text for block in content if isinstance(block, TextBlock))
+
+
+def _join(message: dict[str, Any], more: dict[str, Any]) -> None:
+    for name, value in more.items():
+        if name == "tool_calls":
+            message[name] = message.get(name, []) + value
+        elif name != "role":
+            message[name] = "\n".join(filter(None, (message.get(name), value)))

@@ -1,0 +1,225 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frontend.async_llm import AsyncLLM
+from frontend.http.anthropic.conversation import (
+    continues_answer,
+    template_messages,
+    template_tools,
+)
+from frontend.http.anthropic.requests import CountTokensRequest, MessagesRequest
+from frontend.http.anthropic.responses import (
+    AnswerText,
+    ContentBlockDelta,
+    ContentBlockStart,
+    ContentBlockStop,
+    Message,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    MessageUsage,
+    StopDelta,
+    TextDelta,
+    TokenCount,
+    named,
+)
+from frontend.http.api_errors import ApiError, not_supported
+from frontend.http.caller import Caller
+from frontend.http.error_forms import error_body
+from frontend.http.event_stream import (
+    EventStream,
+    begun,
+    decode,
+    ending_with_errors,
+    event,
+    json_response,
+    until_disconnect,
+)
+from frontend.http.exchange import Exchange
+from frontend.http.openai.generation import EngineFailure, finish_reason
+from frontend.http.served_models import ServedModels
+from frontend.outputs import RequestOutput
+from frontend.sampling_params import RequestOutputKind, SamplingParams
+
+_OTHER_EVENTS = "2023-01-01"
+"""A version of the API; all later ones have the events that are sent here."""
+_messages_decoder = msgspec.json.Decoder(MessagesRequest)
+_count_decoder = msgspec.json.Decoder(CountTokensRequest)
+
+
+async def messages(request: Request) -> Response:
+    """Answer a conversation, whole or as a stream of events."""
+    models: ServedModels = request.app.state.models
+    _check_version(request)
+    asked: MessagesRequest = decode(_messages_decoder, await request.body())
+    _check(asked)
+    _, llm = await models.get(asked.model)
+    user = None if asked.metadata is None else asked.metadata.user_id
+    caller = Caller.of(request)
+    outputs = llm.chat(
+        template_messages(asked),
+        _sampling_params(llm, asked),
+        caller.engine_request_id(),
+        **_template_options(asked),
+        priority=caller.priority(None),
+        tenant=caller.tenant(user),
+    )
+    answer = _Answer(asked, caller.exchange)
+    if asked.stream:
+        started = await until_disconnect(request, begun(outputs))
+        if started is None:
+            return Response(status_code=499)
+        events = ending_with_errors(_events(started, answer), _error_event)
+        return answer.identified(EventStream(events))
+    output = await until_disconnect(request, _last(outputs))
+    if output is None:
+        return Response(status_code=499)
+    answer.count(output)
+    text = AnswerText(text=output.outputs[0].text)
+    return answer.identified(json_response(answer.message([text], answer.stop(output))))
+
+
+async def count_tokens(request: Request) -> Response:
+    """The number of tokens of a conversation."""
+    models: ServedModels = request.app.state.models
+    _check_version(request)
+    asked: CountTokensRequest = decode(_count_decoder, await request.body())
+    _check(asked)
+    _, llm = await models.get(asked.model)
+    prompt = await asyncio.to_thread(
+        llm.input_processor.chat_prompt, template_messages(asked), **_template_options(asked)
+    )
+    return json_response(TokenCount(input_tokens=len(prompt["prompt_token_ids"])))
+
+
+def _check_version(request: Request) -> None:
+    if request.headers.get("anthropic-version") == _OTHER_EVENTS:
+        raise not_supported("anthropic-version", _OTHER_EVENTS, "use 2023-06-01 or a later one")
+
+
+def _check(asked: CountTokensRequest) -> None:
+    if template_tools(asked) is not None:
+        raise ApiError(400, "tools are not supported; omit them", param="tools")
+    if asked.thinking is not None and asked.thinking.type != "disabled":
+        raise not_supported("thinking.type", asked.thinking.type, 'use "disabled"')
+
+
+def _template_options(asked: CountTokensRequest) -> dict[str, Any]:
+    continues = continues_answer(asked)
+    return {
+        "tools": template_tools(asked),
+        "add_generation_prompt": not continues,
+        "continue_final_message": continues,
+    }
+
+
+def _sampling_params(llm: AsyncLLM, asked: MessagesRequest) -> SamplingParams:
+    given = {name: getattr(asked, name) for name in ("temperature", "top_p", "top_k")}
+    return dataclasses.replace(
+        llm.get_default_sampling_params(),
+        **{name: value for name, value in given.items() if value is not None},
+        stop=asked.stop_sequences,
+        max_tokens=asked.max_tokens,
+        output_kind=RequestOutputKind.DELTA if asked.stream else RequestOutputKind.FINAL_ONLY,
+    )
+
+
+class _Answer:
+    """One message: its id, its usage, and why it ended."""
+
+    def __init__(self, asked: MessagesRequest, exchange: Exchange) -> None:
+        self._asked = asked
+        self._exchange = exchange
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
+        self._num_generated = 0
+
+    def identified(self, response: Response) -> Response:
+        """With the header in which Anthropic's clients look for the request's id."""
+        response.headers["request-id"] = self._exchange.request_id
+        return response
+
+    def count(self, output: RequestOutput) -> None:
+        """Each delta once."""
+        self._num_prompt_tokens = len(output.prompt_token_ids)
+        self._num_cached_tokens = output.num_cached_tokens or 0
+        self._num_generated += len(output.outputs[0].token_ids)
+        self._exchange.num_prompt_tokens = self._num_prompt_tokens
+        self._exchange.num_output_tokens = self._num_generated
+
+    def usage(self) -> MessageUsage:
+        return MessageUsage(
+            input_tokens=self._num_prompt_tokens - self._num_cached_tokens,
+            cache_read_input_tokens=self._num_cached_tokens,
+            output_tokens=self._num_generated,
+        )
+
+    def message(self, content: list[AnswerText], stop: StopDelta | None = None) -> Message:
+        return Message(
+            id=f"msg_{self._exchange.request_id}",
+            model=self._asked.model,
+            content=content,
+            stop_reason=None if stop is None else stop.stop_reason,
+            stop_sequence=None if stop is None else stop.stop_sequence,
+            usage=self.usage(),
+        )
+
+    def stop(self, output: RequestOutput) -> StopDelta:
+        """
+        Raises:
+            EngineFailure: it ended neither by the model nor by a limit of its own.
+        """
+        part = output.outputs[0]
+        match finish_reason(part):
+            case "stop" if isinstance(part.stop_reason, str):
+                return StopDelta(stop_reason="stop_sequence", stop_sequence=part.stop_reason)
+            case "stop":
+                reason = "end_turn"
+            case "length" if self._num_generated < self._asked.max_tokens:
+                reason = "model_context_window_exceeded"
+            case "length":
+                reason = "max_tokens"
+            case other:
+                raise EngineFailure(part.detail or f"the engine ended the request: {other}")
+        return StopDelta(stop_reason=reason, stop_sequence=None)
+
+
+async def _last(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
+    return [output async for output in outputs][-1]
+
+
+def _sent(body: Any) -> bytes:
+    return event(body, named(body))
+
+
+def _error_event(error: ApiError) -> bytes:
+    return _sent(error_body(error, "/v1/messages"))
+
+
+async def _events(
+    outputs: AsyncGenerator[RequestOutput, None], answer: _Answer
+) -> AsyncGenerator[bytes, None]:
+    has_begun = False
+    async for output in outputs:
+        answer.count(output)
+        if not has_begun:
+            has_begun = True
+            yield _sent(MessageStart(message=answer.message([])))
+            yield _sent(ContentBlockStart(index=0, content_block=AnswerText(text="")))
+        if text := output.outputs[0].text:
+            yield _sent(ContentBlockDelta(index=0, delta=TextDelta(text=text)))
+        if output.finished:
+            stop = answer.stop(output)
+            yield _sent(ContentBlockStop(index=0))
+            yield _sent(MessageDelta(delta=stop, usage=answer.usage()))
+            yield _sent(MessageStop())

@@ -1,0 +1,148 @@
+"""Which models there are: /api/tags, /api/show, /api/ps, /api/pull."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frontend.async_llm import AsyncLLM
+from frontend.errors import EngineClientError
+from frontend.http.api_errors import ApiError
+from frontend.http.event_stream import decode, json_response
+from frontend.http.ollama.requests import ModelRequest
+from frontend.http.ollama.responses import (
+    ApiVersion,
+    LoadedModel,
+    LoadedModels,
+    ModelDetails,
+    ModelEntries,
+    ModelEntry,
+    ShownModel,
+    Status,
+)
+from frontend.http.served_models import ServedModel, ServedModels
+
+_VERSION = "0.13.0"
+"""Of Ollama: the one whose API this is. Clients compare it."""
+_LATEST = ":latest"
+_decoder = msgspec.json.Decoder(ModelRequest)
+
+
+async def served_model(request: Request, name: str) -> tuple[ServedModel, AsyncLLM]:
+    """By its name, with ":latest" or without.
+
+    Raises:
+        ApiError: there is no such model.
+        EngineClientError: its engine does not answer.
+    """
+    models: ServedModels = request.app.state.models
+    stem = name.removesuffix(_LATEST)
+    given = next((each for each in (name, stem, stem + _LATEST) if each in models.names()), stem)
+    return await models.get(given)
+
+
+async def tags(request: Request) -> Response:
+    """The models of this server."""
+    return json_response(ModelEntries(models=[entry async for entry, _ in _entries(request)]))
+
+
+async def ps(request: Request) -> Response:
+    """The models whose engines run."""
+    loaded = [
+        LoadedModel(context_length=llm.model.max_model_len, **msgspec.structs.asdict(entry))
+        async for entry, llm in _entries(request)
+        if llm is not None
+    ]
+    return json_response(LoadedModels(models=loaded))
+
+
+async def show(request: Request) -> Response:
+    """One model."""
+    asked: ModelRequest = decode(_decoder, await request.body())
+    model, llm = await served_model(request, asked.model or asked.name)
+    info, family = llm.model, _family(llm)
+    template = "" if info.tokenizer is None else info.tokenizer.chat_template or ""
+    model_info: dict[str, Any] = {
+        "general.architecture": family,
+        "general.basename": info.name,
+        f"{family}.context_length": info.max_model_len,
+        f"{family}.vocab_size": info.vocab_size,
+    }
+    return json_response(
+        ShownModel(
+            modelfile=f"FROM {info.name}\n",
+            parameters="\n".join(f"{k} {v:g}" for k, v in info.default_sampling.items()),
+            template=template,
+            details=_details(llm),
+            model_info=model_info,
+            capabilities=["completion"],
+            modified_at=_since(model),
+        )
+    )
+
+
+async def pull(request: Request) -> Response:
+    """Success, for a model that is served."""
+    asked: ModelRequest = decode(_decoder, await request.body())
+    await served_model(request, asked.model or asked.name)
+    success = Status("success")
+    if asked.stream is False:
+        return json_response(success)
+    lines = msgspec.json.Encoder().encode_lines([Status("pulling manifest"), success])
+    return Response(lines, media_type="application/x-ndjson")
+
+
+async def embed(_request: Request) -> Response:
+    """Refused: the engine does not embed."""
+    raise ApiError(400, "embeddings are not supported: this engine only generates text")
+
+
+async def version(_request: Request) -> Response:
+    """The version of Ollama whose API this is."""
+    return json_response(ApiVersion(_VERSION))
+
+
+async def _entries(
+    request: Request,
+) -> AsyncGenerator[tuple[ModelEntry, AsyncLLM | None], None]:
+    """One for each name; of an engine that is away without its client."""
+    models: ServedModels = request.app.state.models
+    for model in models:
+        try:
+            llm = await model.ready()
+        except EngineClientError:
+            llm = None
+        fingerprint = "" if llm is None else llm.model.fingerprint
+        for name in model.names:
+            tag = name if ":" in name else name + _LATEST
+            yield (
+                ModelEntry(
+                    name=tag,
+                    model=tag,
+                    modified_at=_since(model),
+                    digest=hashlib.sha256(f"{name} {fingerprint}".encode()).hexdigest(),
+                    details=ModelDetails() if llm is None else _details(llm),
+                ),
+                llm,
+            )
+
+
+def _details(llm: AsyncLLM) -> ModelDetails:
+    family = _family(llm)
+    return ModelDetails(
+        family=family, families=[family], quantization_level=llm.model.dtype.upper()
+    )
+
+
+def _family(llm: AsyncLLM) -> str:
+    return llm.model.architecture.removesuffix("ForCausalLM").lower()
+
+
+def _since(model: ServedModel) -> datetime:
+    return datetime.fromtimestamp(model.created_s, UTC)

@@ -1,0 +1,224 @@
+"""Anthropic's routes before a scripted engine."""
+
+import json
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+from fake_engine import wait_until
+from fake_model import TOKENIZER, expected_text, saying
+from http_server import serving
+
+from protocol.errors import ErrorCode
+
+HELLO = [{"role": "user", "content": "Hello"}]
+RENDERED = "user:Hello;"
+
+
+def ask(http, path="/v1/messages", headers=None, **fields):
+    body = {"model": "fake", "max_tokens": 5, "temperature": 0, "messages": HELLO, **fields}
+    return http.post(path, json=body, headers=headers)
+
+
+def count(http, **fields):
+    body = {"model": "fake", "messages": HELLO, **fields}
+    return http.post("/v1/messages/count_tokens", json=body)
+
+
+def events_of(response):
+    """Name and data of each."""
+    found = re.findall(r"event: (\w+)\ndata: (.+)\n\n", response.text)
+    return [(name, json.loads(data)) for name, data in found]
+
+
+def error_of(response, status):
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert body.keys() == {"type", "error"}
+    assert body["type"] == "error"
+    assert body["error"].keys() == {"type", "message"}
+    return body["error"]
+
+
+def prompt_of(request):
+    return TOKENIZER.decode(request.prompt_token_ids)
+
+
+def test_a_conversation_is_answered_with_usage(http):
+    response = ask(http)
+    answer = response.json()
+    assert answer["content"] == [{"type": "text", "text": expected_text(RENDERED, 5)}]
+    assert (answer["type"], answer["role"], answer["model"]) == ("message", "assistant", "fake")
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("max_tokens", None)
+    usage = answer["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == len(RENDERED)
+    assert usage["cache_read_input_tokens"] == 3
+    assert usage["output_tokens"] == 5
+    assert response.headers["request-id"]
+
+
+def test_a_stream_says_the_same_in_events(http):
+    response = ask(http, stream=True)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = events_of(response)
+    assert all(name == data["type"] for name, data in events)
+    names = [name for name, _ in events]
+    assert names[:2] == ["message_start", "content_block_start"]
+    assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert set(names[2:-3]) == {"content_block_delta"}
+    deltas = [data["delta"] for name, data in events if name == "content_block_delta"]
+    assert {delta["type"] for delta in deltas} == {"text_delta"}
+    assert "".join(delta["text"] for delta in deltas) == expected_text(RENDERED, 5)
+    message = events[0][1]["message"]
+    assert (message["content"], message["stop_reason"]) == ([], None)
+    assert events[-2][1]["usage"]["output_tokens"] == 5
+    assert events[-2][1]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "reason", "sequence"),
+    [
+        ({"stop_sequences": ["wor"]}, "stop_sequence", "wor"),
+        ({}, "end_turn", None),
+        ({"max_tokens": 4}, "max_tokens", None),
+    ],
+)
+def test_the_reason_why_it_ended(start_engine, stream, fields, reason, sequence):
+    engine = start_engine(next_token=saying("hello world", then_eos=True))
+    with serving(engine.address) as url, httpx.Client(base_url=url) as http:
+        response = ask(http, **{"max_tokens": 100, "stream": stream, **fields})
+    answer = events_of(response)[-2][1]["delta"] if stream else response.json()
+    assert (answer["stop_reason"], answer["stop_sequence"]) == (reason, sequence)
+
+
+def test_an_answer_that_fills_the_context_says_so(http):
+    answer = ask(http, max_tokens=100_000).json()
+    assert answer["stop_reason"] == "model_context_window_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("fields", "rendered"),
+    [
+        ({"system": "Be brief"}, "system:Be brief;user:Hello;"),
+        (
+            {"system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
+            "system:a;user:Hello;",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "one"},
+                    {"role": "user", "content": [{"type": "text", "text": "two"}]},
+                    {"role": "assistant", "content": [{"type": "text", "text": "three"}]},
+                    {"role": "user", "content": "four"},
+                ]
+            },
+            "user:one\ntwo;assistant:three;user:four;",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "Call"},
+                    {
+                        "role": "assistant",
+                        "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}],
+                    },
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "tool_result", "tool_use_id": "t", "content": "5"},
+                            {"type": "text", "text": "So?"},
+                        ],
+                    },
+                ]
+            },
+            "user:Call;assistant:;tool:5;user:So?;",
+        ),
+        ({"messages": [*HELLO, {"role": "assistant", "content": "Ah"}]}, "user:Hello;assistant:Ah"),
+    ],
+)
+def test_the_conversation_goes_through_the_chat_template(http, engine, fields, rendered):
+    assert ask(http, **fields).status_code == 200
+    assert prompt_of(engine.requests[-1]) == rendered
+    assert count(http, **fields).json() == {"input_tokens": len(rendered)}
+    assert len(engine.requests) == 1
+
+
+def test_sampling_parameters_reach_the_engine(http, engine):
+    ask(http, temperature=0.5, top_p=0.9, top_k=3)
+    params = engine.requests[-1].sampling_params
+    assert (params.temperature, params.top_p, params.top_k) == (0.5, 0.9, 3)
+
+
+def test_the_user_id_is_a_part_of_the_tenant(http, engine):
+    ask(http, metadata={"user_id": "ann"})
+    assert engine.requests[-1].tenant == "127.0.0.1/ann"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"frobnicate": 1}, "'frobnicate'"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image"),
+        ({"tool_choice": {"type": "any"}, "tools": [{"name": "f", "input_schema": {}}]}, "tool"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"stop_sequences": [""]}, "stop"),
+        ({"messages": [{"role": "user", "content": "x" * 600}]}, "the limit is 511"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(http, engine, fields, words):
+    error = error_of(ask(http, **fields), 400)
+    assert error["type"] == "invalid_request_error"
+    assert words in error["message"]
+    assert not engine.requests
+
+
+def test_an_older_version_of_the_api_is_refused(http):
+    for version in ("2023-06-01", "2026-10-21"):
+        assert ask(http, headers={"anthropic-version": version}).status_code == 200
+    error = error_of(ask(http, headers={"anthropic-version": "2023-01-01"}), 400)
+    assert "anthropic-version" in error["message"]
+
+
+def test_an_unknown_model_is_a_404(http):
+    error = error_of(ask(http, model="claude"), 404)
+    assert error["type"] == "not_found_error"
+    error_of(http.get("/v1/messages"), 405)
+
+
+def test_a_full_queue_is_a_429_and_an_engine_that_is_away_a_503(start_engine):
+    engine = start_engine(refuse=lambda _: "128 requests wait", refusal_code=ErrorCode.QUEUE_FULL)
+    with serving(engine.address, "fake") as url, httpx.Client(base_url=url, timeout=20) as http:
+        for stream in (False, True):
+            response = ask(http, stream=stream)
+            assert error_of(response, 429)["type"] == "rate_limit_error"
+            assert response.headers["retry-after"]
+    with serving(f"ipc://{Path(engine.address[6:]).parent}/none", "fake") as url:
+        assert error_of(ask(httpx.Client(base_url=url)), 503)["type"] == "overloaded_error"
+
+
+def test_a_failure_in_a_stream_is_an_event(start_engine):
+    fail = lambda _request, number: "a broken step" if number == 3 else None  # noqa: E731
+    engine = start_engine(fail=fail)
+    with serving(engine.address) as url, httpx.Client(base_url=url) as http:
+        name, data = events_of(ask(http, stream=True))[-1]
+        assert name == data["type"] == "error"
+        assert data["error"] == {"type": "api_error", "message": "a broken step"}
+        assert error_of(ask(http), 500)["message"] == "a broken step"
+
+
+def test_a_reader_that_leaves_ends_its_request(start_engine):
+    engine = start_engine(step_s=0.02)
+    body = {"model": "fake", "messages": HELLO, "max_tokens": 400, "stream": True}
+    with serving(engine.address) as url, httpx.Client(base_url=url) as http:
+        with http.stream("POST", "/v1/messages", json=body) as response:
+            next(response.iter_raw())
+        wait_until(lambda: len(engine.aborted) == 1)
+        assert not engine.num_live
+        with pytest.raises(httpx.ReadTimeout):
+            http.post("/v1/messages", json={**body, "stream": False}, timeout=0.5)
+        wait_until(lambda: len(engine.aborted) == 2)

@@ -1,0 +1,262 @@
+"""Ollama's routes before a scripted engine."""
+
+import json
+import time
+from datetime import datetime
+
+import httpx
+import pytest
+from fake_engine import wait_until
+from fake_model import TOKENIZER, expected_text, saying
+from http_server import serving
+
+HELLO = [{"role": "user", "content": "Hello"}]
+RENDERED = "user:Hello;"
+GREEDY = {"temperature": 0, "num_predict": 5}
+
+
+def chat(http, options=GREEDY, **fields):
+    body = {"model": "fake", "messages": HELLO, "options": options, **fields}
+    return http.post("/api/chat", json=body)
+
+
+def generate(http, options=GREEDY, **fields):
+    body = {"model": "fake", "prompt": "Hello", "options": options, **fields}
+    return http.post("/api/generate", json=body)
+
+
+def lines_of(response):
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def error_of(response, status):
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert body.keys() == {"error"}
+    return body["error"]
+
+
+def prompt_of(request):
+    return TOKENIZER.decode(request.prompt_token_ids)
+
+
+def test_a_conversation_is_a_stream_unless_said_otherwise(http):
+    *parts, last = lines_of(chat(http))
+    assert all(part["done"] is False for part in parts)
+    assert {part["message"]["role"] for part in parts} == {"assistant"}
+    text = "".join(part["message"]["content"] for part in parts)
+    assert text == expected_text(RENDERED, 5)
+    assert last["message"]["content"] == ""
+    assert (last["done"], last["done_reason"]) == (True, "length")
+    whole = chat(http, stream=False).json()
+    assert whole["message"] == {"role": "assistant", "content": text}
+    assert whole.keys() == last.keys()
+
+
+def test_a_prompt_goes_through_the_template_unless_it_is_raw(http, engine):
+    *parts, last = lines_of(generate(http))
+    assert "".join(part["response"] for part in parts) == expected_text(RENDERED, 5)
+    assert last["response"] == ""
+    generate(http, system="Be brief")
+    whole = generate(http, raw=True, stream=False).json()
+    assert whole["response"] == expected_text("Hello", 5)
+    assert "context" not in whole
+    assert [prompt_of(request) for request in engine.requests] == [
+        RENDERED,
+        "system:Be brief;" + RENDERED,
+        "Hello",
+    ]
+
+
+def test_the_context_of_an_answer_goes_before_the_next_prompt(http, engine):
+    context = generate(http, stream=False).json()["context"]
+    assert TOKENIZER.decode(context) == RENDERED + expected_text(RENDERED, 5)
+    assert lines_of(generate(http))[-1]["context"] == context
+    generate(http, context=context)
+    assert prompt_of(engine.requests[-1]) == TOKENIZER.decode(context) + RENDERED
+
+
+def test_figures_are_those_of_the_engine_in_nanoseconds(http):
+    for answer in (lines_of(chat(http))[-1], generate(http, stream=False).json()):
+        assert answer["prompt_eval_count"] == len(RENDERED)
+        assert answer["eval_count"] == 5
+        assert answer["prompt_eval_duration"] == answer["eval_duration"] == 100_000_000
+        assert 0 < answer["load_duration"] < answer["total_duration"] < 20e9
+        assert abs(datetime.fromisoformat(answer["created_at"]).timestamp() - time.time()) < 60
+
+
+def test_options_reach_the_engine(http, engine):
+    options = {
+        "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "seed": 5, "num_predict": 7,
+        "repeat_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25,
+    }  # fmt: skip
+    chat(http, options)
+    params = engine.requests[-1].sampling_params
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 3, 0.1)
+    assert (params.seed, params.max_tokens) == (5, 7)
+    assert (params.repetition_penalty, params.presence_penalty) == (1.5, 0.5)
+    assert params.frequency_penalty == 0.25
+
+
+@pytest.mark.parametrize(("num_predict", "length"), [(None, 501), (-1, 501), (-2, 501), (3, 3)])
+def test_as_much_is_said_as_asked_or_as_there_is_room_for(http, num_predict, length):
+    options = {"num_predict": num_predict, "temperature": 0}
+    assert chat(http, options, stream=False).json()["eval_count"] == length
+
+
+def test_a_context_length_limits_prompt_and_answer(http):
+    answer = chat(http, {"num_ctx": 20, "temperature": 0}, stream=False).json()
+    assert answer["eval_count"] == 20 - len(RENDERED)
+    assert "num_ctx is 11" in error_of(chat(http, {"num_ctx": 11}), 400)
+    assert "limit is 512" in error_of(chat(http, {"num_ctx": 4096}), 400)
+
+
+def test_a_model_that_recommends_nothing_is_sampled_as_ollama_does(start_engine):
+    engine = start_engine(recommends=False)
+    with serving(engine.address) as url, httpx.Client(base_url=url) as http:
+        chat(http, {"num_predict": 2})
+    assert engine.requests[-1].sampling_params.temperature == 0.8
+
+
+@pytest.mark.parametrize("stop", ["wor", ["wor"]])
+def test_a_stop_string_ends_the_answer(start_engine, stop):
+    engine = start_engine(next_token=saying("hello world"))
+    with serving(engine.address) as url, httpx.Client(base_url=url) as http:
+        answer = chat(http, {"stop": stop}, stream=False).json()
+    assert (answer["message"]["content"], answer["done_reason"]) == ("hello ", "stop")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_name_the_tokens(http, stream):
+    response = chat(http, logprobs=True, top_logprobs=2, stream=stream)
+    answers = lines_of(response) if stream else [response.json()]
+    entries = [entry for answer in answers for entry in answer.get("logprobs", [])]
+    assert "".join(entry["token"] for entry in entries) == expected_text(RENDERED, 5)
+    assert {len(entry["top_logprobs"]) for entry in entries} == {2}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_a_prompt_the_model_is_only_loaded(http, engine, stream):
+    for response in (
+        chat(http, messages=[], stream=stream),
+        generate(http, prompt="", stream=stream),
+    ):
+        (answer,) = lines_of(response) if stream else [response.json()]
+        assert (answer["done"], answer["done_reason"]) == (True, "load")
+    assert not engine.requests
+
+
+def test_what_clients_send_for_nothing_is_nothing(http):
+    nothing = {"format": "", "keep_alive": "5m", "think": None}
+    assert chat(http, {}, **nothing, tools=[]).status_code == 200
+    unused = {"system": "", "template": "", "suffix": "", "images": None, "context": []}
+    assert generate(http, None, **unused, format=None, keep_alive=-1).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"frobnicate": 1}, "'frobnicate'"),
+        ({"options": {"num_gpu": 1}}, "'options.num_gpu'"),
+        ({"options": {"temperature": -1}}, "options.temperature"),
+        ({"options": {"mirostat": 2}}, "options.mirostat"),
+        ({"options": {"repeat_last_n": 64}}, "options.repeat_last_n"),
+        ({"format": "json"}, "format is 'json'"),
+        ({"format": {"type": "object"}}, "format is"),
+        ({"think": True}, "think is True"),
+        ({"keep_alive": 0}, "keep_alive is '0'"),
+        ({"keep_alive": "0s"}, "keep_alive is '0s'"),
+        ({"keep_alive": "soon"}, "keep_alive is 'soon'"),
+        ({"top_logprobs": 2}, "logprobs=true"),
+        ({"model": ""}, "model"),
+    ],
+)
+@pytest.mark.parametrize("call", [chat, generate])
+def test_what_cannot_be_served_is_refused_by_name(http, engine, call, fields, words):
+    assert words in error_of(call(http, **fields), 400)
+    assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"template": "{{ .Prompt }}"}, "template"),
+        ({"suffix": "end"}, "suffix"),
+        ({"images": ["aGk="]}, "images"),
+        ({"raw": True, "system": "x"}, "raw"),
+    ],
+)
+def test_what_a_prompt_cannot_have_is_refused_by_name(http, fields, words):
+    assert words in error_of(generate(http, **fields), 400)
+
+
+def test_what_a_conversation_cannot_have_is_refused_by_name(http):
+    images = [{"role": "user", "content": "x", "images": ["aGk="]}]
+    assert "messages[0].images" in error_of(chat(http, messages=images), 400)
+    assert "tools" in error_of(chat(http, tools=[{"type": "function"}]), 400)
+
+
+@pytest.mark.parametrize("names", [(), ("small",), ("small:latest",), ("small:1b", "other")])
+def test_models_go_by_their_names_with_a_tag_or_without(engine, names):
+    with serving(engine.address, *names) as url, httpx.Client(base_url=url) as http:
+        models = http.get("/api/tags").json()["models"]
+        tagged = [name if ":" in name else f"{name}:latest" for name in names or ("fake",)]
+        assert [model["model"] for model in models] == tagged
+        assert [model["name"] for model in http.get("/api/ps").json()["models"]] == tagged
+        for name in {*tagged, *(name.removesuffix(":latest") for name in tagged)}:
+            assert chat(http, model=name, stream=False).json()["model"] == name
+            shown = http.post("/api/show", json={"model": name}).json()
+            assert shown["model_info"][shown["details"]["family"] + ".context_length"] == 512
+            assert shown["capabilities"] == ["completion"]
+            lines = lines_of(http.post("/api/pull", json={"model": name}))
+            assert lines[-1] == {"status": "success"}
+        for path in ("chat", "generate", "show", "pull"):
+            assert "llama9" in error_of(http.post(f"/api/{path}", json={"model": "llama9"}), 404)
+
+
+def test_models_of_an_engine_that_is_away_are_listed_and_not_loaded(address):
+    with serving(address, "small") as url, httpx.Client(base_url=url, timeout=20) as http:
+        assert [each["name"] for each in http.get("/api/tags").json()["models"]] == ["small:latest"]
+        assert http.get("/api/ps").json() == {"models": []}
+        error_of(chat(http, model="small"), 503)
+
+
+def test_the_server_says_what_it_is(http):
+    assert http.head("/").status_code == 200
+    assert http.get("/").text == "Ollama is running"
+    page = http.get("/", headers={"accept": "text/html,*/*"})
+    assert page.headers["content-type"].startswith("text/html")
+    assert http.head("/api/version").status_code == 200
+    assert http.get("/api/version").json()["version"].count(".") == 2
+
+
+def test_embeddings_are_refused_by_name(http):
+    for path in ("/api/embed", "/api/embeddings"):
+        assert "embed" in error_of(http.post(path, json={"model": "fake", "input": "x"}), 400)
+    error_of(http.post("/api/nothing"), 404)
+
+
+def test_a_failure_in_a_stream_is_a_last_line(start_engine):
+    fail = lambda _request, number: "a broken step" if number == 3 else None  # noqa: E731
+    engine = start_engine(fail=fail)
+    with serving(engine.address) as url, httpx.Client(base_url=url) as http:
+        assert lines_of(chat(http))[-1] == {"error": "a broken step"}
+        assert error_of(chat(http, stream=False), 500) == "a broken step"
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_a_reader_that_leaves_ends_its_request(start_engine, path):
+    engine = start_engine(step_s=0.02)
+    body = {"model": "fake", "prompt": "Hello"}
+    if path == "/api/chat":
+        body = {"model": "fake", "messages": HELLO}
+    with serving(engine.address) as url, httpx.Client(base_url=url) as http:
+        with http.stream("POST", path, json=body) as response:
+            next(response.iter_raw())
+        wait_until(lambda: len(engine.aborted) == 1)
+        assert not engine.num_live
+        with pytest.raises(httpx.ReadTimeout):
+            http.post(path, json={**body, "stream": False}, timeout=0.5)
+        wait_until(lambda: len(engine.aborted) == 2)
