@@ -136,6 +136,24 @@ class AsyncLLM:
             EngineStartError: the engine did not get ready; the text holds its last lines.
         """
         child = ChildDaemon(daemon_arguments(model, engine_options))
+        return await cls.launched(
+            child, client_name=client_name, seed=seed, startup_timeout_s=startup_timeout_s
+        )
+
+    @classmethod
+    async def launched(
+        cls,
+        child: ChildDaemon,
+        *,
+        client_name: str = "",
+        seed: int | None = None,
+        startup_timeout_s: float = 600.0,
+    ) -> Self:
+        """A client of an engine that is starting, and ends with the client.
+
+        Raises:
+            EngineStartError: see `launch`.
+        """
         try:
             await child.ready(startup_timeout_s)
             client = cls(

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from frontend.errors import EngineDied, EngineStartError
 from protocol.addresses import SOCKET_NAME
@@ -34,12 +34,19 @@ class ChildDaemon:
     Args:
         arguments: of the command line, without `--bind`.
         command: what to run; default: the engine of this Python.
+        shows_log: its standard error is this process's; else its last lines are kept for errors.
 
     Raises:
         EngineStartError: the process could not be started.
     """
 
-    def __init__(self, arguments: Sequence[str], *, command: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        command: Sequence[str] | None = None,
+        shows_log: bool = False,
+    ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="engine-"))  # mode 0700
         socket_path = self._folder / SOCKET_NAME
         self.address = f"ipc://{socket_path}"
@@ -52,6 +59,7 @@ class ChildDaemon:
         self.restarts = "--supervise" in arguments
         """Whether an engine that died is started again, at the same address."""
         self._is_ready = False
+        self._shows_log = shows_log
         self._tail: deque[str] = deque(maxlen=_NUM_SHOWN_LINES)
         self._ready: Future[str] = Future()
         self._exited: Future[int] = Future()
@@ -63,7 +71,7 @@ class ChildDaemon:
                 [*program, *arguments, "--bind", self.address, "--exit-on-stdin-eof", *watched],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stderr=None if shows_log else subprocess.PIPE,
                 text=True,
                 errors="replace",
                 start_new_session=True,  # Ctrl-C is for the client, which aborts its requests
@@ -71,11 +79,9 @@ class ChildDaemon:
         except OSError as error:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise EngineStartError(f"cannot run {program[0]}: {error.strerror}") from None
-        assert self._process.stdout is not None and self._process.stderr is not None
-        stdout, stderr = self._process.stdout, self._process.stderr
-        readers = ((self._read_stdout, stdout), (self._read_stderr, stderr))
         self._threads = [
-            threading.Thread(target=read, args=(stream,), daemon=True) for read, stream in readers
+            threading.Thread(target=read, daemon=True)
+            for read in (self._read_stdout, self._read_stderr_and_wait)
         ]
         for thread in self._threads:
             thread.start()
@@ -136,6 +142,11 @@ class ChildDaemon:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         return f"the engine at {self.address} {how}. {self._last_lines()}"
 
+    async def wait(self) -> str:
+        """How the process ended, once it has."""
+        await asyncio.shield(asyncio.wrap_future(self._exited))
+        return await self.exit_report()
+
     async def close(self) -> None:
         """End it: end of input, then SIGTERM, then SIGKILL. Calling it again does nothing."""
         process = self._process
@@ -159,22 +170,26 @@ class ChildDaemon:
             await asyncio.sleep(_POLL_S)
         return self._process.poll() is not None
 
-    def _read_stdout(self, stream: IO[str]) -> None:
-        with stream:
+    def _read_stdout(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as stream:
             self._ready.set_result(stream.readline())
             for _ in stream:  # nothing more is expected; a full pipe must not stop the engine
                 pass
 
-    def _read_stderr(self, stream: IO[str]) -> None:
-        with stream:
-            for line in stream:
-                self._tail.append(line.rstrip())
+    def _read_stderr_and_wait(self) -> None:
+        if self._process.stderr is not None:
+            with self._process.stderr as stream:
+                for line in stream:
+                    self._tail.append(line.rstrip())
         code = self._process.wait()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)  # compilers and downloads that it left
         self._exited.set_result(code)
 
     def _last_lines(self) -> str:
+        if self._shows_log:
+            return "Its log is above."
         if not self._tail:
             return "It wrote nothing to standard error."
         return "Its last lines:\n" + "\n".join(f"    {line}" for line in self._tail)

@@ -144,6 +144,35 @@ def http(
     return run_http(daemon, settings, model or [], served_model_name or [])
 
 
+@app.command
+def serve(
+    model: Annotated[
+        str, Parameter(help="A folder, file or known name, as for `engine-core --model`.")
+    ],
+    /,
+    *engine_options: Annotated[
+        str,
+        Parameter(
+            help="Other options are the daemon's (`engine-core --help-all`). It is started again "
+            "when it dies, but for --no-supervise.",
+            allow_leading_hyphen=True,
+        ),
+    ],
+    served_model_name: Annotated[
+        list[str] | None,
+        Parameter(help="The model's name, instead of its own; may be repeated.", negative=""),
+    ] = None,
+    startup_timeout: Annotated[
+        float, Parameter(help="Seconds for the daemon to get ready, downloads included.")
+    ] = 3600.0,
+    settings: ServerSettings = _SERVER,
+) -> int:
+    """Start a daemon and serve OpenAI's API over HTTP. They end together."""
+    from frontend.cli.http import run_serve
+
+    return run_serve(model, engine_options, settings, served_model_name or [], startup_timeout)
+
+
 _Json = Annotated[bool, Parameter(help="Print one JSON document.", negative="")]
 
 

@@ -16,18 +16,19 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from frontend.errors import EngineClientError
-from frontend.http import llama_cpp
+from frontend.http import health, live_requests, llama_cpp
 from frontend.http.anthropic import operations as anthropic
 from frontend.http.api_errors import ApiError, api_error
 from frontend.http.api_keys import ApiKeys
 from frontend.http.door import Door, DoorRules
 from frontend.http.error_forms import error_response
-from frontend.http.health import Health, Version, get_version, health
 from frontend.http.metrics.exposition import Metrics, get_metrics
 from frontend.http.ollama import operations as ollama
 from frontend.http.openai import operations as openai
 from frontend.http.operations import Operation, openapi_document
 from frontend.http.page_files import PageFiles, page
+from frontend.http.responses import operations as responses
+from frontend.http.responses.store import ResponseStore
 from frontend.http.served_models import ServedModels
 from frontend.http.settings import ServerSettings
 
@@ -37,12 +38,13 @@ _SETTINGS = ServerSettings()
 
 OPERATIONS = [
     *openai.OPERATIONS,
+    *responses.OPERATIONS,
     *anthropic.OPERATIONS,
     *ollama.OPERATIONS,
     *llama_cpp.OPERATIONS,
-    Operation(method="GET", path="/health", handler=health, gives=Health, needs_key=False),
+    *health.OPERATIONS,
+    *live_requests.OPERATIONS,
     Operation(method="GET", path="/metrics", handler=get_metrics),
-    Operation(method="GET", path="/version", handler=get_version, gives=Version, needs_key=False),
 ]
 
 
@@ -88,6 +90,7 @@ def make_app(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.models = models
         app.state.settings = settings
+        app.state.responses = ResponseStore()
         app.state.metrics = Metrics(models, settings.metrics_names)
         yield
         await models.close()

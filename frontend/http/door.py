@@ -35,7 +35,7 @@ class DoorRules:
     """
     Args:
         keys: None: everybody is answered.
-        open_paths, open_folder: answered without a key, and never refused as too many.
+        open_paths, open_folder: answered without a key.
         origins: web origins whose pages may use a server without keys; "*" is all.
         checks_host: whether names other than this machine's are refused: behind one of them a
             hostile page would be of the same origin (DNS rebinding).
@@ -116,7 +116,7 @@ class Door:
                 raise ApiError(400, "X-Request-Id must have 1 to 128 visible ASCII characters")
             exchange.request_id = request_id
         self._check_size(int(headers.get("content-length") or 0))
-        if is_open:
+        if is_open or scope["method"] != "POST":  # the state can be seen while all is full
             return
         key = exchange.key
         if key is not None:

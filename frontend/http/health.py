@@ -1,4 +1,4 @@
-"""GET /health, /ready, /version: is the engine making progress?"""
+"""GET /health, /ready, /version: do the engines make progress, and can they serve now?"""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from starlette.responses import Response
 
 from frontend.errors import EngineClientError
 from frontend.http.event_stream import json_response
+from frontend.http.operations import Operation
 from frontend.http.served_models import ServedModel, ServedModels
+from frontend.http.settings import ServerSettings
+from protocol.calls import EngineState
 
-_ANSWER_S = 5.0
-"""An engine answers a ping between two steps; one that takes longer is stuck."""
+_OK = "ok"
+_BUT_WELL = (_OK, EngineState.PAUSED.value, EngineState.ASLEEP.value)
 
 
 class Health(msgspec.Struct, frozen=True):
-    """`engines` by name: "ok", or what is wrong."""
+    """`engines` by name: "ok", "paused", "asleep", or what is wrong."""
 
     status: str
     engines: dict[str, str]
@@ -29,28 +32,58 @@ class Version(msgspec.Struct, frozen=True):
 
 
 async def health(request: Request) -> Response:
-    """200: every engine is idle or makes progress. 503 names those that do not."""
+    """200: every engine is idle, paused or makes progress. 503 names those that do not."""
+    return await _answer(request, _BUT_WELL)
+
+
+async def ready(request: Request) -> Response:
+    """200: every engine can serve a request now. 503 names those that are away, paused or
+    asleep."""
+    return await _answer(request, (_OK,))
+
+
+async def _answer(request: Request, good: tuple[str, ...]) -> Response:
     models: ServedModels = request.app.state.models
-    states = await asyncio.gather(*(_state(model) for model in models))
+    settings: ServerSettings = request.app.state.settings
+    states = await asyncio.gather(*(_state(each, settings.health_timeout) for each in models))
     engines = {
-        ", ".join(model.names) or f"engine {number}": state
+        engine_name(model, number): state
         for number, (model, state) in enumerate(zip(models, states, strict=True))
     }
-    is_well = all(state == "ok" for state in states)
-    return json_response(Health("ok" if is_well else "error", engines), 200 if is_well else 503)
+    is_good = all(state in good for state in states)
+    return json_response(Health(_OK if is_good else "error", engines), 200 if is_good else 503)
 
 
-async def _state(model: ServedModel) -> str:
+def engine_name(model: ServedModel, number: int) -> str:
+    return ", ".join(model.names) or f"engine {number}"
+
+
+async def _state(model: ServedModel, timeout_s: float) -> str:
+    is_connected = False
     try:
-        async with asyncio.timeout(_ANSWER_S):
-            await (await model.ready()).ping()
+        async with asyncio.timeout(timeout_s):
+            llm = await model.ready()
+            is_connected = True
+            state = (await llm.ping()).state
     except TimeoutError:
-        return f"stuck or away: no answer within {_ANSWER_S:g} s"
+        if not is_connected:
+            return f"away: nothing answers within {timeout_s:g} s"
+        return (
+            f"stuck: no step has ended within {timeout_s:g} s; see the daemon's log, or raise "
+            "--health-timeout if its steps take longer"
+        )
     except EngineClientError as error:
-        return str(error)
-    return "ok"
+        return f"away: {error}"
+    return _OK if state is EngineState.RUNNING else state.value
 
 
 async def get_version(_request: Request) -> Response:
     """The version of this server."""
     return json_response(Version(version("engine-core")))
+
+
+OPERATIONS = [
+    Operation(method="GET", path="/health", handler=health, gives=Health, needs_key=False),
+    Operation(method="GET", path="/ready", handler=ready, gives=Health, needs_key=False),
+    Operation(method="GET", path="/version", handler=get_version, gives=Version, needs_key=False),
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -9,12 +10,14 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass
 from importlib.metadata import version
 from types import FrameType
 
 import uvicorn
 
+from frontend.errors import EngineDied
 from frontend.event_loop import run
 from frontend.http.api_keys import ApiKeys
 from frontend.http.app import make_app
@@ -25,35 +28,45 @@ from frontend.http.served_models import ServedModels
 from frontend.http.settings import ServerSettings
 
 
-def serve(
-    settings: ServerSettings,
-    models: ServedModels,
-    say_ready: Callable[[str], None] | None = None,
-) -> int:
+@dataclass(frozen=True)
+class Backend:
+    """
+    Args:
+        lost: returns, with the reason, when the server has nothing to serve any more.
+        text: said when the server is ready, behind its address.
+    """
+
+    models: ServedModels
+    lost: Callable[[], Awaitable[str]] | None = None
+    text: Callable[[str], str] = "Serving at {}/v1".format
+
+
+def serve(settings: ServerSettings, start: Callable[[], Awaitable[Backend]]) -> int:
     """Serve until SIGINT or SIGTERM; a second one ends what still runs. Returns the exit code.
 
     Args:
-        say_ready: gets the server's URL; default: print it.
+        start: called when the address is taken; the server answers once it has returned.
 
     Raises:
         InvalidInput: the settings contradict each other.
         AddressUnavailable: something else listens there.
+        EngineClientError: of `start`; EngineDied if the backend was lost.
     """
     keys = settings.check()
     _log_to_stderr()
     with listening(settings) as (url, sockets):
-        config = make_config(settings, keys, models)
-        run(_serve(config, models, sockets, lambda: (say_ready or print_ready)(url)))
+        run(_serve(settings, keys, start, url, sockets))
     return 0
 
 
-def print_ready(url: str) -> None:
-    """One line of JSON, or a text for a person."""
+def _print_ready(url: str, text: str) -> None:
+    """A text for a person, or one line of JSON."""
     document = {"event": "ready", "url": url, "pid": os.getpid(), "version": version("engine-core")}
-    text = f"Serving at {url}/v1\nCtrl-C stops it." if sys.stdout.isatty() else json.dumps(document)
     with contextlib.suppress(OSError):  # nobody reads it
-        sys.stdout.write(text + "\n")
+        sys.stdout.write((text if sys.stdout.isatty() else json.dumps(document)) + "\n")
         sys.stdout.flush()
+        if not sys.stdout.isatty():
+            sys.stderr.write(text + "\n")
 
 
 def make_config(
@@ -78,15 +91,34 @@ def make_config(
 
 
 async def _serve(
-    config: uvicorn.Config,
-    models: ServedModels,
+    settings: ServerSettings,
+    keys: ApiKeys | None,
+    start: Callable[[], Awaitable[Backend]],
+    url: str,
     sockets: list[socket.socket],
-    say_ready: Callable[[], None],
 ) -> None:
+    backend = await start()
     try:
-        await _Server(config, say_ready).serve(sockets)
+        config = make_config(settings, keys, backend.models)
+        server = _Server(config, lambda: _print_ready(url, backend.text(url)))
+        lost = asyncio.ensure_future(_end_when_lost(server, backend))
+        await server.serve(sockets)
+        if lost.done():
+            raise EngineDied(lost.result(), address=url)
+        lost.cancel()
     finally:
-        await models.close()
+        await backend.models.close()
+
+
+async def _end_when_lost(server: uvicorn.Server, backend: Backend) -> str:
+    if backend.lost is None:
+        await asyncio.Event().wait()
+    assert backend.lost is not None
+    reason = await backend.lost()
+    if server.should_exit:  # that is why
+        await asyncio.Event().wait()
+    server.should_exit = True
+    return reason
 
 
 class _Server(uvicorn.Server):

@@ -230,6 +230,11 @@ class EngineProcess:
             clock=self.clock,
         )
 
+    @property
+    def unread_by(self) -> set[str]:
+        """Clients whose queues were full when it ended, with more for them."""
+        return {client.name for client in self.outbox._backlogs}
+
     # ------------------------------------------------------------------ what faults do
 
     def start(self) -> None:

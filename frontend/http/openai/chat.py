@@ -57,7 +57,7 @@ async def chat_completions(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of events."""
     models: ServedModels = request.app.state.models
     asked: ChatCompletionRequest = decode(_decoder, await request.body())
-    _check(asked)
+    check_chat(asked)
     model, llm = await models.get(asked.model)
     calls_tools = bool(asked.tools) and asked.tool_choice != "none"
     parts = answer_format(request, llm, asked.chat_template, has_tools=calls_tools)
@@ -86,7 +86,11 @@ async def chat_completions(request: Request) -> Response:
     )
 
 
-def _check(asked: ChatCompletionRequest) -> None:
+def check_chat(asked: ChatCompletionRequest) -> None:
+    """
+    Raises:
+        ApiError: what this server does not do.
+    """
     if asked.top_logprobs is not None and not asked.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
     if asked.tool_choice not in (None, "none", "auto"):

@@ -102,7 +102,7 @@ class AssistantToolCall(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     """Left in by clients that joined a stream."""
 
 
-class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """With what OpenAI's answers have, as clients send them back."""
 
     role: str

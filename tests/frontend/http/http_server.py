@@ -15,6 +15,13 @@ from frontend.http.served_models import ServedModel, ServedModels
 from frontend.http.server import make_config
 from frontend.http.settings import ServerSettings
 
+TEMPLATE = (
+    "{# MARKERS #}{{ tools | tojson if tools else '' }}{% for m in messages %}{{ m.role }}:"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}!{{ c.function.arguments.city }}{% endfor %};"
+    "{% endfor %}"
+)
+"""Takes tools; MARKERS are those that a family is known by."""
+
 
 @contextlib.contextmanager
 def serving(address: str, *names: str, **settings: object) -> Iterator[str]:

@@ -5,8 +5,8 @@ import time
 
 import httpx
 import pytest
-from fake_model import ids_of, saying
-from http_server import events_of, serving
+from fake_model import ids_of
+from http_server import TEMPLATE, events_of, serving
 from tool_outputs import OUTPUTS
 
 HELLO = [{"role": "user", "content": "Hi"}]
@@ -17,33 +17,10 @@ MARKERS = {
     "mistral": "[TOOL_CALLS]",
     "pythonic": "func_name1(",
 }
-TEMPLATE = (
-    "{# MARKERS #}{{ tools | tojson if tools else '' }}{% for m in messages %}{{ m.role }}:"
-    "{{ m.content }}{% for c in m.tool_calls or [] %}!{{ c.function.arguments.city }}{% endfor %};"
-    "{% endfor %}"
-)
 THINKS = (
     "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}<think>\n"
     "{% if enable_thinking is defined and not enable_thinking %}</think>{% endif %}"
 )
-
-
-@pytest.fixture
-def serve_text(start_engine):
-    """A client of a server whose model says a text."""
-    contexts = []
-
-    def start(text, template=TEMPLATE, **options):
-        engine = start_engine(next_token=saying(text, then_eos=True), chat_template=template)
-        server = serving(engine.address, **options)
-        contexts.append(server)
-        http = httpx.Client(base_url=server.__enter__(), timeout=20)
-        http.engine = engine
-        return http
-
-    yield start
-    for server in contexts:
-        server.__exit__(None, None, None)
 
 
 def chat(http, **fields):

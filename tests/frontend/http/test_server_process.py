@@ -105,7 +105,7 @@ def test_a_stream_that_takes_too_long_or_a_second_signal_cuts_it(start_engine, d
                     rest += chunk
             assert b'"finish_reason":"length"' not in rest
         assert running.process.wait(5) == 0
-        assert running.process.stderr.read() == ""
+        assert "Traceback" not in running.process.stderr.read()
     wait_until(lambda: engine.num_goodbyes == 1)  # which ends its requests
 
 

@@ -1,0 +1,256 @@
+"""POST /v1/responses, GET /v1/responses/{id}."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from frontend.async_llm import AsyncLLM
+from frontend.http.answer_parts import AnswerFormat, answer_format
+from frontend.http.api_errors import ApiError, not_supported
+from frontend.http.caller import Caller
+from frontend.http.event_stream import (
+    EventStream,
+    begun,
+    decode,
+    ending_with_errors,
+    event,
+    until_disconnect,
+)
+from frontend.http.openai.chat import check_chat, generate_chat
+from frontend.http.openai.generation import Answer, finish_reason
+from frontend.http.openai.requests import (
+    ChatCompletionRequest,
+    ChatMessage,
+    FunctionDefinition,
+    Tool,
+)
+from frontend.http.responses.bodies import (
+    InputItem,
+    InputTokensDetails,
+    OutputTokensDetails,
+    ReasoningOptions,
+    ResponseEvent,
+    ResponseObject,
+    ResponsesRequest,
+    ResponseUsage,
+    TextOptions,
+)
+from frontend.http.responses.input_items import append_items
+from frontend.http.responses.store import ResponseStore, StoredResponse
+from frontend.http.responses.writer import ResponseWriter
+from frontend.http.served_models import ServedModels
+from frontend.outputs import RequestOutput
+
+_decoder = msgspec.json.Decoder(ResponsesRequest)
+_SAME_NAMES = (
+    "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "user", "priority",
+    "cache_salt", "chat_template_kwargs", "tool_choice", "parallel_tool_calls", "service_tier",
+    "metadata",
+)  # fmt: skip
+_MEDIA_TYPE = "application/json"
+
+
+async def create_response(request: Request) -> Response:
+    """Answer a conversation with items, whole or as a stream of events."""
+    models: ServedModels = request.app.state.models
+    asked: ResponsesRequest = decode(_decoder, await request.body())
+    _check(asked)
+    conversation = _conversation(request, asked)
+    chat = _chat_request(asked, conversation)
+    check_chat(chat)
+    model, llm = await models.get(asked.model)
+    calls_tools = bool(asked.tools) and asked.tool_choice != "none"
+    parts = answer_format(request, llm, None, has_tools=calls_tools)
+    outputs = generate_chat(llm, chat, parts, Caller.of(request))
+    writer = ResponseWriter(_response_object(asked, asked.model or model.names[0], llm))
+
+    def store() -> None:
+        if asked.store is False:
+            return
+        items = msgspec.convert(msgspec.to_builtins(writer.response.output), list[InputItem])
+        append_items(conversation, items)
+        encode = msgspec.json.encode
+        stored = StoredResponse(_owner(request), encode(writer.response), encode(conversation))
+        responses: ResponseStore = request.app.state.responses
+        responses.put(writer.response.id, stored)
+
+    started = await until_disconnect(request, begun(outputs))
+    if started is None:
+        return Response(status_code=499)
+    events = _events(started, parts, writer, store)
+    if not asked.stream:
+        if await until_disconnect(request, _drained(events)) is None:
+            return Response(status_code=499)
+        return Response(msgspec.json.encode(writer.response), media_type=_MEDIA_TYPE)
+
+    def failure(error: ApiError) -> bytes:
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        return _encoded(writer.fail(code, error.message))
+
+    return EventStream(ending_with_errors(_encoded_events(writer, events), failure))
+
+
+async def get_response(request: Request) -> Response:
+    """A response that was kept."""
+    for name in request.query_params:
+        raise ApiError(400, f"{name!r} is not supported; omit it", param=name)
+    stored = _stored(request, request.path_params["response_id"], 404)
+    return Response(stored.response, media_type=_MEDIA_TYPE)
+
+
+def _check(asked: ResponsesRequest) -> None:
+    if asked.background:
+        raise not_supported("background", True, "omit it, and use stream")
+    if asked.truncation not in (None, "disabled"):
+        raise not_supported("truncation", asked.truncation, 'use "disabled"')
+    if asked.text is not None and asked.text.format.type != "text":
+        raise not_supported("text.format", asked.text.format.type, "use text, and check the answer")
+    for index, tool in enumerate(asked.tools or ()):
+        if tool.strict:
+            param = f"tools[{index}].strict"
+            raise not_supported(param, True, "send false, and check the arguments")
+
+
+def _owner(request: Request) -> str | None:
+    """None without keys: then all callers are one."""
+    caller = Caller.of(request)
+    return None if caller.exchange.key is None else caller.name
+
+
+def _stored(request: Request, response_id: str, status: int) -> StoredResponse:
+    responses: ResponseStore = request.app.state.responses
+    stored = responses.get(response_id, _owner(request))
+    if stored is None:
+        raise ApiError(
+            status,
+            f"the response {response_id!r} is not kept here: it was not stored, or dropped for "
+            "newer ones; send the conversation as input",
+            param="previous_response_id" if status == 400 else "response_id",
+            code="previous_response_not_found" if status == 400 else "not_found",
+        )
+    return stored
+
+
+def _conversation(request: Request, asked: ResponsesRequest) -> list[ChatMessage]:
+    """Without instructions."""
+    messages: list[ChatMessage] = []
+    if asked.previous_response_id is not None:
+        stored = _stored(request, asked.previous_response_id, 400)
+        messages = msgspec.json.decode(stored.messages, type=list[ChatMessage])
+    if isinstance(asked.input, str):
+        messages.append(ChatMessage(role="user", content=asked.input))
+    else:
+        append_items(messages, asked.input)
+    if not messages:
+        raise ApiError(400, "input is empty; give at least one message", param="input")
+    return messages
+
+
+def _chat_request(
+    asked: ResponsesRequest, conversation: list[ChatMessage]
+) -> ChatCompletionRequest:
+    messages = [*conversation]
+    if asked.instructions:
+        messages.insert(0, ChatMessage(role="system", content=asked.instructions))
+    tools = [
+        Tool(
+            function=FunctionDefinition(
+                name=tool.name, description=tool.description, parameters=tool.parameters
+            )
+        )
+        for tool in asked.tools or ()
+    ]
+    same: dict[str, Any] = {name: getattr(asked, name) for name in _SAME_NAMES}
+    return ChatCompletionRequest(
+        messages=messages,
+        model=asked.model,
+        stream=True,
+        max_completion_tokens=asked.max_output_tokens,
+        tools=tools,
+        reasoning_effort=None if asked.reasoning is None else asked.reasoning.effort,
+        **same,
+    )
+
+
+def _response_object(asked: ResponsesRequest, model: str, llm: AsyncLLM) -> ResponseObject:
+    defaults = llm.get_default_sampling_params()
+    return ResponseObject(
+        id=f"resp_{secrets.token_hex(24)}",
+        created_at=int(time.time()),
+        instructions=asked.instructions,
+        max_output_tokens=asked.max_output_tokens,
+        model=model,
+        previous_response_id=asked.previous_response_id,
+        reasoning=asked.reasoning or ReasoningOptions(),
+        store=asked.store is not False,
+        temperature=defaults.temperature if asked.temperature is None else asked.temperature,
+        text=asked.text or TextOptions(),
+        tool_choice="none" if asked.tool_choice == "none" else "auto",
+        tools=asked.tools or [],
+        top_p=defaults.top_p if asked.top_p is None else asked.top_p,
+        user=asked.user,
+        metadata=asked.metadata or {},
+    )
+
+
+async def _events(
+    outputs: AsyncGenerator[RequestOutput, None],
+    parts: AnswerFormat,
+    writer: ResponseWriter,
+    store: Callable[[], None],
+) -> AsyncGenerator[ResponseEvent, None]:
+    answer = Answer("resp", None, None)
+    parser = None
+    num_reasoning_tokens = 0
+    async for output in outputs:
+        answer.count(0, output)
+        (part,) = output.outputs
+        reason = finish_reason(part)
+        parser = parser or parts.parser(output.prompt)
+        for piece in parser.feed(part.text, at_end=part.finished()):
+            for each in writer.add(piece):
+                yield each
+        num_reasoning_tokens += len(part.token_ids) if parser.is_reasoning else 0
+        if reason is not None:
+            for each in writer.end(reason, _usage(answer, num_reasoning_tokens)):
+                if each.response is not msgspec.UNSET:
+                    store()
+                yield each
+
+
+def _usage(answer: Answer, num_reasoning_tokens: int) -> ResponseUsage:
+    usage = answer.usage()
+    details = usage.prompt_tokens_details
+    return ResponseUsage(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=InputTokensDetails(0 if details is None else details.cached_tokens),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=OutputTokensDetails(num_reasoning_tokens),
+        total_tokens=usage.total_tokens,
+    )
+
+
+async def _drained(events: AsyncGenerator[ResponseEvent, None]) -> bool:
+    async for _ in events:
+        pass
+    return True
+
+
+async def _encoded_events(
+    writer: ResponseWriter, events: AsyncGenerator[ResponseEvent, None]
+) -> AsyncGenerator[bytes, None]:
+    for each in writer.begin():
+        yield _encoded(each)
+    async for each in events:
+        yield _encoded(each)
+
+
+def _encoded(each: ResponseEvent) -> bytes:
+    return event(each, each.type)
