@@ -144,9 +144,7 @@ async def _entries(
 
 def _details(llm: AsyncLLM) -> ModelDetails:
     family = _family(llm)
-    return ModelDetails(
-        family=family, families=[family], quantization_level=llm.model.dtype.upper()
-    )
+    return ModelDetails(family=family, families=[family])
 
 
 def _family(llm: AsyncLLM) -> str:
