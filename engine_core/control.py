@@ -81,6 +81,7 @@ class EngineControl:
         scheduler: Scheduler,
         host: ModelHost | None,
         *,
+        is_draining: Callable[[], bool],
         settle: Callable[[], None],
         abort_all: Callable[[], None],
         announce: Callable[[int, str], None],
@@ -93,7 +94,10 @@ class EngineControl:
         self._abort_all = abort_all
         self._announce = announce
         self._note = note
+        self._is_draining = is_draining
         self._is_paused = False
+        self._is_cut_short = False
+        """Whether a pause of mode wait was ended by another call."""
         self._sleep_level = 0
         self._fingerprints = {} if host is None else {0: host.fingerprint}
         """By version."""
@@ -110,8 +114,12 @@ class EngineControl:
         return self._scheduler.pause_state is PauseState.PAUSED_NEW
 
     def answer(self, call_id: int, change: Change) -> CallResult | CallFailed:
-        """Carry out a call."""
+        """Carry out a call. In a drain nothing may hold up requests."""
         try:
+            if self._is_draining() and not isinstance(change, ResumeGeneration | WakeUp):
+                raise RequestRefused(
+                    ErrorCode.WRONG_STATE, "the engine is draining; call the one that follows it"
+                )
             match change:
                 case PauseGeneration(mode):
                     self.pause(mode)
@@ -127,22 +135,14 @@ class EngineControl:
                     assert_never(change)
         except RequestRefused as error:
             return CallFailed(call_id=call_id, code=error.code, message=str(error))
-        status = EngineStatus(
-            state=self.state,
-            weights_version=self.weights_version,
-            num_requests=sum(self._scheduler.get_request_counts()),
-        )
-        return CallResult(call_id=call_id, result=status)
+        return self._status(call_id)
 
     def answer_pause(self, call_id: int) -> CallResult | CallFailed:
         """Once `is_pausing` is over."""
-        if self.state is EngineState.RUNNING:
-            return CallFailed(
-                call_id=call_id,
-                code=ErrorCode.WRONG_STATE,
-                message="the engine was resumed before all that had started had ended; pause again",
-            )
-        return self.answer(call_id, PauseGeneration(mode="keep"))
+        if not self._is_cut_short:
+            return self._status(call_id)
+        why = f"the engine is {self.state}, and not all that had started has ended; pause again"
+        return CallFailed(call_id=call_id, code=ErrorCode.WRONG_STATE, message=why)
 
     def pause(self, mode: str) -> None:
         """
@@ -247,6 +247,14 @@ class EngineControl:
 
     # ------------------------------------------------------------------ parts of these
 
+    def _status(self, call_id: int) -> CallResult:
+        status = EngineStatus(
+            state=self.state,
+            weights_version=self.weights_version,
+            num_requests=sum(self._scheduler.get_request_counts()),
+        )
+        return CallResult(call_id=call_id, result=status)
+
     def _host_for(self, what: str) -> ModelHost:
         if self._host is None:
             raise RequestRefused(ErrorCode.NOT_SUPPORTED, f"this engine does not support {what}")
@@ -278,6 +286,7 @@ class EngineControl:
         self._set_pause(state, _PAUSED)
 
     def _set_pause(self, state: PauseState, why: str = "") -> None:
+        self._is_cut_short = self.is_pausing and state is not PauseState.PAUSED_NEW
         self._scheduler.set_pause_state(state, why)
         self._note("set_pause_state", (state.name, why))
 

@@ -56,7 +56,7 @@ class Runner:
 class Engine:
     """Runs arrivals (seconds since the start, message) to their end, which is a drain."""
 
-    def __init__(self, *arrivals, depth=1, has_host=True, drain_at_s=500.0):
+    def __init__(self, *arrivals, depth=1, has_host=True, drain_at_s=500.0, abort_at_s=1e9):
         clock = Clock()
         arrivals = [(0.0, HELLO), *arrivals, (drain_at_s, call(calls.Drain(), 99))]
         self.transport = MemoryTransport(
@@ -65,6 +65,7 @@ class Engine:
         clients = ClientRegistry()
         outbox = Outbox(self.transport, clients, heartbeat_s=0.25, clock=clock)
         executor = InProcessExecutor(Runner(clock, depth), clock=clock)
+        lifecycle = Lifecycle(drain_timeout_s=1e6, clock=clock)
         self.host = FakeHost(executor, lambda: Runner(clock, depth), "files")
         self.scheduler = Scheduler(
             SchedulerConfig(
@@ -82,7 +83,7 @@ class Engine:
             clients=clients,
             scheduler=self.scheduler,
             executor=executor,
-            lifecycle=Lifecycle(drain_timeout_s=1e6, clock=clock),
+            lifecycle=lifecycle,
             validator=RequestValidator(
                 max_model_len=64, vocab_size=VOCAB, max_logprobs=5, max_num_seqs=4,
                 scheduling_policy="fcfs",
@@ -91,6 +92,7 @@ class Engine:
             model_host=self.host if has_host else None,
             clock=clock,
         )  # fmt: skip
+        lifecycle.poll = lambda: clock.now_s >= 1000 + abort_at_s and lifecycle.abort("twice")
         self.core.run()
         self.core.close()
         self.scheduler.check()
@@ -211,6 +213,46 @@ def test_mode_wait_that_is_ended_too_soon_says_so():
     )  # fmt: skip
     assert engine.answer(1)[1].code == ErrorCode.WRONG_STATE
     assert engine.tokens("r") == right_tokens()
+
+
+@pytest.mark.parametrize("other", [PAUSE, SLEEP])
+def test_mode_wait_that_another_operator_cuts_short_says_so(other):
+    engine = Engine(
+        (1, request()), (3, call(calls.PauseGeneration(mode="wait"), 1)), (5, call(other, 2)),
+        (20, call(WAKE_UP, 3)), (30, call(RESUME, 4)),
+    )  # fmt: skip
+    failed_s, failure = engine.answer(1)
+    assert (failure.code, failed_s < 15) == (ErrorCode.WRONG_STATE, True)
+    assert engine.tokens("r") == right_tokens()
+
+
+def test_two_operators_wait_for_the_same_pause_also_across_new_weights():
+    wait = calls.PauseGeneration(mode="wait")
+    engine = Engine(
+        (1, request()), (3, call(wait, 1)), (4, call(calls.UpdateWeights(model="new"), 2)),
+        (5, call(wait, 3)), (50, call(RESUME, 4)),
+    )  # fmt: skip
+    for number in (1, 3):
+        answered_s, status = engine.answer(number)
+        assert (status.state, status.num_requests) == ("paused", 0)
+        assert answered_s >= engine.outputs("r")[-1][0]
+    assert engine.tokens("r") == right_tokens()
+
+
+@pytest.mark.parametrize("change", [PAUSE, SLEEP, calls.UpdateWeights(model="new")])
+def test_nothing_holds_up_a_drain(change):
+    engine = Engine((1, request()), (6, call(change, 1)), drain_at_s=4.0)
+    assert engine.answer(1)[1].code == ErrorCode.WRONG_STATE
+    assert engine.tokens("r") == right_tokens()
+
+
+@pytest.mark.parametrize("change", [PAUSE, SLEEP, calls.UpdateWeights(model="new")])
+def test_a_call_that_comes_when_the_engine_aborts_answers_no_request_again(change):
+    """With a step in flight, which has no result any more."""
+    engine = Engine((1, request()), (5, call(change, 1)), depth=2, abort_at_s=5.0)
+    assert engine.answer(1)[1].code == ErrorCode.WRONG_STATE
+    assert [end for *_, end in engine.outputs("r") if end is not None] == [FinishReason.ABORT]
+    assert engine.outputs("r")[-1][3] is FinishReason.ABORT
 
 
 def test_mode_abort_ends_all_requests():
