@@ -73,7 +73,7 @@ def answer_format(
         has_tools: calls are looked for.
 
     Raises:
-        ApiError: it is not known how this model writes calls.
+        ApiError: this model takes no tools, or it is not known how it writes calls.
         InvalidInput: the model has no tokenizer.
     """
     settings: ServerSettings = request.app.state.settings
@@ -83,8 +83,14 @@ def answer_format(
     else:
         reasoning = REASONING_FORMATS[settings.reasoning_parser]
     calls = None
-    # a template that takes no tools refuses them itself
-    if has_tools and "tools" in template:
+    if has_tools and "tools" not in template:
+        raise ApiError(
+            400,
+            "tools: the chat template does not use tools, the model would not see them; omit them, "
+            "or use a template that takes tools",
+            param="tools",
+        )
+    if has_tools:
         calls = settings.tool_call_parser or format_of_template(template)
         if calls is None:
             raise ApiError(
