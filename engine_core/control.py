@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 Change = PauseGeneration | ResumeGeneration | Sleep | WakeUp | UpdateWeights
 
 PAUSE_MODES = ("keep", "wait", "abort")
+_MAX_VERSION = 2**53 - 1
+"""Exact in JSON."""
 
 
 class ModelHost(Protocol):
@@ -81,6 +83,7 @@ class EngineControl:
         scheduler: Scheduler,
         host: ModelHost | None,
         *,
+        is_draining: Callable[[], bool],
         settle: Callable[[], None],
         abort_all: Callable[[], None],
         announce: Callable[[int, str], None],
@@ -93,7 +96,10 @@ class EngineControl:
         self._abort_all = abort_all
         self._announce = announce
         self._note = note
+        self._is_draining = is_draining
         self._is_paused = False
+        self._is_cut_short = False
+        """Whether a pause of mode wait was ended by another call."""
         self._sleep_level = 0
         self._fingerprints = {} if host is None else {0: host.fingerprint}
         """By version."""
@@ -110,8 +116,12 @@ class EngineControl:
         return self._scheduler.pause_state is PauseState.PAUSED_NEW
 
     def answer(self, call_id: int, change: Change) -> CallResult | CallFailed:
-        """Carry out a call."""
+        """Carry out a call. In a drain nothing may hold up requests."""
         try:
+            if self._is_draining() and not isinstance(change, ResumeGeneration | WakeUp):
+                raise RequestRefused(
+                    ErrorCode.WRONG_STATE, "the engine is draining; call the one that follows it"
+                )
             match change:
                 case PauseGeneration(mode):
                     self.pause(mode)
@@ -127,38 +137,32 @@ class EngineControl:
                     assert_never(change)
         except RequestRefused as error:
             return CallFailed(call_id=call_id, code=error.code, message=str(error))
-        status = EngineStatus(
-            state=self.state,
-            weights_version=self.weights_version,
-            num_requests=sum(self._scheduler.get_request_counts()),
-        )
-        return CallResult(call_id=call_id, result=status)
+        return self._status(call_id)
 
     def answer_pause(self, call_id: int) -> CallResult | CallFailed:
         """Once `is_pausing` is over."""
-        if self.state is EngineState.RUNNING:
-            return CallFailed(
-                call_id=call_id,
-                code=ErrorCode.WRONG_STATE,
-                message="the engine was resumed before all that had started had ended; pause again",
-            )
-        return self.answer(call_id, PauseGeneration(mode="keep"))
+        if not self._is_cut_short:
+            return self._status(call_id)
+        why = f"the engine is {self.state}, and not all that had started has ended; pause again"
+        return CallFailed(call_id=call_id, code=ErrorCode.WRONG_STATE, message=why)
 
     def pause(self, mode: str) -> None:
         """
         Raises:
-            RequestRefused: an unknown mode.
+            RequestRefused: an unknown mode; or asleep, where nothing can end.
         """
         if mode not in PAUSE_MODES:
             raise RequestRefused(
                 ErrorCode.INVALID_REQUEST, f"mode is {mode!r}, it must be one of {PAUSE_MODES}"
             )
+        if mode == "wait" and self._sleep_level:
+            raise RequestRefused(
+                ErrorCode.WRONG_STATE, "the engine is asleep; call wake_up before, or use mode keep"
+            )
         self._is_paused = True
-        if self._sleep_level:
-            return
         if mode == "wait":
             self._set_pause(PauseState.PAUSED_NEW, _PAUSED)
-        else:
+        elif not self._sleep_level:
             self._set_pause(PauseState.PAUSED_ALL, _PAUSED)
             self._settle()
         if mode == "abort":
@@ -247,6 +251,14 @@ class EngineControl:
 
     # ------------------------------------------------------------------ parts of these
 
+    def _status(self, call_id: int) -> CallResult:
+        status = EngineStatus(
+            state=self.state,
+            weights_version=self.weights_version,
+            num_requests=sum(self._scheduler.get_request_counts()),
+        )
+        return CallResult(call_id=call_id, result=status)
+
     def _host_for(self, what: str) -> ModelHost:
         if self._host is None:
             raise RequestRefused(ErrorCode.NOT_SUPPORTED, f"this engine does not support {what}")
@@ -254,14 +266,13 @@ class EngineControl:
 
     def _check_version(self, version: int | None, fingerprint: str) -> int:
         largest = max(self._fingerprints)
-        if version is None:
-            return largest + 1
-        if version > largest or self._fingerprints.get(version) == fingerprint:
+        version = largest + 1 if version is None else version
+        if largest < version <= _MAX_VERSION or self._fingerprints.get(version) == fingerprint:
             return version
         raise RequestRefused(
             ErrorCode.WEIGHTS_REFUSED,
-            f"version is {version}, and the largest so far is {largest}; give a larger one, or "
-            "that of these same files",
+            f"version is {version}, and the largest so far is {largest}; give a larger one, at "
+            f"most {_MAX_VERSION}, or that of these same files",
         )
 
     def _take_blocks(self, why: str) -> None:
@@ -278,6 +289,7 @@ class EngineControl:
         self._set_pause(state, _PAUSED)
 
     def _set_pause(self, state: PauseState, why: str = "") -> None:
+        self._is_cut_short = self.is_pausing and state is not PauseState.PAUSED_NEW
         self._scheduler.set_pause_state(state, why)
         self._note("set_pause_state", (state.name, why))
 

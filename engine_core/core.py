@@ -13,7 +13,6 @@ from engine_core.executor import InProcessExecutor
 from engine_core.lifecycle import Lifecycle, Stage
 from engine_core.observers import (
     ControlMethod,
-    FinishedStep,
     Progress,
     RequestTimes,
     StepObserver,
@@ -23,13 +22,10 @@ from engine_core.observers import (
 )
 from engine_core.scheduler import (
     DuplicateRequestId,
-    InFlightStep,
-    ModelRunnerOutput,
     QueueFull,
     Request,
     RequestStatus,
     Scheduler,
-    SchedulerOutput,
 )
 from engine_core.server.access import owned_request, permitted_answer
 from engine_core.server.clients import Client, ClientRegistry
@@ -37,6 +33,7 @@ from engine_core.server.inbox import Inbox, Incoming
 from engine_core.server.limited_log import LimitedLog
 from engine_core.server.outbox import Outbox
 from engine_core.server.validation import RequestValidator
+from engine_core.steps import Steps
 from engine_core.suspects import Suspects
 from kernels.compile_counter import CompileCounter
 from protocol.calls import (
@@ -76,11 +73,6 @@ logger = logging.getLogger(__name__)
 class EngineCore:
     """Serves until its lifecycle ends. See docs/architecture.md for a request's way through it.
 
-    Keeps as many steps in flight as scheduler and executor do. Where that is 2:
-
-        host     plan 1, submit | update 0, send | plan 2, submit | update 1, send | plan 3 ...
-        device   [ step 0 ...        ][ step 1 ...                     ][ step 2 ...
-
     Args:
         model_host: None: this engine cannot sleep and has one set of weights.
         on_weights: called with the version and fingerprint of new weights.
@@ -107,11 +99,6 @@ class EngineCore:
         isolates_tenants: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if scheduler.max_steps_in_flight > executor.max_steps_in_flight:
-            raise ValueError(
-                f"the scheduler plans {scheduler.max_steps_in_flight} steps ahead, the executor "
-                f"runs {executor.max_steps_in_flight} at a time; build both with the same number"
-            )
         self._inbox = inbox
         self._outbox = outbox
         self._clients = clients
@@ -127,15 +114,15 @@ class EngineCore:
         self._started_s = clock()
         self._step_times = StepTimes(self._started_s)
         self.progress = Progress(self._may_progress, self._started_s)
-        self._observers = (RequestTimes(), self._step_times, self.progress, *observers)
-        self._launch_fault: Exception | None = None
-        """Why the last step in flight could not be launched; reported when it is collected."""
+        self._observers = [RequestTimes(), self._step_times, self.progress, *observers]
+        self._steps = Steps(scheduler, executor, outbox, self._observers, clock)
         self._suspects: Suspects | None = None
         self._on_weights = on_weights
         self._control = EngineControl(
             scheduler,
             model_host,
-            settle=self._settle,
+            is_draining=lambda: lifecycle.stage is not Stage.SERVING,
+            settle=self._steps.settle,
             announce=self._announce_weights,
             abort_all=self._abort_all,
             note=self._note_control,
@@ -148,17 +135,16 @@ class EngineCore:
     def watch_suspects(self, suspects: Suspects) -> None:
         """Run requests that may have killed the engine before alone, and note which run."""
         self._suspects = suspects
-        self._observers = (*self._observers, StepSuspects(suspects))
+        self._observers.append(StepSuspects(suspects))
 
     # ------------------------------------------------------------------ the loop
 
     def run(self) -> None:
         while not self._stopping():
             self._apply(self._inbox.drain(block=not self._may_progress()))
-            now_s = self._clock()
-            self._submit(self._scheduler.schedule(now=now_s), now_s)
-            while (step := self._step_to_collect()) is not None:
-                self._complete(step)
+            self._steps.launch()
+            while (step := self._steps.to_collect()) is not None:
+                self._steps.complete(step)
         self._apply(self._inbox.drain(block=False))  # what came last is refused, not left unread
 
     # ------------------------------------------------------------------ its lines
@@ -265,84 +251,6 @@ class EngineCore:
                 for observer in self._observers:
                     observer.on_abort((request_id,), self._clock(), index)
 
-    def _submit(self, plan: SchedulerOutput, now_s: float) -> None:
-        """Never fails: a fault is reported when the step is collected."""
-        for observer in self._observers:
-            observer.on_plan(plan, now_s)
-        try:
-            self._executor.submit(plan)
-        except Exception as error:
-            self._launch_fault = error
-
-    def _step_to_collect(self) -> InFlightStep | None:
-        """The oldest step, if its result is needed before the next step is planned: no more steps
-        may be in flight, or the last one computes nothing."""
-        steps = self._scheduler.in_flight
-        if not steps:
-            return None
-        is_full = len(steps) >= self._scheduler.max_steps_in_flight
-        last = steps[-1]
-        is_idle = not last.plan.total_num_scheduled_tokens or last.is_discarded
-        return steps[0] if is_full or is_idle or self._launch_fault is not None else None
-
-    def _collect(self, step: InFlightStep) -> ModelRunnerOutput:
-        """Wait for the oldest step.
-
-        Raises:
-            DeviceFault: no step can be run any more, whichever requests it holds.
-        """
-        nothing = ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
-        is_last = step is self._scheduler.in_flight[-1]
-        launch_fault = self._launch_fault if is_last else None
-        try:
-            if launch_fault is not None:
-                self._launch_fault = None
-                raise launch_fault
-            output = self._executor.collect()
-        except Exception as error:
-            if step.is_discarded:
-                return nothing
-            logger.exception("step %d failed", step.plan.step_id)
-            why = f"the step failed: {type(error).__name__}: {error}"
-            self._executor.check_device()
-            self._scheduler.discard_step(step.plan, why)
-            return nothing
-        if step.is_discarded:
-            return nothing
-        for request_id, why in output.failures.items():
-            logger.error("request %r failed: %s", request_id, why)
-        return output
-
-    def _complete(self, step: InFlightStep) -> None:
-        output = self._collect(step)
-        now_s = self._clock()
-        outputs = self._scheduler.update_from_output(step.plan, output, now=now_s)
-        self._send(outputs, now_s)
-        self._finish(step, output, now_s, has_outputs=bool(outputs))
-
-    def _settle(self) -> None:
-        """Plan one more step and wait for all; the scheduler is paused, so it computes nothing."""
-        for step in self._scheduler.in_flight:
-            self._complete(step)
-        now_s = self._clock()
-        self._submit(self._scheduler.schedule(now=now_s), now_s)
-        for step in self._scheduler.in_flight:
-            self._complete(step)
-
-    def _send(self, outputs: dict[int, EngineCoreOutputs], now_s: float) -> None:
-        for observer in self._observers:
-            observer.on_outputs(outputs, now_s)
-        self._outbox.send(outputs)
-
-    def _finish(
-        self, step: InFlightStep, output: ModelRunnerOutput, now_s: float, *, has_outputs: bool
-    ) -> None:
-        finished = FinishedStep(
-            step.plan, output, step.planned_s, now_s, self._clock(), has_outputs
-        )
-        for observer in self._observers:
-            observer.on_step(finished)
-
     # ------------------------------------------------------------------ for calls and shutdown
 
     def end_all(self, reason: FinishReason, why: str) -> None:
@@ -361,7 +269,7 @@ class EngineCore:
             for client in self._clients
             if client.request_ids
         }
-        self._send(outputs, self._clock())
+        self._steps.send(outputs, self._clock())
 
     def close(self) -> None:
         """After the loop: nothing runs any more, what could be sent is, and a trace is complete on

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from engine_core.errors import ExitCode, StartupError
 from engine_core.lifecycle import Lifecycle
+from engine_core.options.checks import check_options
 from engine_core.options.engine import EngineOptions
 from engine_core.owner import Owner
 from engine_core.server.descriptors import limit_clients
@@ -57,7 +58,7 @@ def run_daemon(
         StartupError: the daemon could not start.
     """
     phases = StartPhases()
-    options.check()
+    check_options(options)
     faulthandler.enable()
     _share_the_cores()
     options = dataclasses.replace(options, max_clients=limit_clients(options.max_clients))

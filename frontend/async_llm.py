@@ -3,13 +3,16 @@
 import asyncio
 import contextlib
 import random
+import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
+from frontend.chat_template import template_process
 from frontend.connection import ConnectionOptions
 from frontend.daemon import ChildDaemon
+from frontend.engine_calls import EngineCalls
 from frontend.engine_options import daemon_arguments
 from frontend.errors import EngineUnavailable, InvalidInput
 from frontend.event_loop import Clock
@@ -19,20 +22,18 @@ from frontend.sampling_params import BeamSearchParams, SamplingParams
 from frontend.session import EngineSession
 from frontend.tokenizer import Tokenizer
 from frontend.transport import ZmqTransport
-from protocol import calls
 from protocol.addresses import check_address, default_address
 from protocol.codec import binary_frame
 from protocol.errors import InvalidParameter
-from protocol.explanations import RequestInfo
 from protocol.keys import ClientKey, read_client_key
 from protocol.outputs import ModelInfo
 
-T = TypeVar("T")
-
+_open_clients: "weakref.WeakSet[AsyncLLM]" = weakref.WeakSet()
+"""Of this process. With the last one the process for chat templates ends."""
 _NOT_CONNECTED = "not connected yet; use `async with AsyncLLM() as llm:`"
 
 
-class AsyncLLM:
+class AsyncLLM(EngineCalls):
     """A client of one engine.
 
     ```python
@@ -182,6 +183,7 @@ class AsyncLLM:
                 clock=self._clock,
                 child=self._child,
             )
+        _open_clients.add(self)
         try:
             await self.ready()
         except BaseException:
@@ -215,6 +217,9 @@ class AsyncLLM:
             await self._session.close()
         if self._child is not None:
             await self._child.close()
+        _open_clients.discard(self)
+        if not _open_clients:
+            template_process.close()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -225,7 +230,6 @@ class AsyncLLM:
 
     @property
     def session(self) -> EngineSession:
-        """The requests in flight and the connection, for callers that handle many at once."""
         if self._session is None:
             raise EngineUnavailable(_NOT_CONNECTED)
         return self._session
@@ -390,102 +394,3 @@ class AsyncLLM:
             if request is not None:
                 request.finish("abort")
                 self.session.release(request)
-
-    # calls: CallRefused if the engine refuses, EngineDied if it was lost before it answered,
-    # EngineUnavailable if it is not there
-
-    async def _call(self, call: calls.AnyCall, result_type: type[T]) -> T:
-        result = await self.session.call(call)
-        assert isinstance(result, result_type)
-        return result
-
-    async def statistics(self) -> calls.EngineStatistics:
-        """The engine's numbers, over all its clients."""
-        return await self._call(calls.GetStatistics(), calls.EngineStatistics)
-
-    async def request_info(self, request_id: str) -> RequestInfo:
-        """A request's state and its reasons: an unfinished one of this client by the id that
-        `generate` was given, any unfinished or lately finished one by the engine's id
-        (`RequestMetrics.engine_request_id`). CallRefused if there is none."""
-        request = self.session.requests.get(request_id)
-        if request is not None and request.wire_ids:
-            request_id = request.wire_ids[0]
-        return await self._call(calls.GetRequestInfo(request_id=request_id), RequestInfo)
-
-    async def request_ids(self) -> list[str]:
-        """The engine's ids of all unfinished requests of all clients."""
-        return (await self._call(calls.ListRequests(), calls.RequestList)).request_ids
-
-    async def reset_prefix_cache(self) -> int:
-        """Evict all cached blocks that no request uses. Returns how many."""
-        reset = await self._call(calls.ResetPrefixCache(), calls.PrefixCacheReset)
-        return reset.num_blocks_evicted
-
-    async def ping(self) -> calls.Pong:
-        """A round trip through the engine's loop, which answers between two steps: its uptime, its
-        last step and how long ago that was. An engine that hangs does not answer."""
-        return await self._call(calls.Ping(), calls.Pong)
-
-    async def pause_generation(self, *, mode: str = "keep") -> calls.EngineStatus:
-        """Run no more steps, for all clients. Requests are accepted meanwhile, and wait.
-
-        Args:
-            mode: what becomes of unfinished requests: "keep" (they go on afterwards), "wait"
-                (this returns when those that have started have ended) or "abort".
-
-        Raises:
-            CallRefused: an unknown mode; or with "wait" the engine was resumed too soon.
-        """
-        return await self._call(calls.PauseGeneration(mode=mode), calls.EngineStatus)
-
-    async def resume_generation(self) -> calls.EngineStatus:
-        """End a pause: streams go on. CallRefused if the engine is asleep."""
-        return await self._call(calls.ResumeGeneration(), calls.EngineStatus)
-
-    async def is_paused(self) -> bool:
-        """Whether no steps run, because of a pause or a sleep."""
-        return (await self.ping()).state is not calls.EngineState.RUNNING
-
-    async def sleep(self, level: int = 1) -> calls.EngineStatus:
-        """Give the KV cache's memory back to the system, at level 2 that of the weights, too.
-        Requests wait, those that had started are computed again afterwards.
-
-        Raises:
-            CallRefused: an unknown level, or this model cannot sleep so.
-        """
-        return await self._call(calls.Sleep(level=level), calls.EngineStatus)
-
-    async def wake_up(self, tags: None = None) -> calls.EngineStatus:
-        """End a sleep. After level 2 the weights are loaded from the model's files.
-
-        Raises:
-            CallRefused: they or the memory are not there; the engine sleeps on.
-            InvalidInput: `tags`, vLLM's, which wakes up a part only.
-        """
-        if tags is not None:
-            raise InvalidInput(
-                f"this engine does not support wake_up(tags={tags!r}); omit it: after sleep(2) "
-                "update_weights may be called before wake_up"
-            )
-        return await self._call(calls.WakeUp(), calls.EngineStatus)
-
-    async def is_sleeping(self) -> bool:
-        return (await self.ping()).state is calls.EngineState.ASLEEP
-
-    async def update_weights(self, model: str, version: int | None = None) -> calls.EngineStatus:
-        """Serve other weights of the same model. Requests go on with them from their next token
-        on; `RequestOutput.weights_versions` says which made their tokens.
-
-        Args:
-            model: a folder, file or known name, as for `engine-core --model`, where the engine is.
-            version: larger than all before, or that of the same files; default: the next number.
-
-        Raises:
-            CallRefused: they are not there, or do not fit; the engine serves what it did before.
-        """
-        call = calls.UpdateWeights(model=str(model), version=version)
-        return await self._call(call, calls.EngineStatus)
-
-    async def drain(self) -> int:
-        """Make the engine finish what it has and exit. Returns how many requests are left."""
-        return (await self._call(calls.Drain(), calls.Draining)).num_requests_left

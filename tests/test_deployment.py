@@ -13,6 +13,7 @@ import pytest
 
 from engine_core.cli import app
 from engine_core.errors import ExitCode
+from engine_core.options.checks import check_options
 from engine_core.options.engine import EngineOptions
 from frontend.cli.app import app as client_app
 
@@ -31,7 +32,7 @@ def service():
 def options_of(arguments) -> EngineOptions:
     _, bound, _ = app.parse_args(arguments, exit_on_error=False, print_error=False)
     options = bound.arguments["options"]
-    options.check()
+    check_options(options)
     return options
 
 

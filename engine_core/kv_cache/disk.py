@@ -16,23 +16,19 @@ _MAX_TO_SAVE = 64
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DiskMoves:
-    """What a plan wants of the disk. Saved contents are those from before the step; loaded ones are
-    there before its other copies. Numbers behind a key are logical blocks: of one prompt the last
-    block is evicted first."""
+    """Blocks that a plan moves between device and disk. Saved contents are those from before the
+    step; loaded ones are there before its other copies."""
 
     load: list[tuple[HashKey, int]]
     """(key, device block): of blocks that were read."""
     save: list[tuple[HashKey, int, int]]
     """(key, logical block, device block)."""
-    read: list[HashKey]
-    touch: list[tuple[HashKey, int]]
-    """(key, logical block): used now."""
-    delete: list[HashKey]
 
 
 class DiskTier:
-    """A block on disk comes back in two steps: a plan asks for it (`stage`) and goes without it;
-    when it has been read and found whole (`on_read`), a later plan copies it to the device.
+    """A block on disk comes back in two steps: a plan goes without it and has it read (`stage`);
+    when it is there and found whole (`on_read`), a later plan copies it to the device. Numbers
+    beside a key are logical blocks: of one prompt the last block is evicted first.
 
         known --stage--> reading --on_read--> staged --load--> on the device
         computed --use--> to be saved --save--> saving --on_written--> known
@@ -60,9 +56,11 @@ class DiskTier:
         self._reading: set[HashKey] = set()
         self._saving: set[HashKey] = set()
         self._to_save: dict[HashKey, int] = {}
-        self._to_read: list[HashKey] = []
-        self._to_touch: list[tuple[HashKey, int]] = []
-        self._to_delete: list[HashKey] = []
+        self.to_read: list[HashKey] = []
+        self.to_touch: list[tuple[HashKey, int]] = []
+        """Used now."""
+        self.to_delete: list[HashKey] = []
+        """These three are emptied by who does it, whatever becomes of the plan."""
         self._num_plans_unused = 0
 
     def __contains__(self, key: HashKey) -> bool:
@@ -84,7 +82,7 @@ class DiskTier:
             self.staged = {key: self.staged[key] for key in keys if key in self.staged}
             if self._reading:  # of requests that are gone; they come first
                 return len(missing)
-        self._to_read += new
+        self.to_read += new
         self._reading.update(new)
         return len(missing)
 
@@ -101,7 +99,7 @@ class DiskTier:
         """
         for key, index in keys:
             if key in self._known:
-                self._to_touch.append((key, index))
+                self.to_touch.append((key, index))
             elif key not in self._saving and len(self._to_save) < self._max_to_save:
                 self._to_save[key] = index
 
@@ -109,7 +107,7 @@ class DiskTier:
         """These contents may be wrong, or are not wanted any more."""
         for key in keys:
             if key in self._known or key in self._saving:
-                self._to_delete.append(key)
+                self.to_delete.append(key)
             self._known.discard(key)
             self._saving.discard(key)
             self._reading.discard(key)
@@ -137,17 +135,9 @@ class DiskTier:
         if self.staged and self._num_plans_unused > _KEPT_PLANS:
             self.staged.clear()
         save = self._take_saves(device, unfilled) if self._to_save else []
-        if not (loads or save or self._to_read or self._to_touch or self._to_delete):
+        if not loads and not save:
             return None
-        moves = DiskMoves(
-            load=[(key, block_id) for block_id, key in loads.items()],
-            save=save,
-            read=self._to_read,
-            touch=self._to_touch,
-            delete=self._to_delete,
-        )
-        self._to_read, self._to_touch, self._to_delete = [], [], []
-        return moves
+        return DiskMoves([(key, block_id) for block_id, key in loads.items()], save)
 
     def _take_saves(self, device: BlockPool, unfilled: Set[int]) -> list[tuple[HashKey, int, int]]:
         saves: list[tuple[HashKey, int, int]] = []

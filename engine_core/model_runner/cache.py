@@ -10,6 +10,7 @@ import torch
 
 from engine_core.kv_cache import CacheCopies, DiskMoves
 from engine_core.kv_cache.copies import BlockPair
+from engine_core.kv_cache.host_pool import HashKey
 from engine_core.model_runner.config import RunnerConfig
 from kernels.interface.operations import (
     AttentionMetadata,
@@ -80,21 +81,14 @@ class PagedKVCache:
         )
 
 
-class BlockBytes(Protocol):
-    """Blocks as bytes, over all tensors of the device."""
-
-    def read_block(self, block_id: int) -> bytes:
-        """A copy of its contents."""
-
-    def write_block(self, block_id: int, contents: bytes) -> None:
-        """Contents that `read_block` gave once."""
-
-
 class DiskStore(Protocol):
-    """Blocks beside the runner's memory that outlive the process."""
+    """Blocks beside the runner's memory that outlive the process. Waits for no disk."""
 
-    def carry_out(self, moves: DiskMoves, blocks: BlockBytes) -> None:
-        """What a plan wants of the disk. Waits for no disk."""
+    def load(self, key: HashKey) -> bytes:
+        """The contents of a block that a plan loads; once."""
+
+    def save(self, key: HashKey, index: int, contents: bytes) -> None:
+        """Keep a block, of this place in its prompt."""
 
 
 class BlockStorage:
@@ -140,12 +134,15 @@ class BlockStorage:
             for tensor in pair
         ]
 
-    def read_block(self, block_id: int) -> bytes:
-        """See `BlockBytes`."""
-        return np.concatenate([rows[block_id] for rows in self._bytes]).tobytes()
+    def _move_to_and_from_disk(self, moves: DiskMoves) -> None:
+        assert self._disk is not None, "a plan names blocks on disk, and there is none"
+        for key, block_id in moves.load:
+            self._write_block(block_id, self._disk.load(key))
+        for key, index, block_id in moves.save:
+            contents = np.concatenate([rows[block_id] for rows in self._bytes]).tobytes()
+            self._disk.save(key, index, contents)
 
-    def write_block(self, block_id: int, contents: bytes) -> None:
-        """See `BlockBytes`."""
+    def _write_block(self, block_id: int, contents: bytes) -> None:
         start = 0
         for rows in self._bytes:
             row = rows[block_id]
@@ -155,8 +152,7 @@ class BlockStorage:
     def carry_out(self, copies: CacheCopies) -> None:
         """Do what a plan wants copied, in its order."""
         if copies.disk is not None:
-            assert self._disk is not None, "a plan names blocks on disk, and there is none"
-            self._disk.carry_out(copies.disk, self)
+            self._move_to_and_from_disk(copies.disk)
         device, host = self.device_tensors, self.host_tensors
         first_host = self._num_blocks + 1
         self._copy(host, device, copies.swap_in, src_offset=first_host)

@@ -3,13 +3,11 @@ TOML file. "auto" values are resolved once, at start-up; nothing later sees this
 """
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter, validators
 
-from engine_core.errors import ConfigurationError
 from engine_core.logs import LogFormat
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.security import SecurityOptions
@@ -279,138 +277,3 @@ class EngineOptions:
         bool,
         option("Launch every step kernel by kernel, without CUDA graphs; a CPU has none.", SERVING),
     ] = False
-
-    def check(self) -> None:
-        """What can be said before the model is known, and without the scheduler's own options.
-
-        Raises:
-            ConfigurationError: an option without effect, or a pair that cannot work.
-        """
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                name = field.name.replace("_", "-")
-                raise ConfigurationError(f"--{name} is {value}, it must be finite")
-        self._check_weights()
-        if self.load_format == "dummy" and self.tokenizer is not None:
-            raise ConfigurationError(
-                "--tokenizer has no effect with --load-format dummy, whose clients send token ids; "
-                "omit it"
-            )
-        if self.device != "auto":
-            self.check_device(self.device)
-        mode = self.scheduling.preemption_mode
-        if not self.host_cache_memory and mode in ("swap", "auto"):
-            raise ConfigurationError(
-                f"--preemption-mode {mode} needs host memory to swap to; give "
-                "--host-cache-memory, or use recompute"
-            )
-        if self.host_cache_memory and mode == "recompute" and not self.enable_prefix_caching:
-            raise ConfigurationError(
-                "--host-cache-memory has no effect with --preemption-mode recompute and "
-                "--no-enable-prefix-caching; omit it, or one of those"
-            )
-        self._check_prefix_store()
-        if self.security.isolate_tenants and not self.enable_prefix_caching:
-            raise ConfigurationError(
-                "--isolate-tenants has no effect with --no-enable-prefix-caching; omit one of them"
-            )
-        if self.max_restarts is not None and not self.supervise:
-            raise ConfigurationError(
-                "--max-restarts has no effect without --supervise; omit it, or give both"
-            )
-        if self.trace is not None and not self.trace.absolute().parent.is_dir():
-            raise ConfigurationError(
-                f"--trace: there is no folder {self.trace.absolute().parent}; make it first"
-            )
-
-    def _check_prefix_store(self) -> None:
-        if self.prefix_cache_dir is None:
-            if self.prefix_cache_disk is not None:
-                raise ConfigurationError(
-                    "--prefix-cache-disk has no effect without --prefix-cache-dir; omit it, or "
-                    "give both"
-                )
-            return
-        if not self.enable_prefix_caching:
-            raise ConfigurationError(
-                "--prefix-cache-dir has no effect with --no-enable-prefix-caching; omit one of them"
-            )
-        if self.trace is not None:
-            raise ConfigurationError(
-                "--trace with --prefix-cache-dir cannot be replayed, as a replay has no disk; omit "
-                "one of them"
-            )
-
-    def check_device(self, device_type: str) -> None:
-        """Refuse what the device ("cpu" or "cuda") cannot do, and what contradicts itself.
-
-        Raises:
-            ConfigurationError: naming the option and the reason.
-        """
-        if self.enforce_eager and self.capture_at_start:
-            raise ConfigurationError(
-                "--capture-at-start has no effect with --enforce-eager, which captures no CUDA "
-                "graph; omit one of them"
-            )
-        if device_type != "cpu":
-            self._check_gpu()
-            return
-        if self.kv_cache_dtype == "fp8":
-            raise ConfigurationError(
-                "--kv-cache-dtype fp8 needs a GPU: the CPU's attention has no arithmetic on 8-bit "
-                "floats and would be slower for it; use auto, or run with --device cuda"
-            )
-        if self.capture_at_start:
-            raise ConfigurationError(
-                "--capture-at-start has no effect on a CPU, which has no CUDA graphs; omit it, or "
-                "run with --device cuda"
-            )
-
-    def _check_gpu(self) -> None:
-        if self.prefix_cache_dir is not None:
-            raise ConfigurationError(
-                "--prefix-cache-dir keeps blocks of a CPU only: those of a GPU are not copied to "
-                "disk; omit it, or run with --device cpu"
-            )
-        if self.kv_cache_dtype in ("bfloat16", "int8"):
-            raise ConfigurationError(
-                f"--kv-cache-dtype {self.kv_cache_dtype} is for float32 models on a CPU; use auto "
-                "or fp8, or run with --device cpu"
-            )
-        if self.quantization in ("int8", "int4"):
-            raise ConfigurationError(
-                f"--quantization {self.quantization} runs on a CPU only; omit it, or run with "
-                "--device cpu"
-            )
-        if self.weight_cache is not None:
-            raise ConfigurationError(
-                "--weight-cache has no effect on a GPU, which takes weights as they are; omit it, "
-                "or run with --device cpu"
-            )
-
-    def _check_weights(self) -> None:
-        """Refuse a model that is named twice or not at all, and weights of two kinds."""
-        if self.quantization in ("int8", "int4") and self.dtype in ("bfloat16", "float16"):
-            raise ConfigurationError(
-                f"--quantization {self.quantization} computes in float32, not in {self.dtype}; "
-                "omit one of them"
-            )
-        if self.load_format == "dummy":
-            if self.model_config is None:
-                raise ConfigurationError(
-                    "--load-format dummy needs a shape; name a config.json with --model-config"
-                )
-            if self.model is not None:
-                raise ConfigurationError(
-                    f"--model {self.model} has no effect with --load-format dummy; omit one of "
-                    "them, and name the weights with --model-name"
-                )
-        elif self.model_config is not None:
-            raise ConfigurationError(
-                "--model-config has no effect without --load-format dummy; omit it, or give both"
-            )
-        elif self.model is None:
-            raise ConfigurationError(
-                "--model is missing; name a folder, a .gguf file, a known name or a hub id"
-            )

@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from engine_core.kv_cache.disk import DiskMoves, DiskTier
+from engine_core.kv_cache.disk import DiskTier
 from engine_core.kv_cache.host_pool import HashKey
-from engine_core.model_runner.cache import BlockBytes
 from engine_core.observers import FinishedStep, StepObserver
 from engine_core.prefix_store.block_files import BlockFiles, BrokenBlock
+from engine_core.scheduler import SchedulerOutput
 from engine_core.server.limited_log import LimitedLog
 
 logger = logging.getLogger(__name__)
@@ -70,23 +70,28 @@ class PrefixStore(StepObserver):
 
     # ------------------------------------------------------------------ on the loop's thread
 
-    def carry_out(self, moves: DiskMoves, blocks: BlockBytes) -> None:
+    def load(self, key: HashKey) -> bytes:
         """See `DiskStore`."""
-        for key, block_id in moves.load:
-            blocks.write_block(block_id, self.tier.loading.pop(key))
-        for key in moves.delete:
+        return self.tier.loading.pop(key)
+
+    def save(self, key: HashKey, index: int, contents: bytes) -> None:
+        """See `DiskStore`."""
+        self._num_queued += 1
+        self._writes.put(partial(self._write, key, index, contents))
+
+    def on_plan(self, plan: SchedulerOutput, now_s: float) -> None:
+        """Before the plan is launched: what it saves is not to be deleted."""
+        tier = self.tier
+        for key in tier.to_delete:
             self._writes.put(partial(self._files.delete, key))
-        for key, index in moves.touch:
+        for key, index in tier.to_touch:
             self._writes.put(partial(self._files.touch, key, index))
-        for key, index, block_id in moves.save:
-            contents = blocks.read_block(block_id)
-            self._num_queued += 1
-            self._writes.put(partial(self._write, key, index, contents))
-        if moves.read and not self._num_reads:
+        if tier.to_read and not self._num_reads:
             self._last_read_s = time.monotonic()
-        self._num_reads += len(moves.read)
-        for key in moves.read:
+        self._num_reads += len(tier.to_read)
+        for key in tier.to_read:
             self._reads.put(partial(self._read, key))
+        tier.to_delete, tier.to_touch, tier.to_read = [], [], []
 
     def on_step(self, step: FinishedStep) -> None:
         """Take in what the threads have done. A step without tokens may wait for a read."""

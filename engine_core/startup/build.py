@@ -18,6 +18,7 @@ from engine_core.lifecycle import Lifecycle
 from engine_core.model_files import ModelFilesError
 from engine_core.models import ModelError
 from engine_core.observers import StepObserver
+from engine_core.options.checks import check_device
 from engine_core.options.engine import EngineOptions
 from engine_core.prefix_store import PrefixStore
 from engine_core.scheduler import Scheduler
@@ -59,7 +60,7 @@ def build_engine(
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
     device = choose_device(options.device)
-    options.check_device(device.type)
+    check_device(options, device.type)
     try:
         phases.enter("weights")
         compilations = CompileCounter()

@@ -26,7 +26,6 @@ from protocol.errors import ErrorCode
 
 logger = logging.getLogger(__name__)
 
-
 _MOST_DIFFERENCES = 4
 
 
@@ -104,8 +103,9 @@ class ServedModel:
                         f"the files of {self._model} are not those that were loaded; put those "
                         "back, or call update_weights to serve these",
                     )
-                self._spec = self._make_spec(self._load(files))
-            self._run(self._spec)
+                self._run(self._make_spec(self._load(files)))
+            else:
+                self._run(self._spec)
 
     def open(self, model: str) -> str:
         self._check_model("update_weights")
@@ -117,25 +117,24 @@ class ServedModel:
     def update(self) -> None:
         assert self._opened is not None, "open was not called"
         (model, files), self._opened = self._opened, None
-        runner, storage = self._runner, None
-        if runner is not None:
-            if self.keeps_cache:
-                storage = runner.storage
-            else:
-                self.release(weights=False)  # room for both
+        old, is_awake = self._spec, self._runner is not None
+        if is_awake and not self.keeps_cache:
+            self.release(weights=False)  # room for both
         try:
             with _refusals():
-                spec = self._make_spec(self._load(files))
+                self._spec = self._make_spec(self._load(files))
+                if self._runner is not None:
+                    self._run(self._spec, self._runner.storage)
         except RequestRefused:
-            if runner is not None and self._runner is None:
-                assert self._spec is not None
-                self._run(self._spec)
+            self._spec = old
+            if is_awake and self._runner is None:
+                assert old is not None
+                self._run(old)
             raise
+        del old
         self.fingerprint, self._model = files.fingerprint, model
-        self._spec, self._runner, self._executor.runner = spec, None, None
-        if runner is not None:
-            del runner
-            self._run(spec, storage)
+        if is_awake and not self.keeps_cache:
+            self._run(self._spec)
         _give_back_memory(on_gpu=self._device.type == "cuda")
 
     # ------------------------------------------------------------------ parts of these
@@ -149,16 +148,16 @@ class ServedModel:
             )
 
     def _run(self, spec: RunnerSpec, storage: BlockStorage | None = None) -> None:
-        self._runner = spec.build(
+        runner = spec.build(
             num_blocks=self._config.num_blocks,
             num_host_blocks=self._config.num_host_blocks,
             max_model_len=self._config.scheduler.max_model_len,
             storage=storage,
         )
         if self._store is not None:
-            self._runner.storage.attach_disk(self._store)
-        spec.warm_up(self._runner)
-        self._executor.runner = self._runner
+            runner.storage.attach_disk(self._store)
+        spec.warm_up(runner)
+        self._spec, self._runner, self._executor.runner = spec, runner, runner
 
     def _open(self, model: str) -> ModelFiles:
         """
@@ -198,23 +197,16 @@ class ServedModel:
 
 def _maker_of(spec: RunnerSpec) -> Callable[[LoadedModel], RunnerSpec]:
     """Makes a like spec of another model, and keeps nothing of this one."""
-    options, scheduler, on_device = spec.options, spec.scheduler, spec.on_device
+    kept = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
     sizes = {
-        field.name: getattr(spec.config, field.name)
-        for field in dataclasses.fields(RunnerConfig)
-        if field.name not in ("model", "ops")
+        field.name: getattr(spec.config, field.name) for field in dataclasses.fields(spec.config)
     }
-
-    def make(loaded: LoadedModel) -> RunnerSpec:
-        return RunnerSpec(
-            loaded=loaded,
-            options=options,
-            config=RunnerConfig(model=loaded.model, ops=loaded.ops, **sizes),
-            scheduler=scheduler,
-            on_device=on_device,
-        )
-
-    return make
+    del kept["loaded"], kept["config"], sizes["model"], sizes["ops"]
+    return lambda loaded: RunnerSpec(
+        loaded=loaded,
+        config=RunnerConfig(model=loaded.model, ops=loaded.ops, **sizes),
+        **kept,
+    )
 
 
 @contextlib.contextmanager

@@ -38,6 +38,10 @@ def run_http(
         name, _, address = model.partition("=")
         if not name or not address:
             raise UsageError(f"--model is {model!r}, it must be NAME=ADDRESS")
+        if "," in address:
+            raise UsageError(
+                f"--model {name} has several addresses, it may have one; omit the rest"
+            )
         try:
             check_address(address)
         except InvalidParameter as error:

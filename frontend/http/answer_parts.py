@@ -4,6 +4,7 @@ model's chat template, unless the server was told."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 
@@ -57,6 +58,12 @@ class AnswerFormat:
         return AnswerParser(reasoning, calls)
 
 
+def thinking_variables(llm: AsyncLLM, *, thinks: bool) -> dict[str, Any]:
+    """Of the chat template: the one that turns reasoning on or off, if it has one."""
+    template = llm.get_tokenizer().chat_template or ""
+    return {"enable_thinking": thinks} if "enable_thinking" in template else {}
+
+
 def answer_format(
     request: Request, llm: AsyncLLM, chat_template: str | None, *, has_tools: bool
 ) -> AnswerFormat:
@@ -66,7 +73,7 @@ def answer_format(
         has_tools: calls are looked for.
 
     Raises:
-        ApiError: it is not known how this model writes calls.
+        ApiError: this model takes no tools, or it is not known how it writes calls.
         InvalidInput: the model has no tokenizer.
     """
     settings: ServerSettings = request.app.state.settings
@@ -76,8 +83,14 @@ def answer_format(
     else:
         reasoning = REASONING_FORMATS[settings.reasoning_parser]
     calls = None
-    # a template that takes no tools refuses them itself
-    if has_tools and "tools" in template:
+    if has_tools and "tools" not in template:
+        raise ApiError(
+            400,
+            "tools: the chat template does not use tools, the model would not see them; omit them, "
+            "or use a template that takes tools",
+            param="tools",
+        )
+    if has_tools:
         calls = settings.tool_call_parser or format_of_template(template)
         if calls is None:
             raise ApiError(

@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
@@ -107,6 +107,7 @@ def make_app(
         exception_handlers={
             HTTPException: _http_error,
             ApiError: _error,
+            ClientDisconnect: _left,
             EngineClientError: _error,
             Exception: _error,
         },
@@ -120,6 +121,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     response = error_response(ApiError(error.status_code, what), request.url.path)
     response.headers.update(error.headers or {})
     return response
+
+
+async def _left(_request: Request, _error: Exception) -> Response:
+    """Before its request was whole."""
+    return Response(status_code=499)
 
 
 async def _error(request: Request, error: Exception) -> Response:

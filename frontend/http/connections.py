@@ -4,6 +4,8 @@ a client may read nothing."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
 from typing import Any, ClassVar
 
 import msgspec
@@ -12,6 +14,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from frontend.http.api_errors import ApiError
 
 _MAX_HEAD_BYTES = 64 * 1024
+_MAX_CONNECTIONS = 65_536
+_OTHER_DESCRIPTORS = 128
 _UNREAD_S = 300.0
 """A client that takes in nothing of its answer for so long is disconnected."""
 
@@ -20,6 +24,8 @@ class LimitedConnection(HttpToolsProtocol):
     """Refuses with status 408 and 431."""
 
     request_timeout_s: ClassVar[float] = 60.0
+    max_connections: ClassVar[int] = 10_000
+    """Further ones are closed at once: libzmq ends a process that has no descriptor left."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -30,6 +36,9 @@ class LimitedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            transport.abort()
+            return
         self._expect_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -98,3 +107,15 @@ class LimitedConnection(HttpToolsProtocol):
                 STATUS_LINE[status] + head.encode() + b"connection: close\r\n\r\n" + body
             )
         self.transport.close()
+
+
+def most_connections() -> int:
+    """That the limit of descriptors leaves room for, raised to what the system lets this user
+    have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    if soft == resource.RLIM_INFINITY:
+        return _MAX_CONNECTIONS
+    return max(1, min(_MAX_CONNECTIONS, soft - _OTHER_DESCRIPTORS))

@@ -21,7 +21,7 @@ from frontend.errors import EngineDied
 from frontend.event_loop import run
 from frontend.http.api_keys import ApiKeys
 from frontend.http.app import make_app
-from frontend.http.connections import LimitedConnection
+from frontend.http.connections import LimitedConnection, most_connections
 from frontend.http.door import access_logger
 from frontend.http.listeners import listening
 from frontend.http.served_models import ServedModels
@@ -74,6 +74,7 @@ def make_config(
 ) -> uvicorn.Config:
     """uvicorn's, but for the sockets."""
     LimitedConnection.request_timeout_s = settings.request_timeout
+    LimitedConnection.max_connections = most_connections()
     return uvicorn.Config(
         make_app(models, settings, keys),
         http=LimitedConnection,

@@ -16,6 +16,7 @@ import torch
 from engine_core.cli import app
 from engine_core.model_files import open_model_files
 from engine_core.model_runner.cache import PagedKVCache
+from engine_core.options.checks import check_options
 from engine_core.options.engine import EngineOptions
 from engine_core.startup.device import choose_device
 from engine_core.startup.model import load_any_model
@@ -109,7 +110,7 @@ def parse_options(words: Sequence[str]) -> EngineOptions:
         _, bound, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
         options = bound.arguments.get("options")
         if isinstance(options, EngineOptions):
-            options.check()
+            check_options(options)
             options.scheduling.check()
             return options
     except Exception as error:  # cyclopts has many kinds

@@ -348,7 +348,9 @@ def _served(trace: StepTrace) -> tuple[list[_Served], float]:
             for request_id, num, context in zip(
                 event.sequences, event.nums, event.context, strict=True
             ):
-                one = served[request_id]
+                one = served.get(request_id)  # else a probe of the engine's own
+                if one is None or event.was_discarded:
+                    continue
                 one.num_computed = context + num
                 one.last_token_s = event.start_s + event.duration_s
                 if one.first_token_s is None and context + num >= one.arrived.num_prompt_tokens:

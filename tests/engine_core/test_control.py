@@ -56,7 +56,7 @@ class Runner:
 class Engine:
     """Runs arrivals (seconds since the start, message) to their end, which is a drain."""
 
-    def __init__(self, *arrivals, depth=1, has_host=True, drain_at_s=500.0):
+    def __init__(self, *arrivals, depth=1, has_host=True, drain_at_s=500.0, abort_at_s=1e9):
         clock = Clock()
         arrivals = [(0.0, HELLO), *arrivals, (drain_at_s, call(calls.Drain(), 99))]
         self.transport = MemoryTransport(
@@ -65,6 +65,7 @@ class Engine:
         clients = ClientRegistry()
         outbox = Outbox(self.transport, clients, heartbeat_s=0.25, clock=clock)
         executor = InProcessExecutor(Runner(clock, depth), clock=clock)
+        lifecycle = Lifecycle(drain_timeout_s=1e6, clock=clock)
         self.host = FakeHost(executor, lambda: Runner(clock, depth), "files")
         self.scheduler = Scheduler(
             SchedulerConfig(
@@ -82,7 +83,7 @@ class Engine:
             clients=clients,
             scheduler=self.scheduler,
             executor=executor,
-            lifecycle=Lifecycle(drain_timeout_s=1e6, clock=clock),
+            lifecycle=lifecycle,
             validator=RequestValidator(
                 max_model_len=64, vocab_size=VOCAB, max_logprobs=5, max_num_seqs=4,
                 scheduling_policy="fcfs",
@@ -91,6 +92,7 @@ class Engine:
             model_host=self.host if has_host else None,
             clock=clock,
         )  # fmt: skip
+        lifecycle.poll = lambda: clock.now_s >= 1000 + abort_at_s and lifecycle.abort("twice")
         self.core.run()
         self.core.close()
         self.scheduler.check()
@@ -213,6 +215,46 @@ def test_mode_wait_that_is_ended_too_soon_says_so():
     assert engine.tokens("r") == right_tokens()
 
 
+@pytest.mark.parametrize("other", [PAUSE, SLEEP])
+def test_mode_wait_that_another_operator_cuts_short_says_so(other):
+    engine = Engine(
+        (1, request()), (3, call(calls.PauseGeneration(mode="wait"), 1)), (5, call(other, 2)),
+        (20, call(WAKE_UP, 3)), (30, call(RESUME, 4)),
+    )  # fmt: skip
+    failed_s, failure = engine.answer(1)
+    assert (failure.code, failed_s < 15) == (ErrorCode.WRONG_STATE, True)
+    assert engine.tokens("r") == right_tokens()
+
+
+def test_two_operators_wait_for_the_same_pause_also_across_new_weights():
+    wait = calls.PauseGeneration(mode="wait")
+    engine = Engine(
+        (1, request()), (3, call(wait, 1)), (4, call(calls.UpdateWeights(model="new"), 2)),
+        (5, call(wait, 3)), (50, call(RESUME, 4)),
+    )  # fmt: skip
+    for number in (1, 3):
+        answered_s, status = engine.answer(number)
+        assert (status.state, status.num_requests) == ("paused", 0)
+        assert answered_s >= engine.outputs("r")[-1][0]
+    assert engine.tokens("r") == right_tokens()
+
+
+@pytest.mark.parametrize("change", [PAUSE, SLEEP, calls.UpdateWeights(model="new")])
+def test_nothing_holds_up_a_drain(change):
+    engine = Engine((1, request()), (6, call(change, 1)), drain_at_s=4.0)
+    assert engine.answer(1)[1].code == ErrorCode.WRONG_STATE
+    assert engine.tokens("r") == right_tokens()
+
+
+@pytest.mark.parametrize("change", [PAUSE, SLEEP, calls.UpdateWeights(model="new")])
+def test_a_call_that_comes_when_the_engine_aborts_answers_no_request_again(change):
+    """With a step in flight, which has no result any more."""
+    engine = Engine((1, request()), (5, call(change, 1)), depth=2, abort_at_s=5.0)
+    assert engine.answer(1)[1].code == ErrorCode.WRONG_STATE
+    assert [end for *_, end in engine.outputs("r") if end is not None] == [FinishReason.ABORT]
+    assert engine.outputs("r")[-1][3] is FinishReason.ABORT
+
+
 def test_mode_abort_ends_all_requests():
     engine = Engine(
         (1, request()), (3, call(calls.PauseGeneration(mode="abort"), 1)), (5, request("s")),
@@ -267,6 +309,30 @@ def test_a_pause_outlasts_a_sleep():
         "paused", "asleep", "paused", "running",
     ]  # fmt: skip
     assert not [at_s for at_s, *_ in engine.outputs("r") if 4 < at_s < 90]
+    assert engine.tokens("r") == right_tokens()
+
+
+def test_an_engine_that_sleeps_aborts_requests_and_does_not_promise_that_they_end():
+    engine = Engine(
+        (1, request()), (3, call(SLEEP, 1)), (4, call(calls.PauseGeneration(mode="wait"), 2)),
+        (5, call(calls.PauseGeneration(mode="abort"), 3)), (9, call(WAKE_UP, 4)),
+        (10, call(RESUME, 5)), (11, request("later")),
+    )  # fmt: skip
+    assert engine.answer(2)[1].code == ErrorCode.WRONG_STATE
+    assert [engine.answer(n)[1].state for n in (3, 4, 5)] == ["asleep", "paused", "running"]
+    assert engine.reason("r") is FinishReason.ABORT
+    assert engine.outputs("r")[-1][0] < 9
+    assert engine.tokens("later") == right_tokens()
+
+
+def test_a_version_that_has_no_next_one_is_the_last():
+    largest = calls.UpdateWeights(model="new", version=2**53 - 1)
+    engine = Engine(
+        (1, request()), (2, call(calls.UpdateWeights(model="new", version=2**64 - 1), 1)),
+        (3, call(largest, 2)), (4, call(calls.UpdateWeights(model="newer"), 3)),
+    )  # fmt: skip
+    assert engine.answer(2)[1].weights_version == 2**53 - 1
+    assert [engine.answer(n)[1].code for n in (1, 3)] == [ErrorCode.WEIGHTS_REFUSED] * 2
     assert engine.tokens("r") == right_tokens()
 
 

@@ -30,7 +30,7 @@ from frontend.http.event_stream import (
     json_response,
     until_disconnect,
 )
-from frontend.http.openai.conversation import template_messages, template_tools
+from frontend.http.openai.conversation import template_messages, template_tools, template_variables
 from frontend.http.openai.generation import Answer, finish_reason, token_logprobs
 from frontend.http.openai.parameters import sampling_params
 from frontend.http.openai.requests import ChatCompletionRequest
@@ -120,8 +120,14 @@ def generate_chat(
     if parts.shows_special_tokens and asked.skip_special_tokens is None:
         params = dataclasses.replace(params, skip_special_tokens=False)
     template = asked.chat_template or llm.get_tokenizer().chat_template or ""
-    variables = dict(asked.chat_template_kwargs or {})
+    variables = template_variables(asked.chat_template_kwargs)
     if asked.reasoning_effort is not None:
+        if "reasoning_effort" not in template:
+            raise not_supported(
+                "reasoning_effort",
+                asked.reasoning_effort,
+                "the chat template does not use it; omit it",
+            )
         variables["reasoning_effort"] = asked.reasoning_effort
     return llm.chat(
         template_messages(asked.messages, template),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from frontend.http.api_errors import ApiError
 from frontend.http.openai.requests import AssistantToolCall, ChatMessage, Tool
+
+_NO_VARIABLES = frozenset(
+    ("self", "template", "compiled", "messages", "tools", "chat_template", "special_tokens")
+) | {"add_generation_prompt", "continue_final_message"}
+"""Names that mean something else on their way to the template."""
 
 
 def template_messages(messages: Sequence[ChatMessage], chat_template: str) -> list[dict[str, Any]]:
@@ -47,6 +52,17 @@ def _template_call(call: AssistantToolCall, name: str) -> dict[str, Any]:
             raise ApiError(400, f"{param} is no JSON object: {error}", param=param) from None
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
+
+
+def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """
+    Raises:
+        ApiError: one of them has a field of its own.
+    """
+    for name in _NO_VARIABLES.intersection(given or ()):
+        param = f"chat_template_kwargs.{name}"
+        raise ApiError(400, f"{param} is not a variable that can be set; omit it", param=param)
+    return dict(given or {})
 
 
 def template_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:

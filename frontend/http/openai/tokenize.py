@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from frontend.http.api_errors import ApiError
 from frontend.http.event_stream import decode, json_response
-from frontend.http.openai.conversation import template_messages, template_tools
+from frontend.http.openai.conversation import template_messages, template_tools, template_variables
 from frontend.http.openai.requests import ChatMessage, Tool
 from frontend.http.served_models import ServedModels
 from frontend.tokenizer import Tokenizer
@@ -96,7 +96,7 @@ def _token_ids(asked: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
         add_generation_prompt=not continues if adds_prompt is None else adds_prompt,
         continue_final_message=continues,
         tools=template_tools(asked.tools),
-        **(asked.chat_template_kwargs or {}),
+        **template_variables(asked.chat_template_kwargs),
     )
     return tokenizer.encode(text, add_special_tokens=bool(asked.add_special_tokens))
 

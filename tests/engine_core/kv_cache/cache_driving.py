@@ -7,7 +7,7 @@ import dataclasses
 
 from paged_memory import PagedMemory, Stream, marker
 
-from engine_core.kv_cache import AllocStatus, DiskTier, KVCacheManager
+from engine_core.kv_cache import AllocStatus, DiskMoves, DiskTier, KVCacheManager
 
 
 @dataclasses.dataclass
@@ -148,8 +148,8 @@ class CacheDriver:
 
     def _run_plan(self, swap_out_first):
         copies = self.cache.take_copies()
-        if copies.disk is not None:
-            self._move_to_and_from_disk(copies.disk)
+        if self.disk is not None:
+            self._move_to_and_from_disk(copies.disk or DiskMoves([], []))
         self.memory.execute(copies, swap_out_first=swap_out_first)
         for name, planned in self.plan.items():
             tokens = planned.stream.tokens + planned.drafts
@@ -159,14 +159,15 @@ class CacheDriver:
             self.memory.read(planned.stream, self.tables[name], tokens, planned.start, planned.stop)
 
     def _move_to_and_from_disk(self, moves):
+        for key in self.disk.to_delete:
+            self.on_disk.pop(key, None)
         for key, block_id in moves.load:
             self.memory.blocks[block_id] = self.disk.loading.pop(key)
-        for key in moves.delete:
-            self.on_disk.pop(key, None)
         for key, _, block_id in moves.save:
             self.on_disk[key] = self.memory.blocks[block_id].copy()
             self.disk_events.append(("written", key))
-        self.disk_events += [("read", key) for key in moves.read]
+        self.disk_events += [("read", key) for key in self.disk.to_read]
+        self.disk.to_delete, self.disk.to_read = [], []
         self.disk.num_free_saves = 3 - sum(kind == "written" for kind, _ in self.disk_events)
 
     def _finish_on_disk(self, event, *, is_lost):

@@ -13,6 +13,7 @@ import pytest
 
 from engine_core.cli import app
 from engine_core.errors import ConfigurationError
+from engine_core.options.checks import check_device, check_options
 from engine_core.options.engine import EngineOptions
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.security import SecurityOptions
@@ -28,7 +29,7 @@ def parsed(*arguments) -> EngineOptions:
 
 
 def check(options):
-    options.check()
+    check_options(options)
     options.scheduling.check()
 
 
@@ -186,30 +187,30 @@ def test_values_outside_their_limits_are_refused(name, value):
 
 def test_a_model_or_the_shape_of_one_must_be_named():
     with pytest.raises(ConfigurationError, match="--model is missing; name a folder"):
-        EngineOptions().check()
+        check_options(EngineOptions())
     shape = {"load_format": "dummy", "model_config": Path("c.json")}
-    EngineOptions(**shape).check()
+    check_options(EngineOptions(**shape))
     with pytest.raises(ConfigurationError, match="--tokenizer has no effect"):
-        EngineOptions(**shape, tokenizer="folder").check()
+        check_options(EngineOptions(**shape, tokenizer="folder"))
 
 
 def test_a_gpus_options_are_read_and_wait_for_the_device_to_be_known():
     options = parsed("--kv-cache-dtype=fp8", "--capture-at-start", "--batch-invariant")
-    options.check()  # device is auto: not known yet
-    options.check_device("cuda")
+    check_options(options)  # device is auto: not known yet
+    check_device(options, "cuda")
     with pytest.raises(ConfigurationError, match="run with --device cuda"):
-        options.check_device("cpu")
+        check_device(options, "cpu")
     assert (options.batch_invariant, options.capture_at_start) == (True, True)
 
 
 def test_eager_steps_may_be_asked_for_anywhere_but_not_with_graphs_from_the_start():
     options = parsed("--enforce-eager")
     assert options.enforce_eager
-    options.check()
-    options.check_device("cuda")
-    options.check_device("cpu")  # where every step is eager anyway
+    check_options(options)
+    check_device(options, "cuda")
+    check_device(options, "cpu")  # where every step is eager anyway
     with pytest.raises(ConfigurationError, match="has no effect with --enforce-eager"):
-        parsed("--enforce-eager", "--capture-at-start").check_device("cuda")
+        check_device(parsed("--enforce-eager", "--capture-at-start"), "cuda")
 
 
 def test_nothing_given_is_fair_between_clients_without_limits():

@@ -28,8 +28,13 @@ def restarted(tier, *requests, **options):
     return again, Scenario(*requests, disk=again, **options)
 
 
-def read(tier, plan):
-    for key in plan.copies.disk.read:
+def asked_of(tier):
+    keys, tier.to_read = tier.to_read, []
+    return keys
+
+
+def read(tier):
+    for key in asked_of(tier):
         tier.on_read(key, b"contents")
 
 
@@ -70,12 +75,13 @@ def test_a_request_waits_for_the_disk_says_so_and_starts_with_what_was_read():
     tier, scenario = restarted(computed(prompt), make_request("a", prompt, max_tokens=3))
     plan = scenario.step()
     assert not plan.num_scheduled_tokens
-    assert len(plan.copies.disk.read) == 6
+    assert len(tier.to_read) == 6
     info = scenario.scheduler.explain("a")
     assert info.waits_for is WaitReason.DISK
     assert info.why == "6 blocks of its prompt are being read from disk"
-    assert scenario.step().copies.disk is None  # asked for once
-    read(tier, plan)
+    scenario.step()
+    assert len(tier.to_read) == 6  # asked for once
+    read(tier)
     plan = scenario.step()
     assert num_found(plan, "a") == 96
     assert plan.num_scheduled_tokens == {"a": 4}
@@ -99,8 +105,8 @@ def test_running_requests_go_on_meanwhile():
 def test_what_cannot_be_read_is_computed():
     prompt = fresh_tokens(100)
     tier, scenario = restarted(computed(prompt), make_request("a", prompt))
-    keys = scenario.step().copies.disk.read
-    for number, key in enumerate(keys):
+    scenario.step()
+    for number, key in enumerate(asked_of(tier)):
         tier.on_read(key, None if number == 2 else b"contents")
     plan = scenario.step()
     assert num_found(plan, "a") == 32
@@ -115,7 +121,8 @@ def test_a_request_has_no_more_from_disk_than_may_be_read_at_once():
     known = computed(prompt)
     known.max_staged_blocks = 4
     tier, scenario = restarted(known, make_request("a", prompt))
-    read(tier, scenario.step())
+    scenario.step()
+    read(tier)
     assert num_found(scenario.step(), "a") == 64
 
 
@@ -124,17 +131,19 @@ def test_another_salt_finds_nothing_on_disk():
     tier = computed(prompt, cache_salt="mine")
     _, scenario = restarted(tier, make_request("a", prompt))
     assert scenario.step().num_scheduled_tokens == {"a": 100}
-    _, scenario = restarted(tier, make_request("a", prompt, cache_salt="mine"))
-    assert len(scenario.step().copies.disk.read) == 6
+    again, scenario = restarted(tier, make_request("a", prompt, cache_salt="mine"))
+    scenario.step()
+    assert len(again.to_read) == 6
 
 
 def test_a_reset_forgets_the_disk_and_what_was_read():
     prompt = fresh_tokens(100)
     tier, scenario = restarted(computed(prompt), make_request("a", prompt))
-    read(tier, scenario.step())
+    scenario.step()
+    read(tier)
     assert scenario.scheduler.reset_prefix_cache() == 6
     plan = scenario.step()
-    assert len(plan.copies.disk.delete) == 6
+    assert len(tier.to_delete) == 6
     assert num_found(plan, "a") == 0
     assert not tier.staged
 
@@ -142,7 +151,8 @@ def test_a_reset_forgets_the_disk_and_what_was_read():
 def test_a_failed_step_that_loads_leaves_nothing_of_it_in_memory():
     prompt = fresh_tokens(100)
     tier, scenario = restarted(computed(prompt), make_request("a", prompt))
-    read(tier, scenario.step())
+    scenario.step()
+    read(tier)
     plan = scenario.plan()
     assert plan.copies.disk.load
     scenario.scheduler.discard_step(plan, "the step failed")
@@ -153,7 +163,8 @@ def test_a_failed_step_that_loads_leaves_nothing_of_it_in_memory():
 def test_a_request_that_leaves_while_it_waits_leaves_no_contents_behind():
     prompt = fresh_tokens(100)
     tier, scenario = restarted(computed(prompt), make_request("a", prompt))
-    read(tier, scenario.step())
+    scenario.step()
+    read(tier)
     scenario.abort("a")
     for _ in range(20):
         scenario.step()

@@ -141,9 +141,13 @@ def test_a_conversation_with_calls_and_results_reaches_the_template(serve_text):
             "not supported",
         ),
         ({"tools": TOOLS}, "tools", "--tool-call-parser"),
-        ({"tools": TOOLS, "chat_template": "{{ messages }}"}, None, "does not use tools"),
-        ({"reasoning_effort": "high"}, None, "does not use reasoning_effort"),
+        ({"tools": TOOLS, "chat_template": "{{ messages }}"}, "tools", "does not use tools"),
+        ({"reasoning_effort": "high"}, "reasoning_effort", "does not use it"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, None, "enable_thinking"),
+        *(
+            ({"chat_template_kwargs": {name: []}}, f"chat_template_kwargs.{name}", "omit it")
+            for name in ("messages", "tools", "self", "compiled", "special_tokens")
+        ),
         ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood", "omit"),
         (
             {

@@ -10,6 +10,7 @@ import time
 
 import httpx
 import pytest
+from fake_engine import wait_until
 from http_server import serving
 
 from frontend.errors import InvalidInput
@@ -231,6 +232,18 @@ def test_an_answer_may_take_longer_than_a_request(start_engine):
     LimitedConnection.request_timeout_s = 60.0
 
 
+def test_a_client_that_leaves_within_its_request_is_no_fault(engine, caplog):
+    caplog.set_level(logging.INFO, "frontend.http.access")
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n"
+    with serving(engine.address, access_log="text") as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(head)
+            time.sleep(0.1)
+        wait_until(lambda: "status=499" in caplog.text)
+    assert "Traceback" not in caplog.text
+
+
 def test_a_head_without_end_is_refused(engine):
     with serving(engine.address) as url:
         answer = raw(url, b"GET / HTTP/1.1\r\nHost: localhost\r\n", b"x-y: " + b"z" * 400_000)
@@ -337,13 +350,14 @@ def test_one_request_id_may_be_used_by_two_at_once(start_engine):
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_the_access_log_has_numbers_and_names_but_no_text_or_key(engine, log_format, caplog):
-    logger = logging.getLogger("frontend.http.access")
-    logger.setLevel(logging.INFO)
+    caplog.set_level(logging.INFO, "frontend.http.access")
     with serving(engine.address, api_key=("secret",), access_log=log_format) as url:
         headers = {**bearer("secret"), "x-request-id": "trace-7"}
         complete(url, "a private prompt", headers)
         httpx.get(f"{url}/v1/models?token=secret", headers={"x-api-key": "guess"})
-    first, second = (record.getMessage() for record in caplog.records if record.name == logger.name)
+    first, second = (
+        record.getMessage() for record in caplog.records if record.name == "frontend.http.access"
+    )
     if log_format == "json":
         found = json.loads(first)
         assert found["status"] == 200

@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -125,6 +126,7 @@ def test_a_port_that_is_taken_is_one_line_and_exit_code_3(engine):
         (["--host", "0.0.0.0"], "--insecure"),
         (["--model", "nothing"], "NAME=ADDRESS"),
         (["--model", "a=ipc:///x", "--model", "a=ipc:///y"], "twice"),
+        (["--model", "a=ipc:///x,ipc:///y"], "several addresses"),
         (["--model", "a=ipc:///x", "--served-model-name", "b"], "--served-model-name"),
         (["--access-log", "xml"], "access-log"),
     ],
@@ -165,3 +167,27 @@ def test_https_is_served_with_a_certificate(engine, tmp_path):
     code, (line,) = end_of("http", "--ssl-certfile", key, "--ssl-keyfile", certificate)
     assert code == 2
     assert "PEM" in line
+
+
+def test_more_connections_than_descriptors_end_neither_server_nor_requests(engine):
+    command = f"ulimit -n 256; exec {sys.executable} -m frontend.cli --address {engine.address}"
+    process = subprocess.Popen(
+        ["bash", "-c", f"{command} http --port 0"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        url = json.loads(process.stdout.readline())["url"]
+        port = int(url.rpartition(":")[2])
+        with httpx.Client(base_url=url) as client, contextlib.ExitStack() as idle:
+            assert client.get("/health").status_code == 200
+            for _ in range(400):
+                idle.enter_context(socket.create_connection(("127.0.0.1", port)))
+            descriptors = Path(f"/proc/{process.pid}/fd")
+            wait_until(lambda: 128 < len(list(descriptors.iterdir())) < 200)
+            assert client.get("/health").status_code == 200
+            engine.stop()
+            assert client.get("/health").status_code == 503
+            assert process.poll() is None
+        wait_until(lambda: httpx.get(f"{url}/version").status_code == 200)
+    finally:
+        process.kill()
+        process.communicate()

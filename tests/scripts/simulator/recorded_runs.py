@@ -37,9 +37,11 @@ def record_run(
     step_s=lambda tokens, sequences: 0.01 + 0.001 * tokens + 0.002 * sequences,
     between_s=0.0,
     depth=1,
+    poison=None,
 ):
     """As the daemon does it: drain, plan, run, update, record. Samples at random, also EOS. With
-    a depth of 2 each step is planned while the one before it runs."""
+    a depth of 2 each step is planned while the one before it runs. Steps fail with request
+    `poison` in them."""
     limits = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "max_model_len": 200}
     if depth > 1:
         limits["max_steps_in_flight"] = depth
@@ -87,10 +89,15 @@ def record_run(
                 len(in_flight) >= depth or not in_flight[-1][0].total_num_scheduled_tokens
             ):
                 plan, sampled, planned_s = in_flight.popleft()
+                step = scheduler.in_flight[0]
                 batch = plan.batch
                 end_s = max(end_s, planned_s) + step_s(
                     int(batch.num_scheduled_tokens.sum()), len(batch.req_ids)
                 )
+                if poison in batch.req_ids:
+                    scheduler.discard_step(plan, "it is poison")
+                if step.is_discarded:
+                    sampled = ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
                 outputs = scheduler.update_from_output(plan, sampled, now=end_s)
                 trace.on_step(FinishedStep(plan, sampled, planned_s, end_s, end_s, bool(outputs)))
                 now_s = max(now_s, end_s) + between_s

@@ -64,6 +64,14 @@ def test_preemptions_aborts_and_idle_times_replay(tmp_path, depth):
     assert verify(StepTrace(path)).difference is None
 
 
+def test_a_record_in_which_a_request_makes_steps_fail_replays_and_is_validated(tmp_path, depth):
+    path = record_run(tmp_path / "faulty.jsonl", BUSY, depth=depth, poison="r9")
+    assert '"probe"' in path.read_text()
+    assert verify(StepTrace(path)).difference is None
+    document = validate(StepTrace(path), fit_step_trace(path))
+    assert (document["num_requests"], document["num_left_out"]) == (59, 1)
+
+
 def test_a_gzip_record_replays(tmp_path):
     assert verify(StepTrace(record_run(tmp_path / "run.jsonl.gz", BUSY[:9]))).difference is None
 

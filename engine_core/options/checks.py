@@ -1,0 +1,147 @@
+"""Refuses options that contradict each other, or that the device cannot do."""
+
+import dataclasses
+import math
+
+from engine_core.errors import ConfigurationError
+from engine_core.options.engine import EngineOptions
+
+
+def check_options(options: EngineOptions) -> None:
+    """What can be said before the model is known, and without the scheduler's own options.
+
+    Raises:
+        ConfigurationError: an option without effect, or a pair that cannot work.
+    """
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            name = field.name.replace("_", "-")
+            raise ConfigurationError(f"--{name} is {value}, it must be finite")
+    _check_weights(options)
+    if options.load_format == "dummy" and options.tokenizer is not None:
+        raise ConfigurationError(
+            "--tokenizer has no effect with --load-format dummy, whose clients send token ids; "
+            "omit it"
+        )
+    if options.device != "auto":
+        check_device(options, options.device)
+    mode = options.scheduling.preemption_mode
+    if not options.host_cache_memory and mode in ("swap", "auto"):
+        raise ConfigurationError(
+            f"--preemption-mode {mode} needs host memory to swap to; give "
+            "--host-cache-memory, or use recompute"
+        )
+    if options.host_cache_memory and mode == "recompute" and not options.enable_prefix_caching:
+        raise ConfigurationError(
+            "--host-cache-memory has no effect with --preemption-mode recompute and "
+            "--no-enable-prefix-caching; omit it, or one of those"
+        )
+    _check_prefix_store(options)
+    if options.security.isolate_tenants and not options.enable_prefix_caching:
+        raise ConfigurationError(
+            "--isolate-tenants has no effect with --no-enable-prefix-caching; omit one of them"
+        )
+    if options.max_restarts is not None and not options.supervise:
+        raise ConfigurationError(
+            "--max-restarts has no effect without --supervise; omit it, or give both"
+        )
+    if options.trace is not None and not options.trace.absolute().parent.is_dir():
+        raise ConfigurationError(
+            f"--trace: there is no folder {options.trace.absolute().parent}; make it first"
+        )
+
+
+def _check_prefix_store(options: EngineOptions) -> None:
+    if options.prefix_cache_dir is None:
+        if options.prefix_cache_disk is not None:
+            raise ConfigurationError(
+                "--prefix-cache-disk has no effect without --prefix-cache-dir; omit it, or "
+                "give both"
+            )
+        return
+    if not options.enable_prefix_caching:
+        raise ConfigurationError(
+            "--prefix-cache-dir has no effect with --no-enable-prefix-caching; omit one of them"
+        )
+    if options.trace is not None:
+        raise ConfigurationError(
+            "--trace with --prefix-cache-dir cannot be replayed, as a replay has no disk; omit "
+            "one of them"
+        )
+
+
+def check_device(options: EngineOptions, device_type: str) -> None:
+    """Refuse what the device ("cpu" or "cuda") cannot do, and what contradicts itoptions.
+
+    Raises:
+        ConfigurationError: naming the option and the reason.
+    """
+    if options.enforce_eager and options.capture_at_start:
+        raise ConfigurationError(
+            "--capture-at-start has no effect with --enforce-eager, which captures no CUDA "
+            "graph; omit one of them"
+        )
+    if device_type != "cpu":
+        _check_gpu(options)
+        return
+    if options.kv_cache_dtype == "fp8":
+        raise ConfigurationError(
+            "--kv-cache-dtype fp8 needs a GPU: the CPU's attention has no arithmetic on 8-bit "
+            "floats and would be slower for it; use auto, or run with --device cuda"
+        )
+    if options.capture_at_start:
+        raise ConfigurationError(
+            "--capture-at-start has no effect on a CPU, which has no CUDA graphs; omit it, or "
+            "run with --device cuda"
+        )
+
+
+def _check_gpu(options: EngineOptions) -> None:
+    if options.prefix_cache_dir is not None:
+        raise ConfigurationError(
+            "--prefix-cache-dir keeps blocks of a CPU only: those of a GPU are not copied to "
+            "disk; omit it, or run with --device cpu"
+        )
+    if options.kv_cache_dtype in ("bfloat16", "int8"):
+        raise ConfigurationError(
+            f"--kv-cache-dtype {options.kv_cache_dtype} is for float32 models on a CPU; use auto "
+            "or fp8, or run with --device cpu"
+        )
+    if options.quantization in ("int8", "int4"):
+        raise ConfigurationError(
+            f"--quantization {options.quantization} runs on a CPU only; omit it, or run with "
+            "--device cpu"
+        )
+    if options.weight_cache is not None:
+        raise ConfigurationError(
+            "--weight-cache has no effect on a GPU, which takes weights as they are; omit it, "
+            "or run with --device cpu"
+        )
+
+
+def _check_weights(options: EngineOptions) -> None:
+    """Refuse a model that is named twice or not at all, and weights of two kinds."""
+    if options.quantization in ("int8", "int4") and options.dtype in ("bfloat16", "float16"):
+        raise ConfigurationError(
+            f"--quantization {options.quantization} computes in float32, not in {options.dtype}; "
+            "omit one of them"
+        )
+    if options.load_format == "dummy":
+        if options.model_config is None:
+            raise ConfigurationError(
+                "--load-format dummy needs a shape; name a config.json with --model-config"
+            )
+        if options.model is not None:
+            raise ConfigurationError(
+                f"--model {options.model} has no effect with --load-format dummy; omit one of "
+                "them, and name the weights with --model-name"
+            )
+    elif options.model_config is not None:
+        raise ConfigurationError(
+            "--model-config has no effect without --load-format dummy; omit it, or give both"
+        )
+    elif options.model is None:
+        raise ConfigurationError(
+            "--model is missing; name a folder, a .gguf file, a known name or a hub id"
+        )
