@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import random
+import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
+from frontend.chat_template import template_process
 from frontend.connection import ConnectionOptions
 from frontend.daemon import ChildDaemon
 from frontend.engine_calls import EngineCalls
@@ -26,6 +28,8 @@ from protocol.errors import InvalidParameter
 from protocol.keys import ClientKey, read_client_key
 from protocol.outputs import ModelInfo
 
+_open_clients: "weakref.WeakSet[AsyncLLM]" = weakref.WeakSet()
+"""Of this process. With the last one the process for chat templates ends."""
 _NOT_CONNECTED = "not connected yet; use `async with AsyncLLM() as llm:`"
 
 
@@ -179,6 +183,7 @@ class AsyncLLM(EngineCalls):
                 clock=self._clock,
                 child=self._child,
             )
+        _open_clients.add(self)
         try:
             await self.ready()
         except BaseException:
@@ -212,6 +217,9 @@ class AsyncLLM(EngineCalls):
             await self._session.close()
         if self._child is not None:
             await self._child.close()
+        _open_clients.discard(self)
+        if not _open_clients:
+            template_process.close()
 
     async def __aenter__(self) -> Self:
         await self.open()

@@ -10,7 +10,7 @@ from frontend.errors import ChatTemplateError
 from frontend.template_process import TemplateProcess
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-_process = TemplateProcess()
+template_process = TemplateProcess()
 
 
 def render_chat(
@@ -58,7 +58,7 @@ def render_chat(
             "special_tokens": _plain(special_tokens or {}),
             "variables": _plain(variables),
         }
-        return _process.render(request)
+        return template_process.render(request)
     except TypeError:
         raise ChatTemplateError(
             "messages, tools or variables have keys that are no texts; send plain data as in JSON"

@@ -7,8 +7,8 @@ import atexit
 import contextlib
 import json
 import os
-import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -37,10 +37,16 @@ class TemplateProcess:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
         self._lock = threading.Lock()
-        self._poll = select.poll()
         atexit.register(self.close)
-        os.register_at_fork(after_in_child=self._forget)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+
+    def start(self) -> None:
+        """Before the first `render`, which then need not wait for it."""
+        with self._lock, contextlib.suppress(ChatTemplateError):
+            self._running()
 
     def render(self, request: dict[str, Any]) -> str:
         """Calls `template_sandbox.render` there.
@@ -52,72 +58,71 @@ class TemplateProcess:
         """
         data = json.dumps(request).encode()
         with self._lock:
-            process = self._running()
-            assert process.stdin is not None and process.stdout is not None
+            channel = self._running()
             try:
-                process.stdin.write(len(data).to_bytes(8, "little") + data)
-                process.stdin.flush()
-                if not self._poll.poll(_WALL_LIMIT_S * 1000):
-                    self._end()
-                    raise ChatTemplateError(
-                        f"the chat template was not rendered within {_WALL_LIMIT_S:g} s; try "
-                        "again when the machine is less busy"
-                    )
-                head = process.stdout.read(9)
+                channel.sendall(len(data).to_bytes(8, "little") + data)
+                head = _receive(channel, 9)
                 # a character has 4 bytes at most; it may say more only if the sandbox leaks
                 num_bytes = min(int.from_bytes(head[1:], "little"), 4 * MAX_PROMPT_CHARS)
-                encoded = process.stdout.read(num_bytes)
-            except BrokenPipeError:
-                head, num_bytes, encoded = b"", 0, b""
-            except ChatTemplateError:
-                raise
+                text = _receive(channel, num_bytes).decode("utf-8", "surrogatepass")
+            except ConnectionError:
+                raise ChatTemplateError(self._why_it_ended()) from None
+            except TimeoutError:
+                self._end()
+                raise ChatTemplateError(
+                    f"the chat template was not rendered within {_WALL_LIMIT_S:g} s; try again "
+                    "when the machine is less busy"
+                ) from None
             except BaseException:  # such as Ctrl-C: an answer would be taken for the next one's
                 self._end()
                 raise
-            if len(head) < 9 or len(encoded) < num_bytes:
-                raise ChatTemplateError(self._why_it_ended())
-        text = encoded.decode("utf-8", "surrogatepass")
         if head[:1] != b"+":
             raise ChatTemplateError(text)
         return text
 
     def close(self) -> None:
-        """End the process, if there is one. The next `render` starts another."""
-        with self._lock:
-            if self._process is not None:
-                self._end()
+        """End the process, if there is one and nothing is being rendered. The next `render` starts
+        another."""
+        if self._lock.acquire(blocking=False):
+            self._end()
+            self._lock.release()
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            command = [sys.executable, "-P", "-W", "ignore", "-m", "frontend.template_sandbox"]
-            paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-            try:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    env={**os.environ, "PYTHONPATH": paths},
+    def _running(self) -> socket.socket:
+        if self._socket is None or self._process is None or self._process.poll() is not None:
+            self._end()
+            if getattr(sys, "frozen", False) or not sys.executable:
+                raise ChatTemplateError(
+                    "this program has no Python interpreter to start, and chat templates need a "
+                    "process of their own; give generate() a prompt instead"
                 )
+            command = [sys.executable, "-P", "-W", "ignore", "-m", "frontend.template_sandbox"]
+            try:
+                paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+                self._socket, theirs = socket.socketpair()
+                with theirs:
+                    self._process = subprocess.Popen(
+                        command,
+                        stdin=theirs.fileno(),
+                        stdout=theirs.fileno(),
+                        env={**os.environ, "PYTHONPATH": paths},
+                    )
             except OSError as error:
+                self._end()
                 raise ChatTemplateError(
                     f"cannot start a process for the chat template: {error.strerror}; close other "
                     "processes"
                 ) from error
-            assert self._process.stdout is not None
-            self._poll = select.poll()
-            self._poll.register(self._process.stdout, select.POLLIN)
-        return self._process
+            self._socket.settimeout(_WALL_LIMIT_S)
+        return self._socket
 
     def _end(self) -> None:
         """At once: it has nothing to lose."""
-        assert self._process is not None
-        process, self._process = self._process, None
-        for stream in (process.stdin, process.stdout):
-            assert stream is not None
-            with contextlib.suppress(OSError):  # unsent bytes of a request
-                stream.close()
-        process.kill()
-        process.wait()
+        if self._socket is not None:
+            self._socket.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._socket = self._process = None
 
     def _why_it_ended(self) -> str:
         assert self._process is not None
@@ -142,5 +147,16 @@ class TemplateProcess:
 
     def _forget(self) -> None:
         """In a forked child: the process is the parent's."""
-        self._process = None
+        self._process = self._socket = None
         self._lock = threading.Lock()
+
+
+def _receive(channel: socket.socket, num_bytes: int) -> bytes:
+    """Raises ConnectionError if it ends before."""
+    received = bytearray()
+    while len(received) < num_bytes:
+        part = channel.recv(min(num_bytes - len(received), 1 << 20))
+        if not part:
+            raise ConnectionResetError
+        received += part
+    return bytes(received)

@@ -8,7 +8,7 @@ import json
 import re
 import weakref
 from collections.abc import Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from frontend.errors import ChatTemplateError, InvalidInput
@@ -206,9 +206,10 @@ class TokenPieces:
         steps = [] if decoder is None else _decoder_steps(json.loads(decoder.__getstate__()))
         self.has_byte_tokens = any(step["type"] == "ByteFallback" for step in steps)
         self.joining = _joining_of(steps)
-        self.text = cache(self._text)
-        self.level_bytes = cache(self._level_bytes)
-        self.fallback_byte = cache(self._fallback_byte)
+        this = weakref.proxy(self)  # else only a full collection would free it
+        self.text = cache(partial(TokenPieces._text, this))
+        self.level_bytes = cache(partial(TokenPieces._level_bytes, this))
+        self.fallback_byte = cache(partial(TokenPieces._fallback_byte, this))
         self._neighbour_id, self._neighbour_text = self._find_neighbour()
 
     def is_known(self, token_id: int) -> bool:

@@ -147,6 +147,8 @@ class ZmqTransport:
     def close(self) -> None:
         self.disconnect()
         self._context.term()
+        # they refer to the owner of this object: it could be freed by a full collection only
+        self._on_frames = self._on_lost = _ignore
 
     def _read_monitor(self) -> None:
         while self._monitor is not None:
@@ -177,6 +179,10 @@ class ZmqTransport:
                 f"the engine at {self._address} ended the connection before it began; {advice}"
             )
         return None
+
+
+def _ignore(*_: object, **__: object) -> None:
+    """Behind the end."""
 
 
 def _descriptor(socket: zmq.Socket[bytes]) -> int:

@@ -49,7 +49,7 @@ def read_secret_file(path: Path, kind: type[T]) -> T:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & 0o077:
                 raise InvalidParameter(
-                    f"{path} holds a secret key, and others may read it (mode {mode:o}); "
+                    f"{path} is for its owner alone, and others may read it (mode {mode:o}); "
                     f"chmod 600 {path}"
                 )
             key = msgspec.json.decode(file.read(10_000), type=kind)

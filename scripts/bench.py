@@ -3,6 +3,8 @@
     python scripts/bench.py scheduler
     python scripts/bench.py startup --options "--dtype float32"
     python scripts/bench.py restart --options "--dtype float32"
+    python scripts/bench.py bounds --num-requests 100000
+    python scripts/bench.py isolation
     python scripts/bench.py offline
     python scripts/bench.py cpu-kernels --rows 1 64 --kinds float32 int8
     python scripts/bench.py cpu-operations --only attention
@@ -24,6 +26,8 @@ for name, text in {
     "scheduler": "Microseconds that the scheduler takes; no model and no torch.",
     "startup": "From launch to ready and to the first token, and the daemon's memory.",
     "restart": "Time to first token after kill -9, with and without --prefix-cache-dir.",
+    "bounds": "Does a daemon grow under load? Memory, descriptors, threads, others' latency.",
+    "isolation": "What the time to the first token tells of another tenant's prompts.",
     "offline": "Throughput and single-stream speed, through daemon and client library.",
     "cpu-kernels": "The native dense products beside torch's prepacked ones.",
     "cpu-operations": "Native CPU operations beside torch's, each alone.",

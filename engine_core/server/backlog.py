@@ -39,13 +39,15 @@ class Backlog:
         if not isinstance(message, EngineCoreOutputs):
             encoded = [encode(message), *frames]
             self._waiting.append(encoded)
-            self.num_bytes += _ENTRY_BYTES + sum(map(len, encoded))
+            self.num_bytes += _num_bytes(encoded)
             return
         last = self._waiting[-1] if self._waiting else None
         if not isinstance(last, _MergedOutputs) or not last.may_take(message):
             last = _MergedOutputs()
             self._waiting.append(last)
-        self.num_bytes += last.add(message)
+        before = last.num_bytes
+        last.add(message)
+        self.num_bytes += last.num_bytes - before
 
     def first(self) -> list[Frame]:
         """The frames of the oldest message."""
@@ -54,9 +56,14 @@ class Backlog:
 
     def pop_first(self) -> None:
         """It was sent."""
-        self._waiting.pop(0)
-        if not self._waiting:
-            self.num_bytes = 0
+        oldest = self._waiting.pop(0)
+        self.num_bytes -= (
+            oldest.num_bytes if isinstance(oldest, _MergedOutputs) else _num_bytes(oldest)
+        )
+
+
+def _num_bytes(frames: list[Frame]) -> int:
+    return _ENTRY_BYTES + sum(map(len, frames))
 
 
 @dataclasses.dataclass(slots=True)
@@ -75,6 +82,7 @@ class _MergedOutputs:
         self._sequences: dict[_SequenceKey, _SequenceOutputs] = {}
         self._finished: dict[str, None] = {}
         self._last: EngineCoreOutputs | None = None
+        self.num_bytes = 0
 
     def may_take(self, outputs: EngineCoreOutputs) -> bool:
         """Not tokens of other weights, nor an id that is used again, for another request."""
@@ -87,9 +95,7 @@ class _MergedOutputs:
             ids += outputs.decoded.request_ids
         return self._finished.keys().isdisjoint(ids)
 
-    def add(self, outputs: EngineCoreOutputs) -> int:
-        """Returns by how many bytes it grew."""
-        num_bytes = 0
+    def add(self, outputs: EngineCoreOutputs) -> None:
         before = len(self._sequences) + len(self._finished)
         self._last = outputs
         if outputs.decoded is not None:
@@ -100,7 +106,7 @@ class _MergedOutputs:
                 zip(columns.request_ids, indexes, strict=True), tokens, strict=True
             ):
                 self._sequence(key).token_ids.append(token)
-            num_bytes += tokens.nbytes
+            self.num_bytes += tokens.nbytes
         for output in outputs.other_outputs:
             sequence = self._sequence((output.request_id, output.index))
             sequence.token_ids.extend(output.new_token_ids)
@@ -109,10 +115,10 @@ class _MergedOutputs:
                 sequence.num_cached_tokens = output.num_cached_tokens
             if output.logprobs is not None:
                 sequence.logprobs.append(output.logprobs)
-                num_bytes += _ENTRY_BYTES + len(output.logprobs.token_ids) * 2
-            num_bytes += sequence.token_ids.itemsize * len(output.new_token_ids)
+                self.num_bytes += _ENTRY_BYTES + len(output.logprobs.token_ids) * 2
+            self.num_bytes += sequence.token_ids.itemsize * len(output.new_token_ids)
         self._finished.update(dict.fromkeys(outputs.finished_req_ids))
-        return num_bytes + _ENTRY_BYTES * (len(self._sequences) + len(self._finished) - before)
+        self.num_bytes += _ENTRY_BYTES * (len(self._sequences) + len(self._finished) - before)
 
     def _sequence(self, key: _SequenceKey) -> _SequenceOutputs:
         found = self._sequences.get(key)

@@ -1,6 +1,7 @@
 """Descriptors: each connection takes one. libzmq ends the process where a Unix socket's `accept`
 finds none free, so that socket is hidden before it comes to that."""
 
+import contextlib
 import logging
 import os
 import resource
@@ -84,8 +85,9 @@ class SocketGuard:
                 self._show()
 
     def _hide(self, number: int) -> None:
-        self._path.rename(self._hidden_path)
         self._is_hidden = True
+        with contextlib.suppress(FileNotFoundError):  # somebody removed it
+            self._path.rename(self._hidden_path)
         logger.warning(
             "%d descriptors are in use, the limit is %d: nobody can connect until some are free; "
             "end processes that connect without need, or raise the limit (ulimit -Hn)",
@@ -94,8 +96,9 @@ class SocketGuard:
         )
 
     def _show(self) -> None:
-        self._hidden_path.rename(self._path)
         self._is_hidden = False
+        with contextlib.suppress(FileNotFoundError):
+            self._hidden_path.rename(self._path)
         logger.info("descriptors are free again: clients can connect")
 
 
@@ -104,6 +107,9 @@ def _most_descriptors() -> int:
 
 
 def _lowest_free() -> int:
-    descriptor = os.open("/", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open("/", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # there is none
+        return _most_descriptors()
     os.close(descriptor)
     return descriptor

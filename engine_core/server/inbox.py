@@ -87,12 +87,13 @@ class Inbox:
                     pass
                 case Hello():
                     self._welcome_client(identity, message)
+                case Goodbye():
+                    if client is not None:  # else it was found dead before, or dropped
+                        self._clients.remove(client)
                 case _ if client is None:
                     self._send_error(
                         identity, ErrorCode.HELLO_REQUIRED, "say HELLO before anything else"
                     )
-                case Goodbye():
-                    self._clients.remove(client)
                 case _:
                     yield client, message
             if self._clock() >= deadline_s:

@@ -1,16 +1,21 @@
 """The folder of the engine's keys: its own, and those of the clients that may connect over TCP."""
 
+import logging
 import os
 import re
+import time
 from pathlib import Path
 
 import msgspec
 import zmq
 
 from engine_core.errors import ConfigurationError
+from engine_core.server.limited_log import LimitedLog
 from engine_core.server.unix_socket import make_private_folder
 from protocol.errors import InvalidParameter
 from protocol.keys import ClientKey, read_secret_file
+
+logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
@@ -37,6 +42,7 @@ class KeyFolder:
         self.folder = folder
         self._authorized: dict[str, AuthorizedKey] = {}
         self._read_at: int | None = None
+        self._log = LimitedLog(logger, logging.WARNING, time.monotonic)
 
     def make(self) -> None:
         """
@@ -74,20 +80,23 @@ class KeyFolder:
             raise ConfigurationError(str(error)) from None
 
     def authorized(self) -> dict[str, AuthorizedKey]:
-        """By name. The folder is read again when a file was added or removed.
-
-        Raises:
-            ConfigurationError: it cannot be read.
-        """
+        """By name. The folder is read again when a file was added or removed. A file that cannot be
+        used is left out, with a line, and tried again."""
         folder = self.folder / "authorized"
         try:
             changed_at = folder.stat().st_mtime_ns
-            if changed_at != self._read_at:
-                keys = [read_secret_file(file, AuthorizedKey) for file in folder.glob("*.key")]
-                self._authorized = {key.name: key for key in keys}
-                self._read_at = changed_at
-        except (OSError, InvalidParameter) as error:
-            raise ConfigurationError(f"--keys: {error}") from None
+        except OSError as error:
+            self._log.log("folder", f"--keys: no key is taken: {error}")
+            return {}
+        if changed_at != self._read_at:
+            self._authorized, self._read_at = {}, changed_at
+            for file in folder.glob("*.key"):
+                try:
+                    key = read_secret_file(file, AuthorizedKey)
+                    self._authorized[key.name] = key
+                except InvalidParameter as error:
+                    self._log.log(file.name, f"--keys: this key is not taken: {error}")
+                    self._read_at = None
         return self._authorized
 
     def _write(self, name: str, content: msgspec.Struct) -> Path:

@@ -66,6 +66,7 @@ class Outbox:
     def send(self, outputs: Mapping[int, EngineCoreOutputs]) -> None:
         """One step's outputs, by client index; then heartbeats to clients that were sent nothing
         for a while. Outputs of clients that have left are dropped."""
+        self._tell_dropped()
         self._send_backlogs()
         for index, client_outputs in outputs.items():
             client = self._clients.by_index(index)
@@ -79,6 +80,7 @@ class Outbox:
         its messages wait here, outputs merged."""
         backlog = self._backlogs.get(client)
         if backlog is None:
+            self._tell_dropped()  # it may have said HELLO again
             if self._try_to_send(client, [encode(message), *frames]):
                 return
             if self._clients.by_index(client.index) is None:
@@ -153,9 +155,11 @@ class Outbox:
             logger.debug("an unregistered client left before the answer")
         self._dropped.pop(identity, None)
 
-    def _send_heartbeats(self) -> None:
+    def _tell_dropped(self) -> None:
         for identity, why in list(self._dropped.items()):
             self.send_unregistered(identity, why)
+
+    def _send_heartbeats(self) -> None:
         due_s = self._clock() - self._heartbeat_s
         for client in self._clients:
             if client.last_sent_s <= due_s:

@@ -186,8 +186,8 @@ class ZmqTransport:
             frames: list[Frame] = [part.buffer for part in parts[1:]]
             identity = parts[0].bytes
             if self._key_check is not None:
-                # The id alone may be one that a client chose: another's, after that has left.
-                if len(identity) != _ROUTING_ID_BYTES:
+                # One that a client chose, unlike libzmq's: it may be another's that has left.
+                if identity[:1] != b"\0":
                     continue
                 identity += str(parts[-1].get("User-Id")).encode()
             yield identity, frames

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from frontend.async_llm import AsyncLLM
+from frontend.chat_template import template_process
 from frontend.cli.connected import connected
 from frontend.cli.options import (
     EXIT_FAULT,
@@ -42,6 +43,7 @@ def run_chat(
         UsageError: sampling options outside their limits, or no chat template.
         EngineClientError: no engine answers.
     """
+    template_process.start()
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     loop = LoopThread("engine-client chat")
     try:

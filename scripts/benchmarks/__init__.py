@@ -1,12 +1,19 @@
 """The commands of `scripts/bench.py`, and what they share. Imports no torch."""
 
-from collections.abc import Mapping
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from frontend import AsyncLLM, SamplingParams
+from scripts.comparison.processes import EngineProcess
 from scripts.load.report import describe_run, log, write_document
 
 Json = Annotated[Path | None, Parameter(help="Write the document here too.")]
@@ -16,6 +23,36 @@ Repeat = Annotated[
     int, Parameter(help="Medians of this many are reported.", validator=Number(gte=1))
 ]
 DEFAULT_MODEL = "smollm2-135m-instruct"
+START_TIMEOUT_S = 300.0
+
+
+@contextlib.contextmanager
+def running_daemon(options: Sequence[str]) -> Iterator[tuple[EngineProcess, dict[str, Any]]]:
+    """`engine-core` with these options in a process of its own, and its ready line.
+
+    Raises:
+        EngineFailed: it did not start.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "engine_core.cli", *options]
+        command += ["--bind", f"ipc://{folder}/engine.sock", "--log-level", "error"]
+        command += ["--exit-on-stdin-eof"]
+        log = Path(folder) / "log"
+        with EngineProcess(command, plain_environment(), log, answers=True) as daemon:
+            yield daemon, daemon.ready_answer(START_TIMEOUT_S)
+
+
+def plain_environment() -> dict[str, str]:
+    """Ours without what changes a Python's habits, such as to write no compiled modules."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+
+async def first_token_s(llm: AsyncLLM, prompt: list[int]) -> float:
+    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
+    started_s = time.perf_counter()
+    async for _ in llm.generate({"prompt_token_ids": prompt}, params):
+        pass
+    return time.perf_counter() - started_s
 
 
 def report(figures: Mapping[str, Any], json: Path | None, table: str = "") -> None:

@@ -3,7 +3,6 @@
 import os
 import shlex
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -12,13 +11,18 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from frontend import AsyncLLM, SamplingParams, run
-from scripts.benchmarks import DEFAULT_MODEL, Json, Model, Repeat, report
-from scripts.benchmarks.startup import plain_environment
+from frontend import AsyncLLM, run
+from scripts.benchmarks import (
+    DEFAULT_MODEL,
+    Json,
+    Model,
+    Repeat,
+    first_token_s,
+    report,
+    running_daemon,
+)
 from scripts.comparison.figures import Figures
-from scripts.comparison.processes import EngineProcess
 
-_START_TIMEOUT_S = 300.0
 _WRITE_TIMEOUT_S = 60.0
 
 
@@ -67,26 +71,16 @@ def measure_start(
 ) -> Figures:
     """One daemon, from a request to its first token; killed once its blocks are on
     disk. Raises EngineFailed: it did not start."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "engine_core.cli", "--model", model, *options]
-        command += ["--bind", f"ipc://{folder}/engine.sock", "--log-level", "error"]
-        command += ["--exit-on-stdin-eof"]
-        log = Path(folder) / "log"
-        with EngineProcess(command, plain_environment(), log, answers=True) as daemon:
-            ready = daemon.ready_answer(_START_TIMEOUT_S)
-            figures = run(first_token(ready["address"], num_tokens, is_written))
-            os.kill(daemon.pid, 9)
+    with running_daemon(["--model", model, *options]) as (daemon, ready):
+        figures = run(ask(ready["address"], num_tokens, is_written))
+        os.kill(daemon.pid, 9)
     return figures
 
 
-async def first_token(address: str, num_tokens: int, is_written: bool) -> Figures:
+async def ask(address: str, num_tokens: int, is_written: bool) -> Figures:
     async with AsyncLLM(address) as llm:
         prompt = [place * 7919 % llm.model.vocab_size for place in range(num_tokens)]
-        params = SamplingParams(max_tokens=1, temperature=0.0)
-        started_s = time.perf_counter()
-        async for _ in llm.generate({"prompt_token_ids": prompt}, params):
-            pass
-        elapsed_s = time.perf_counter() - started_s
+        elapsed_s = await first_token_s(llm, prompt)
         deadline_s = time.perf_counter() + _WRITE_TIMEOUT_S
         now = await llm.statistics()
         num_blocks = num_tokens // llm.model.block_size

@@ -12,18 +12,27 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from frontend import AsyncLLM, SamplingParams, run
-from scripts.benchmarks import DEFAULT_MODEL, Json, Model, Repeat, report
+from frontend import AsyncLLM, run
+from scripts.benchmarks import (
+    DEFAULT_MODEL,
+    START_TIMEOUT_S,
+    Json,
+    Model,
+    Repeat,
+    first_token_s,
+    plain_environment,
+    report,
+    running_daemon,
+)
 from scripts.comparison.engines import Conditions, ServerCommand, parse_server
 from scripts.comparison.figures import Figures, medians
-from scripts.comparison.processes import EngineFailed, EngineProcess
+from scripts.comparison.processes import EngineFailed
 from scripts.comparison.rounds import warm_up_figures
 from scripts.comparison.workloads import Workload
 from scripts.load.workload import PlannedRequest
 
 PROMPT = list(range(1, 33))
 OURS = "engine-core"
-_STARTUP_TIMEOUT_S = 300.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _USE_FROM_A_SCRIPT = """
 import sys
@@ -81,32 +90,24 @@ def startup(
 
 def measure_daemon(model: str, options: Sequence[str]) -> Figures:
     """One launch of the daemon. Raises EngineFailed: it did not start."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "engine_core.cli", "--model", model, *options]
-        command += ["--bind", f"ipc://{folder}/engine.sock", "--log-level", "error"]
-        command += ["--exit-on-stdin-eof"]
-        log = Path(folder) / "log"
-        with EngineProcess(command, plain_environment(), log, answers=True) as daemon:
-            ready = daemon.ready_answer(_STARTUP_TIMEOUT_S)
-            ready_s = daemon.since_launch_s
-            cpu_s = cpu_seconds(daemon.pid)
-            run(first_token(ready["address"]))
-            first_token_s = daemon.since_launch_s
-            peak_bytes = peak_memory_bytes(daemon.pid)
+    with running_daemon(["--model", model, *options]) as (daemon, ready):
+        ready_s = daemon.since_launch_s
+        cpu_s = cpu_seconds(daemon.pid)
+        run(ask(ready["address"]))
+        answered_s = daemon.since_launch_s
+        peak_bytes = peak_memory_bytes(daemon.pid)
     return {
         "launch_to_ready_s": ready_s,
-        "launch_to_first_token_s": first_token_s,
+        "launch_to_first_token_s": answered_s,
         "cpu_to_ready_s": cpu_s,
         **{f"phase_{name}_s": spent_s for name, spent_s in ready["phases_s"].items()},
         "peak_memory_bytes": peak_bytes,
     }
 
 
-async def first_token(address: str) -> None:
+async def ask(address: str) -> None:
     async with AsyncLLM(address) as llm:
-        params = SamplingParams(max_tokens=1, temperature=0.0)
-        async for _ in llm.generate({"prompt_token_ids": PROMPT}, params):
-            pass
+        await first_token_s(llm, PROMPT)
 
 
 def measure_clients(model: str) -> Figures:
@@ -126,8 +127,8 @@ def measure_server(server: ServerCommand, model: str) -> Figures:
             model=model,
             num_threads=len(os.sched_getaffinity(0)),
             client_processes=1,
-            startup_timeout_s=_STARTUP_TIMEOUT_S,
-            workload_timeout_s=_STARTUP_TIMEOUT_S,
+            startup_timeout_s=START_TIMEOUT_S,
+            workload_timeout_s=START_TIMEOUT_S,
             logs=Path(logs),
         )
         with server.launch(conditions) as running:
@@ -146,11 +147,6 @@ def seconds_of(*arguments: str, to_first_line: bool = False) -> float:
     if process.returncode:
         raise RuntimeError(f"python {arguments[0]} ended with code {process.returncode}")
     return elapsed_s
-
-
-def plain_environment() -> dict[str, str]:
-    """Ours without what changes a Python's habits, such as to write no compiled modules."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
 def cpu_seconds(pid: int) -> float:

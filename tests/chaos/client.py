@@ -17,7 +17,7 @@ from random import Random
 from typing import Any, TextIO
 
 import frontend
-from frontend import AsyncLLM, chat_template
+from frontend import AsyncLLM
 from frontend.errors import RequestRejected
 from protocol.errors import ErrorCode
 from tests.chaos.cases import make_cases
@@ -60,7 +60,6 @@ class ClientProcess:
                 group.create_task(
                     self._client(f"{self._name}.{number}", Random(self._seed + number))
                 )
-        chat_template._process.close()  # else it ends with this process
         self._write("exit", num_descriptors=num_descriptors())
 
     def _write(self, event: str, **fields: Any) -> None:

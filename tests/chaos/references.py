@@ -5,7 +5,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from frontend import AsyncLLM, chat_template
+from frontend import AsyncLLM
 from tests.chaos.cases import Case
 from tests.chaos.requests import Use, run_request
 
@@ -14,7 +14,6 @@ async def compute_references(address: str, cases: list[Case]) -> list[list[dict[
     """For each case its sequences."""
     async with AsyncLLM(address) as llm:
         answers = await asyncio.gather(*(run_request(llm, case, Use()) for case in cases))
-    chat_template._process.close()  # else it ends with this process
     for case, answer in zip(cases, answers, strict=True):
         assert not answer.problems and answer.num_ends == 1, (case, answer)
     return [[dataclasses.asdict(sequence) for sequence in answer.sequences] for answer in answers]

@@ -76,7 +76,8 @@ def test_a_client_is_known_by_the_name_of_its_key(folder, engine, context):
 
 
 @pytest.mark.parametrize(
-    "stranger", ["no key", "plain", "unknown key", "another engine's key", "a chosen id"]
+    "stranger",
+    ["no key", "plain", "unknown key", "another engine's key", "a chosen id", "five bytes of id"],
 )
 def test_a_stranger_is_not_heard_and_the_others_do_not_notice(
     folder, engine, context, stranger, caplog
@@ -94,6 +95,7 @@ def test_a_stranger_is_not_heard_and_the_others_do_not_notice(
             },
             # which could be that of a client that has just left
             "a chosen id": {"key": alice, "routing_id": b"chosen"},
+            "five bytes of id": {"key": alice, "routing_id": b"abcde"},
         }[stranger]
         with dealer(context, engine, **options):
             assert not receive(engine, 0.5)
@@ -137,6 +139,42 @@ def test_keys_are_added_and_taken_back_while_the_engine_runs(folder, engine, con
     (folder.folder / "authorized" / "bob.key").unlink()
     with dealer(context, engine, bob):
         assert not receive(engine, 0.5)
+
+
+@pytest.mark.parametrize("wrong", ["others may read it", "it is being written"])
+def test_a_key_that_cannot_be_used_locks_out_no_other_until_it_can(
+    folder, engine, context, wrong, caplog
+):
+    with dealer(context, engine, key_of(folder, "alice")) as client:
+        ((identity, _),) = receive(engine, 10)
+        bob = read_secret_file(folder.add("bob", is_admin=False), ClientKey)
+        file = folder.folder / "authorized" / "bob.key"
+        text = file.read_bytes()
+        if wrong == "others may read it":
+            file.chmod(0o644)
+        else:
+            file.write_bytes(b"")
+        assert engine.rights(identity).key_name == "alice"
+        assert "bob.key" in caplog.text
+        with dealer(context, engine, bob):
+            assert not receive(engine, 0.5)
+        file.chmod(0o600)
+        file.write_bytes(text)
+        with dealer(context, engine, bob):
+            assert receive(engine, 10)
+        client.send(b"more")
+        assert receive(engine, 10) == [(identity, [b"more"])]
+
+
+def test_without_its_folder_an_engine_takes_no_key_and_serves_those_it_has(folder, engine, context):
+    with dealer(context, engine, key_of(folder, "root")) as client:
+        ((identity, _),) = receive(engine, 10)
+        (folder.folder / "authorized").rename(folder.folder / "gone")
+        assert not engine.rights(identity).is_admin
+        with dealer(context, engine, key_of(folder, "alice")):
+            assert not receive(engine, 0.5)
+        client.send(b"more")
+        assert receive(engine, 10) == [(identity, [b"more"])]
 
 
 def test_secrets_are_in_private_files_only(folder, capsys, caplog):

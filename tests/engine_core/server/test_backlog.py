@@ -2,6 +2,7 @@
 
 import struct
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -157,6 +158,22 @@ def test_what_is_no_output_keeps_its_place_between_them():
     assert kinds == [EngineCoreOutputs, CallResult, EngineCoreOutputs]
 
 
+def test_what_was_sent_of_a_backlog_does_not_count_any_more():
+    """A reader that is always a little late would be dropped for what it has read."""
+    backlog, sizes = Backlog(), set()
+    for number in range(100):
+        backlog.add(token(number))
+        backlog.add(PONG)
+        if number:
+            backlog.pop_first()
+            backlog.pop_first()
+            sizes.add(backlog.num_bytes)
+    assert len(sizes) == 1
+    backlog.pop_first()
+    backlog.pop_first()
+    assert (len(backlog), backlog.num_bytes) == (0, 0)
+
+
 def test_an_id_that_is_used_again_is_not_merged_with_the_request_that_had_it():
     end = EngineCoreOutput(
         request_id="a", new_token_ids=[5], finish_reason=FinishReason.LENGTH, num_cached_tokens=0
@@ -244,6 +261,26 @@ def test_beyond_its_bound_a_slow_reader_is_dropped_with_a_clear_end(monkeypatch)
     assert isinstance(end, ErrorMessage)
     assert end.code == ErrorCode.SLOW_CONSUMER
     assert "the limit is 2000" in end.message
+
+
+@pytest.mark.parametrize("reads_first", [True, False])
+def test_who_was_dropped_and_says_hello_again_hears_of_its_end_before_the_answer(
+    monkeypatch, reads_first
+):
+    monkeypatch.setattr("engine_core.server.outbox._MAX_BACKLOG_BYTES", 2000)
+    transport, outbox, clients, (slow,) = make_outbox(4, b"slow")
+    for number in range(1000):
+        outbox.send({slow.index: token(number)})
+    assert not list(clients)
+    if reads_first:
+        transport.read(b"slow")
+    outbox.post(clients.add(b"slow", "", Rights()), PONG)
+    if not reads_first:
+        transport.read(b"slow")
+    outbox.send({})
+    end, answer = transport.read(b"slow")
+    assert end.code == ErrorCode.SLOW_CONSUMER
+    assert answer == PONG
 
 
 def test_if_all_slow_readers_together_hold_too_much_the_one_with_most_is_dropped(monkeypatch):

@@ -18,7 +18,7 @@ from protocol.calls import Ping, Pong
 from protocol.codec import decode_engine_message, encode
 from protocol.errors import ErrorCode
 from protocol.outputs import CallResult, ErrorMessage, Heartbeat
-from protocol.requests import Call, Hello
+from protocol.requests import Call, Goodbye, Hello
 
 HELLO = encode(Hello(wire_version=WIRE_VERSION))
 PING = encode(Call(call_id=1, call=Ping()))
@@ -153,6 +153,14 @@ def test_garbage_is_counted_and_logged_once_a_second_of_each_kind(caplog):
     assert len(invalid) < 600
     assert inbox.num_refused_messages == 30 + 20 + 3 + 2
     assert len(transport.sent) == 30 + 20 + 3 + 3, "each sender is answered"
+
+
+def test_a_goodbye_that_comes_after_the_client_was_found_dead_is_no_fault():
+    transport = ScriptedTransport([HELLO, encode(Goodbye()), encode(Goodbye())])
+    inbox, clients = make_inbox(transport)
+    assert list(inbox.drain(block=False)) == []
+    assert not list(clients)
+    assert (inbox.num_refused_messages, len(transport.sent)) == (0, 1)
 
 
 def test_a_line_that_is_not_limited_says_nothing_of_others(caplog):

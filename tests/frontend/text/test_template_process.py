@@ -1,18 +1,20 @@
 """The limits of chat templates, in the process that renders them."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
 
 from frontend import AsyncLLM, SamplingParams
-from frontend.chat_template import _process, render_chat
+from frontend.chat_template import render_chat, template_process
 from frontend.errors import ChatTemplateError
 from frontend.template_process import TemplateProcess
 from tests.frontend.fake_engine import FakeEngine
@@ -36,7 +38,7 @@ TOO_LONG = {
 TOO_LARGE = {
     "a text times a number": "{{ 'a' * 10 ** 10 }}",
     "a list times a number": "{{ [1] * 10 ** 9 }}",
-    "a text joined to itself": DOUBLED % ("'aaaa'", "n.x ~ n.x"),
+    "a text joined to itself": DOUBLED % ("'aaaa'", " ~ ".join(["n.x"] * 8)),
     "a width, by %": "{{ '%1000000000d' % 1 }}",
     "a width, by format": "{{ '{:1000000000}'.format(1) }}",
     "a filter's width": "{{ 'a' | center(10 ** 9) }}",
@@ -73,11 +75,11 @@ def test_a_template_that_needs_too_much_memory_is_ended_and_the_next_one_rendere
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_the_sandbox_refuses_needs_no_new_process(name):
     render_chat(PLAIN, CHAT)
-    process_id = _process._process.pid
+    process_id = template_process._process.pid
     with pytest.raises(ChatTemplateError, match="template"):
         render_chat(REFUSED[name], CHAT)
     assert render_chat(PLAIN, CHAT) == "hi"
-    assert _process._process.pid == process_id
+    assert template_process._process.pid == process_id
 
 
 def test_an_error_text_of_the_template_has_a_limit():
@@ -88,7 +90,7 @@ def test_an_error_text_of_the_template_has_a_limit():
 
 def test_a_process_that_is_killed_is_started_again():
     render_chat(PLAIN, CHAT)
-    os.kill(_process._process.pid, signal.SIGKILL)
+    os.kill(template_process._process.pid, signal.SIGKILL)
     time.sleep(0.2)
     assert render_chat(PLAIN, CHAT) == "hi"
 
@@ -141,12 +143,41 @@ def test_a_forked_child_renders_in_a_process_of_its_own():
     assert render_chat(PLAIN, CHAT) == "hi"
 
 
+@pytest.mark.parametrize("executable", ["", None])
+def test_a_program_without_an_interpreter_is_told_so(monkeypatch, executable):
+    """Such as one made by PyInstaller, whose `sys.executable` is itself."""
+    template_process.close()
+    if executable is None:
+        monkeypatch.setattr(sys, "frozen", True, raising=False)
+    else:
+        monkeypatch.setattr(sys, "executable", executable)
+    with pytest.raises(
+        ChatTemplateError, match=r"no Python interpreter.*give generate\(\) a prompt"
+    ):
+        render_chat(PLAIN, CHAT)
+    monkeypatch.undo()
+    assert render_chat(PLAIN, CHAT) == "hi"
+
+
+def test_without_a_process_to_spare_or_a_working_folder_one_line_says_so(tmp_path, monkeypatch):
+    template_process.close()
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend("")
+    folder.rmdir()
+    with pytest.raises(ChatTemplateError, match="cannot start a process for the chat template: No"):
+        render_chat(PLAIN, CHAT)
+    monkeypatch.undo()
+    assert render_chat(PLAIN, CHAT) == "hi"
+
+
 @pytest.mark.parametrize("end", ["exit", "kill"])
 def test_the_process_ends_with_its_client(end):
     script = (
         "import sys, time; from frontend import chat_template as c;"
         "c.render_chat('x', [{'role': 'user', 'content': 'a'}]);"
-        "print(c._process._process.pid, flush=True); sys.stdin.read()"
+        "print(c.template_process._process.pid, flush=True); sys.stdin.read()"
     )
     client = subprocess.Popen(
         [sys.executable, "-c", script],
@@ -176,6 +207,11 @@ def test_closing_twice_and_rendering_again():
     assert process.render(request) == "hi"
     process.close()
     process.close()
+    process.start()
+    process_id = process._process.pid
+    assert process.render(request) == "hi"
+    assert process._process.pid == process_id
+    process.close()
     assert process.render(request) == "hi"
     process.close()
 
@@ -202,4 +238,42 @@ async def test_other_requests_go_on_while_a_template_runs_to_its_limit(tmp_path)
                 await bad
             assert (await chat()).finished
     finally:
+        engine.stop()
+
+
+async def test_the_process_ends_with_the_last_client_and_a_tokenizer_starts_another(tmp_path):
+    engine = FakeEngine(f"ipc://{tmp_path}/e.sock").start()
+    template_process.close()
+    num_descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    try:
+        first, second = [await AsyncLLM.connect(engine.address) for _ in range(2)]
+        async for _ in first.chat(CHAT, SamplingParams(max_tokens=1)):
+            pass
+        process_id = template_process._process.pid
+        await second.close()
+        os.kill(process_id, 0)
+        await first.close()
+        with pytest.raises(ProcessLookupError):
+            os.kill(process_id, 0)
+        tokenizer = first.get_tokenizer()
+        assert tokenizer.apply_chat_template(CHAT, tokenize=False)
+    finally:
+        engine.stop()
+    template_process.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= num_descriptors
+
+
+async def test_a_closed_client_is_freed_at_once(tmp_path):
+    engine = FakeEngine(f"ipc://{tmp_path}/e.sock").start()
+    gc.disable()
+    try:
+        client = await AsyncLLM.connect(engine.address)
+        outputs = [output async for output in client.chat(CHAT, SamplingParams(max_tokens=2))]
+        assert outputs[-1].finished
+        left = weakref.ref(client), weakref.ref(client.session)
+        await client.close()
+        del client
+        assert [part() for part in left] == [None, None]
+    finally:
+        gc.enable()
         engine.stop()

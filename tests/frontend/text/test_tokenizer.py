@@ -157,3 +157,16 @@ def test_a_document_that_makes_the_library_panic_is_named():
     info = TokenizerInfo(fingerprint="f", tokenizer_json=None)
     with pytest.raises(ValueError, match="the engine sent a tokenizer that"):
         Tokenizer.from_welcome(info, json.dumps(document).encode())
+
+
+def test_a_tokenizer_is_freed_with_its_last_client_and_not_by_a_collection():
+    backend = samples.byte_level()
+    gc.disable()
+    try:
+        tokenizer = welcome(backend, special_tokens={"eos_token": "of this test alone"})
+        assert tokenizer.pieces.text(backend.encode("hello").ids[0])
+        left = weakref.ref(tokenizer), weakref.ref(tokenizer.pieces)
+        del tokenizer
+        assert [part() for part in left] == [None, None]
+    finally:
+        gc.enable()

@@ -9,13 +9,15 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "measure_bounds.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench.py"
 
 
 def test_all_phases_are_measured_and_leave_no_descriptor(tmp_path):
     small = ["--num-queued", "50", "--num-clients", "96", "--num-requests", "50", "--stop-s", "1"]
     subprocess.run(
-        [sys.executable, SCRIPT, *small, "--json", tmp_path / "d.json"], check=True, timeout=300
+        [sys.executable, SCRIPT, "bounds", *small, "--json", tmp_path / "d.json"],
+        check=True,
+        timeout=300,
     )
     phases = json.loads((tmp_path / "d.json").read_text())["phases"]
     assert [phase["phase"] for phase in phases] == [
