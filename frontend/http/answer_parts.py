@@ -4,6 +4,7 @@ model's chat template, unless the server was told."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 
@@ -55,6 +56,12 @@ class AnswerFormat:
             is_open = self.reasoning.opens_in(prompt or "")
             reasoning = ReasoningStream(self.reasoning, is_open=is_open)
         return AnswerParser(reasoning, calls)
+
+
+def thinking_variables(llm: AsyncLLM, *, thinks: bool) -> dict[str, Any]:
+    """Of the chat template: the one that turns reasoning on or off, if it has one."""
+    template = llm.get_tokenizer().chat_template or ""
+    return {"enable_thinking": thinks} if "enable_thinking" in template else {}
 
 
 def answer_format(

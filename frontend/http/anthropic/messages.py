@@ -12,6 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.async_llm import AsyncLLM
+from frontend.http.answer_parts import (
+    AnswerFormat,
+    AnswerParser,
+    answer_format,
+    thinking_variables,
+)
+from frontend.http.anthropic.blocks import BlockEvents, whole_blocks
 from frontend.http.anthropic.conversation import (
     continues_answer,
     template_messages,
@@ -19,17 +26,13 @@ from frontend.http.anthropic.conversation import (
 )
 from frontend.http.anthropic.requests import CountTokensRequest, MessagesRequest
 from frontend.http.anthropic.responses import (
-    AnswerText,
-    ContentBlockDelta,
-    ContentBlockStart,
-    ContentBlockStop,
+    AnswerBlock,
     Message,
     MessageDelta,
     MessageStart,
     MessageStop,
     MessageUsage,
     StopDelta,
-    TextDelta,
     TokenCount,
     named,
 )
@@ -64,13 +67,14 @@ async def messages(request: Request) -> Response:
     asked: MessagesRequest = decode(_messages_decoder, await request.body())
     _check(asked)
     _, llm = await models.get(asked.model)
+    parts = _answer_format(request, llm, asked)
     user = None if asked.metadata is None else asked.metadata.user_id
     caller = Caller.of(request)
     outputs = llm.chat(
         template_messages(asked),
-        _sampling_params(llm, asked),
+        _sampling_params(llm, asked, parts),
         caller.engine_request_id(),
-        **_template_options(asked),
+        **_template_options(llm, asked),
         priority=caller.priority(None),
         tenant=caller.tenant(user),
     )
@@ -79,14 +83,15 @@ async def messages(request: Request) -> Response:
         started = await until_disconnect(request, begun(outputs))
         if started is None:
             return Response(status_code=499)
-        events = ending_with_errors(_events(started, answer), _error_event)
+        events = ending_with_errors(_events(started, answer, parts), _error_event)
         return answer.identified(EventStream(events))
     output = await until_disconnect(request, _last(outputs))
     if output is None:
         return Response(status_code=499)
     answer.count(output)
-    text = AnswerText(text=output.outputs[0].text)
-    return answer.identified(json_response(answer.message([text], answer.stop(output))))
+    parser = parts.parser(output.prompt)
+    blocks = whole_blocks(parser.feed(output.outputs[0].text, at_end=True))
+    return answer.identified(json_response(answer.message(blocks, answer.stop(output, parser))))
 
 
 async def count_tokens(request: Request) -> Response:
@@ -96,8 +101,11 @@ async def count_tokens(request: Request) -> Response:
     asked: CountTokensRequest = decode(_count_decoder, await request.body())
     _check(asked)
     _, llm = await models.get(asked.model)
+    _answer_format(request, llm, asked)
+    options = _template_options(llm, asked)
+    variables = options.pop("chat_template_kwargs")
     prompt = await asyncio.to_thread(
-        llm.input_processor.chat_prompt, template_messages(asked), **_template_options(asked)
+        llm.input_processor.chat_prompt, template_messages(asked), **options, **variables
     )
     return json_response(TokenCount(input_tokens=len(prompt["prompt_token_ids"])))
 
@@ -108,28 +116,46 @@ def _check_version(request: Request) -> None:
 
 
 def _check(asked: CountTokensRequest) -> None:
-    if template_tools(asked) is not None:
-        raise ApiError(400, "tools are not supported; omit them", param="tools")
-    if asked.thinking is not None and asked.thinking.type != "disabled":
-        raise not_supported("thinking.type", asked.thinking.type, 'use "disabled"')
+    choice = asked.tool_choice
+    if choice is not None and choice.type in ("any", "tool"):
+        raise not_supported("tool_choice.type", choice.type, 'use "auto" or "none"')
+    if choice is not None and choice.disable_parallel_tool_use:
+        raise not_supported("tool_choice.disable_parallel_tool_use", True, "use the first call")
 
 
-def _template_options(asked: CountTokensRequest) -> dict[str, Any]:
+def _thinks(asked: CountTokensRequest) -> bool:
+    return asked.thinking is not None and asked.thinking.type != "disabled"
+
+
+def _answer_format(request: Request, llm: AsyncLLM, asked: CountTokensRequest) -> AnswerFormat:
+    """
+    Raises:
+        ApiError: the model does not do what is asked for.
+    """
+    parts = answer_format(request, llm, None, has_tools=template_tools(asked) is not None)
+    if parts.reasoning is None and _thinks(asked):
+        raise ApiError(400, 'this model does not think; use "disabled"', param="thinking.type")
+    return parts
+
+
+def _template_options(llm: AsyncLLM, asked: CountTokensRequest) -> dict[str, Any]:
     continues = continues_answer(asked)
     return {
         "tools": template_tools(asked),
         "add_generation_prompt": not continues,
         "continue_final_message": continues,
+        "chat_template_kwargs": thinking_variables(llm, thinks=_thinks(asked)),
     }
 
 
-def _sampling_params(llm: AsyncLLM, asked: MessagesRequest) -> SamplingParams:
+def _sampling_params(llm: AsyncLLM, asked: MessagesRequest, parts: AnswerFormat) -> SamplingParams:
     given = {name: getattr(asked, name) for name in ("temperature", "top_p", "top_k")}
     return dataclasses.replace(
         llm.get_default_sampling_params(),
         **{name: value for name, value in given.items() if value is not None},
         stop=asked.stop_sequences,
         max_tokens=asked.max_tokens,
+        skip_special_tokens=not parts.shows_special_tokens,
         output_kind=RequestOutputKind.DELTA if asked.stream else RequestOutputKind.FINAL_ONLY,
     )
 
@@ -164,7 +190,7 @@ class _Answer:
             output_tokens=self._num_generated,
         )
 
-    def message(self, content: list[AnswerText], stop: StopDelta | None = None) -> Message:
+    def message(self, content: list[AnswerBlock], stop: StopDelta | None = None) -> Message:
         return Message(
             id=f"msg_{self._exchange.request_id}",
             model=self._asked.model,
@@ -174,7 +200,7 @@ class _Answer:
             usage=self.usage(),
         )
 
-    def stop(self, output: RequestOutput) -> StopDelta:
+    def stop(self, output: RequestOutput, parser: AnswerParser) -> StopDelta:
         """
         Raises:
             EngineFailure: it ended neither by the model nor by a limit of its own.
@@ -184,7 +210,7 @@ class _Answer:
             case "stop" if isinstance(part.stop_reason, str):
                 return StopDelta(stop_reason="stop_sequence", stop_sequence=part.stop_reason)
             case "stop":
-                reason = "end_turn"
+                reason = "tool_use" if parser.num_calls else "end_turn"
             case "length" if self._num_generated < self._asked.max_tokens:
                 reason = "model_context_window_exceeded"
             case "length":
@@ -207,19 +233,21 @@ def _error_event(error: ApiError) -> bytes:
 
 
 async def _events(
-    outputs: AsyncGenerator[RequestOutput, None], answer: _Answer
+    outputs: AsyncGenerator[RequestOutput, None], answer: _Answer, parts: AnswerFormat
 ) -> AsyncGenerator[bytes, None]:
-    has_begun = False
+    blocks = BlockEvents()
+    parser: AnswerParser | None = None
     async for output in outputs:
         answer.count(output)
-        if not has_begun:
-            has_begun = True
+        if parser is None:
+            parser = parts.parser(output.prompt)
             yield _sent(MessageStart(message=answer.message([])))
-            yield _sent(ContentBlockStart(index=0, content_block=AnswerText(text="")))
-        if text := output.outputs[0].text:
-            yield _sent(ContentBlockDelta(index=0, delta=TextDelta(text=text)))
+        for part in parser.feed(output.outputs[0].text, at_end=output.finished):
+            for made in blocks.feed(part):
+                yield _sent(made)
         if output.finished:
-            stop = answer.stop(output)
-            yield _sent(ContentBlockStop(index=0))
+            stop = answer.stop(output, parser)
+            for made in blocks.close():
+                yield _sent(made)
             yield _sent(MessageDelta(delta=stop, usage=answer.usage()))
             yield _sent(MessageStop())

@@ -66,9 +66,9 @@ class ToolChoice(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Thinking(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """There is no budget of its own, only `max_tokens`."""
+
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
-    display: str | None = None
 
 
 class CountTokensRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -80,6 +80,7 @@ class CountTokensRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    """None: disabled, where the chat template can."""
     cache_control: CacheControl | None = None
 
 

@@ -22,12 +22,27 @@ class AnswerText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
     text: str
 
 
+class AnswerThinking(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="thinking"):
+    thinking: str
+    signature: str = ""
+    """None: it is not checked when it comes back."""
+
+
+class AnswerToolUse(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+AnswerBlock = AnswerText | AnswerThinking | AnswerToolUse
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     model: str
-    content: list[AnswerText]
+    content: list[AnswerBlock]
     stop_reason: str | None = None
     stop_sequence: str | None = None
     usage: MessageUsage
@@ -47,16 +62,26 @@ class MessageStart(_Event, frozen=True, kw_only=True, tag="message_start"):
 
 class ContentBlockStart(_Event, frozen=True, kw_only=True, tag="content_block_start"):
     index: int
-    content_block: AnswerText
+    content_block: AnswerBlock
 
 
 class TextDelta(_Event, frozen=True, kw_only=True, tag="text_delta"):
     text: str
 
 
+class ThinkingDelta(_Event, frozen=True, kw_only=True, tag="thinking_delta"):
+    thinking: str
+
+
+class InputJsonDelta(_Event, frozen=True, kw_only=True, tag="input_json_delta"):
+    """A part of the text of a call's arguments."""
+
+    partial_json: str
+
+
 class ContentBlockDelta(_Event, frozen=True, kw_only=True, tag="content_block_delta"):
     index: int
-    delta: TextDelta
+    delta: TextDelta | ThinkingDelta | InputJsonDelta
 
 
 class ContentBlockStop(_Event, frozen=True, kw_only=True, tag="content_block_stop"):

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import re
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.async_llm import AsyncLLM
+from frontend.http.answer_parts import (
+    AnswerFormat,
+    AnswerParser,
+    Reasoning,
+    answer_format,
+    thinking_variables,
+)
 from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.caller import Caller
 from frontend.http.error_forms import OllamaErrorResponse
@@ -29,9 +36,23 @@ from frontend.http.event_stream import (
 )
 from frontend.http.exchange import Exchange
 from frontend.http.ollama.models import served_model
-from frontend.http.ollama.requests import ChatRequest, GenerateRequest, Options
-from frontend.http.ollama.responses import Answer, ChatAnswer, ChatAnswerMessage, GenerateAnswer
+from frontend.http.ollama.requests import (
+    ChatRequest,
+    ConversationMessage,
+    GenerateRequest,
+    OllamaCall,
+    OllamaFunction,
+    Options,
+)
+from frontend.http.ollama.responses import (
+    Answer,
+    ChatAnswer,
+    ChatAnswerMessage,
+    GenerateAnswer,
+)
+from frontend.http.openai.conversation import template_tools
 from frontend.http.openai.generation import EngineFailure, finish_reason, token_logprobs
+from frontend.http.tools.calls import ToolCall
 from frontend.input_processor import TokensPrompt
 from frontend.outputs import RequestOutput
 from frontend.sampling_params import FIRST_ANSWER_SAMPLING, RequestOutputKind, SamplingParams
@@ -39,6 +60,7 @@ from frontend.sampling_params import FIRST_ANSWER_SAMPLING, RequestOutputKind, S
 _chat_decoder = msgspec.json.Decoder(ChatRequest)
 _generate_decoder = msgspec.json.Decoder(GenerateRequest)
 _SAME_NAMES = ("temperature", "top_p", "top_k", "min_p", "seed", "stop")
+_PLAIN = AnswerFormat()
 _PENALTIES = ("presence_penalty", "frequency_penalty")
 _DURATION = re.compile(r"-?(\d+(\.\d+)?|(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+)")
 
@@ -69,10 +91,15 @@ async def _answer(request: Request, asked: ChatRequest | GenerateRequest) -> Res
     _, llm = await served_model(request, asked.model)
     run = _Run(asked, llm, request.scope["exchange"], started_s, loaded_s=time.monotonic())
     if not (asked.messages if isinstance(asked, ChatRequest) else asked.prompt):
-        answer = run.part("", done=True, done_reason="load")
+        answer = run.answer(done=True, done_reason="load")
         return LineStream(_one(line(answer))) if asked.stream else json_response(answer)
+    if not (isinstance(asked, GenerateRequest) and asked.raw):
+        has_tools = isinstance(asked, ChatRequest) and bool(asked.tools)
+        run.parts = answer_format(request, llm, None, has_tools=has_tools)
+    if asked.think and run.parts.reasoning is None:
+        raise ApiError(400, f"{asked.model!r} does not support thinking; use think=false")
     prompt = await asyncio.to_thread(_prompt, llm, asked)
-    params = _sampling_params(llm, asked, len(prompt["prompt_token_ids"]))
+    params = _sampling_params(run, len(prompt["prompt_token_ids"]))
     caller = Caller.of(request)
     outputs = llm.generate(
         prompt,
@@ -89,21 +116,16 @@ async def _answer(request: Request, asked: ChatRequest | GenerateRequest) -> Res
     output = await until_disconnect(request, _last(outputs))
     if output is None:
         return Response(status_code=499)
-    return json_response(run.last(output, output.outputs[0].text))
+    return json_response(run.last(output, run.fields(output)))
 
 
 def _check(asked: ChatRequest | GenerateRequest) -> None:
     if asked.format:
         raise not_supported("format", asked.format, "omit it, and check the answer")
-    if asked.think:
-        raise not_supported("think", asked.think, "use false")
     if asked.top_logprobs and not asked.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs=true")
-    if isinstance(asked, GenerateRequest):
-        if asked.raw and (asked.system or asked.context):
-            raise ApiError(400, "raw goes without system and context; put them into the prompt")
-    elif asked.tools:
-        raise ApiError(400, "tools are not supported; omit them")
+    if isinstance(asked, GenerateRequest) and asked.raw and (asked.system or asked.context):
+        raise ApiError(400, "raw goes without system and context; put them into the prompt")
     if asked.keep_alive is None:
         return
     keep_alive = str(asked.keep_alive)
@@ -117,12 +139,15 @@ def _prompt(llm: AsyncLLM, asked: ChatRequest | GenerateRequest) -> TokensPrompt
     """Runs in a thread: a template may take as long as its limit."""
     tokenizer = llm.get_tokenizer()
     template = tokenizer.chat_template
-    variables = {}
-    if asked.think is False and "enable_thinking" in (template or ""):
-        variables["enable_thinking"] = False
+    variables: dict[str, Any] = {}
+    if asked.think is not None:
+        variables = thinking_variables(llm, thinks=bool(asked.think))
+    if isinstance(asked.think, str):
+        variables["reasoning_effort"] = asked.think
     if isinstance(asked, ChatRequest):
-        messages = [_template_message(msgspec.structs.asdict(each)) for each in asked.messages]
-        return llm.input_processor.chat_prompt(messages, **variables)
+        messages = [_template_message(each) for each in asked.messages]
+        tools = template_tools(asked.tools)
+        return llm.input_processor.chat_prompt(messages, tools=tools, **variables)
     assert asked.prompt is not None
     context = asked.context or []
     if asked.raw or (template is None and not asked.system):
@@ -132,18 +157,27 @@ def _prompt(llm: AsyncLLM, asked: ChatRequest | GenerateRequest) -> TokensPrompt
     if asked.system:
         messages.insert(0, {"role": "system", "content": asked.system})
     prompt = llm.input_processor.chat_prompt(messages, **variables)
-    return {"prompt_token_ids": context + prompt["prompt_token_ids"]}
+    return {**prompt, "prompt_token_ids": context + prompt["prompt_token_ids"]}
 
 
-def _template_message(message: dict[str, Any]) -> dict[str, Any]:
+def _template_message(message: ConversationMessage) -> dict[str, Any]:
     """With the names that templates know."""
-    names = {"thinking": "reasoning_content", "tool_name": "name"}
-    return {names.get(name, name): value for name, value in message.items() if value}
+    calls = [
+        {"id": call.id, "type": "function", "function": msgspec.to_builtins(call.function)}
+        for call in message.tool_calls or ()
+    ]
+    optional = {
+        "reasoning_content": message.thinking,
+        "tool_calls": calls,
+        "name": message.tool_name,
+        "tool_call_id": message.tool_call_id,
+    }
+    given = {name: value for name, value in optional.items() if value}
+    return {"role": message.role, "content": message.content or "", **given}
 
 
-def _sampling_params(
-    llm: AsyncLLM, asked: ChatRequest | GenerateRequest, num_prompt_tokens: int
-) -> SamplingParams:
+def _sampling_params(run: _Run, num_prompt_tokens: int) -> SamplingParams:
+    llm, asked = run.llm, run.asked
     options = asked.options or Options()
     given = {name: getattr(options, name) for name in (*_SAME_NAMES, *_PENALTIES)}
     given["repetition_penalty"] = options.repeat_penalty
@@ -169,6 +203,7 @@ def _sampling_params(
         defaults,
         **{name: value for name, value in given.items() if value is not None},
         max_tokens=max_tokens,
+        skip_special_tokens=not run.parts.shows_special_tokens,
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
         output_kind=(
             RequestOutputKind.FINAL_ONLY if asked.stream is False else RequestOutputKind.DELTA
@@ -185,26 +220,44 @@ class _Run:
     exchange: Exchange
     started_s: float
     loaded_s: float
+    parts: AnswerFormat = _PLAIN
+    parser: AnswerParser | None = None
     token_ids: list[int] = dataclasses.field(default_factory=list)
 
-    def part(self, text: str, **fields: Any) -> Answer:
+    def answer(
+        self, content: str = "", thinking: str = "", calls: Sequence[OllamaCall] = (), **rest: Any
+    ) -> Answer:
         if isinstance(self.asked, ChatRequest):
-            message = ChatAnswerMessage(content=text)
-            return ChatAnswer(model=self.asked.model, message=message, **fields)
-        return GenerateAnswer(model=self.asked.model, response=text, **fields)
+            message = ChatAnswerMessage(
+                content=content, thinking=thinking or UNSET, tool_calls=list(calls) or UNSET
+            )
+            return ChatAnswer(model=self.asked.model, message=message, **rest)
+        return GenerateAnswer(
+            model=self.asked.model, response=content, thinking=thinking or UNSET, **rest
+        )
 
-    def logprobs(self, output: RequestOutput) -> Any:
-        part = output.outputs[0]
-        if not self.asked.logprobs or not part.logprobs:
-            return UNSET
-        num_top, tokenizer = self.asked.top_logprobs or 0, self.llm.get_tokenizer()
-        return token_logprobs(part.token_ids, part.logprobs, num_top, tokenizer)
+    def fields(self, output: RequestOutput) -> dict[str, Any]:
+        """What an output adds to the answer."""
+        new = output.outputs[0]
+        self.token_ids += new.token_ids
+        if self.parser is None:
+            self.parser = self.parts.parser(output.prompt)
+        number = self.parser.num_calls
+        found = self.parser.feed(new.text, at_end=output.finished)
+        fields: dict[str, Any] = {
+            "content": "".join(part for part in found if isinstance(part, str)),
+            "thinking": "".join(part.text for part in found if isinstance(part, Reasoning)),
+            "calls": [
+                _call(index, part)
+                for index, part in enumerate((p for p in found if isinstance(p, ToolCall)), number)
+            ],
+        }
+        if self.asked.logprobs and new.logprobs:
+            num_top, tokenizer = self.asked.top_logprobs or 0, self.llm.get_tokenizer()
+            fields["logprobs"] = token_logprobs(new.token_ids, new.logprobs, num_top, tokenizer)
+        return {name: value for name, value in fields.items() if value}
 
-    def delta(self, output: RequestOutput) -> Answer:
-        self.token_ids += output.outputs[0].token_ids
-        return self.part(output.outputs[0].text, logprobs=self.logprobs(output))
-
-    def last(self, output: RequestOutput, text: str = "") -> Answer:
+    def last(self, output: RequestOutput, fields: dict[str, Any]) -> Answer:
         """
         Raises:
             EngineFailure: it ended neither by the model nor by a limit of its own.
@@ -213,29 +266,30 @@ class _Run:
         reason = finish_reason(part)
         if reason not in ("stop", "length"):
             raise EngineFailure(part.detail or f"the engine ended the request: {reason}")
-        token_ids = self.token_ids or part.token_ids
         self.exchange.num_prompt_tokens = len(output.prompt_token_ids)
-        self.exchange.num_output_tokens = len(token_ids)
-        fields: dict[str, Any] = {}
+        self.exchange.num_output_tokens = len(self.token_ids)
         if isinstance(self.asked, GenerateRequest) and not self.asked.raw:
-            fields["context"] = output.prompt_token_ids + token_ids
-        if not self.token_ids:
-            fields["logprobs"] = self.logprobs(output)
+            fields["context"] = output.prompt_token_ids + self.token_ids
         times = output.metrics.engine
         if times is not None and times.first_token_s is not None:
             scheduled_s = times.first_scheduled_s or 0.0
             fields["prompt_eval_duration"] = _ns(times.first_token_s - scheduled_s)
             fields["eval_duration"] = _ns(times.finished_s - times.first_token_s)
-        return self.part(
-            text,
+        return self.answer(
             done=True,
             done_reason=reason,
             total_duration=_ns(time.monotonic() - self.started_s),
             load_duration=_ns(self.loaded_s - self.started_s),
             prompt_eval_count=len(output.prompt_token_ids),
-            eval_count=len(token_ids),
+            eval_count=len(self.token_ids),
             **fields,
         )
+
+
+def _call(index: int, call: ToolCall) -> OllamaCall:
+    arguments = msgspec.json.decode(call.arguments)
+    function = OllamaFunction(index=index, name=call.name, arguments=arguments)
+    return OllamaCall(id=call.id, function=function)
 
 
 def _ns(seconds: float) -> int:
@@ -258,8 +312,7 @@ async def _lines(
     outputs: AsyncGenerator[RequestOutput, None], run: _Run
 ) -> AsyncGenerator[bytes, None]:
     async for output in outputs:
-        delta = run.delta(output)
-        if output.outputs[0].text or delta.logprobs is not UNSET:
-            yield line(delta)
+        if fields := run.fields(output):
+            yield line(run.answer(**fields))
         if output.finished:
-            yield line(run.last(output))
+            yield line(run.last(output, {}))

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from frontend.async_llm import AsyncLLM
 from frontend.errors import EngineClientError
+from frontend.http.answer_parts import answer_format
 from frontend.http.api_errors import ApiError
 from frontend.http.event_stream import decode, json_response
 from frontend.http.ollama.requests import ModelRequest
@@ -27,6 +28,8 @@ from frontend.http.ollama.responses import (
     Status,
 )
 from frontend.http.served_models import ServedModel, ServedModels
+from frontend.http.settings import ServerSettings
+from frontend.http.tools.stream import format_of_template
 
 _VERSION = "0.13.0"
 """Of Ollama: the one whose API this is. Clients compare it."""
@@ -67,7 +70,13 @@ async def show(request: Request) -> Response:
     asked: ModelRequest = decode(_decoder, await request.body())
     model, llm = await served_model(request, asked.model or asked.name)
     info, family = llm.model, _family(llm)
-    template = "" if info.tokenizer is None else info.tokenizer.chat_template or ""
+    template = ("" if info.tokenizer is None else info.tokenizer.chat_template) or ""
+    settings: ServerSettings = request.app.state.settings
+    capabilities = ["completion"]
+    if "tools" in template and (settings.tool_call_parser or format_of_template(template)):
+        capabilities.append("tools")
+    if template and answer_format(request, llm, None, has_tools=False).reasoning is not None:
+        capabilities.append("thinking")
     model_info: dict[str, Any] = {
         "general.architecture": family,
         "general.basename": info.name,
@@ -81,7 +90,7 @@ async def show(request: Request) -> Response:
             template=template,
             details=_details(llm),
             model_info=model_info,
-            capabilities=["completion"],
+            capabilities=capabilities,
             modified_at=_since(model),
         )
     )
@@ -135,9 +144,7 @@ async def _entries(
 
 def _details(llm: AsyncLLM) -> ModelDetails:
     family = _family(llm)
-    return ModelDetails(
-        family=family, families=[family], quantization_level=llm.model.dtype.upper()
-    )
+    return ModelDetails(family=family, families=[family])
 
 
 def _family(llm: AsyncLLM) -> str:

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from frontend.http.openai.requests import Tool
+
 Nothing = Literal[""] | Annotated[list[Any], Meta(max_length=0)] | None
 """What clients send for "not used"."""
 
@@ -61,12 +63,25 @@ class GenerateRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=Tru
     images: Nothing = None
 
 
+class OllamaFunction(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    arguments: dict[str, Any]
+    index: int = 0
+
+
+class OllamaCall(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """In answers too."""
+
+    id: str = ""
+    function: OllamaFunction
+
+
 class ConversationMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     role: str
     content: str | None = None
     thinking: str | None = None
     images: Nothing = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[OllamaCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -76,7 +91,7 @@ class ChatRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
 
     messages: list[ConversationMessage] = []
     """Without any the model is only loaded."""
-    tools: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
 
 
 class ModelRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

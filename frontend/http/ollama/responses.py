@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from frontend.http.ollama.requests import OllamaCall
 from frontend.http.openai.responses import TokenLogprob
 
 
@@ -30,6 +31,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 class ChatAnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[OllamaCall] | UnsetType = UNSET
 
 
 class ChatAnswer(Answer, frozen=True, kw_only=True):
@@ -38,6 +41,7 @@ class ChatAnswer(Answer, frozen=True, kw_only=True):
 
 class GenerateAnswer(Answer, frozen=True, kw_only=True):
     response: str
+    thinking: str | UnsetType = UNSET
     context: list[int] | UnsetType = UNSET
 
 

@@ -165,7 +165,7 @@ def test_what_clients_send_for_nothing_is_nothing(http):
         ({"options": {"repeat_last_n": 64}}, "options.repeat_last_n"),
         ({"format": "json"}, "format is 'json'"),
         ({"format": {"type": "object"}}, "format is"),
-        ({"think": True}, "think is True"),
+        ({"think": True}, "does not support thinking"),
         ({"keep_alive": 0}, "keep_alive is '0'"),
         ({"keep_alive": "0s"}, "keep_alive is '0s'"),
         ({"keep_alive": "soon"}, "keep_alive is 'soon'"),

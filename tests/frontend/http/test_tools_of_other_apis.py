@@ -1,0 +1,187 @@
+"""Tool calls and reasoning in Anthropic's and in Ollama's form, before a scripted engine."""
+
+import contextlib
+import json
+import re
+
+import httpx
+import pytest
+from fake_model import TOKENIZER, saying
+from http_server import serving
+
+TEMPLATE = (
+    "{# <tool_call> </think> #}{{ tools | tojson if tools else '' }}{% for m in messages %}"
+    "{{ m.role }}:{{ m.reasoning_content }}{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "!{{ c.function.arguments.city }}{% endfor %};{% endfor %}"
+    "{{ '' if enable_thinking is defined and not enable_thinking else '<think>' }}"
+)
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+FUNCTION = {"name": "get_weather", "parameters": SCHEMA}
+TOOLS = [{"type": "function", "function": FUNCTION}]
+ANTHROPIC_TOOLS = [{"name": "get_weather", "input_schema": SCHEMA}]
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+TEXT = f"Paris?</think>I look.{CALL}{CALL.replace('Paris', 'Rome')}"
+HELLO = [{"role": "user", "content": "Hi"}]
+THINK = {"type": "adaptive"}
+
+
+@contextlib.contextmanager
+def model_that_says(start_engine, text, template=TEMPLATE):
+    engine = start_engine(next_token=saying(text, then_eos=True), chat_template=template)
+    with serving(engine.address) as url, httpx.Client(base_url=url, timeout=20) as http:
+        http.engine = engine
+        yield http
+
+
+def ask(http, **fields):
+    body = {"model": "fake", "max_tokens": 400, "messages": HELLO, **fields}
+    return http.post("/v1/messages", json=body)
+
+
+def chat(http, **fields):
+    return http.post("/api/chat", json={"model": "fake", "messages": HELLO, **fields})
+
+
+def streamed_message(response):
+    """As Anthropic's package joins events."""
+    message = {}
+    blocks, inputs = [], {}
+    for data in re.findall(r"data: (.+)\n", response.text):
+        event = json.loads(data)
+        match event["type"]:
+            case "message_start":
+                message = event["message"]
+            case "content_block_start":
+                assert event["index"] == len(blocks)
+                blocks.append(event["content_block"])
+            case "content_block_delta":
+                assert event["index"] == len(blocks) - 1
+                delta = dict(event["delta"])
+                match delta.pop("type"):
+                    case "input_json_delta":
+                        inputs.setdefault(event["index"], []).append(delta["partial_json"])
+                    case "text_delta" | "thinking_delta":
+                        ((name, text),) = delta.items()
+                        blocks[-1][name] += text
+            case "content_block_stop":
+                if blocks[-1]["type"] == "tool_use":
+                    blocks[-1]["input"] = json.loads("".join(inputs[event["index"]]))
+            case "message_delta":
+                message.update(event["delta"])
+    return {**message, "content": blocks}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_anthropics_blocks_are_thoughts_text_and_calls(start_engine, stream):
+    with model_that_says(start_engine, TEXT) as http:
+        response = ask(http, tools=ANTHROPIC_TOOLS, thinking=THINK, stream=stream)
+    message = streamed_message(response) if stream else response.json()
+    thinking, text, *calls = message["content"]
+    assert (thinking["type"], thinking["thinking"]) == ("thinking", "Paris?")
+    assert text == {"type": "text", "text": "I look."}
+    assert [call["type"] for call in calls] == ["tool_use", "tool_use"]
+    assert [call["name"] for call in calls] == ["get_weather", "get_weather"]
+    assert [call["input"] for call in calls] == [{"city": "Paris"}, {"city": "Rome"}]
+    assert len({call["id"] for call in calls}) == 2
+    assert message["stop_reason"] == "tool_use"
+
+
+@pytest.mark.parametrize("thinking", [None, {"type": "disabled"}])
+def test_anthropics_models_think_only_when_asked_to(start_engine, thinking):
+    with model_that_says(start_engine, "Hello") as http:
+        assert ask(http, thinking=thinking).json()["content"] == [{"type": "text", "text": "Hello"}]
+
+
+def test_a_call_and_its_result_reach_the_template_from_anthropics_blocks(start_engine):
+    call = {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"city": "Paris"}}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "t1",
+        "content": [{"type": "text", "text": "9"}],
+    }
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": [thought, call]},
+        {"role": "user", "content": [result]},
+    ]
+    with model_that_says(start_engine, "Nine") as http:
+        assert ask(http, messages=messages, tools=ANTHROPIC_TOOLS).status_code == 200
+        prompt = TOKENIZER.decode(http.engine.requests[0].prompt_token_ids)
+        count = http.post(
+            "/v1/messages/count_tokens",
+            json={"model": "fake", "messages": messages, "tools": ANTHROPIC_TOOLS},
+        )
+        assert count.json() == {"input_tokens": len(prompt)}
+    schema, _, rest = prompt.partition("]")
+    assert json.loads(schema + "]")[0]["function"]["parameters"] == SCHEMA
+    assert rest == "user:Hi;assistant:Hm.!Paris;tool:9;"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"tool_choice": {"type": "any"}}, "tool_choice.type is 'any'"),
+        ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice.type is 'tool'"),
+        (
+            {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+            "tool_choice.disable_parallel_tool_use",
+        ),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "'thinking.budget_tokens'"),
+    ],
+)
+def test_what_anthropics_tools_cannot_do_is_refused_by_name(start_engine, fields, words):
+    with model_that_says(start_engine, "x") as http:
+        response = ask(http, **{"tools": ANTHROPIC_TOOLS, **fields})
+    assert response.status_code == 400
+    assert words in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_ollamas_message_has_thinking_and_calls(start_engine, stream):
+    with model_that_says(start_engine, TEXT) as http:
+        response = chat(http, tools=TOOLS, think=True, stream=stream)
+    parts = [json.loads(line) for line in response.text.splitlines()]
+    messages = [part["message"] for part in parts]
+    assert "".join(message.get("thinking", "") for message in messages) == "Paris?"
+    assert "".join(message["content"] for message in messages) == "I look."
+    calls = [call["function"] for message in messages for call in message.get("tool_calls", [])]
+    assert calls == [
+        {"index": 0, "name": "get_weather", "arguments": {"city": "Paris"}},
+        {"index": 1, "name": "get_weather", "arguments": {"city": "Rome"}},
+    ]
+    assert parts[-1]["done_reason"] == "stop"
+
+
+def test_ollamas_think_false_goes_to_the_template(start_engine):
+    with model_that_says(start_engine, "Hello") as http:
+        message = chat(http, think=False, stream=False).json()["message"]
+        assert message == {"role": "assistant", "content": "Hello"}
+        body = {"model": "fake", "prompt": "Hi", "stream": False}
+        assert http.post("/api/generate", json=body).json()["thinking"] == "Hello"
+        answer = http.post("/api/generate", json={**body, "think": False}).json()
+        assert (answer["response"], "thinking" in answer) == ("Hello", False)
+        shown = http.post("/api/show", json={"model": "fake"}).json()
+        assert shown["capabilities"] == ["completion", "tools", "thinking"]
+
+
+def test_an_answer_of_ollamas_goes_back_into_the_conversation(start_engine):
+    with model_that_says(start_engine, TEXT) as http:
+        message = chat(http, tools=TOOLS, stream=False).json()["message"]
+        result = {"role": "tool", "tool_name": "get_weather", "content": "9"}
+        again = chat(http, messages=[*HELLO, message, result], think=False)
+        assert again.status_code == 200
+        prompt = TOKENIZER.decode(http.engine.requests[1].prompt_token_ids)
+    assert prompt == "user:Hi;assistant:Paris?I look.!Paris!Rome;tool:9;"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [({"think": "high"}, "reasoning_effort"), ({"tools": [{"type": "x"}]}, "tools[0]")],
+)
+def test_what_ollamas_models_cannot_do_is_refused_by_name(start_engine, fields, words):
+    with model_that_says(start_engine, "x") as http:
+        response = chat(http, **fields)
+    assert response.status_code == 400
+    assert words in response.json()["error"]
