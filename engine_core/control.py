@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 Change = PauseGeneration | ResumeGeneration | Sleep | WakeUp | UpdateWeights
 
 PAUSE_MODES = ("keep", "wait", "abort")
+_MAX_VERSION = 2**53 - 1
+"""Exact in JSON."""
 
 
 class ModelHost(Protocol):
@@ -147,18 +149,20 @@ class EngineControl:
     def pause(self, mode: str) -> None:
         """
         Raises:
-            RequestRefused: an unknown mode.
+            RequestRefused: an unknown mode; or asleep, where nothing can end.
         """
         if mode not in PAUSE_MODES:
             raise RequestRefused(
                 ErrorCode.INVALID_REQUEST, f"mode is {mode!r}, it must be one of {PAUSE_MODES}"
             )
+        if mode == "wait" and self._sleep_level:
+            raise RequestRefused(
+                ErrorCode.WRONG_STATE, "the engine is asleep; call wake_up before, or use mode keep"
+            )
         self._is_paused = True
-        if self._sleep_level:
-            return
         if mode == "wait":
             self._set_pause(PauseState.PAUSED_NEW, _PAUSED)
-        else:
+        elif not self._sleep_level:
             self._set_pause(PauseState.PAUSED_ALL, _PAUSED)
             self._settle()
         if mode == "abort":
@@ -262,14 +266,13 @@ class EngineControl:
 
     def _check_version(self, version: int | None, fingerprint: str) -> int:
         largest = max(self._fingerprints)
-        if version is None:
-            return largest + 1
-        if version > largest or self._fingerprints.get(version) == fingerprint:
+        version = largest + 1 if version is None else version
+        if largest < version <= _MAX_VERSION or self._fingerprints.get(version) == fingerprint:
             return version
         raise RequestRefused(
             ErrorCode.WEIGHTS_REFUSED,
-            f"version is {version}, and the largest so far is {largest}; give a larger one, or "
-            "that of these same files",
+            f"version is {version}, and the largest so far is {largest}; give a larger one, at "
+            f"most {_MAX_VERSION}, or that of these same files",
         )
 
     def _take_blocks(self, why: str) -> None:

@@ -243,7 +243,7 @@ def _control(
     change: Callable[[AsyncLLM], Awaitable[EngineStatus]],
     prints_json: bool,
 ) -> int:
-    from frontend.cli.control import run_control
+    from frontend.cli.info import run_control
 
     return _run(run_control(daemon, command, change, prints_json=prints_json))
 

@@ -1,10 +1,12 @@
-"""`engine-client info`: the daemon's model and statistics, or one request's state."""
+"""`engine-client info`: the daemon's model and statistics, or one request's state; and what it does
+after a call that changes it."""
 
 from __future__ import annotations
 
 import datetime
 import json
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -12,7 +14,7 @@ import msgspec
 from frontend.async_llm import AsyncLLM
 from frontend.cli.connected import connected
 from frontend.cli.options import DaemonOptions
-from protocol.calls import EngineStatistics
+from protocol.calls import EngineStatistics, EngineStatus
 from protocol.explanations import RequestInfo
 from protocol.outputs import ModelInfo
 
@@ -41,6 +43,26 @@ async def run_info(
             document = daemon_table(llm.address, llm.model, await llm.statistics())
     text = json.dumps(document, ensure_ascii=False) if prints_json else _as_lines(document)
     sys.stdout.write(text + "\n")
+    return 0
+
+
+async def run_control(
+    daemon: DaemonOptions,
+    command: str,
+    change: Callable[[AsyncLLM], Awaitable[EngineStatus]],
+    *,
+    prints_json: bool,
+) -> int:
+    """Make the call and show what the engine does now. Returns the exit code.
+
+    Raises:
+        EngineClientError: no engine answers, or it refuses.
+    """
+    async with connected(daemon, command) as llm:
+        status = await change(llm)
+    text = f"{status.state}, weights version {status.weights_version}"
+    text += f", {status.num_requests} unfinished requests"
+    sys.stdout.write((json.dumps(msgspec.structs.asdict(status)) if prints_json else text) + "\n")
     return 0
 
 

@@ -312,6 +312,30 @@ def test_a_pause_outlasts_a_sleep():
     assert engine.tokens("r") == right_tokens()
 
 
+def test_an_engine_that_sleeps_aborts_requests_and_does_not_promise_that_they_end():
+    engine = Engine(
+        (1, request()), (3, call(SLEEP, 1)), (4, call(calls.PauseGeneration(mode="wait"), 2)),
+        (5, call(calls.PauseGeneration(mode="abort"), 3)), (9, call(WAKE_UP, 4)),
+        (10, call(RESUME, 5)), (11, request("later")),
+    )  # fmt: skip
+    assert engine.answer(2)[1].code == ErrorCode.WRONG_STATE
+    assert [engine.answer(n)[1].state for n in (3, 4, 5)] == ["asleep", "paused", "running"]
+    assert engine.reason("r") is FinishReason.ABORT
+    assert engine.outputs("r")[-1][0] < 9
+    assert engine.tokens("later") == right_tokens()
+
+
+def test_a_version_that_has_no_next_one_is_the_last():
+    largest = calls.UpdateWeights(model="new", version=2**53 - 1)
+    engine = Engine(
+        (1, request()), (2, call(calls.UpdateWeights(model="new", version=2**64 - 1), 1)),
+        (3, call(largest, 2)), (4, call(calls.UpdateWeights(model="newer"), 3)),
+    )  # fmt: skip
+    assert engine.answer(2)[1].weights_version == 2**53 - 1
+    assert [engine.answer(n)[1].code for n in (1, 3)] == [ErrorCode.WEIGHTS_REFUSED] * 2
+    assert engine.tokens("r") == right_tokens()
+
+
 @pytest.mark.parametrize("change", [PAUSE, SLEEP])
 def test_a_drain_ends_a_pause(change):
     engine = Engine((1, request()), (3, call(change, 1)), drain_at_s=50.0)
