@@ -174,13 +174,6 @@ def _print_error(text: str, code: ExitCode) -> int:
     return code
 
 
-def _has_working_folder() -> bool:
-    try:
-        return bool(Path.cwd())
-    except FileNotFoundError:
-        return False
-
-
 def _version() -> str:
     from importlib.metadata import version
 
@@ -190,7 +183,9 @@ def _version() -> str:
 def main() -> None:
     """Entry point. Exit codes: `ExitCode`."""
     open_standard_streams()
-    if not _has_working_folder():
+    try:
+        Path.cwd()
+    except FileNotFoundError:
         os.chdir("/")  # it was removed; torch's libraries would end the process
     try:
         code = app.meta(exit_on_error=False, result_action="return_value")

@@ -148,7 +148,7 @@ class ZmqTransport:
         self.disconnect()
         self._context.term()
         # they refer to the owner of this object: it could be freed by a full collection only
-        self._on_frames = self._on_lost = _ignore
+        self._on_frames = self._on_lost = lambda *_, **__: None
 
     def _read_monitor(self) -> None:
         while self._monitor is not None:
@@ -179,10 +179,6 @@ class ZmqTransport:
                 f"the engine at {self._address} ended the connection before it began; {advice}"
             )
         return None
-
-
-def _ignore(*_: object, **__: object) -> None:
-    """Behind the end."""
 
 
 def _descriptor(socket: zmq.Socket[bytes]) -> int:

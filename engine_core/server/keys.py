@@ -51,7 +51,7 @@ class KeyFolder:
         """
         for folder in (self.folder, self.folder / "authorized", self.folder / "clients"):
             make_private_folder(folder, "choose another with --folder")
-        public, secret = _new_pair()
+        public, secret = (key.decode() for key in zmq.curve_keypair())
         self._write("server.key", ServerKey(public, secret))
 
     def add(self, name: str, *, is_admin: bool) -> Path:
@@ -65,7 +65,7 @@ class KeyFolder:
             raise ConfigurationError(
                 f"{name!r} cannot be a key's name; use up to 64 letters, digits and -_."
             )
-        public, secret = _new_pair()
+        public, secret = (key.decode() for key in zmq.curve_keypair())
         file = self._write(
             f"clients/{name}.key", ClientKey(name, server.public_key, public, secret)
         )
@@ -110,8 +110,3 @@ class KeyFolder:
         except OSError as error:
             raise ConfigurationError(f"cannot write {path}: {error.strerror}") from None
         return path
-
-
-def _new_pair() -> tuple[str, str]:
-    public, secret = zmq.curve_keypair()
-    return public.decode(), secret.decode()

@@ -24,11 +24,7 @@ def isolation(
         name: run(measure(model, isolates, prompt_len, repeat))
         for name, isolates in (("shared", False), ("isolated", True))
     }
-    lines = [
-        f"{name:<9}" + ", ".join(f"{kind} {number:.4g}" for kind, number in found.items())
-        for name, found in figures.items()
-    ]
-    report({"model": model, "prompt_len": prompt_len} | figures, json, "\n".join(lines))
+    report({"model": model, "prompt_len": prompt_len} | figures, json)
     return 0
 
 
