@@ -137,6 +137,10 @@ async def begun(events: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
     return all_of_them()
 
 
+async def last_output(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
+    return [output async for output in outputs][-1]
+
+
 async def ending_with_errors(
     events: AsyncGenerator[bytes, None],
     last_event: Callable[[ApiError], bytes] = lambda error: event(error.body()) + DONE,

@@ -46,6 +46,7 @@ from frontend.http.event_stream import (
     ending_with_errors,
     event,
     json_response,
+    last_output,
     until_disconnect,
 )
 from frontend.http.exchange import Exchange
@@ -85,7 +86,7 @@ async def messages(request: Request) -> Response:
             return Response(status_code=499)
         events = ending_with_errors(_events(started, answer, parts), _error_event)
         return answer.identified(EventStream(events))
-    output = await until_disconnect(request, _last(outputs))
+    output = await until_disconnect(request, last_output(outputs))
     if output is None:
         return Response(status_code=499)
     answer.count(output)
@@ -218,10 +219,6 @@ class _Answer:
             case other:
                 raise EngineFailure(part.detail or f"the engine ended the request: {other}")
         return StopDelta(stop_reason=reason, stop_sequence=None)
-
-
-async def _last(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
-    return [output async for output in outputs][-1]
 
 
 def _sent(body: Any) -> bytes:

@@ -32,6 +32,7 @@ from frontend.http.event_stream import (
     decode,
     ending_with_errors,
     json_response,
+    last_output,
     until_disconnect,
 )
 from frontend.http.exchange import Exchange
@@ -92,7 +93,7 @@ async def _answer(request: Request, asked: ChatRequest | GenerateRequest) -> Res
     run = _Run(asked, llm, request.scope["exchange"], started_s, loaded_s=time.monotonic())
     if not (asked.messages if isinstance(asked, ChatRequest) else asked.prompt):
         answer = run.answer(done=True, done_reason="load")
-        return LineStream(_one(line(answer))) if asked.stream else json_response(answer)
+        return json_response(answer) if asked.stream is False else LineStream(_one(line(answer)))
     if not (isinstance(asked, GenerateRequest) and asked.raw):
         has_tools = isinstance(asked, ChatRequest) and bool(asked.tools)
         run.parts = answer_format(request, llm, None, has_tools=has_tools)
@@ -113,7 +114,7 @@ async def _answer(request: Request, asked: ChatRequest | GenerateRequest) -> Res
         if started is None:
             return Response(status_code=499)
         return LineStream(ending_with_errors(_lines(started, run), _error_line))
-    output = await until_disconnect(request, _last(outputs))
+    output = await until_disconnect(request, last_output(outputs))
     if output is None:
         return Response(status_code=499)
     return json_response(run.last(output, run.fields(output)))
@@ -294,10 +295,6 @@ def _call(index: int, call: ToolCall) -> OllamaCall:
 
 def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
-
-
-async def _last(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
-    return [output async for output in outputs][-1]
 
 
 async def _one(data: bytes) -> AsyncGenerator[bytes, None]:

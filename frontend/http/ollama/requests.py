@@ -42,7 +42,7 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     stream: bool | None = True
     options: Options | None = None
     keep_alive: int | float | str | None = None
-    format: Nothing | dict[str, Any] | str = None
+    format: str | dict[str, Any] | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0)] | None = None

@@ -28,6 +28,7 @@ from frontend.http.event_stream import (
     ending_with_errors,
     event,
     json_response,
+    last_output,
     until_disconnect,
 )
 from frontend.http.openai.conversation import template_messages, template_tools, template_variables
@@ -70,7 +71,7 @@ async def chat_completions(request: Request) -> Response:
             return Response(status_code=499)
         events = _events(started, answer, name, asked, parts, llm)
         return EventStream(ending_with_errors(events))
-    output = await until_disconnect(request, _last(outputs))
+    output = await until_disconnect(request, last_output(outputs))
     if output is None:
         return Response(status_code=499)
     answer.count(0, output)
@@ -142,10 +143,6 @@ def generate_chat(
         tenant=caller.tenant(asked.user),
         cache_salt=asked.cache_salt,
     )
-
-
-async def _last(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
-    return [output async for output in outputs][-1]
 
 
 def _choice(

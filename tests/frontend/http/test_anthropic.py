@@ -184,6 +184,17 @@ def test_an_older_version_of_the_api_is_refused(http):
     assert "anthropic-version" in error["message"]
 
 
+def test_a_key_is_taken_from_the_header_of_anthropics_clients(engine):
+    with serving(engine.address, api_key=("secret",)) as url, httpx.Client(base_url=url) as http:
+        assert ask(http, headers={"x-api-key": "secret"}).status_code == 200
+        error = error_of(ask(http, headers={"x-api-key": "other"}), 401)
+        assert error["type"] == "authentication_error"
+        refused = http.get("/api/tags")
+        assert refused.status_code == 401
+        assert refused.json().keys() == {"error"}
+        assert isinstance(refused.json()["error"], str)
+
+
 def test_an_unknown_model_is_a_404(http):
     error = error_of(ask(http, model="claude"), 404)
     assert error["type"] == "not_found_error"
