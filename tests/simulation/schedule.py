@@ -556,6 +556,7 @@ class Simulation:
                     asked.at_s > self.drained_s - 0.1
                     or len(self.engines) > 2
                     or self.has_losses
+                    or self.num_floods
                     or self.report.num_dropped
                     or any(client.name in engine.unread_by for engine in self.engines)
                 )
