@@ -73,6 +73,7 @@ test: install-dev lint types imports  ## everything, with real models
 	$(BIN)/python -m pytest -q --durations=10 tests/e2e tests/chaos
 
 test-all: test  ## and what needs Debian packages; a test without its package says which
+	$(PIP) install --progress-bar off -q -e '.[browser]'
 	$(BIN)/python -m pytest -q -m packages tests/frontend
 
 simulate-faults: install-dev  ## 100,000 simulated schedules of faults; goes on where it stopped

@@ -78,6 +78,7 @@ def ask(page, text, status="The answer is complete."):
 
 
 @pytest.mark.slow
+@pytest.mark.packages
 def test_a_conversation_is_written_formatted_and_kept(start_engine, open_page):
     engine = start_engine(next_token=saying("a **bold** word\n\n- one\n- two\n", then_eos=True))
     with serving(engine.address) as url:
@@ -102,6 +103,7 @@ def test_a_conversation_is_written_formatted_and_kept(start_engine, open_page):
 
 
 @pytest.mark.slow
+@pytest.mark.packages
 def test_an_answer_cannot_run_code_or_load_anything(start_engine, browser):
     evil = (
         '<img src="/health" onerror="document.title=1"><script>document.title="owned"</script>'
@@ -121,6 +123,7 @@ def test_an_answer_cannot_run_code_or_load_anything(start_engine, browser):
 
 
 @pytest.mark.slow
+@pytest.mark.packages
 def test_stop_ends_the_request_and_keeps_what_came(start_engine, open_page):
     engine = start_engine(next_token=saying("word "), step_s=0.02)
     with serving(engine.address) as url:
@@ -138,6 +141,7 @@ def test_stop_ends_the_request_and_keeps_what_came(start_engine, open_page):
 
 
 @pytest.mark.slow
+@pytest.mark.packages
 def test_a_refusal_is_shown_with_its_reason(engine, browser):
     with serving(engine.address) as url:
         page = opened(browser, url)  # a 400 is an error of the console, too
@@ -148,6 +152,7 @@ def test_a_refusal_is_shown_with_its_reason(engine, browser):
 
 
 @pytest.mark.slow
+@pytest.mark.packages
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1200])
 def test_axe_finds_nothing_serious(start_engine, open_page, scheme, width):
