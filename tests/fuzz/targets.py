@@ -93,9 +93,9 @@ def engine() -> Target:
     from protocol.outputs import Heartbeat
     from protocol.requests import Call, EngineRequest, Hello
     from protocol.sampling import BeamSearchParams, SamplingParams
+    from tests.engine_core.fake_host import NoSalt
     from tests.engine_core.scheduler.paged_model import VOCAB, PagedModel
     from tests.protocol.sample_messages import CLIENT_MESSAGES
-    from tests.simulation.engine_process import Salts
 
     class Wire:
         """Gives one message a pass, then drains; all that is sent must decode."""
@@ -126,7 +126,7 @@ def engine() -> Target:
 
         def __init__(self) -> None:
             self.model = PagedModel((KVCacheGroupSpec(),), 24, 4, 8)
-            self.model.salts = Salts()
+            self.model.salts = NoSalt()
             self.defects: list[Exception] = []
 
         def submit(self, plan: SchedulerOutput) -> None:

@@ -174,7 +174,7 @@ async function answer() {
     if (follows) scrollToEnd();
   };
   try {
-    for await (const part of chat({ model: message.model, messages, ...sampling() }, find("key").value, running.signal)) {
+    for await (const part of chat({ model: message.model || undefined, messages, ...sampling() }, find("key").value, running.signal)) {
       if ((part.text || part.reasoning) && message.ttft_ms === undefined) {
         message.ttft_ms = performance.now() - started;
         say("Answering.");
