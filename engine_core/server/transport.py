@@ -32,6 +32,8 @@ _RECEIVE_QUEUE_MESSAGES = 32
 _MESSAGE_BYTES = 16 * 1024**2
 _TOKEN_BYTES = 5
 """Most of a token on the wire."""
+MOST_TOKENS = _MESSAGE_BYTES // 2 // _TOKEN_BYTES
+"""Of a request, unless --max-model-len says more: the socket is older than the model."""
 _PEER_HEARTBEAT_MS = 2_000
 _PEER_SILENCE_MS = 60_000
 """Then a client is lost with its network. Longer than a step: ZMQ does not see the heartbeats of a

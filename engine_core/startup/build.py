@@ -25,7 +25,7 @@ from engine_core.scheduler import Scheduler
 from engine_core.server.clients import ClientRegistry
 from engine_core.server.inbox import Handshake, Inbox
 from engine_core.server.outbox import Outbox
-from engine_core.server.transport import ZmqTransport, most_message_bytes
+from engine_core.server.transport import ZmqTransport
 from engine_core.server.validation import RequestValidator
 from engine_core.startup.before_torch import OpenModel
 from engine_core.startup.device import choose_device
@@ -74,7 +74,6 @@ def build_engine(
         phases.enter("cache")
         runner_spec = plan_runner(options, opened.files, loaded)
         config = resolve_config(runner_spec, opened.files, address=transport.address)
-        _check_message_size(config, transport.max_message_bytes)
         # to a person at a terminal it is noise
         level = logging.DEBUG if sys.stderr.isatty() else logging.INFO
         logger.log(level, "configuration: %s", config)
@@ -98,16 +97,6 @@ def build_engine(
             f"there is not enough memory ({error}); lower --max-model-len, --max-num-seqs or "
             "--kv-cache-memory, or serve a smaller model"
         ) from error
-
-
-def _check_message_size(config: EngineConfig, max_bytes: int) -> None:
-    """The socket is older than the model."""
-    max_model_len = config.scheduler.max_model_len
-    if most_message_bytes(max_model_len) > max_bytes + most_message_bytes(None) // 2:
-        raise ConfigurationError(
-            f"a request of {max_model_len} tokens may have more bytes than the socket takes, "
-            f"{max_bytes}; say --max-model-len {max_model_len}, or less"
-        )
 
 
 def _warm_runner(

@@ -7,12 +7,12 @@ import logging
 
 from engine_core.config import EngineConfig
 from engine_core.errors import ConfigurationError
-from engine_core.layers import MAX_POSITIONS
 from engine_core.model_files import ModelFiles
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import GPUModelRunner
 from engine_core.options.engine import EngineOptions
+from engine_core.server.transport import MOST_TOKENS
 from engine_core.startup.device import choose_cache_dtype, defaults_of, dtype_name
 from engine_core.startup.memory import (
     CudaMeter,
@@ -38,13 +38,13 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
             of that size.
     """
     spec = loaded.model.kv_cache_spec
-    if options.max_model_len is None and spec.max_model_len > MAX_POSITIONS:
+    if options.max_model_len is None and spec.max_model_len > MOST_TOKENS:
         logger.warning(
-            "max_model_len is %d, not the model's %d: that is how many positions this engine has",
-            MAX_POSITIONS,
+            "max_model_len is %d, not the model's %d: longer requests need --max-model-len",
+            MOST_TOKENS,
             spec.max_model_len,
         )
-    max_model_len = options.max_model_len or min(spec.max_model_len, MAX_POSITIONS)
+    max_model_len = options.max_model_len or min(spec.max_model_len, MOST_TOKENS)
     if max_model_len > spec.max_model_len:
         raise ConfigurationError(
             f"--max-model-len is {max_model_len}, the model was made for {spec.max_model_len}; "
