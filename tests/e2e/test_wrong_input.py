@@ -77,7 +77,6 @@ def raw_request(**changes):
         ({"num_sequences": 129}, "num_sequences is 129, it must be from 1 to max_num_seqs 128"),
         ({"num_sequences": 0}, "num_sequences is 0"),
         ({"num_sequences": 2, "output_token_ids": [5]}, "resume each sequence"),
-        ({"priority": 1}, "priority is 1, and the scheduling policy is fair"),
         ({"tenant": ""}, "tenant has 0 characters"),
         ({"beam_search": [4, 1.0, False]}, "num_sequences is 1, beam_width is 4"),
         ({"beam_search": [0, 1.0, False]}, "beam_width is 0"),
