@@ -55,6 +55,8 @@ class ClientProcess:
     async def run(self) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop.set)
         self._write("start", pid=os.getpid(), num_descriptors=num_descriptors())
+        # all threads of asyncio's pool, so that those that come later are growth
+        await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.02) for _ in range(64)))
         async with asyncio.TaskGroup() as group:
             for number in range(self._settings.clients_per_process):
                 group.create_task(
