@@ -177,7 +177,7 @@ def test_more_connections_than_descriptors_end_neither_server_nor_requests(engin
     try:
         url = json.loads(process.stdout.readline())["url"]
         port = int(url.rpartition(":")[2])
-        with httpx.Client(base_url=url) as client, contextlib.ExitStack() as idle:
+        with httpx.Client(base_url=url, timeout=60) as client, contextlib.ExitStack() as idle:
             assert client.get("/health").status_code == 200
             for _ in range(400):
                 idle.enter_context(socket.create_connection(("127.0.0.1", port)))
@@ -187,7 +187,7 @@ def test_more_connections_than_descriptors_end_neither_server_nor_requests(engin
             engine.stop()
             assert client.get("/health").status_code == 503
             assert process.poll() is None
-        wait_until(lambda: httpx.get(f"{url}/version").status_code == 200)
+        wait_until(lambda: httpx.get(f"{url}/version", timeout=60).status_code == 200)
     finally:
         process.kill()
         process.communicate()
