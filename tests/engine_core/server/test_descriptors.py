@@ -38,6 +38,8 @@ def test_the_soft_limit_becomes_the_hard_one(limits):
 
 def test_clients_without_room_are_not_promised(limits, caplog):
     limits[1] = 1024
+    for name in (None, "engine_core"):
+        caplog.set_level("WARNING", name)
     assert limit_clients(1024) == 704
     assert "--max-clients is lowered from 1024 to 704" in caplog.text
 
