@@ -127,13 +127,8 @@ class EngineSession:
     async def ready(self, *, waits: bool = True) -> None:
         """Return once connected. An engine that was there before is waited for, as by the requests
         in flight; one that was never seen must answer.
-
-        Args:
-            waits: whether an engine that was there before is waited for.
-
-        Raises:
-            EngineUnavailable, EngineRefused, ClientClosed, EngineDied.
-        """
+        With `waits` False one attempt is made.
+        Raises EngineUnavailable, EngineRefused, ClientClosed, EngineDied."""
         if self._is_closed:
             raise ClientClosed("this client is closed; make a new one")
         while self._connection is None:
