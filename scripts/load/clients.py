@@ -215,15 +215,9 @@ def run_clients(
     timeout_s: float = math.inf,
     on_progress: Callable[[list[RequestRecord], float], None] = lambda _records, _now_s: None,
 ) -> Outcome:
-    """Send a load. The processes start their clocks together.
-
-    Args:
-        request_timeout_s: a request that takes longer has failed.
-        on_progress: gets the records so far and the time, at least once a second.
-
-    Raises:
-        ClientsFailed: a process died, or not all requests ended within `timeout_s`.
-    """
+    """Send a load. The processes start their clocks together. `request_timeout_s`: a request that
+    takes longer has failed. `on_progress`: gets the records so far and the time, at least once a
+    second. Raises ClientsFailed: a process died, or not all ended within `timeout_s`."""
     num_processes = min(num_processes, loop.limit or num_processes)
     if isinstance(loop.requests, Sized):
         num_processes = min(num_processes, len(loop.requests))
