@@ -88,7 +88,8 @@ def load_test(
     """Put load on a target and measure it."""
     dataset.check()
     load.check(dataset)
-    slos_s, percentiles, metadata = report.slos_s(), report.percentiles(), report.metadata_items()
+    slos_s, percentiles = parse_goodput(report.goodput), report.percentiles()
+    metadata = report.metadata_items()
     prepared = run(_prepare(target, dataset))
     results: list[Result] = []
     run(_warm_up(prepared.target, load.num_warmups, dataset, prepared.parts))
@@ -98,7 +99,7 @@ def load_test(
         )  # what is wrong with the file is told before processes start
         before = run(_statistics(prepared.target))
         with tqdm(
-            total=loop.requests.num_requests,
+            total=load.num_prompts or (None if load.duration else loop.requests.num_requests),
             desc=name,
             unit="req",
             mininterval=0.1 if sys.stderr.isatty() else _LOG_EVERY_S,

@@ -23,6 +23,7 @@ from scripts.load.workload import (
     option,
     refuse_without_effect,
 )
+from scripts.traces.trace import MAX_REQUESTS
 
 _ANY = Parameter(consume_multiple=True, negative="")
 
@@ -139,8 +140,8 @@ class LoadOptions:
     ramp_up_strategy: Annotated[
         Literal["linear", "exponential"] | None, Parameter(help="Let the rate rise or fall.")
     ] = None
-    ramp_up_start_rps: Annotated[float | None, Parameter(help="First rate.")] = None
-    ramp_up_end_rps: Annotated[float | None, Parameter(help="Last rate.")] = None
+    ramp_up_start_rps: Annotated[float | None, option("First rate.", gt=0)] = None
+    ramp_up_end_rps: Annotated[float | None, option("Last rate.", gt=0)] = None
     rate_scale: Annotated[float, option("Factor of a trace's own rate.", gt=0)] = 1.0
     num_prompts: Annotated[
         int | None, option("End after so many requests; default: 1000, of a file all.", gte=1)
@@ -191,7 +192,9 @@ class LoadOptions:
         if self.ramp_up_strategy and self.ramp_up_start_rps and self.ramp_up_end_rps:
             ramp = self.ramp_up_strategy, self.ramp_up_start_rps, self.ramp_up_end_rps
         num_requests = self.num_prompts
-        if num_requests is None and dataset.dataset_name == "random" and self.duration is None:
+        if num_requests is None and self.duration is not None:
+            num_requests = MAX_REQUESTS
+        elif num_requests is None and dataset.dataset_name == "random":
             num_requests = 1000
         limits: Sequence[int | None] = self.max_concurrency or (None,)
         runs = [(rate, limit) for rate in self.request_rate for limit in limits]
@@ -240,10 +243,6 @@ class ReportOptions:
     json: Annotated[Path | None, Parameter(help="The result with every request.")] = None
     csv: Annotated[Path | None, Parameter(help="A row a request.")] = None
     html: Annotated[Path | None, Parameter(help="A page with pictures.")] = None
-
-    def slos_s(self) -> dict[str, float]:
-        """Raises ValueError: not KEY:VALUE, an unknown key or no time."""
-        return parse_goodput(self.goodput)
 
     def percentiles(self) -> list[float]:
         """Raises ValueError: no numbers from 0 to 100."""

@@ -12,7 +12,7 @@ from scripts.load.records import RequestRecord, running_by_time, span_s, tokens_
 from scripts.load.results import LATENCY_TITLES, Result, verdict_line
 
 _MAX_ROWS = 240
-_NUM_INTERVALS = 120
+_NUM_INTERVALS = 60
 _LINES = ("ttft_s", "tpot_s", "inter_token_s", "end_to_end_s")
 _VERDICTS = {"better": "c2", "worse": "bad", "no clear difference": "held"}
 _BARS = {
@@ -86,7 +86,7 @@ def _summary(results: Sequence[Result]) -> str:
         rows.append(cells)
         for kind, count in summary["errors"].items():
             failures.append([f"{one.name}: {kind}", count, summary["error_examples"][kind]])
-    table = _table([*titles, "goodput, req/s"], rows)
+    table = _table([*titles, "goodput/s"], rows)
     return table + (_table(("failure", "requests", "for example"), failures) if failures else "")
 
 
@@ -161,7 +161,7 @@ def _over_time(results: Sequence[Result]) -> list[str]:
     running: dict[str, charts.Points] = {}
     for one in results:
         start_s, stop_s = span_s(one.records)
-        width_s = max((stop_s - start_s) / _NUM_INTERVALS, 0.1)
+        width_s = max((stop_s - start_s) / _NUM_INTERVALS, 0.25)
         counts = tokens_by_time(one.records, start_s, width_s)
         tokens[one.name] = [((at + 0.5) * width_s, num / width_s) for at, num in enumerate(counts)]
         steps = [(at - start_s, num) for at, num in running_by_time(one.records)]
@@ -222,7 +222,10 @@ def _settings(document: Mapping[str, Any]) -> str:
 
 
 def _ms(values: Mapping[str, float] | None, part: str) -> str:
-    return "-" if values is None or part not in values else f"{1000 * values[part]:.4g}"
+    if values is None or part not in values:
+        return "-"
+    value = 1000 * values[part]
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

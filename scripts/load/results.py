@@ -159,11 +159,11 @@ def _warnings(
 def verdict_line(rows: Sequence[Mapping[str, Any]]) -> str:
     """Of a comparison."""
     parts = []
-    for verdict in ("better", "worse", "no clear difference"):
-        names = [row["figure"] for row in rows if row["verdict"] == verdict]
+    for verdict in ("better", "worse"):
+        names = [row["figure"].split(",")[0] for row in rows if row["verdict"] == verdict]
         if names:
-            parts.append(f"{verdict}: {', '.join(names)}")
-    return "; ".join(parts) or "nothing to compare"
+            parts.append(f"{verdict} in {', '.join(names)}")
+    return "; ".join(parts) or "neither clearly better nor worse"
 
 
 def comparison_table(rows: Sequence[Mapping[str, Any]], first: str, second: str) -> str:

@@ -251,7 +251,7 @@ class Workload:
         draw = asked.output_len and parse_lengths("--output-len", asked.output_len)
         index = 0
         # as often over as the number of requests asks for
-        rounds = itertools.count() if self.num_requests or self.arrivals.duration_s else range(1)
+        rounds = itertools.count() if self.num_requests else range(1)
         for conversation in (one for _ in rounds for one in conversations):
             planned = []
             for text, recorded in conversation:

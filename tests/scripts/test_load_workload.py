@@ -193,6 +193,7 @@ def test_a_bad_line_is_told(tmp_path, line, words):
     ("load", "dataset", "words"),
     [
         ({"ramp_up_strategy": "linear"}, {}, "a ramp needs"),
+        ({"ramp_up_strategy": "linear", "ramp_up_start_rps": 1.0}, {}, "a ramp needs"),
         ({"request_rate": (0.0,)}, {}, "must be above 0"),
         ({"max_concurrency": (0,)}, {}, "at least 1"),
         ({"request_rate": (1.0, 2.0), "max_concurrency": (1, 2)}, {}, "not over both"),
@@ -218,3 +219,13 @@ def test_a_sweep_sends_other_prompts_in_each_run():
     assert (first, second) == ("1 req/s", "2 req/s")
     prompts = [{each.prompt for each in loop.requests} for loop in (one, two)]
     assert not prompts[0] & prompts[1]
+
+
+def test_a_closed_loop_with_a_duration_sends_a_file_again_and_again(tmp_path):
+    path = tmp_path / "c.jsonl"
+    path.write_text('{"prompt": "x", "output_tokens": 1}')
+    dataset = DatasetOptions(dataset_name="custom", dataset_path=path)
+    [(_, loop)] = LoadOptions(max_concurrency=(1,), duration=1.0).loops(dataset)
+    assert len(list(itertools.islice(loop.requests, 50))) == 50
+    [(_, loop)] = LoadOptions(max_concurrency=(1,)).loops(dataset)
+    assert len(list(loop.requests)) == 1
