@@ -118,6 +118,10 @@ class EngineSession:
                 raise ClientClosed("this client was closed") from None
             raise
 
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None
+
     def submit(self, request: RequestState) -> None:
         """Send a request. It must be given to `release` in the end."""
         self.requests.add_request(request)
