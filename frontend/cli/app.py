@@ -56,14 +56,15 @@ def chat(
         Path | None,
         Parameter(help="A file with a Jinja2 template to use in place of the model's."),
     ] = None,
+    markdown: Annotated[bool, Parameter(help="Render answers as Markdown, at a terminal.")] = True,
     sampling: SamplingOptions = _SAMPLING,
     scheduling: SchedulingOptions = _SCHEDULING,
     daemon: DaemonOptions = _DAEMON,
 ) -> int:
-    """Talk with the model. /reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer."""
+    """Talk with the model. /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves."""
     from frontend.cli.chat import run_chat
 
-    return run_chat(daemon, system, chat_template, sampling, scheduling)
+    return run_chat(daemon, system, chat_template, sampling, scheduling, renders_markdown=markdown)
 
 
 @app.command
