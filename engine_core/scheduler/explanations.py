@@ -58,11 +58,8 @@ class Explanations:
     # ------------------------------------------------------------------ answers
 
     def of_unfinished(self, request: Request, num_ahead: int | None, now: float) -> RequestInfo:
-        """
-        Args:
-            num_ahead: requests before it in the waiting queue; None if it runs.
-            now: in seconds on the clock of `arrival_time`.
-        """
+        """`num_ahead`: requests before it in the waiting queue; None if it runs. `now`: seconds on
+        the clock of `arrival_time`."""
         status = request.status.name.lower()
         age_s = max(0.0, now - request.arrival_time)
         if num_ahead is None:
