@@ -124,7 +124,7 @@ class TopApp(App[None]):
 
     def _numbers(self) -> Text:
         watch, now = self._engine, self._engine.now
-        text = Text(f"{watch.llm.model.name} at {watch.llm.address}", "bold")
+        text = Text().append(f"{watch.llm.model.name} at {watch.llm.address}", "bold")
         if watch.trouble is not None:
             text.append(f"\n{watch.trouble}", "bold red")
         if now is None:
@@ -139,6 +139,7 @@ class TopApp(App[None]):
             f"\nrequests  {now.num_running:,} running, {now.num_waiting:,} waiting{oldest}; "
             f"{finished:,} finished, {now.num_preemptions:,} preemptions"
         )
+        ever = now.num_cached_prompt_tokens / max(1, now.num_prompt_tokens)
         prefill, decode = rates.prefill_tokens_per_step, rates.decode_tokens_per_step
         text.append("\na step    ")
         _append_bar(text, [(prefill or 0, _PREFILL), (decode or 0, _DECODE)], None)
@@ -148,14 +149,13 @@ class TopApp(App[None]):
         )
         text.append(
             f"\ntokens/s  {rates.prefill_tokens_per_s:,.0f} prefill, "
-            f"{rates.decode_tokens_per_s:,.0f} decode"
+            f"{rates.decode_tokens_per_s:,.0f} decode; "
+            f"prefix hits {_share(rates.hit_rate)}, {ever:.0%} since the start"
         )
         text.append("\nblocks    ")
         in_use, cached = now.num_blocks_in_use, now.num_blocks_cached
         _append_bar(text, [(in_use, _DECODE), (cached, _CACHED)], now.num_blocks)
         text.append(f" {in_use:,} used, {now.num_blocks - in_use:,} free ({cached:,} cached)")
-        ever = now.num_cached_prompt_tokens / max(1, now.num_prompt_tokens)
-        text.append(f"; prefix hits {_share(rates.hit_rate)}, {ever:.0%} since the start")
         text.append(
             f"\nlatency   first token {_milliseconds(rates.ttft_s)}, of it in the queue "
             f"{_milliseconds(rates.queue_s)}"
