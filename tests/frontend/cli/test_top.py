@@ -71,11 +71,15 @@ def screen(pilot):
     return "\n".join("".join(segment.text for segment in strip) for strip in strips)
 
 
-async def until(pilot, *texts, within_s=30):
+async def until(pilot, *texts):
     """Waits until all of these stand on the screen."""
+    await until_true(pilot, lambda: all(each in screen(pilot) for each in texts))
+
+
+async def until_true(pilot, is_so, within_s=30):
     for _ in range(within_s * 20):
         await pilot.pause(0.05)
-        if all(each in screen(pilot) for each in texts):
+        if is_so():
             return
     raise AssertionError(screen(pilot))
 
@@ -113,21 +117,21 @@ async def test_keys_sort_filter_and_explain(start_engine):
     script(engine, A, B, C)
     async with shown(engine) as pilot:
         await until(pilot, "id-c")
-        assert ids(pilot) == ["id-a", "id-b", "id-c"]
+        await until_true(pilot, lambda: ids(pilot) == ["id-a", "id-b", "id-c"])
         assert "lab/[red]?" in screen(pilot)
         await pilot.press("s", "s")  # by status, by progress
-        assert ids(pilot) == ["id-a", "id-c", "id-b"]
+        await until_true(pilot, lambda: ids(pilot) == ["id-a", "id-c", "id-b"])
         await pilot.press("r")
-        assert ids(pilot) == ["id-b", "id-c", "id-a"]
+        await until_true(pilot, lambda: ids(pilot) == ["id-b", "id-c", "id-a"])
         await pilot.press("slash", *"lab/")
         await until(pilot, "with 'lab/'")
-        assert ids(pilot) == ["id-c", "id-a"]
+        await until_true(pilot, lambda: ids(pilot) == ["id-c", "id-a"])
         await pilot.press("enter", "down", "enter")
         await until(pilot, "request_id", "id-a", "needs 9 blocks, 3 are free", "a needed a block")
         await pilot.press("escape")
-        assert "needs 9 blocks" not in screen(pilot)
+        await until_true(pilot, lambda: "needs 9 blocks" not in screen(pilot))
         await pilot.press("escape")
-        assert ids(pilot) == ["id-b", "id-c", "id-a"]
+        await until_true(pilot, lambda: ids(pilot) == ["id-b", "id-c", "id-a"])
         await pilot.press("q")
         assert pilot.app.return_code == 0
 
