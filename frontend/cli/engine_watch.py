@@ -89,7 +89,7 @@ class EngineWatch:
             self._asked_s = time.monotonic()
         await asyncio.wait([self._asking], timeout=_SILENT_S)
         if not self._asking.done():
-            is_connected = self.llm.session.is_connected
+            is_connected = self.llm.engines[0].session.is_connected
             what = "no answer" if is_connected else "the engine is gone, waiting for it"
             self.trouble = f"{what} for {time.monotonic() - self._asked_s:.0f} s"
             return
