@@ -10,6 +10,9 @@ import pytest
 from fake_engine import wait_until
 from fake_model import TOKENIZER, ids_of, saying
 
+pytest.importorskip("prompt_toolkit")
+pytest.importorskip("pyte")
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 from pseudo_terminal import PseudoTerminal
