@@ -23,6 +23,7 @@ from frontend.http.caller import Caller
 from frontend.http.event_stream import (
     DONE,
     EventStream,
+    TextEvents,
     begun,
     decode,
     ending_with_errors,
@@ -238,13 +239,22 @@ async def _events(
         )
 
     no_usage = None if answer.includes_usage else UNSET
+    says_text_only = parts.is_plain and not (
+        asked.logprobs or asked.return_token_ids or answer.always_includes_usage
+    )
+    texts: dict[int, TextEvents] = {}
     parsers: dict[int, AnswerParser] = {}
     for index in range(asked.n or 1):
         first = ChatChunkChoice(index=index, delta=Delta(role="assistant", content=""))
         yield chunk([first], no_usage)
+        empty = ChatChunkChoice(index=index, delta=Delta(content=""))
+        texts[index] = TextEvents(chunk([empty], no_usage), "content")
     async for output in outputs:
         answer.count(0, output)
         for part in output.outputs:
+            if says_text_only and part.text and part.finish_reason is None:
+                yield texts[part.index].event(part.text)
+                continue
             parser = None
             if not parts.is_plain:
                 if part.index not in parsers:

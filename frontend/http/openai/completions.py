@@ -16,6 +16,7 @@ from frontend.http.caller import Caller
 from frontend.http.event_stream import (
     DONE,
     EventStream,
+    TextEvents,
     all_outputs,
     begun,
     decode,
@@ -128,12 +129,18 @@ class _Choices:
         self._asked = asked
         self._n = asked.n or 1
         self._llm = llm
+        self.are_texts_only = not (
+            asked.echo or asked.return_token_ids or asked.logprobs is not None
+        )
         self._offsets: dict[int, int] = {}
+
+    def index(self, prompt: int, part: CompletionOutput) -> int:
+        return prompt * self._n + part.index
 
     def choice(
         self, prompt: int, output: RequestOutput, part: CompletionOutput
     ) -> CompletionChoice:
-        index = prompt * self._n + part.index
+        index = self.index(prompt, part)
         text = part.text
         if self._asked.echo and index not in self._offsets:
             text = self._prompt_text(output) + text
@@ -190,8 +197,18 @@ async def _events(
         )
 
     no_usage = None if answer.includes_usage else UNSET
+    says_text_only = choices.are_texts_only and not answer.always_includes_usage
+    texts: dict[int, TextEvents] = {}
     async for index, output in outputs:
         answer.count(index, output)
+        part = output.outputs[0]
+        if says_text_only and len(output.outputs) == 1 and part.finish_reason is None:
+            number = choices.index(index, part)
+            if number not in texts:
+                empty = CompletionChoice(index=number, text="")
+                texts[number] = TextEvents(chunk([empty], no_usage), "text")
+            yield texts[number].event(part.text)
+            continue
         parts = [choices.choice(index, output, part) for part in output.outputs]
         yield chunk(parts, answer.usage_so_far() or no_usage)
     if answer.includes_usage:

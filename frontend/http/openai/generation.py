@@ -36,10 +36,12 @@ class Answer:
 
     def count(self, index: int, output: RequestOutput) -> None:
         """Each delta once."""
-        self._prompt_tokens[index] = len(output.prompt_token_ids)
+        if index not in self._prompt_tokens:
+            self._prompt_tokens[index] = len(output.prompt_token_ids)
+            self._exchange.num_prompt_tokens += len(output.prompt_token_ids)
         self._cached_tokens[index] = output.num_cached_tokens or 0
-        self._num_generated += sum(len(each.token_ids) for each in output.outputs)
-        self._exchange.num_prompt_tokens = sum(self._prompt_tokens.values())
+        for each in output.outputs:
+            self._num_generated += len(each.token_ids)
         self._exchange.num_output_tokens = self._num_generated
 
     def usage(self) -> Usage:
@@ -55,8 +57,12 @@ class Answer:
     def includes_usage(self) -> bool:
         return self._options.include_usage
 
+    @property
+    def always_includes_usage(self) -> bool:
+        return self._options.continuous_usage_stats
+
     def usage_so_far(self) -> Usage | None:
-        return self.usage() if self._options.continuous_usage_stats else None
+        return self.usage() if self.always_includes_usage else None
 
 
 def finish_reason(output: CompletionOutput) -> str | None:
