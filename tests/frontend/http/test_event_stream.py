@@ -24,7 +24,10 @@ def test_a_name_that_looks_like_the_field_changes_nothing():
     assert TextEvents(chunk(model, ""), "content").event('"\n') == chunk(model, '"\n')
 
 
-@pytest.mark.parametrize("extra", [{}, {"logprobs": True}, {"stream_options": {"continuous_usage_stats": True, "include_usage": True}}])  # fmt: skip
+USAGE = {"stream_options": {"continuous_usage_stats": True, "include_usage": True}}
+
+
+@pytest.mark.parametrize("extra", [{}, {"logprobs": True}, USAGE])
 def test_chat_deltas_have_the_same_fields_with_and_without_other_wishes(serve_text, extra):
     http = serve_text("Hello you")
     body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "max_tokens": 64}
