@@ -93,7 +93,7 @@ class Answer(TokenCounts):
     @property
     def counts_in_events(self) -> bool:
         """Whether every event says the usage so far."""
-        return self._options.continuous_usage_stats
+        return bool(self._options.continuous_usage_stats)
 
     def end(self, form: type[Body]) -> bytes:
         """Of its events."""
