@@ -25,6 +25,7 @@ from frontend.cli.options import (
     print_fault,
 )
 from frontend.errors import EngineClientError
+from frontend.http.on_demand_options import OnDemandOptions
 from frontend.http.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _COMPLETION = CompletionOptions()
 _DAEMON = DaemonOptions()
+_ON_DEMAND = OnDemandOptions()
 _SAMPLING = SamplingOptions()
 _SCHEDULING = SchedulingOptions()
 _SERVER = ServerSettings()
@@ -122,12 +124,19 @@ def info(
 
 @app.command
 def http(
-    *,
+    *engine_options: Annotated[
+        str,
+        Parameter(
+            help="Other options are those of daemons that are started (`engine-core --help-all`).",
+            allow_leading_hyphen=True,
+        ),
+    ],
     model: Annotated[
         list[str] | None,
         Parameter(
-            help="NAME=ADDRESS of an engine; may be repeated. Default: the engine at --address, "
-            "under its own name.",
+            help="NAME=ADDRESS of an engine; or a NAME as for `engine-core --model`, whose daemon "
+            "is started when it is first asked for and stopped when it is idle. May be repeated. "
+            "Default: the engine at --address, under its own name.",
             negative="",
         ),
     ] = None,
@@ -135,13 +144,15 @@ def http(
         list[str] | None,
         Parameter(help="The model's name, instead of its own; may be repeated.", negative=""),
     ] = None,
+    started: OnDemandOptions = _ON_DEMAND,
     settings: ServerSettings = _SERVER,
     daemon: DaemonOptions = _DAEMON,
 ) -> int:
-    """Serve OpenAI's API over HTTP, for daemons that run."""
+    """Serve OpenAI's API over HTTP, for daemons that run or that it starts."""
     from frontend.cli.http import run_http
 
-    return run_http(daemon, settings, model or [], served_model_name or [])
+    started = dataclasses.replace(started, engine_options=engine_options)
+    return run_http(daemon, settings, model or [], served_model_name or [], started)
 
 
 @app.command

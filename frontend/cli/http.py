@@ -11,6 +11,8 @@ from frontend.cli.options import EXIT_ADDRESS, DaemonOptions, UsageError, print_
 from frontend.daemon import ChildDaemon
 from frontend.errors import InvalidInput
 from frontend.http.listeners import AddressUnavailable
+from frontend.http.on_demand import DaemonPool, OnDemandModel
+from frontend.http.on_demand_options import OnDemandOptions
 from frontend.http.served_models import ServedModel, ServedModels
 from frontend.http.server import Backend, serve
 from frontend.http.settings import ServerSettings
@@ -24,20 +26,31 @@ def run_http(
     settings: ServerSettings,
     models: Sequence[str],
     served_names: Sequence[str],
+    started: OnDemandOptions,
 ) -> int:
     """
     Args:
-        models: NAME=ADDRESS each; several names of one address are names of one model.
+        models: NAME=ADDRESS each; several names of one address are names of one model. A NAME
+            alone is one whose daemon is started.
         served_names: of the model at the daemon's address, instead of its own.
 
     Raises:
         UsageError: one of them is not that, or the settings contradict each other.
     """
     names: dict[str | None, list[str]] = {}
+    taken_names: list[str] = []
+    pool = DaemonPool(started)
     for model in models:
-        name, _, address = model.partition("=")
-        if not name or not address:
-            raise UsageError(f"--model is {model!r}, it must be NAME=ADDRESS")
+        name, equals, address = model.partition("=")
+        if not name or (equals and not address):
+            raise UsageError(f"--model is {model!r}, it must be NAME=ADDRESS or NAME")
+        if not equals:
+            (name,) = OnDemandModel(model, pool).names
+        if name in taken_names:
+            raise UsageError(f"--model {name} is given twice; give each engine its own name")
+        taken_names.append(name)
+        if not equals:
+            continue
         if "," in address:
             raise UsageError(
                 f"--model {name} has several addresses, it may have one; omit the rest"
@@ -46,19 +59,23 @@ def run_http(
             check_address(address)
         except InvalidParameter as error:
             raise UsageError(f"--model {name}: {error}") from None
-        if any(name in others for others in names.values()):
-            raise UsageError(f"--model {name} is given twice; give each engine its own name")
         names.setdefault(address, []).append(name)
-    if names and served_names:
+    if started.engine_options and not pool.models:
+        raise UsageError(
+            f"unknown option {started.engine_options[0]!r}; options of daemons need a --model NAME "
+            "that is started"
+        )
+    if models and served_names:
         raise UsageError("--served-model-name is for --address; --model has the name already")
-    if not names:
+    if not models:
         names[daemon.address] = list(served_names)
-    served = ServedModels(
+    connected = [
         ServedModel(
             functools.partial(dataclasses.replace(daemon, address=address).client, "http"), each
         )
         for address, each in names.items()
-    )
+    ]
+    served = ServedModels([*connected, *pool.models])
 
     async def start() -> Backend:
         return Backend(served)

@@ -21,7 +21,8 @@ _BUT_WELL = (_OK, EngineState.PAUSED.value, EngineState.ASLEEP.value)
 
 
 class Health(msgspec.Struct, frozen=True):
-    """`engines` by name: "ok", "paused", "asleep", or what is wrong."""
+    """`engines` by name: "ok", "paused", "asleep", of one that starts when it is asked for
+    "stopped" or how far its start is, or what is wrong."""
 
     status: str
     engines: dict[str, str]
@@ -31,14 +32,18 @@ class Version(msgspec.Struct, frozen=True):
     version: str
 
 
+class _Resting(str):
+    """The state of an engine that is started by a request."""
+
+
 async def health(request: Request) -> Response:
     """200: every engine is idle, paused or makes progress. 503 names those that do not."""
     return await _answer(request, _BUT_WELL)
 
 
 async def ready(request: Request) -> Response:
-    """200: every engine can serve a request now. 503 names those that are away, paused or
-    asleep."""
+    """200: every engine can serve a request now, or is started by one. 503 names those that are
+    away, paused or asleep."""
     return await _answer(request, (_OK,))
 
 
@@ -47,10 +52,10 @@ async def _answer(request: Request, good: tuple[str, ...]) -> Response:
     settings: ServerSettings = request.app.state.settings
     states = await asyncio.gather(*(_state(each, settings.health_timeout) for each in models))
     engines = {
-        engine_name(model, number): state
+        engine_name(model, number): str(state)
         for number, (model, state) in enumerate(zip(models, states, strict=True))
     }
-    is_good = all(state in good for state in states)
+    is_good = all(state in good or isinstance(state, _Resting) for state in states)
     return json_response(Health(_OK if is_good else "error", engines), 200 if is_good else 503)
 
 
@@ -60,6 +65,8 @@ def engine_name(model: ServedModel, number: int) -> str:
 
 async def _state(model: ServedModel, timeout_s: float) -> str:
     is_connected = False
+    if model.resting is not None:
+        return _Resting(model.resting)
     try:
         async with asyncio.timeout(timeout_s):
             llm = await model.ready()

@@ -79,6 +79,8 @@ async def list_requests(request: Request) -> Response:
 async def _of_engine(
     model: ServedModel, caller: Caller, timeout_s: float
 ) -> tuple[list[LiveRequest], int]:
+    if model.resting is not None:
+        return [], 0
     async with asyncio.timeout(timeout_s):
         llm = await model.ready()
         ids = await _ids(llm, caller)

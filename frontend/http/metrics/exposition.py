@@ -76,6 +76,8 @@ class Metrics:
 
 
 async def _ask(model: ServedModel) -> _EngineAnswer | None:
+    if model.resting is not None:
+        return None
     try:
         llm = await model.ready()
         now = await llm.statistics()
@@ -121,7 +123,8 @@ class _Scrape(Collector):
             f"{_PREFIX}up", f"1: the engine answered within {_ANSWER_S:g} s.", labels=["model_name"]
         )
         for model, answer in self._engines:
-            up.add_metric([_served_name(model, answer)], answer is not None)
+            if model.resting is None:
+                up.add_metric([_served_name(model, answer)], answer is not None)
         yield up
 
     def _engine_metric(self, metric: EngineMetric) -> Metric:
