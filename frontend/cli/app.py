@@ -188,6 +188,16 @@ _Json = Annotated[bool, Parameter(help="Print one JSON document.", negative="")]
 
 
 @app.command
+def ps(*, json: _Json = False, daemon: DaemonOptions = _DAEMON) -> int:
+    """List the running daemons of this user. `--keys` is for those on TCP."""
+    from frontend.cli.ps import run_ps
+
+    if daemon.address is not None:
+        raise UsageError("ps lists the daemons at all addresses; use info for the one at --address")
+    return _run(run_ps(daemon, prints_json=json))
+
+
+@app.command
 def pause(
     *,
     mode: Annotated[

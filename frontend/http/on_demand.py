@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ class OnDemandModel(ServedModel):
         self._what = "stopped"
         self._since_s = 0.0
         self._ready_bytes: int | None = None
-        self.size_bytes = 0
+        self._size_bytes = 0
         self.last_used_s = 0.0
         """Of the monotonic clock."""
 
@@ -117,6 +117,10 @@ class OnDemandModel(ServedModel):
     @property
     def memory_bytes(self) -> int:
         return (self._child and process_memory_bytes(self._child.pid)) or 0
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
 
     @property
     def expires_at(self) -> datetime | None:
@@ -200,7 +204,7 @@ class OnDemandModel(ServedModel):
         if self.is_idle:
             self._run(self.stop())
 
-    def _run(self, work: Any) -> None:
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -213,7 +217,7 @@ class OnDemandModel(ServedModel):
         try:
             async with self._changing:
                 self._what = "starting"
-                self.size_bytes = await self.pull(self._told)
+                await self._fetch()
                 self._what = "waiting for another model to start"
                 async with self._pool.starting:
                     self._what = "starting"
@@ -229,6 +233,12 @@ class OnDemandModel(ServedModel):
         self.last_used_s = time.monotonic()
         self.keep_alive(self._options.keep_alive_s)
         return self._llm
+
+    async def _fetch(self) -> None:
+        async for status in self.pull():
+            if "total" in status:
+                done, total = status["completed"] / 1e6, status["total"] / 1e6
+                self._what = f"downloading, {done:,.0f} of {total:,.0f} MB,"
 
     async def _launch(self) -> AsyncLLM:
         """Tries again without idle ones, where the daemon says that its memory is not enough."""
@@ -267,20 +277,7 @@ class OnDemandModel(ServedModel):
             logger.warning("%s: %s", self.names[0], report)
             await self.stop()
 
-    def _told(self, status: dict[str, Any]) -> None:
-        if "total" in status:
-            done, total = status["completed"] / 1e6, status["total"] / 1e6
-            self._what = f"downloading, {done:,.0f} of {total:,.0f} MB,"
-
-    async def pull(self, told: Callable[[dict[str, Any]], None]) -> int:
-        """Fetch its files, if they are not here. Returns the bytes of its weights.
-
-        Args:
-            told: gets what Ollama's /api/pull says of it.
-
-        Raises:
-            ApiError: that failed.
-        """
+    async def pull(self) -> AsyncGenerator[dict[str, Any], None]:
         process = await asyncio.create_subprocess_exec(
             *(*self._options.command, "pull", self._model, "--json"),
             stdin=asyncio.subprocess.DEVNULL,
@@ -295,7 +292,8 @@ class OnDemandModel(ServedModel):
         try:
             async for line in process.stdout:
                 status = json.loads(line)
-                told(status)
+                if "bytes" not in status:
+                    yield status
             said = (await errors).decode(errors="replace").strip().splitlines()
             code = await process.wait()
         finally:
@@ -305,4 +303,4 @@ class OnDemandModel(ServedModel):
         if code or "bytes" not in status:
             why = (said or [f"engine-core pull ended with exit code {code}"])[-1]
             raise ApiError(503, f"{self.names[0]} cannot be fetched: {why}", retry_after_s=5)
-        return int(status["bytes"])
+        self._size_bytes = int(status["bytes"])

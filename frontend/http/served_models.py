@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from typing import Any
 
 from frontend.async_llm import AsyncLLM
 from frontend.http.api_errors import ApiError, not_supported, unknown_model
@@ -67,9 +68,25 @@ class ServedModel:
         return 0
 
     @property
+    def size_bytes(self) -> int:
+        """Of its files; 0: not known."""
+        return 0
+
+    @property
     def expires_at(self) -> datetime | None:
         """When its engine is stopped, if nobody uses it. None: never."""
         return None
+
+    async def pull(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Fetch its files, if they are not here, with what is to be said of it meanwhile: `status`,
+        and of downloads `completed` and `total` bytes.
+
+        Raises:
+            ApiError: that failed.
+        """
+        nothing: tuple[dict[str, Any], ...] = ()
+        for each in nothing:
+            yield each
 
     def keep_alive(self, seconds: float) -> None:
         """How long its engine may be idle, from now on.
@@ -78,7 +95,7 @@ class ServedModel:
             ApiError: 0, and the engine is not one that this server stops.
         """
         if not seconds:
-            raise not_supported("keep_alive", 0, "stop the engine to free its memory")
+            raise not_supported("keep_alive", "0", "stop the engine to free its memory")
 
     async def close(self) -> None:
         if self._client is not None:
