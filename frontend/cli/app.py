@@ -134,9 +134,10 @@ def http(
     model: Annotated[
         list[str] | None,
         Parameter(
-            help="NAME=ADDRESS of an engine; or a NAME as for `engine-core --model`, whose daemon "
-            "is started when it is first asked for and stopped when it is idle. May be repeated. "
-            "Default: the engine at --address, under its own name.",
+            help="NAME=ADDRESS of an engine, NAME=ADDRESS,ADDRESS of several that serve one model, "
+            "or a NAME as for `engine-core --model`, whose daemon is started when it is first "
+            "asked for and stopped when it is idle; may be repeated. Default: the engine at "
+            "--address, under its own name.",
             negative="",
         ),
     ] = None,
@@ -192,7 +193,7 @@ def ps(*, json: _Json = False, daemon: DaemonOptions = _DAEMON) -> int:
     """List the running daemons of this user. `--keys` is for those on TCP."""
     from frontend.cli.ps import run_ps
 
-    if daemon.address is not None:
+    if daemon.address:
         raise UsageError("ps lists the daemons at all addresses; use info for the one at --address")
     return _run(run_ps(daemon, prints_json=json))
 

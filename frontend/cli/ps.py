@@ -36,8 +36,8 @@ async def _described(daemon: RunningDaemon, options: DaemonOptions) -> dict[str,
     """`running` and `waiting` requests are None where it does not answer."""
     running: int | None = None
     waiting: int | None = None
-    mine = dataclasses.replace(options, address=daemon.address, connect_timeout=_ANSWER_S)
-    llm = mine.client("ps")
+    quick = dataclasses.replace(options, connect_timeout=_ANSWER_S)
+    llm = quick.client("ps", [daemon.address])
     with contextlib.suppress(EngineClientError, TimeoutError):
         try:
             async with asyncio.timeout(_ANSWER_S):

@@ -18,6 +18,7 @@ from typing import Any
 
 from frontend.async_llm import AsyncLLM
 from frontend.daemon import ChildDaemon
+from frontend.engine_calls import Engine
 from frontend.errors import EngineClientError, EngineUnavailable
 from frontend.http.api_errors import ApiError
 from frontend.http.exchange import current_exchange
@@ -137,6 +138,9 @@ class OnDemandModel(ServedModel):
             raise EngineUnavailable(f"{self.names[0]} is {self.resting}; a request starts it")
         await llm.ready()
         return llm
+
+    async def engines(self) -> list[Engine]:
+        return [] if self._llm is None else self._llm.engines
 
     async def for_request(self) -> AsyncLLM:
         """Its client, started first if need be. It is kept until the exchange over HTTP ends.
@@ -266,6 +270,7 @@ class OnDemandModel(ServedModel):
                     code="engine_unavailable",
                     retry_after_s=5,
                 ) from None
+            llm.session.requests.observer = self.histograms
             self._child = child
             self._ready_bytes = process_memory_bytes(child.pid)
             self._run(self._forget_when_it_ends(child, llm))

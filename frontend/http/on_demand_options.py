@@ -35,14 +35,19 @@ class OnDemandOptions:
 
     @property
     def keep_alive_s(self) -> float:
-        """
-        Raises:
-            InvalidInput: it is none.
-        """
-        return keep_alive_seconds(self.keep_alive)
+        """Raises InvalidInput: it is none."""
+        return keep_alive_seconds(self.keep_alive, name="--keep-alive")
+
+    def check(self) -> None:
+        """Raises InvalidInput: one of them is outside its limits."""
+        _ = self.keep_alive_s
+        if not 0 < self.startup_timeout < math.inf:
+            raise InvalidInput(
+                f"--startup-timeout is {self.startup_timeout:g}, it must be a number above 0"
+            )
 
 
-def keep_alive_seconds(value: str | float) -> float:
+def keep_alive_seconds(value: str | float, *, name: str = "keep_alive") -> float:
     """Ollama's `keep_alive`: seconds or a text such as "1h30m"; below 0: for ever (infinity).
 
     Raises:
@@ -50,7 +55,7 @@ def keep_alive_seconds(value: str | float) -> float:
     """
     text = str(value)
     if not _DURATION.fullmatch(text):
-        raise InvalidInput(f'keep_alive is {text!r}, it must be like 300, "5m" or -1')
+        raise InvalidInput(f'{name} is {text!r}, it must be like 300, "5m" or -1')
     if text.startswith("-"):
         return math.inf if re.search("[1-9]", text) else 0.0
     parts = re.findall(r"([\d.]+)([a-zµ]+)", text)

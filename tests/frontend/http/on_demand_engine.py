@@ -33,7 +33,9 @@ def main() -> None:
         sys.exit(3)
     if name == "large" and is_first:
         sys.exit("engine-core: there is not enough memory for the KV cache")
-    serve("mortal" if name == "mortal" and is_first else "", arguments[arguments.index("--bind") + 1])
+    serve(
+        "mortal" if name == "mortal" and is_first else "", arguments[arguments.index("--bind") + 1]
+    )
 
 
 def serve(kind: str, address: str) -> None:
