@@ -132,17 +132,17 @@ class ServedModels:
 
     async def find(self, name: str | None) -> ServedModel:
         """Raises as `get` does."""
-        if name is None and len(self._models) > 1:
+        if not name and len(self._models) > 1:
             raise ApiError(400, "there is no model; give one of " + ", ".join(self.names()))
         for model in self._models:
-            if name is None or name in model.names:
+            if not name or name in model.names:
                 return model
         for model in self._models:  # its name may not be known yet, or another by now
             if model.resting is None:
                 await model.ready()
             if name in model.names:
                 return model
-        assert name is not None
+        assert name
         raise unknown_model(name, self.names())
 
     def names(self) -> list[str]:

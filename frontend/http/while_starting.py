@@ -9,7 +9,7 @@ import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from frontend.http.api_errors import ApiError
@@ -67,7 +67,10 @@ async def _events(
             state = "waiting" if exchange.waits_for is None else exchange.waits_for()
             yield f": {state}\n\n".encode()
             await asyncio.wait((answer,), timeout=COMMENT_S)
-        response = answer.result()
+        try:
+            response = answer.result()
+        except ClientDisconnect:
+            return
         if isinstance(response, EventStream):
             async with contextlib.aclosing(response.events) as events:
                 async for each in events:

@@ -15,8 +15,8 @@ from starlette.responses import Response
 from frontend.async_llm import AsyncLLM
 from frontend.errors import EngineClientError
 from frontend.http.answer_parts import answer_format
-from frontend.http.api_errors import ApiError
-from frontend.http.event_stream import decode, ending_with_errors, json_response
+from frontend.http.decoding import decode
+from frontend.http.event_stream import ending_with_errors, json_response
 from frontend.http.ollama.lines import LineStream, error_line, line
 from frontend.http.ollama.requests import ModelRequest
 from frontend.http.ollama.responses import (
@@ -81,7 +81,7 @@ async def ps(request: Request) -> Response:
 async def show(request: Request) -> Response:
     """One model."""
     asked: ModelRequest = decode(_decoder, await request.body())
-    model, llm = await served_model(request, asked.model or asked.name)
+    model, llm = await served_model(request, asked.model or asked.name or "")
     info, family = llm.model, _family(llm)
     template = ("" if info.tokenizer is None else info.tokenizer.chat_template) or ""
     settings: ServerSettings = request.app.state.settings
@@ -112,7 +112,7 @@ async def show(request: Request) -> Response:
 async def pull(request: Request) -> Response:
     """Fetch a model that is served, if its files are not here."""
     asked: ModelRequest = decode(_decoder, await request.body())
-    lines = _pulled(await find_model(request, asked.model or asked.name))
+    lines = _pulled(await find_model(request, asked.model or asked.name or ""))
     if asked.stream is not False:
         return LineStream(ending_with_errors(lines, error_line))
     async for _ in lines:
@@ -126,11 +126,6 @@ async def _pulled(model: ServedModel) -> AsyncGenerator[bytes, None]:
         async for status in statuses:
             yield line(msgspec.convert(status, Status))
     yield line(Status(status="success"))
-
-
-async def embed(_request: Request) -> Response:
-    """Refused: the engine does not embed."""
-    raise ApiError(400, "embeddings are not supported: this engine only generates text")
 
 
 async def version(_request: Request) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frontend.http.ollama.generation import chat, generate
 from frontend.http.ollama.lines import LineStream
-from frontend.http.ollama.models import embed, ps, pull, show, tags, version
+from frontend.http.ollama.models import ps, pull, show, tags, version
 from frontend.http.ollama.requests import ChatRequest, GenerateRequest, ModelRequest
 from frontend.http.ollama.responses import (
     ApiVersion,
@@ -15,6 +15,7 @@ from frontend.http.ollama.responses import (
     ShownModel,
     Status,
 )
+from frontend.http.openai.models import embed
 from frontend.http.operations import Operation
 
 OPERATIONS = [
