@@ -19,7 +19,8 @@ from frontend.errors import (
     TooManyClients,
 )
 from frontend.event_loop import Clock
-from frontend.output_processor import OutputProcessor, RequestState
+from frontend.output_processor import OutputProcessor
+from frontend.request_state import RequestState
 from frontend.transport import Frames, Transport
 from protocol.calls import AnyCall, AnyResult
 from protocol.errors import ErrorCode, MalformedMessage

@@ -41,6 +41,23 @@ def event(body: msgspec.Struct, name: str | None = None) -> bytes:
     return head + b"data: " + _encoder.encode(body) + b"\n\n"
 
 
+class TextEvents:
+    """Events that differ in one text: all around it is encoded once.
+
+    Args:
+        example: such an event, in which the text is empty.
+        field: the text's name.
+    """
+
+    def __init__(self, example: bytes, field: str) -> None:
+        name = b'"' + field.encode() + b'":'
+        head, _, self._tail = example.partition(name + b'""')  # quotes in strings are escaped
+        self._head = head + name
+
+    def event(self, text: str) -> bytes:
+        return self._head + _encoder.encode(text) + self._tail
+
+
 class EventStream(Response):
     """Events of a running request. It ends, and with it the request, when the client disconnects.
 
