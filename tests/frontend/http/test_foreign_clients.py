@@ -199,6 +199,18 @@ def test_whole_numbers_beyond_64_bits_are_refused_or_cut(http):
         assert chat(http, max_tokens=number, zzz=None).status_code == 200  # the model's length
 
 
+def test_a_prompt_that_is_too_long_has_the_code_that_clients_look_for(http):
+    long = [{"role": "user", "content": "x" * 600}]
+    for response in (
+        chat(http, messages=long),
+        http.post("/v1/completions", json={"prompt": "x" * 600}),
+        http.post("/v1/responses", json={"input": "x" * 600}),
+    ):
+        error = refusal(response)
+        assert error["code"] == "context_length_exceeded"
+        assert "limit is 511" in error["message"]
+
+
 def test_a_compressed_body_is_refused(http):
     body = gzip.compress(json.dumps(CHAT).encode())
     response = http.post("/v1/chat/completions", content=body, headers={"content-encoding": "gzip"})
