@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from frontend.async_llm import AsyncLLM
 from frontend.engine_calls import Engine
 from frontend.http.api_errors import ApiError, unknown_model
+from frontend.http.exchange import current_exchange
 from frontend.http.request_histograms import RequestHistograms
 
 
@@ -80,6 +81,13 @@ class ServedModels:
             ApiError: there is no such model.
             EngineClientError: its engine does not answer.
         """
+        model, llm = await self._find(name)
+        exchange = current_exchange.get()
+        if exchange is not None:
+            exchange.model = name or model.names[0]
+        return model, llm
+
+    async def _find(self, name: str | None) -> tuple[ServedModel, AsyncLLM]:
         if not name and len(self._models) > 1:
             raise ApiError(400, "there is no model; give one of " + ", ".join(self.names()))
         for model in self._models:
