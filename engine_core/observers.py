@@ -3,6 +3,7 @@
 
 import dataclasses
 import hashlib
+import logging
 from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
@@ -14,6 +15,8 @@ from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from engine_core.suspects import Suspects
 from protocol.outputs import EngineCoreOutputs, RequestTimings
 from protocol.requests import EngineRequest
+
+logger = logging.getLogger(__name__)
 
 ControlMethod = Literal["set_pause_state", "preempt_all", "use_weights", "forget_runner"]
 """A method of the scheduler that a pause, a sleep or new weights need."""
@@ -65,6 +68,26 @@ class StepObserver:
 
     def close(self) -> None:
         """The loop is over."""
+
+
+class RequestLog(StepObserver):
+    """A line when a request comes, is aborted, and ends. Ids begin with those of clients."""
+
+    def on_arrival(self, message: EngineRequest, client_index: int, now_s: float) -> None:
+        num_tokens = len(message.prompt_token_ids)
+        logger.debug(
+            "request %r of client %d: %d tokens", message.request_id, client_index, num_tokens
+        )
+
+    def on_abort(
+        self, request_ids: Collection[str], now_s: float, index: int | None = None
+    ) -> None:
+        logger.debug("aborted: %r", sorted(request_ids))
+
+    def on_outputs(self, outputs: Mapping[int, EngineCoreOutputs], now_s: float) -> None:
+        for per_client in outputs.values():
+            for request_id in per_client.finished_req_ids:
+                logger.debug("request %r has ended", request_id)
 
 
 class Progress(StepObserver):
