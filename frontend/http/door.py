@@ -94,6 +94,8 @@ class Door:
         finally:
             current_exchange.reset(context)
             current_tracer.reset(tracing)
+            for call in exchange.at_end:
+                call()
             if self._rules.access_log != "off":
                 _log(scope, exchange, is_json=self._rules.access_log == "json")
 

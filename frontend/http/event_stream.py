@@ -70,7 +70,7 @@ class EventStream(Response):
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(None, headers={"cache-control": "no-store"})
         del self.headers["content-length"]
-        self._events = events
+        self.events = events
         self._num_sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,7 +81,7 @@ class EventStream(Response):
     async def _write(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
-        async with contextlib.aclosing(self._events) as events:
+        async with contextlib.aclosing(self.events) as events:
             async for data in events:
                 self._num_sent += 1
                 await send({"type": "http.response.body", "body": data, "more_body": True})

@@ -74,7 +74,7 @@ class Traces:
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # a line for each attempt
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_TIMEOUT_S)
-        self._provider.add_span_processor(BatchSpanProcessor(_reporting(exporter, endpoint)))
+        self._provider.add_span_processor(BatchSpanProcessor(_Reporting(exporter, endpoint)))
         self._tracer = self._provider.get_tracer("frontend.http", release)
 
     def begin(self, request: RequestState) -> Callable[[], None]:
@@ -198,29 +198,27 @@ def _phases(request: RequestState, end_s: float) -> list[tuple[str, float, float
     return phases
 
 
-def _reporting(exporter: SpanExporter, where: str) -> SpanExporter:
-    """One line when the collector is away, and one when it is back."""
-    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+class _Reporting:
+    """An exporter of spans that says once when the collector is away, and once when it is back."""
 
-    class Reporting(SpanExporter):
-        is_away = False
+    def __init__(self, exporter: SpanExporter, where: str) -> None:
+        self._exporter = exporter
+        self._where = where
+        self._is_away = False
+        self.shutdown = exporter.shutdown
 
-        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-            try:
-                result = exporter.export(spans)
-            except Exception as error:
-                result, reason = SpanExportResult.FAILURE, repr(error)
-            else:
-                reason = "it does not answer, or refuses them"
-            is_away = result is not SpanExportResult.SUCCESS
-            if is_away and not self.is_away:
-                logger.warning("traces for %s are lost until it takes them: %s", where, reason)
-            elif self.is_away and not is_away:
-                logger.warning("traces are taken again by %s", where)
-            self.is_away = is_away
-            return result
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        from opentelemetry.sdk.trace.export import SpanExportResult
 
-        def shutdown(self) -> None:
-            exporter.shutdown()
-
-    return Reporting()
+        reason = "it does not answer, or refuses them"
+        try:
+            result = self._exporter.export(spans)
+        except Exception as error:
+            result, reason = SpanExportResult.FAILURE, repr(error)
+        is_away = result is not SpanExportResult.SUCCESS
+        if is_away and not self._is_away:
+            logger.warning("traces for %s are lost until it takes them: %s", self._where, reason)
+        elif self._is_away and not is_away:
+            logger.warning("traces are taken again by %s", self._where)
+        self._is_away = is_away
+        return result

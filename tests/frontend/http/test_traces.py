@@ -12,7 +12,6 @@ import httpx
 import pytest
 from fake_engine import wait_until
 from http_server import serving
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from frontend.errors import InvalidInput
 from frontend.http.settings import ServerSettings
@@ -28,13 +27,15 @@ class Collector:
     """Takes what is sent to `endpoint`."""
 
     def __init__(self, port=0):
+        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
+
         collector = self
         self.batches = []
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["content-length"]))
-                collector.batches.append(ExportTraceServiceRequest.FromString(body))
+                collector.batches.append(messages.ExportTraceServiceRequest.FromString(body))
                 self.send_response(200)
                 self.end_headers()
 
