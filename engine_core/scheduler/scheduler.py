@@ -36,10 +36,12 @@ from engine_core.scheduler.token_budget.attainment import SLOAttainment
 from engine_core.scheduler.token_budget.base import TokenBudget
 from engine_core.scheduler.token_budget.feedback import StepFeedback
 from engine_core.scheduler.token_budget.slo import make_token_budget
+from engine_core.scheduler.view import scheduler_view
 from protocol.calls import EngineStatistics
 from protocol.errors import PromptTooLong
 from protocol.explanations import PreemptionCause, RequestInfo, WaitReason
 from protocol.outputs import EngineCoreOutputs
+from protocol.snapshots import SchedulerView
 
 
 class Scheduler(SchedulerInterface):
@@ -390,6 +392,11 @@ class Scheduler(SchedulerInterface):
 
     def statistics(self) -> EngineStatistics:
         return collect_statistics(self._pool, self._feedback.now)
+
+    def view(self, steps: Iterable[tuple[SchedulerOutput, float]]) -> SchedulerView:
+        first = next(iter(self._pool.waiting), None)
+        explained = None if first is None else self._explanations.of_unfinished(first, [first])
+        return scheduler_view(self._pool, steps, None if explained is None else explained.why)
 
     def num_common_prefix_blocks(self) -> list[int]:
         order = self._pool.batch.order

@@ -6,7 +6,13 @@ from msgspec.structs import replace
 
 from engine_core.errors import RequestRefused
 from engine_core.server.clients import Client
-from protocol.calls import ADMIN_CALLS, EngineStatistics, GetRequestInfo, ListRequests
+from protocol.calls import (
+    ADMIN_CALLS,
+    EngineStatistics,
+    GetRequestInfo,
+    ListRequests,
+    SchedulerSnapshot,
+)
 from protocol.errors import ErrorCode
 from protocol.explanations import LookupEnd, RequestInfo
 from protocol.outputs import CallFailed, CallResult
@@ -42,11 +48,17 @@ def permitted_answer(
     client: Client, call: Call, answer: Callable[[Call], CallResult | CallFailed]
 ) -> CallResult | CallFailed:
     """`answer(call)`, or as much of it as this client may see."""
-    if client.rights.is_admin:
-        return answer(call)
-    if isinstance(call.call, (*ADMIN_CALLS, ListRequests)):
+    if not client.rights.is_admin and isinstance(call.call, (*ADMIN_CALLS, ListRequests)):
         return _denied(call, type(call.call).__name__)
-    answered = answer(call)
+    return permitted_part(client, call, answer(call))
+
+
+def permitted_part(
+    client: Client, call: Call, answered: CallResult | CallFailed
+) -> CallResult | CallFailed:
+    """As much of an answer as this client may see."""
+    if client.rights.is_admin:
+        return answered
     result = answered.result if isinstance(answered, CallResult) else None
     name = client.rights.key_name
     if isinstance(call.call, GetRequestInfo):
@@ -58,11 +70,20 @@ def permitted_answer(
         if not is_own or result is None:
             return _denied(call, f"GetRequestInfo({call.call.request_id!r:.100})")
     elif isinstance(result, EngineStatistics):
-        served = result.service_by_tenant
-        result = replace(
-            result, service_by_tenant={key: served[key] for key in served if key == name}
+        result = _without_service(result, name)
+    elif isinstance(result, SchedulerSnapshot):
+        result = SchedulerSnapshot(
+            statistics=_without_service(result.statistics, name),
+            view=result.view.of_owner(lambda request: request.request_id in client.request_ids),
         )
     return answered if result is None else CallResult(call_id=call.call_id, result=result)
+
+
+def _without_service(statistics: EngineStatistics, name: str | None) -> EngineStatistics:
+    served = statistics.service_by_tenant
+    return replace(
+        statistics, service_by_tenant={key: served[key] for key in served if key == name}
+    )
 
 
 def _without_others(info: RequestInfo) -> RequestInfo:
