@@ -45,24 +45,15 @@ class ModelHost(Protocol):
 
     def restore(self) -> None:
         """Take them again.
-
-        Raises:
-            RequestRefused: the model's files or the memory are not there; nothing changed.
-        """
+        Raises RequestRefused: the model's files or the memory are not there; nothing changed."""
 
     def open(self, model: str) -> str:
         """The fingerprint of other weights of the same model, to be given to `update` next.
-
-        Raises:
-            RequestRefused: they are not there, or do not fit.
-        """
+        Raises RequestRefused: they are not there, or do not fit."""
 
     def update(self) -> None:
-        """Load what was opened last in place of the weights. Their runner begins anew.
-
-        Raises:
-            RequestRefused: the tensors do not fit, or have no room; the weights are the old ones.
-        """
+        """Load what was opened last in place of the weights. Their runner begins anew. Raises
+        RequestRefused: the tensors do not fit, or have no room; the weights are the old ones."""
 
 
 class EngineControl:
@@ -147,10 +138,7 @@ class EngineControl:
         return CallFailed(call_id=call_id, code=ErrorCode.WRONG_STATE, message=why)
 
     def pause(self, mode: str) -> None:
-        """
-        Raises:
-            RequestRefused: an unknown mode; or asleep, where nothing can end.
-        """
+        """Raises RequestRefused: an unknown mode; or asleep, where nothing can end."""
         if mode not in PAUSE_MODES:
             raise RequestRefused(
                 ErrorCode.INVALID_REQUEST, f"mode is {mode!r}, it must be one of {PAUSE_MODES}"
@@ -169,10 +157,7 @@ class EngineControl:
             self._abort_all()
 
     def resume(self) -> None:
-        """
-        Raises:
-            RequestRefused: the engine is asleep.
-        """
+        """Raises RequestRefused: the engine is asleep."""
         if self._sleep_level:
             raise RequestRefused(
                 ErrorCode.WRONG_STATE, "the engine is asleep; call wake_up, which resumes it"
@@ -182,10 +167,7 @@ class EngineControl:
 
     def sleep(self, level: int) -> None:
         """Requests lose their blocks and are computed again afterwards.
-
-        Raises:
-            RequestRefused: an unknown level, or this model cannot sleep so.
-        """
+        Raises RequestRefused: an unknown level, or this model cannot sleep so."""
         host = self._host_for("sleep")
         if level not in (1, 2):
             raise RequestRefused(
@@ -202,10 +184,7 @@ class EngineControl:
             logger.info("asleep at level %d", level)
 
     def wake_up(self) -> None:
-        """
-        Raises:
-            RequestRefused: memory or weights are not there; the engine sleeps on.
-        """
+        """Raises RequestRefused: memory or weights are not there; the engine sleeps on."""
         if self._sleep_level:
             self._host_for("wake_up").restore()
             self._sleep_level = 0
@@ -213,10 +192,7 @@ class EngineControl:
             logger.info("awake")
 
     def update_weights(self, model: str, version: int | None) -> None:
-        """
-        Raises:
-            RequestRefused: the weights do not fit, or the version is that of others.
-        """
+        """Raises RequestRefused: the weights do not fit, or the version is that of others."""
         host = self._host_for("update_weights")
         fingerprint = host.open(model)
         version = self._check_version(version, fingerprint)

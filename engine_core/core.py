@@ -361,10 +361,7 @@ class EngineCore:
 
 
 def _runs_alone(message: EngineRequest, suspects: Suspects) -> bool:
-    """
-    Raises:
-        RequestRefused: it has killed the engine alone.
-    """
+    """Raises RequestRefused: it has killed the engine alone."""
     known_as = fingerprint(message)
     if known_as in suspects.refused:
         raise RequestRefused(

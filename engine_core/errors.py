@@ -44,10 +44,7 @@ class CacheTooSmall(StartupError):
 
 class RequestRefused(EngineError):
     """This engine cannot serve a request; the others go on.
-
-    Attributes:
-        code: why, for programs; the message says it for people.
-    """
+    `code`: why, for programs; the message says it for people."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)

@@ -15,28 +15,18 @@ class StepRunner(Protocol):
     """Most plans submitted and not collected: 1 for submit, collect, submit, ..."""
 
     def submit(self, plan: SchedulerOutput) -> None:
-        """Launch one step behind those in flight. A plan of no tokens still says which requests
-        are over.
-
-        Raises:
-            Exception: the step cannot be run, and is not to be collected; those before it are.
-        """
+        """Launch one step behind those in flight. A plan of no tokens still says which requests are
+        over. Raises Exception: the step cannot be run, and is not to be collected; those before it
+        are."""
         ...
 
     def collect(self) -> ModelRunnerOutput:
         """Wait for the oldest step in flight.
-
-        Raises:
-            Exception: it failed. Steps behind it are still to be collected.
-        """
+        Raises Exception: it failed. Steps behind it are still to be collected."""
         ...
 
     def check_device(self) -> None:
-        """After a fault.
-
-        Raises:
-            Exception: the device takes no more work, whatever it is.
-        """
+        """After a fault. Raises Exception: the device takes no more work, whatever it is."""
         ...
 
 
@@ -73,11 +63,7 @@ class InProcessExecutor:
         return output
 
     def check_device(self) -> None:
-        """After a step that failed.
-
-        Raises:
-            DeviceFault: no other step can be run.
-        """
+        """After a step that failed. Raises DeviceFault: no other step can be run."""
         if self.runner is None:
             return
         try:

@@ -69,10 +69,7 @@ class StepObserver:
 
 class Progress(StepObserver):
     """The last progress of the loop: a step of tokens that is over, or nothing to do.
-
-    Args:
-        has_work: whether a request is unfinished and not held by a pause.
-    """
+    `has_work`: whether a request is unfinished and not held by a pause."""
 
     def __init__(self, has_work: Callable[[], bool], started_s: float) -> None:
         self._has_work = has_work

@@ -68,10 +68,7 @@ class Steps:
 
     def complete(self, step: InFlightStep) -> None:
         """Wait for the oldest step and send what it brought.
-
-        Raises:
-            DeviceFault: no step can be run any more, whichever requests it holds.
-        """
+        Raises DeviceFault: no step can be run any more, whichever requests it holds."""
         output = self._collect(step)
         now_s = self._clock()
         outputs = self._scheduler.update_from_output(step.plan, output, now=now_s)
@@ -84,10 +81,7 @@ class Steps:
 
     def settle(self) -> None:
         """Launch one more step and wait for all; the scheduler is paused, so it computes nothing.
-
-        Raises:
-            DeviceFault: see `complete`.
-        """
+        Raises DeviceFault: see `complete`."""
         for step in self._scheduler.in_flight:
             self.complete(step)
         self.launch()

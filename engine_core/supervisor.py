@@ -34,12 +34,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 class RestartLimit:
-    """How long to wait before the next start. The first of a window comes at once, each further
-    one after twice the delay, at most 15 s.
-
-    Args:
-        max_restarts: within any `WINDOW_S` seconds.
-    """
+    """How long to wait before the next start. The first of a window comes at once, each further one
+    after twice the delay, at most 15 s. `max_restarts`: within any `WINDOW_S` seconds."""
 
     def __init__(self, max_restarts: int) -> None:
         self._max_restarts = max_restarts

@@ -88,10 +88,7 @@ class ChildDaemon:
 
     async def ready(self, timeout_s: float) -> None:
         """Return once the engine reports that it accepts requests.
-
-        Raises:
-            EngineStartError: it ended first, or took longer than `timeout_s`.
-        """
+        Raises EngineStartError: it ended first, or took longer than `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 line = await asyncio.shield(asyncio.wrap_future(self._ready))
@@ -112,10 +109,7 @@ class ChildDaemon:
 
     async def unless_it_ends(self, waiting: Coroutine[Any, Any, T]) -> T:
         """What `waiting` returns.
-
-        Raises:
-            EngineDied: the process ended first; with its exit code and last lines.
-        """
+        Raises EngineDied: the process ended first; with its exit code and last lines."""
         task = asyncio.create_task(waiting)
         exited = asyncio.ensure_future(asyncio.shield(asyncio.wrap_future(self._exited)))
         try:

@@ -68,11 +68,7 @@ class LoopThread:
 
     def run_and_wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it on the loop and return its result. An interrupt cancels it, waits for its
-        clean-up, and is raised.
-
-        Raises:
-            RuntimeError: the thread was closed.
-        """
+        clean-up, and is raised. Raises RuntimeError: the thread was closed."""
         if not self._thread.is_alive():
             coroutine.close()
             raise RuntimeError("the event loop's thread has ended")

@@ -92,10 +92,7 @@ class EngineSession:
     async def ready(self) -> None:
         """Return once connected. An engine that was there before is waited for, as by the requests
         in flight; one that was never seen must answer.
-
-        Raises:
-            EngineUnavailable, EngineRefused, ClientClosed, EngineDied.
-        """
+        Raises EngineUnavailable, EngineRefused, ClientClosed, EngineDied."""
         if self._is_closed:
             raise ClientClosed("this client is closed; make a new one")
         while self._connection is None:

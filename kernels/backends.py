@@ -76,10 +76,7 @@ def select_operations(
 
 def device_step_operations(device: torch.device) -> DeviceStepOperations:
     """Step inputs and sampling on a CUDA device that `select_operations` has accepted.
-
-    Raises:
-        UnsupportedDevice: another device.
-    """
+    Raises UnsupportedDevice: another device."""
     if device.type != "cuda":
         raise UnsupportedDevice(
             f'device "{device}" prepares no steps and samples nothing by itself, only "cuda" does; '

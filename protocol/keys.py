@@ -26,10 +26,7 @@ class ClientKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def read_client_key(path: Path, address: str) -> ClientKey:
     """The key to use at this address.
-
-    Raises:
-        InvalidParameter: see `read_secret_file`; or the address has no use for a key.
-    """
+    Raises InvalidParameter: see `read_secret_file`; or the address has no use for a key."""
     if not address.startswith("tcp://"):
         raise InvalidParameter(
             f"keys has no effect at {address}, where the socket's permissions say who may connect; "
@@ -40,10 +37,7 @@ def read_client_key(path: Path, address: str) -> ClientKey:
 
 def read_secret_file(path: Path, kind: type[T]) -> T:
     """A JSON file that only its owner may read.
-
-    Raises:
-        InvalidParameter: it cannot be read, others may read it, or it is not of this kind.
-    """
+    Raises InvalidParameter: it cannot be read, others may read it, or it is not of this kind."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)

@@ -76,11 +76,7 @@ def installed() -> dict[str, str]:
 
 def known_vulnerabilities(command: list[str]) -> list[str] | str:
     """A line for each, or why that could not be found out: a direct dependency that the service
-    does not know was not checked.
-
-    Args:
-        command: what runs pip-audit.
-    """
+    does not know was not checked. `command`: what runs pip-audit."""
     pins = "\n".join(f"{name}=={version}" for name, version in sorted(installed().items()))
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(pins)

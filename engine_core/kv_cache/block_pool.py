@@ -129,10 +129,7 @@ class BlockPool:
 
     def release(self, block_ids: Collection[int]) -> list[int]:
         """One reference less to each, in this order: what comes first is evicted first.
-
-        Returns:
-            Those that are cached now.
-        """
+        Returns those that are cached now."""
         ref_counts, hashes, cached = self._ref_counts, self._hashes, self._cached
         newly_cached = []
         for block_id in block_ids:
@@ -168,10 +165,7 @@ class BlockPool:
 
     def register(self, block_id: int, group: int, block_hash: bytes) -> int:
         """Put a block in use into the index, unless another block has the same contents.
-
-        Returns:
-            The block in the index now.
-        """
+        Returns the block in the index now."""
         self.register_run([block_id], group, [block_hash], 0, 1)
         return self._index[group][block_hash]
 
@@ -179,10 +173,7 @@ class BlockPool:
         self, table: list[int], group: int, hashes: list[bytes], first: int, stop: int
     ) -> list[int]:
         """`register` for logical blocks first .. stop of a table, in one loop.
-
-        Returns:
-            The logical blocks whose contents another block has.
-        """
+        Returns the logical blocks whose contents another block has."""
         known_by, own_hashes, group_of = self._index[group].setdefault, self._hashes, self._group_of
         others = []
         for index in range(first, stop):

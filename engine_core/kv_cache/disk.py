@@ -93,10 +93,7 @@ class DiskTier:
 
     def use(self, keys: Iterable[tuple[HashKey, int]]) -> None:
         """A prompt uses these blocks, computed in this plan or before: keep them on disk.
-
-        Args:
-            keys: with the logical block of each.
-        """
+        `keys`: with the logical block of each."""
         for key, index in keys:
             if key in self._known:
                 self.to_touch.append((key, index))

@@ -292,12 +292,10 @@ class KVCacheManager:
         """Room for tokens [num_computed, num_computed + num_tokens) of a sequence, and
         `num_lookahead_slots` behind them.
 
-        The blocks that a chunk fills are registered now, before they are computed, so that
-        requests of one step share them; a block that a single token fills only at a later call or
-        when freed. Tokens beyond `seq.num_tokens` are drafts and never register a block.
-
-        Returns:
-            What changed in the tables, or None if too few blocks are free: nothing changed then.
+        The blocks that a chunk fills are registered now, before they are computed, so that requests
+        of one step share them; a block that a single token fills only at a later call or when
+        freed. Tokens beyond `seq.num_tokens` are drafts and never register a block. Returns what
+        changed in the tables, or None if too few blocks are free: nothing changed then.
         """
         seq_blocks = self._blocks_of.get(seq.sequence_id)
         if seq_blocks is None:
@@ -398,10 +396,7 @@ class KVCacheManager:
 
     def drop_out_of_windows(self, seq: CachedSequence) -> int:
         """Free what no token still to be computed can read, of a sequence that holds blocks.
-
-        Returns:
-            The position whose computation lets the next block go.
-        """
+        Returns the position whose computation lets the next block go."""
         seq_blocks = self._blocks_of[seq.sequence_id]
         lowest = min(seq.num_computed_tokens, seq.num_tokens - 1)
         self._prefix_cache.register_computed(seq, seq_blocks)
@@ -490,10 +485,7 @@ class KVCacheManager:
 
     def swap_out(self, seqs: Sequence[CachedSequence]) -> int | None:
         """Move these sequences to host memory: what they share stays shared.
-
-        Returns:
-            Blocks that are copied, or None if the host has no room: nothing changed then.
-        """
+        Returns blocks that are copied, or None if the host has no room: nothing changed then."""
         holders = [(seq, self._blocks_of[seq.sequence_id]) for seq in seqs]
         for seq, seq_blocks in holders:
             self._prefix_cache.register_computed(seq, seq_blocks)

@@ -9,10 +9,7 @@ _NO_LIMIT = 2**31 - 1
 
 
 class PlaceholderKVCacheManager(KVCacheManager):
-    """
-    Args:
-        block_size: reported, without effect.
-    """
+    """`block_size`: reported, without effect."""
 
     def __init__(self, *, block_size: int = 16) -> None:
         super().__init__(

@@ -30,10 +30,7 @@ _FIRST_BLOCKS_A_BLOCK = 4
 
 def root_hash(*, adapter: str | None, cache_salt: str | None, weights: str = "") -> bytes:
     """What the first block is chained to.
-
-    Args:
-        weights: a name of the weights that compute the blocks.
-    """
+    `weights`: a name of the weights that compute the blocks."""
     root = _PLAIN_ROOT
     if weights:
         root = blake2b(root + b"weights " + weights.encode()).digest()
@@ -47,10 +44,7 @@ def extend_block_hashes(
     hashes: list[bytes], parent: bytes, token_bytes: bytes, block_size: int
 ) -> None:
     """Append the hashes of the whole blocks in `token_bytes`, which follow on `parent`.
-
-    Args:
-        token_bytes: int32, little-endian.
-    """
+    `token_bytes`: int32, little-endian."""
     num_bytes = block_size * BYTES_A_TOKEN
     append = hashes.append
     for start in range(0, len(token_bytes), num_bytes):
@@ -104,10 +98,7 @@ class FirstBlocks:
 
 
 class PrefixCache:
-    """
-    Args:
-        is_enabled: else no block is hashed or found.
-    """
+    """`is_enabled`: else no block is hashed or found."""
 
     def __init__(
         self,
@@ -245,13 +236,8 @@ class PrefixCache:
         self, seq: CachedSequence, seq_blocks: SequenceBlocks, num_computed: int
     ) -> int | None:
         """Register the computed full blocks; where an equal block is cached, use that one instead.
-
-        Args:
-            num_computed: the sequence's computed tokens.
-
-        Returns:
-            The first logical block that is another one now, if any.
-        """
+        `num_computed`: the sequence's computed tokens. Returns the first logical block that is
+        another one now, if any."""
         if (
             num_computed // self._block_size <= seq_blocks.num_registered
             and not seq_blocks.duplicates

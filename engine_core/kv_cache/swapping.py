@@ -43,10 +43,7 @@ class SwappedSequences:
     def swap_out(self, holders: Sequence[tuple[CachedSequence, SequenceBlocks]]) -> int | None:
         """Keep the computed blocks of these sequences on the host, each once. The device blocks
         stay theirs until the caller gives them back.
-
-        Returns:
-            Blocks to be copied, or None if the host has no room: nothing has changed then.
-        """
+        Returns blocks to be copied, or None if the host has no room: nothing has changed then."""
         moves = self._plan(holders)
         host = self._offload.host
         if moves is None:

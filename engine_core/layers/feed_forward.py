@@ -21,11 +21,7 @@ Activation = Literal["silu", "gelu_tanh"]
 
 
 class GatedFeedForward:
-    """Gate and up are one product.
-
-    Args:
-        name: checkpoint prefix, such as "model.layers.0.mlp".
-    """
+    """Gate and up are one product. `name`: checkpoint prefix, such as "model.layers.0.mlp"."""
 
     def __init__(
         self,
@@ -77,10 +73,7 @@ class ExpertConfig:
 
 class SparseFeedForward:
     """Router and experts; gate and up are one product, and all experts one call.
-
-    Args:
-        layer: checkpoint prefix, such as "model.layers.0".
-    """
+    `layer`: checkpoint prefix, such as "model.layers.0"."""
 
     def __init__(
         self,

@@ -47,10 +47,7 @@ def place(placement: AnyPlacement, part: WeightPart, copy: CopyWeight) -> None:
 
 class Parameter:
     """A tensor kept as it comes, in one dtype on one device.
-
-    Args:
-        offset: added to every element (Gemma's norms are stored less one).
-    """
+    `offset`: added to every element (Gemma's norms are stored less one)."""
 
     def __init__(
         self,

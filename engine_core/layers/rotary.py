@@ -29,14 +29,8 @@ _FIRST_ROWS = 1 << 14
 class RotaryTable:
     """On a CPU a table grows with the positions that are used: a model's own limit may ask for
     gigabytes. On another device, whose graphs keep addresses, it is whole from the start.
-
-    Args:
-        limit: positions that it never grows beyond.
-
-    Attributes:
-        cos_sin_PD: [num_positions, rotary_size], see `rotary_rows`. Always the same tensor; its
-            memory is another after `cover` has returned True.
-    """
+    `limit`: positions that it never grows beyond. `cos_sin_PD`: [num_positions, rotary_size], see
+    `rotary_rows`. Always the same tensor; its memory is another after `cover` has returned True."""
 
     def __init__(
         self, config: RotaryConfig, *, limit: int, dtype: torch.dtype, device: torch.device

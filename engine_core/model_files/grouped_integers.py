@@ -52,10 +52,7 @@ class GroupedIntegers:
 
 def read_quantisation(config: Mapping[str, Any], folder: Path) -> GroupedIntegers | None:
     """What config.json says; None: nothing is quantised.
-
-    Raises:
-        UnsupportedModelFile: a method, or a variant of one, that is not read.
-    """
+    Raises UnsupportedModelFile: a method, or a variant of one, that is not read."""
     fields = config.get("quantization_config")
     if not fields:
         return None

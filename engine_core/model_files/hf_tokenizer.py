@@ -40,10 +40,7 @@ def tokenizer_files(folder: Path) -> tuple[Path, ...]:
 
 def read_folder_tokenizer(folder: Path) -> TokenizerFiles | None:
     """The folder's tokenizer, or None where it holds none.
-
-    Raises:
-        BrokenModelFile: a tokenizer file is there and cannot be read.
-    """
+    Raises BrokenModelFile: a tokenizer file is there and cannot be read."""
     config = read_json_object_if_present(folder / "tokenizer_config.json")
     special_map = read_json_object_if_present(folder / "special_tokens_map.json")
     merged = {**special_map, **{k: v for k, v in config.items() if v is not None}}

@@ -55,13 +55,8 @@ class ModelFiles(Protocol):
         """Each weight once, by its Hugging Face name, read when asked for.
 
         Floating point of any width (float32 where the file holds quantised values), on the CPU.
-
-        Args:
-            keeps_blocks: matrices that the file holds in quantised blocks come as
-                `QuantisedTensor`, mapped and not read yet.
-
-        Raises:
-            BrokenModelFile: a file changed since it was opened.
+        `keeps_blocks`: matrices that the file holds in quantised blocks come as `QuantisedTensor`,
+        mapped and not read yet. Raises BrokenModelFile: a file changed since it was opened.
         """
 
     def tokenizer(self) -> TokenizerFiles | None:

@@ -9,10 +9,7 @@ from engine_core.model_files.errors import BrokenModelFile
 
 def read_json_object(file: Path) -> dict[str, Any]:
     """The object in `file`.
-
-    Raises:
-        BrokenModelFile: unreadable, not UTF-8, not JSON, nested too deeply, or not an object.
-    """
+    Raises BrokenModelFile: unreadable, not UTF-8, not JSON, nested too deeply, or not an object."""
     try:
         text = file.read_text(encoding="utf-8")
         value = json.loads(text)

@@ -123,10 +123,7 @@ def _tensor_names(shard: Path) -> tuple[str, ...]:
 
 def read_safetensors(shards: Iterable[Path]) -> Iterator[tuple[str, torch.Tensor]]:
     """Each tensor of each shard, in the shards' order, mapped from the file when asked for.
-
-    Raises:
-        BrokenModelFile: a shard changed since it was checked, or holds an unknown dtype.
-    """
+    Raises BrokenModelFile: a shard changed since it was checked, or holds an unknown dtype."""
     for shard in shards:
         try:
             with safe_open(shard, framework="pt") as stream:

@@ -22,10 +22,7 @@ from kernels.interface.operations import (
 
 class PagedKVCache:
     """A model's cache and an attention planner for each group of its layers.
-
-    Args:
-        storage: None: a new one.
-    """
+    `storage`: None: a new one."""
 
     def __init__(self, config: RunnerConfig, storage: BlockStorage | None = None) -> None:
         spec, layout = config.model.kv_cache_spec, config.layout

@@ -51,10 +51,7 @@ class CacheLayout:
 
 def plan_cache_layout(sliding_windows: Sequence[int | None]) -> CacheLayout:
     """Group a model's layers.
-
-    Args:
-        sliding_windows: for each layer its window in tokens, or None for full attention.
-    """
+    `sliding_windows`: for each layer its window in tokens, or None for full attention."""
     kinds: dict[int | None, list[int]] = {}
     for layer, window in enumerate(sliding_windows):
         kinds.setdefault(window, []).append(layer)

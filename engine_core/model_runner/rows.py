@@ -13,11 +13,7 @@ from engine_core.scheduler import SchedulerOutput
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlacedRow:
-    """A new or resumed sequence; its row is written anew.
-
-    Attributes:
-        token_ids: prompt, then output.
-    """
+    """A new or resumed sequence; its row is written anew. `token_ids`: prompt, then output."""
 
     row: int
     token_ids: list[int]

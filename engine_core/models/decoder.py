@@ -25,10 +25,7 @@ from kernels.interface.operations import AttentionParams, ForwardContext, Operat
 
 class LayerBuilder:
     """Makes the parts of a decoder from its config. Layers with equal angles share a table.
-
-    Args:
-        num_positions: most rows of the tables of angles.
-    """
+    `num_positions`: most rows of the tables of angles."""
 
     def __init__(
         self, config: ModelConfig, *, dtype: torch.dtype, ops: Operations, num_positions: int
@@ -177,10 +174,7 @@ class DecoderLayer:
 
 class Decoder:
     """See the module; implements `engine_core.models.interface.Model`.
-
-    Args:
-        num_positions: see `LayerBuilder`.
-    """
+    `num_positions`: see `LayerBuilder`."""
 
     def __init__(
         self, config: ModelConfig, *, dtype: torch.dtype, ops: Operations, num_positions: int

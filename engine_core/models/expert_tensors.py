@@ -29,11 +29,8 @@ class ExpertNaming:
 
     def published(self, name: str, tensor: WeightPart) -> Iterator[tuple[str, WeightPart]]:
         """A tensor of a checkpoint as the tensors that it would be published as.
-
-        Args:
-            tensor: fused ones are [X, 2F, E], gate's outputs before up's, and [X, E, F]. Blocks
-                come from files that publish them one by one.
-        """
+        `tensor`: fused ones are [X, 2F, E], gate's outputs before up's, and [X, E, F]. Blocks come
+        from files that publish them one by one."""
         if isinstance(tensor, QuantisedTensor):
             yield name, tensor
             return

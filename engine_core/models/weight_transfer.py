@@ -47,10 +47,7 @@ class StagingBuffer(Protocol):
 
 
 class StagedTransfer(WeightTransfer):
-    """
-    Args:
-        buffers: used in turn; of equal size, at least 8 bytes.
-    """
+    """`buffers`: used in turn; of equal size, at least 8 bytes."""
 
     def __init__(self, buffers: Sequence[StagingBuffer]) -> None:
         self._buffers = tuple(buffers)

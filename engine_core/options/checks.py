@@ -9,10 +9,7 @@ from engine_core.options.engine import EngineOptions
 
 def check_options(options: EngineOptions) -> None:
     """What can be said before the model is known, and without the scheduler's own options.
-
-    Raises:
-        ConfigurationError: an option without effect, or a pair that cannot work.
-    """
+    Raises ConfigurationError: an option without effect, or a pair that cannot work."""
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if isinstance(value, float) and not math.isfinite(value):
@@ -73,10 +70,7 @@ def _check_prefix_store(options: EngineOptions) -> None:
 
 def check_device(options: EngineOptions, device_type: str) -> None:
     """Refuse what the device ("cpu" or "cuda") cannot do, and what contradicts itoptions.
-
-    Raises:
-        ConfigurationError: naming the option and the reason.
-    """
+    Raises ConfigurationError: naming the option and the reason."""
     if options.enforce_eager and options.capture_at_start:
         raise ConfigurationError(
             "--capture-at-start has no effect with --enforce-eager, which captures no CUDA "

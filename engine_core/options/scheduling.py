@@ -140,18 +140,12 @@ class SchedulingOptions:
 
     def check(self) -> None:
         """Imports the scheduler.
-
-        Raises:
-            ConfigurationError: a value outside its limits, or an option without effect.
-        """
+        Raises ConfigurationError: a value outside its limits, or an option without effect."""
         self.resolve(max_num_batched_tokens=2**31, max_num_seqs=2**31, max_model_len=2**31)
 
     def resolve(self, **resolved: Any) -> "SchedulerConfig":
         """The scheduler's settings: what was given, else `resolved`, else SchedulerConfig's own.
-
-        Raises:
-            ConfigurationError: as `check`.
-        """
+        Raises ConfigurationError: as `check`."""
         from engine_core.scheduler import SchedulerConfig
 
         given = {

@@ -32,11 +32,7 @@ def size_option(help_text: str, group: Group, **more: Any) -> Parameter:
 
 
 def parse_bytes(text: str) -> int:
-    """ "2GiB", "512MB", "1.5g" or a plain number of bytes.
-
-    Raises:
-        ValueError: not a size.
-    """
+    """ "2GiB", "512MB", "1.5g" or a plain number of bytes. Raises ValueError: not a size."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text.lower())
     if match is None or match[2] not in _BYTES:
         raise ValueError(f"{text!r} is not a size; write for instance 2GiB, 512MB or 1000000")

@@ -88,10 +88,7 @@ class BlockFiles:
 
     def scan(self) -> tuple[set[HashKey], set[HashKey]]:
         """Look through the folder by names and sizes, and evict what is too much.
-
-        Returns:
-            Blocks under our key that are there, and those of them that were evicted now.
-        """
+        Returns blocks under our key that are there, and those of them that were evicted now."""
         self._num_written_bytes = self.num_others = total_bytes = 0
         found: list[tuple[int, int, Path, HashKey | None]] = []
         with os.scandir(self.folder) as entries:
@@ -132,13 +129,8 @@ class BlockFiles:
 
     def write(self, block: HashKey, index: int, payload: bytes) -> set[HashKey]:
         """Keep a block. Returns those that were evicted for it.
-
-        Args:
-            index: its place in the prompt; of those used together the largest is evicted first.
-
-        Raises:
-            OSError: the disk is full, for example. Nothing is left of the block then.
-        """
+        `index`: its place in the prompt; of those used together the largest is evicted first.
+        Raises OSError: the disk is full, for example. Nothing is left of the block then."""
         evicted: set[HashKey] = set()
         if self._num_written_bytes + self.file_bytes > self._limit_bytes // 16:
             _, evicted = self.scan()

@@ -144,10 +144,7 @@ class BatchState:
 class IdsOfRows:
     """Lists of ids for rows. Equal rows give the same list again, at the cost of a look-up: from
     step to step the batch mostly stays. The lists must not be changed.
-
-    Args:
-        ids: `batch.sequence_ids` or `batch.request_ids`.
-    """
+    `ids`: `batch.sequence_ids` or `batch.request_ids`."""
 
     def __init__(self, batch: BatchState, ids: list[str]) -> None:
         self._batch = batch

@@ -140,10 +140,7 @@ class BeamSearch:
     def advance(self, candidates: BeamCandidates) -> list[BeamSurvivor]:
         """One step, from the log-probabilities of every running beam. Returns the running beams
         from now on, none if the search is over; as many as possible stand at their parent's index.
-
-        Raises:
-            ValueError: not one row of candidates for each running beam.
-        """
+        Raises ValueError: not one row of candidates for each running beam."""
         if len(candidates.token_ids) != len(self._beams) or self.is_over:
             raise ValueError(
                 f"candidates of {len(candidates.token_ids)} beams, {len(self._beams)} are running; "

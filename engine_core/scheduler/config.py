@@ -36,10 +36,7 @@ _CHOICES = {
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """Resolved values: None is "no limit" or "off", never "auto".
-
-    Raises:
-        ValueError: a value outside its limits, or one that has no effect beside the others.
-    """
+    Raises ValueError: a value outside its limits, or one that has no effect beside the others."""
 
     max_num_batched_tokens: int
     """Most tokens of a step."""

@@ -56,10 +56,7 @@ class Explanations:
     # ------------------------------------------------------------------ answers
 
     def of_unfinished(self, request: Request, waiting: Iterable[Request]) -> RequestInfo:
-        """
-        Args:
-            waiting: the waiting queue in order.
-        """
+        """`waiting`: the waiting queue in order."""
         status = request.status.name.lower()
         if request.status is RequestStatus.RUNNING:
             if self._stop is not None and self._stop[0] is WaitReason.PAUSED:

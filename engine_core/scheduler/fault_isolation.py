@@ -93,10 +93,7 @@ class FaultIsolation:
 
     def begin(self, plan: SchedulerOutput, detail: str) -> None:
         """The step of this plan failed; nothing has been dropped for it yet.
-
-        Raises:
-            DeviceFault: it held no request but our own, and so did the one before it.
-        """
+        Raises DeviceFault: it held no request but our own, and so did the one before it."""
         group = self._groups.pop() if self._groups else []
         members = self._note_marks(plan)
         rest = [

@@ -61,11 +61,7 @@ class SequenceForks:
 
     def advance_beams(self, request: Request, logprobs: list[Logprobs]) -> None:
         """One step of the search. Beams without a successor give their rows and blocks to copies of
-        those that have several.
-
-        Args:
-            logprobs: of each running beam, by index.
-        """
+        those that have several. `logprobs`: of each running beam, by index."""
         search = request.beam_search
         assert search is not None
         survivors = search.advance(BeamCandidates.from_logprobs(logprobs))

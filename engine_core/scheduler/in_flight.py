@@ -108,10 +108,7 @@ class InFlightSteps:
     def check_may_plan(self) -> None:
         """A step whose sequences have all ended can bring nothing, and is dropped where it would
         stand in the way.
-
-        Raises:
-            StepOrderError: `max_steps_in_flight` steps have not been updated.
-        """
+        Raises StepOrderError: `max_steps_in_flight` steps have not been updated."""
         if len(self._steps) < self.max_steps_in_flight:
             return
         first = self._steps[0]
@@ -136,10 +133,7 @@ class InFlightSteps:
         self.next_step_id += 1
 
     def check_is_first(self, plan: SchedulerOutput) -> None:
-        """
-        Raises:
-            StepOrderError: `plan` is not the first of the steps in flight.
-        """
+        """Raises StepOrderError: `plan` is not the first of the steps in flight."""
         if not self._steps or plan.step_id != self._steps[0].plan.step_id:
             steps = self._steps
             expected = f"step {steps[0].plan.step_id} is next" if steps else "none is in flight"

@@ -46,15 +46,9 @@ class SchedulerInterface(abc.ABC):
     def schedule(self, now: float = 0.0) -> SchedulerOutput:
         """Plan the next step. Requests whose `timeout_s` is over end first. Never fails for lack of
         memory: the plan is smaller then. Tokens of steps in flight count as computed; what they
-        sample is scheduled too.
-
-        Args:
-            now: seconds, on the clock of the requests' `arrival_time`. Only what depends on time
-                (timeouts, prefill delay, ageing, SLOs) needs it.
-
-        Raises:
-            StepOrderError: as many steps as may be in flight have not been updated.
-        """
+        sample is scheduled too. `now`: seconds, on the clock of the requests' `arrival_time`. Only
+        what depends on time (timeouts, prefill delay, ageing, SLOs) needs it. Raises
+        StepOrderError: as many steps as may be in flight have not been updated."""
 
     @abc.abstractmethod
     def update_from_output(
@@ -65,11 +59,7 @@ class SchedulerInterface(abc.ABC):
     ) -> dict[int, EngineCoreOutputs]:
         """Append what a step sampled, at `now`, in seconds. Returns each client's outputs, by
         client index; terminal outputs of requests that ended otherwise since the last update come
-        first.
-
-        Raises:
-            StepOrderError: not the first of the steps in flight.
-        """
+        first. Raises StepOrderError: not the first of the steps in flight."""
 
     @abc.abstractmethod
     def finish_requests(
@@ -79,11 +69,7 @@ class SchedulerInterface(abc.ABC):
         detail: str | None = None,
     ) -> None:
         """End requests at once; ids that are unknown or finished are ignored. The terminal outputs
-        come with the next update.
-
-        Raises:
-            ValueError: `finished_status` is not a final one.
-        """
+        come with the next update. Raises ValueError: `finished_status` is not a final one."""
 
     @abc.abstractmethod
     def finish_sample(self, request_id: str, index: int, finished_status: RequestStatus) -> None:

@@ -186,11 +186,7 @@ class ModelRunnerOutput:
 
 
 class PlanBuilder:
-    """What is added is charged to the budget.
-
-    Args:
-        now: seconds, on the scheduler's clock.
-    """
+    """What is added is charged to the budget. `now`: seconds, on the scheduler's clock."""
 
     def __init__(self, batch: BatchState, *, token_budget: int, step_id: int, now: float) -> None:
         self.budget = token_budget

@@ -180,11 +180,7 @@ class Request:
         eos_token_ids: AnySequence[int],
     ) -> "Request":
         """A request as a client sent it. What the model or the engine cannot serve is refused
-        before (`server.validation`).
-
-        Raises:
-            ValueError: a field outside its limits.
-        """
+        before (`server.validation`). Raises ValueError: a field outside its limits."""
         return cls(
             request_id=message.request_id,
             prompt_token_ids=message.prompt_token_ids,
@@ -478,10 +474,7 @@ class Sequence:
 
 def _checked_ids(name: str, token_ids: AnySequence[int]) -> "array[int]":
     """Token ids as a flat array of 4 bytes each.
-
-    Raises:
-        ValueError: an id below 0 or above 2**31 - 1, or no whole number.
-    """
+    Raises ValueError: an id below 0 or above 2**31 - 1, or no whole number."""
     try:
         flat = array("I", token_ids)  # faster than "i", and the bytes are the same
         is_valid = not flat or int(np.frombuffer(flat, np.uint32).max()) <= _MAX_TOKEN_ID

@@ -62,10 +62,7 @@ class Counters:
     num_slo_tpot_violations: int = 0
 
     def count_step(self, num_tokens: int, counts: Int32Array) -> None:
-        """
-        Args:
-            counts: of the step's sequences; together `num_tokens`.
-        """
+        """`counts`: of the step's sequences; together `num_tokens`."""
         self.num_steps += 1
         self.num_steps_by_tokens[bisect_left(STEP_TOKENS_BOUNDS, num_tokens)] += 1
         num_decodes = len(counts)
@@ -77,10 +74,7 @@ class Counters:
 
 class RequestPool:
     """`running` is in order of admission; a dict, so that one in the middle leaves in O(1).
-
-    Args:
-        on_finish: called with each request that is over, and the detail, before it is dropped.
-    """
+    `on_finish`: called with each request that is over, and the detail, before it is dropped."""
 
     def __init__(
         self,

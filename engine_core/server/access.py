@@ -22,10 +22,7 @@ from protocol.requests import Call, EngineRequest
 def owned_request(client: Client, message: EngineRequest, *, isolates: bool) -> EngineRequest:
     """The request under the tenant that it counts for. With `isolates`, under a cache salt that no
     other tenant has; a client without key and tenant is a tenant of its own.
-
-    Raises:
-        RequestRefused: it names the tenant of another key.
-    """
+    Raises RequestRefused: it names the tenant of another key."""
     rights, tenant, salt = client.rights, message.tenant, message.cache_salt
     if rights.key_name is not None:
         is_own = tenant is None or tenant.partition("/")[0] == rights.key_name

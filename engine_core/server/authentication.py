@@ -19,10 +19,7 @@ _MAX_ANSWERS = 16
 
 class KeyCheck:
     """Makes a ROUTER take only authorised keys; to be made before it is bound.
-
-    Raises:
-        ConfigurationError: the keys cannot be read.
-    """
+    Raises ConfigurationError: the keys cannot be read."""
 
     def __init__(
         self,

@@ -20,10 +20,7 @@ _SequenceKey = tuple[str, int]
 
 class Backlog:
     """Messages for one client, in order, oldest first.
-
-    Attributes:
-        num_bytes: about how much memory they take.
-    """
+    `num_bytes`: about how much memory they take."""
 
     def __init__(self) -> None:
         self._waiting: list[_MergedOutputs | list[Frame]] = []

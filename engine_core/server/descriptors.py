@@ -26,11 +26,7 @@ _IF_INFINITE = 10_240
 
 def limit_clients(asked: int) -> int:
     """Raise this process's soft limit of descriptors to the hard one. Returns how many clients have
-    room under it, at most `asked`.
-
-    Raises:
-        StartupError: none has.
-    """
+    room under it, at most `asked`. Raises StartupError: none has."""
     soft, asked_hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # macOS says "infinite" and takes no soft limit above this
     hard = max(soft, _IF_INFINITE) if asked_hard == resource.RLIM_INFINITY else asked_hard
@@ -53,11 +49,8 @@ def limit_clients(asked: int) -> int:
 
 class SocketGuard:
     """Renames a Unix socket while few descriptors are free: those that are connected stay, others
-    find no socket.
-
-    Args:
-        monitor: tells of accepted connections, by descriptor: the system gives the lowest free one.
-    """
+    find no socket. `monitor`: tells of accepted connections, by descriptor: the system gives the
+    lowest free one."""
 
     def __init__(self, path: Path, monitor: zmq.Socket[bytes]) -> None:
         self._path = path

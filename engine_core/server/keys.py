@@ -45,10 +45,7 @@ class KeyFolder:
         self._log = LimitedLog(logger, logging.WARNING, time.monotonic)
 
     def make(self) -> None:
-        """
-        Raises:
-            ConfigurationError: it exists, or cannot be written.
-        """
+        """Raises ConfigurationError: it exists, or cannot be written."""
         for folder in (self.folder, self.folder / "authorized", self.folder / "clients"):
             make_private_folder(folder, "choose another with --folder")
         public, secret = (key.decode() for key in zmq.curve_keypair())
@@ -56,10 +53,7 @@ class KeyFolder:
 
     def add(self, name: str, *, is_admin: bool) -> Path:
         """A new client's key. Returns the file to give to the client.
-
-        Raises:
-            ConfigurationError: no such folder, a name that is taken, or none of a file.
-        """
+        Raises ConfigurationError: no such folder, a name that is taken, or none of a file."""
         server = self.server_key()
         if not _NAME.fullmatch(name):
             raise ConfigurationError(

@@ -10,10 +10,7 @@ _MAX_CHARS = 500
 
 class LimitedLog:
     """One line a second of each kind; the next one says how many were left out before it.
-
-    Args:
-        clock: seconds.
-    """
+    `clock`: seconds."""
 
     def __init__(self, logger: logging.Logger, level: int, clock: Callable[[], float]) -> None:
         self._logger = logger

@@ -233,11 +233,8 @@ def _shared(frame: Frame) -> zmq.Frame:
 
 
 def _check_protection(address: str, has_keys: bool, is_insecure: bool) -> None:
-    """
-    Raises:
-        ConfigurationError: the address has less protection than it needs, or an option for it has
-            no effect.
-    """
+    """Raises ConfigurationError: the address has less protection than it needs, or an option for it
+    has no effect."""
     is_tcp = address.startswith("tcp://")
     is_open = is_tcp and not _is_loopback(address.removeprefix("tcp://").rpartition(":")[0])
     if has_keys and is_insecure:

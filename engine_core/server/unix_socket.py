@@ -18,10 +18,7 @@ _CHOOSE = "choose an address with --bind"
 
 def make_private_folder(folder: Path, else_do: str = _CHOOSE) -> None:
     """A folder that only this user can enter.
-
-    Raises:
-        ConfigurationError: it exists and belongs to another user, or others may enter it.
-    """
+    Raises ConfigurationError: it exists and belongs to another user, or others may enter it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()
@@ -86,10 +83,7 @@ def private_files() -> Iterator[None]:
 
 
 def _check_folder(folder: Path) -> None:
-    """
-    Raises:
-        ConfigurationError: others may put another socket in place of this one.
-    """
+    """Raises ConfigurationError: others may put another socket in place of this one."""
     status = folder.stat()
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid not in (os.getuid(), 0) or (mode & 0o002 and not mode & stat.S_ISVTX):

@@ -21,10 +21,7 @@ class RequestValidator(ModelLimits):
     scheduling_policy: Literal["fcfs", "priority", "fair"]
 
     def check(self, request: EngineRequest) -> None:
-        """
-        Raises:
-            RequestRefused: the request cannot be served by this engine.
-        """
+        """Raises RequestRefused: the request cannot be served by this engine."""
         try:
             check_name("request_id", request.request_id)
             for name in ("tenant", "cache_salt"):

@@ -27,11 +27,8 @@ _OF_A_GPU = ("libtorch_cuda.so", "libtorch_hip.so")
 
 
 def check_kernels_package() -> None:
-    """
-    Raises:
-        StartupError: Hugging Face's distribution `kernels` is installed. Its package has the name
-            of ours: one hides, or overwrites, the other.
-    """
+    """Raises StartupError: Hugging Face's distribution `kernels` is installed. Its package has the
+    name of ours: one hides, or overwrites, the other."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     spec = importlib.util.find_spec("kernels")
@@ -55,9 +52,7 @@ def load_torch_library_beside() -> threading.Thread | None:
 
     That takes a fifth of a second, in which `import torch` would hold the interpreter's lock. A
     build for GPUs is left alone: its libraries are found by rules of its own.
-
-    Returns:
-        The thread, which needs no join, or None where there is no such library.
+    Returns the thread, which needs no join, or None where there is no such library.
     """
     library = _torch_library()
     if library is None:
@@ -114,10 +109,7 @@ class OpenModel:
 
 def open_model(options: EngineOptions) -> OpenModel:
     """The model's files as the options name them, with the tokenizer built.
-
-    Raises:
-        StartupError: with one line for the operator.
-    """
+    Raises StartupError: with one line for the operator."""
     from engine_core.model_files import ConfigOnly, ModelFilesError, open_model_files
 
     try:
@@ -140,10 +132,7 @@ def open_model(options: EngineOptions) -> OpenModel:
 
 
 def _check_length(max_model_len: int, config: Mapping[str, Any]) -> None:
-    """
-    Raises:
-        ConfigurationError: --max-model-len is beyond what the config says, or any model's.
-    """
+    """Raises ConfigurationError: --max-model-len is beyond what the config says, or any model's."""
     text_config = config.get("text_config")
     part = text_config if isinstance(text_config, Mapping) else config
     made_for = part.get("max_position_embeddings")

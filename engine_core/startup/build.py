@@ -53,10 +53,7 @@ def build_engine(
     phases: StartPhases,
 ) -> tuple[EngineCore, EngineConfig]:
     """Load the model and build everything around it.
-
-    Raises:
-        StartupError: with one line for the operator.
-    """
+    Raises StartupError: with one line for the operator."""
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
     device = choose_device(options.device)

@@ -44,11 +44,7 @@ _OF_A_GPU = DeviceDefaults(
 
 
 def defaults_of(device: torch.device, *, is_quantised: bool = False) -> DeviceDefaults:
-    """The defaults on a kind of device.
-
-    Args:
-        is_quantised: most of the weights are.
-    """
+    """The defaults on a kind of device. `is_quantised`: most of the weights are."""
     if device.type == "cuda":
         return _OF_A_GPU
     return _OF_A_CPU_IN_INTEGERS if is_quantised else _OF_A_CPU
@@ -63,10 +59,7 @@ def choose_device(name: DeviceName) -> torch.device:
 
 def choose_dtype(name: DtypeName, device: torch.device, config: Mapping[str, Any]) -> torch.dtype:
     """Of weights and activations.
-
-    Args:
-        config: as in config.json, which says in which type the checkpoint was written.
-    """
+    `config`: as in config.json, which says in which type the checkpoint was written."""
     if name != "auto":
         return _DTYPES[name]
     if device.type != "cuda":
@@ -89,11 +82,8 @@ def choose_cache_dtype(
     name: CacheDtypeName, dtype: torch.dtype, *, keeps_bytes: bool = False
 ) -> torch.dtype:
     """Of keys and values, for a model that computes in `dtype`.
-
-    Args:
-        keeps_bytes: `auto` is int8. Beside weights of 8 or 4 bits it costs SmolLM2 0.03 % of
-            perplexity, and attention reads a quarter of the bytes.
-    """
+    `keeps_bytes`: `auto` is int8. Beside weights of 8 or 4 bits it costs SmolLM2 0.03 % of
+    perplexity, and attention reads a quarter of the bytes."""
     return _CACHE_DTYPES.get(name, torch.int8 if keeps_bytes else dtype)
 
 

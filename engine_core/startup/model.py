@@ -64,11 +64,8 @@ class LoadedModel:
 
 def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.device) -> LoadedModel:
     """The model as the options ask for it, in the formats that the daemon would serve.
-
-    Raises:
-        StartupError: the device cannot serve, or neither we nor transformers can run the model;
-            the message says why.
-    """
+    Raises StartupError: the device cannot serve, or neither we nor transformers can run the model;
+    the message says why."""
     started_s = time.monotonic()
     dtype = choose_dtype(options.dtype, device, files.config)
     try:

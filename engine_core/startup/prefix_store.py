@@ -19,10 +19,7 @@ def open_prefix_store(
     options: EngineOptions, files: ModelFiles, loaded: LoadedModel, runner: RunnerConfig
 ) -> PrefixStore | None:
     """None if it was not asked for.
-
-    Raises:
-        ConfigurationError: the folder is not safe or cannot be used, or has no room.
-    """
+    Raises ConfigurationError: the folder is not safe or cannot be used, or has no room."""
     folder = options.prefix_cache_dir
     if folder is None:
         return None

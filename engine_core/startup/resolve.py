@@ -31,12 +31,8 @@ logger = logging.getLogger(__name__)
 
 
 def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) -> RunnerSpec:
-    """All of the runner's sizes but those that the memory decides.
-
-    Raises:
-        ConfigurationError: --max-model-len is beyond the model's, or the device cannot have blocks
-            of that size.
-    """
+    """All of the runner's sizes but those that the memory decides. Raises ConfigurationError:
+    --max-model-len is beyond the model's, or the device cannot have blocks of that size."""
     spec = loaded.model.kv_cache_spec
     if options.max_model_len is None and spec.max_model_len > MOST_TOKENS:
         logger.warning(

@@ -64,11 +64,8 @@ class RunnerSpec:
         storage: BlockStorage | None = None,
     ) -> Runner:
         """A runner with its cache, on a CPU with this one of as many blocks if it is given;
-        `max_model_len` may be less than was measured for.
-
-        Raises:
-            StartupError: the device's kernels cannot serve the model's shape or the cache's dtype.
-        """
+        `max_model_len` may be less than was measured for. Raises StartupError: the device's kernels
+        cannot serve the model's shape or the cache's dtype."""
         config = dataclasses.replace(
             self.config,
             num_blocks=num_blocks,
@@ -109,10 +106,7 @@ class RunnerSpec:
     def measure_step_bytes(self, meter: CudaMeter) -> int:
         """Everything that serving takes beside weights and cache: a runner's own tensors, its
         largest steps, graphs, loaded kernels. Runs them on a runner that is thrown away.
-
-        Raises:
-            Exception: whatever the model raises, torch.OutOfMemoryError among others.
-        """
+        Raises Exception: whatever the model raises, torch.OutOfMemoryError among others."""
 
         def run() -> None:
             runner = self.build(
@@ -156,10 +150,7 @@ def profile_steps(config: RunnerConfig, *, num_logprobs: int) -> list[SchedulerO
     """Plans to be run in order on a runner with at least one block: the largest step that computes
     prompts, the largest that decodes, and one without tokens, which frees all rows. Each has as
     many tokens and rows as a step may have, and every row samples with all that sampling offers.
-
-    Args:
-        num_logprobs: the most that are reported for a token.
-    """
+    `num_logprobs`: the most that are reported for a token."""
     lengths = prompt_lengths(config)
     names = [f"profile-{row}" for row in range(len(lengths))]
     counts = np.array(lengths, np.int32)

@@ -160,10 +160,7 @@ class ServedModel:
         self._spec, self._runner, self._executor.runner = spec, runner, runner
 
     def _open(self, model: str) -> ModelFiles:
-        """
-        Raises:
-            RequestRefused: of another shape or format than the model that is served.
-        """
+        """Raises RequestRefused: of another shape or format than the model that is served."""
         files = open_model_files(model, report=logger.info)
         shape, served = read_model_config(files.config), self._shape
         differences = [

@@ -55,10 +55,7 @@ class PackedWeightCache:
 
     def open(self, packing: WeightPacking, file: Path) -> bool:
         """Let `packing` take what `file` holds. A file that it refuses is removed, with a line.
-
-        Returns:
-            Whether there was anything to take.
-        """
+        Returns whether there was anything to take."""
         if not self.limit_bytes or not file.is_file():
             return False
         try:

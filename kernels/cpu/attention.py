@@ -45,13 +45,8 @@ class NativeAttentionPlan:
 
 class NativeAttentionPlanner(AttentionPlanner):
     """See `AttentionPlanner`. The library cuts the work, from the lengths alone.
-
-    Args:
-        spec: for float32 over a cache of a dtype that `format_of_dtype` knows.
-
-    Raises:
-        ValueError: counts that do not fit each other, or another dtype.
-    """
+    `spec`: for float32 over a cache of a dtype that `format_of_dtype` knows. Raises ValueError:
+    counts that do not fit each other, or another dtype."""
 
     def __init__(self, spec: AttentionSpec) -> None:
         kv_format = format_of_dtype(spec.kv_dtype)
@@ -117,10 +112,7 @@ class NativeAttentionPlanner(AttentionPlanner):
 def check_caches(
     plan: NativeAttentionPlan, k_cache_BSKD: torch.Tensor, v_cache_BSKD: torch.Tensor
 ) -> None:
-    """
-    Raises:
-        ValueError: caches of another shape or format than the plan's.
-    """
+    """Raises ValueError: caches of another shape or format than the plan's."""
     geometry = plan.geometry
     kv_format = KVCacheFormat(geometry.kv_format)
     length = row_length(kv_format, geometry.head_size)
@@ -153,10 +145,7 @@ class Rotary(ctypes.Structure):
 
 def fill_rotary(call: Rotary, kv_cache: KVCache, params: RotaryParams) -> None:
     """The fields of `call` that are a layer's; those of a step are left.
-
-    Raises:
-        ValueError: a weight of another shape, dtype or layout.
-    """
+    Raises ValueError: a weight of another shape, dtype or layout."""
     keys, values = kv_cache
     num_blocks, block_size, num_kv_heads, _ = keys.shape
     head_size, cos_sin_PD = params.head_size, params.cos_sin_PD

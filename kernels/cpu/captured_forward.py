@@ -57,11 +57,7 @@ class _Graph:
 
 class CapturedForward:
     """A captured forward pass, or one run operation by operation: the reason is logged once. One
-    thread uses it at a time.
-
-    Attributes:
-        is_captured: whether the last call was; None before the first.
-    """
+    thread uses it at a time. `is_captured`: whether the last call was; None before the first."""
 
     def __init__(self, library: NativeLibrary, forward: Forward) -> None:
         self._run = library.function("ec_run_graph", POINTER)

@@ -107,11 +107,7 @@ class _Memory:
 
 
 class Activation(Placeholder):
-    """Stands for an activation [T, *tail].
-
-    Attributes:
-        stride: floats from a token's row to the next.
-    """
+    """Stands for an activation [T, *tail]. `stride`: floats from a token's row to the next."""
 
     def __init__(
         self, capture: GraphCapture, memory: _Memory, tail: tuple[int, ...], stride: int

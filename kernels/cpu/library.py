@@ -137,10 +137,7 @@ class NativeLibrary:
     @contextmanager
     def forced_isa(self, name: str) -> Iterator[None]:
         """For tests: another instruction set for all threads of the process, until it is left.
-
-        Raises:
-            ValueError: the machine does not have it.
-        """
+        Raises ValueError: the machine does not have it."""
         force = self.function("ec_force_isa", INT)
         check(force(ISA_NAMES.index(name)))
         try:
@@ -161,10 +158,7 @@ def check_tensor(
     shape: tuple[int, ...],
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """
-    Raises:
-        ValueError: another dtype or shape, or gaps.
-    """
+    """Raises ValueError: another dtype or shape, or gaps."""
     if tensor.dtype is not dtype or tensor.shape != shape or not tensor.is_contiguous():
         raise ValueError(
             f"{name} is {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}; it "
@@ -210,9 +204,7 @@ def available_threads() -> int:
     """The CPUs that this process may use: its affinity, cut by its control group's quota.
 
     ENGINE_CORE_NATIVE_THREADS, or else OMP_NUM_THREADS, lowers it.
-
-    Raises:
-        NativeLibraryUnavailable: a variable that is not a whole number above 0.
+    Raises NativeLibraryUnavailable: a variable that is not a whole number above 0.
     """
     limit = len(os.sched_getaffinity(0))
     try:
@@ -324,10 +316,7 @@ def _drop_old(cache: Path) -> None:
 
 def cache_folder() -> Path:
     """Where binaries are kept: ENGINE_CORE_NATIVE_CACHE, or else below the user's cache.
-
-    Raises:
-        NativeLibraryUnavailable: this user has no home folder.
-    """
+    Raises NativeLibraryUnavailable: this user has no home folder."""
     chosen = os.environ.get(CACHE_VARIABLE)
     try:
         return Path(chosen) if chosen else platformdirs.user_cache_path("engine-core") / "native"

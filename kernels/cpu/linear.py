@@ -15,10 +15,7 @@ _FLOAT32 = torch.float32
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedParts:
     """A `LinearWeight` of several kinds, side by side; parts of one kind are packed as one weight.
-
-    Raises:
-        ValueError: no parts, or parts with different numbers of inputs.
-    """
+    Raises ValueError: no parts, or parts with different numbers of inputs."""
 
     parts: tuple[PackedLinear, ...]
 
@@ -84,14 +81,8 @@ class NativeLinear:
 
     def gather_rows(self, ids_T: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
         """Rows of a packed weight, dequantised without the bias: of GGUF blocks bit for bit what
-        the gguf package gives -> float32 [..., E].
-
-        Args:
-            ids_T: int64 on the CPU, contiguous, in [0, N); of any shape.
-
-        Raises:
-            ValueError: ids of another dtype or layout, or out of range.
-        """
+        the gguf package gives -> float32 [..., E]. `ids_T`: int64 on the CPU, contiguous, in [0,
+        N); of any shape. Raises ValueError: ids of another dtype or layout, or out of range."""
         if ids_T.dtype is not torch.int64 or not ids_T.is_contiguous() or not ids_T.is_cpu:
             raise ValueError(
                 f"ids are {ids_T.dtype} with strides {ids_T.stride()} on {ids_T.device}; they "

@@ -46,15 +46,11 @@ def save_packed(path: Path, weights: Mapping[str, PackedLinear], *, key: str) ->
               64   header: JSON
                .   tensors, each aligned to 64
 
-    Numbers are little-endian. A file gets its name when it is complete. Reading checks the
-    header's sum, the file's length and every range, but does not sum the tensors, which would
-    read them all at start: a flipped bit there is a wrong weight, never a wrong address.
-
-    Args:
-        key: what the weights were made from; `map_packed` checks it.
-
-    Raises:
-        OSError: the folder cannot be written, or is full.
+    Numbers are little-endian. A file gets its name when it is complete. Reading checks the header's
+    sum, the file's length and every range, but does not sum the tensors, which would read them all
+    at start: a flipped bit there is a wrong weight, never a wrong address.
+    `key`: what the weights were made from; `map_packed` checks it. Raises OSError: the folder
+    cannot be written, or is full.
     """
     tensors: list[tuple[int, torch.Tensor]] = []
     end = 0
@@ -98,9 +94,7 @@ def map_packed(library: NativeLibrary, path: Path, *, key: str) -> dict[str, Pac
 
     They are read when they are first used. The file may be replaced or removed meanwhile, and must
     not be cut short in place.
-
-    Raises:
-        PackedFileError: no such file, one of another kind, version or key, or a damaged one.
+    Raises PackedFileError: no such file, one of another kind, version or key, or a damaged one.
     """
     try:
         with path.open("rb") as file:

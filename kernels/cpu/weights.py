@@ -83,10 +83,7 @@ def pack_float(
     library: NativeLibrary, weight_NE: torch.Tensor, bias_N: torch.Tensor | None = None
 ) -> PackedLinear:
     """A floating weight in float32.
-
-    Raises:
-        ValueError: a weight that is not [N, E], or a bias that is not [N].
-    """
+    Raises ValueError: a weight that is not [N, E], or a bias that is not [N]."""
     num_outputs, num_inputs = _check_weight(weight_NE)
 
     def panels(rows: slice) -> Bytes:
@@ -105,9 +102,7 @@ def quantise_int8(
     """A floating weight in signed bytes with one scale a row: `scale = max|w| / 127`.
 
     Inputs are padded to whole groups with zeros.
-
-    Raises:
-        ValueError: as `pack_float`, or a weight that is not finite.
+    Raises ValueError: as `pack_float`, or a weight that is not finite.
     """
     num_outputs, num_inputs = _check_weight(weight_NE)
     scales_N = torch.empty(num_outputs)
@@ -134,9 +129,7 @@ def quantise_int4(
 
     `scale = (max - min) / 15`; both are rounded to float16 before codes are chosen. Inputs are
     padded to whole groups with zeros.
-
-    Raises:
-        ValueError: as `quantise_int8`, or a group's scale or minimum beyond float16.
+    Raises ValueError: as `quantise_int8`, or a group's scale or minimum beyond float16.
     """
     num_outputs, num_inputs = _check_weight(weight_NE)
 
@@ -218,10 +211,7 @@ def packed_linear(
     row_scales: torch.Tensor | None = None,
 ) -> PackedLinear:
     """A weight over memory that is packed already; see `PackedLinear` for what the tensors hold.
-
-    Raises:
-        ValueError: memory whose size or alignment does not fit the weight.
-    """
+    Raises ValueError: memory whose size or alignment does not fit the weight."""
     size = -(-num_outputs // _PANEL) * _PANEL
     for name, values in (("row_scales", row_scales), ("bias", bias)):
         if values is not None and (values.dtype is not torch.float32 or values.shape != (size,)):

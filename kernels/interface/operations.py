@@ -298,11 +298,8 @@ class Operations(Protocol):
         self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeight
     ) -> torch.Tensor:
         """Rows of `weight_VE` for int64 ids in [0, V) -> [T, E].
-
-        Args:
-            weight_VE: contiguous, or packed from one part by `WeightPacking.pack`: then the rows
-                are the values that `linear` multiplies with.
-        """
+        `weight_VE`: contiguous, or packed from one part by `WeightPacking.pack`: then the rows are
+        the values that `linear` multiplies with."""
         ...
 
     def rms_norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
@@ -401,10 +398,7 @@ class Operations(Protocol):
 
     def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:
         """For one KV-cache group; allocates all memory that its plans need.
-
-        Raises:
-            ValueError: heads, a block size or a dtype that the backend cannot take.
-        """
+        Raises ValueError: heads, a block size or a dtype that the backend cannot take."""
         ...
 
     def allocate_kv_cache(

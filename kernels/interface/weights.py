@@ -103,10 +103,7 @@ class WeightPacking(Protocol):
 
     def open(self, file: Path) -> None:
         """Take weights from a file that `save` has written for the same model and format.
-
-        Raises:
-            PackedFileError: nothing was taken.
-        """
+        Raises PackedFileError: nothing was taken."""
         ...
 
     def num_bytes_to_save(self) -> int:
@@ -117,9 +114,7 @@ class WeightPacking(Protocol):
         """Write all that is quantised. The last call for this model.
 
         The file is complete or not there: it gets its name when all of it is written.
-
-        Raises:
-            OSError: it cannot be written.
+        Raises OSError: it cannot be written.
         """
         ...
 

@@ -83,10 +83,7 @@ def choose_experts(
     router_logits_TX: torch.Tensor, top_k: int, renormalise: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The `top_k` likeliest experts of each token, falling; the lower id first in a tie.
-
-    Returns:
-        (int64 ids_TA, float32 weights_TA).
-    """
+    Returns (int64 ids_TA, float32 weights_TA)."""
     probabilities_TX = torch.softmax(router_logits_TX, dim=-1, dtype=torch.float32)
     falling_TX, ids_TX = probabilities_TX.sort(dim=-1, descending=True, stable=True)
     weights_TA = falling_TX[:, :top_k]

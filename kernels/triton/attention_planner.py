@@ -61,10 +61,7 @@ class TritonAttentionPlanner(AttentionPlanner):
         scratch: SplitScratch,
         only_tiles: bool,
     ) -> None:
-        """
-        Raises:
-            ValueError: heads, a block size or a dtype that the kernels cannot take.
-        """
+        """Raises ValueError: heads, a block size or a dtype that the kernels cannot take."""
         _check(spec)
         if device.type == "cuda":
             _check_float32(spec)

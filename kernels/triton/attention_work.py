@@ -235,9 +235,7 @@ class AttentionWorkspace:
     Capacity in splits is `max_decodes * split_bound`, or less if the decodes of a step never hold
     more than `max_decode_keys` tokens together. A request that does not fit has its output filled
     with NaN: loud, and without writing out of bounds.
-
-    Attributes:
-        work: of a step without requests, over the same lists.
+    `work`: of a step without requests, over the same lists.
     """
 
     def __init__(
@@ -259,11 +257,8 @@ class AttentionWorkspace:
         partial_lse: torch.Tensor | None = None,
     ) -> None:
         """Allocate. `partial_*` of another workspace may be given to share its scratch.
-
-        Raises:
-            ValueError: heads that do not divide, too many heads or query tokens for a tile, or
-                scratch that is too small.
-        """
+        Raises ValueError: heads that do not divide, too many heads or query tokens for a tile, or
+        scratch that is too small."""
         if num_query_heads % num_kv_heads:
             raise ValueError(
                 f"{num_query_heads} query heads over {num_kv_heads} key/value heads: the first must"

@@ -162,11 +162,7 @@ def allocate_kv_cache(
     dtype: torch.dtype,
     device: torch.device,
 ) -> KVCache:
-    """The zeroed cache of one layer.
-
-    Raises:
-        ValueError: a block size that is not a power of two.
-    """
+    """The zeroed cache of one layer. Raises ValueError: a block size that is not a power of two."""
     if block_size & (block_size - 1) or block_size < 1:
         raise ValueError(
             f"block size {block_size} is not a power of two; choose --block-size 16, 32, 64 or 128"
@@ -189,10 +185,7 @@ def allocate_host_kv_cache(like: KVCache, num_blocks: int) -> KVCache:
 
 def whole_cache(kv_cache: KVCache) -> torch.Tensor:
     """The allocation [B, 2, K, S, D] that the two views are of: the same memory.
-
-    Raises:
-        ValueError: they are not the two views of one allocation.
-    """
+    Raises ValueError: they are not the two views of one allocation."""
     keys_BKSD, values_BKSD = kv_cache
     _, K, S, D = keys_BKSD.shape
     half = K * S * D

@@ -77,10 +77,7 @@ class TritonWeightParts:
 
 def linear(x_TE: torch.Tensor, weight: LinearWeight, *, batch_invariant: bool) -> torch.Tensor:
     """`x @ weight.T + bias` -> [T, N], a new tensor.
-
-    Args:
-        batch_invariant: a row has the same bits whatever stands beside it.
-    """
+    `batch_invariant`: a row has the same bits whatever stands beside it."""
     match weight:
         case TritonLinearWeight():
             product = dense_linear if batch_invariant else F.linear

@@ -144,10 +144,7 @@ class LogprobsMemory:
         cls, num_rows: int, vocab_size: int, max_logprobs: int, device: torch.device
     ) -> LogprobsMemory:
         """8 bytes a row, split and logprob.
-
-        Raises:
-            ValueError: max_logprobs outside [0, MAX_DEVICE_LOGPROBS].
-        """
+        Raises ValueError: max_logprobs outside [0, MAX_DEVICE_LOGPROBS]."""
         if not 0 <= max_logprobs <= MAX_DEVICE_LOGPROBS:
             raise ValueError(
                 f"max_logprobs is {max_logprobs}, it must be in [0, {MAX_DEVICE_LOGPROBS}]; "

@@ -208,13 +208,8 @@ def route(
         tie;  weights = p[ids], divided by their sum if `renormalise`; then rounded
 
     Mixtral (Jiang et al., 2024): renormalise, float32. Qwen3-MoE: renormalise as its
-    `norm_topk_prob` says, weights rounded to the dtype of the logits.
-
-    Args:
-        router_logits_TX: floating; the last dimension contiguous.
-
-    Returns:
-        (int32 expert_ids_TA, expert_weights_TA), new tensors.
+    `norm_topk_prob` says, weights rounded to the dtype of the logits. `router_logits_TX`: floating;
+    the last dimension contiguous. Returns (int32 expert_ids_TA, expert_weights_TA), new tensors.
     """
     if router_logits_TX.ndim != 2 or router_logits_TX.stride(1) != 1:
         raise ValueError(

@@ -74,10 +74,7 @@ def dequantise(weight: QuantisedWeight) -> torch.Tensor:
 
 def join_outputs(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
     """Weights of equal inputs, bits and groups, the outputs of one after those of another.
-
-    Raises:
-        ValueError: unequal ones, or inputs in another order than they stand.
-    """
+    Raises ValueError: unequal ones, or inputs in another order than they stand."""
     first = weights[0]
     if len(weights) == 1:
         return first
@@ -134,10 +131,7 @@ def quantise(
     weight_NE: torch.Tensor, *, num_bits: int, group_size: int, symmetric: bool = True
 ) -> QuantisedWeight:
     """Round to nearest: symmetric to +-127 or +-7 steps, else from a group's least to its largest.
-
-    Raises:
-        ValueError: number of bits, or a group size that does not fit.
-    """
+    Raises ValueError: number of bits, or a group size that does not fit."""
     num_outputs, num_inputs = weight_NE.shape
     _check_groups(num_bits, num_inputs, group_size)
     w_NGI = weight_NE.float().view(num_outputs, -1, group_size)
@@ -225,13 +219,8 @@ def from_gguf(
     blocks: torch.Tensor, num_outputs: int, num_inputs: int, format_name: str
 ) -> QuantisedWeight:
     """Blocks of a GGUF tensor, without passing through floats: Q8_0, Q4_0, Q4_1, Q4_K, Q6_K.
-
-    Args:
-        blocks: uint8, N * E / elements of a block, times the bytes of a block.
-
-    Raises:
-        ValueError: another format, or a number of bytes that does not fit the shape.
-    """
+    `blocks`: uint8, N * E / elements of a block, times the bytes of a block. Raises ValueError:
+    another format, or a number of bytes that does not fit the shape."""
     if format_name not in _GGUF_BLOCKS:
         raise ValueError(f"GGUF format {format_name}; supported are {', '.join(_GGUF_BLOCKS)}")
     elements, num_bytes = _GGUF_BLOCKS[format_name]

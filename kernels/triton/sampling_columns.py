@@ -86,19 +86,13 @@ class SamplingColumns:
 
     def check_logits(self, logits_RV: torch.Tensor) -> tuple[int, int]:
         """(R, V) of float32 logits with contiguous rows, one for each entry.
-
-        Raises:
-            ValueError: not that, see `tensor_checks.check_logits`.
-        """
+        Raises ValueError: not that, see `tensor_checks.check_logits`."""
         rows, vocab_size = check_logits(logits_RV, self.num_rows_1)
         check_tensor("state_row", self.state_row_N, (rows,), torch.int64, logits_RV.device)
         return rows, vocab_size
 
     def check(self, num_rows: int, device: torch.device) -> None:
-        """
-        Raises:
-            ValueError: a column of another length, dtype or layout, or on another device.
-        """
+        """Raises ValueError: a column of another length, dtype or layout, or on another device."""
         for name, dtype in _DTYPES.items():
             shape = (1,) if name == "num_rows_1" else (num_rows,)
             check_tensor(name, getattr(self, name), shape, dtype, device)

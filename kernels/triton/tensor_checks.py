@@ -53,10 +53,7 @@ def _is_dense(tensor: torch.Tensor, inner: int) -> bool:
 
 
 def check_memory(memory_RS: torch.Tensor, rows: int, splits: int) -> None:
-    """
-    Raises:
-        ValueError: memory for fewer rows of logits, or for another vocabulary.
-    """
+    """Raises ValueError: memory for fewer rows of logits, or for another vocabulary."""
     if memory_RS.shape[0] < rows or memory_RS.shape[1] != splits:
         raise ValueError(
             f"the memory is for {tuple(memory_RS.shape)} rows and splits, these logits need "
@@ -66,13 +63,8 @@ def check_memory(memory_RS: torch.Tensor, rows: int, splits: int) -> None:
 
 def check_logits(logits_RV: torch.Tensor, num_rows_1: torch.Tensor) -> tuple[int, int]:
     """(R, V) of float32 logits with contiguous rows.
-
-    Args:
-        num_rows_1: int32, how many of the bucket's rows are real; read on the device.
-
-    Raises:
-        ValueError: not that, an empty vocabulary or one beyond MAX_VOCAB_SIZE.
-    """
+    `num_rows_1`: int32, how many of the bucket's rows are real; read on the device. Raises
+    ValueError: not that, an empty vocabulary or one beyond MAX_VOCAB_SIZE."""
     if logits_RV.dim() != 2:
         raise ValueError(f"logits have {logits_RV.dim()} dimensions, they must be [rows, vocab]")
     rows, vocab_size = logits_RV.shape

@@ -29,10 +29,7 @@ START_TIMEOUT_S = 300.0
 @contextlib.contextmanager
 def running_daemon(options: Sequence[str]) -> Iterator[tuple[EngineProcess, dict[str, Any]]]:
     """`engine-core` with these options in a process of its own, and its ready line.
-
-    Raises:
-        EngineFailed: it did not start.
-    """
+    Raises EngineFailed: it did not start."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "engine_core.cli", *options]
         command += ["--bind", f"ipc://{folder}/engine.sock", "--log-level", "error"]

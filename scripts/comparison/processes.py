@@ -42,15 +42,9 @@ def environment_for(num_threads: int, extra: Mapping[str, str]) -> dict[str, str
 
 
 class EngineProcess:
-    """A program in a process group of its own, which ends with the block. Its output is appended
-    to `log`.
-
-    Args:
-        answers: standard output is lines of JSON for `next_answer`, and is not logged.
-
-    Raises:
-        EngineFailed: there is no such program.
-    """
+    """A program in a process group of its own, which ends with the block. Its output is appended to
+    `log`. `answers`: standard output is lines of JSON for `next_answer`, and is not logged. Raises
+    EngineFailed: there is no such program."""
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], log: Path, *, answers: bool

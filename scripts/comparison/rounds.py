@@ -52,10 +52,7 @@ def run_rounds(
 ) -> list[EngineRound]:
     """One engine after the other, in the order given. An engine that did not start is not started
     again; one that failed in a workload is asked the next all the same.
-
-    Args:
-        warm_up: the first of them gives the time from launch to the first token.
-    """
+    `warm_up`: the first of them gives the time from launch to the first token."""
     done: list[EngineRound] = []
     not_started: dict[str, str] = {}
     for number, workloads in enumerate(rounds):

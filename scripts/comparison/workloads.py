@@ -45,13 +45,8 @@ def make_rounds(
     """The workloads of each round, in the order of `names`.
 
     Lengths and arrivals are the same in every round, the texts are others: an engine that is still
-    up must not find its prompts in its cache. A text that is used up starts over.
-
-    Args:
-        names: W1, W2, W3@RATE, W4, prefill.
-
-    Raises:
-        ValueError: an unknown name, no name, no round, or no text.
+    up must not find its prompts in its cache. A text that is used up starts over. `names`: W1, W2,
+    W3@RATE, W4, prefill. Raises ValueError: an unknown name, no name, no round, or no text.
     """
     if not text_token_ids:
         raise ValueError("the text is empty; give one to cut prompts from")

@@ -154,13 +154,8 @@ def run_clients(
     on_progress: Callable[[list[RequestRecord], float], None] = lambda _records, _now_s: None,
 ) -> list[RequestRecord]:
     """The requests' records by index. The processes start their clocks together.
-
-    Args:
-        on_progress: gets the records so far and the time, at least once a second.
-
-    Raises:
-        ClientsFailed: a process died, or not all requests ended within `timeout_s`.
-    """
+    `on_progress`: gets the records so far and the time, at least once a second. Raises
+    ClientsFailed: a process died, or not all requests ended within `timeout_s`."""
     if isinstance(loop, OpenLoop):
         num_processes = min(num_processes, len(loop.requests))
     context = multiprocessing.get_context("spawn")

@@ -301,10 +301,7 @@ _LLAMA3_ORIGINAL_LENS = (8192, *(1 << power for power in range(4, 22)))
 
 def rope_parameters(meta: GgufMetadata) -> dict[str, Any]:
     """`rope_parameters` of the config, without the tensor of factors.
-
-    Raises:
-        UnsupportedModelFile: a kind of scaling that is not read.
-    """
+    Raises UnsupportedModelFile: a kind of scaling that is not read."""
     theta = float(meta.number("rope.freq_base", _DEFAULT_THETA.get(meta.architecture, 10_000.0)))
     if not 0.0 < theta < math.inf:
         raise ValueError(f"rope.freq_base is {theta}, it must be a positive number")

@@ -80,10 +80,7 @@ class HfTensor:
 
 def hf_tensor(family: str, gguf_name: str) -> HfTensor | None:
     """The tensor that `gguf_name` becomes, or None where the family has no such tensor.
-
-    Args:
-        family: see `GgufMetadata.family`.
-    """
+    `family`: see `GgufMetadata.family`."""
     if gguf_name in _TOP:
         is_norm = gguf_name == "output_norm.weight"
         offset = is_norm and family == "gemma3"
@@ -112,14 +109,8 @@ def _change(family: str, part: str) -> Change:
 
 
 def undo(change: Change, tensor: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
-    """Undo the converter's change.
-
-    Args:
-        tensor: [rows, ...]; for the unpermutations rows = heads x head_dim, weights or biases.
-
-    Returns:
-        The same shape; `tensor` itself for "none".
-    """
+    """Undo the converter's change. `tensor`: [rows, ...]; for the unpermutations rows = heads x
+    head_dim, weights or biases. Returns the same shape; `tensor` itself for "none"."""
     match change:
         case "none":
             return tensor

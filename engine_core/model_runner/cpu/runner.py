@@ -19,12 +19,8 @@ from kernels.interface.operations import SamplingOperations
 
 
 class CPUModelRunner:
-    """One step at a time: it is computed when it is collected.
-
-    Args:
-        storage: of a runner with an equal config but for the model, which is used no more; None:
-            a new one.
-    """
+    """One step at a time: it is computed when it is collected. `storage`: of a runner with an equal
+    config but for the model, which is used no more; None: a new one."""
 
     max_steps_in_flight = 1
 
@@ -59,10 +55,7 @@ class CPUModelRunner:
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step and choose the next token of every sequence that is up to date.
-
-        Raises:
-            Exception: whatever the model raises; the plan's requests cannot go on.
-        """
+        Raises Exception: whatever the model raises; the plan's requests cannot go on."""
         self._update_rows(plan)
         self.storage.carry_out(plan.copies)
         if not plan.total_num_scheduled_tokens:

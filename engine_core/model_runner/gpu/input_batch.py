@@ -53,10 +53,7 @@ class RowChanges:
 
 
 class GPUInputBatch:
-    """
-    Args:
-        rows: of the same runner.
-    """
+    """`rows`: of the same runner."""
 
     def __init__(self, rows: RunnerRows, config: RunnerConfig) -> None:
         max_num_rows = config.max_num_seqs

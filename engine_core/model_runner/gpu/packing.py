@@ -137,10 +137,7 @@ def _packets(updates: Sequence[RowUpdate], max_words: int) -> list[Int32Array]:
 
 def cut_updates(updates: Sequence[RowUpdate], max_words: int) -> Iterator[list[RowUpdate]]:
     """The same cells in parts that take at most `max_words` each, packed by themselves.
-
-    Raises:
-        ValueError: not even one id fits.
-    """
+    Raises ValueError: not even one id fits."""
     part: list[RowUpdate] = []
     # a part of one update with so many ids fits: records are 4 words for at most 1024 ids
     most_ids = (max_words - _UPDATES_ONLY.num_words()) * 1024 // 1028 - 8

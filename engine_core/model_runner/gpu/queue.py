@@ -41,11 +41,7 @@ class DeviceQueue(Protocol):
 
 
 class CudaQueue:
-    """One stream, an event a launch, graphs in one memory pool.
-
-    Args:
-        device: with its number.
-    """
+    """One stream, an event a launch, graphs in one memory pool. `device`: with its number."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -24,10 +24,7 @@ from protocol.outputs import Logprobs
 @dataclasses.dataclass(frozen=True, slots=True)
 class HostResults:
     """Where the results of a step in flight land; the device's until the step is done.
-
-    Attributes:
-        raw_logits_WV: float32, the raw logits of rows whose log-probabilities the host reports.
-    """
+    `raw_logits_WV`: float32, the raw logits of rows whose log-probabilities the host reports."""
 
     results: StepResults
     raw_logits_WV: torch.Tensor | None
@@ -52,10 +49,7 @@ def read_results(
     plan: SchedulerOutput, step: GPUStep, host: HostResults, refusals: dict[int, str]
 ) -> ModelRunnerOutput:
     """The step's answer, once the device is done with it.
-
-    Args:
-        refusals: by row, why the device cannot serve it.
-    """
+    `refusals`: by row, why the device cannot serve it."""
     chosen_N = host.results.token_ids_C[: len(step.sampled_N)].numpy().copy()
     failed = _failures(step, host.results)
     if refusals:

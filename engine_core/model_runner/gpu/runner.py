@@ -166,11 +166,8 @@ class GPUModelRunner:
             self._free_slots.append(oldest.slot)
 
     def check_device(self) -> None:
-        """
-        Raises:
-            Exception: the device's context is lost, as after an illegal access: CUDA then reports
-                the same error to every call, until the process ends.
-        """
+        """Raises Exception: the device's context is lost, as after an illegal access: CUDA then
+        reports the same error to every call, until the process ends."""
         self._queue.synchronize()
 
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
@@ -185,9 +182,7 @@ class GPUModelRunner:
         """Launch everything once that a plan may ask for, so that nothing is compiled later.
 
         Called before the first plan.
-
-        Args:
-            capture_at_start: capture every graph now, not when it is first used.
+        `capture_at_start`: capture every graph now, not when it is first used.
         """
         for counts in steps_of_every_kind(self.config):
             for mode in SamplingMode:

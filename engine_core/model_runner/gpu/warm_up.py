@@ -16,10 +16,7 @@ from kernels.interface.step_inputs import TOKEN_TABLE, RowUpdate
 
 def dummy_step(counts: list[int], mode: SamplingMode) -> GPUStep:
     """`counts` tokens of each sequence, from its start; all are sampled.
-
-    Args:
-        counts: sequences of one token first.
-    """
+    `counts`: sequences of one token first."""
     number = len(counts)
     return GPUStep(
         rows_R=np.arange(number),

@@ -51,10 +51,7 @@ down, when only those are wanted."""
 
 
 def switch_to_paged_attention(model: Any) -> None:
-    """
-    Raises:
-        UnsupportedAttention: the model's attention cannot be replaced.
-    """
+    """Raises UnsupportedAttention: the model's attention cannot be replaced."""
     if not model._supports_attention_backend:
         raise UnsupportedAttention("its attention cannot be replaced")
     AttentionInterface.register(_NAME, _attend)
@@ -66,10 +63,7 @@ def switch_to_paged_attention(model: Any) -> None:
 
 def record_attention(body: CausalBody, token_ids_T: torch.Tensor) -> list[AttentionCall]:
     """What each layer asks for, in order of layers. The model must have been switched.
-
-    Raises:
-        UnsupportedAttention: more than we do, or not exactly one attention a layer.
-    """
+    Raises UnsupportedAttention: more than we do, or not exactly one attention a layer."""
     if not body.accepts("position_ids"):
         raise UnsupportedAttention("it takes no position_ids")
     calls: list[AttentionCall] = []

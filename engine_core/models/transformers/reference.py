@@ -77,10 +77,7 @@ class CausalBody:
 
 def run_and_find_body(model: Any, token_ids_T: torch.Tensor) -> tuple[CausalBody, Any]:
     """Run the whole model once, plainly -> (its two halves, its output).
-
-    Raises:
-        UnsupportedArchitecture: no module returns hidden states, or nothing returns logits.
-    """
+    Raises UnsupportedArchitecture: no module returns hidden states, or nothing returns logits."""
     seen: list[tuple[nn.Module, type[Any]]] = []
 
     def remember(module: nn.Module, _args: object, output: object) -> None:
@@ -143,10 +140,7 @@ class Reference:
 
 def run_reference(model: Any) -> Reference:
     """Run the model plainly on two short sequences.
-
-    Raises:
-        UnsupportedArchitecture: it has no ordinary KV cache in every layer.
-    """
+    Raises UnsupportedArchitecture: it has no ordinary KV cache in every layer."""
     generator = torch.Generator().manual_seed(0)
     config = model.config.get_text_config(decoder=True)
     ids = torch.arange(config.vocab_size)

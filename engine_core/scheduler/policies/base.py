@@ -48,10 +48,7 @@ class SchedulingPolicy:
         """A step is about to be planned."""
 
     def check(self, request: Request) -> None:
-        """
-        Raises:
-            ValueError: the request has a priority, which this policy does not look at.
-        """
+        """Raises ValueError: the request has a priority, which this policy does not look at."""
         if request.priority != 0:
             raise ValueError(
                 f"priority is {request.priority}, but policy {self.name} takes only 0; omit it or "
