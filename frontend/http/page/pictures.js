@@ -68,7 +68,12 @@ export function drawSteps(canvas, steps, ordinalOf) {
     }
   });
   pen.fillStyle = pen.strokeStyle = themed("--faint");
-  if (budget && !isBudgetNear) pen.fillText(`${top} tokens; the budget of ${budget} is above`, 0, TOP + 8);
+  const label = isBudgetNear ? `budget ${budget}` : budget ? `budget ${budget} ↑` : "";
+  const at = isBudgetNear ? y(budget) + 13 : TOP + 8;
+  pen.fillStyle = themed("--ground");
+  pen.fillRect(0, at - 10, pen.measureText(label).width + 6, 13);
+  pen.fillStyle = themed("--faint");
+  pen.fillText(label, 0, at);
   if (isBudgetNear) {
     pen.setLineDash([4, 4]);
     pen.beginPath();
@@ -76,7 +81,6 @@ export function drawSteps(canvas, steps, ordinalOf) {
     pen.lineTo(width, y(budget));
     pen.stroke();
     pen.setLineDash([]);
-    pen.fillText(`budget ${budget}`, 0, y(budget) + 13);
   }
   pen.beginPath();
   pen.moveTo(0, STEPS_HEIGHT - 0.5);
