@@ -68,13 +68,20 @@ class UpdateWeights(Message, frozen=True, tag=11):
     """None: the largest so far and 1."""
 
 
-class WatchScheduler(Message, frozen=True, tag=12):
+class WatchScheduler(Message, frozen=True, tag=13):
     """Answered by SchedulerSnapshot after a step, at most 10 times a second. While a client asks
     again, and for 2 s, the steps between are noted. A client has one such call at a time: a second
     one takes the place of the first, which is answered by CallFailed."""
 
     after_step_id: int = -1
     """The last step that the client knows."""
+
+
+class GetRequests(Message, frozen=True, tag=12):
+    """Answered by RequestInfos. Over TCP a client without an admin's key gets those of its key."""
+
+    tenant: str | None = None
+    """Only requests of this tenant and its users."""
 
 
 AnyCall = (
@@ -90,6 +97,7 @@ AnyCall = (
     | WakeUp
     | UpdateWeights
     | WatchScheduler
+    | GetRequests
 )
 
 ADMIN_CALLS = (
@@ -206,6 +214,12 @@ class EngineStatistics(Message, frozen=True, tag=2):
     num_compilations_after_ready: int = 0
     """Kernels that were compiled while serving, each of which made requests wait; 0 unless there is
     a defect."""
+    num_first_tokens: int = 0
+    """Requests that got their first token."""
+    queue_time_s: float = 0.0
+    """Seconds from arrival to first step of those, all together."""
+    ttft_s: float = 0.0
+    """Seconds from arrival to first token of those, all together."""
 
 
 class PrefixCacheReset(Message, frozen=True, tag=3):
@@ -221,6 +235,17 @@ class RequestList(Message, frozen=True, tag=6):
     """Of all unfinished requests of all clients, each client's in order of arrival."""
 
 
+MAX_LISTED_REQUESTS = 256
+"""The engine explains them between two steps."""
+
+
+class RequestInfos(Message, frozen=True, tag=8):
+    requests: list[RequestInfo]
+    """Unfinished ones, at most MAX_LISTED_REQUESTS: running, then waiting in the queue's order."""
+    num_unfinished: int
+    """Those that are too many to be listed, too."""
+
+
 class EngineStatus(Message, frozen=True, tag=7):
     """What the engine does once a call that changes it is done."""
 
@@ -230,7 +255,7 @@ class EngineStatus(Message, frozen=True, tag=7):
     """Unfinished ones, of all clients."""
 
 
-class SchedulerSnapshot(Message, frozen=True, tag=8):
+class SchedulerSnapshot(Message, frozen=True, tag=9):
     statistics: EngineStatistics
     view: SchedulerView
 
@@ -244,4 +269,5 @@ AnyResult = (
     | RequestList
     | EngineStatus
     | SchedulerSnapshot
+    | RequestInfos
 )

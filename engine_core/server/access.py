@@ -10,7 +10,9 @@ from protocol.calls import (
     ADMIN_CALLS,
     EngineStatistics,
     GetRequestInfo,
+    GetRequests,
     ListRequests,
+    RequestInfos,
     SchedulerSnapshot,
 )
 from protocol.errors import ErrorCode
@@ -45,7 +47,12 @@ def permitted_answer(
     client: Client, call: Call, answer: Callable[[Call], CallResult | CallFailed]
 ) -> CallResult | CallFailed:
     """`answer(call)`, or as much of it as this client may see."""
-    if not client.rights.is_admin and isinstance(call.call, (*ADMIN_CALLS, ListRequests)):
+    if client.rights.is_admin:
+        return answer(call)
+    name = client.rights.key_name
+    if isinstance(call.call, GetRequests) and name is not None:
+        call = replace(call, call=GetRequests(tenant=name))
+    elif isinstance(call.call, (*ADMIN_CALLS, ListRequests, GetRequests)):
         return _denied(call, type(call.call).__name__)
     return permitted_part(client, call, answer(call))
 
@@ -66,12 +73,19 @@ def permitted_part(
             result = _without_others(result)
         if not is_own or result is None:
             return _denied(call, f"GetRequestInfo({call.call.request_id!r:.100})")
+    elif isinstance(result, RequestInfos):
+        result = replace(result, requests=[_without_others(each) for each in result.requests])
     elif isinstance(result, EngineStatistics):
         result = _without_service(result, name)
     elif isinstance(result, SchedulerSnapshot):
         result = SchedulerSnapshot(
             statistics=_without_service(result.statistics, name),
-            view=result.view.of_owner(lambda request: request.request_id in client.request_ids),
+            view=result.view.of_owner(
+                lambda request: (
+                    request.request_id in client.request_ids
+                    or (name is not None and (request.tenant or "").partition("/")[0] == name)
+                )
+            ),
         )
     return answered if result is None else CallResult(call_id=call.call_id, result=result)
 

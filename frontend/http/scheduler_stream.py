@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from types import GenericAlias
 from typing import Any
 
@@ -13,7 +15,7 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from frontend.errors import EngineClientError
+from frontend.errors import EngineClientError, EngineUnavailable
 from frontend.http.api_errors import ApiError
 from frontend.http.caller import Caller
 from frontend.http.event_stream import EventStream, ending_with_errors, event
@@ -37,8 +39,8 @@ def _by_name(kind: type[Message]) -> Any:
 SchedulerEvent: Any = msgspec.defstruct(
     "SchedulerEvent",
     [
-        ("engine", int),
-        ("engines", list[str]),
+        ("engine", str),
+        ("engines", dict[str, str]),
         ("unavailable", str | None),
         ("sees_all", bool),
         ("steps", GenericAlias(list, _by_name(snapshots.StepSummary))),
@@ -49,32 +51,34 @@ SchedulerEvent: Any = msgspec.defstruct(
     frozen=True,
     kw_only=True,
 )
-"""Fields are those of protocol/snapshots.py and protocol/calls.py. `engine` counts `engines`, the
-server's, from 0. If it is `unavailable`, there is only the reason."""
+"""Fields are those of protocol/snapshots.py and protocol/calls.py. `engine` is one of
+`engines`, the server's, by id with their names. If it is `unavailable`, there is only the reason."""
 
 
 class SchedulerFeed:
     """Snapshots of one engine for all who look at it. The engine is asked while there is one.
 
     Args:
+        number: which of the model's engines.
         silence_s: an engine that ends no step for longer is said to be silent.
     """
 
-    def __init__(self, model: ServedModel, silence_s: float) -> None:
+    def __init__(self, model: ServedModel, number: int, silence_s: float) -> None:
         self._model = model
+        self._number = number
         self._silence_s = silence_s
         self._latest: SchedulerSnapshot | str | None = None
         self._steps: deque[snapshots.StepSummary] = deque(maxlen=snapshots.MAX_STEPS)
         self._num_steps = 0
         """Of all engines at this address."""
         self._news = asyncio.Event()
-        self._num_readers = 0
+        self.num_readers = 0
         self._asking: asyncio.Task[None] | None = None
 
     async def states(self) -> AsyncGenerator[SchedulerSnapshot | str, None]:
         """Each new snapshot, or in words why there is none. Who reads slowly misses snapshots, and
         gets the steps between, the last MAX_STEPS of them."""
-        self._num_readers += 1
+        self.num_readers += 1
         if self._asking is None:
             self._latest = None
             self._asking = asyncio.create_task(self._ask())
@@ -93,8 +97,8 @@ class SchedulerFeed:
                 steps = list(self._steps)[len(self._steps) - num_new :]
                 yield replace(last, view=replace(last.view, steps=steps))
         finally:
-            self._num_readers -= 1
-            if not self._num_readers:
+            self.num_readers -= 1
+            if not self.num_readers:
                 self._asking.cancel()
                 self._asking = None
                 self._steps.clear()
@@ -108,10 +112,14 @@ class SchedulerFeed:
         while True:
             try:
                 async with asyncio.timeout(self._silence_s):
-                    llm = await self._model.ready()
+                    engines = await self._model.engines()
+                    if self._number >= len(engines):
+                        raise EngineUnavailable(f"this model has {len(engines)} engines")
+                    engine = engines[self._number]
+                    await engine.session.ready(waits=False)
                 last_step_id = -1
                 while True:
-                    call = asyncio.ensure_future(llm.watch_scheduler(last_step_id))
+                    call = asyncio.ensure_future(engine.watch_scheduler(last_step_id))
                     try:
                         if not (await asyncio.wait((call,), timeout=self._silence_s))[0]:
                             self._publish(f"no step has ended for {self._silence_s:g} s")
@@ -144,28 +152,43 @@ def _differs(snapshot: SchedulerSnapshot, other: SchedulerSnapshot | str | None)
 
 
 async def watch_scheduler(request: Request) -> Response:
-    """Steps, requests and KV blocks of ?engine=N: of others' requests only that they are there."""
+    """Steps, requests and KV blocks of ?engine=ID: of others' requests only that they are there."""
     models: ServedModels = request.app.state.models
     settings: ServerSettings = request.app.state.settings
-    feeds: dict[ServedModel, SchedulerFeed] = request.app.state.feeds
-    engines = list(models)
-    asked = request.query_params.get("engine", "0")
-    if not asked.isdecimal() or int(asked) >= len(engines):
-        raise ApiError(
-            400, f"engine is {asked!r:.20}, it must be from 0 to {len(engines) - 1}", param="engine"
-        )
-    number, caller = int(asked), Caller.of(request)
+    feeds: dict[str, SchedulerFeed] = request.app.state.feeds
+    asked = request.query_params.get("engine", "0.0")
+    served = list(models)
+    found = re.fullmatch(r"(\d{1,4})\.(\d{1,4})", asked, re.ASCII)
+    if found is None or int(found[1]) >= len(served):
+        known = ", ".join(_names(served))
+        raise ApiError(400, f"engine is {asked!r:.20}, it must be one of {known}", param="engine")
+    caller = Caller.of(request)
     caller.exchange.is_endless = True
-    model = engines[number]
-    if model not in feeds:
-        feeds[model] = SchedulerFeed(model, settings.health_timeout)
 
     async def events() -> AsyncGenerator[bytes, None]:
-        async for state in feeds[model].states():
-            names = [engine_name(each, index) for index, each in enumerate(engines)]
-            yield event(_event(state, caller, engine=number, engines=names))
+        model, number = served[int(found[1])], int(found[2])
+        feed = feeds.setdefault(asked, SchedulerFeed(model, number, settings.health_timeout))
+        try:
+            async with contextlib.aclosing(feed.states()) as states:
+                async for state in states:
+                    yield event(_event(state, caller, engine=asked, engines=_names(served)))
+        finally:
+            if not feed.num_readers:
+                feeds.pop(asked, None)
 
     return EventStream(ending_with_errors(events()))
+
+
+def _names(models: Sequence[ServedModel]) -> dict[str, str]:
+    """By id: the numbers of model and engine."""
+    names = {}
+    for number, model in enumerate(models):
+        engines = model.known_engines
+        names[f"{number}.0"] = engine_name(model, number)
+        if len(engines) > 1:
+            for index, engine in enumerate(engines):
+                names[f"{number}.{index}"] = engine_name(model, number, engine)
+    return names
 
 
 def _event(state: SchedulerSnapshot | str, caller: Caller, **engine: Any) -> msgspec.Struct:

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from frontend.async_llm import AsyncLLM
+from frontend.engine_calls import Engine
 from frontend.http.api_errors import ApiError, unknown_model
 from frontend.http.request_histograms import RequestHistograms
 
 
 class ServedModel:
-    """One engine and its names. The engine may come later, go, and come back.
+    """One engine, or several that serve one model, and its names. Engines may come later, go, and
+    come back.
 
     Args:
         make_client: an unconnected client of it.
@@ -51,6 +53,15 @@ class ServedModel:
         await self._client.ready()
         return self._client
 
+    @property
+    def known_engines(self) -> list[Engine]:
+        """Each engine, there or not; empty before one has answered."""
+        return [] if self._client is None else self._client.engines
+
+    async def engines(self) -> list[Engine]:
+        """Each engine, there or not. EngineClientError: none has answered yet."""
+        return (self._client or await self.ready()).engines
+
     async def close(self) -> None:
         if self._client is not None:
             await self._client.close()
@@ -74,16 +85,16 @@ class ServedModels:
             ApiError: there is no such model.
             EngineClientError: its engine does not answer.
         """
-        if name is None and len(self._models) > 1:
+        if not name and len(self._models) > 1:
             raise ApiError(400, "there is no model; give one of " + ", ".join(self.names()))
         for model in self._models:
-            if name is None or name in model.names:
+            if not name or name in model.names:
                 return model, await model.ready()
         for model in self._models:  # its name may not be known yet, or another by now
             llm = await model.ready()
             if name in model.names:
                 return model, llm
-        assert name is not None
+        assert name
         raise unknown_model(name, self.names())
 
     def names(self) -> list[str]:

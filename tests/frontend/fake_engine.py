@@ -66,6 +66,7 @@ class FakeEngine:
         mute: bool = False,
         max_num_seqs: int = 64,
         recommends: bool = True,
+        instruction_set: str = "",
     ) -> None:
         self.address = address
         self.next_token = next_token
@@ -85,6 +86,8 @@ class FakeEngine:
         self.mute = mute
         self.max_num_seqs = max_num_seqs
         self.recommends = recommends
+        self.instruction_set = instruction_set
+        self.is_draining = False
         self.requests: list[EngineRequest] = []
         self.aborted: list[str] = []
         self.aborted_samples: list[tuple[str, int]] = []
@@ -143,7 +146,7 @@ class FakeEngine:
                     heartbeat_due = time.monotonic() + HEARTBEAT_S
                     self._show()
                     for identity in self._identities:
-                        self._send(identity, Heartbeat())
+                        self._send(identity, Heartbeat(draining=self.is_draining))
 
     def _receive(self) -> bool:
         try:
@@ -187,7 +190,8 @@ class FakeEngine:
             max_num_seqs=self.max_num_seqs,
             recommends=self.recommends,
         )
-        message = msgspec.structs.replace(message, engine_id=self.engine_id)
+        model = msgspec.structs.replace(message.model, instruction_set=self.instruction_set)
+        message = msgspec.structs.replace(message, engine_id=self.engine_id, model=model)
         self._send(identity, message, frames)
         self._identities.add(identity)
 
@@ -312,6 +316,12 @@ class FakeEngine:
                 return statistics(len(self._running))
             case calls.ListRequests():
                 return calls.RequestList(request_ids=list(self._running))
+            case calls.GetRequests():
+                infos = [
+                    explanation(each.request, len(each.token_ids[0]))
+                    for each in self._running.values()
+                ]
+                return calls.RequestInfos(requests=infos, num_unfinished=len(infos))
             case calls.GetRequestInfo(request_id):
                 running = self._running.get(request_id)
                 return None if running is None else explanation(running.request)

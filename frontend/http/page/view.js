@@ -42,7 +42,7 @@ async function follow() {
   while (!mine.signal.aborted) {
     let isFirst = true;
     try {
-      for await (const event of watchScheduler(find("engine").value || "0", find("key").value, mine.signal)) {
+      for await (const event of watchScheduler(find("engine").value || "0.0", find("key").value, mine.signal)) {
         take(event, isFirst);
         isFirst = false;
       }
@@ -80,10 +80,11 @@ function fade(isAway) {
 }
 
 function showEngines({ engines, engine }) {
-  find("engine").parentElement.hidden = engines.length < 2;
-  const shown = [...find("engine").options].map((option) => option.text);
-  if (shown.join() === engines.join()) return;
-  find("engine").replaceChildren(...engines.map((name, index) => new Option(name, index, false, index === engine)));
+  const names = Object.entries(engines);
+  find("engine").parentElement.hidden = names.length < 2;
+  const shown = [...find("engine").options].map((option) => [option.value, option.text]);
+  if (shown.join() === names.join()) return;
+  find("engine").replaceChildren(...names.map(([id, name]) => new Option(name, id, false, id === engine)));
 }
 
 // ---------------------------------------------------------------- drawing

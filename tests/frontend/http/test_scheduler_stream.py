@@ -21,7 +21,7 @@ from tests.protocol.sample_messages import REQUEST
 
 
 @contextlib.contextmanager
-def watching(url, engine=0, **headers):
+def watching(url, engine="0.0", **headers):
     """Its events, as they come."""
     with httpx.stream(
         "GET", f"{url}/v1/scheduler?engine={engine}", headers=headers, timeout=20
@@ -44,7 +44,11 @@ def test_steps_requests_and_blocks_come_as_they_change_and_nothing_of_texts(star
     engine = start_engine(step_s=0.02)
     with serving(engine.address, "small") as url, watching(url) as events:
         idle = next(events)
-        assert (idle["engine"], idle["engines"], idle["unavailable"]) == (0, ["small"], None)
+        assert (idle["engine"], idle["engines"], idle["unavailable"]) == (
+            "0.0",
+            {"0.0": "small"},
+            None,
+        )
         assert idle["requests"] == idle["steps"] == []
         assert set(owners(idle)) == {0}
         with asking(url, **{"x-request-id": "trace-7"}):
@@ -79,9 +83,13 @@ class Counting:
 
     def __init__(self):
         self.asked = []
+        self.session = self
 
-    async def ready(self):
-        return self
+    async def engines(self):
+        return [self]
+
+    async def ready(self, *, waits):
+        pass
 
     async def watch_scheduler(self, after_step_id):
         await asyncio.sleep(0)
@@ -91,7 +99,7 @@ class Counting:
 
 async def test_a_reader_that_is_slow_skips_snapshots_and_gets_the_last_steps():
     engine = Counting()
-    async with contextlib.aclosing(SchedulerFeed(engine, 5.0).states()) as states:
+    async with contextlib.aclosing(SchedulerFeed(engine, 0, 5.0).states()) as states:
         assert [step.step_id for step in (await anext(states)).view.steps] == [1]
         for count in (50, 500):
             while len(engine.asked) < count:
@@ -137,14 +145,29 @@ def test_each_of_several_engines_can_be_watched(engine):
             for name, at in {"big": engine.address, "small": other.address}.items()
         )
         with serving_models(models) as url:
-            with watching(url, 1) as events:
+            with watching(url, "1.0") as events:
                 event = next(events)
-            assert (event["engine"], event["engines"]) == (1, ["big", "small"])
+            assert event["engine"] == "1.0"
+            assert event["engines"] == {"0.0": "big", "1.0": "small"}
             assert (engine.num_watched, other.num_watched > 0) == (0, True)
-            for wrong in ("2", "-1", "x", "9" * 30):
+            for wrong in ("2.0", "-1.0", "x", "1", "9" * 30):
                 answer = httpx.get(f"{url}/v1/scheduler?engine={wrong}")
                 assert answer.status_code == 400
-                assert "it must be from 0 to 1" in answer.json()["error"]["message"]
+                assert "it must be one of 0.0, 1.0" in answer.json()["error"]["message"]
+
+
+def test_each_engine_of_one_model_can_be_watched(engine):
+    with FakeEngine("tcp://127.0.0.1:*").start() as other:
+        addresses = [engine.address, other.address]
+        models = ServedModels([ServedModel(lambda: AsyncLLM(addresses), ["both"])])
+        with serving_models(models) as url:
+            with watching(url, "0.1") as events:
+                event = next(events)
+            assert list(event["engines"]) == ["0.0", "0.1"]
+            assert event["engines"]["0.1"] == f"both at {other.address}"
+            assert (engine.num_watched, other.num_watched > 0) == (0, True)
+            with watching(url, "0.2") as events:
+                assert "this model has 2 engines" in next(events)["unavailable"]
 
 
 def test_with_keys_only_an_admins_shows_the_requests_of_others(start_engine, tmp_path):
