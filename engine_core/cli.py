@@ -14,6 +14,7 @@ from cyclopts import App, Parameter
 
 from engine_core.errors import ConfigurationError, ExitCode, StartupError
 from engine_core.logs import flush_standard_streams, log_to_stderr, open_standard_streams
+from engine_core.model_commands import add_model_commands
 from engine_core.options.engine import EngineOptions
 
 if TYPE_CHECKING:
@@ -137,6 +138,9 @@ def _with_keys(folder: Path | None, name: str, *, is_admin: bool, is_new: bool) 
         lines += [f"serve with: engine-core --bind tcp://HOST:PORT --keys {key_folder.folder} ..."]
     print("\n".join(lines))  # noqa: T201 - no secret among them
     return 0
+
+
+add_model_commands(app, lambda text: _print_error(text, ExitCode.START_FAILED))
 
 
 @app.command(name="--help-all")

@@ -14,7 +14,8 @@ from frontend.errors import (
     InvalidInput,
 )
 from frontend.event_loop import Clock
-from frontend.output_processor import OutputProcessor, RequestState
+from frontend.output_processor import OutputProcessor
+from frontend.request_state import RequestState
 from frontend.router import CacheAwareRouter, Choice, load_of, prefixes_of
 from frontend.session import Arithmetic, EngineSession, Neighbours
 from frontend.transport import Frames

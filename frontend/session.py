@@ -19,7 +19,8 @@ from frontend.errors import (
     TooManyClients,
 )
 from frontend.event_loop import Clock
-from frontend.output_processor import OutputProcessor, RequestState
+from frontend.output_processor import OutputProcessor
+from frontend.request_state import RequestState
 from frontend.transport import Frames, Transport
 from protocol.calls import AnyCall, AnyResult
 from protocol.errors import ErrorCode, MalformedMessage
@@ -132,6 +133,7 @@ class EngineSession:
         if self._is_closed:
             raise ClientClosed("this client is closed; make a new one")
         while self._connection is None:
+            is_other = self._recovery is not None
             if self._recovery is None:
                 self._start_recovery(
                     self._connect(self._options.connect_timeout_s)
@@ -139,7 +141,12 @@ class EngineSession:
                     else self._recover()
                 )
             assert self._recovery is not None
-            await self._wait_for(self._recovery)
+            try:
+                await self._wait_for(self._recovery)
+            except EngineUnavailable:
+                # what was under way may have been one attempt only
+                if not (is_other and waits and self.welcome is not None):
+                    raise
 
     async def _wait_for(self, recovery: asyncio.Task[None]) -> None:
         """Closing the client cancels the recovery, not those that wait for it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -30,6 +31,10 @@ class Exchange:
     num_output_tokens: int = 0
     status: int = 0
     is_endless: bool = False
+    waits_for: Callable[[], str] | None = None
+    """What keeps it from being answered, if that may take long."""
+    at_end: list[Callable[[], None]] = field(default_factory=list)
+    """Called when its answer is over."""
 
     def engine_request_id(self) -> str:
         """For one of its requests to the engine. A client may send the same id twice at once."""

@@ -52,7 +52,7 @@ SchedulerEvent: Any = msgspec.defstruct(
     kw_only=True,
 )
 """Fields are those of protocol/snapshots.py and protocol/calls.py. `engine` is one of
-`engines`, the server's, by id with their names. If it is `unavailable`, there is only the reason."""
+`engines`: the server's, names by id. If it is `unavailable`, there is only the reason."""
 
 
 class SchedulerFeed:
@@ -112,6 +112,8 @@ class SchedulerFeed:
         while True:
             try:
                 async with asyncio.timeout(self._silence_s):
+                    if self._model.resting is not None:  # looking does not start it
+                        raise EngineUnavailable(self._model.resting)
                     engines = await self._model.engines()
                     if self._number >= len(engines):
                         raise EngineUnavailable(f"this model has {len(engines)} engines")

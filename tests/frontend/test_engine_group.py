@@ -157,6 +157,21 @@ async def test_an_engine_that_answers_again_is_used_again(pair):
         assert len(again.requests) > 1
 
 
+async def test_a_request_made_while_all_engines_are_away_waits_for_one_of_them(pair, address):
+    a, b = pair()
+    async with client_of(a, b, reconnect_timeout_s=10) as llm:
+        await asyncio.to_thread(a.stop)
+        await asyncio.to_thread(b.stop)
+        await eventually(lambda: connected(llm) == [False, False])
+        await asyncio.sleep(1.5)  # between attempts to reach them
+        waiting = [asyncio.create_task(final(llm.generate(p, GREEDY))) for p in "abcd"]
+        await asyncio.sleep(0.3)
+        assert not any(task.done() for task in waiting)
+        with FakeEngine(b.address).start():
+            results = await asyncio.gather(*waiting)
+    assert [each.outputs[0].text for each in results] == [expected_text(p, 40) for p in "abcd"]
+
+
 async def test_an_engine_that_drains_gets_no_new_requests(pair):
     a, b = pair()
     async with client_of(a, b) as llm:

@@ -81,6 +81,8 @@ def test_the_engine_is_asked_only_while_somebody_looks_and_once_for_all_who_do(s
 class Counting:
     """A model whose engine ends a step whenever it is asked."""
 
+    resting = None
+
     def __init__(self):
         self.asked = []
         self.session = self
