@@ -48,7 +48,7 @@ def _pull(name: str, prints_json: bool, failed: Callable[[str], int]) -> int:
     from engine_core.model_files.open import locate_model
     from engine_core.model_files.stored import size_bytes
 
-    shown = _Shown(name, prints_json)
+    shown = Shown(name, prints_json)
     try:
         path, _ = locate_model(name, option="NAME", report=shown.text, progress=shown.bytes)
         num_bytes = size_bytes(path)
@@ -62,7 +62,7 @@ def _pull(name: str, prints_json: bool, failed: Callable[[str], int]) -> int:
     return 0
 
 
-class _Shown:
+class Shown:
     """What a download says: a bar on a terminal, else a line now and then. JSON has Ollama's
     names."""
 

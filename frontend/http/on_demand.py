@@ -107,8 +107,9 @@ class OnDemandModel(ServedModel):
     def resting(self) -> str | None:
         if self._llm is not None:
             return None
-        age = f" for {time.monotonic() - self._since_s:.0f} s" if self._starting else ""
-        return self._what + age
+        if self._starting is None:
+            return self._what
+        return f"{self._what} for {time.monotonic() - self._since_s:.0f} s"
 
     @property
     def is_idle(self) -> bool:
@@ -230,10 +231,11 @@ class OnDemandModel(ServedModel):
                         needed_bytes = self._ready_bytes + _CACHE_BYTES
                     await self._pool.make_room(self.names[0], needed_bytes)
                     self._llm = await self._launch()
+        except ApiError as error:
+            self._what = f"stopped: {error}"
+            raise
         finally:
             self._starting = None
-            if self._llm is None:
-                self._what = "stopped"
         self.last_used_s = time.monotonic()
         self.keep_alive(self._options.keep_alive_s)
         return self._llm
