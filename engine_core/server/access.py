@@ -59,7 +59,9 @@ def permitted_answer(
         # an unknown one is denied too: whether others have such a request is theirs
         is_own = call.call.request_id in client.request_ids
         if isinstance(result, RequestInfo):
-            is_own = is_own or (name is not None and result.tenant == name)
+            is_own = is_own or (
+                name is not None and (result.tenant or "").partition("/")[0] == name
+            )
             result = _without_others(result)
         if not is_own or result is None:
             return _denied(call, f"GetRequestInfo({call.call.request_id!r:.100})")
