@@ -20,6 +20,7 @@ class Exchange:
     Args:
         request_id: the client's own (X-Request-Id), or a random one.
         caller: the key's name, or the remote address.
+        is_endless: its answer goes on until the reader leaves, or the server stops.
     """
 
     request_id: str = field(default_factory=lambda: secrets.token_hex(12))
@@ -33,6 +34,7 @@ class Exchange:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     status: int = 0
+    is_endless: bool = False
     waits_for: Callable[[], str] | None = None
     """What keeps it from being answered, if that may take long."""
     at_end: list[Callable[[], None]] = field(default_factory=list)
