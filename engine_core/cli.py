@@ -93,8 +93,7 @@ keys = App(
 app.command(keys)
 
 _KeyFolder = Annotated[
-    Path | None,
-    Parameter(help="Where the keys are. [default: in the user's configuration]"),
+    Path | None, Parameter(help="Where the keys are. [default: in the user's configuration]")
 ]
 
 
@@ -109,8 +108,7 @@ def _add_key(
     /,
     *,
     admin: Annotated[
-        bool,
-        Parameter(help="May also drain, reset and read about all requests.", negative=""),
+        bool, Parameter(help="May also drain, reset and read about all requests.", negative="")
     ] = False,
     folder: _KeyFolder = None,
 ) -> int:

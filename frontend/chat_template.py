@@ -1,8 +1,6 @@
 """Conversations to prompt texts, by the Jinja2 template that came with the model. A template is
 foreign code: it runs in a process of its own, within limits, on plain data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

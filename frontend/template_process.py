@@ -1,8 +1,6 @@
 """The process that renders chat templates, seen from the client: started when a template is first
 rendered, ended and started again where a template passes a limit."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json

@@ -116,11 +116,7 @@ class Tokenizer:
             ) from None
 
     def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tokenize: bool = False,
-        **options: Any,
+        self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool = False, **options: Any
     ) -> str | list[int]:
         """The prompt of a conversation, as text (encode it with `add_special_tokens=False`) or,
         with `tokenize`, as token ids.

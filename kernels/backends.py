@@ -1,7 +1,5 @@
 """Chooses the backend of a device. Backends are imported when they are chosen."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet

@@ -1,7 +1,5 @@
 """Counts Triton's compilations in this process. After startup there should be none."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

@@ -117,10 +117,7 @@ class ModelLimits:
     """Most sequences of a request: all of them run at once."""
 
     def check_sequences(
-        self,
-        num_sequences: int,
-        beam_search: BeamSearchParams | None,
-        name: str = "num_sequences",
+        self, num_sequences: int, beam_search: BeamSearchParams | None, name: str = "num_sequences"
     ) -> None:
         if not 1 <= num_sequences <= self.max_num_seqs:
             raise InvalidParameter(

@@ -10,11 +10,7 @@ from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.kv_cache.manager import AllocStatus, KVCacheManager
 from engine_core.kv_cache.placeholder import PlaceholderKVCacheManager
 from engine_core.kv_cache.prefix_cache import CacheHit
-from engine_core.kv_cache.sequence_blocks import (
-    NULL_BLOCK_ID,
-    BlockIds,
-    TableUpdate,
-)
+from engine_core.kv_cache.sequence_blocks import NULL_BLOCK_ID, BlockIds, TableUpdate
 
 __all__ = [
     "NULL_BLOCK_ID",

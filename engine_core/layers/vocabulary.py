@@ -1,7 +1,5 @@
 """Token embedding and language-model head, tied or not. Logits leave as float32."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

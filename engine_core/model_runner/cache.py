@@ -12,12 +12,7 @@ from engine_core.kv_cache import CacheCopies, DiskMoves
 from engine_core.kv_cache.copies import BlockPair
 from engine_core.kv_cache.host_pool import HashKey
 from engine_core.model_runner.config import RunnerConfig
-from kernels.interface.operations import (
-    AttentionMetadata,
-    AttentionSpec,
-    ForwardContext,
-    KVCache,
-)
+from kernels.interface.operations import AttentionMetadata, AttentionSpec, ForwardContext, KVCache
 
 
 class PagedKVCache:

@@ -1,7 +1,5 @@
 """What a model runner is made of, and how a model's layers share its cache."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

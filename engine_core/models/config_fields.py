@@ -1,7 +1,5 @@
 """Typed reading of a config.json, with errors for values of a wrong kind."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import UnionType
 from typing import Any

@@ -1,7 +1,5 @@
 """What the runner asks of a model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

@@ -4,8 +4,6 @@ old   "rope_theta": 1e6, "rope_scaling": {"type" or "rope_type": "yarn", "factor
 new   "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4, ...}
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -6,8 +6,6 @@ passes in pieces through two page-locked buffers. Copies are work of the layers'
     device         | copy A | copy B         | copy A         | copy B
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Protocol

@@ -62,10 +62,7 @@ class SchedulerInterface(abc.ABC):
 
     @abc.abstractmethod
     def finish_requests(
-        self,
-        ids: str | Iterable[str],
-        finished_status: RequestStatus,
-        detail: str | None = None,
+        self, ids: str | Iterable[str], finished_status: RequestStatus, detail: str | None = None
     ) -> None:
         """End requests at once; ids that are unknown or finished are ignored. The terminal outputs
         come with the next update. Raises ValueError: `finished_status` is not a final one."""

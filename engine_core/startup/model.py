@@ -118,10 +118,7 @@ def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.devi
             "batch; leave the option out, or use --dtype float32 and a dense model"
         )
     logger.info(
-        "loaded %s in %.1f s; weights: %s",
-        files.name,
-        time.monotonic() - started_s,
-        loaded.weights,
+        "loaded %s in %.1f s; weights: %s", files.name, time.monotonic() - started_s, loaded.weights
     )
     return loaded
 

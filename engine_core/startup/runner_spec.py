@@ -13,12 +13,7 @@ from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import CudaQueue, GPUModelRunner
 from engine_core.model_runner.gpu.step import decode_buckets
 from engine_core.options.engine import EngineOptions
-from engine_core.scheduler import (
-    NewRequestData,
-    ScheduledBatch,
-    SchedulerConfig,
-    SchedulerOutput,
-)
+from engine_core.scheduler import NewRequestData, ScheduledBatch, SchedulerConfig, SchedulerOutput
 from engine_core.startup.memory import CudaMeter, measure_extra_bytes
 from engine_core.startup.model import LoadedModel
 from kernels.backends import device_step_operations

@@ -3,8 +3,6 @@
 Block tables, lengths and starts are checked by the library at each call, before it reads the cache.
 """
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ At 135 million parameters, calling 270 operations a step from Python takes as lo
 operations of an int8 step.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 from typing import cast

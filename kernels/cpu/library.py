@@ -4,8 +4,6 @@ A binary is named by hashes of sources, flags and the compiler's version, and en
 digest. Processes that start at once build once (a lock on a file).
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import hashlib
@@ -153,10 +151,7 @@ def check(refusal: bytes | None) -> None:
 
 
 def check_tensor(
-    name: str,
-    tensor: torch.Tensor,
-    shape: tuple[int, ...],
-    dtype: torch.dtype = torch.float32,
+    name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
 ) -> None:
     """Raises ValueError: another dtype or shape, or gaps."""
     if tensor.dtype is not dtype or tensor.shape != shape or not tensor.is_contiguous():

@@ -2,8 +2,6 @@
 layout, go to `TorchOperations`; operations on placeholders are captured (`graph_capture`).
 """
 
-from __future__ import annotations
-
 import ctypes
 
 import torch

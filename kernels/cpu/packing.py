@@ -1,7 +1,5 @@
 """The weights of one model in the native library's layouts; saved once, mapped by later starts."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import os
@@ -222,11 +220,7 @@ class NativePacking:
     """
 
     def __init__(
-        self,
-        library: NativeLibrary,
-        floats: FloatFormat = "float32",
-        *,
-        keeps_blocks: bool = True,
+        self, library: NativeLibrary, floats: FloatFormat = "float32", *, keeps_blocks: bool = True
     ) -> None:
         if floats not in _PACKERS:
             raise ValueError(

@@ -5,8 +5,6 @@
     P panels of 32 outputs (the last one padded with zeros), G groups of 32 inputs
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass

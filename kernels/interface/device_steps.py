@@ -9,8 +9,6 @@ The tests hold it against a specification in torch (`tests/kernels/torch_device_
                      StepTensors --> model --> logits --> sample --> tokens, log-probabilities
 """
 
-from __future__ import annotations
-
 import enum
 from typing import Protocol
 

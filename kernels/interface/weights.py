@@ -3,8 +3,6 @@
 file -> QuantisedTensor or torch.Tensor, part by part -> WeightPacking.pack -> LinearWeight
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ The query heads that share a key/value head are packed into the query dimension,
 values are never repeated: q [G, K, Q * (H / K), D] against k [G, K, L, D].
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

@@ -1,7 +1,5 @@
 """How a step's attention is cut into pieces that batched products can take."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

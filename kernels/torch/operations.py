@@ -1,7 +1,5 @@
 """`Operations` on a CPU through torch."""
 
-from __future__ import annotations
-
 import math
 from typing import cast
 

@@ -3,8 +3,6 @@
 GELU's tanh comes from the logistic function: 1 + tanh(u) = 2 / (1 + exp(-2u)), exact near zero.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -12,12 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.torch import elementwise
-from kernels.triton.quantised import (
-    QUANTISED_MAX,
-    quantise,
-    quantise_rows_reference,
-    row_scale,
-)
+from kernels.triton.quantised import QUANTISED_MAX, quantise, quantise_rows_reference, row_scale
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
 _BLOCK_F = 1024

@@ -1,7 +1,5 @@
 """Paged attention: its specification, the checks, the launches for decodes and prefills."""
 
-from __future__ import annotations
-
 import torch
 
 from kernels.interface.operations import AttentionMetadata, AttentionParams

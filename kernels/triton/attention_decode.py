@@ -3,8 +3,6 @@
 The specification is in `attention`; a split's result is attention over its keys alone.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

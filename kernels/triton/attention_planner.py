@@ -1,7 +1,5 @@
 """`AttentionPlanner` of the Triton backend: one workspace a KV-cache group, with shared scratch."""
 
-from __future__ import annotations
-
 import torch
 
 from kernels.interface.operations import AttentionMetadata, AttentionPlanner, AttentionSpec
@@ -54,12 +52,7 @@ class TritonAttentionPlanner(AttentionPlanner):
     """
 
     def __init__(
-        self,
-        spec: AttentionSpec,
-        *,
-        device: torch.device,
-        scratch: SplitScratch,
-        only_tiles: bool,
+        self, spec: AttentionSpec, *, device: torch.device, scratch: SplitScratch, only_tiles: bool
     ) -> None:
         """Raises ValueError: heads, a block size or a dtype that the kernels cannot take."""
         _check(spec)

@@ -8,8 +8,6 @@ Key tiles are always visited from the left and start at multiples of BLOCK_N, so
 result does not depend on how its prompt was chunked. The specification is in `attention`.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
@@ -17,10 +15,7 @@ import triton.language as tl
 from kernels.interface.operations import AttentionParams
 from kernels.triton.attention_decode import score_numbers
 from kernels.triton.attention_tile import attend_tile
-from kernels.triton.attention_work import (
-    TILE_ROWS,
-    AttentionWork,
-)
+from kernels.triton.attention_work import TILE_ROWS, AttentionWork
 
 
 @triton.jit(do_not_specialize=["window", "table_stride"])

@@ -3,8 +3,6 @@
 Source: "Flash-Decoding" (Dao, Haziza, Massa, Sizov 2023).
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -3,8 +3,6 @@
 Row = token * G + head: the G query heads of a key/value head share one reading of the keys.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

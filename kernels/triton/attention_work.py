@@ -3,8 +3,6 @@
 Buffers have a fixed capacity and grids follow host numbers alone: a captured step can be replayed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
@@ -72,10 +70,7 @@ def reference_splits(
 
 
 def reference_tiles(
-    query_start_loc_R1: torch.Tensor,
-    seq_lens_R: torch.Tensor,
-    num_decodes: int,
-    tile_queries: int,
+    query_start_loc_R1: torch.Tensor, seq_lens_R: torch.Tensor, num_decodes: int, tile_queries: int
 ) -> list[list[int]]:
     """The list of prefill tiles as its definition reads."""
     starts, entries = query_start_loc_R1.tolist(), []

@@ -4,8 +4,6 @@ The tile depends on the weight alone and E is summed from first to last, unlike 
 chooses its kernel by the rows ("Defeating Nondeterminism in LLM Inference", He et al. 2025).
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
@@ -77,9 +75,7 @@ def dense_linear_kernel(
         acc_TN += bias_N[None, :]
     out_TN = out_ptr + row_T.to(tl.int64)[:, None] * out_stride_t + column_N[None, :]
     tl.store(
-        out_TN,
-        acc_TN.to(out_ptr.dtype.element_ty),
-        mask=is_row_T[:, None] & is_column_N[None, :],
+        out_TN, acc_TN.to(out_ptr.dtype.element_ty), mask=is_row_T[:, None] & is_column_N[None, :]
     )
 
 

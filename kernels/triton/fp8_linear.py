@@ -4,8 +4,6 @@ A token's rounding depends on the token alone; the product's last bits may depen
 because the library chooses its tiles by the number of rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -3,8 +3,6 @@
 A KVCache is (kv[:, 0], kv[:, 1]) of one allocation kv_B2KSD: a block is one piece of memory.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """Weights of dense layers on a GPU: in the model's dtype, or quantised, in parts side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

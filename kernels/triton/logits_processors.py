@@ -4,8 +4,6 @@ A logits row r reads the history of row `state_row_N[r]`: a bit a prompt token, 
 token. The specification of penalties is `kernels.torch.sampling.apply_penalties`.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
@@ -50,9 +48,7 @@ def _token_masks_kernel(
 
 
 def apply_token_masks(
-    logits_RV: torch.Tensor,
-    masks_RW: torch.Tensor,
-    columns: SamplingColumns,
+    logits_RV: torch.Tensor, masks_RW: torch.Tensor, columns: SamplingColumns
 ) -> None:
     """`logits[r, t] = -inf` where bit t of row r's mask is 0, in place.
 

@@ -4,8 +4,6 @@ A pair is computed by one program, in steps along E that follow from the dtype a
 a token's bits depend on the batch only through `tile_rows`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

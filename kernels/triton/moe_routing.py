@@ -4,8 +4,6 @@ Shape suffixes here: P pairs of (token, chosen expert), numbered `token * top_k 
 experts a token (top_k); L tiles.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -4,8 +4,6 @@ One program holds one row in registers: it reads all inputs before it writes, an
 depend on that row alone.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -13,12 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.torch.elementwise import rms_norm as torch_rms_norm
-from kernels.triton.quantised import (
-    QUANTISED_MAX,
-    quantise,
-    quantise_rows_reference,
-    row_scale,
-)
+from kernels.triton.quantised import QUANTISED_MAX, quantise, quantise_rows_reference, row_scale
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
 _MOST_COLUMNS = 32768
@@ -88,11 +81,7 @@ def rms_norm_kernel(
 
 
 def rms_norm(
-    x_TE: torch.Tensor,
-    weight_E: torch.Tensor,
-    eps: float,
-    *,
-    out_TE: torch.Tensor | None = None,
+    x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float, *, out_TE: torch.Tensor | None = None
 ) -> torch.Tensor:
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32.
 

@@ -3,8 +3,6 @@
 Under Triton's interpreter the same code runs on CPU tensors: so it is proven without a GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Set as AbstractSet
 
 import torch

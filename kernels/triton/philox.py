@@ -3,8 +3,6 @@
 J. Salmon, M. Moraes, R. Dror, D. Shaw: Parallel Random Numbers: As Easy as 1, 2, 3 (SC 2011).
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -4,8 +4,6 @@ scale = max(|row|, MIN_PEAK) / most, with most 448 (fp8) or 127 (int8);
 value = round(clamp(x / scale, -most, most)).
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

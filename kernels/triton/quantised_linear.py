@@ -4,8 +4,6 @@ Up to 64 rows the kernel widens the packed weight in registers, in splits along 
 the weight's shape alone. Above, cuBLAS takes the widened weight, except with `batch_invariant`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

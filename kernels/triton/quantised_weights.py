@@ -3,8 +3,6 @@
 Shape suffixes here: G groups a row, J bytes a row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

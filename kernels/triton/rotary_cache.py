@@ -4,8 +4,6 @@ Sources: rotary positions arXiv:2104.09864 (halves paired as in GPT-NeoX); norm 
 arXiv:2302.05442, RMSNorm arXiv:1910.07467.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

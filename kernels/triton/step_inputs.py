@@ -4,8 +4,6 @@ The buffer's layout is in `kernels.interface.step_inputs`. Grids follow the padd
 graph can hold the launches, and a step starts before the host knows the tokens of the last one.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

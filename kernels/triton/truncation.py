@@ -4,8 +4,6 @@ Kept is `{x > threshold}` and ties up to some id, for the largest t with `measur
 target`: a count for top_k; a sum of weights exp(x - best), in exact int64, for top_p.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -109,11 +109,7 @@ class _Reader(asyncio.Protocol):
 async def _stream(port: int, num_streams: int, num_tokens: int) -> tuple[int, float]:
     """The events of all streams, and seconds from the first request to the last event."""
     body = json_module.dumps(
-        {
-            "messages": [{"role": "user", "content": "x"}],
-            "max_tokens": num_tokens,
-            "stream": True,
-        }
+        {"messages": [{"role": "user", "content": "x"}], "max_tokens": num_tokens, "stream": True}
     )
     request = (
         "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"

@@ -139,10 +139,7 @@ def prepare_openvino(options: Options) -> Prepared:
     scheduling.max_num_seqs = 256
     scheduling.enable_prefix_caching = True
     pipeline = openvino_genai.ContinuousBatchingPipeline(
-        options.pop("model"),
-        scheduling,
-        "CPU",
-        {"INFERENCE_NUM_THREADS": options.pop("threads")},
+        options.pop("model"), scheduling, "CPU", {"INFERENCE_NUM_THREADS": options.pop("threads")}
     )
     count = 0
 

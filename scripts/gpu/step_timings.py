@@ -4,8 +4,6 @@ Weights are random. The check compares two layers of the same width with transfo
 says that the full depth is right.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import time
@@ -159,11 +157,7 @@ def time_prefill(name: str, num_tokens: int = PREFILL, **options: Any) -> Work:
 
 
 def measure_loop(
-    name: str,
-    batch: int,
-    context: int = CONTEXT,
-    num_steps: int = NUM_LOOP_STEPS,
-    **options: Any,
+    name: str, batch: int, context: int = CONTEXT, num_steps: int = NUM_LOOP_STEPS, **options: Any
 ) -> dict[str, float]:
     """See `ReadyEngine.time_decodes`."""
     return _engine(name, **options).time_decodes(batch, context, num_steps)

@@ -2,8 +2,6 @@
 outside its memory ends its process's use of the GPU, and one that never ends must be killed:
 neither may stop the other families."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

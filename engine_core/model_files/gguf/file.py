@@ -19,13 +19,7 @@ from engine_core.model_files.gguf.header import (
     GgufTensor,
     read_gguf_header,
 )
-from engine_core.model_files.gguf.tensor_names import (
-    IGNORED,
-    ROPE_FACTORS,
-    Change,
-    hf_tensor,
-    undo,
-)
+from engine_core.model_files.gguf.tensor_names import IGNORED, ROPE_FACTORS, Change, hf_tensor, undo
 from engine_core.model_files.gguf.tokenizer import build_tokenizer, end_token_ids
 from engine_core.model_files.interface import TokenizerFiles
 

@@ -80,9 +80,7 @@ def build_tokenizer(meta: GgufMetadata, *, report: Callable[[str], None]) -> Tok
     }
     template = metadata.get("tokenizer.chat_template")
     return TokenizerFiles(
-        msgspec.json.encode(document),
-        template if isinstance(template, str) else None,
-        special,
+        msgspec.json.encode(document), template if isinstance(template, str) else None, special
     )
 
 

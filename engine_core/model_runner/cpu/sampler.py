@@ -150,10 +150,7 @@ class CPUSampler:
     # ------------------------------------------------------------------ one step
 
     def sample(
-        self,
-        logits_RV: torch.Tensor,
-        rows: npt.NDArray[np.int64],
-        positions: npt.NDArray[np.int64],
+        self, logits_RV: torch.Tensor, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
     ) -> SampledTokens:
         """
         Args:

@@ -5,8 +5,6 @@ are sent in extra packets first. The layout of each part is `pack_step`'s.
                           0                           state_at                          num_words
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 

@@ -1,8 +1,6 @@
 """The order in which a device works: launches, waits, pinned memory, captured graphs. All that
 depends on streams, events or graphs of CUDA is behind the protocol `DeviceQueue`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

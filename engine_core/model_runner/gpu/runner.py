@@ -5,8 +5,6 @@ device                |  n .......................... | n + 1 .................
 (n + 1 reads on the device the tokens that n chose; the host sees them in collect n)
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 

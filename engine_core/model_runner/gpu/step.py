@@ -3,8 +3,6 @@
 order on the device   | decodes: 1 token each | all others |    within each as in the plan
 """
 
-from __future__ import annotations
-
 import dataclasses
 from bisect import bisect_left
 from collections.abc import Sequence

@@ -209,11 +209,7 @@ def _whole_groups(model: Any, num_kv_heads: int) -> int:
 
 
 def _spec(
-    model: Any,
-    reference: Reference,
-    *,
-    num_query_heads: int,
-    windows: tuple[int | None, ...],
+    model: Any, reference: Reference, *, num_query_heads: int, windows: tuple[int | None, ...]
 ) -> KVCacheSpec:
     return KVCacheSpec(
         num_layers=len(reference.sliding_windows),
