@@ -46,16 +46,11 @@ def run_daemon(
     suspects: Suspects | None = None,
 ) -> int:
     """Serve until asked to stop.
+    Returns the exit code: DRAINED or FAULT. Raises StartupError: the daemon could not start.
 
     Args:
         owner: serve no longer than it lives.
         suspects: under a supervisor, the requests that may have killed the engine before.
-
-    Returns:
-        The exit code: DRAINED or FAULT.
-
-    Raises:
-        StartupError: the daemon could not start.
     """
     phases = StartPhases()
     check_options(options)

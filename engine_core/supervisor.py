@@ -63,19 +63,14 @@ def supervise(
 ) -> int:
     """Run `serve` in child processes, one after the other, until one drains or is told to.
 
-    Must be called without threads. Returns in the parent and in each child. May be process 1 of
-    a container.
+    Must be called without threads. Returns in the parent and in each child. May be process 1 of a
+    container. Returns the exit code. In a child it is that of `serve`. Raises ConfigurationError:
+    this system cannot end a child with its parent.
 
     Args:
         serve: the engine, given the requests that may have killed it; returns its exit code.
         drain_timeout_s: what the engine gets after SIGTERM, before it is killed 10 s later.
         owner: without it no engine is started again.
-
-    Returns:
-        The exit code. In a child it is that of `serve`.
-
-    Raises:
-        ConfigurationError: this system cannot end a child with its parent.
     """
     if sys.platform != "linux":
         raise ConfigurationError(

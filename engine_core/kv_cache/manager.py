@@ -40,7 +40,7 @@ class KVCacheManager:
 
     `num_computed_tokens` counts what is computed or planned to be; a sequence whose planned tokens
     will not run has it set back before it is freed or swapped. A step's plan ends with
-    `take_copies`.
+    `take_copies`. Raises ValueError: a number outside its limits.
 
     Args:
         num_blocks: usable blocks, ids 1..num_blocks. The tensors have one more, for id 0.
@@ -50,9 +50,6 @@ class KVCacheManager:
         watermark: share of the blocks kept free when a request is admitted beside others.
         num_host_blocks: blocks in host memory, ids from num_blocks + 1 on; 0 for none.
         disk: blocks that outlive the process; None for none. One step runs at a time then.
-
-    Raises:
-        ValueError: a number outside its limits.
     """
 
     def __init__(

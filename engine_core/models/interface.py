@@ -39,8 +39,6 @@ class Model(Protocol):
 
         Keys and values are written to the context's caches.
         """
-        ...
 
     def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         """Rows of `forward`'s result -> float32 logits_RV, final softcap included."""
-        ...

@@ -33,15 +33,12 @@ class StagingBuffer(Protocol):
     @property
     def memory(self) -> torch.Tensor:
         """uint8 [size], the host's to fill once `wait` has returned."""
-        ...
 
     def send(self, destination: torch.Tensor, staged: torch.Tensor) -> None:
         """Begin to copy `staged`, a view of `memory`, in the order of the current stream."""
-        ...
 
     def wait(self) -> None:
         """Return when the copy that was begun last, if any, has been done."""
-        ...
 
 
 class StagedTransfer(WeightTransfer):

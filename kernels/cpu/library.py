@@ -178,15 +178,13 @@ def load_library(
     num_threads: int | None = None, report: Callable[[str], None] = _say_nothing
 ) -> NativeLibrary:
     """The library of this process; built if the cache has none, which takes seconds.
+    Raises NativeLibraryUnavailable: switched off by ENGINE_CORE_NATIVE=0, no compiler and nothing
+    built before, or the compiler has failed.
 
     Args:
         num_threads: most that an operation may use; None: all that `available_threads` finds. A
             process has one pool, which never shrinks.
         report: gets a line before the library is built.
-
-    Raises:
-        NativeLibraryUnavailable: switched off by ENGINE_CORE_NATIVE=0, no compiler and nothing
-            built before, or the compiler has failed.
     """
     if os.environ.get(SWITCH_VARIABLE, "1") == "0":
         raise NativeLibraryUnavailable(f"switched off by {SWITCH_VARIABLE}=0")
@@ -227,13 +225,11 @@ def build_library(
     report: Callable[[str], None] = _say_nothing,
 ) -> Path:
     """Path of the shared object for `sources`; compiled into `cache` if it is not there.
+    Raises NativeLibraryUnavailable: no compiler, a compiler that fails, or a folder not writable.
 
     Args:
         extra_flags: for the compiler and the linker, such as a sanitizer's.
         report: gets a line before the compiler runs.
-
-    Raises:
-        NativeLibraryUnavailable: no compiler, a compiler that fails, or a folder not writable.
     """
     units = sorted(sources.glob("*.cpp"))
     headers = b"".join(path.read_bytes() for path in sorted(sources.glob("*.h")))

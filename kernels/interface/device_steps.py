@@ -38,7 +38,6 @@ class StepSampler(Protocol):
     @property
     def results(self) -> StepResults:
         """Of the last `sample`, on the device."""
-        ...
 
     def sample(
         self,
@@ -66,7 +65,6 @@ class StepSampler(Protocol):
             num_sequences: of the step, may count padding.
             mode: what the sampled rows may need; a mode that leaves out an option ignores it.
         """
-        ...
 
 
 class DeviceStepOperations(Protocol):
@@ -86,7 +84,6 @@ class DeviceStepOperations(Protocol):
             rows: written in place. What is past a table's width is dropped (blocks allocated ahead
                 of max_model_len).
         """
-        ...
 
     def prepare_step(
         self,
@@ -107,7 +104,6 @@ class DeviceStepOperations(Protocol):
             rows: read; every update of this step is in them.
             out: overwritten. Its sizes, at least the step's, decide how much padding there is.
         """
-        ...
 
     def append_sampled(
         self,
@@ -127,8 +123,6 @@ class DeviceStepOperations(Protocol):
             rows: `token_ids` is written in place.
             num_sequences: of the step, may count padding.
         """
-        ...
 
     def make_sampler(self, *, num_rows: int, vocab_size: int, device: torch.device) -> StepSampler:
         """With memory for `num_rows` rows of the persistent batch, all sampled in one step."""
-        ...

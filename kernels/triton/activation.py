@@ -93,13 +93,11 @@ def silu_and_mul(gate_up_TF2: torch.Tensor, *, out_TF: torch.Tensor | None = Non
     """`silu(left half) * right half` of [T, 2F] -> [T, F], with `silu(x) = x / (1 + exp(-x))`.
 
     Computed in float32; silu and the product are each rounded to the argument's dtype.
+    Returns `out_TF`.
 
     Args:
         gate_up_TF2: float32, float16 or bfloat16, rows contiguous. Not changed.
         out_TF: [T, F], rows contiguous, no part of gate_up_TF2. None: a new tensor.
-
-    Returns:
-        `out_TF`.
     """
     return _launch(gate_up_TF2, out_TF, is_gelu=False)
 

@@ -85,14 +85,12 @@ def dense_linear(
     """`x @ weight.T + bias`, summed in float32 and rounded once.
 
     A row of the result depends on that row of x and the weight alone, bit for bit.
+    Returns a new tensor [T, N] of x's dtype.
 
     Args:
         x_TE: float32, float16 or bfloat16, rows contiguous.
         weight_NE: of x's dtype, rows contiguous.
         bias_N: of x's dtype, contiguous.
-
-    Returns:
-        A new tensor [T, N] of x's dtype.
     """
     if x_TE.dim() != 2 or weight_NE.dim() != 2:
         raise ValueError(

@@ -44,13 +44,11 @@ def copy_within(
     """`cache[dst_ids[i]] = cache[src_ids[i]]`, keys and values.
 
     A destination may be another pair's source; those (rare) calls go through a second buffer.
+    Raises ValueError: ids out of range, twice in dst_ids_N, or a cache of the wrong form.
 
     Args:
         kv_cache_B2KSD: contiguous, of any dtype; changed in place.
         src_ids_N, dst_ids_N: int64 on the CPU; each of dst_ids_N once.
-
-    Raises:
-        ValueError: ids out of range, twice in dst_ids_N, or a cache of the wrong form.
     """
     _check_cache(kv_cache_B2KSD)
     _check_ids(src_ids_N, kv_cache_B2KSD, dst_ids_N, kv_cache_B2KSD)
@@ -75,16 +73,13 @@ def swap_blocks(
 
     One copy for each run of pairs in which both ids rise by one, on the current stream. The host's
     memory must be pinned for the copies to overlap with work on the device. Returns before they are
-    done.
+    done. Raises ValueError: ids out of range or twice in dst_ids_N, one cache given as both source
+    and destination, or caches that do not fit each other.
 
     Args:
         src, dst: [B, 2, K, S, D], contiguous; the number of blocks may differ. dst is changed in
             place.
         src_ids_N, dst_ids_N: int64 on the CPU; each of dst_ids_N once.
-
-    Raises:
-        ValueError: ids out of range or twice in dst_ids_N, one cache given as both source and
-            destination, or caches that do not fit each other.
     """
     _check_cache(src)
     _check_cache(dst)

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.triton.tensor_checks import check_tensor
+
 _MOST_EXPERTS = 1024
 _ROUTED_AT_ONCE = 512
 _PAIRS_AT_ONCE = 2048
@@ -246,13 +248,8 @@ def build_expert_tiles(
         expert_ids_TA: int32, contiguous, each in [0, num_experts): as `route` gives them.
         tile_rows: most pairs of a tile, a power of two.
     """
-    if expert_ids_TA.ndim != 2 or not expert_ids_TA.is_contiguous():
-        raise ValueError(
-            f"expert ids have shape {tuple(expert_ids_TA.shape)} and strides "
-            f"{expert_ids_TA.stride()}; give a contiguous [T, top_k]"
-        )
-    if expert_ids_TA.dtype != torch.int32:
-        raise TypeError(f"expert ids are {expert_ids_TA.dtype}; give int32")
+    ids = expert_ids_TA
+    check_tensor("expert_ids_TA", ids, ids.shape, torch.int32, ids.device)
     _check_experts(num_experts)
     if tile_rows < 1 or tile_rows & (tile_rows - 1):
         raise ValueError(f"tile_rows is {tile_rows}; give a power of two")

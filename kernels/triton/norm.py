@@ -85,15 +85,12 @@ def rms_norm(
 ) -> torch.Tensor:
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32.
 
-    Rounded where `Operations.rms_norm` says.
+    Rounded where `Operations.rms_norm` says. Returns `out_TE`.
 
     Args:
         x_TE: rows contiguous, E <= 32768; float32, float16 or bfloat16. Not changed.
         weight_E: x's dtype or float32.
         out_TE: like x_TE; may be x_TE itself. None: a new tensor.
-
-    Returns:
-        `out_TE`.
     """
     out_TE = torch.empty_like(x_TE) if out_TE is None else out_TE
     _launch(x_TE, None, weight_E, eps, out_TE, None)

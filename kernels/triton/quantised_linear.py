@@ -12,12 +12,11 @@ import triton
 import triton.language as tl
 
 from kernels.triton.quantised_weights import QuantisedWeight, dequantise
+from kernels.triton.tensor_checks import FLOATS, check_tensor
 
 BLOCK_N = 64
 BLOCK_J = 64
 """Outputs, and bytes of each, that are read at a time."""
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""What weights are widened to."""
 
 
 @triton.jit
@@ -117,8 +116,8 @@ def _dequantise_kernel(
 
 def dequantise_to(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
     """The weight widened on its device, [N, E] in `dtype`: `dequantise`, rounded."""
-    if dtype not in DTYPES:
-        raise TypeError(f"cannot widen to {dtype}; give one of {DTYPES}")
+    if dtype not in FLOATS:
+        raise TypeError(f"cannot widen to {dtype}; give one of {FLOATS}")
     packed_NJ = weight.packed_NJ
     w_NE = torch.empty(weight.num_outputs, weight.num_inputs, dtype=dtype, device=packed_NJ.device)
     blocks_n = triton.cdiv(weight.num_outputs, BLOCK_N)
@@ -297,18 +296,11 @@ def quantised_linear(
         bias_N: contiguous; the dtype of x.
         batch_invariant: one kernel in one tile for every number of rows, slower for few and many.
     """
-    if x_TE.dtype not in DTYPES:
-        raise TypeError(f"x is {x_TE.dtype}; give one of {DTYPES}")
-    if x_TE.ndim != 2 or x_TE.shape[1] != weight.num_inputs or x_TE.stride(1) != 1:
-        raise ValueError(
-            f"x is {tuple(x_TE.shape)} with strides {x_TE.stride()}; "
-            f"give [T, {weight.num_inputs}] with contiguous rows"
-        )
-    num_outputs = weight.num_outputs
-    if bias_N is not None and (tuple(bias_N.shape) != (num_outputs,) or bias_N.stride(0) != 1):
-        raise ValueError(f"bias is {tuple(bias_N.shape)}; give contiguous [{num_outputs}]")
-    if bias_N is not None and bias_N.dtype != x_TE.dtype:
-        raise TypeError(f"bias is {bias_N.dtype} and x {x_TE.dtype}; give one dtype")
+    num_outputs, device = weight.num_outputs, x_TE.device
+    shape = (x_TE.shape[0], weight.num_inputs)
+    check_tensor("x_TE", x_TE, shape, FLOATS, device, contiguous_dims=1)
+    if bias_N is not None:
+        check_tensor("bias_N", bias_N, (num_outputs,), x_TE.dtype, device)
     num_rows = x_TE.shape[0]
     block_m = choose_tile_rows(num_rows, x_TE.dtype, batch_invariant=batch_invariant)
     if block_m is None:

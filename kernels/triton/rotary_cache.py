@@ -228,8 +228,9 @@ def rotary_and_cache(
         left, right = left * cos - right * sin, right * cos + left * sin
         cache[slot // S, head, slot % S] = x', or fp8(clamp(x' / scale, -448, 448))
 
-    Rounds where `kernels.torch.kv_cache` rounds. A token whose slot is negative is padding:
-    nothing of it is read or written, in `q_out_THD` neither.
+    Rounds where `kernels.torch.kv_cache` rounds. A token whose slot is negative is padding: nothing
+    of it is read or written, in `q_out_THD` neither.
+    Returns q_THD: `q_out_THD`, or a view of `qkv_TN`.
 
     Args:
         qkv_TN: [T, (H + 2K) * D], heads of q, then k, then v, rows contiguous. Its queries are
@@ -242,9 +243,6 @@ def rotary_and_cache(
             float32; rotary_size <= D.
         k_scale, v_scale: what a stored fp8 value is multiplied by when read.
         q_out_THD: [T, H, D], heads contiguous; None: in place.
-
-    Returns:
-        q_THD: `q_out_THD`, or a view of `qkv_TN`.
     """
     H, K, D = params.num_query_heads, kv_cache[0].shape[1], params.head_size
     _check("qkv_TN", qkv_TN, (qkv_TN.shape[0], (H + 2 * K) * D), qkv_TN, contiguous_dims=1)

@@ -70,7 +70,6 @@ class StepTimeModel(Protocol):
 
     def describe(self) -> dict[str, object]:
         """Plain values, for the document."""
-        ...
 
 
 # ---------------------------------------------------------------------- roofline

@@ -344,13 +344,11 @@ def apply_frequency_factors(
 
     llama.cpp's converter writes Llama 3's frequency-dependent scaling that way; the parameters that
     give these factors are found again, so that the config is the model's own.
+    Raises ValueError: no parameters of Llama 3's formula give the factors.
 
     Args:
         parameters: as `rope_parameters` gave them, of type "default".
         factors: head_dim / 2 numbers, highest frequency first.
-
-    Raises:
-        ValueError: no parameters of Llama 3's formula give the factors.
     """
     if all(factor == 1.0 for factor in factors):
         return parameters

@@ -389,7 +389,7 @@ def expert_products() -> Iterator[KernelVariant]:
         [*kinds, (FP32, FP32, 16)], (True, False)
     ):
         num_outputs, num_inputs = (768, 2048) if gated else (2048, 768)
-        tile = moe_linear._choose_tile(tile_rows, dtype, gated)
+        constants, launch = moe_linear._configuration(tile_rows, dtype, gated)
         scaled = w_dtype != dtype
         yield KernelVariant(
             name=f"{'gate_up' if gated else 'down'} {_name(w_dtype)} tiles of {tile_rows}",
@@ -399,10 +399,9 @@ def expert_products() -> Iterator[KernelVariant]:
             | {"out_ptr": dtype, "max_tiles": 152, "a_stride": num_inputs},
             constants={"N": num_outputs, "K": num_inputs, "PAIRS_A_ROW": 8 if gated else 1}
             | {"GATED": gated, "HAS_SCALE": scaled}
-            | moe_linear._tile_constants(tile_rows, tile),
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
+            | constants,
             needs_wgmma=tile_rows >= 64,
+            **launch,
         )
     for dtype, weights in ((BF16, FP32), (BF16, BF16), (FP16, FP16), (FP32, FP32)):
         yield KernelVariant(
