@@ -70,14 +70,9 @@ def decode_kernel(
 
         valid_M = (query_M < token_stop - token_start) & (query_M < QUERIES)
         q_head_M = kv_head * G + head_M
-        q_ptr_MD = (
-            q_THD
-            + ((token_start + query_M).to(tl.int64) * q_token_stride + q_head_M * q_head_stride)[
-                :, None
-            ]
-            + d_D[None, :]
-        )
-        q_MD = tl.load(q_ptr_MD, mask=valid_M[:, None] & (d_D < D)[None, :], other=0.0)
+        mask_MD = valid_M[:, None] & (d_D < D)[None, :]
+        q_row_M = (token_start + query_M).to(tl.int64) * q_token_stride + q_head_M * q_head_stride
+        q_MD = tl.load(q_THD + q_row_M[:, None] + d_D[None, :], mask=mask_MD, other=0.0)
         slope_M = tl.zeros([BLOCK_M], dtype=tl.float32)
         if HAS_ALIBI:
             slope_M = tl.load(alibi_slopes_H + q_head_M) * 1.4426950408889634
@@ -85,36 +80,17 @@ def decode_kernel(
         acc_MD = tl.zeros([BLOCK_M, D_PAD], dtype=tl.float32)
         peak_M = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
         total_M = tl.zeros([BLOCK_M], dtype=tl.float32)
+        k_cache = k_cache_BKSD + kv_head * k_head_stride
+        v_cache = v_cache_BKSD + kv_head * v_head_stride
+        table = block_table_RM + request * table_stride
         for first_key in range(key_start // BLOCK_N * BLOCK_N, key_stop, BLOCK_N):
             acc_MD, peak_M, total_M = attend_tile(
-                q_MD,
-                acc_MD,
-                peak_M,
-                total_M,
-                first_key,
-                key_start,
-                key_stop,
-                position_M,
-                slope_M,
-                k_cache_BKSD + kv_head * k_head_stride,
-                v_cache_BKSD + kv_head * v_head_stride,
-                block_table_RM + request * table_stride,
-                k_block_stride,
-                k_slot_stride,
-                v_block_stride,
-                v_slot_stride,
-                score_scale,
-                multiplier,
-                window,
-                D=D,
-                D_PAD=D_PAD,
-                S=S,
-                BLOCK_N=BLOCK_N,
-                MASKED=True,
-                HAS_WINDOW=HAS_WINDOW,
-                HAS_SOFTCAP=HAS_SOFTCAP,
-                HAS_ALIBI=HAS_ALIBI,
-            )
+                q_MD, acc_MD, peak_M, total_M, first_key, key_start, key_stop,
+                position_M, slope_M, k_cache, v_cache, table,
+                k_block_stride, k_slot_stride, v_block_stride, v_slot_stride,
+                score_scale, multiplier, window,
+                D, D_PAD, S, BLOCK_N, True, HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI,
+            )  # fmt: skip
         seen_M = total_M > 0.0
         divisor_M = tl.where(seen_M, total_M, 1.0)
         if not HAS_ALIBI:
@@ -124,7 +100,7 @@ def decode_kernel(
         tl.store(
             partial_out + (out_row_M * D)[:, None] + d_D[None, :],
             acc_MD / divisor_M[:, None],
-            mask=valid_M[:, None] & (d_D < D)[None, :],
+            mask=mask_MD,
         )
         tl.store(partial_lse + out_row_M, lse_M, mask=valid_M)
 

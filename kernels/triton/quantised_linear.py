@@ -91,20 +91,9 @@ def _dequantise_kernel(
     n_N = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     j_start = tl.program_id(1) * BLOCK_J
     low_NJ, high_NJ = load_scaled(
-        packed_ptr,
-        scales_ptr,
-        offsets_ptr,
-        n_N,
-        j_start,
-        N,
-        J,
-        BITS,
-        GROUP * BITS // 8,
-        HAS_OFFSETS,
-        N % BLOCK_N == 0 and J % BLOCK_J == 0,
-        BLOCK_N,
-        BLOCK_J,
-    )
+        packed_ptr, scales_ptr, offsets_ptr, n_N, j_start, N, J, BITS, GROUP * BITS // 8,
+        HAS_OFFSETS, N % BLOCK_N == 0 and J % BLOCK_J == 0, BLOCK_N, BLOCK_J,
+    )  # fmt: skip
     j_J = j_start + tl.arange(0, BLOCK_J)
     k_J = j_J if BITS == 8 else j_J // 16 * 32 + j_J % 16
     out_NJ = out_ptr + n_N[:, None] * K + k_J[None, :]
@@ -228,20 +217,10 @@ def _few_rows_kernel(
         # a split's steps past the end have masks that are empty, and add zeros
         j_start = (split * SPLIT_STEPS + step) * BLOCK_J
         low_NJ, high_NJ = load_scaled(
-            packed_ptr,
-            scales_ptr,
-            offsets_ptr,
-            n_N,
-            j_start,
-            N,
-            J,
-            BITS,
-            GROUP * BITS // 8,
-            HAS_OFFSETS,
-            N % BLOCK_N == 0 and J % BLOCK_J == 0 and STEPS % SPLITS == 0,
-            BLOCK_N,
-            BLOCK_J,
-        )
+            packed_ptr, scales_ptr, offsets_ptr, n_N, j_start, N, J, BITS, GROUP * BITS // 8,
+            HAS_OFFSETS, N % BLOCK_N == 0 and J % BLOCK_J == 0 and STEPS % SPLITS == 0,
+            BLOCK_N, BLOCK_J,
+        )  # fmt: skip
         j_J = j_start + tl.arange(0, BLOCK_J)
         valid_JM = (j_J < J)[:, None] & valid_M[None, :]
         k_J = j_J if BITS == 8 else j_J // 16 * 32 + j_J % 16
