@@ -263,10 +263,7 @@ class StopStringMatcher:
     def append(self, text: str, *, may_stop: bool = True) -> tuple[str, str | None]:
         """The text that may be shown now, and the stop string that was found, if one was: then the
         text is the last of the stream.
-
-        Args:
-            may_stop: whether a stop string counts that this text completes.
-        """
+        `may_stop`: whether a stop string counts that this text completes."""
         if not self._stop or not text:
             return text, None
         num_open = len(self._open)

@@ -212,7 +212,7 @@ class Format:
 
 def measure(options: QualityOptions) -> dict[str, Any]:
     """The whole report. All options are read before anything is loaded. Raises ValueError,
-    ValueError, ModelFilesError, StartupError: it cannot be made."""
+    ModelFilesError, StartupError: it cannot be made."""
     model, judge_by = options.model, options.judge_by
     common = ["--model", model]
     if options.num_threads is not None:
