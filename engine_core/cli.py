@@ -1,6 +1,5 @@
 """The console script `engine-core`: reads options, then hands over to the daemon. Quick to import:
-torch and the rest load only once the options are known to be good.
-"""
+torch and the rest load only once the options are known to be good."""
 
 import contextlib
 import logging

@@ -182,7 +182,6 @@ def _share_the_cores() -> None:
     They spin between operations, by default for milliseconds. When another process needs a core,
     the spinning threads take it from the thread that has work: a decode step then takes a hundred
     times as long. At this count it takes three times as long, and 5 to 10 % more on an idle
-    machine (docs/benchmarks.md). Variables that are set already are left alone.
-    """
+    machine (docs/benchmarks.md). Variables that are set already are left alone."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")

@@ -164,7 +164,6 @@ def _wait(child: int, drain_timeout_s: float, relay: Relay | None) -> tuple[int,
 def _end_with(parent: int) -> None:
     """The kernel kills this process when its parent dies, however that dies.
 
-    Source: prctl(2), PR_SET_PDEATHSIG.
-    """
+    Source: prctl(2), PR_SET_PDEATHSIG."""
     if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) or os.getppid() != parent:
         os._exit(ExitCode.FAULT)

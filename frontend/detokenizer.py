@@ -92,8 +92,7 @@ class _PieceJoiner:
     """Texts of tokens, one after the other; runs of byte tokens as `_ByteRun`.
 
     Until the first text appears, tokens are decoded from the start of the output, because there
-    a decoder may trim a leading space.
-    """
+    a decoder may trim a leading space."""
 
     def __init__(self, pieces: TokenPieces, tail: list[int]) -> None:
         self._pieces = pieces

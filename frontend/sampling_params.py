@@ -46,8 +46,7 @@ class SamplingParams:
     model's length allows. `seed` None (or -1) draws one. `truncate_prompt_tokens` k keeps the last
     k prompt tokens, -1 as many as the model takes. A temperature below 1e-5 is greedy.
     Raises InvalidInput: a value outside its limits, values that contradict each other, or something
-    that this engine does not support.
-    """
+    that this engine does not support."""
 
     n: int = 1
     presence_penalty: float = 0.0
@@ -145,8 +144,7 @@ class SamplingParams:
 
         `max_tokens` becomes what the model's length leaves, where it is None or more than that.
         `seed` overrides the seed.
-        Raises InvalidInput: see the class; attributes may have been assigned since it was built.
-        """
+        Raises InvalidInput: see the class; attributes may have been assigned since it was built."""
         self.check()
         room = max_model_len - prompt_len
         return self._engine_params(
@@ -197,8 +195,7 @@ class BeamSearchParams:
 
     Fields are explained at `protocol.sampling.BeamSearchParams`. `max_tokens` None means as many as
     the model's length allows. Raises InvalidInput: a value outside its limits, or something that
-    this engine does not support.
-    """
+    this engine does not support."""
 
     beam_width: int = 4
     max_tokens: int | None = 64

@@ -220,8 +220,7 @@ class TokenPieces:
         """The bytes of a token of a BYTE_LEVEL tokenizer; empty for an unknown id.
 
         Characters stand for bytes by GPT-2's table. A token with any character outside the table
-        (an added one) stands for its own UTF-8, as in the decoder of `tokenizers`.
-        """
+        (an added one) stands for its own UTF-8, as in the decoder of `tokenizers`."""
         token = (self._backend.id_to_token(token_id) if token_id >= 0 else None) or ""
         try:
             return bytes([_LEVEL_TABLE[character] for character in token])

@@ -1,7 +1,6 @@
 """The KV cache as numbers: which physical block holds which tokens of which sequence.
 
-Imports no tensors, sockets, clocks or scheduler.
-"""
+Imports no tensors, sockets, clocks or scheduler."""
 
 from engine_core.kv_cache.block_pool import BlockPool
 from engine_core.kv_cache.copies import CacheCopies

@@ -277,8 +277,7 @@ class KVCacheManager:
         The blocks that a chunk fills are registered now, before they are computed, so that requests
         of one step share them; a block that a single token fills only at a later call or when
         freed. Tokens beyond `seq.num_tokens` are drafts and never register a block. Returns what
-        changed in the tables, or None if too few blocks are free: nothing changed then.
-        """
+        changed in the tables, or None if too few blocks are free: nothing changed then."""
         seq_blocks = self._blocks_of.get(seq.sequence_id)
         if seq_blocks is None:
             num_groups = len(self.groups)

@@ -28,8 +28,7 @@ class CacheLayout:
         tensor 1   | layer 11 (full)    | layer 1  (window)  | layer 4 (window) |
                    |       group 0      |      group 1       |     group 2      |  a column a group
 
-    A block id addresses the same block in every tensor of the row that its group's layer uses.
-    """
+    A block id addresses the same block in every tensor of the row that its group's layer uses."""
 
     groups: tuple[LayerGroup, ...]
     num_tensors: int

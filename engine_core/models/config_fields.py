@@ -15,8 +15,7 @@ class ConfigFields:
     """Typed reading of a config; a null is the same as an absent field.
 
     Every method raises ModelConfigError for a value of the wrong kind, and for an absent field
-    without a default.
-    """
+    without a default."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields = fields

@@ -77,8 +77,7 @@ def load_dummy_model(
 ) -> Model:
     """Build the model of a config.json with random weights, made on the device of `ops`.
 
-    Arguments and errors as of `load_model`; for `seed` see `draw_weight`.
-    """
+    Arguments and errors as of `load_model`; for `seed` see `draw_weight`."""
     _, _, model = _build(config, dtype=dtype, ops=ops, max_model_len=max_model_len)
     for name, placement in model.placements().items():
         if name not in model.vocabulary.optional_names:

@@ -43,8 +43,7 @@ def read_rotary_by_layer_type(fields: ConfigFields, *, head_size: int) -> dict[s
     """Gemma 3: its own angles for "full_attention" and for "sliding_attention" layers.
 
     In the old spelling `rope_scaling` is for the full layers only, and the sliding ones have
-    `rope_local_base_freq`.
-    """
+    `rope_local_base_freq`."""
     nested = fields.mapping("rope_parameters") or {}
     full = dict(nested.get("full_attention") or {}) | (fields.mapping("rope_scaling") or {})
     sliding = dict(nested.get("sliding_attention") or {})

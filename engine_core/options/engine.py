@@ -1,6 +1,5 @@
 """The daemon's options as typed by the operator: each field is one `--option` and one key of the
-TOML file. "auto" values are resolved once, at start-up; nothing later sees this class.
-"""
+TOML file. "auto" values are resolved once, at start-up; nothing later sees this class."""
 
 import dataclasses
 from pathlib import Path

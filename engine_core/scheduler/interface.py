@@ -2,8 +2,7 @@
 
 scheduler.add_request(request)
 plan = scheduler.schedule()
-outputs = scheduler.update_from_output(plan, runner.execute(plan))
-"""
+outputs = scheduler.update_from_output(plan, runner.execute(plan))"""
 
 import abc
 import enum

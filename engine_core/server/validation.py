@@ -1,6 +1,5 @@
 """What this engine can serve: a request is checked here once, before the scheduler sees it. What
-there is room for, the scheduler decides. A refusal names value, limit and next action.
-"""
+there is room for, the scheduler decides. A refusal names value, limit and next action."""
 
 import dataclasses
 import re

@@ -129,8 +129,7 @@ class RunnerSpec:
 def prompt_lengths(config: RunnerConfig) -> list[int]:
     """Tokens of each row: together as many as the step may have, the first rows longest.
 
-    A prompt leaves room for one more token in max_model_len.
-    """
+    A prompt leaves room for one more token in max_model_len."""
     num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
     left = config.max_num_batched_tokens - num_rows
     lengths = []

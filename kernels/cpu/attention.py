@@ -33,8 +33,7 @@ class AttentionGeometry(ctypes.Structure):
 class NativeAttentionPlan:
     """A step, as the library reads it. `keeps` are the tensors that `geometry` points into.
 
-    The geometry is the planner's: its address is the same at every step.
-    """
+    The geometry is the planner's: its address is the same at every step."""
 
     geometry: AttentionGeometry
     address: int

@@ -1,8 +1,7 @@
 """A forward pass as one call into the library: captured once as a graph, then run each step.
 
 At 135 million parameters, calling 270 operations a step from Python takes as long as the
-operations of an int8 step.
-"""
+operations of an int8 step."""
 
 import ctypes
 import logging

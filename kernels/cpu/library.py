@@ -1,8 +1,7 @@
 """The native library: found in the user's cache, or built there from `src/` when first used.
 
 A binary is named by hashes of sources, flags and the compiler's version, and ends in its own
-digest. Processes that start at once build once (a lock on a file).
-"""
+digest. Processes that start at once build once (a lock on a file)."""
 
 import ctypes
 import fcntl
@@ -34,8 +33,7 @@ class WeightMemory:
     """Memory for packed weights, on huge pages where the system gives them.
 
     On 4 KiB pages a core loses a fifth (float32) to a third (int8) of its bandwidth, measured with
-    49152 x 576 weights. Small weights share a chunk, which is freed with the last of them.
-    """
+    49152 x 576 weights. Small weights share a chunk, which is freed with the last of them."""
 
     def __init__(self) -> None:
         self._chunk = torch.empty(0, dtype=torch.uint8)
@@ -197,8 +195,7 @@ def available_threads() -> int:
     """The CPUs that this process may use: its affinity, cut by its control group's quota.
 
     ENGINE_CORE_NATIVE_THREADS, or else OMP_NUM_THREADS, lowers it.
-    Raises NativeLibraryUnavailable: a variable that is not a whole number above 0.
-    """
+    Raises NativeLibraryUnavailable: a variable that is not a whole number above 0."""
     limit = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

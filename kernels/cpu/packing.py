@@ -48,8 +48,7 @@ def save_packed(path: Path, weights: Mapping[str, PackedLinear], *, key: str) ->
     sum, the file's length and every range, but does not sum the tensors, which would read them all
     at start: a flipped bit there is a wrong weight, never a wrong address.
     `key`: what the weights were made from; `map_packed` checks it. Raises OSError: the folder
-    cannot be written, or is full.
-    """
+    cannot be written, or is full."""
     tensors: list[tuple[int, torch.Tensor]] = []
     end = 0
 
@@ -92,8 +91,7 @@ def map_packed(library: NativeLibrary, path: Path, *, key: str) -> dict[str, Pac
 
     They are read when they are first used. The file may be replaced or removed meanwhile, and must
     not be cut short in place.
-    Raises PackedFileError: no such file, one of another kind, version or key, or a damaged one.
-    """
+    Raises PackedFileError: no such file, one of another kind, version or key, or a damaged one."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size

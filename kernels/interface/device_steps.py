@@ -73,8 +73,7 @@ class DeviceStepOperations(Protocol):
     The number of sequences is read from the packed step, on the device: so a call whose tensors are
     those of a bucket can be captured in a CUDA graph and replayed for any step that fits.
     Nothing here waits for the device. All calls of an engine go to one stream, in order: a step
-    reads the tokens that the step before it appended.
-    """
+    reads the tokens that the step before it appended."""
 
     def apply_row_updates(self, packed: torch.Tensor, rows: DeviceRows) -> None:
         """`table[row, start : start + n] = ids` for each packed update; -1 is the table of tokens.

@@ -34,8 +34,7 @@ head's elements last; everything else goes through `Operations`."""
 def cached_head_bytes(head_size: int, kv_dtype: torch.dtype) -> int:
     """Bytes of one head's key, or value, of one token in a cache of `kv_dtype`.
 
-    Elements of int8 come with a float32 scale a head and token.
-    """
+    Elements of int8 come with a float32 scale a head and token."""
     return head_size * kv_dtype.itemsize + (4 if kv_dtype is torch.int8 else 0)
 
 
@@ -217,8 +216,7 @@ class Penalties:
 class Operations(Protocol):
     """The operations of one device. Tensors live on `device`; floating dtype is the model's.
 
-    Unless said otherwise an operation mutates none of its arguments and returns a new tensor.
-    """
+    Unless said otherwise an operation mutates none of its arguments and returns a new tensor."""
 
     @property
     def name(self) -> str:
@@ -295,16 +293,14 @@ class Operations(Protocol):
 
         The normalised value is rounded to the dtype of the weight before it is multiplied, and the
         product to the dtype of x: a float32 weight keeps the product in float32 (Gemma), a weight
-        in the model's dtype rounds first (Llama).
-        """
+        in the model's dtype rounds first (Llama)."""
 
     def add_rms_norm(
         self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`residual + x`, and its `rms_norm` -> (normed, new residual).
 
-        Both arguments are consumed: the results may share their memory.
-        """
+        Both arguments are consumed: the results may share their memory."""
 
     def silu_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
         """`silu(left half) * right half` of [T, 2F] -> [T, F]. Consumes its argument."""
@@ -317,8 +313,7 @@ class Operations(Protocol):
 
         The results are bit for bit those of `forward`. It must do the same at every call, and with
         activations nothing but operations, `.flatten(1)`, and `.mul_` with one number; one that
-        does more is run as it is.
-        """
+        does more is run as it is."""
 
     def rotary_and_cache(
         self,
@@ -404,8 +399,7 @@ class SamplingOperations(Protocol):
     def best_of_rows(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(int64 [R], the lowest id of each row's largest logit; float32 [R], that logit).
 
-        A row that holds NaN has NaN for its largest logit, and any id.
-        """
+        A row that holds NaN has NaN for its largest logit, and any id."""
 
     def sample(
         self,

@@ -1,7 +1,6 @@
 """Weights that a backend keeps in a layout of its own, made of a file's quantised values or floats.
 
-file -> QuantisedTensor or torch.Tensor, part by part -> WeightPacking.pack -> LinearWeight
-"""
+file -> QuantisedTensor or torch.Tensor, part by part -> WeightPacking.pack -> LinearWeight"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,8 +106,7 @@ class WeightPacking(Protocol):
         """Write all that is quantised. The last call for this model.
 
         The file is complete or not there: it gets its name when all of it is written.
-        Raises OSError: it cannot be written.
-        """
+        Raises OSError: it cannot be written."""
 
     def bytes_by_format(self) -> Mapping[str, int]:
         """What the weights packed so far take, by the name of their format."""

@@ -1,8 +1,7 @@
 """Paged attention of the torch backend, over the groups of a plan.
 
 The query heads that share a key/value head are packed into the query dimension, so that keys and
-values are never repeated: q [G, K, Q * (H / K), D] against k [G, K, L, D].
-"""
+values are never repeated: q [G, K, Q * (H / K), D] against k [G, K, L, D]."""
 
 import torch
 import torch.nn.functional as F

@@ -31,8 +31,7 @@ from kernels.torch.linear import (
 class TorchOperations:
     """See `kernels.interface.operations.Operations` for every method.
 
-    Holds attention buffers, so one thread uses an instance at a time.
-    """
+    Holds attention buffers, so one thread uses an instance at a time."""
 
     prepare_experts = staticmethod(prepare_experts)
     best_of_rows = staticmethod(sampling.best_of_rows)

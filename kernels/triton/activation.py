@@ -1,7 +1,6 @@
 """Gated activations (arXiv:2002.05202; SiLU and GELU: arXiv:1606.08415), quantised or not.
 
-GELU's tanh comes from the logistic function: 1 + tanh(u) = 2 / (1 + exp(-2u)), exact near zero.
-"""
+GELU's tanh comes from the logistic function: 1 + tanh(u) = 2 / (1 + exp(-2u)), exact near zero."""
 
 from typing import Any
 
@@ -23,8 +22,7 @@ def activation_quantised_reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`silu_and_mul` rounded to its dtype, then quantised a row at a time, in torch.
 
-    The unquantised reference is `kernels.torch.elementwise`.
-    """
+    The unquantised reference is `kernels.torch.elementwise`."""
     return quantise_rows_reference(elementwise.silu_and_mul(gate_up_TF2), dtype)
 
 
@@ -109,8 +107,7 @@ def gelu_tanh_and_mul(
 
         gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))
 
-    Otherwise as `silu_and_mul`.
-    """
+    Otherwise as `silu_and_mul`."""
     return _launch(gate_up_TF2, out_TF, is_gelu=True)
 
 

@@ -1,7 +1,6 @@
 """Decode attention: persistent programs over a list of (request, split) pieces of keys.
 
-The specification is in `attention`; a split's result is attention over its keys alone.
-"""
+The specification is in `attention`; a split's result is attention over its keys alone."""
 
 import torch
 import triton
@@ -127,8 +126,7 @@ def decode_attention(
 
     `out = softmax(scores) v` over the keys of the split, unscaled by v_scale, float32 and the
     log-sum-exp in units of log2. The split-KV form is that of "Flash-Decoding" (Dao, Haziza, Massa,
-    Sizov 2023). Arguments are those of `attention.paged_attention`, which has checked them.
-    """
+    Sizov 2023). Arguments are those of `attention.paged_attention`, which has checked them."""
     _, num_kv_heads, block_size, head_size = k_cache_BKSD.shape
     group_size = work.num_query_heads // num_kv_heads
     alibi_slopes_H = params.alibi_slopes_H
@@ -175,8 +173,7 @@ def configuration(
     """(constants, launch options). Tiles of keys are 8 KiB and so few registers are used that four
     programs fit on a multiprocessor (two to three with fp8 or 256 elements a head): decode waits
     for memory, and only other programs fill the gaps between pieces. Five stages give two buffers,
-    because a stage before the keys goes to the block table.
-    """
+    because a stage before the keys goes to the block table."""
     padded = max(16, triton.next_power_of_2(head_size))
     block_m = max(16, triton.next_power_of_2(max_queries * group_size))
     block_n = min(64, max(16, 8192 // (padded * kv_bytes)))

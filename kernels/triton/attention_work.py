@@ -230,8 +230,7 @@ class AttentionWorkspace:
     Capacity in splits is `max_decodes * split_bound`, or less if the decodes of a step never hold
     more than `max_decode_keys` tokens together. A request that does not fit has its output filled
     with NaN: loud, and without writing out of bounds.
-    `work`: of a step without requests, over the same lists.
-    """
+    `work`: of a step without requests, over the same lists."""
 
     def __init__(
         self,

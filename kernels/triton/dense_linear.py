@@ -1,8 +1,7 @@
 """`x @ weight.T + bias` whose rows do not depend on how many rows there are.
 
 The tile depends on the weight alone and E is summed from first to last, unlike in a library, which
-chooses its kernel by the rows ("Defeating Nondeterminism in LLM Inference", He et al. 2025).
-"""
+chooses its kernel by the rows ("Defeating Nondeterminism in LLM Inference", He et al. 2025)."""
 
 import torch
 import triton

@@ -1,8 +1,7 @@
 """Products in float8 (e4m3): a scale for each token and one for each output.
 
 A token's rounding depends on the token alone; the product's last bits may depend on the batch,
-because the library chooses its tiles by the number of rows.
-"""
+because the library chooses its tiles by the number of rows."""
 
 from dataclasses import dataclass
 

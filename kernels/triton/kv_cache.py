@@ -1,7 +1,6 @@
 """The KV cache of a layer on an NVIDIA GPU, and copies of whole blocks.
 
-A KVCache is (kv[:, 0], kv[:, 1]) of one allocation kv_B2KSD: a block is one piece of memory.
-"""
+A KVCache is (kv[:, 0], kv[:, 1]) of one allocation kv_B2KSD: a block is one piece of memory."""
 
 import torch
 import triton
@@ -208,8 +207,7 @@ def copy_blocks(
     src: KVCache, dst: KVCache, src_ids_N: torch.Tensor, dst_ids_N: torch.Tensor
 ) -> None:
     """See `Operations.copy_blocks`. Between a GPU and pinned host memory the copies are
-    only queued, on the current stream: other work of that stream sees them done.
-    """
+    only queued, on the current stream: other work of that stream sees them done."""
     if not src_ids_N.numel() and not dst_ids_N.numel():
         return
     src_whole, dst_whole = whole_cache(src), whole_cache(dst)

@@ -1,8 +1,7 @@
 """What changes single logits before sampling: token masks, then biases, then penalties.
 
 A logits row r reads the history of row `state_row_N[r]`: a bit a prompt token, a count an output
-token. The specification of penalties is `kernels.torch.sampling.apply_penalties`.
-"""
+token. The specification of penalties is `kernels.torch.sampling.apply_penalties`."""
 
 import torch
 import triton

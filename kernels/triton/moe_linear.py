@@ -1,8 +1,7 @@
 """Mixture of experts: the products of sorted pairs with their experts' weights, and their sum.
 
 A pair is computed by one program, in steps along E that follow from the dtype and the tile's rows:
-a token's bits depend on the batch only through `tile_rows`.
-"""
+a token's bits depend on the batch only through `tile_rows`."""
 
 from dataclasses import dataclass
 
@@ -60,8 +59,7 @@ def prepare_experts(gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> Triton
 def choose_tile_rows(num_tokens: int, top_k: int, num_experts: int, dtype: torch.dtype) -> int:
     """Rows of a tile for a step of this shape: 16, 64 or 128.
 
-    64 is where wgmma begins. float32 has no tensor-core path and always takes 16.
-    """
+    64 is where wgmma begins. float32 has no tensor-core path and always takes 16."""
     rows_an_expert = num_tokens * top_k / num_experts
     if dtype == torch.float32 or rows_an_expert <= 16:
         return 16

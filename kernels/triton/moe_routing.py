@@ -1,8 +1,7 @@
 """Mixture of experts: which experts a token goes to, and the order in which they are computed.
 
 Shape suffixes here: P pairs of (token, chosen expert), numbered `token * top_k + rank`; A chosen
-experts a token (top_k); L tiles.
-"""
+experts a token (top_k); L tiles."""
 
 from dataclasses import dataclass
 
@@ -209,8 +208,7 @@ def route(
 
     Mixtral (Jiang et al., 2024): renormalise, float32. Qwen3-MoE: renormalise as its
     `norm_topk_prob` says, weights rounded to the dtype of the logits. `router_logits_TX`: floating;
-    the last dimension contiguous. Returns (int32 expert_ids_TA, expert_weights_TA), new tensors.
-    """
+    the last dimension contiguous. Returns (int32 expert_ids_TA, expert_weights_TA), new tensors."""
     if router_logits_TX.ndim != 2 or router_logits_TX.stride(1) != 1:
         raise ValueError(
             f"router logits have shape {tuple(router_logits_TX.shape)} and strides "

@@ -1,8 +1,7 @@
 """RMS norm (arXiv:1910.07467), with the residual's addition before it and quantisation after it.
 
 One program holds one row in registers: it reads all inputs before it writes, and the row's bits
-depend on that row alone.
-"""
+depend on that row alone."""
 
 from typing import Any
 

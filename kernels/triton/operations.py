@@ -1,7 +1,6 @@
 """`Operations` on an NVIDIA GPU through Triton, dense products through cuBLAS.
 
-Under Triton's interpreter the same code runs on CPU tensors: so it is proven without a GPU.
-"""
+Under Triton's interpreter the same code runs on CPU tensors: so it is proven without a GPU."""
 
 from collections.abc import Set as AbstractSet
 

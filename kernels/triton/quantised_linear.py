@@ -1,8 +1,7 @@
 """Products with weight-only int8 and int4: y = x W^T + bias.
 
 Up to 64 rows the kernel widens the packed weight in registers, in splits along E that follow from
-the weight's shape alone. Above, cuBLAS takes the widened weight, except with `batch_invariant`.
-"""
+the weight's shape alone. Above, cuBLAS takes the widened weight, except with `batch_invariant`."""
 
 from typing import Any
 
@@ -38,8 +37,7 @@ def load_scaled(
     """Bytes [j_start, j_start + BLOCK_J) of some rows: (low, high) float32 [BLOCK_N, BLOCK_J].
 
     int8 has no high half. GROUP_J is the bytes of a group: groups are whole numbers of blocks, or
-    blocks of groups. IN_BOUNDS says that no block reaches beyond N or J.
-    """
+    blocks of groups. IN_BOUNDS says that no block reaches beyond N or J."""
     GROUPS: tl.constexpr = BLOCK_J // GROUP_J if GROUP_J < BLOCK_J else 1
     ROW_GROUPS: tl.constexpr = J // GROUP_J
     j_J = j_start + tl.arange(0, BLOCK_J)

@@ -1,7 +1,6 @@
 """Weight-only int8 and int4: one packed layout (`QuantisedWeight`), and the way into it from files.
 
-Shape suffixes here: G groups a row, J bytes a row.
-"""
+Shape suffixes here: G groups a row, J bytes a row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,8 +1,7 @@
 """Norm and rotation of queries and keys, and the write to the KV cache, in one launch.
 
 Sources: rotary positions arXiv:2104.09864 (halves paired as in GPT-NeoX); norm of queries and keys
-arXiv:2302.05442, RMSNorm arXiv:1910.07467.
-"""
+arXiv:2302.05442, RMSNorm arXiv:1910.07467."""
 
 from collections.abc import Sequence
 

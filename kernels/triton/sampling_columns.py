@@ -1,7 +1,6 @@
 """Sampling state of a step's sampled sequences, gathered from the persistent rows in one launch.
 
-Where a number stands in a state is said in `kernels.interface.sampling_rows`.
-"""
+Where a number stands in a state is said in `kernels.interface.sampling_rows`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """What the model reads in a step, made on the device from one packed buffer.
 
 The buffer's layout is in `kernels.interface.step_inputs`. Grids follow the padded sizes, so a CUDA
-graph can hold the launches, and a step starts before the host knows the tokens of the last one.
-"""
+graph can hold the launches, and a step starts before the host knows the tokens of the last one."""
 
 import torch
 import triton

@@ -1,8 +1,7 @@
 """Whole steps of published shapes: replayed decode graphs, a long prompt, and the real loop.
 
 Weights are random. The check compares two layers of the same width with transformers: nothing here
-says that the full depth is right.
-"""
+says that the full depth is right."""
 
 import dataclasses
 import gc

@@ -37,8 +37,7 @@ class CudaTimer:
     events. The flush takes longer than a launch, so the host is ahead and no launch gap is timed.
 
     A graph figure: several calls captured in one CUDA graph and replayed, with a warm cache; it has
-    no launch cost, and proves that the call can be captured.
-    """
+    no launch cost, and proves that the call can be captured."""
 
     @functools.cached_property
     def _flush(self) -> torch.Tensor:

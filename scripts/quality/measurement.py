@@ -1,6 +1,5 @@
 """Perplexity of a reference and of formats on the same tokens: exp of the mean negative
-log-probability of a text's tokens.
-"""
+log-probability of a text's tokens."""
 
 import dataclasses
 import gc

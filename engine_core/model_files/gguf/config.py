@@ -1,8 +1,7 @@
 """GGUF metadata to a config.json as transformers 5 writes it, for the architectures served. What
 changes the mathematics and is not understood is refused by name.
 
-Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and llama.cpp's llama-hparams.h
-"""
+Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and llama.cpp's llama-hparams.h"""
 
 import math
 from collections.abc import Sequence

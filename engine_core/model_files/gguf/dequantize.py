@@ -1,8 +1,7 @@
 """GGUF quantised blocks to float32: the bits of `gguf.quants.dequantize`, five times as fast, by
 all of torch's threads on pieces that stay in the CPU's caches. Rare types go through gguf's own.
 
-Block layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
-"""
+Block layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h"""
 
 from collections.abc import Callable, Iterator
 

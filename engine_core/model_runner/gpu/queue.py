@@ -27,8 +27,7 @@ class DeviceQueue(Protocol):
         """Capture `work`, without carrying it out; called inside launched work.
 
         Returns what replays it, with the same tensors at the same addresses. `work` must have been
-        carried out once before (so that nothing is compiled during capture).
-        """
+        carried out once before (so that nothing is compiled during capture)."""
 
     def synchronize(self) -> None:
         """Wait for everything on the device, on every stream."""
