@@ -470,6 +470,12 @@ class Sequence:
         )
 
 
+def request_of(sequence_id: str) -> str:
+    """ "ID" and "ID#1" are sequences of request "ID"; no request's id ends like the latter."""
+    request_id, _, serial = sequence_id.rpartition("#")
+    return request_id if request_id and serial.isdecimal() else sequence_id
+
+
 def _checked_ids(name: str, token_ids: AnySequence[int]) -> "array[int]":
     """Token ids as a flat array of 4 bytes each.
     Raises ValueError: an id below 0 or above 2**31 - 1, or no whole number."""

@@ -167,13 +167,9 @@ def optional_address(name: str, values: torch.Tensor | None, size: int) -> int |
     return values.data_ptr()
 
 
-def _say_nothing(line: str) -> None:
-    pass
-
-
 @lru_cache(maxsize=2)
 def load_library(
-    num_threads: int | None = None, report: Callable[[str], None] = _say_nothing
+    num_threads: int | None = None, report: Callable[[str], None] = lambda _line: None
 ) -> NativeLibrary:
     """The library of this process; built if the cache has none, which takes seconds.
     Raises NativeLibraryUnavailable: switched off by ENGINE_CORE_NATIVE=0, no compiler and nothing
@@ -219,7 +215,7 @@ def build_library(
     cache: Path,
     sources: Path = _SOURCES,
     extra_flags: Sequence[str] = (),
-    report: Callable[[str], None] = _say_nothing,
+    report: Callable[[str], None] = lambda _line: None,
 ) -> Path:
     """Path of the shared object for `sources`; compiled into `cache` if it is not there.
     Raises NativeLibraryUnavailable: no compiler, a compiler that fails, or a folder not writable.
