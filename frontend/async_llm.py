@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import random
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -12,14 +14,16 @@ from typing import Any, Self
 from frontend.chat_template import template_process
 from frontend.connection import ConnectionOptions
 from frontend.daemon import ChildDaemon
-from frontend.engine_calls import EngineCalls
+from frontend.engine_calls import Engine, EngineCalls
+from frontend.engine_group import EngineGroup
 from frontend.engine_options import daemon_arguments
 from frontend.errors import EngineUnavailable, InvalidInput
 from frontend.event_loop import Clock
 from frontend.input_processor import ChatMessage, InputProcessor, PromptInput
+from frontend.output_processor import OutputProcessor
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
 from frontend.sampling_params import BeamSearchParams, SamplingParams
-from frontend.session import EngineSession
+from frontend.session import EngineSession, Neighbours
 from frontend.tokenizer import Tokenizer
 from frontend.transport import ZmqTransport
 from protocol.addresses import check_address, default_address
@@ -34,7 +38,7 @@ _NOT_CONNECTED = "not connected yet; use `async with AsyncLLM() as llm:`"
 
 
 class AsyncLLM(EngineCalls):
-    """A client of one engine.
+    """A client of one engine, or of several that serve one model.
 
     ```python
     async with AsyncLLM() as llm:
@@ -47,8 +51,13 @@ class AsyncLLM(EngineCalls):
     aborts its request. Raises InvalidInput: an option that is not one of a client, an address of
     neither kind, or a key that cannot be read.
 
+    With several addresses a request goes to the engine with most of its prompt's prefix and the
+    least to do; a stream whose engine is lost continues at another one of equal weights, dtype and
+    instruction set, or waits for its own. Calls such as `statistics` are made on one of `engines`.
+
     Args:
-        address: `ipc://PATH` or `tcp://HOST:PORT`; default: the default address of `engine-core`.
+        address: `ipc://PATH` or `tcp://HOST:PORT`, or several of them; default: the default address
+            of `engine-core`.
         client_name: for the engine's log.
         connect_timeout_s: for the engine to answer HELLO, which it does between two steps.
         reconnect_timeout_s: for a lost engine to come back.
@@ -61,7 +70,7 @@ class AsyncLLM(EngineCalls):
 
     def __init__(
         self,
-        address: str | None = None,
+        address: str | Sequence[str] | None = None,
         *,
         client_name: str = "",
         connect_timeout_s: float = 60.0,
@@ -76,16 +85,20 @@ class AsyncLLM(EngineCalls):
                 f"AsyncLLM() does not take {', '.join(engine_options)}: it joins the engine at "
                 "`address`; to start one use `await AsyncLLM.launch(model, ...)`"
             )
-        self.address = address or default_address()
+        given = (address,) if isinstance(address, str) else tuple(address or ())
+        self.addresses = given or (default_address(),)
+        if len(set(self.addresses)) < len(self.addresses):
+            raise InvalidInput(f"an address is given twice: {', '.join(self.addresses)}; omit one")
         self._key: ClientKey | None = None
         try:
-            check_address(self.address)
-            if keys is not None:
-                self._key = read_client_key(Path(keys), self.address)
+            for each in self.addresses:
+                check_address(each)
+                if keys is not None:
+                    self._key = read_client_key(Path(keys), each)
         except InvalidParameter as error:
             raise InvalidInput(str(error)) from None
         self._options = ConnectionOptions(
-            address=self.address,
+            address=self.addresses[0],
             client_name=client_name,
             connect_timeout_s=connect_timeout_s,
             reconnect_timeout_s=reconnect_timeout_s,
@@ -94,13 +107,13 @@ class AsyncLLM(EngineCalls):
         self._random = random.SystemRandom() if seed is None else random.Random(seed)
         self._clock = Clock()
         self._child: ChildDaemon | None = None
-        self._session: EngineSession | None = None
+        self._session: EngineSession | EngineGroup | None = None
         self._input_processor: InputProcessor | None = None
 
     # opening and closing
 
     @classmethod
-    async def connect(cls, address: str | None = None, **options: Any) -> Self:
+    async def connect(cls, address: str | Sequence[str] | None = None, **options: Any) -> Self:
         """A connected client. Options are the constructor's. Close it in the end.
 
         Raises:
@@ -168,11 +181,13 @@ class AsyncLLM(EngineCalls):
         """Connect. Done by `async with`, `connect` and `launch`.
         Raises EngineUnavailable, EngineRefused: see `connect`."""
         if self._session is None:
-            self._session = EngineSession(
-                ZmqTransport(self.address, self._key),
-                self._options,
-                clock=self._clock,
-                child=self._child,
+            self._session = (
+                self._make_session(self.address)
+                if len(self.addresses) == 1
+                else EngineGroup(
+                    [partial(self._make_session, each) for each in self.addresses],
+                    clock=self._clock,
+                )
             )
         _open_clients.add(self)
         try:
@@ -181,17 +196,34 @@ class AsyncLLM(EngineCalls):
             await self.close()
             raise
 
+    def _make_session(
+        self,
+        address: str,
+        requests: OutputProcessor | None = None,
+        neighbours: Neighbours | None = None,
+    ) -> EngineSession:
+        return EngineSession(
+            ZmqTransport(address, self._key),
+            dataclasses.replace(self._options, address=address),
+            clock=self._clock,
+            child=self._child,
+            requests=requests,
+            neighbours=neighbours,
+        )
+
     async def ready(self) -> None:
-        """Return once the engine accepts requests: at once, or when it is back.
+        """Return once an engine accepts requests: at once, or when it is back.
         Raises EngineUnavailable, EngineRefused, EngineDied, ClientClosed."""
         session = self.session
         await session.ready()
         welcome = session.welcome
         assert welcome is not None
         if self._input_processor is None or welcome.model != self._input_processor.model:
+            before, info = self._input_processor, welcome.model.tokenizer
             tokenizer = None
-            info = welcome.model.tokenizer
-            if info is not None and info.tokenizer_json is not None:
+            if before is not None and info == before.model.tokenizer:
+                tokenizer = before.optional_tokenizer
+            elif info is not None and info.tokenizer_json is not None:
                 document = binary_frame(info.tokenizer_json, session.welcome_frames)
                 tokenizer = Tokenizer.from_welcome(info, document)
             self._input_processor = InputProcessor(
@@ -217,7 +249,18 @@ class AsyncLLM(EngineCalls):
         await self.close()
 
     @property
-    def session(self) -> EngineSession:
+    def address(self) -> str:
+        return ", ".join(self.addresses)
+
+    @property
+    def engines(self) -> list[Engine]:
+        """Each engine by itself, in the order of their addresses."""
+        session = self.session
+        sessions = session.sessions if isinstance(session, EngineGroup) else [session]
+        return [Engine(*each) for each in zip(self.addresses, sessions, strict=True)]
+
+    @property
+    def session(self) -> EngineSession | EngineGroup:
         if self._session is None:
             raise EngineUnavailable(_NOT_CONNECTED)
         return self._session

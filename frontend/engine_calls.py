@@ -3,6 +3,7 @@
 import abc
 from typing import TypeVar
 
+from frontend.engine_group import EngineGroup
 from frontend.errors import InvalidInput
 from frontend.session import EngineSession
 from protocol import calls
@@ -21,7 +22,7 @@ class EngineCalls(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def session(self) -> EngineSession:
+    def session(self) -> EngineSession | EngineGroup:
         """The requests in flight and the connection, for callers that handle many at once."""
 
     async def _call(self, call: calls.AnyCall, result_type: type[T]) -> T:
@@ -109,3 +110,15 @@ class EngineCalls(abc.ABC):
     async def drain(self) -> int:
         """Make the engine finish what it has and exit. Returns how many requests are left."""
         return (await self._call(calls.Drain(), calls.Draining)).num_requests_left
+
+
+class Engine(EngineCalls):
+    """One of a client's engines."""
+
+    def __init__(self, address: str, session: EngineSession) -> None:
+        self.address = address
+        self._session = session
+
+    @property
+    def session(self) -> EngineSession:
+        return self._session

@@ -55,7 +55,7 @@ class LLM:
         self,
         model: str | None = None,
         *,
-        address: str | None = None,
+        address: str | Sequence[str] | None = None,
         keys: str | PathLike[str] | None = None,
         seed: int | None = None,
         startup_timeout_s: float = 600.0,

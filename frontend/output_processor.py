@@ -302,6 +302,8 @@ class _SequenceRange:
     request: RequestState
     start: int
     stop: int
+    session: object
+    """Of the engine that runs them."""
 
     @property
     def finished(self) -> bool:
@@ -331,6 +333,10 @@ class OutputProcessor:
     @property
     def num_in_flight(self) -> int:
         return len(self._in_flight)
+
+    def get_in_flight(self, wire_id: str) -> RequestState | None:
+        part = self._in_flight.get(wire_id)
+        return None if part is None else part.request
 
     def get(self, request_id: str) -> RequestState | None:
         return self._requests.get(request_id)
@@ -366,39 +372,48 @@ class OutputProcessor:
         """Forget a request. Returns the wire ids under which the engine still runs some of it."""
         if self._requests.get(request.request_id) is request:
             del self._requests[request.request_id]
+        return self.withdraw(request)
+
+    def withdraw(self, request: RequestState) -> list[str]:
+        """It is in flight no more. Returns the wire ids that were."""
         return [wire_id for wire_id in request.wire_ids if self._in_flight.pop(wire_id, None)]
 
-    def wire_requests(self, request: RequestState) -> list[EngineRequest]:
-        """What to send for a request, now: all of it while nothing of it has come, afterwards
-        each unfinished sequence by itself. Beams depend on each other: they start again."""
+    def wire_requests(self, request: RequestState, session: object = None) -> list[EngineRequest]:
+        """What `session` is to send for a request, now: all of it while nothing of it has come,
+        afterwards each unfinished sequence by itself. Beams depend on each other: they start
+        again."""
         request.wire_ids.clear()
         if request.is_beam_search or not request.has_started:
-            messages = [self._wire_request(request, 0, len(request.sequences))]
+            messages = [self._wire_request(request, 0, len(request.sequences), session)]
         else:
             messages = [
-                self._wire_request(request, index, index + 1)
+                self._wire_request(request, index, index + 1, session)
                 for index, sequence in enumerate(request.sequences)
                 if not sequence.finished
             ]
         request.metrics.engine_request_id = request.wire_ids[0] if request.wire_ids else None
         return messages
 
-    def _wire_request(self, request: RequestState, start: int, stop: int) -> EngineRequest:
+    def _wire_request(
+        self, request: RequestState, start: int, stop: int, session: object
+    ) -> EngineRequest:
         # Random, so that it differs from ids of other clients and of earlier runs of this request.
         part = "" if stop - start == len(request.sequences) else f"-{start}"
         wire_id = f"{request.request_id}{part}-{secrets.token_hex(8)}"
         request.wire_ids.append(wire_id)
-        self._in_flight[wire_id] = _SequenceRange(request, start, stop)
+        self._in_flight[wire_id] = _SequenceRange(request, start, stop, session)
         return request.wire_request(start, stop, wire_id)
 
-    def in_flight(self) -> list[RequestState]:
-        """Each request of which the engine runs some, once."""
-        return list({id(part.request): part.request for part in self._in_flight.values()}.values())
+    def in_flight(self, session: object = None) -> list[RequestState]:
+        """Each request of which an engine runs some, once: of all sessions, or of one."""
+        parts = self._in_flight.values()
+        return list(dict.fromkeys(p.request for p in parts if session in (None, p.session)))
 
-    def drop_wire_ids(self) -> list[RequestState]:
-        """Nothing is in flight any more. Returns each request that was, once."""
-        requests = self.in_flight()
-        self._in_flight.clear()
+    def drop_wire_ids(self, session: object = None) -> list[RequestState]:
+        """Nothing of it is in flight any more. Returns each request that was, once."""
+        requests = self.in_flight(session)
+        for request in requests:
+            self.withdraw(request)
         return requests
 
     def pop_rejected(self, wire_id: str, *, keep_resumed: bool) -> RequestState | None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from typing import Any, assert_never
+from typing import Any, Protocol, assert_never
 
 from frontend.connection import Connection, ConnectionOptions
 from frontend.daemon import ChildDaemon
@@ -38,12 +38,30 @@ from protocol.requests import Abort, Call
 
 logger = logging.getLogger(__name__)
 
+Arithmetic = tuple[str, ...]
+"""`ModelInfo.arithmetic`: engines where it is equal give equal tokens."""
+
 _RETRY_S = 0.1
 _MAX_BACK_OFF_S = 5.0
 _MAX_REPORTS = 3
 """So many errors may the engine report in a row while a request makes no progress."""
 _MIN_LOSSES = 3
 """So many losses without output are borne, however long they take."""
+
+
+class Neighbours(Protocol):
+    """Other engines of the same model, which take over what one cannot finish."""
+
+    def on_lost(self, session: "EngineSession", arithmetic: Arithmetic) -> None:
+        """Its requests in flight may move to engines of that arithmetic; those that do not wait for
+        it, or end if it has come back with another one."""
+
+    def on_connected(self, session: "EngineSession") -> None:
+        """It can take requests, those of lost engines, too."""
+
+    def take_refused(self, session: "EngineSession", request: RequestState) -> bool:
+        """Whether another engine has taken a request that is refused for what `session` is at the
+        moment: full, or draining."""
 
 
 class EngineSession:
@@ -59,6 +77,8 @@ class EngineSession:
     Args:
         child: the engine's process, if this client started it: its end is reported with its exit
             code and last lines, and final unless it is one that starts an engine again.
+        requests: those of all sessions of a client; default: of this one alone.
+        neighbours: None: it has none.
     """
 
     def __init__(
@@ -68,15 +88,19 @@ class EngineSession:
         *,
         clock: Clock,
         child: ChildDaemon | None = None,
+        requests: OutputProcessor | None = None,
+        neighbours: Neighbours | None = None,
     ) -> None:
         self.welcome: Welcome | None = None
         self.welcome_frames: Frames = ()
         self._weights = ("", "")
         """The engine's id and the fingerprint of its weights, as last heard."""
-        self.requests = OutputProcessor(clock)
+        self.requests = OutputProcessor(clock) if requests is None else requests
+        self.is_draining = False
         self._transport = transport
         self._address = options.address
         self._options = options
+        self._neighbours = neighbours
         self._clock = clock
         self._child = child
         self._connection: Connection | None = None
@@ -89,9 +113,21 @@ class EngineSession:
         self._first_loss_s = 0.0
         self._loss_reason = ""
 
-    async def ready(self) -> None:
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None
+
+    @property
+    def arithmetic(self) -> Arithmetic | None:
+        """Of the engine as last heard. None: never."""
+        if self.welcome is None:
+            return None
+        return self._weights[1], *self.welcome.model.arithmetic[1:]
+
+    async def ready(self, *, waits: bool = True) -> None:
         """Return once connected. An engine that was there before is waited for, as by the requests
         in flight; one that was never seen must answer.
+        With `waits` False one attempt is made.
         Raises EngineUnavailable, EngineRefused, ClientClosed, EngineDied."""
         if self._is_closed:
             raise ClientClosed("this client is closed; make a new one")
@@ -99,7 +135,7 @@ class EngineSession:
             if self._recovery is None:
                 self._start_recovery(
                     self._connect(self._options.connect_timeout_s)
-                    if self.welcome is None
+                    if self.welcome is None or not waits
                     else self._recover()
                 )
             assert self._recovery is not None
@@ -118,11 +154,21 @@ class EngineSession:
     def submit(self, request: RequestState) -> None:
         """Send a request. It must be given to `release` in the end."""
         self.requests.add_request(request)
+        self.resume(request)
+
+    def resume(self, request: RequestState) -> None:
+        """Send a submitted request, now or when the engine is back: what is missing of it."""
         self._send_request(request)
+        if self._connection is None and self._recovery is None:
+            self._start_recovery(self._recover())
 
     def release(self, request: RequestState) -> None:
         """Forget a request; the engine stops what still runs of it."""
         self._send_abort(self.requests.remove_request(request))
+
+    def withdraw(self, request: RequestState) -> None:
+        """The engine stops what still runs of it, and another one is to be sent it."""
+        self._send_abort(self.requests.withdraw(request))
 
     async def call(self, call: AnyCall) -> AnyResult:
         """Raises CallRefused, or EngineDied if the engine was lost before it answered."""
@@ -153,9 +199,9 @@ class EngineSession:
         self._transport.close()
 
     def _send_request(self, request: RequestState) -> None:
-        assert self._connection is not None
-        for message in self.requests.wire_requests(request):
-            self._connection.send(message)
+        for message in self.requests.wire_requests(request, self):
+            if self._connection is not None:
+                self._connection.send(message)
 
     def _send_abort(self, wire_ids: list[str], samples: Sequence[tuple[str, int]] = ()) -> None:
         if (wire_ids or samples) and self._connection is not None:
@@ -167,14 +213,7 @@ class EngineSession:
                 self._num_losses = 0
                 self._send_abort(*self.requests.process_outputs(message))
             case Rejected():
-                is_draining = message.code is ErrorCode.DRAINING
-                request = self.requests.pop_rejected(message.request_id, keep_resumed=is_draining)
-                if request is not None:
-                    kind = QueueFull if message.code is ErrorCode.QUEUE_FULL else RequestRejected
-                    request.fail(
-                        kind(message.message, request_id=request.request_id, code=message.code)
-                    )
-                    self.release(request)
+                self._on_rejected(message)
             case CallResult():
                 self._answer_call(message.call_id, message.result)
             case CallFailed():
@@ -189,10 +228,26 @@ class EngineSession:
                 self._on_lost(f"it reported: {message.message}")
             case WeightsUpdated():
                 self._weights = self._weights[0], message.fingerprint
-            case Heartbeat() | Welcome():
+            case Heartbeat():
+                self.is_draining = message.draining
+            case Welcome():
                 pass
             case _:
                 assert_never(message)
+
+    def _on_rejected(self, message: Rejected) -> None:
+        is_draining = message.code is ErrorCode.DRAINING
+        self.is_draining |= is_draining
+        request = self.requests.get_in_flight(message.request_id)
+        if request is not None and self._neighbours is not None and not request.finished:
+            may_move = is_draining or message.code is ErrorCode.QUEUE_FULL
+            if may_move and self._neighbours.take_refused(self, request):
+                return
+        request = self.requests.pop_rejected(message.request_id, keep_resumed=is_draining)
+        if request is not None:
+            kind = QueueFull if message.code is ErrorCode.QUEUE_FULL else RequestRejected
+            request.fail(kind(message.message, request_id=request.request_id, code=message.code))
+            self.release(request)
 
     def _answer_call(self, call_id: int, answer: AnyResult | Exception) -> None:
         future = self._calls.get(call_id)
@@ -205,7 +260,7 @@ class EngineSession:
 
     def _count_report(self, report: ErrorMessage) -> None:
         """A request that is answered with errors only is not sent for ever."""
-        for request in self.requests.in_flight():
+        for request in self.requests.in_flight(self):
             request.num_reports += 1
             if request.num_reports >= _MAX_REPORTS:
                 request.fail(
@@ -221,13 +276,16 @@ class EngineSession:
         if self._is_closed or self._connection is None:
             return
         self._connection = None
+        self.is_draining = False
         if not self._num_losses:
             self._first_loss_s = self._clock.now()
         self._num_losses += 1
         self._loss_reason = reason
         logger.warning("lost the engine at %s: %s", self._address, reason)
         self._fail_calls(self._died(f"is gone: {reason}"))
-        if self.requests.num_in_flight or self._child is not None:
+        if self._neighbours is not None and self.arithmetic is not None:
+            self._neighbours.on_lost(self, self.arithmetic)
+        if self.requests.in_flight(self) or self._child is not None:
             self._start_recovery(self._recover())
 
     def _start_recovery(self, attempt: Coroutine[Any, Any, None]) -> None:
@@ -239,6 +297,8 @@ class EngineSession:
             self._recovery = None
         if not task.cancelled():
             task.exception()  # `ready` and the requests have reported it
+        if self._neighbours is not None and self._connection is not None:
+            self._neighbours.on_connected(self)
 
     async def _connect(self, timeout_s: float) -> None:
         child = None if self.welcome is None else self._child
@@ -264,7 +324,7 @@ class EngineSession:
     async def _recover(self) -> None:
         """Wait for the engine to come back; resume what was interrupted, or end it."""
         assert self.welcome is not None
-        engine_id, fingerprint = self._weights
+        (engine_id, fingerprint), arithmetic = self._weights, self.arithmetic
         try:
             await self._reconnect()
         except EngineClientError as error:
@@ -272,6 +332,8 @@ class EngineSession:
             raise
         # an engine that was not restarted carries on with what it has been given meanwhile
         if engine_id != self._weights[0] and fingerprint != self._weights[1]:
+            if self._neighbours is not None and arithmetic is not None:
+                self._neighbours.on_lost(self, arithmetic)
             self._fail_all(
                 self._died(
                     f"came back with another model or other weights ({self.welcome.model.name}, "
@@ -279,7 +341,7 @@ class EngineSession:
                 )
             )
             return
-        for request in self.requests.drop_wire_ids():
+        for request in self.requests.drop_wire_ids(self):
             if not request.finished:
                 request.metrics.num_resumptions += 1
                 self._send_request(request)
@@ -314,7 +376,7 @@ class EngineSession:
         return EngineDied(f"the engine at {self._address} {how}", address=self._address)
 
     def _fail_all(self, error: Exception) -> None:
-        for request in self.requests.drop_wire_ids():
+        for request in self.requests.drop_wire_ids(self):
             request.fail(error)
         self._fail_calls(error)
 

@@ -111,8 +111,7 @@ class ModelInfo(Message, frozen=True):
     name: str
     architecture: str
     fingerprint: str
-    """Of the weights that are served. Same files, same fingerprint: another engine may resume a
-    request only with the same one."""
+    """Of the weights that are served. Same files, same fingerprint."""
     max_model_len: int
     """Most tokens, prompt and output together."""
     vocab_size: int
@@ -129,6 +128,15 @@ class ModelInfo(Message, frozen=True):
     weights_version: int = 0
     tokenizer: TokenizerInfo | None = None
     """None if the model came without a tokenizer: send token ids."""
+    instruction_set: str = ""
+    """Of the kernels: "native-cpu-avx512, torch AVX512", "triton sm_90"."""
+    formats: str = ""
+    """Of weights and KV cache: "Q8_0, KV cache bfloat16"."""
+
+    @property
+    def arithmetic(self) -> tuple[str, ...]:
+        """Another engine may go on with a request, to the token, if this is the same."""
+        return self.fingerprint, self.dtype, self.instruction_set, self.formats
 
 
 class Welcome(Message, frozen=True, tag=1):

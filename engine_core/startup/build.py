@@ -37,6 +37,7 @@ from engine_core.startup.runner_spec import Runner, RunnerSpec
 from engine_core.startup.served_model import ServedModel
 from engine_core.trace import TraceWriter
 from kernels.compile_counter import CompileCounter, watch_triton
+from kernels.interface.operations import Operations
 from protocol.outputs import ModelInfo
 
 logger = logging.getLogger(__name__)
@@ -156,7 +157,7 @@ def _assemble(
         observers.append(_trace_writer(config.trace, config, replayed))
     clients = ClientRegistry()
     outbox = Outbox(transport, clients, heartbeat_s=HEARTBEAT_S)
-    handshake = _handshake(opened, config, vocab_size)
+    handshake = _handshake(opened, config, vocab_size, runner_spec.loaded.ops)
     return EngineCore(
         inbox=Inbox(
             transport,
@@ -203,8 +204,15 @@ def _trace_writer(path: str, config: EngineConfig, replayed: dict[str, Any]) -> 
         ) from error
 
 
-def _handshake(opened: OpenModel, config: EngineConfig, vocab_size: int) -> Handshake:
-    files = opened.files
+def _handshake(
+    opened: OpenModel, config: EngineConfig, vocab_size: int, ops: Operations
+) -> Handshake:
+    files, instruction_set = opened.files, ops.name
+    if ops.device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(ops.device)
+        instruction_set += f" sm_{major}{minor}"
+    else:
+        instruction_set += f", torch {torch.backends.cpu.get_cpu_capability()}"
     model = ModelInfo(
         name=config.model,
         architecture=config.architecture,
@@ -218,6 +226,8 @@ def _handshake(opened: OpenModel, config: EngineConfig, vocab_size: int) -> Hand
         max_logprobs=config.max_logprobs,
         max_num_seqs=config.scheduler.max_num_seqs,
         default_sampling=recommended_sampling(files.generation_config),
+        instruction_set=instruction_set,
+        formats=f"{config.weights}, KV cache {config.kv_cache_dtype}",
     )
     return Handshake(model, opened.tokenizer, heartbeat_s=HEARTBEAT_S)
 

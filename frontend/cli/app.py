@@ -126,8 +126,8 @@ def http(
     model: Annotated[
         list[str] | None,
         Parameter(
-            help="NAME=ADDRESS of an engine; may be repeated. Default: the engine at --address, "
-            "under its own name.",
+            help="NAME=ADDRESS of an engine, or NAME=ADDRESS,ADDRESS of several that serve one "
+            "model; may be repeated. Default: the engine at --address, under its own name.",
             negative="",
         ),
     ] = None,

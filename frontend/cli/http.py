@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from frontend.async_llm import AsyncLLM
@@ -27,43 +27,54 @@ def run_http(
 ) -> int:
     """
     Args:
-        models: NAME=ADDRESS each; several names of one address are names of one model.
+        models: NAME=ADDRESS,ADDRESS... each; a NAME that is repeated has more addresses. Several
+            names of the same addresses are names of one model.
         served_names: of the model at the daemon's address, instead of its own.
 
     Raises:
         UsageError: one of them is not that, or the settings contradict each other.
     """
-    names: dict[str | None, list[str]] = {}
-    for model in models:
-        name, _, address = model.partition("=")
-        if not name or not address:
-            raise UsageError(f"--model is {model!r}, it must be NAME=ADDRESS")
-        if "," in address:
-            raise UsageError(
-                f"--model {name} has several addresses, it may have one; omit the rest"
-            )
-        try:
-            check_address(address)
-        except InvalidParameter as error:
-            raise UsageError(f"--model {name}: {error}") from None
-        if any(name in others for others in names.values()):
-            raise UsageError(f"--model {name} is given twice; give each engine its own name")
-        names.setdefault(address, []).append(name)
-    if names and served_names:
+    if models and served_names:
         raise UsageError("--served-model-name is for --address; --model has the name already")
-    if not names:
-        names[daemon.address] = list(served_names)
+    names = _names_by_addresses(models) or {(): list(served_names)}
     served = ServedModels(
-        ServedModel(
-            functools.partial(dataclasses.replace(daemon, address=address).client, "http"), each
-        )
-        for address, each in names.items()
+        ServedModel(functools.partial(daemon.client, "http", addresses), each)
+        for addresses, each in names.items()
     )
 
     async def start() -> Backend:
         return Backend(served)
 
     return _serve(settings, start)
+
+
+def _names_by_addresses(models: Sequence[str]) -> dict[tuple[str, ...], list[str]]:
+    """Raises UsageError: see `run_http`."""
+    addresses: dict[str, list[str]] = {}
+    for model in models:
+        name, _, given = model.partition("=")
+        if not name or not given:
+            raise UsageError(
+                f"--model is {model!r}, it must be NAME=ADDRESS or NAME=ADDRESS,ADDRESS"
+            )
+        for address in given.split(","):
+            try:
+                check_address(address)
+            except InvalidParameter as error:
+                raise UsageError(f"--model {name}: {error}") from None
+            if address in addresses.setdefault(name, []):
+                raise UsageError(f"--model {name} has {address} twice; omit one")
+            addresses[name].append(address)
+    names: dict[tuple[str, ...], list[str]] = {}
+    for name, each in addresses.items():
+        names.setdefault(tuple(sorted(each)), []).append(name)
+    for address in (counted := Counter(address for group in names for address in group)):
+        if counted[address] > 1:
+            raise UsageError(
+                f"--model: {address} stands with different others under several names; give all "
+                "names of one model the same addresses"
+            )
+    return names
 
 
 def run_serve(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -81,7 +82,7 @@ class DaemonOptions:
     keys: Path | None = None
     """Your key's file, for a daemon on TCP with keys (made by `engine-core keys add`)."""
 
-    def client(self, command: str) -> AsyncLLM:
+    def client(self, command: str, addresses: Sequence[str] = ()) -> AsyncLLM:
         """Not connected yet; `command` is its name in the daemon's log.
 
         Raises:
@@ -95,7 +96,7 @@ class DaemonOptions:
                 option = name.replace("_", "-")
                 raise UsageError(f"--{option} is {limit_s:g}, it must be a number above 0")
         return AsyncLLM(
-            self.address,
+            addresses or self.address,
             client_name=f"engine-client {command}",
             connect_timeout_s=self.connect_timeout,
             reconnect_timeout_s=self.reconnect_timeout,

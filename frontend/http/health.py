@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from frontend.engine_calls import Engine
 from frontend.errors import EngineClientError
 from frontend.http.event_stream import json_response
 from frontend.http.operations import Operation
@@ -17,11 +19,14 @@ from frontend.http.settings import ServerSettings
 from protocol.calls import EngineState
 
 _OK = "ok"
-_BUT_WELL = (_OK, EngineState.PAUSED.value, EngineState.ASLEEP.value)
+_DRAINING = "draining"
+_BUT_WELL = (_OK, _DRAINING, EngineState.PAUSED.value, EngineState.ASLEEP.value)
+
+_Rule = Callable[[Iterable[bool]], bool]
 
 
 class Health(msgspec.Struct, frozen=True):
-    """`engines` by name: "ok", "paused", "asleep", or what is wrong."""
+    """`engines` by name: "ok", "draining", "paused", "asleep", or what is wrong."""
 
     status: str
     engines: dict[str, str]
@@ -33,38 +38,59 @@ class Version(msgspec.Struct, frozen=True):
 
 async def health(request: Request) -> Response:
     """200: every engine is idle, paused or makes progress. 503 names those that do not."""
-    return await _answer(request, _BUT_WELL)
+    return await _answer(request, _BUT_WELL, all)
 
 
 async def ready(request: Request) -> Response:
-    """200: every engine can serve a request now. 503 names those that are away, paused or
-    asleep."""
-    return await _answer(request, (_OK,))
+    """200: an engine of every model can serve a request now. 503 names those that are away,
+    draining, paused or asleep."""
+    return await _answer(request, (_OK,), any)
 
 
-async def _answer(request: Request, good: tuple[str, ...]) -> Response:
+async def _answer(request: Request, good: tuple[str, ...], each_model: _Rule) -> Response:
     models: ServedModels = request.app.state.models
     settings: ServerSettings = request.app.state.settings
-    states = await asyncio.gather(*(_state(each, settings.health_timeout) for each in models))
-    engines = {
-        engine_name(model, number): state
-        for number, (model, state) in enumerate(zip(models, states, strict=True))
-    }
-    is_good = all(state in good for state in states)
+    found = await asyncio.gather(
+        *(_states(model, n, settings.health_timeout) for n, model in enumerate(models))
+    )
+    is_good = all(each_model(state in good for state in states.values()) for states in found)
+    engines = {name: state for states in found for name, state in states.items()}
     return json_response(Health(_OK if is_good else "error", engines), 200 if is_good else 503)
 
 
-def engine_name(model: ServedModel, number: int) -> str:
-    return ", ".join(model.names) or f"engine {number}"
+def engine_name(model: ServedModel, number: int, engine: Engine | None = None) -> str:
+    """Of the model with this number. Of several engines each has its address, too."""
+    name = ", ".join(model.names) or f"engine {number}"
+    return name if engine is None else f"{name} at {engine.address}"
 
 
-async def _state(model: ServedModel, timeout_s: float) -> str:
+async def engines_of(model: ServedModel, number: int) -> dict[str, Engine]:
+    """By name."""
+    engines = await model.engines()
+    if len(engines) == 1:
+        return {engine_name(model, number): engines[0]}
+    return {engine_name(model, number, each): each for each in engines}
+
+
+async def _states(model: ServedModel, number: int, timeout_s: float) -> dict[str, str]:
+    try:
+        async with asyncio.timeout(timeout_s):
+            engines = await engines_of(model, number)
+    except TimeoutError:
+        return {engine_name(model, number): f"away: nothing answers within {timeout_s:g} s"}
+    except EngineClientError as error:
+        return {engine_name(model, number): f"away: {error}"}
+    states = await asyncio.gather(*(_state(each, timeout_s) for each in engines.values()))
+    return dict(zip(engines, states, strict=True))
+
+
+async def _state(engine: Engine, timeout_s: float) -> str:
     is_connected = False
     try:
         async with asyncio.timeout(timeout_s):
-            llm = await model.ready()
+            await engine.session.ready(waits=False)
             is_connected = True
-            state = (await llm.ping()).state
+            state = (await engine.ping()).state
     except TimeoutError:
         if not is_connected:
             return f"away: nothing answers within {timeout_s:g} s"
@@ -74,7 +100,9 @@ async def _state(model: ServedModel, timeout_s: float) -> str:
         )
     except EngineClientError as error:
         return f"away: {error}"
-    return _OK if state is EngineState.RUNNING else state.value
+    if state is EngineState.RUNNING:
+        return _DRAINING if engine.session.is_draining else _OK
+    return state.value
 
 
 async def get_version(_request: Request) -> Response:

@@ -10,11 +10,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from frontend.async_llm import AsyncLLM
+from frontend.engine_calls import Engine
 from frontend.errors import CallRefused, EngineClientError
 from frontend.http.caller import Caller
 from frontend.http.event_stream import json_response
-from frontend.http.health import engine_name
+from frontend.http.health import engine_name, engines_of
 from frontend.http.operations import Operation
 from frontend.http.served_models import ServedModel, ServedModels
 from frontend.http.settings import ServerSettings
@@ -59,16 +59,13 @@ async def list_requests(request: Request) -> Response:
     settings: ServerSettings = request.app.state.settings
     caller = Caller.of(request)
     found = await asyncio.gather(
-        *(_of_engine(model, caller, settings.health_timeout) for model in models),
-        return_exceptions=True,
+        *(_of_model(model, n, caller, settings.health_timeout) for n, model in enumerate(models))
     )
     data: list[LiveRequest] = []
     num_unfinished, unavailable = 0, {}
-    for number, (model, each) in enumerate(zip(models, found, strict=True)):
-        if isinstance(each, TimeoutError | EngineClientError):
-            unavailable[engine_name(model, number)] = str(each) or "it does not answer"
-        elif isinstance(each, BaseException):
-            raise each
+    for name, each in ((name, each) for of_model in found for name, each in of_model.items()):
+        if isinstance(each, Exception):
+            unavailable[name] = str(each) or "it does not answer"
         else:
             data += each[0]
             num_unfinished += each[1]
@@ -76,26 +73,44 @@ async def list_requests(request: Request) -> Response:
     return json_response(body)
 
 
-async def _of_engine(
-    model: ServedModel, caller: Caller, timeout_s: float
-) -> tuple[list[LiveRequest], int]:
-    async with asyncio.timeout(timeout_s):
-        llm = await model.ready()
-        ids = await _ids(llm, caller)
-        infos = await asyncio.gather(*(_info(llm, each) for each in ids[:_MAX_LISTED]))
-    name = model.names[0]
-    return [_live_request(info, name) for info in infos if info is not None], len(ids)
+_Answer = tuple[list[LiveRequest], int] | TimeoutError | EngineClientError
 
 
-async def _ids(llm: AsyncLLM, caller: Caller) -> Sequence[str]:
+async def _of_model(
+    model: ServedModel, number: int, caller: Caller, timeout_s: float
+) -> dict[str, _Answer]:
+    """By engine."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            engines = await engines_of(model, number)
+    except (TimeoutError, EngineClientError) as error:
+        return {engine_name(model, number): error}
+    found = await asyncio.gather(
+        *(_of_engine(each, model.names[0], caller, timeout_s) for each in engines.values())
+    )
+    return dict(zip(engines, found, strict=True))
+
+
+async def _of_engine(engine: Engine, model: str, caller: Caller, timeout_s: float) -> _Answer:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await engine.session.ready(waits=False)
+            ids = await _ids(engine, caller)
+            infos = await asyncio.gather(*(_info(engine, each) for each in ids[:_MAX_LISTED]))
+    except (TimeoutError, EngineClientError) as error:
+        return error
+    return [_live_request(info, model) for info in infos if info is not None], len(ids)
+
+
+async def _ids(engine: Engine, caller: Caller) -> Sequence[str]:
     """The engine's ids."""
     if caller.is_admin:
         try:
-            return await llm.request_ids()
+            return await engine.request_ids()
         except CallRefused as error:
             if error.code is not ErrorCode.PERMISSION_DENIED:
                 raise
-    of_this_server = llm.session.requests.in_flight()
+    of_this_server = engine.session.requests.in_flight(engine.session)
     return [
         wire_id
         for each in of_this_server
@@ -104,9 +119,9 @@ async def _ids(llm: AsyncLLM, caller: Caller) -> Sequence[str]:
     ]
 
 
-async def _info(llm: AsyncLLM, request_id: str) -> RequestInfo | None:
+async def _info(engine: Engine, request_id: str) -> RequestInfo | None:
     try:
-        return await llm.request_info(request_id)
+        return await engine.request_info(request_id)
     except CallRefused:  # it has just ended
         return None
 

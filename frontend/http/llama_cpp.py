@@ -61,7 +61,9 @@ async def slots(request: Request) -> Response:
     """One for each sequence that can run, and whether one does."""
     models: ServedModels = request.app.state.models
     _, llm = await models.get(request.query_params.get("model"))
-    num_running, num_slots = (await llm.statistics()).num_running, llm.model.max_num_seqs
+    engines = [each for each in llm.engines if each.session.is_connected]
+    num_running = sum([(await each.statistics()).num_running for each in engines])
+    num_slots = llm.model.max_num_seqs * len(engines)
     if "fail_on_no_slot" in request.query_params and num_running >= num_slots:
         raise ApiError(503, f"all {num_slots} slots are in use; try again later", retry_after_s=1)
     length = llm.model.max_model_len

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from frontend.async_llm import AsyncLLM
+from frontend.engine_calls import Engine
 from frontend.http.api_errors import ApiError, unknown_model
 from frontend.http.request_histograms import RequestHistograms
 
 
 class ServedModel:
-    """One engine and its names. The engine may come later, go, and come back.
+    """One engine, or several that serve one model, and its names. Engines may come later, go, and
+    come back.
 
     Args:
         make_client: an unconnected client of it.
@@ -50,6 +52,10 @@ class ServedModel:
                     self._client = client
         await self._client.ready()
         return self._client
+
+    async def engines(self) -> list[Engine]:
+        """Each engine, there or not. EngineClientError: none has answered yet."""
+        return (self._client or await self.ready()).engines
 
     async def close(self) -> None:
         if self._client is not None:

@@ -1,6 +1,5 @@
 """Engines behind a router in virtual time: which engine a request goes to, and the events."""
 
-import collections
 import heapq
 import itertools
 import math
@@ -8,119 +7,67 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
+from frontend.router import CacheAwareRouter, Choice, Prefix, load_of
 from scripts.simulator import SimulationError
 from scripts.simulator.engine import SimulatedEngine
 from scripts.simulator.trace import TraceRequest
 
 _ARRIVAL, _STEP_END, _STEP_START = range(3)
-_MIN_MATCH = 0.5
-"""Least share of the prompt that an engine must have been sent."""
 
 
-Router = Callable[[TraceRequest, list[int]], int]
-"""Chooses an engine by its number. The loads are, for each engine, the prompt tokens of the
-requests that were sent to it and are not over, as far as the router knows (`Fleet`)."""
+Router = Callable[[TraceRequest, list[int]], Choice]
+"""Chooses an engine, by its number. The loads are, for each engine, those of the requests that were
+sent to it and are not over (`load_of`), as far as the router knows (`Fleet`)."""
 READS_LOADS = ("least-loaded", "cache-aware")
 
 
 def round_robin() -> Router:
     numbers = itertools.count()
-    return lambda request, loads: next(numbers) % len(loads)
+    return lambda request, loads: Choice(next(numbers) % len(loads), 0)
 
 
 def at_random(seed: int) -> Router:
     random = np.random.default_rng([seed, 2])
-    return lambda request, loads: int(random.integers(len(loads)))
+    return lambda request, loads: Choice(int(random.integers(len(loads))), 0)
 
 
-def least_loaded(request: TraceRequest, loads: list[int]) -> int:
+def least_loaded(request: TraceRequest, loads: list[int]) -> Choice:
     """The fewest tokens; of equals the first."""
-    return loads.index(min(loads))
+    return Choice(loads.index(min(loads)), 0)
 
 
-def sticky(request: TraceRequest, loads: list[int]) -> int:
+def sticky(request: TraceRequest, loads: list[int]) -> Choice:
     """Always the same engine for a session, by its hash; a request without one is its own."""
     session = request.index if request.session is None else request.session
-    return hash((session, session)) % len(loads)
+    return Choice(hash((session, session)) % len(loads), 0)
 
 
 class CacheAware:
-    """The engine that was sent the longest prefix of this prompt, unless it is overloaded.
+    """The client's router. A trace's prefixes end where its runs of text end (a system prompt, a
+    chat's turn, a 512-token block of a Mooncake trace)."""
 
-    The rule of SGLang's router: where loads are out of balance, or less than half of the prompt is
-    known anywhere, the least loaded engine (SGLang: in the second case the one with the smallest
-    tree); else the one with the longest match. Where several have it, the least loaded of them.
-
-    Prefixes that were sent are kept as hashes, not as a radix tree; beyond `max_prefixes` the
-    oldest are dropped. They end where the trace's runs of text end (a system prompt, a chat's turn,
-    a 512-token block of a Mooncake trace).
-
-    Args:
-        balance_tokens, balance_ratio: loads are out of balance if the chosen engine's is above the
-            least by more than the first, and above it by more than the second times.
-    """
-
-    def __init__(
-        self,
-        *,
-        balance_tokens: int = 32_768,
-        balance_ratio: float = 1.5,
-        max_prefixes: int = 1_000_000,
-    ) -> None:
-        self._balance_tokens = balance_tokens
-        self._balance_ratio = balance_ratio
-        self._max_prefixes = max_prefixes
-        self._engines_by_prefix: collections.OrderedDict[int, dict[int, None]] = (
-            collections.OrderedDict()
-        )
-        self._num_prompt_tokens = 0
-        self._num_matched_tokens = 0
+    def __init__(self) -> None:
+        self._router = CacheAwareRouter(max_prefixes=1_000_000)
 
     @property
     def expected_hit_rate(self) -> float:
-        """Share of all prompt tokens that the router believed to be cached where it sent them."""
-        return self._num_matched_tokens / max(1, self._num_prompt_tokens)
+        return self._router.expected_hit_rate
 
-    def __call__(self, request: TraceRequest, loads: list[int]) -> int:
-        prefixes, ends = _prefixes(request)
-        num_matched, holders = 0, dict[int, None]()
-        for prefix, end in zip(prefixes, ends, strict=True):
-            if prefix not in self._engines_by_prefix:
-                break
-            num_matched, holders = end, self._engines_by_prefix[prefix]
-        chosen = None
-        if num_matched >= _MIN_MATCH * ends[-1] and holders:
-            chosen = min(holders, key=lambda engine: (loads[engine], engine))
-        if chosen is None or self._is_overloaded(loads[chosen], loads):
-            chosen = loads.index(min(loads))
-        self._num_prompt_tokens += ends[-1]
-        if chosen in holders:
-            self._num_matched_tokens += num_matched
-        for prefix in prefixes:
-            self._engines_by_prefix.setdefault(prefix, {})[chosen] = None
-            self._engines_by_prefix.move_to_end(prefix)
-        while len(self._engines_by_prefix) > self._max_prefixes:
-            self._engines_by_prefix.popitem(last=False)
+    def __call__(self, request: TraceRequest, loads: list[int]) -> Choice:
+        chosen = self._router.choose(_prefixes(request), request.num_prompt_tokens, loads)
+        assert chosen is not None, "every engine may be chosen"
         return chosen
 
-    def _is_overloaded(self, load: int, loads: list[int]) -> bool:
-        if load <= self._balance_tokens:
-            return False  # without the search for the least, which costs most
-        least = min(loads)
-        return load - least > self._balance_tokens and load > self._balance_ratio * least
 
-
-def _prefixes(request: TraceRequest) -> tuple[list[int], list[int]]:
-    """Of each prefix of the prompt a hash and its length. Hashes of numbers are the same in every
-    process."""
-    prefixes, ends = [], []
-    prefix = end = 0
+def _prefixes(request: TraceRequest) -> list[Prefix]:
+    """Hashes of numbers are the same in every process."""
+    prefixes = []
+    identity = end = 0
     for segment in request.segments:
-        prefix = hash((prefix, segment))
+        identity = hash((identity, segment))
         end += segment[1]
-        prefixes.append(prefix)
-        ends.append(end)
-    return prefixes, ends
+        prefixes.append((identity, end))
+    return prefixes
 
 
 def make_router(name: str, seed: int) -> Router:
@@ -166,10 +113,11 @@ class Fleet:
         it is 1 + index for the trace's next request, -index for a chat's later turn."""
         self._view_s = view_s
         self._loads = [0] * len(engines)
-        """Prompt tokens of the requests that were sent to each engine and are not over."""
+        """Of the requests that were sent to each engine and are not over."""
         self._seen_loads = [0] * len(engines) if view_s else self._loads
         self._next_look_s = view_s or math.inf
-        self._engine_of: dict[int, int] = {}
+        self._engine_of: dict[int, tuple[int, int]] = {}
+        """Of each unfinished request, and its load there."""
         self._will_start = [False] * len(engines)
         """There is an event to start a step at this moment."""
         self.num_requests = 0
@@ -219,11 +167,12 @@ class Fleet:
             heapq.heappush(self._events, (request.arrival_s, _ARRIVAL, 1 + request.index, request))
 
     def _arrive(self, request: TraceRequest, now_s: float) -> None:
-        number = self._router(request, self._seen_loads)
-        self._loads[number] += request.num_prompt_tokens
+        number, num_matched = self._router(request, self._seen_loads)
+        load = load_of(request.num_prompt_tokens - num_matched)
+        self._loads[number] += load
         if self._view_s:
-            self._seen_loads[number] += request.num_prompt_tokens
-        self._engine_of[request.index] = number
+            self._seen_loads[number] += load
+        self._engine_of[request.index] = number, load
         self.num_requests += 1
         engine = self._engines[number]
         engine.receive(request)
@@ -240,7 +189,8 @@ class Fleet:
         self, finished: list[TraceRequest], refused: list[TraceRequest], now_s: float
     ) -> None:
         for request in (*finished, *refused):
-            self._loads[self._engine_of.pop(request.index)] -= request.num_prompt_tokens
+            number, load = self._engine_of.pop(request.index)
+            self._loads[number] -= load
         for request in finished:
             turn = request.next_turn(now_s)
             if turn is not None:

@@ -29,7 +29,7 @@ def start_engine(address: str) -> Iterator[Callable[..., FakeEngine]]:
     engines: list[FakeEngine] = []
 
     def start(**script: object) -> FakeEngine:
-        engines.append(FakeEngine(address, **script).start())
+        engines.append(FakeEngine(script.pop("at", address), **script).start())
         return engines[-1]
 
     yield start

@@ -65,6 +65,7 @@ class FakeEngine:
         mute: bool = False,
         max_num_seqs: int = 64,
         recommends: bool = True,
+        instruction_set: str = "",
     ) -> None:
         self.address = address
         self.next_token = next_token
@@ -84,6 +85,8 @@ class FakeEngine:
         self.mute = mute
         self.max_num_seqs = max_num_seqs
         self.recommends = recommends
+        self.instruction_set = instruction_set
+        self.is_draining = False
         self.requests: list[EngineRequest] = []
         self.aborted: list[str] = []
         self.aborted_samples: list[tuple[str, int]] = []
@@ -139,7 +142,7 @@ class FakeEngine:
                 if time.monotonic() >= heartbeat_due and not self.mute:
                     heartbeat_due = time.monotonic() + HEARTBEAT_S
                     for identity in self._identities:
-                        self._send(identity, Heartbeat())
+                        self._send(identity, Heartbeat(draining=self.is_draining))
 
     def _receive(self) -> bool:
         try:
@@ -181,7 +184,8 @@ class FakeEngine:
             max_num_seqs=self.max_num_seqs,
             recommends=self.recommends,
         )
-        message = msgspec.structs.replace(message, engine_id=self.engine_id)
+        model = msgspec.structs.replace(message.model, instruction_set=self.instruction_set)
+        message = msgspec.structs.replace(message, engine_id=self.engine_id, model=model)
         self._send(identity, message, frames)
         self._identities.add(identity)
 

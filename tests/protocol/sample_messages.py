@@ -124,6 +124,8 @@ ENGINE_MESSAGES = [
             max_logprobs=-1,
             max_num_seqs=8,
             tokenizer=TokenizerInfo(fingerprint="t", tokenizer_json=None),
+            instruction_set="i",
+            formats="w",
         ),
     ),
     EngineCoreOutputs(

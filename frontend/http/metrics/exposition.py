@@ -19,11 +19,13 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import Response
 
+from frontend.engine_calls import Engine
 from frontend.errors import EngineClientError
 from frontend.http.metrics.engine_metrics import ENGINE_METRICS, VLLM_ONLY, EngineMetric
 from frontend.http.request_histograms import add_histogram
 from frontend.http.served_models import ServedModel, ServedModels
 from frontend.http.settings import MetricsNames
+from frontend.session import EngineSession
 from protocol.calls import STEP_TOKENS_BOUNDS, EngineStatistics
 from protocol.outputs import ModelInfo
 
@@ -54,44 +56,55 @@ class Metrics:
     def __init__(self, models: ServedModels, names: MetricsNames) -> None:
         self._models = models
         self._names: MetricsNames = names
-        self._asking: WeakKeyDictionary[ServedModel, asyncio.Task[_EngineAnswer | None]] = (
+        self._asking: WeakKeyDictionary[EngineSession, asyncio.Task[_EngineAnswer | None]] = (
             WeakKeyDictionary()
         )
 
     async def scrape(self) -> CollectorRegistry:
-        models = list(self._models)
-        answers = await asyncio.gather(*map(self._answer, models))
+        found = await asyncio.gather(*map(self._engines, self._models))
         registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=registry)
-        registry.register(_Scrape(list(zip(models, answers, strict=True)), self._names))
+        registry.register(_Scrape([each for engines in found for each in engines], self._names))
         return registry
 
-    async def _answer(self, model: ServedModel) -> _EngineAnswer | None:
+    async def _engines(self, model: ServedModel) -> list[_Engine]:
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                engines = await model.engines()
+        except (TimeoutError, EngineClientError):
+            return [(model, "", None)]
+        answers = await asyncio.gather(*map(self._answer, engines))
+        addresses = [each.address if len(engines) > 1 else "" for each in engines]
+        return [(model, *each) for each in zip(addresses, answers, strict=True)]
+
+    async def _answer(self, engine: Engine) -> _EngineAnswer | None:
         """None: the engine is away or stuck."""
-        asking = self._asking.get(model)
+        asking = self._asking.get(engine.session)
         if asking is None or asking.done():
-            asking = self._asking[model] = asyncio.ensure_future(_ask(model))
+            asking = self._asking[engine.session] = asyncio.ensure_future(_ask(engine))
         done, _ = await asyncio.wait([asking], timeout=_ANSWER_S)
         return asking.result() if done else None
 
 
-async def _ask(model: ServedModel) -> _EngineAnswer | None:
+async def _ask(engine: Engine) -> _EngineAnswer | None:
     try:
-        llm = await model.ready()
-        now = await llm.statistics()
+        await engine.session.ready(waits=False)
+        now = await engine.statistics()
     except EngineClientError:
         return None
-    welcome = llm.session.welcome
+    welcome = engine.session.welcome
     assert welcome is not None
     return _EngineAnswer(welcome.engine_id, welcome.model, now)
+
+
+_Engine = tuple[ServedModel, str, _EngineAnswer | None]
+"""Its address, if it is one of several of its model, and its answer, if there is one."""
 
 
 class _Scrape(Collector):
     """All metrics at one moment."""
 
-    def __init__(
-        self, engines: list[tuple[ServedModel, _EngineAnswer | None]], names: MetricsNames
-    ) -> None:
+    def __init__(self, engines: list[_Engine], names: MetricsNames) -> None:
         self._engines = engines
         self._is_vllm = names == "vllm"
 
@@ -112,16 +125,15 @@ class _Scrape(Collector):
                 ),
                 answer,
             )
-            for model, answer in self._engines
+            for model, _, answer in self._engines
             if answer is not None
         ]
 
     def _engines_up(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily(
-            f"{_PREFIX}up", f"1: the engine answered within {_ANSWER_S:g} s.", labels=["model_name"]
-        )
-        for model, answer in self._engines:
-            up.add_metric([_served_name(model, answer)], answer is not None)
+        text = f"1: the engine answered within {_ANSWER_S:g} s."
+        up = GaugeMetricFamily(f"{_PREFIX}up", text, labels=["model_name", "address"])
+        for model, address, answer in self._engines:
+            up.add_metric([_served_name(model, answer), address], answer is not None)
         yield up
 
     def _engine_metric(self, metric: EngineMetric) -> Metric:
@@ -160,7 +172,7 @@ class _Scrape(Collector):
     def _request_histograms(self) -> Iterator[Metric]:
         prefix = _VLLM if self._is_vllm else _PREFIX
         families: dict[str, HistogramMetricFamily] = {}
-        for model, answer in self._engines:
+        for model, answer in {model: answer for model, _, answer in self._engines}.items():
             for histogram in model.histograms:
                 name = prefix + histogram.name
                 family = families.get(name) or HistogramMetricFamily(

@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import uvicorn
 
@@ -24,8 +24,8 @@ TEMPLATE = (
 
 
 @contextlib.contextmanager
-def serving(address: str, *names: str, **settings: object) -> Iterator[str]:
-    """The URL of a server for the engine at `address`."""
+def serving(address: str | Sequence[str], *names: str, **settings: object) -> Iterator[str]:
+    """The URL of a server for the engine at `address`, or those at several."""
     make_client = lambda: AsyncLLM(address, connect_timeout_s=1.0, reconnect_timeout_s=5.0)  # noqa: E731
     with serving_models(ServedModels([ServedModel(make_client, names)]), **settings) as url:
         yield url

@@ -124,3 +124,66 @@ def test_health_answers_while_the_server_is_full(start_engine):
             thread.join(10)
     assert statuses == [200] * 8
     wait_until(lambda: engine.num_goodbyes == 1)
+
+
+@pytest.fixture
+def two(start_engine, address):
+    return start_engine(), start_engine(at=f"{address}.second")
+
+
+def test_a_model_of_two_engines_is_ready_with_one_of_them(two):
+    one, other = two
+    with serving([one.address, other.address], "small") as url:
+        names = [f"small at {each.address}" for each in two]
+        answer = httpx.get(f"{url}/health")
+        assert answer.json() == {"status": "ok", "engines": dict.fromkeys(names, "ok")}
+        other.stop()
+        health, ready = httpx.get(f"{url}/health"), httpx.get(f"{url}/ready")
+        assert (health.status_code, ready.status_code) == (503, 200)
+        assert health.json()["engines"][names[0]] == "ok"
+        assert health.json()["engines"][names[1]].startswith("away: no engine answers at")
+        assert list(httpx.get(f"{url}/v1/requests").json()["unavailable"]) == [names[1]]
+        one.stop()
+        assert httpx.get(f"{url}/ready").status_code == 503
+
+
+def test_a_model_with_a_draining_engine_is_ready_by_the_other_one(two):
+    one, other = two
+    with serving([one.address, other.address], "small") as url:
+        assert httpx.get(f"{url}/ready").status_code == 200
+        one.is_draining = True
+        wait_until(lambda: "draining" in httpx.get(f"{url}/health").text)
+        assert httpx.get(f"{url}/health").status_code == 200
+        assert httpx.get(f"{url}/ready").status_code == 200
+        other.is_draining = True
+        wait_until(lambda: httpx.get(f"{url}/ready").status_code == 503)
+
+
+def test_requests_of_all_engines_of_a_model_are_listed_once_each(two):
+    for each in two:
+        each.step_s = 0.02
+    with serving([each.address for each in two], "small") as url, asking(url, count=4):
+        wait_until(lambda: all(each.num_live == 2 for each in two))
+        listed = httpx.get(f"{url}/v1/requests").json()
+    assert listed["num_unfinished"] == 4
+    assert len({each["id"] for each in listed["data"]}) == 4
+    assert {each["model"] for each in listed["data"]} == {"small"}
+
+
+def test_metrics_of_a_models_engines_have_their_own_labels(two):
+    one, other = two
+    with serving([one.address, other.address], "small") as url:
+        lines = httpx.get(f"{url}/metrics").text.splitlines()
+        for each in two:
+            assert f'engine_core_up{{address="{each.address}",model_name="small"}} 1.0' in lines
+            label = f'{{engine="{each.engine_id}",model_name="fake"}}'
+            assert (
+                sum(each.startswith(f"engine_core_num_requests_running{label}") for each in lines)
+                == 1
+            )
+        other.stop()
+        lines = httpx.get(f"{url}/metrics").text.splitlines()
+        assert f'engine_core_up{{address="{one.address}",model_name="small"}} 1.0' in lines
+        assert f'engine_core_up{{address="{other.address}",model_name="small"}} 0.0' in lines
+        keys = [line.rpartition(" ")[0] for line in lines if line[:1] not in ("#", "")]
+        assert len(keys) == len(set(keys))

@@ -125,8 +125,9 @@ def test_a_port_that_is_taken_is_one_line_and_exit_code_3(engine):
     [
         (["--host", "0.0.0.0"], "--insecure"),
         (["--model", "nothing"], "NAME=ADDRESS"),
-        (["--model", "a=ipc:///x", "--model", "a=ipc:///y"], "twice"),
-        (["--model", "a=ipc:///x,ipc:///y"], "several addresses"),
+        (["--model", "a=ipc:///x,ipc:///y", "--model", "a=ipc:///x"], "twice"),
+        (["--model", "a=ipc:///x,ipc:///y", "--model", "b=ipc:///x"], "same addresses"),
+        (["--model", "a=ipc:///x,"], "address"),
         (["--model", "a=ipc:///x", "--served-model-name", "b"], "--served-model-name"),
         (["--access-log", "xml"], "access-log"),
     ],

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation_parts import LinearStepModel, request, serve
 
+from frontend.router import Choice, load_of
 from scripts.simulator import SimulationError
 from scripts.simulator.fleet import Fleet, make_router
 from scripts.simulator.metrics import SLO
@@ -176,7 +177,7 @@ def test_a_router_knows_what_it_sent_and_what_it_saw_when_it_looked_last():
 
     def spy(request, loads):
         seen.append(list(loads))
-        return request.index % 2
+        return Choice(request.index % 2, 0)
 
     def load_when_asked(view_s):
         seen.clear()
@@ -186,5 +187,6 @@ def test_a_router_knows_what_it_sent_and_what_it_saw_when_it_looked_last():
         Fleet(engines, spy, view_s=view_s).run(requests)
         return list(seen)
 
-    assert load_when_asked(2.0) == [[0, 0], [10, 0], [10, 11], [12, 0], [0, 0]]
-    assert load_when_asked(0.0) == [[0, 0], [10, 0], [0, 0], [12, 0], [0, 0]]
+    first, second, third = load_of(10), load_of(11), load_of(12)
+    assert load_when_asked(2.0) == [[0, 0], [first, 0], [first, second], [third, 0], [0, 0]]
+    assert load_when_asked(0.0) == [[0, 0], [first, 0], [0, 0], [third, 0], [0, 0]]

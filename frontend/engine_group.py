@@ -1,0 +1,265 @@
+"""Several engines of one model behind one client: each request goes to one of them, and on to
+another when its engine is lost."""
+
+import asyncio
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from frontend.errors import (
+    ClientClosed,
+    EngineClientError,
+    EngineUnavailable,
+    InvalidInput,
+)
+from frontend.event_loop import Clock
+from frontend.output_processor import OutputProcessor, RequestState
+from frontend.router import CacheAwareRouter, Choice, load_of, prefixes_of
+from frontend.session import Arithmetic, EngineSession, Neighbours
+from frontend.transport import Frames
+from protocol.calls import AnyCall, AnyResult, GetRequestInfo
+from protocol.outputs import Welcome
+
+_RETRY_S = 1.0
+"""Between two attempts to reach an engine that is away, while others serve."""
+_FIRST_ANSWERS_S = 1.0
+"""For the other engines to answer, once the first one has: the first requests are shared out."""
+_MAX_LOSSES = 3
+"""A request that as many engines were lost with, and no output between, may be what ends them: it
+is not given to another one."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Route:
+    """Where a request is."""
+
+    number: int = 0
+    """Of the engine."""
+    load: int = 0
+    num_losses: int = 0
+    """Since its last output."""
+    num_tokens: int = 0
+    """Of its output, at the last loss."""
+    refused_by: set[int] = dataclasses.field(default_factory=set)
+    """At this attempt."""
+
+
+class EngineGroup(Neighbours):
+    """What `EngineSession` is for one engine.
+
+    A request goes where `CacheAwareRouter` says, among the engines that are there, do not drain and
+    have the tokenizer of `welcome`. One that an engine has begun moves only where tokens are equal.
+
+    Args:
+        make_sessions: one for each engine, from the requests of all and this group.
+    """
+
+    def __init__(
+        self,
+        make_sessions: Sequence[Callable[[OutputProcessor, Neighbours], EngineSession]],
+        *,
+        clock: Clock,
+    ) -> None:
+        self.requests = OutputProcessor(clock)
+        self.sessions = [make(self.requests, self) for make in make_sessions]
+        self._clock = clock
+        self._leader = self.sessions[0]
+        """Requests are made for its model."""
+        self._router = CacheAwareRouter()
+        self._routes: dict[RequestState, _Route] = {}
+        self._loads = [0.0] * len(self.sessions)
+        self._engine_ids = [""] * len(self.sessions)
+        self._keepers: list[asyncio.Task[None]] = []
+        self._is_closed = False
+
+    @property
+    def welcome(self) -> Welcome | None:
+        return self._leader.welcome
+
+    @property
+    def welcome_frames(self) -> Frames:
+        return self._leader.welcome_frames
+
+    @welcome_frames.setter
+    def welcome_frames(self, frames: Frames) -> None:
+        self._leader.welcome_frames = frames
+        for each in self.sessions:
+            if each.welcome_frames and each.welcome is not None and self.welcome is not None:
+                is_known = each.welcome.model.tokenizer == self.welcome.model.tokenizer
+                each.welcome_frames = frames if is_known else each.welcome_frames
+
+    async def ready(self) -> None:
+        """Return once an engine is connected.
+
+        Raises:
+            EngineUnavailable: none answers, or comes back in time; ClientClosed.
+        """
+        if self._is_closed:
+            raise ClientClosed("this client is closed; make a new one")
+        if not self._keepers:
+            await self._wait_for_one()
+            others = [asyncio.ensure_future(each.ready()) for each in self.sessions]
+            await asyncio.wait(others, timeout=_FIRST_ANSWERS_S)
+            await _cancel(others)
+            self._keepers = [asyncio.create_task(self._keep(each)) for each in self.sessions]
+        while not any(each.is_connected for each in self.sessions):
+            await self._wait_for_one()
+        if not self._leader.is_connected:
+            self._leader = next(each for each in self.sessions if each.is_connected)
+
+    async def _wait_for_one(self) -> None:
+        attempts = [asyncio.ensure_future(each.ready()) for each in self.sessions]
+        errors = []
+        try:
+            for attempt in asyncio.as_completed(attempts):
+                try:
+                    await attempt
+                    return
+                except ClientClosed:
+                    raise
+                except EngineClientError as error:
+                    errors.append(str(error))
+        finally:
+            await _cancel(attempts)
+        raise EngineUnavailable(f"none of {len(errors)} engines is there: " + "; ".join(errors))
+
+    async def _keep(self, session: EngineSession) -> None:
+        """An engine that answers again is used again."""
+        while True:
+            with contextlib.suppress(EngineClientError):
+                await session.ready(waits=False)
+            await self._clock.sleep(_RETRY_S)
+
+    def submit(self, request: RequestState) -> None:
+        """Send a request. It must be given to `release` in the end."""
+        self.requests.add_request(request)
+        choice = self._choose(request)
+        if choice is None:  # it waits, or is told why not
+            choice = Choice(self.sessions.index(self._leader), 0)
+        self._send(request, _Route(), choice)
+
+    def release(self, request: RequestState) -> None:
+        """Forget a request; its engine stops what still runs of it."""
+        route = self._routes.pop(request, None)
+        if route is not None:
+            self._loads[route.number] -= route.load
+            self.sessions[route.number].release(request)
+
+    async def call(self, call: AnyCall) -> AnyResult:
+        """Raises InvalidInput, but for questions about a request in flight."""
+        if isinstance(call, GetRequestInfo):
+            for request, route in self._routes.items():
+                if call.request_id in request.wire_ids:
+                    return await self.sessions[route.number].call(call)
+        raise InvalidInput(
+            f"this client has {len(self.sessions)} engines, and {type(call).__name__} is for one; "
+            "use one of `client.engines`"
+        )
+
+    async def close(self) -> None:
+        """End every request with ClientClosed, and every session."""
+        self._is_closed = True
+        await _cancel(self._keepers)
+        for session in self.sessions:
+            await session.close()
+
+    # what sessions tell
+
+    def on_lost(self, session: EngineSession, arithmetic: Arithmetic) -> None:
+        for request in self.requests.in_flight(session):
+            route = self._routes.get(request)
+            if route is not None:
+                num_tokens = sum(len(each.token_ids) for each in request.sequences)
+                route.num_losses = route.num_losses + 1 if num_tokens == route.num_tokens else 1
+                route.num_tokens = num_tokens
+                route.refused_by.clear()
+        self._move_requests(session, arithmetic)
+
+    def on_connected(self, session: EngineSession) -> None:
+        number = self.sessions.index(session)
+        assert session.welcome is not None
+        if self._engine_ids[number] != session.welcome.engine_id:
+            self._engine_ids[number] = session.welcome.engine_id
+            self._router.forget(number)
+        for other in self.sessions:
+            if not other.is_connected and other.arithmetic is not None:
+                self._move_requests(other, other.arithmetic)
+
+    def take_refused(self, session: EngineSession, request: RequestState) -> bool:
+        route = self._routes.get(request)
+        if route is None:
+            return False
+        route.refused_by.add(route.number)
+        arithmetic = session.arithmetic if request.has_started else None
+        choice = self._choose(request, arithmetic, route.refused_by)
+        if choice is None:
+            return False
+        if not request.metrics.num_resumptions:  # no engine has had it yet
+            request.metrics.engine_request_id = None
+        self._move(request, route, choice)
+        return True
+
+    def _move_requests(self, session: EngineSession, arithmetic: Arithmetic) -> None:
+        for request in self.requests.in_flight(session):
+            route = self._routes.get(request)
+            if route is None or request.finished or route.num_losses >= _MAX_LOSSES:
+                continue
+            choice = self._choose(request, arithmetic if request.has_started else None)
+            if choice is not None:
+                request.metrics.num_resumptions += 1
+                self._move(request, route, choice)
+
+    def _move(self, request: RequestState, route: _Route, choice: Choice) -> None:
+        self._loads[route.number] -= route.load
+        self.sessions[route.number].withdraw(request)
+        self._send(request, route, choice)
+
+    def _send(self, request: RequestState, route: _Route, choice: Choice) -> None:
+        num_prompt_tokens = len(request.wire.prompt_token_ids)
+        route.number = choice.engine
+        route.load = load_of(num_prompt_tokens - choice.num_matched, len(request.sequences))
+        self._loads[route.number] += route.load
+        self._routes[request] = route
+        self.sessions[route.number].resume(request)
+
+    # the choice
+
+    def _choose(
+        self,
+        request: RequestState,
+        arithmetic: Arithmetic | None = None,
+        but: Iterable[int] = (),
+    ) -> Choice | None:
+        """An engine that can take it now; if `arithmetic` is given, of that one."""
+        wire = request.wire
+        loads = [
+            load if number not in but and self._may_take(each, request, arithmetic) else math.inf
+            for number, (each, load) in enumerate(zip(self.sessions, self._loads, strict=True))
+        ]
+        prefixes = list(prefixes_of(wire.prompt_token_ids, wire.cache_salt))
+        return self._router.choose(prefixes, len(wire.prompt_token_ids), loads)
+
+    def _may_take(
+        self, session: EngineSession, request: RequestState, arithmetic: Arithmetic | None
+    ) -> bool:
+        welcome, leader = session.welcome, self._leader.welcome
+        if welcome is None or leader is None or not session.is_connected or session.is_draining:
+            return False
+        if arithmetic not in (None, session.arithmetic):
+            return False
+        ours, model, wire = leader.model, welcome.model, request.wire
+        length = len(wire.prompt_token_ids) + wire.sampling_params.max_tokens
+        tokenizers = [each.tokenizer and each.tokenizer.fingerprint for each in (ours, model)]
+        return (
+            tokenizers[0] == tokenizers[1]
+            and model.vocab_size == ours.vocab_size
+            and model.max_model_len >= min(length, ours.max_model_len)
+            and model.max_num_seqs >= len(request.sequences)
+        )
+
+
+async def _cancel(tasks: Sequence[asyncio.Future[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

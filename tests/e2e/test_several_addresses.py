@@ -1,0 +1,130 @@
+"""Two daemons of one model: one is killed in the middle of streams, which go on at the other."""
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+
+import httpx
+import pytest
+from daemons import Daemon, running_daemon
+
+from frontend import AsyncLLM, BeamSearchParams, RequestOutputKind, SamplingParams
+
+pytestmark = pytest.mark.slow
+
+OPTIONS = ("--num-blocks", 64, "--max-num-batched-tokens", 64)
+PARAMS = [
+    SamplingParams(max_tokens=150, ignore_eos=True, detokenize=False, **more)
+    for more in (
+        {"temperature": 0.0},
+        {"temperature": 1.0, "seed": 7},
+        {"temperature": 0.8, "seed": 8, "n": 3, "top_p": 0.9},
+        {"temperature": 1.0, "seed": 9, "logprobs": 3},
+        {"temperature": 0.0, "repetition_penalty": 1.2},
+        {"temperature": 1.0, "seed": 10, "output_kind": RequestOutputKind.FINAL_ONLY},
+    )
+]
+
+
+def prompt(number):
+    return {"prompt_token_ids": [5 + number, *range(5, 30)]}
+
+
+async def answer(llm, number, params):
+    """Tokens and log-probabilities of each sample; how often the request moved."""
+    outputs = [output async for output in llm.generate(prompt(number), params)]
+    assert [output.finished for output in outputs].count(True) == 1
+    final = outputs[-1]
+    parts = [(part.token_ids, part.logprobs, part.finish_reason) for part in final.outputs]
+    return parts, final.metrics.num_resumptions
+
+
+async def test_streams_of_a_killed_daemon_go_on_with_the_same_tokens_at_the_other_one(tiny_llama):
+    beams = BeamSearchParams(beam_width=3, max_tokens=100, ignore_eos=True)
+    with (
+        running_daemon(tiny_llama, *OPTIONS) as one,
+        running_daemon(tiny_llama, *OPTIONS) as other,
+    ):
+        async with AsyncLLM(other.address) as alone:
+            expected = [await answer(alone, *each) for each in enumerate(PARAMS)]
+            expected_beams = await alone.beam_search(prompt(0), beams)
+        async with AsyncLLM([one.address, other.address]) as llm:
+            tasks = [asyncio.create_task(answer(llm, *each)) for each in enumerate(PARAMS)]
+            tasks.append(asyncio.create_task(llm.beam_search(prompt(0), beams)))
+            while (await llm.engines[0].statistics()).num_generated_tokens < 100:
+                await asyncio.sleep(0.01)
+            one.process.kill()
+            *answers, found_beams = await asyncio.wait_for(asyncio.gather(*tasks), 60)
+            assert not llm.engines[0].session.is_connected
+            left = await llm.engines[1].statistics()
+    assert [parts for parts, _ in answers] == [parts for parts, _ in expected]
+    assert [each.tokens for each in found_beams.sequences] == [
+        each.tokens for each in expected_beams.sequences
+    ]
+    assert sum(num_moves for _, num_moves in answers) >= 2
+    assert left.num_running == left.num_waiting == 0
+    assert left.num_blocks_in_use == 0
+
+
+@contextlib.contextmanager
+def http_server(*addresses):
+    command = [sys.executable, "-m", "frontend.cli", "http", "--port", "0"]
+    command += ["--model", f"small={','.join(addresses)}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield json.loads(process.stdout.readline())["url"]
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+async def streamed(http, number):
+    """An answer's text and how it ended."""
+    body = {
+        "model": "small",
+        "messages": [{"role": "user", "content": f"Tell a story of {number} foxes."}],
+        "max_tokens": 48,
+        "seed": number,
+        "temperature": 0.8,
+        "stream": True,
+    }
+    text, reasons = "", []
+    async with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+                text += choice["delta"].get("content") or ""
+                reasons += [choice["finish_reason"]] if choice["finish_reason"] else []
+    return text, reasons
+
+
+async def test_over_http_streams_go_on_and_the_daemon_is_used_again_when_it_is_back(smollm2):
+    with contextlib.ExitStack() as stack:
+        one, other = (stack.enter_context(running_daemon(smollm2)) for _ in range(2))
+        url = stack.enter_context(http_server(one.address, other.address))
+        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+            ready = (await http.get("/ready")).json()
+            names = [f"small at {each.address}" for each in (one, other)]
+            assert ready == {"status": "ok", "engines": dict.fromkeys(names, "ok")}
+            expected = [await streamed(http, number) for number in range(4)]
+
+            tasks = [asyncio.create_task(streamed(http, number)) for number in range(4)]
+            async with AsyncLLM(one.address) as watching:
+                before = (await watching.statistics()).num_generated_tokens
+                while (await watching.statistics()).num_generated_tokens < before + 20:
+                    await asyncio.sleep(0.01)
+            one.process.kill()
+            assert await asyncio.wait_for(asyncio.gather(*tasks), 60) == expected
+            assert (await http.get("/health")).status_code == 503
+            assert (await http.get("/ready")).status_code == 200
+
+            again = await asyncio.to_thread(Daemon, smollm2, bind=one.address)
+            stack.callback(again.close)
+            assert (await http.get("/health")).status_code == 200
+            found = await asyncio.gather(*(streamed(http, number) for number in range(4)))
+            assert found == expected
+            async with AsyncLLM(again.address) as watching:
+                assert (await watching.statistics()).num_generated_tokens > 0
