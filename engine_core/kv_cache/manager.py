@@ -116,7 +116,6 @@ class KVCacheManager:
 
     @property
     def num_disk_blocks(self) -> int:
-        """On disk."""
         return 0 if self._offload.disk is None else self._offload.disk.num_blocks
 
     @property

@@ -114,5 +114,4 @@ class RunnerConfig:
 
     @property
     def vocab_size(self) -> int:
-        """Of the model."""
         return self.model.kv_cache_spec.vocab_size

@@ -44,12 +44,10 @@ class ConfigFields:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """A truth value."""
         value: bool = self._value(name, default, bool, "true or false")
         return value
 
     def text(self, name: str, default: str) -> str:
-        """A string."""
         value: str = self._value(name, default, str, "a string")
         return value
 

@@ -88,7 +88,6 @@ class PinnedBuffer:
 
 
 def weight_transfer_to(device: torch.device) -> WeightTransfer:
-    """The way to a device."""
     if device.type != "cuda":
         return WeightTransfer()
     return StagedTransfer([PinnedBuffer(STAGING_BYTES) for _ in range(2)])

@@ -351,7 +351,8 @@ class AttentionWorkspace:
                 work.first_split_R1,
                 num_decodes,
                 work.splits_W8.shape[0],
-                _window_or_everything(work.sliding_window),
+                # without a window every key is inside it; half of int32 leaves room for sums
+                1 << 30 if work.sliding_window is None else work.sliding_window,
                 **_SPLITS_CONSTANTS,
             )
         if num_prefills:
@@ -380,8 +381,3 @@ _SPLITS_CONSTANTS: dict[str, int] = {
     "BLOCK_R": 256,
     "BLOCK_W": 64,
 }
-
-
-def _window_or_everything(sliding_window: int | None) -> int:
-    """Without a window every key is inside it; half of int32 leaves room for sums."""
-    return 1 << 30 if sliding_window is None else sliding_window

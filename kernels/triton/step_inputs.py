@@ -212,7 +212,7 @@ def prepare_step(
         S=block_size,
         BLOCK=_BLOCK,
         num_warps=_NUM_WARPS,
-        **_columns(layout),
+        **columns_of(layout),
     )
 
 
@@ -237,11 +237,12 @@ def append_sampled(
         rows.token_ids.shape[1],
         BLOCK=_BLOCK,
         num_warps=_NUM_WARPS,
-        **_columns(layout),
+        **columns_of(layout),
     )
 
 
-def _columns(layout: PackedLayout) -> dict[str, int]:
+def columns_of(layout: PackedLayout) -> dict[str, int]:
+    """Where a packed step's columns start, as constants of kernels."""
     return {
         "ROWS_AT": layout.rows_at,
         "COMPUTED_AT": layout.computed_at,

@@ -80,7 +80,6 @@ def simulate(scenario: Scenario, picture: Path | None = None) -> dict[str, Any]:
 def engine_summary(
     engines: list[SimulatedEngine], num_blocks: int, duration_s: float
 ) -> dict[str, Any]:
-    """Over all engines."""
     counters = [engine.counters for engine in engines]
     statistics = [engine.statistics() for engine in engines]
 

@@ -650,7 +650,7 @@ def columns_of_sampling() -> Iterator[KernelVariant]:
         arguments=dtypes
         | {"packed_ptr": INT32, "numbers_ptr": INT32, "reals_ptr": FP32}
         | {"num_given": 255, "X": 4768},
-        constants=step_inputs._columns(PackedLayout(256)) | {"BLOCK": sampling_columns._BLOCK},
+        constants=step_inputs.columns_of(PackedLayout(256)) | {"BLOCK": sampling_columns._BLOCK},
         num_warps=sampling_columns._NUM_WARPS,
     )
 
@@ -675,7 +675,8 @@ def inputs_of_a_step() -> Iterator[KernelVariant]:
             | _pointers(INT32, "query_start seq_lens tables row_tokens row_tables")
             | {"row_table_stride_g": 256 * 512, "num_tokens": 255, "num_sequences": 255}
             | {"slot_stride_g": 255, "out_table_stride_g": 255},
-            constants=step_inputs._columns(layout) | {"S": block_size, "BLOCK": step_inputs._BLOCK},
+            constants=step_inputs.columns_of(layout)
+            | {"S": block_size, "BLOCK": step_inputs._BLOCK},
             num_warps=step_inputs._NUM_WARPS,
         )
     yield KernelVariant(
@@ -683,7 +684,7 @@ def inputs_of_a_step() -> Iterator[KernelVariant]:
         kernel=step_inputs.append_sampled_kernel,
         arguments={"packed_ptr": INT32, "max_len": 8192}
         | {"sampled_ptr": INT64, "row_tokens_ptr": INT32},
-        constants=step_inputs._columns(layout) | {"BLOCK": step_inputs._BLOCK},
+        constants=step_inputs.columns_of(layout) | {"BLOCK": step_inputs._BLOCK},
         num_warps=step_inputs._NUM_WARPS,
     )
 
