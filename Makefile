@@ -11,8 +11,10 @@ SOAK_TIME ?= 3600
 # Without a GPU take the CPU build of torch by name: a plain `torch` pulls gigabytes of CUDA.
 TORCH := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo 'torch>=2.11' || echo 'torch==2.13.0')
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# Daemons use all cores, so tests/e2e and tests/chaos run alone; the rest runs in several processes.
-PYTEST_PARALLEL := $(BIN)/python -m pytest -q -n auto --maxprocesses=4 --dist=loadfile
+# One process more than cores, as many tests wait for daemons; long files come first (tests/conftest.py).
+# Without the last option a test whose process died would be tried again for ever.
+TEST_PROCESSES ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 5 ? cores + 1 : 6)))
+PYTEST_PARALLEL := $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder --max-worker-restart=2
 SLOW_FOLDERS := e2e gpu kernels/triton kernels/compiled kernels/cpu/fuzz
 export HF_HUB_OFFLINE ?= 1
 # without a compiler tests of the native kernels fail; with 0 they are skipped
@@ -69,8 +71,7 @@ check: lint types imports unit  ## quick: lint, types, import arrows, unit tests
 
 test: install-dev lint types imports  ## everything, with real models
 	@$(BIN)/python scripts/fetch_model.py $(MODEL)
-	$(PYTEST_PARALLEL) --durations=10 -m 'not packages' --ignore=tests/e2e --ignore=tests/chaos
-	$(BIN)/python -m pytest -q --durations=10 tests/e2e tests/chaos
+	$(PYTEST_PARALLEL) --durations=10 -m 'not packages'
 
 test-all: test  ## and what needs Debian packages; a test without its package says which
 	$(PIP) install --progress-bar off -q -e '.[browser]'

@@ -36,6 +36,7 @@ from protocol.calls import (
     Draining,
     EngineStatistics,
     GetRequestInfo,
+    GetRequests,
     GetStatistics,
     ListRequests,
     PauseGeneration,
@@ -107,8 +108,9 @@ class EngineCore:
         self._client_log = LimitedLog(logger, logging.INFO, clock)
         self._started_s = clock()
         self._step_times = StepTimes(self._started_s)
+        self._request_times = RequestTimes()
         self.progress = Progress(self._may_progress, self._started_s)
-        self._observers = [RequestTimes(), self._step_times, self.progress, *observers]
+        self._observers = [self._request_times, self._step_times, self.progress, *observers]
         self._steps = Steps(scheduler, executor, outbox, self._observers, clock)
         self._suspects: Suspects | None = None
         self._on_weights = on_weights
@@ -307,6 +309,8 @@ class EngineCore:
             case ListRequests():
                 names = [name for client in self._clients for name in sorted(client.request_ids)]
                 result = RequestList(request_ids=names)
+            case GetRequests(tenant):
+                result = self._scheduler.explain_all(tenant)
             case (
                 PauseGeneration() | ResumeGeneration() | Sleep() | WakeUp() | UpdateWeights()
             ) as change:
@@ -337,6 +341,9 @@ class EngineCore:
             step_time_s=self._step_times.total_s,
             model_time_s=self._executor.model_time_s,
             num_compilations_after_ready=self._compilations.num_after_ready,
+            num_first_tokens=self._request_times.num_first_tokens,
+            queue_time_s=self._request_times.queue_s,
+            ttft_s=self._request_times.ttft_s,
         )
 
 

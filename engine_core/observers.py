@@ -147,10 +147,14 @@ class _Stages:
 
 
 class RequestTimes(StepObserver):
-    """Each request's stages, as seconds since its arrival, in its last output."""
+    """Each request's stages, as seconds since its arrival, in its last output; and their sums over
+    the requests that got a first token."""
 
     def __init__(self) -> None:
         self._stages: dict[str, _Stages] = {}
+        self.num_first_tokens = 0
+        self.queue_s = 0.0
+        self.ttft_s = 0.0
 
     def on_arrival(self, message: EngineRequest, client_index: int, now_s: float) -> None:
         self._stages[message.request_id] = _Stages(now_s)
@@ -179,6 +183,9 @@ class RequestTimes(StepObserver):
                     continue
                 if output.new_token_ids and stages.first_token_s is None:
                     stages.first_token_s = now_s - stages.arrival_s
+                    self.num_first_tokens += 1
+                    self.queue_s += stages.first_scheduled_s or 0.0
+                    self.ttft_s += stages.first_token_s
                 if output.finished:
                     last[output.request_id] = position
             for request_id in per_client.finished_req_ids:

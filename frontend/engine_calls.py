@@ -47,6 +47,11 @@ class EngineCalls(abc.ABC):
         """The engine's ids of all unfinished requests of all clients."""
         return (await self._call(calls.ListRequests(), calls.RequestList)).request_ids
 
+    async def request_infos(self) -> calls.RequestInfos:
+        """What `request_info` says, of all unfinished requests of all clients; over TCP without an
+        admin's key of those of this key's tenant."""
+        return await self._call(calls.GetRequests(), calls.RequestInfos)
+
     async def reset_prefix_cache(self) -> int:
         """Evict all cached blocks that no request uses. Returns how many."""
         reset = await self._call(calls.ResetPrefixCache(), calls.PrefixCacheReset)

@@ -67,6 +67,13 @@ class UpdateWeights(Message, frozen=True, tag=11):
     """None: the largest so far and 1."""
 
 
+class GetRequests(Message, frozen=True, tag=12):
+    """Answered by RequestInfos. Over TCP a client without an admin's key gets those of its key."""
+
+    tenant: str | None = None
+    """Only requests of this tenant and its users."""
+
+
 AnyCall = (
     Ping
     | GetStatistics
@@ -79,6 +86,7 @@ AnyCall = (
     | Sleep
     | WakeUp
     | UpdateWeights
+    | GetRequests
 )
 
 ADMIN_CALLS = (
@@ -195,6 +203,12 @@ class EngineStatistics(Message, frozen=True, tag=2):
     num_compilations_after_ready: int = 0
     """Kernels that were compiled while serving, each of which made requests wait; 0 unless there is
     a defect."""
+    num_first_tokens: int = 0
+    """Requests that got their first token."""
+    queue_time_s: float = 0.0
+    """Seconds from arrival to first step of those, all together."""
+    ttft_s: float = 0.0
+    """Seconds from arrival to first token of those, all together."""
 
 
 class PrefixCacheReset(Message, frozen=True, tag=3):
@@ -210,6 +224,17 @@ class RequestList(Message, frozen=True, tag=6):
     """Of all unfinished requests of all clients, each client's in order of arrival."""
 
 
+MAX_LISTED_REQUESTS = 256
+"""The engine explains them between two steps."""
+
+
+class RequestInfos(Message, frozen=True, tag=8):
+    requests: list[RequestInfo]
+    """Unfinished ones, at most MAX_LISTED_REQUESTS: running, then waiting in the queue's order."""
+    num_unfinished: int
+    """Those that are too many to be listed, too."""
+
+
 class EngineStatus(Message, frozen=True, tag=7):
     """What the engine does once a call that changes it is done."""
 
@@ -220,5 +245,12 @@ class EngineStatus(Message, frozen=True, tag=7):
 
 
 AnyResult = (
-    Pong | EngineStatistics | PrefixCacheReset | Draining | RequestInfo | RequestList | EngineStatus
+    Pong
+    | EngineStatistics
+    | PrefixCacheReset
+    | Draining
+    | RequestInfo
+    | RequestList
+    | EngineStatus
+    | RequestInfos
 )

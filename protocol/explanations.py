@@ -97,6 +97,8 @@ class RequestInfo(Message, frozen=True, tag=5):
     num_prompt_tokens: int
     num_output_tokens: int
     """Of all its sequences."""
+    max_tokens: int
+    """Most output tokens of each of its sequences."""
     num_computed_tokens: int
     """Of its first sequence."""
     waits_for: WaitReason | None = None
@@ -109,3 +111,5 @@ class RequestInfo(Message, frozen=True, tag=5):
     """None before its first start."""
     preemptions: list[Preemption] = []
     finish_reason: str | None = None
+    age_s: float | None = None
+    """Seconds since it arrived; None of one that has finished."""

@@ -53,7 +53,7 @@ class SamplingParams(Message, frozen=True):
         check_whole("max_tokens", self.max_tokens, minimum=1)
         check_whole("min_tokens", self.min_tokens, minimum=0)
         _number("temperature", self.temperature, minimum=0.0)
-        check_whole("top_k", self.top_k, minimum=0)
+        check_whole("top_k", self.top_k, minimum=0, maximum=2**31 - 1)
         _number("top_p", self.top_p, minimum=0.0, maximum=1.0)
         _number("min_p", self.min_p, minimum=0.0, maximum=1.0)
         _number("repetition_penalty", self.repetition_penalty, minimum=0.0)

@@ -46,6 +46,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # long ones first: with several processes none has one left when the others are done
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if not GPU_IS_USED:
         for item in items:
             if item.get_closest_marker("gpu"):

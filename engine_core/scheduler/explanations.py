@@ -1,11 +1,13 @@
 """Why each request is where it is. A step notes one reason: why admission stopped, and at which
 request; all behind it wait for it."""
 
+import itertools
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from engine_core.scheduler.request import Request, RequestStatus
+from engine_core.scheduler.request import Request
+from protocol.calls import MAX_LISTED_REQUESTS, RequestInfos
 from protocol.explanations import RequestInfo, WaitReason
 
 _Reason = tuple[WaitReason, str]
@@ -55,16 +57,44 @@ class Explanations:
 
     # ------------------------------------------------------------------ answers
 
-    def of_unfinished(self, request: Request, waiting: Iterable[Request]) -> RequestInfo:
-        """`waiting`: the waiting queue in order."""
+    def of_unfinished(self, request: Request, num_ahead: int | None, now: float) -> RequestInfo:
+        """`num_ahead`: requests before it in the waiting queue; None if it runs. `now`: seconds on
+        the clock of `arrival_time`."""
         status = request.status.name.lower()
-        if request.status is RequestStatus.RUNNING:
+        age_s = max(0.0, now - request.arrival_time)
+        if num_ahead is None:
             if self._stop is not None and self._stop[0] is WaitReason.PAUSED:
-                return _info(request, status, waits_for=self._stop[0], why=self._stop[1])
-            return _info(request, status)
-        num_ahead = next(count for count, other in enumerate(waiting) if other is request)
+                reason, why = self._stop
+                return _info(request, status, age_s=age_s, waits_for=reason, why=why)
+            return _info(request, status, age_s=age_s)
         reason, why = self._why(request, num_ahead)
-        return _info(request, status, waits_for=reason, why=why, num_requests_ahead=num_ahead)
+        return _info(
+            request,
+            status,
+            age_s=age_s,
+            waits_for=reason,
+            why=why,
+            num_requests_ahead=num_ahead,
+        )
+
+    def of_all(
+        self,
+        running: Iterable[Request],
+        waiting: Iterable[Request],
+        tenant: str | None,
+        now: float,
+    ) -> RequestInfos:
+        """The first MAX_LISTED_REQUESTS of `tenant` and its users, or of all."""
+        in_order: Iterator[tuple[Request, int | None]] = itertools.chain(
+            ((request, None) for request in running),
+            ((request, num_ahead) for num_ahead, request in enumerate(waiting)),
+        )
+        asked = (each for each in in_order if tenant in (None, _tenant_name(each[0])))
+        infos = [
+            self.of_unfinished(request, num_ahead, now)
+            for request, num_ahead in itertools.islice(asked, MAX_LISTED_REQUESTS)
+        ]
+        return RequestInfos(requests=infos, num_unfinished=len(infos) + sum(1 for _ in asked))
 
     def _why(self, request: Request, num_ahead: int) -> _Reason:
         if request.request_id in self._skipped:
@@ -85,6 +115,11 @@ class Explanations:
         return self._finished.get(request_id)
 
 
+def _tenant_name(request: Request) -> str:
+    """Without the user that divides its share."""
+    return (request.tenant or "").partition("/")[0]
+
+
 def _info(request: Request, status: str, **details: Any) -> RequestInfo:
     return RequestInfo(
         request_id=request.request_id,
@@ -94,6 +129,7 @@ def _info(request: Request, status: str, **details: Any) -> RequestInfo:
         num_sequences=request.num_sequences,
         num_prompt_tokens=request.num_prompt_tokens,
         num_output_tokens=sum(sequence.num_output_tokens for sequence in request.sequences),
+        max_tokens=request.sampling_params.max_tokens,
         num_computed_tokens=request.num_computed_tokens,
         cache_lookup=request.cache_lookup,
         preemptions=list(request.preemptions),

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from engine_core.scheduler.in_flight import InFlightStep
 from engine_core.scheduler.plan import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.request import Request, RequestStatus
-from protocol.calls import EngineStatistics
+from protocol.calls import EngineStatistics, RequestInfos
 from protocol.explanations import RequestInfo
 from protocol.outputs import EngineCoreOutputs
 
@@ -142,6 +142,10 @@ class SchedulerInterface(abc.ABC):
     @abc.abstractmethod
     def explain(self, request_id: str) -> RequestInfo | None:
         """Why a request is where it is; None if it is unknown, or finished long ago."""
+
+    @abc.abstractmethod
+    def explain_all(self, tenant: str | None) -> RequestInfos:
+        """Why each unfinished request is where it is; only those of `tenant`, if given."""
 
     @abc.abstractmethod
     def reset_prefix_cache(self) -> int:

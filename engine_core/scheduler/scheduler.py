@@ -36,7 +36,7 @@ from engine_core.scheduler.token_budget.attainment import SLOAttainment
 from engine_core.scheduler.token_budget.base import TokenBudget
 from engine_core.scheduler.token_budget.feedback import StepFeedback
 from engine_core.scheduler.token_budget.slo import make_token_budget
-from protocol.calls import EngineStatistics
+from protocol.calls import EngineStatistics, RequestInfos
 from protocol.errors import PromptTooLong
 from protocol.explanations import PreemptionCause, RequestInfo, WaitReason
 from protocol.outputs import EngineCoreOutputs
@@ -376,7 +376,17 @@ class Scheduler(SchedulerInterface):
         request = self._pool.by_id.get(request_id)
         if request is None:
             return self._explanations.of_finished(request_id)
-        return self._explanations.of_unfinished(request, self._pool.waiting)
+        num_ahead = None
+        if request.status is not RequestStatus.RUNNING:
+            waiting = enumerate(self._pool.waiting)
+            num_ahead = next(count for count, other in waiting if other is request)
+        return self._explanations.of_unfinished(request, num_ahead, self._feedback.now)
+
+    def explain_all(self, tenant: str | None) -> RequestInfos:
+        pool = self._pool
+        return self._explanations.of_all(
+            pool.running.values(), pool.waiting, tenant, self._feedback.now
+        )
 
     def reset_prefix_cache(self) -> int:
         return self._kv_cache.reset_prefix_cache()

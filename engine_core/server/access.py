@@ -6,7 +6,14 @@ from msgspec.structs import replace
 
 from engine_core.errors import RequestRefused
 from engine_core.server.clients import Client
-from protocol.calls import ADMIN_CALLS, EngineStatistics, GetRequestInfo, ListRequests
+from protocol.calls import (
+    ADMIN_CALLS,
+    EngineStatistics,
+    GetRequestInfo,
+    GetRequests,
+    ListRequests,
+    RequestInfos,
+)
 from protocol.errors import ErrorCode
 from protocol.explanations import LookupEnd, RequestInfo
 from protocol.outputs import CallFailed, CallResult
@@ -41,11 +48,13 @@ def permitted_answer(
     """`answer(call)`, or as much of it as this client may see."""
     if client.rights.is_admin:
         return answer(call)
-    if isinstance(call.call, (*ADMIN_CALLS, ListRequests)):
+    name = client.rights.key_name
+    if isinstance(call.call, GetRequests) and name is not None:
+        call = replace(call, call=GetRequests(tenant=name))
+    elif isinstance(call.call, (*ADMIN_CALLS, ListRequests, GetRequests)):
         return _denied(call, type(call.call).__name__)
     answered = answer(call)
     result = answered.result if isinstance(answered, CallResult) else None
-    name = client.rights.key_name
     if isinstance(call.call, GetRequestInfo):
         # an unknown one is denied too: whether others have such a request is theirs
         is_own = call.call.request_id in client.request_ids
@@ -54,6 +63,8 @@ def permitted_answer(
             result = _without_others(result)
         if not is_own or result is None:
             return _denied(call, f"GetRequestInfo({call.call.request_id!r:.100})")
+    elif isinstance(result, RequestInfos):
+        result = replace(result, requests=[_without_others(each) for each in result.requests])
     elif isinstance(result, EngineStatistics):
         served = result.service_by_tenant
         result = replace(

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -56,14 +57,15 @@ def chat(
         Path | None,
         Parameter(help="A file with a Jinja2 template to use in place of the model's."),
     ] = None,
+    markdown: Annotated[bool, Parameter(help="Render answers as Markdown, at a terminal.")] = True,
     sampling: SamplingOptions = _SAMPLING,
     scheduling: SchedulingOptions = _SCHEDULING,
     daemon: DaemonOptions = _DAEMON,
 ) -> int:
-    """Talk with the model. /reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer."""
+    """Talk with the model. /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves."""
     from frontend.cli.chat import run_chat
 
-    return run_chat(daemon, system, chat_template, sampling, scheduling)
+    return run_chat(daemon, system, chat_template, sampling, scheduling, renders_markdown=markdown)
 
 
 @app.command
@@ -118,6 +120,22 @@ def info(
     if request is not None and requests:
         raise UsageError("--request shows one and --requests lists all; give one of them")
     return _run(run_info(daemon, request_id=request, lists_requests=requests, prints_json=json))
+
+
+@app.command
+def top(
+    *,
+    interval: Annotated[float, Parameter(help="Seconds between two looks, at least 1.")] = 1.0,
+    daemon: DaemonOptions = _DAEMON,
+) -> int:
+    """Watch the daemon: its queue, steps, memory and latencies, and each request's progress."""
+    if not 1 <= interval <= 3600:
+        raise UsageError(f"--interval is {interval:g} s, it must be from 1 to 3600")
+    if find_spec("textual") is None:
+        raise UsageError("top needs Textual; install it with `pip install 'engine-core[tui]'`")
+    from frontend.cli.top import run_top
+
+    return _run(run_top(daemon, interval))
 
 
 @app.command

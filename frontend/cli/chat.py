@@ -6,9 +6,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import re
 import sys
+import typing
+from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+import msgspec
 
 from frontend.async_llm import AsyncLLM
 from frontend.chat_template import template_process
@@ -23,11 +30,35 @@ from frontend.cli.options import (
 )
 from frontend.errors import EngineClientError, InvalidInput
 from frontend.event_loop import LoopThread
-from frontend.outputs import CompletionOutput
+from frontend.outputs import CompletionOutput, RequestOutput
 from frontend.sampling_params import RequestOutputKind, SamplingParams
 
-_COMMANDS = "/reset starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
-_COMMAND = re.compile(r"/\w+")
+_HINT = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves"
+_HELP = """\
+/system TEXT      sets the system message; /system alone shows it, /system - removes it
+/set NAME VALUE   sets a sampling parameter; VALUE default resets it, /set alone shows all
+/save FILE        writes the conversation: messages as JSON (FILE.json), else Markdown
+/clear            forgets the conversation, not the system message
+/exit             leaves, as Ctrl-D does
+Enter sends, Alt-Enter begins a new line, a paste is one message, Ctrl-C stops an answer.
+A message that begins with a slash: type a space before it."""
+_COMMAND = re.compile(r"(/[a-z]+)(?:\s+(.*\S))?\s*")
+_CONTROL = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")})
+"""A model's answer commands no terminal."""
+
+
+class _Answer(Protocol):
+    """Shows an answer while it comes."""
+
+    def write(self, text: str) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None: ...
 
 
 def run_chat(
@@ -36,6 +67,8 @@ def run_chat(
     chat_template: Path | None,
     sampling: SamplingOptions,
     scheduling: SchedulingOptions,
+    *,
+    renders_markdown: bool,
 ) -> int:
     """Returns the exit code.
 
@@ -52,8 +85,13 @@ def run_chat(
         try:
             params = sampling.to_params(llm.model, RequestOutputKind.DELTA)
             template = read_template(chat_template, llm.model)
-            first = [] if system is None else [{"role": "system", "content": system}]
-            chat = _Chat(loop, llm, first, template, params, scheduling, is_terminal)
+            chat = _Chat(loop, llm, system, template, params, scheduling, is_terminal)
+            if is_terminal:
+                from frontend.cli.chat_terminal import MarkdownAnswer, open_prompt
+
+                chat.prompt = open_prompt()
+                if renders_markdown:
+                    chat.make_answer = MarkdownAnswer
             return chat.read_and_answer()
         finally:
             loop.run_and_wait(connection.__aexit__(None, None, None))
@@ -61,92 +99,179 @@ def run_chat(
         loop.close()
 
 
+class _PlainAnswer:
+    def __init__(self) -> None:
+        self._is_empty = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        if kind is None or not self._is_empty:
+            self.write("\n")
+
+    def write(self, text: str) -> None:
+        self._is_empty = False
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
 @dataclasses.dataclass
 class _Chat:
     loop: LoopThread
     llm: AsyncLLM
-    system: list[dict[str, str]]
+    system: str | None
     chat_template: str | None
     params: SamplingParams
     scheduling: SchedulingOptions
     is_terminal: bool
+    prompt: Callable[[], str] | None = None
+    """None: lines of standard input."""
+    make_answer: Callable[[], _Answer] = _PlainAnswer
     turns: list[dict[str, str]] = dataclasses.field(default_factory=list)
+    saved: set[Path] = dataclasses.field(default_factory=set)
 
     def read_and_answer(self) -> int:
-        self._say(f"{self.llm.model.name} at {self.llm.address}. {_COMMANDS}.")
-        if self.is_terminal:
-            with contextlib.suppress(ImportError):
-                import readline  # noqa: F401  gives input() editing and history
+        self.first_params = self.params
+        self._say(f"{self.llm.model.name} at {self.llm.address}. {_HINT}.")
         while True:
             try:
                 line = self._read_line()
             except KeyboardInterrupt:
                 if not self.is_terminal:
                     raise
-                self._say(f"\n{_COMMANDS}")
+                self._say(_HINT)
                 continue
             if line is None or line.strip() == "/exit":
                 return 0
-            if not self._handle(line.strip()) and not self.is_terminal:
+            if not self._handle(line) and not self.is_terminal:
                 return EXIT_FAULT
 
     def _read_line(self) -> str | None:
         """The next line, None at the end of input."""
-        if not self.is_terminal:
+        if self.prompt is None:
             return sys.stdin.readline() or None
         try:
-            return input("> ")
+            return self.prompt()
         except EOFError:
-            self._say("")
             return None
 
     def _handle(self, line: str) -> bool:
         """False if the line could not be answered."""
-        if not line:
+        if not line.strip():
             return True
-        if line == "/reset":
-            self.turns.clear()
-            self._say("the conversation starts over")
-            return True
-        if _COMMAND.fullmatch(line):
-            print_fault(f"there is no command {line}; {_COMMANDS}")
+        command = _COMMAND.fullmatch(line)
+        if command is None:
+            return self._answer(line.rstrip())
+        commands = {
+            "/help": lambda _: self._tell(_HELP),
+            "/clear": self._clear,
+            "/system": self._set_system,
+            "/set": self._set,
+            "/save": self._save,
+        }
+        name, argument = command[1], command[2] or ""
+        try:
+            if name not in commands:
+                raise InvalidInput(f"there is no command {name}; {_HINT}")
+            commands[name](argument)
+        except (InvalidInput, OSError) as error:
+            print_fault(error)
             return False
-        return self._answer(line)
+        return True
+
+    # commands
+
+    def _clear(self, _argument: str) -> None:
+        self.turns.clear()
+        self._say("the conversation starts over")
+
+    def _set_system(self, text: str) -> None:
+        if text:
+            self.system = None if text == "-" else text
+        self._tell(f"system message: {self.system or 'none'}")
+
+    def _set(self, argument: str) -> None:
+        """Raises InvalidInput: no such parameter, or not a value of it."""
+        kinds = typing.get_type_hints(SamplingOptions)
+        name, _, value = argument.partition(" ")
+        name, value = name.replace("-", "_"), value.strip()
+        if name and name not in kinds:
+            raise InvalidInput(f"there is no parameter {name}; /set takes {', '.join(kinds)}")
+        if value == "default":
+            self.params = dataclasses.replace(
+                self.params, **{name: getattr(self.first_params, name)}
+            )
+        elif value:
+            try:
+                given = [value] if name == "stop" else value
+                given = msgspec.convert(given, kinds[name], strict=False)
+            except msgspec.ValidationError:
+                kind = str(kinds[name]).removesuffix(" | None")
+                kind = getattr(kinds[name], "__name__", kind)
+                raise InvalidInput(f"{name} is {value!r}, it must be of type {kind}") from None
+            self.params = dataclasses.replace(self.params, **{name: given})
+        for each in [name] if name else kinds:
+            self._tell(f"{each} {getattr(self.params, each)}")
+
+    def _save(self, file: str) -> None:
+        """Raises OSError: it cannot be written. InvalidInput: it is there already."""
+        path = Path(file).expanduser()
+        if not file:
+            raise InvalidInput("/save needs the name of a FILE")
+        messages = self._messages()
+        if path.suffix == ".json":
+            text = json.dumps(messages, ensure_ascii=False, indent=1) + "\n"
+        else:
+            text = "\n".join(f"## {each['role']}\n\n{each['content']}\n" for each in messages)
+        try:
+            with path.open("w" if path in self.saved else "x", encoding="utf-8") as opened:
+                opened.write(text)
+        except FileExistsError:
+            raise InvalidInput(f"{path} is there already; give another name") from None
+        self.saved.add(path)
+        self._tell(f"{len(messages)} messages are in {path}")
+
+    # answers
+
+    def _messages(self) -> list[dict[str, str]]:
+        first = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*first, *self.turns]
 
     def _answer(self, line: str) -> bool:
         turns = self.turns
         turns.append({"role": "user", "content": line})
-        parts: list[CompletionOutput] = []
+        outputs: list[RequestOutput] = []
         try:
-            self.loop.run_and_wait(self._stream(parts))
+            self.loop.run_and_wait(self._stream(outputs))
         except KeyboardInterrupt:
             if not self.is_terminal:
                 raise
-            sys.stdout.write(" [stopped]")
+            self._say("[stopped]")
         except EngineClientError as error:
             # the question is dropped: it may be asked again, shorter or later
             turns.pop()
-            if parts:
-                sys.stdout.write("\n")
-            hint = "; /reset starts over" if isinstance(error, InvalidInput) else ""
+            hint = "; /clear starts over" if isinstance(error, InvalidInput) else ""
             print_fault(f"{error}{hint}")
             return False
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        parts = [part for output in outputs for part in output.outputs]
         turns.append({"role": "assistant", "content": "".join(part.text for part in parts)})
+        if outputs:
+            self._say(_speed(outputs))
         return not parts or self._report_end(parts[-1])
 
-    async def _stream(self, parts: list[CompletionOutput]) -> None:
-        """Prints the answer's parts and appends them to `parts`."""
+    async def _stream(self, shown: list[RequestOutput]) -> None:
+        """Prints the answer's parts and appends them to `shown`."""
         policy = dataclasses.asdict(self.scheduling)
         stream = self.llm.chat(
-            [*self.system, *self.turns], self.params, chat_template=self.chat_template, **policy
+            self._messages(), self.params, chat_template=self.chat_template, **policy
         )
-        async with contextlib.aclosing(stream) as outputs:
-            async for output in outputs:
-                parts += output.outputs
-                sys.stdout.write("".join(part.text for part in output.outputs))
-                sys.stdout.flush()
+        with self.make_answer() as answer:
+            async with contextlib.aclosing(stream) as outputs:
+                async for output in outputs:
+                    shown.append(output)
+                    text = "".join(part.text for part in output.outputs)
+                    answer.write(text.translate(_CONTROL) if self.is_terminal else text)
 
     def _report_end(self, last: CompletionOutput) -> bool:
         if last.finish_reason in (None, "stop"):
@@ -160,5 +285,17 @@ class _Chat:
     def _say(self, text: str) -> None:
         """A message of the program, on stderr; at a terminal only."""
         if self.is_terminal:
-            sys.stderr.write(text + "\n")
-            sys.stderr.flush()
+            self._tell(text)
+
+    def _tell(self, text: str) -> None:
+        """What the user asked for."""
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+def _speed(outputs: list[RequestOutput]) -> str:
+    num_tokens = sum(len(part.token_ids) for output in outputs for part in output.outputs)
+    metrics = outputs[-1].metrics
+    first_s, last_s = metrics.first_token_s or 0.0, metrics.last_token_s or 0.0
+    speed = f", {(num_tokens - 1) / (last_s - first_s):.1f} tokens/s" if last_s > first_s else ""
+    return f"[{num_tokens} tokens{speed}, first token after {first_s:.2f} s]"

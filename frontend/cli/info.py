@@ -118,6 +118,11 @@ def request_document(info: RequestInfo, *, by_name: bool) -> dict[str, Any]:
     return {name: value for name, value in document.items() if value not in (None, {}, [])}
 
 
+def request_lines(info: RequestInfo) -> str:
+    """The explanation for people: its fields that are not empty, a line each."""
+    return _as_lines(request_document(info, by_name=False))
+
+
 def _as_builtins(value: Any) -> Any:
     """With names: on the wire structs are arrays."""
     if isinstance(value, msgspec.Struct):

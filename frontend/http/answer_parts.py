@@ -37,6 +37,8 @@ class AnswerFormat:
     tool_calls: str | None = None
     """A name in `FORMATS`; None: calls are text."""
     reasoning: ReasoningFormat | None = None
+    has_one_call: bool = False
+    """Calls after the first are left out."""
 
     @property
     def is_plain(self) -> bool:
@@ -55,7 +57,7 @@ class AnswerFormat:
         if self.reasoning is not None:
             is_open = self.reasoning.opens_in(prompt or "")
             reasoning = ReasoningStream(self.reasoning, is_open=is_open)
-        return AnswerParser(reasoning, calls)
+        return AnswerParser(reasoning, calls, has_one_call=self.has_one_call)
 
 
 def thinking_variables(llm: AsyncLLM, *, thinks: bool) -> dict[str, Any]:
@@ -65,12 +67,18 @@ def thinking_variables(llm: AsyncLLM, *, thinks: bool) -> dict[str, Any]:
 
 
 def answer_format(
-    request: Request, llm: AsyncLLM, chat_template: str | None, *, has_tools: bool
+    request: Request,
+    llm: AsyncLLM,
+    chat_template: str | None,
+    *,
+    has_tools: bool,
+    has_one_call: bool = False,
 ) -> AnswerFormat:
     """
     Args:
         chat_template: of the request; None: the model's own.
         has_tools: calls are looked for.
+        has_one_call: at most one is wanted.
 
     Raises:
         ApiError: this model takes no tools, or it is not known how it writes calls.
@@ -99,15 +107,22 @@ def answer_format(
                 f"server with --tool-call-parser, one of {', '.join(FORMATS)}, or omit tools",
                 param="tools",
             )
-    return AnswerFormat(calls, reasoning)
+    return AnswerFormat(calls, reasoning, has_one_call)
 
 
 class AnswerParser:
     """One choice, in pieces. The parts do not depend on the pieces, when texts are joined."""
 
-    def __init__(self, reasoning: ReasoningStream | None, calls: ToolCallStream | None) -> None:
+    def __init__(
+        self,
+        reasoning: ReasoningStream | None,
+        calls: ToolCallStream | None,
+        *,
+        has_one_call: bool = False,
+    ) -> None:
         self._reasoning = reasoning
         self._calls = calls
+        self._has_one_call = has_one_call
         self.num_calls = 0
 
     @property
@@ -131,5 +146,10 @@ class AnswerParser:
         found = self._calls.feed(content)
         if at_end:
             found += self._calls.close()
-        self.num_calls += sum(isinstance(part, ToolCall) for part in found)
-        return [*parts, *found]
+        for part in found:
+            if isinstance(part, ToolCall):
+                if self._has_one_call and self.num_calls:
+                    continue
+                self.num_calls += 1
+            parts.append(part)
+        return parts

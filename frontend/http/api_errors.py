@@ -117,21 +117,6 @@ def api_error(error: BaseException) -> ApiError | None:
     return None
 
 
-def decode_error(error: msgspec.ValidationError | msgspec.DecodeError) -> ApiError:
-    """Of a body that is not what the route takes: the text names field and value."""
-    text = str(error)
-    what, _, path = text.partition(" - at `$")
-    param = path.rstrip("`").lstrip(".") or None
-    unknown = "Object contains unknown field `"
-    if what.startswith(unknown):
-        name = what.removeprefix(unknown).rstrip("`")
-        param = f"{param}.{name}" if param else name
-        return ApiError(400, f"{param!r} is not supported; omit it", param=param)
-    if not isinstance(error, msgspec.ValidationError):
-        return ApiError(400, f"the body is not valid JSON: {text}")
-    return ApiError(400, what if param is None else f"{param}: {what}", param=param)
-
-
 def status_reason(status: int) -> str:
     return http.HTTPStatus(status).phrase
 

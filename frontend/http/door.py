@@ -115,6 +115,10 @@ class Door:
             if not _REQUEST_ID.fullmatch(request_id):
                 raise ApiError(400, "X-Request-Id must have 1 to 128 visible ASCII characters")
             exchange.request_id = request_id
+        encoding = headers.get("content-encoding", "identity")
+        if encoding != "identity":
+            what = f"the body's content-encoding is {encoding!r}; send it without"
+            raise ApiError(415, what)
         self._check_size(int(headers.get("content-length") or 0))
         if is_open or scope["method"] != "POST":  # the state can be seen while all is full
             return

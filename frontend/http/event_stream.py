@@ -10,11 +10,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from frontend.http.api_errors import ApiError, api_error, decode_error
+from frontend.http.api_errors import ApiError, api_error
 from frontend.outputs import RequestOutput
 
 T = TypeVar("T")
@@ -57,17 +57,7 @@ class EventStream(Response):
         self._num_sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = asyncio.ensure_future(self._write(send))
-        others = (
-            asyncio.ensure_future(_disconnect(receive)),
-            asyncio.ensure_future(self._comment(send)),
-        )
-        try:
-            await asyncio.wait((writer, *others), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (writer, *others):
-                task.cancel()
-            await asyncio.gather(writer, *others, return_exceptions=True)
+        writer = await _race(self._write(send), _disconnect(receive), self._comment(send))
         if not writer.cancelled():
             writer.result()
 
@@ -96,17 +86,24 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-async def until_disconnect(request: Request, answer: Awaitable[T]) -> T | None:
-    """The answer, or None if the client left before: then it is cancelled."""
-    task = asyncio.ensure_future(answer)
-    leaving = asyncio.ensure_future(_disconnect(request.receive))
+async def _race(first: Awaitable[T], *others: Awaitable[None]) -> asyncio.Future[T]:
+    """Wait until one of them ends, and cancel the rest. Returns the first, ended."""
+    task, *rest = (asyncio.ensure_future(each) for each in (first, *others))
     try:
-        await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
+        await asyncio.wait((task, *rest), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for each in (task, leaving):
+        for each in (task, *rest):
             each.cancel()
-        await asyncio.gather(task, leaving, return_exceptions=True)
+        await asyncio.gather(task, *rest, return_exceptions=True)
+    return task  # type: ignore[return-value]
+
+
+async def until_disconnect(request: Request, answer: Awaitable[T]) -> T:
+    """Raises ClientDisconnect: the client left before the answer, which is cancelled."""
+    task = await _race(answer, _disconnect(request.receive))
+    if task.cancelled():
+        raise ClientDisconnect
+    return task.result()
 
 
 async def begun(events: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
@@ -193,14 +190,3 @@ async def all_outputs(
     """The last output of each of `count` requests."""
     found = {index: output async for index, output in outputs}
     return [found[index] for index in range(count)]
-
-
-def decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
-    """
-    Raises:
-        ApiError: it is not what the route takes.
-    """
-    try:
-        return decoder.decode(body)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise decode_error(error) from None

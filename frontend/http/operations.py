@@ -51,6 +51,9 @@ def openapi_document(operations: Sequence[Operation]) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components(
         ordered, ref_template="#/components/schemas/{name}"
     )
+    for component in components.values():
+        if component.get("additionalProperties") is False:
+            component["additionalProperties"] = {"type": "null"}  # see `decode`
     schema_of = dict(zip(ordered, schemas, strict=True))
     paths: dict[str, Any] = {}
     for operation in operations:

@@ -80,16 +80,16 @@ class ServedModels:
             ApiError: there is no such model.
             EngineClientError: its engine does not answer.
         """
-        if name is None and len(self._models) > 1:
+        if not name and len(self._models) > 1:
             raise ApiError(400, "there is no model; give one of " + ", ".join(self.names()))
         for model in self._models:
-            if name is None or name in model.names:
+            if not name or name in model.names:
                 return model, await model.ready()
         for model in self._models:  # its name may not be known yet, or another by now
             llm = await model.ready()
             if name in model.names:
                 return model, llm
-        assert name is not None
+        assert name
         raise unknown_model(name, self.names())
 
     def names(self) -> list[str]:

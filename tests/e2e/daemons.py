@@ -11,6 +11,27 @@ import threading
 from pathlib import Path
 
 
+def slow_program(step_s):
+    """A daemon whose steps take at least `step_s`, so that tests have time in a stream's middle."""
+    return ("-c", _SLOW.format(step_s=step_s))
+
+
+_SLOW = """
+import time
+from engine_core.executor import InProcessExecutor
+
+submit = InProcessExecutor.submit
+
+def slow(self, plan):
+    time.sleep({step_s} if plan.total_num_scheduled_tokens else 0)
+    submit(self, plan)
+
+InProcessExecutor.submit = slow
+from engine_core.cli import main
+main()
+"""
+
+
 class Daemon:
     """A running `engine-core`; `ready` is its line on stdout, `log()` its stderr so far. It ends
     with this process, however that ends."""

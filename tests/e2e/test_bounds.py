@@ -124,9 +124,11 @@ def stream(address, results):
 
             async def one(number):
                 params = SamplingParams(max_tokens=240, temperature=0.0, ignore_eos=True)
-                async for output in llm.generate(PROMPT, params, str(number)):
-                    if len(output.outputs[0].token_ids) == 3 and not number:
+                output = None
+                async for new_output in llm.generate(PROMPT, params, str(number)):
+                    if output is None and number == 0:
                         results.put("streams")
+                    output = new_output
                 return list(output.outputs[0].token_ids), output.metrics.num_resumptions
 
             results.put(await asyncio.gather(*map(one, range(16))))

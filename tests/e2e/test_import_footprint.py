@@ -66,6 +66,11 @@ def test_a_client_that_can_start_an_engine_loads_no_more_than_messages_need():
     assert loaded <= {"frontend", "protocol"} | OF_MESSAGES
 
 
+def test_client_commands_load_no_terminal_library_before_they_need_it():
+    code = "import frontend.cli.app, frontend.cli.chat, frontend.cli.engine_watch, frontend.llm"
+    assert not packages(loaded_by("-c", code)) & {"textual", "prompt_toolkit", *OF_HELP}
+
+
 def test_help_loads_options_and_nothing_of_the_engine():
     loaded = loaded_by("-m", "engine_core.cli", "--help")
     assert packages(loaded) <= {"engine_core", "protocol"} | OF_OPTIONS | OF_HELP

@@ -5,7 +5,7 @@ import multiprocessing
 import time
 
 import pytest
-from daemons import running_daemon
+from daemons import running_daemon, slow_program
 from raw_client import RawClient
 
 from protocol.calls import Ping
@@ -13,7 +13,7 @@ from protocol.codec import encode
 from protocol.requests import Call
 
 PROMPTS = {f"client-{number}": [number * 7 % 97 or 1] * 30 for number in range(3)}
-NUM_TOKENS = 150
+NUM_TOKENS = 60
 
 
 def stream(address, name, queue):
@@ -33,7 +33,10 @@ def test_a_killed_clients_requests_are_aborted_and_the_others_go_on(tiny_llama, 
     spawn = multiprocessing.get_context("spawn")
     with (
         running_daemon(
-            tiny_llama, "--num-blocks", 200, "--no-enable-prefix-caching", bind=bind
+            tiny_llama,
+            *("--num-blocks", 200, "--no-enable-prefix-caching"),
+            bind=bind,
+            program=slow_program(0.02),
         ) as daemon,
         RawClient(daemon.address) as observer,
     ):
@@ -43,9 +46,10 @@ def test_a_killed_clients_requests_are_aborted_and_the_others_go_on(tiny_llama, 
         }
         # two long requests that die with their client: one streams, one waits for a step
         queue = spawn.Queue()
-        victim = spawn.Process(target=hold, args=(daemon.address, queue))
+        victims_own = spawn.Queue()  # who is killed may leave it locked
+        victim = spawn.Process(target=hold, args=(daemon.address, victims_own))
         victim.start()
-        assert queue.get(timeout=30) == "streaming"
+        assert victims_own.get(timeout=30) == "streaming"
         survivors = [
             spawn.Process(target=stream, args=(daemon.address, name, queue)) for name in PROMPTS
         ]

@@ -6,31 +6,17 @@ import signal
 import time
 
 import pytest
-from daemons import running_daemon
+from daemons import running_daemon, slow_program
 
 from frontend import LLM, AsyncLLM, SamplingParams
 from tests.e2e.test_supervise import child_of
 
 PROMPT = {"prompt_token_ids": list(range(5, 30))}
-SLOW = """
-import time
-from engine_core.executor import InProcessExecutor
-
-submit = InProcessExecutor.submit
-
-def slow(self, plan):
-    time.sleep(0.05 if plan.total_num_scheduled_tokens else 0)
-    submit(self, plan)
-
-InProcessExecutor.submit = slow
-from engine_core.cli import main
-main()
-"""
 
 
 def slow_daemon(model, *options):
     """20 steps a second."""
-    return running_daemon(model, "--num-blocks", 64, *options, program=("-c", SLOW))
+    return running_daemon(model, "--num-blocks", 64, *options, program=slow_program(0.05))
 
 
 def params():

@@ -13,7 +13,7 @@ from protocol.requests import Call
 
 KNOWN = RequestInfo(
     request_id="known", status="running", priority=0, tenant=None, num_sequences=1,
-    num_prompt_tokens=3, num_output_tokens=1, num_computed_tokens=3,
+    num_prompt_tokens=3, num_output_tokens=1, max_tokens=5, num_computed_tokens=3,
 )  # fmt: skip
 
 
@@ -25,6 +25,9 @@ def core():
         reset_prefix_cache=lambda: 7,
         get_request_counts=lambda: (1, 1),
         set_pause_state=lambda state, why: None,
+        explain_all=lambda tenant: calls.RequestInfos(
+            requests=[KNOWN] if tenant == "t" else [], num_unfinished=9
+        ),
         explain=lambda request_id: KNOWN if request_id == "known" else None,
     )
     times = iter([0.0])
@@ -48,6 +51,7 @@ def core():
         (calls.ResetPrefixCache(), calls.PrefixCacheReset(num_blocks_evicted=7)),
         (calls.Drain(), calls.Draining(num_requests_left=2)),
         (calls.GetRequestInfo(request_id="known"), KNOWN),
+        (calls.GetRequests(tenant="t"), calls.RequestInfos(requests=[KNOWN], num_unfinished=9)),
         (calls.ListRequests(), calls.RequestList(request_ids=["known"])),
     ],
 )

@@ -46,6 +46,7 @@ def test_stages_are_seconds_since_arrival():
         10.0,
     )
     assert timings.num_preemptions == 1
+    assert (times.num_first_tokens, times.queue_s, times.ttft_s) == (1, 2.0, 3.0)
 
 
 def test_only_the_last_output_of_the_last_sequence_carries_them():

@@ -303,6 +303,12 @@ class FakeEngine:
                 return statistics(len(self._running))
             case calls.ListRequests():
                 return calls.RequestList(request_ids=list(self._running))
+            case calls.GetRequests():
+                infos = [
+                    explanation(each.request, len(each.token_ids[0]))
+                    for each in self._running.values()
+                ]
+                return calls.RequestInfos(requests=infos, num_unfinished=len(infos))
             case calls.GetRequestInfo(request_id):
                 running = self._running.get(request_id)
                 return None if running is None else explanation(running.request)

@@ -78,7 +78,7 @@ def sequence_request(request: EngineRequest, index: int) -> EngineRequest:
     return msgspec.structs.replace(request, sampling_params=params)
 
 
-def explanation(request: EngineRequest) -> RequestInfo:
+def explanation(request: EngineRequest, num_output_tokens: int = 0) -> RequestInfo:
     """A request that waits for blocks, and was preempted before."""
     return RequestInfo(
         request_id=request.request_id,
@@ -87,7 +87,9 @@ def explanation(request: EngineRequest) -> RequestInfo:
         tenant=request.tenant,
         num_sequences=request.num_sequences,
         num_prompt_tokens=len(request.prompt_token_ids),
-        num_output_tokens=0,
+        num_output_tokens=num_output_tokens,
+        max_tokens=request.sampling_params.max_tokens,
+        age_s=2.0,
         num_computed_tokens=0,
         waits_for=WaitReason.BLOCKS,
         why="needs 9 blocks, 3 are free",

@@ -7,10 +7,12 @@ from protocol.calls import (
     Drain,
     EngineStatistics,
     GetRequestInfo,
+    GetRequests,
     GetStatistics,
     ListRequests,
     Ping,
     Pong,
+    RequestInfos,
     RequestList,
     ResetPrefixCache,
 )
@@ -42,6 +44,7 @@ EXPLANATION = RequestInfo(
     num_sequences=3,
     num_prompt_tokens=30,
     num_output_tokens=4,
+    max_tokens=9,
     num_computed_tokens=31,
     waits_for=WaitReason.BLOCKS,
     why="needs 9 blocks, 3 are free",
@@ -100,6 +103,7 @@ CLIENT_MESSAGES = [
                 Drain(),
                 GetRequestInfo(request_id="r"),
                 ListRequests(),
+                GetRequests(tenant="team"),
             ]
         )
     ),
@@ -156,6 +160,7 @@ ENGINE_MESSAGES = [
     CallResult(call_id=2, result=RequestList(request_ids=["a", "b"])),
     CallResult(call_id=3, result=EXPLANATION),
     CallResult(call_id=4, result=STATISTICS),
+    CallResult(call_id=6, result=RequestInfos(requests=[EXPLANATION], num_unfinished=300)),
     CallFailed(call_id=5, code="unknown_request", message="no"),
     Rejected(request_id="r", code="queue_full", message="no"),
     Rejected(request_id="r", code="draining", message="no"),

@@ -38,19 +38,18 @@ from frontend.http.anthropic.responses import (
 )
 from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.caller import Caller
+from frontend.http.decoding import decode
 from frontend.http.error_forms import error_body
 from frontend.http.event_stream import (
     EventStream,
     begun,
-    decode,
     ending_with_errors,
     event,
     json_response,
     last_output,
     until_disconnect,
 )
-from frontend.http.exchange import Exchange
-from frontend.http.openai.generation import EngineFailure, finish_reason
+from frontend.http.openai.generation import EngineFailure, TokenCounts, finish_reason
 from frontend.http.served_models import ServedModels
 from frontend.outputs import RequestOutput
 from frontend.sampling_params import RequestOutputKind, SamplingParams
@@ -79,17 +78,13 @@ async def messages(request: Request) -> Response:
         priority=caller.priority(None),
         tenant=caller.tenant(user),
     )
-    answer = _Answer(asked, caller.exchange)
+    answer = _Answer(asked)
     if asked.stream:
         started = await until_disconnect(request, begun(outputs))
-        if started is None:
-            return Response(status_code=499)
         events = ending_with_errors(_events(started, answer, parts), _error_event)
         return answer.identified(EventStream(events))
     output = await until_disconnect(request, last_output(outputs))
-    if output is None:
-        return Response(status_code=499)
-    answer.count(output)
+    answer.count(0, output)
     parser = parts.parser(output.prompt)
     blocks = whole_blocks(parser.feed(output.outputs[0].text, at_end=True))
     return answer.identified(json_response(answer.message(blocks, answer.stop(output, parser))))
@@ -120,8 +115,6 @@ def _check(asked: CountTokensRequest) -> None:
     choice = asked.tool_choice
     if choice is not None and choice.type in ("any", "tool"):
         raise not_supported("tool_choice.type", choice.type, 'use "auto" or "none"')
-    if choice is not None and choice.disable_parallel_tool_use:
-        raise not_supported("tool_choice.disable_parallel_tool_use", True, "use the first call")
 
 
 def _thinks(asked: CountTokensRequest) -> bool:
@@ -133,7 +126,14 @@ def _answer_format(request: Request, llm: AsyncLLM, asked: CountTokensRequest) -
     Raises:
         ApiError: the model does not do what is asked for.
     """
-    parts = answer_format(request, llm, None, has_tools=template_tools(asked) is not None)
+    choice = asked.tool_choice
+    parts = answer_format(
+        request,
+        llm,
+        None,
+        has_tools=template_tools(asked) is not None,
+        has_one_call=choice is not None and choice.disable_parallel_tool_use is True,
+    )
     if parts.reasoning is None and _thinks(asked):
         raise ApiError(400, 'this model does not think; use "disabled"', param="thinking.type")
     return parts
@@ -161,34 +161,25 @@ def _sampling_params(llm: AsyncLLM, asked: MessagesRequest, parts: AnswerFormat)
     )
 
 
-class _Answer:
+class _Answer(TokenCounts):
     """One message: its id, its usage, and why it ended."""
 
-    def __init__(self, asked: MessagesRequest, exchange: Exchange) -> None:
+    def __init__(self, asked: MessagesRequest) -> None:
+        super().__init__()
         self._asked = asked
-        self._exchange = exchange
-        self._num_prompt_tokens = 0
-        self._num_cached_tokens = 0
-        self._num_generated = 0
 
     def identified(self, response: Response) -> Response:
         """With the header in which Anthropic's clients look for the request's id."""
         response.headers["request-id"] = self._exchange.request_id
         return response
 
-    def count(self, output: RequestOutput) -> None:
-        """Each delta once."""
-        self._num_prompt_tokens = len(output.prompt_token_ids)
-        self._num_cached_tokens = output.num_cached_tokens or 0
-        self._num_generated += len(output.outputs[0].token_ids)
-        self._exchange.num_prompt_tokens = self._num_prompt_tokens
-        self._exchange.num_output_tokens = self._num_generated
-
-    def usage(self) -> MessageUsage:
+    def message_usage(self) -> MessageUsage:
+        usage = self.usage()
+        num_cached = usage.prompt_tokens_details.cached_tokens
         return MessageUsage(
-            input_tokens=self._num_prompt_tokens - self._num_cached_tokens,
-            cache_read_input_tokens=self._num_cached_tokens,
-            output_tokens=self._num_generated,
+            input_tokens=usage.prompt_tokens - num_cached,
+            cache_read_input_tokens=num_cached,
+            output_tokens=usage.completion_tokens,
         )
 
     def message(self, content: list[AnswerBlock], stop: StopDelta | None = None) -> Message:
@@ -198,7 +189,7 @@ class _Answer:
             content=content,
             stop_reason=None if stop is None else stop.stop_reason,
             stop_sequence=None if stop is None else stop.stop_sequence,
-            usage=self.usage(),
+            usage=self.message_usage(),
         )
 
     def stop(self, output: RequestOutput, parser: AnswerParser) -> StopDelta:
@@ -235,7 +226,7 @@ async def _events(
     blocks = BlockEvents()
     parser: AnswerParser | None = None
     async for output in outputs:
-        answer.count(output)
+        answer.count(0, output)
         if parser is None:
             parser = parts.parser(output.prompt)
             yield _sent(MessageStart(message=answer.message([])))
@@ -246,5 +237,5 @@ async def _events(
             stop = answer.stop(output, parser)
             for made in blocks.close():
                 yield _sent(made)
-            yield _sent(MessageDelta(delta=stop, usage=answer.usage()))
+            yield _sent(MessageDelta(delta=stop, usage=answer.message_usage()))
             yield _sent(MessageStop())

@@ -66,9 +66,10 @@ class ToolChoice(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Thinking(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """There is no budget of its own, only `max_tokens`."""
-
     type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """A target: thinking ends when the model ends it, at `max_tokens` at the latest."""
+    display: Literal["summarized"] | None = None
 
 
 class CountTokensRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

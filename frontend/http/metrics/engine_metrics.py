@@ -179,6 +179,19 @@ ENGINE_METRICS = [
     ),
     EngineMetric(
         "counter",
+        "first_tokens",
+        "Requests that got their first token.",
+        _one(lambda now: now.num_first_tokens),
+    ),
+    EngineMetric(
+        "counter",
+        "first_token_seconds",
+        "Seconds of those to their first token: in the queue, and computing the prompt.",
+        lambda now: [(("queue",), now.queue_time_s), (("prefill",), now.ttft_s - now.queue_time_s)],
+        labels=("phase",),
+    ),
+    EngineMetric(
+        "counter",
         "requests_finished",
         "Finished requests by reason.",
         _by_name(lambda now: now.num_finished),

@@ -25,11 +25,11 @@ from frontend.http.answer_parts import (
 )
 from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.caller import Caller
+from frontend.http.decoding import decode
 from frontend.http.error_forms import OllamaErrorResponse
 from frontend.http.event_stream import (
     EventStream,
     begun,
-    decode,
     ending_with_errors,
     json_response,
     last_output,
@@ -111,12 +111,8 @@ async def _answer(request: Request, asked: ChatRequest | GenerateRequest) -> Res
     )
     if asked.stream is not False:
         started = await until_disconnect(request, begun(outputs))
-        if started is None:
-            return Response(status_code=499)
         return LineStream(ending_with_errors(_lines(started, run), _error_line))
     output = await until_disconnect(request, last_output(outputs))
-    if output is None:
-        return Response(status_code=499)
     return json_response(run.last(output, run.fields(output)))
 
 
@@ -146,7 +142,7 @@ def _prompt(llm: AsyncLLM, asked: ChatRequest | GenerateRequest) -> TokensPrompt
     if isinstance(asked.think, str):
         variables["reasoning_effort"] = asked.think
     if isinstance(asked, ChatRequest):
-        messages = [_template_message(each) for each in asked.messages]
+        messages = [_template_message(each) for each in asked.messages or ()]
         tools = template_tools(asked.tools)
         return llm.input_processor.chat_prompt(messages, tools=tools, **variables)
     assert asked.prompt is not None
@@ -184,13 +180,6 @@ def _sampling_params(run: _Run, num_prompt_tokens: int) -> SamplingParams:
     given["repetition_penalty"] = options.repeat_penalty
     max_tokens = options.num_predict if (options.num_predict or 0) > 0 else None
     if options.num_ctx is not None:
-        limit = llm.model.max_model_len
-        if options.num_ctx > limit:
-            raise ApiError(
-                400,
-                f"options.num_ctx is {options.num_ctx}, this engine's limit is {limit}; lower it, "
-                "or start the engine with a larger --max-model-len",
-            )
         room = options.num_ctx - num_prompt_tokens
         if room < 1:
             raise ApiError(

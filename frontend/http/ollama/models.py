@@ -14,8 +14,8 @@ from starlette.responses import Response
 from frontend.async_llm import AsyncLLM
 from frontend.errors import EngineClientError
 from frontend.http.answer_parts import answer_format
-from frontend.http.api_errors import ApiError
-from frontend.http.event_stream import decode, json_response
+from frontend.http.decoding import decode
+from frontend.http.event_stream import json_response
 from frontend.http.ollama.requests import ModelRequest
 from frontend.http.ollama.responses import (
     ApiVersion,
@@ -68,7 +68,7 @@ async def ps(request: Request) -> Response:
 async def show(request: Request) -> Response:
     """One model."""
     asked: ModelRequest = decode(_decoder, await request.body())
-    model, llm = await served_model(request, asked.model or asked.name)
+    model, llm = await served_model(request, asked.model or asked.name or "")
     info, family = llm.model, _family(llm)
     template = ("" if info.tokenizer is None else info.tokenizer.chat_template) or ""
     settings: ServerSettings = request.app.state.settings
@@ -99,17 +99,12 @@ async def show(request: Request) -> Response:
 async def pull(request: Request) -> Response:
     """Success, for a model that is served."""
     asked: ModelRequest = decode(_decoder, await request.body())
-    await served_model(request, asked.model or asked.name)
+    await served_model(request, asked.model or asked.name or "")
     success = Status("success")
     if asked.stream is False:
         return json_response(success)
     lines = msgspec.json.Encoder().encode_lines([Status("pulling manifest"), success])
     return Response(lines, media_type="application/x-ndjson")
-
-
-async def embed(_request: Request) -> Response:
-    """Refused: the engine does not embed."""
-    raise ApiError(400, "embeddings are not supported: this engine only generates text")
 
 
 async def version(_request: Request) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from frontend.http.ollama.generation import LineStream, chat, generate
-from frontend.http.ollama.models import embed, ps, pull, show, tags, version
+from frontend.http.ollama.models import ps, pull, show, tags, version
 from frontend.http.ollama.requests import ChatRequest, GenerateRequest, ModelRequest
 from frontend.http.ollama.responses import (
     ApiVersion,
@@ -14,6 +14,7 @@ from frontend.http.ollama.responses import (
     ShownModel,
     Status,
 )
+from frontend.http.openai.models import embed
 from frontend.http.operations import Operation
 
 OPERATIONS = [

@@ -33,6 +33,11 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     stop: str | list[str] | None = None
     mirostat: Literal[0] | None = None
+    mirostat_tau: float | None = None
+    """Of no effect without `mirostat`, as is `mirostat_eta`."""
+    mirostat_eta: float | None = None
+    tfs_z: Annotated[float, Meta(ge=1, le=1)] | None = None
+    typical_p: Annotated[float, Meta(ge=1, le=1)] | None = None
 
 
 class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -89,7 +94,7 @@ class ConversationMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tr
 class ChatRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
     """POST /api/chat."""
 
-    messages: list[ConversationMessage] = []
+    messages: list[ConversationMessage] | None = None
     """Without any the model is only loaded."""
     tools: list[Tool] | None = None
 
@@ -97,8 +102,8 @@ class ChatRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
 class ModelRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """POST /api/show and /api/pull. `name` is the older `model`."""
 
-    model: str = ""
-    name: str = ""
+    model: str | None = None
+    name: str | None = None
     verbose: bool | None = None
     """Of no effect: there is nothing more to show."""
     stream: bool | None = True

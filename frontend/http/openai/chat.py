@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import AsyncGenerator
-from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -20,13 +19,11 @@ from frontend.http.answer_parts import (
 )
 from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.caller import Caller
+from frontend.http.decoding import decode
 from frontend.http.event_stream import (
-    DONE,
     EventStream,
     begun,
-    decode,
     ending_with_errors,
-    event,
     json_response,
     last_output,
     until_disconnect,
@@ -61,30 +58,22 @@ async def chat_completions(request: Request) -> Response:
     check_chat(asked)
     model, llm = await models.get(asked.model)
     calls_tools = bool(asked.tools) and asked.tool_choice != "none"
-    parts = answer_format(request, llm, asked.chat_template, has_tools=calls_tools)
+    parts = answer_format(
+        request,
+        llm,
+        asked.chat_template,
+        has_tools=calls_tools,
+        has_one_call=asked.parallel_tool_calls is False,
+    )
     outputs = generate_chat(llm, asked, parts, Caller.of(request))
-    answer = Answer("chatcmpl", asked.request_id, asked.stream_options)
-    name = asked.model or model.names[0]
+    answer = Answer("chatcmpl", asked.model or model.names[0], asked)
     if asked.stream:
         started = await until_disconnect(request, begun(outputs))
-        if started is None:
-            return Response(status_code=499)
-        events = _events(started, answer, name, asked, parts, llm)
-        return EventStream(ending_with_errors(events))
+        return EventStream(ending_with_errors(_events(started, answer, asked, parts, llm)))
     output = await until_disconnect(request, last_output(outputs))
-    if output is None:
-        return Response(status_code=499)
     answer.count(0, output)
     choices = [_choice(part, parts.parser(output.prompt), asked, llm) for part in output.outputs]
-    return json_response(
-        ChatCompletion(
-            id=answer.id,
-            created=answer.created_s,
-            model=name,
-            choices=choices,
-            usage=answer.usage(),
-        ),
-    )
+    return json_response(answer.body(ChatCompletion, choices, answer.usage()))
 
 
 def check_chat(asked: ChatCompletionRequest) -> None:
@@ -92,20 +81,14 @@ def check_chat(asked: ChatCompletionRequest) -> None:
     Raises:
         ApiError: what this server does not do.
     """
-    if asked.top_logprobs is not None and not asked.logprobs:
+    if asked.top_logprobs and not asked.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
     if asked.tool_choice not in (None, "none", "auto"):
         raise not_supported("tool_choice", asked.tool_choice, 'use "auto" or "none"')
-    if asked.modalities not in (None, ["text"]):
-        raise not_supported("modalities", asked.modalities, 'use ["text"]')
-    if asked.tool_choice == "auto" and not asked.tools:
-        raise ApiError(400, "tool_choice needs tools", param="tool_choice")
     for index, tool in enumerate(asked.tools or ()):
         if tool.function.strict:
             param = f"tools[{index}].function.strict"
             raise not_supported(param, True, "omit it, and check the arguments")
-    if asked.parallel_tool_calls is False:
-        raise not_supported("parallel_tool_calls", False, "omit it, and use the first call")
 
 
 def generate_chat(
@@ -120,6 +103,7 @@ def generate_chat(
     params = sampling_params(llm, asked, max_tokens=max_tokens, logprobs=num_logprobs)
     if parts.shows_special_tokens and asked.skip_special_tokens is None:
         params = dataclasses.replace(params, skip_special_tokens=False)
+    continues = bool(asked.continue_final_message)
     template = asked.chat_template or llm.get_tokenizer().chat_template or ""
     variables = template_variables(asked.chat_template_kwargs)
     if asked.reasoning_effort is not None:
@@ -135,12 +119,12 @@ def generate_chat(
         params,
         caller.engine_request_id(),
         chat_template=asked.chat_template,
-        add_generation_prompt=asked.add_generation_prompt and not asked.continue_final_message,
-        continue_final_message=asked.continue_final_message,
+        add_generation_prompt=asked.add_generation_prompt is not False and not continues,
+        continue_final_message=continues,
         tools=None if asked.tool_choice == "none" else template_tools(asked.tools),
         chat_template_kwargs=variables,
         priority=caller.priority(asked.priority),
-        tenant=caller.tenant(asked.user),
+        tenant=caller.tenant(asked.user or asked.safety_identifier),
         cache_salt=asked.cache_salt,
     )
 
@@ -225,23 +209,14 @@ def _says_more(choice: ChatChunkChoice) -> bool:
 async def _events(
     outputs: AsyncGenerator[RequestOutput, None],
     answer: Answer,
-    name: str,
     asked: ChatCompletionRequest,
     parts: AnswerFormat,
     llm: AsyncLLM,
 ) -> AsyncGenerator[bytes, None]:
-    def chunk(choices: list[ChatChunkChoice], usage: Any) -> bytes:
-        return event(
-            ChatCompletionChunk(
-                id=answer.id, created=answer.created_s, model=name, choices=choices, usage=usage
-            )
-        )
-
-    no_usage = None if answer.includes_usage else UNSET
     parsers: dict[int, AnswerParser] = {}
     for index in range(asked.n or 1):
         first = ChatChunkChoice(index=index, delta=Delta(role="assistant", content=""))
-        yield chunk([first], no_usage)
+        yield answer.event(ChatCompletionChunk, [first], counts=False)
     async for output in outputs:
         answer.count(0, output)
         for part in output.outputs:
@@ -252,7 +227,8 @@ async def _events(
                 parser = parsers[part.index]
             *deltas, last = _deltas(part, parser)
             for delta in deltas:
-                yield chunk([ChatChunkChoice(index=part.index, delta=delta)], no_usage)
+                more = ChatChunkChoice(index=part.index, delta=delta)
+                yield answer.event(ChatCompletionChunk, [more], counts=False)
             choice = ChatChunkChoice(
                 index=part.index,
                 delta=last,
@@ -262,7 +238,5 @@ async def _events(
                 token_ids=part.token_ids if asked.return_token_ids else UNSET,
             )
             if parser is None or last != _NOTHING or _says_more(choice):
-                yield chunk([choice], answer.usage_so_far() or no_usage)
-    if answer.includes_usage:
-        yield chunk([], answer.usage())
-    yield DONE
+                yield answer.event(ChatCompletionChunk, [choice])
+    yield answer.end(ChatCompletionChunk)

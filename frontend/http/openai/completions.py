@@ -13,14 +13,12 @@ from starlette.responses import Response
 from frontend.async_llm import AsyncLLM
 from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.caller import Caller
+from frontend.http.decoding import decode
 from frontend.http.event_stream import (
-    DONE,
     EventStream,
     all_outputs,
     begun,
-    decode,
     ending_with_errors,
-    event,
     json_response,
     merged,
     until_disconnect,
@@ -46,38 +44,23 @@ async def completions(request: Request) -> Response:
     model, llm = await models.get(asked.model)
     prompts = _prompts(asked, llm)
     outputs = merged(_generate(llm, asked, prompts, Caller.of(request)))
-    answer = Answer("cmpl", asked.request_id, asked.stream_options)
-    name = asked.model or model.names[0]
+    answer = Answer("cmpl", asked.model or model.names[0], asked)
     choices = _Choices(asked, llm)
     if asked.stream:
         started = await until_disconnect(request, begun(outputs))
-        if started is None:
-            return Response(status_code=499)
-        return EventStream(ending_with_errors(_events(started, answer, name, choices)))
+        return EventStream(ending_with_errors(_events(started, answer, choices)))
     found = await until_disconnect(request, all_outputs(outputs, len(prompts)))
-    if found is None:
-        return Response(status_code=499)
     for index, output in enumerate(found):
         answer.count(index, output)
-    body = Completion(
-        id=answer.id,
-        created=answer.created_s,
-        model=name,
-        choices=[
-            choices.choice(index, output, part)
-            for index, output in enumerate(found)
-            for part in output.outputs
-        ],
-        usage=answer.usage(),
-    )
-    return json_response(body)
+    parts = [
+        choices.choice(index, output, part)
+        for index, output in enumerate(found)
+        for part in output.outputs
+    ]
+    return json_response(answer.body(Completion, parts, answer.usage()))
 
 
 def _check(asked: CompletionRequest) -> None:
-    if asked.suffix:
-        raise not_supported("suffix", asked.suffix, "put what goes before into the prompt")
-    if asked.best_of not in (None, asked.n or 1):
-        raise not_supported("best_of", asked.best_of, "use n")
     if asked.echo and asked.logprobs is not None:
         raise not_supported("echo", True, "log-probabilities of a prompt are not computed")
 
@@ -114,7 +97,7 @@ def _generate(
             params,
             caller.engine_request_id(),
             priority=caller.priority(asked.priority),
-            tenant=caller.tenant(asked.user),
+            tenant=caller.tenant(asked.user or asked.safety_identifier),
             cache_salt=asked.cache_salt,
         )
         for prompt in prompts
@@ -179,21 +162,10 @@ class _Choices:
 async def _events(
     outputs: AsyncGenerator[tuple[int, RequestOutput], None],
     answer: Answer,
-    name: str,
     choices: _Choices,
 ) -> AsyncGenerator[bytes, None]:
-    def chunk(found: list[CompletionChoice], usage: Any) -> bytes:
-        return event(
-            Completion(
-                id=answer.id, created=answer.created_s, model=name, choices=found, usage=usage
-            )
-        )
-
-    no_usage = None if answer.includes_usage else UNSET
     async for index, output in outputs:
         answer.count(index, output)
         parts = [choices.choice(index, output, part) for part in output.outputs]
-        yield chunk(parts, answer.usage_so_far() or no_usage)
-    if answer.includes_usage:
-        yield chunk([], answer.usage())
-    yield DONE
+        yield answer.event(Completion, parts)
+    yield answer.end(Completion)

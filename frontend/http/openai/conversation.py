@@ -14,6 +14,8 @@ _NO_VARIABLES = frozenset(
     ("self", "template", "compiled", "messages", "tools", "chat_template", "special_tokens")
 ) | {"add_generation_prompt", "continue_final_message"}
 """Names that mean something else on their way to the template."""
+_NOTES = ("annotations", "provider_specific_fields")
+"""On an answer, for its reader."""
 
 
 def template_messages(messages: Sequence[ChatMessage], chat_template: str) -> list[dict[str, Any]]:
@@ -28,12 +30,12 @@ def template_messages(messages: Sequence[ChatMessage], chat_template: str) -> li
         plain = {
             name: value
             for name, value in msgspec.structs.asdict(message).items()
-            if value is not None and name != "annotations"
+            if value is not None and name not in _NOTES
         }
+        plain.setdefault("content", "")
         if message.role == "developer" and "developer" not in chat_template:
             plain["role"] = "system"
         if message.tool_calls is not None:
-            plain.setdefault("content", "")
             plain["tool_calls"] = [
                 _template_call(call, f"messages[{index}].tool_calls[{number}]")
                 for number, call in enumerate(message.tool_calls)

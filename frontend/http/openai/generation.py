@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from msgspec import UNSET
 
 from frontend.errors import EngineClientError
+from frontend.http.event_stream import DONE, event
 from frontend.http.exchange import Exchange, current_exchange
-from frontend.http.openai.requests import StreamOptions
+from frontend.http.openai.requests import GenerationRequest, StreamOptions
 from frontend.http.openai.responses import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
     PromptTokensDetails,
     TokenLogprob,
     TopLogprob,
@@ -17,19 +24,18 @@ from frontend.http.openai.responses import (
 from frontend.outputs import CompletionOutput, Logprob, RequestOutput
 from frontend.tokenizer import Tokenizer
 
+Body = TypeVar("Body", ChatCompletion, ChatCompletionChunk, Completion)
+
 
 class EngineFailure(EngineClientError):
     """The engine ended the request with reason "error"; the text is its detail."""
 
 
-class Answer:
-    """Id, time and usage of one answer, of one or several requests to the engine."""
+class TokenCounts:
+    """Of one answer, of one or several requests to the engine; the access log has them too."""
 
-    def __init__(self, prefix: str, request_id: str | None, options: StreamOptions | None) -> None:
+    def __init__(self) -> None:
         self._exchange = current_exchange.get() or Exchange()
-        self.id = f"{prefix}-{request_id or self._exchange.request_id}"
-        self.created_s = int(time.time())
-        self._options = options or StreamOptions()
         self._prompt_tokens: dict[int, int] = {}
         self._cached_tokens: dict[int, int] = {}
         self._num_generated = 0
@@ -51,12 +57,42 @@ class Answer:
             prompt_tokens_details=PromptTokensDetails(sum(self._cached_tokens.values())),
         )
 
-    @property
-    def includes_usage(self) -> bool:
-        return self._options.include_usage
 
-    def usage_so_far(self) -> Usage | None:
-        return self.usage() if self._options.continuous_usage_stats else None
+class Answer(TokenCounts):
+    """Its bodies, whole or as events.
+
+    Args:
+        kind: before its id.
+        model: by the name that was asked for.
+    """
+
+    def __init__(self, kind: str, model: str, asked: GenerationRequest) -> None:
+        super().__init__()
+        self._id = f"{kind}-{asked.request_id or self._exchange.request_id}"
+        self._created_s = int(time.time())
+        self._model = model
+        self._options = asked.stream_options or StreamOptions()
+
+    def body(self, form: type[Body], choices: list[Any], usage: Any) -> Body:
+        return form(
+            id=self._id, created=self._created_s, model=self._model, choices=choices, usage=usage
+        )
+
+    def event(self, form: type[Body], choices: list[Any], *, counts: bool = True) -> bytes:
+        """
+        Args:
+            counts: whether it says the usage so far, if that was asked for.
+        """
+        usage: Any = None if self._options.include_usage else UNSET
+        if counts and self._options.continuous_usage_stats:
+            usage = self.usage()
+        return event(self.body(form, choices, usage))
+
+    def end(self, form: type[Body]) -> bytes:
+        """Of its events."""
+        return (
+            event(self.body(form, [], self.usage())) if self._options.include_usage else b""
+        ) + DONE
 
 
 def finish_reason(output: CompletionOutput) -> str | None:

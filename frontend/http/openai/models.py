@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.errors import EngineClientError
-from frontend.http.api_errors import unknown_model
+from frontend.http.api_errors import ApiError, unknown_model
 from frontend.http.event_stream import json_response
 from frontend.http.openai.responses import ModelCard, ModelList
 from frontend.http.served_models import ServedModel, ServedModels
@@ -28,6 +28,11 @@ async def get_model(request: Request) -> Response:
             if card.id == name:
                 return json_response(card)
     raise unknown_model(name, models.names())
+
+
+async def embed(_request: Request) -> Response:
+    """Refused: the engine does not embed."""
+    raise ApiError(400, "embeddings are not supported: this engine only generates text")
 
 
 async def _cards(model: ServedModel) -> list[ModelCard]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frontend.http.openai.chat import chat_completions
 from frontend.http.openai.completions import completions
-from frontend.http.openai.models import get_model, list_models
+from frontend.http.openai.models import embed, get_model, list_models
 from frontend.http.openai.requests import ChatCompletionRequest, CompletionRequest
 from frontend.http.openai.responses import (
     ChatCompletion,
@@ -42,6 +42,7 @@ OPERATIONS = [
     ),
     Operation(method="GET", path="/v1/models", handler=list_models, gives=ModelList),
     Operation(method="GET", path="/v1/models/{name:path}", handler=get_model, gives=ModelCard),
+    Operation(method="POST", path="/v1/embeddings", handler=embed),
     Operation(
         method="POST",
         path="/tokenize",

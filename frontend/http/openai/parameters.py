@@ -59,9 +59,7 @@ def _refuse_unsupported(request: GenerationRequest) -> None:
         raise not_supported(
             "response_format", request.response_format.type, "use text, and check the answer"
         )
-    if request.store:
-        raise not_supported("store", True, "answers are not kept; omit it")
-    if request.service_tier not in (None, "auto", "default"):
-        raise not_supported("service_tier", request.service_tier, "omit it")
+    if request.best_of not in (None, request.n or 1):
+        raise not_supported("best_of", request.best_of, "use n")
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream=true", param="stream_options")

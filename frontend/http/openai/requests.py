@@ -12,10 +12,11 @@ Count = Annotated[int, Meta(ge=1)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    include_usage: bool = False
+    include_usage: bool | None = None
     """A last event with the usage of the whole request."""
-    continuous_usage_stats: bool = False
+    continuous_usage_stats: bool | None = None
     """Usage so far in every event, as vLLM has it."""
+    include_obfuscation: Literal[False] | None = None
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
@@ -51,6 +52,10 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     user: str | None = None
     """Divides its caller's share of the engine."""
+    safety_identifier: str | None = None
+    """OpenAI's newer name of `user`."""
+    prompt_cache_key: str | None = None
+    """Of no effect: every prompt is cached."""
     priority: int | None = None
     """Smaller is more urgent."""
     cache_salt: str | None = None
@@ -59,8 +64,16 @@ class GenerationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     metadata: dict[str, str] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
+    """Of no effect: nothing is stored."""
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    best_of: int | None = None
+    """As many as `n`."""
+    bad_words: Annotated[list[str], Meta(max_length=0)] | None = None
+    use_beam_search: Literal[False] | None = None
+    length_penalty: Annotated[float, Meta(ge=1, le=1)] | None = None
+    spaces_between_special_tokens: Literal[True] | None = None
+    return_tokens_as_token_ids: Literal[False] | None = None
 
 
 class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
@@ -70,8 +83,7 @@ class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=T
     """A text, token ids, or a list of prompts."""
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0)] | None = None
-    suffix: str | None = None
-    best_of: int | None = None
+    suffix: Literal[""] | None = None
     add_special_tokens: bool | None = None
 
 
@@ -103,7 +115,7 @@ class AssistantToolCall(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """With what OpenAI's answers have, as clients send them back."""
+    """With what OpenAI's answers and LiteLLM's have, as clients send them back."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -114,8 +126,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit
     reasoning_content: str | None = None
     refusal: str | None = None
     annotations: list[dict[str, Any]] | None = None
-    audio: None = None
-    function_call: None = None
+    provider_specific_fields: dict[str, Any] | None = None
 
 
 class ChatCompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
@@ -128,10 +139,16 @@ class ChatCompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_on
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
+    """Default: unless the final message is continued."""
+    continue_final_message: bool | None = None
+    add_special_tokens: Literal[False] | None = None
+    """The template writes them."""
+    echo: Literal[False] | None = None
+    include_reasoning: Literal[True] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     """For templates that read it."""
-    modalities: list[str] | None = None
+    modalities: Annotated[list[Literal["text"]], Meta(min_length=1)] | None = None
+    verbosity: Literal["medium"] | None = None

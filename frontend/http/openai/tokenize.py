@@ -10,7 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.http.api_errors import ApiError
-from frontend.http.event_stream import decode, json_response
+from frontend.http.decoding import decode
+from frontend.http.event_stream import json_response
 from frontend.http.openai.conversation import template_messages, template_tools, template_variables
 from frontend.http.openai.requests import ChatMessage, Tool
 from frontend.http.served_models import ServedModels

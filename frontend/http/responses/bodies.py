@@ -26,8 +26,6 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     arguments: str | None = None
     output: str | list[Part] | None = None
     summary: list[Part] | None = None
-    encrypted_content: None = None
-    phase: None = None
 
 
 class FunctionTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -44,12 +42,17 @@ class TextFormat(msgspec.Struct, kw_only=True):
 
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     format: TextFormat = msgspec.field(default_factory=TextFormat)
-    verbosity: None = None
+    verbosity: Literal["medium"] | None = None
 
 
 class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     effort: str | None = None
-    summary: None = None
+    summary: Literal["auto"] | None = None
+    """The reasoning comes whole."""
+
+
+class ObfuscationOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    include_obfuscation: Literal[False] | None = None
 
 
 class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -71,12 +74,18 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
-    truncation: str | None = None
-    include: Annotated[list[str], Meta(max_length=0)] | None = None
-    background: bool | None = None
+    truncation: Literal["disabled"] | None = None
+    include: list[Literal["reasoning.encrypted_content"]] | None = None
+    """Of no effect: reasoning comes as text, and may be sent back so."""
+    background: Literal[False] | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
-    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    """Of no effect: every prompt is cached."""
+    service_tier: Literal["auto", "default"] | None = None
+    stream_options: ObfuscationOptions | None = None
+    top_logprobs: Literal[0] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None

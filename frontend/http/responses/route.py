@@ -15,16 +15,16 @@ from frontend.async_llm import AsyncLLM
 from frontend.http.answer_parts import AnswerFormat, answer_format
 from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.caller import Caller
+from frontend.http.decoding import decode
 from frontend.http.event_stream import (
     EventStream,
     begun,
-    decode,
     ending_with_errors,
     event,
     until_disconnect,
 )
 from frontend.http.openai.chat import check_chat, generate_chat
-from frontend.http.openai.generation import Answer, finish_reason
+from frontend.http.openai.generation import TokenCounts, finish_reason
 from frontend.http.openai.requests import (
     ChatCompletionRequest,
     ChatMessage,
@@ -51,8 +51,7 @@ from frontend.outputs import RequestOutput
 _decoder = msgspec.json.Decoder(ResponsesRequest)
 _SAME_NAMES = (
     "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "user", "priority",
-    "cache_salt", "chat_template_kwargs", "tool_choice", "parallel_tool_calls", "service_tier",
-    "metadata",
+    "safety_identifier", "cache_salt", "chat_template_kwargs", "tool_choice",
 )  # fmt: skip
 _MEDIA_TYPE = "application/json"
 
@@ -67,7 +66,8 @@ async def create_response(request: Request) -> Response:
     check_chat(chat)
     model, llm = await models.get(asked.model)
     calls_tools = bool(asked.tools) and asked.tool_choice != "none"
-    parts = answer_format(request, llm, None, has_tools=calls_tools)
+    has_one_call = asked.parallel_tool_calls is False
+    parts = answer_format(request, llm, None, has_tools=calls_tools, has_one_call=has_one_call)
     outputs = generate_chat(llm, chat, parts, Caller.of(request))
     writer = ResponseWriter(_response_object(asked, asked.model or model.names[0], llm))
 
@@ -82,12 +82,9 @@ async def create_response(request: Request) -> Response:
         responses.put(writer.response.id, stored)
 
     started = await until_disconnect(request, begun(outputs))
-    if started is None:
-        return Response(status_code=499)
     events = _events(started, parts, writer, store)
     if not asked.stream:
-        if await until_disconnect(request, _drained(events)) is None:
-            return Response(status_code=499)
+        await until_disconnect(request, _drained(events))
         return Response(msgspec.json.encode(writer.response), media_type=_MEDIA_TYPE)
 
     def failure(error: ApiError) -> bytes:
@@ -106,10 +103,6 @@ async def get_response(request: Request) -> Response:
 
 
 def _check(asked: ResponsesRequest) -> None:
-    if asked.background:
-        raise not_supported("background", True, "omit it, and use stream")
-    if asked.truncation not in (None, "disabled"):
-        raise not_supported("truncation", asked.truncation, 'use "disabled"')
     if asked.text is not None and asked.text.format.type != "text":
         raise not_supported("text.format", asked.text.format.type, "use text, and check the answer")
     for index, tool in enumerate(asked.tools or ()):
@@ -187,6 +180,7 @@ def _response_object(asked: ResponsesRequest, model: str, llm: AsyncLLM) -> Resp
         instructions=asked.instructions,
         max_output_tokens=asked.max_output_tokens,
         model=model,
+        parallel_tool_calls=asked.parallel_tool_calls is not False,
         previous_response_id=asked.previous_response_id,
         reasoning=asked.reasoning or ReasoningOptions(),
         store=asked.store is not False,
@@ -206,11 +200,11 @@ async def _events(
     writer: ResponseWriter,
     store: Callable[[], None],
 ) -> AsyncGenerator[ResponseEvent, None]:
-    answer = Answer("resp", None, None)
+    counts = TokenCounts()
     parser = None
     num_reasoning_tokens = 0
     async for output in outputs:
-        answer.count(0, output)
+        counts.count(0, output)
         (part,) = output.outputs
         reason = finish_reason(part)
         parser = parser or parts.parser(output.prompt)
@@ -219,28 +213,26 @@ async def _events(
                 yield each
         num_reasoning_tokens += len(part.token_ids) if parser.is_reasoning else 0
         if reason is not None:
-            for each in writer.end(reason, _usage(answer, num_reasoning_tokens)):
+            for each in writer.end(reason, _usage(counts, num_reasoning_tokens)):
                 if each.response is not msgspec.UNSET:
                     store()
                 yield each
 
 
-def _usage(answer: Answer, num_reasoning_tokens: int) -> ResponseUsage:
-    usage = answer.usage()
-    details = usage.prompt_tokens_details
+def _usage(counts: TokenCounts, num_reasoning_tokens: int) -> ResponseUsage:
+    usage = counts.usage()
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
-        input_tokens_details=InputTokensDetails(0 if details is None else details.cached_tokens),
+        input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
         output_tokens=usage.completion_tokens,
         output_tokens_details=OutputTokensDetails(num_reasoning_tokens),
         total_tokens=usage.total_tokens,
     )
 
 
-async def _drained(events: AsyncGenerator[ResponseEvent, None]) -> bool:
+async def _drained(events: AsyncGenerator[ResponseEvent, None]) -> None:
     async for _ in events:
         pass
-    return True
 
 
 async def _encoded_events(

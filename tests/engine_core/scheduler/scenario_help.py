@@ -32,6 +32,7 @@ _FIELDS = (
     "is_resumed",
     "num_sequences",
     "priority",
+    "tenant",
 )
 
 

@@ -12,6 +12,7 @@ from scenario_help import Scenario, make_request, new_ids
 import engine_core.scheduler
 from engine_core.kv_cache import CacheCopies
 from engine_core.scheduler import ModelRunnerOutput, RequestStatus
+from protocol.calls import MAX_LISTED_REQUESTS
 from protocol.explanations import WaitReason
 
 CROWD = {"num_blocks": 10, "enable_prefix_caching": False}
@@ -142,6 +143,26 @@ def test_a_plan_is_numbers_and_names_and_never_the_caches_contents():
     folder = Path(inspect.getfile(engine_core.scheduler)).parent
     for path in [*folder.rglob("*.py"), *(folder.parent / "kv_cache").rglob("*.py")]:
         assert "import torch" not in path.read_text(), path
+
+
+def test_all_are_explained_as_one_by_one_running_first_or_those_of_one_tenant():
+    tenants = {"a": "lab/ann", "b": None, "c": "lab", "d": "labs"}
+    requests = [make_request(name, 20, tenant=tenant) for name, tenant in tenants.items()]
+    scenario = Scenario(*requests, max_num_seqs=2, scheduling_policy="fcfs")
+    scenario.step()
+    answer = scenario.scheduler.explain_all(None)
+    assert [each.request_id for each in answer.requests] == ["a", "b", "c", "d"]
+    assert answer.requests == [scenario.scheduler.explain(name) for name in tenants]
+    assert [each.num_requests_ahead for each in answer.requests] == [None, None, 0, 1]
+    of_lab = scenario.scheduler.explain_all("lab")
+    assert [each.request_id for each in of_lab.requests] == ["a", "c"]
+    assert (answer.num_unfinished, of_lab.num_unfinished) == (4, 2)
+
+
+def test_of_a_long_queue_the_first_are_explained_and_all_counted():
+    scenario = Scenario(*(make_request(str(number), 5) for number in range(300)))
+    answer = scenario.scheduler.explain_all(None)
+    assert (len(answer.requests), answer.num_unfinished) == (MAX_LISTED_REQUESTS, 300)
 
 
 # ---------------------------------------------------------------------- every stage can be seen

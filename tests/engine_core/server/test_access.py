@@ -10,10 +10,12 @@ from protocol.calls import (
     ADMIN_CALLS,
     EngineStatistics,
     GetRequestInfo,
+    GetRequests,
     GetStatistics,
     ListRequests,
     Ping,
     Pong,
+    RequestInfos,
     RequestList,
 )
 from protocol.errors import ErrorCode
@@ -53,13 +55,19 @@ def info(request_id, tenant=None, ended=LookupEnd.OTHER_SALT_OR_ADAPTER):
         num_sequences=1,
         num_prompt_tokens=1,
         num_output_tokens=1,
+        max_tokens=1,
         num_computed_tokens=1,
         cache_lookup=CacheLookup(num_tokens=0, num_host_tokens=0, num_disk_tokens=0, ended=ended),
     )
 
 
-@pytest.mark.parametrize("kind", [*ADMIN_CALLS, ListRequests])
-@pytest.mark.parametrize("rights", [ALICE, NO_KEY])
+@pytest.mark.parametrize(
+    ("kind", "rights"),
+    [
+        *((kind, rights) for kind in (*ADMIN_CALLS, ListRequests) for rights in (ALICE, NO_KEY)),
+        (GetRequests, NO_KEY),
+    ],
+)
 def test_calls_of_operators_need_an_admins_key_and_do_nothing_without(kind, rights):
     given = {field.name: 1 for field in msgspec.structs.fields(kind) if field.required}
     call = Call(call_id=7, call=kind(**given))
@@ -98,6 +106,20 @@ def test_of_requests_only_the_own_ones_are_shown(rights, request_id, tenant, is_
         assert answer.code is ErrorCode.PERMISSION_DENIED
         unknown = CallFailed(call_id=1, code=ErrorCode.UNKNOWN_REQUEST, message="unknown")
         assert permitted_answer(client(rights), call, lambda _: unknown) == answer
+
+
+@pytest.mark.parametrize("asked", [None, "bob", "alice"])
+def test_of_all_requests_a_key_sees_those_of_its_tenant_whatever_it_asks_for(asked):
+    def answer(call):
+        asked_for.append(call.call.tenant)
+        return answered(RequestInfos(requests=[info("x", "alice")], num_unfinished=1))(call)
+
+    asked_for = []
+    call = Call(call_id=3, call=GetRequests(tenant=asked))
+    given = permitted_answer(client(ALICE), call, answer)
+    assert (given.call_id, given.result.requests[0].cache_lookup.ended) == (3, LookupEnd.NEVER_SEEN)
+    permitted_answer(client(Rights()), call, answer)
+    assert asked_for == ["alice", asked]
 
 
 def test_an_explanation_does_not_tell_what_others_have_cached():

@@ -165,7 +165,7 @@ def test_the_user_id_is_a_part_of_the_tenant(http, engine):
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image"),
         ({"tool_choice": {"type": "any"}, "tools": [{"name": "f", "input_schema": {}}]}, "tool"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "does not think"),
         ({"stop_sequences": [""]}, "stop"),
         ({"messages": [{"role": "user", "content": "x" * 600}]}, "the limit is 511"),
     ],

@@ -132,7 +132,6 @@ def test_a_conversation_with_calls_and_results_reaches_the_template(serve_text):
             "tool_choice",
             "not supported",
         ),
-        ({"tool_choice": "auto"}, "tool_choice", "needs tools"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search"),
         ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type", "custom"),
         (

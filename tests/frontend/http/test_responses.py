@@ -197,11 +197,10 @@ def test_a_failure_is_the_last_event(start_engine):
     [
         ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"include": ["file_search_call.results"]}, "include[0]"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format"),
         ({"tool_choice": "required", "tools": TOOLS}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),

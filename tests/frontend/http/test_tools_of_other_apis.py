@@ -123,12 +123,7 @@ def test_a_call_and_its_result_reach_the_template_from_anthropics_blocks(start_e
     [
         ({"tool_choice": {"type": "any"}}, "tool_choice.type is 'any'"),
         ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice.type is 'tool'"),
-        (
-            {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
-            "tool_choice.disable_parallel_tool_use",
-        ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "'thinking.budget_tokens'"),
     ],
 )
 def test_what_anthropics_tools_cannot_do_is_refused_by_name(start_engine, fields, words):

@@ -1,0 +1,162 @@
+"""A chat at a terminal: lines with editing, history and whole pastes (prompt_toolkit), and answers
+as Markdown while they stream (rich)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+import platformdirs
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from prompt_toolkit import PromptSession
+from prompt_toolkit.enums import DEFAULT_BUFFER
+from prompt_toolkit.filters import has_focus
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.segment import SegmentLines
+from rich.spinner import Spinner
+from rich.text import Text
+
+from frontend.cli.options import print_fault
+
+_MAX_HISTORY_BYTES = 1 << 20
+_REFRESHES_PER_S = 8
+# without HTML: rich would leave it out
+_parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
+
+
+def open_prompt() -> Callable[[], str]:
+    """Reads what the user sends with Enter. Alt-Enter, or Enter within a paste, is a new line.
+
+    Raises, when called:
+        KeyboardInterrupt, EOFError: Ctrl-C; Ctrl-D on an empty line.
+    """
+    keys = KeyBindings()
+
+    @keys.add("enter", filter=has_focus(DEFAULT_BUFFER))
+    @keys.add("c-j", filter=has_focus(DEFAULT_BUFFER))
+    def _(event: KeyPressEvent) -> None:
+        # a terminal without bracketed paste gives all keys of a paste at once; commands have a line
+        keys_left = any(each.key != Keys.CPRResponse for each in event.key_processor.input_queue)
+        if keys_left and not event.current_buffer.text.startswith("/"):
+            event.current_buffer.insert_text("\n")
+        else:
+            event.current_buffer.validate_and_handle()
+
+    @keys.add("escape", "enter", filter=has_focus(DEFAULT_BUFFER))
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    session: PromptSession[str] = PromptSession(
+        history=_open_history(), multiline=True, key_bindings=keys, prompt_continuation="  "
+    )
+    return lambda: session.prompt("> ")
+
+
+class _Kept(FileHistory):
+    def store_string(self, string: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk ends no chat
+            super().store_string(string)
+
+
+def _open_history() -> History:
+    """In a file that only the user can read; its older half goes when it is long."""
+    path = platformdirs.user_state_path("engine-core") / "chat_history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        path.chmod(0o600)
+        if path.stat().st_size > _MAX_HISTORY_BYTES:
+            path.write_bytes(path.read_bytes()[-_MAX_HISTORY_BYTES // 2 :])
+    except OSError as error:
+        print_fault(f"the history of this chat is not kept: {path}: {error.strerror}")
+        return InMemoryHistory()
+    return _Kept(path)
+
+
+class MarkdownAnswer:
+    """Prints each block of an answer when it is complete; the last one is shown as it grows."""
+
+    def __init__(self) -> None:
+        self._console = Console()
+        self._unfinished = ""
+        self._is_empty = True
+        self._spinner = Spinner("dots")
+        self._live = Live(
+            console=self._console,
+            get_renderable=self._last_lines,
+            refresh_per_second=_REFRESHES_PER_S,
+            transient=True,
+        )
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> MarkdownAnswer:
+        self._stack.enter_context(_without_echo())
+        self._stack.enter_context(self._live)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stack.close()
+        if self._unfinished.strip():
+            self._console.print(_markdown(_parser.parse(self._unfinished)))
+
+    def write(self, text: str) -> None:
+        self._unfinished += text
+        if "\n" not in text:
+            return
+        lines = self._unfinished.split("\n")
+        tokens = _parser.parse("\n".join(lines[:-1]))
+        starts = [i for i, each in enumerate(tokens) if each.level == 0 and each.nesting >= 0]
+        if len(starts) > 1:
+            begin = tokens[starts[-1]].map
+            assert begin is not None
+            self._unfinished = "\n".join(lines[begin[0] :])
+            self._is_empty = False
+            self._console.print(_markdown(tokens[: starts[-1]]))
+            self._console.print()
+
+    def _last_lines(self) -> RenderableType:
+        """As many of the unfinished block as the screen has."""
+        source, height = self._unfinished, self._console.height - 1
+        if not source.strip():
+            return self._spinner if self._is_empty else Text("")
+        lines = source.split("\n")
+        if source.startswith("```") and len(lines) > height:
+            source = "\n".join([lines[0], *lines[-height:]])  # long code costs time to colour
+        shown = self._console.render_lines(_markdown(_parser.parse(source)), pad=False)
+        return SegmentLines(shown[-height:], new_lines=True)
+
+
+def _markdown(tokens: list[Token]) -> Markdown:
+    for each in tokens:
+        for child in each.children or ():
+            if child.type == "softbreak":
+                child.type = "hardbreak"  # the model's line breaks stay
+    markdown = Markdown("", hyperlinks=False)  # an address that is not seen may be any
+    markdown.parsed = tokens
+    return markdown
+
+
+@contextlib.contextmanager
+def _without_echo() -> Iterator[None]:
+    """What is typed meanwhile stays for the next prompt, and out of the picture."""
+    if sys.platform == "win32":
+        yield
+        return
+    import termios
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    quiet = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(descriptor, termios.TCSADRAIN, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

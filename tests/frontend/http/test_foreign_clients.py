@@ -1,0 +1,205 @@
+"""What programs send that were written for other servers, and bodies that are broken."""
+
+import gzip
+import json
+
+import msgspec
+import pytest
+from http_server import TEMPLATE, events_of
+
+from frontend.http.anthropic.requests import CountTokensRequest, MessagesRequest
+from frontend.http.ollama.requests import ChatRequest, GenerateRequest, ModelRequest
+from frontend.http.openai.requests import ChatCompletionRequest, CompletionRequest
+from frontend.http.openai.tokenize import TokenizeRequest
+from frontend.http.responses.bodies import ResponsesRequest
+
+HELLO = [{"role": "user", "content": "Hello"}]
+CHAT = {"messages": HELLO, "max_tokens": 2}
+ROUTES = [
+    ("/v1/chat/completions", ChatCompletionRequest, CHAT),
+    ("/v1/completions", CompletionRequest, {"prompt": "Hello", "max_tokens": 2}),
+    ("/v1/responses", ResponsesRequest, {"input": "Hello", "max_output_tokens": 2}),
+    ("/v1/messages", MessagesRequest, {"model": "fake", **CHAT}),
+    ("/v1/messages/count_tokens", CountTokensRequest, {"model": "fake", "messages": HELLO}),
+    ("/api/chat", ChatRequest, {"model": "fake", "messages": HELLO, "stream": False}),
+    ("/api/generate", GenerateRequest, {"model": "fake", "prompt": "Hello", "stream": False}),
+    ("/api/show", ModelRequest, {"model": "fake"}),
+    ("/tokenize", TokenizeRequest, {"prompt": "Hello"}),
+]
+DEEP = b"[" * 10_000 + b"]" * 10_000
+BROKEN = [
+    b'{"model": "\xe9"}',
+    b'{"model": "\\ud800"}',
+    b'{"zzz": null, "model": "\xe9"}',
+    b'{"zzz": null, "model": NaN}',
+    b'{"zzz": null, "model": 1e999}',
+    b'{"zzz": null, "model": [}',
+    b'{"zzz":' + DEEP + b"}",
+    b'{"zzz": null, "model": ' + DEEP + b"}",
+    b'{"chat_template_kwargs": {"a": ' + DEEP + b"}}",
+    b"",
+    b"null",
+    b"[]",
+]
+WITH_CALLS = TEMPLATE.replace("MARKERS", "<tool_call>")
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+TWO_CALLS = "".join(
+    f'<tool_call>{{"name": "f", "arguments": {{"x": {x}}}}}</tool_call>' for x in (1, 2)
+)
+
+
+def chat(http, **fields):
+    return http.post("/v1/chat/completions", json={**CHAT, **fields})
+
+
+def refusal(response, status=400):
+    assert response.status_code == status, response.text
+    return response.json()["error"]
+
+
+@pytest.mark.parametrize(("path", "body_type", "body"), ROUTES)
+def test_null_is_as_good_as_no_field_known_or_not(http, path, body_type, body):
+    names = [field.name for field in msgspec.structs.fields(body_type)]
+    nulls = dict.fromkeys([*names, "guided_json", "reference_images"])
+    response = http.post(path, json={**nulls, **body, "model": "fake"})
+    assert response.status_code == 200, response.text
+
+
+def test_null_is_as_good_as_no_field_in_messages_too(http, engine):
+    parts = [{"type": "text", "text": "Hi", "citations": None}]
+    asked = {"model": "fake", "max_tokens": 2, "messages": [{"role": "user", "content": parts}] * 3}
+    assert http.post("/v1/messages", json=asked).status_code == 200
+    options = {"temperature": None, "num_gpu": None}
+    asked = {"model": "fake", "messages": HELLO, "options": options, "stream": False}
+    assert http.post("/api/chat", json=asked).status_code == 200
+    variables = {"a": None}  # a template's own
+    assert "a" in refusal(chat(http, chat_template_kwargs=variables, seed=None, b=None))["message"]
+
+
+def test_unknown_fields_are_refused_by_name_beside_nulls(http):
+    assert refusal(chat(http, first=None, second=1, third=None))["param"] == "second"
+    messages = [{**HELLO[0], "a": None}, {**HELLO[0], "a": 0}]
+    assert refusal(chat(http, messages=messages))["param"] == "messages[1].a"
+    many = {f"field{number}": None for number in range(100)}
+    assert "not supported" in refusal(chat(http, **many))["message"]
+
+
+def test_fields_that_ask_for_what_is_done_anyway_are_taken(http):
+    for fields in (
+        {"top_logprobs": 0},
+        {"prompt_cache_key": "k", "verbosity": "medium", "service_tier": "auto", "store": False},
+        {"best_of": 1, "use_beam_search": False, "length_penalty": 1.0, "bad_words": []},
+        {"spaces_between_special_tokens": True, "return_tokens_as_token_ids": False},
+        {"echo": False, "include_reasoning": True, "add_special_tokens": False},
+        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+        {"modalities": ["text"], "model": ""},
+        {"stream": True, "stream_options": {"include_usage": None, "include_obfuscation": False}},
+    ):
+        assert chat(http, **fields).status_code == 200, fields
+
+
+def test_what_asks_for_something_else_is_refused_by_name(http):
+    for name, value in {
+        "use_beam_search": True,
+        "length_penalty": 2.0,
+        "best_of": 3,
+        "bad_words": ["x"],
+        "spaces_between_special_tokens": False,
+        "verbosity": "high",
+        "service_tier": "flex",
+        "modalities": ["text", "audio"],
+    }.items():
+        assert refusal(chat(http, **{name: value}))["param"].startswith(name)
+
+
+def test_responses_take_what_agents_send(http):
+    body = {
+        "input": HELLO,
+        "include": ["reasoning.encrypted_content"],
+        "reasoning": {"summary": "auto"},
+        "text": {"verbosity": "medium"},
+        "tool_choice": "auto",
+        "prompt_cache_key": "k",
+        "top_logprobs": 0,
+        "stream_options": {"include_obfuscation": False},
+    }
+    assert http.post("/v1/responses", json=body).status_code == 200
+
+
+def test_a_safety_identifier_is_a_user(http, engine):
+    chat(http, safety_identifier="ann")
+    http.post("/v1/completions", json={"prompt": "x", "safety_identifier": "bob"})
+    http.post("/v1/responses", json={"input": "x", "safety_identifier": "eve"})
+    names = [request.tenant for request in engine.requests]
+    assert names == ["127.0.0.1/ann", "127.0.0.1/bob", "127.0.0.1/eve"]
+
+
+def test_an_answer_comes_back_as_clients_keep_it(http, engine):
+    kept = {**chat(http).json()["choices"][0]["message"], "content": None, "function_call": None}
+    kept["provider_specific_fields"] = {"refusal": None}
+    assert chat(http, messages=[*HELLO, kept, *HELLO]).status_code == 200
+    assert engine.requests[-1].prompt_token_ids
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_parallel_calls_there_is_one(serve_text, stream):
+    http = serve_text(TWO_CALLS, WITH_CALLS)
+    asked = {"tools": TOOLS, "parallel_tool_calls": False, "max_tokens": 400, "stream": stream}
+    response = chat(http, **asked)
+    if stream:
+        deltas = [choice["delta"] for e in events_of(response) for choice in e["choices"]]
+        calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+        arguments = [call["function"]["arguments"] for call in calls]
+        assert {call["index"] for call in calls} == {0}
+    else:
+        (choice,) = response.json()["choices"]
+        arguments = [call["function"]["arguments"] for call in choice["message"]["tool_calls"]]
+        assert choice["finish_reason"] == "tool_calls"
+    assert json.loads("".join(arguments)) == {"x": 1}
+
+
+def test_without_parallel_calls_there_is_one_in_other_apis(serve_text):
+    http = serve_text(TWO_CALLS, WITH_CALLS)
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    asked = {"model": "fake", "messages": HELLO, "max_tokens": 400, "tool_choice": choice}
+    asked["tools"] = [{"name": "f", "input_schema": {"type": "object"}}]
+    content = http.post("/v1/messages", json=asked).json()["content"]
+    assert [block["type"] for block in content] == ["tool_use"]
+    asked = {"input": "x", "tools": [{"type": "function", "name": "f", "parameters": {}}]}
+    answer = http.post("/v1/responses", json={**asked, "parallel_tool_calls": False}).json()
+    assert [item["type"] for item in answer["output"]] == ["function_call"]
+    assert answer["parallel_tool_calls"] is False
+
+
+def test_a_thinking_budget_is_a_target(serve_text):
+    http = serve_text("Hm.</think>Yes.", TEMPLATE + "<think>{# </think> #}")
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    asked = {"model": "fake", "messages": HELLO, "max_tokens": 100, "thinking": thinking}
+    content = http.post("/v1/messages", json=asked).json()["content"]
+    assert [block["type"] for block in content] == ["thinking", "text"]
+
+
+def test_embeddings_are_refused_by_name(http):
+    for path in ("/v1/embeddings", "/api/embed"):
+        assert "embeddings are not supported" in str(refusal(http.post(path, json={"input": "x"})))
+
+
+def test_a_broken_body_is_the_callers_fault(http):
+    for path, _, _ in ROUTES:
+        for body in BROKEN:
+            refusal(http.post(path, content=body))
+
+
+def test_whole_numbers_beyond_64_bits_are_refused_or_cut(http):
+    for number in (2**31, 2**63, 2**64, 10**30):
+        assert "from 0 to" in refusal(chat(http, top_k=number))["message"]
+        options = {"top_k": number}
+        asked = {"model": "fake", "messages": HELLO, "stream": False, "options": options}
+        assert "from 0 to" in refusal(http.post("/api/chat", json=asked))
+        assert chat(http, max_tokens=number, zzz=None).status_code == 200  # the model's length
+
+
+def test_a_compressed_body_is_refused(http):
+    body = gzip.compress(json.dumps(CHAT).encode())
+    response = http.post("/v1/chat/completions", content=body, headers={"content-encoding": "gzip"})
+    assert "gzip" in refusal(response, 415)["message"]
