@@ -268,9 +268,6 @@ def write_kv_cache(
     v_TKD: torch.Tensor,
     slot_mapping_T: torch.Tensor,
     kv_cache: KVCache,
-    *,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
 ) -> None:
     """Write keys and values as they are: `cache[slot // S, head, slot % S] = x`.
 
@@ -280,7 +277,7 @@ def write_kv_cache(
     _check("v_TKD", v_TKD, k_TKD.shape, k_TKD, contiguous_dims=2)
     no_q_THD = k_TKD[:, :0]
     heads = (no_q_THD, k_TKD, v_TKD, no_q_THD)
-    _launch(heads, kv_cache, slot_mapping_T, (k_scale, v_scale))
+    _launch(heads, kv_cache, slot_mapping_T, (1.0, 1.0))
 
 
 def _launch(
@@ -308,11 +305,8 @@ def _launch(
     table = q_weight = k_weight = None
     rotary_size = D // 2 * 2  # an odd head ends with an element of no pair
     if params is not None:
-        table, q_weight, k_weight = (
-            params.cos_sin_PD,
-            params.q_norm_weight_D,
-            params.k_norm_weight_D,
-        )
+        table = params.cos_sin_PD
+        q_weight, k_weight = params.q_norm_weight_D, params.k_norm_weight_D
         rotary_size = table.shape[1]
     unused = slot_mapping_T
     rotary_cache_kernel[(num_tokens, -(-H // _BLOCK_H) + -(-K // _BLOCK_H) * 2)](
