@@ -13,6 +13,7 @@ from cyclopts import App, Parameter
 
 from engine_core.errors import ConfigurationError, ExitCode, StartupError
 from engine_core.logs import flush_standard_streams, log_to_stderr, open_standard_streams
+from engine_core.model_commands import list_models, pull, rm
 from engine_core.options.engine import EngineOptions
 
 if TYPE_CHECKING:
@@ -136,6 +137,11 @@ def _with_keys(folder: Path | None, name: str, *, is_admin: bool, is_new: bool) 
     return 0
 
 
+app.command(pull)
+app.command(list_models, name="list")
+app.command(rm)
+
+
 @app.command(name="--help-all")
 def _help_all() -> None:
     """Display every option and exit."""
@@ -188,6 +194,8 @@ def main() -> None:
         code = app.meta(exit_on_error=False, result_action="return_value")
     except cyclopts.CycloptsError:
         code = ExitCode.WRONG_OPTIONS
+    except StartupError as error:
+        code = _print_error(str(error), ExitCode.START_FAILED)
     flush_standard_streams()
     sys.exit(int(code or 0))
 

@@ -21,6 +21,7 @@ from engine_core.server.keys import KeyFolder
 from engine_core.server.transport import ZmqTransport, most_message_bytes
 from engine_core.service_manager import READY, STOPPING, ServiceManager
 from engine_core.startup.before_torch import (
+    OpenModel,
     check_kernels_package,
     load_torch_library_beside,
     no_garbage_collection,
@@ -31,6 +32,7 @@ from engine_core.suspects import Suspects
 from engine_core.watchdog import Watchdog
 from protocol.addresses import default_address
 from protocol.outputs import FinishReason
+from protocol.running_daemons import RunningDaemon, listed
 
 if TYPE_CHECKING:
     from engine_core.config import EngineConfig
@@ -65,13 +67,16 @@ def run_daemon(
     # The address first: if it is taken, say so before the model has been loaded.
     security = options.security
     keys = None if security.keys is None else KeyFolder(security.keys)
-    with ZmqTransport(
-        options.bind,
-        keys=keys,
-        is_insecure=security.insecure,
-        max_message_bytes=most_message_bytes(options.max_model_len),
-    ) as transport:
-        core, config = _start(options, transport, lifecycle, phases)
+    with (
+        ZmqTransport(
+            options.bind,
+            keys=keys,
+            is_insecure=security.insecure,
+            max_message_bytes=most_message_bytes(options.max_model_len),
+        ) as transport,
+        contextlib.ExitStack() as listing,
+    ):
+        core, config = _start(options, transport, lifecycle, phases, listing)
         if suspects is not None:
             core.watch_suspects(suspects)
         with lifecycle.listen(transport):
@@ -84,7 +89,11 @@ def run_daemon(
 
 
 def _start(
-    options: EngineOptions, transport: ZmqTransport, lifecycle: Lifecycle, phases: StartPhases
+    options: EngineOptions,
+    transport: ZmqTransport,
+    lifecycle: Lifecycle,
+    phases: StartPhases,
+    listing: contextlib.ExitStack,
 ) -> tuple[EngineCore, EngineConfig]:
     try:
         with no_garbage_collection():
@@ -93,6 +102,7 @@ def _start(
             options.scheduling.check()
             phases.enter("files")
             opened = open_model(options)
+            listing.enter_context(listed(_listing(options, opened, transport)))
             phases.enter("imports")
             from engine_core.startup.build import build_engine  # torch
 
@@ -104,6 +114,15 @@ def _start(
             "process (`ulimit -v`) or of its container, or free some"
         ) from error
     return build_engine(options, opened, transport, lifecycle, phases)
+
+
+def _listing(options: EngineOptions, opened: OpenModel, transport: ZmqTransport) -> RunningDaemon:
+    return RunningDaemon(
+        pid=os.getpid(),
+        model=options.model_name or opened.files.name,
+        address=transport.address,
+        files=str(opened.files.path.resolve()),
+    )
 
 
 def _is_want_of_memory(error: Exception) -> bool:

@@ -181,20 +181,19 @@ class AsyncLLM(EngineCalls):
         """Connect. Done by `async with`, `connect` and `launch`.
         Raises EngineUnavailable, EngineRefused: see `connect`."""
         if self._session is None:
-            self._session = (
-                self._make_session(self.address)
-                if len(self.addresses) == 1
-                else EngineGroup(
-                    [partial(self._make_session, each) for each in self.addresses],
-                    clock=self._clock,
-                )
-            )
+            self._session = self._make_client_session()
         _open_clients.add(self)
         try:
             await self.ready()
         except BaseException:
             await self.close()
             raise
+
+    def _make_client_session(self) -> EngineSession | EngineGroup:
+        make_sessions = [partial(self._make_session, each) for each in self.addresses]
+        if len(make_sessions) == 1:
+            return make_sessions[0]()
+        return EngineGroup(make_sessions, clock=self._clock)
 
     def _make_session(
         self,

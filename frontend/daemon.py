@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +36,7 @@ class ChildDaemon:
         arguments: of the command line, without `--bind`.
         command: what to run; default: the engine of this Python.
         shows_log: its standard error is this process's; else its last lines are kept for errors.
+        on_line: gets each line of its standard error, in a thread.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class ChildDaemon:
         *,
         command: Sequence[str] | None = None,
         shows_log: bool = False,
+        on_line: Callable[[str], object] = lambda _line: None,
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="engine-"))  # mode 0700
         socket_path = self._folder / SOCKET_NAME
@@ -58,6 +60,7 @@ class ChildDaemon:
         """Whether an engine that died is started again, at the same address."""
         self._is_ready = False
         self._shows_log = shows_log
+        self._on_line = on_line
         self._tail: deque[str] = deque(maxlen=_NUM_SHOWN_LINES)
         self._ready: Future[str] = Future()
         self._exited: Future[int] = Future()
@@ -83,6 +86,19 @@ class ChildDaemon:
         ]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._exited.done()
+
+    @property
+    def last_line(self) -> str:
+        """Of its standard error."""
+        return next((line for line in reversed(self._tail) if line.strip()), "")
 
     async def ready(self, timeout_s: float) -> None:
         """Return once the engine reports that it accepts requests.
@@ -174,6 +190,7 @@ class ChildDaemon:
             with self._process.stderr as stream:
                 for line in stream:
                     self._tail.append(line.rstrip())
+                    self._on_line(line.rstrip())
         code = self._process.wait()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)  # compilers and downloads that it left

@@ -47,6 +47,16 @@ class EngineCalls(abc.ABC):
         """The engine's ids of all unfinished requests of all clients."""
         return (await self._call(calls.ListRequests(), calls.RequestList)).request_ids
 
+    async def watch_scheduler(self, after_step_id: int = -1) -> calls.SchedulerSnapshot:
+        """The scheduler behind a step: requests, KV blocks, statistics, and the steps after
+        `after_step_id` since this client watches. Ask again at once: the engine answers at most 10
+        times a second, and forgets a client that has not asked for 2 s. One call at a time.
+
+        Of requests of others it shows no more than that they are there to a client that may not
+        list them (docs/security.md)."""
+        call = calls.WatchScheduler(after_step_id=after_step_id)
+        return await self._call(call, calls.SchedulerSnapshot)
+
     async def request_infos(self) -> calls.RequestInfos:
         """What `request_info` says, of all unfinished requests of all clients; over TCP without an
         admin's key of those of this key's tenant."""

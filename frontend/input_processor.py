@@ -7,7 +7,7 @@ from typing import Any, NotRequired, TypedDict
 
 from frontend.errors import InvalidInput
 from frontend.event_loop import Clock
-from frontend.output_processor import RequestState
+from frontend.request_state import RequestState
 from frontend.sampling_params import (
     BeamSearchParams,
     RequestOutputKind,

@@ -12,8 +12,8 @@ from frontend.async_llm import AsyncLLM
 from frontend.errors import ClientClosed, InvalidInput, RequestRejected
 from frontend.event_loop import LoopThread
 from frontend.input_processor import ChatMessage, PromptsInput, split_prompts
-from frontend.output_processor import RequestState
 from frontend.outputs import BeamSearchOutput, RequestOutput, beam_search_output
+from frontend.request_state import RequestState
 from frontend.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from frontend.tokenizer import Tokenizer
 from protocol.calls import EngineStatistics, EngineStatus

@@ -1,7 +1,8 @@
 """Which of several engines gets a request. It knows what was sent, and the loads that its user
 counts from what has ended; the client and the simulator run the same code."""
 
-from collections import Counter
+from array import array
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from math import inf
 from typing import NamedTuple
@@ -16,9 +17,10 @@ _MATCH_WEIGHT = 2
 
 def prefixes_of(token_ids: Sequence[int], salt: str | None = None) -> Iterator[Prefix]:
     """Of each whole run of PREFIX_TOKENS tokens, all up to its end."""
-    identity = hash(salt)
+    identity, tokens = hash(salt), array("i", token_ids).tobytes()
+    size = len(tokens) // len(token_ids) if token_ids else 0
     for end in range(PREFIX_TOKENS, len(token_ids) + 1, PREFIX_TOKENS):
-        identity = hash((identity, *token_ids[end - PREFIX_TOKENS : end]))
+        identity = hash((identity, tokens[(end - PREFIX_TOKENS) * size : end * size]))
         yield identity, end
 
 
@@ -50,8 +52,9 @@ class CacheAwareRouter:
 
     def __init__(self, *, max_prefixes: int = 100_000) -> None:
         self._max_prefixes = max_prefixes
-        self._engines_by_prefix: dict[int, dict[int, None]] = {}
-        """The prefixes that were sent last are last."""
+        self._engines_by_prefix: OrderedDict[int, dict[int, int]] = OrderedDict()
+        """Each engine, and which of its caches. The prefixes that were sent last are last."""
+        self._num_lost_caches: Counter[int] = Counter()
         self._num_sent_tokens: Counter[int] = Counter()
         self._num_prompt_tokens = 0
         self._num_matched_tokens = 0
@@ -95,10 +98,7 @@ class CacheAwareRouter:
 
     def forget(self, engine: int) -> None:
         """Its cache is lost."""
-        for prefix, engines in list(self._engines_by_prefix.items()):
-            engines.pop(engine, None)
-            if not engines:
-                del self._engines_by_prefix[prefix]
+        self._num_lost_caches[engine] += 1
 
     def _matched(self, prefixes: Sequence[Prefix]) -> dict[int, int]:
         """By engine, how much of the prompt it was sent."""
@@ -107,17 +107,15 @@ class CacheAwareRouter:
             engines = self._engines_by_prefix.get(prefix)
             if engines is None:
                 break
-            for engine in engines:
-                matched[engine] = end
+            for engine, number in engines.items():
+                if number == self._num_lost_caches[engine]:
+                    matched[engine] = end
         return matched
 
     def _note(self, prefixes: Sequence[Prefix], engine: int) -> None:
-        known = self._engines_by_prefix
+        known, cache = self._engines_by_prefix, self._num_lost_caches[engine]
         for prefix, _ in reversed(prefixes):  # so that a prompt's end is forgotten first
-            engines = known.pop(prefix, None)
-            if engines is None:
-                engines = {}
-            engines[engine] = None
-            known[prefix] = engines
+            known.setdefault(prefix, {})[engine] = cache
+            known.move_to_end(prefix)
         while len(known) > self._max_prefixes:
-            del known[next(iter(known))]
+            known.popitem(last=False)

@@ -39,6 +39,7 @@ class SequenceState:
                 tokenizer, prompt_token_ids, skip_special_tokens=params.skip_special_tokens
             )
         self._matcher: StopStringMatcher | None = None
+        self.may_stop_at_text = bool(params.stop_strings)
         if stop := params.stop_strings:
             self._matcher = StopStringMatcher(stop, include_in_output=self._shows_stop_token)
         self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
@@ -50,11 +51,6 @@ class SequenceState:
         self._parts: list[str] = []
         self._num_taken_tokens = 0
         self._end_taken = False
-
-    @property
-    def may_stop_at_text(self) -> bool:
-        """Whether it has stop strings."""
-        return self._matcher is not None
 
     @property
     def finished(self) -> bool:
@@ -115,17 +111,23 @@ class SequenceState:
 
     def take_output(self, *, delta: bool) -> CompletionOutput:
         """All there is, or with `delta` what is new since the last call."""
-        num_decoded = self._num_decoded_tokens
-        taken = self.token_ids[num_decoded:]
-        new_text = self._detokenizer.append(taken) if taken and self._detokenizer else ""
+        token_ids, num_decoded = self.token_ids, self._num_decoded_tokens
+        num_tokens = len(token_ids)
+        taken = token_ids[num_decoded:]
+        new_text = ""
+        if taken:
+            self._num_decoded_tokens = num_tokens
+            if self._detokenizer is not None:
+                new_text = self._detokenizer.append(taken)
         if self._parts:
             new_text = "".join((*self._parts, new_text))
             self._parts.clear()
         start = self._num_taken_tokens if delta else 0
         if start != num_decoded:
-            taken = self.token_ids[start:]
-        self._num_decoded_tokens = self._num_taken_tokens = len(self.token_ids)
-        self._end_taken = self.finish_reason is not None
+            taken = token_ids[start:]
+        self._num_taken_tokens = num_tokens
+        if self.finish_reason is not None:
+            self._end_taken = True
         if not delta:
             new_text = self._taken_text = self._taken_text + new_text
         return CompletionOutput(  # one a token: names cost half a microsecond

@@ -19,7 +19,8 @@ from frontend.errors import (
     TooManyClients,
 )
 from frontend.event_loop import Clock
-from frontend.output_processor import OutputProcessor, RequestState
+from frontend.output_processor import OutputProcessor
+from frontend.request_state import RequestState
 from frontend.transport import Frames, Transport
 from protocol.calls import AnyCall, AnyResult
 from protocol.errors import ErrorCode, MalformedMessage
@@ -53,15 +54,12 @@ class Neighbours(Protocol):
     """Other engines of the same model, which take over what one cannot finish."""
 
     def on_lost(self, session: "EngineSession", arithmetic: Arithmetic) -> None:
-        """Its requests in flight may move to engines of that arithmetic; those that do not wait for
-        it, or end if it has come back with another one."""
+        """Requests in flight may move to engines of that arithmetic; the others stay with it."""
 
-    def on_connected(self, session: "EngineSession") -> None:
-        """It can take requests, those of lost engines, too."""
+    def on_connected(self, session: "EngineSession") -> None: ...
 
     def take_refused(self, session: "EngineSession", request: RequestState) -> bool:
-        """Whether another engine has taken a request that is refused for what `session` is at the
-        moment: full, or draining."""
+        """Whether another engine has taken a request that this one is too full for, or drains."""
 
 
 class EngineSession:
@@ -117,6 +115,10 @@ class EngineSession:
     def is_connected(self) -> bool:
         return self._connection is not None
 
+    def silence_s(self) -> float:
+        """Seconds since the engine has sent anything; 0 without a connection."""
+        return 0.0 if self._connection is None else self._connection.silence_s()
+
     @property
     def arithmetic(self) -> Arithmetic | None:
         """Of the engine as last heard. None: never."""
@@ -132,6 +134,7 @@ class EngineSession:
         if self._is_closed:
             raise ClientClosed("this client is closed; make a new one")
         while self._connection is None:
+            is_other = self._recovery is not None
             if self._recovery is None:
                 self._start_recovery(
                     self._connect(self._options.connect_timeout_s)
@@ -139,7 +142,12 @@ class EngineSession:
                     else self._recover()
                 )
             assert self._recovery is not None
-            await self._wait_for(self._recovery)
+            try:
+                await self._wait_for(self._recovery)
+            except EngineUnavailable:
+                # what was under way may have been one attempt only
+                if not (is_other and waits and self.welcome is not None):
+                    raise
 
     async def _wait_for(self, recovery: asyncio.Task[None]) -> None:
         """Closing the client cancels the recovery, not those that wait for it."""

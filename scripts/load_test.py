@@ -1,231 +1,299 @@
-"""Puts load on a running daemon and measures it.
+"""Puts load on a daemon, or on any server with OpenAI's or Ollama's API, and measures it.
 
-Open loop (--rate) for latency under a given load, closed loop (--concurrency) for throughput:
+Open loop (--request-rate) for latency under a given load, closed loop (--max-concurrency alone) for
+throughput, several values of either for a sweep:
 
-    python scripts/load_test.py --rate 2 --num-requests 200 --prompt-len 32:512
-    python scripts/load_test.py --concurrency 64 --duration 30 --ignore-eos
+    python scripts/load_test.py --request-rate 2 --num-prompts 200 --input-len uniform:32:512
+    python scripts/load_test.py --base-url URL --max-concurrency 1 8 64 --html page.html
+    python scripts/load_test.py compare before.json after.json
 
 A table goes to stderr; one JSON document to the file, or to stdout unless that is a terminal. Exit
-code 0, 1 if a request failed, 2 for wrong options, 130 after Ctrl-C. Talks to the given address
-and to nothing else.
+code 0, 1 if a request failed, 2 for wrong options, 130 after Ctrl-C. docs/load_tests.md says more.
 """
 
+import dataclasses
+import functools
+import math
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
-import numpy as np
 from cyclopts import Parameter
+from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from frontend import AsyncLLM, EngineClientError, SamplingParams, run
-from protocol.addresses import default_address
+from frontend import AsyncLLM, EngineClientError, run
 from protocol.calls import EngineStatistics
 from scripts.command_line import make_app, run_app
-from scripts.load.arrivals import first_arrivals, poisson
 from scripts.load.clients import (
-    GREEDY,
     Client,
     ClientsFailed,
-    ClosedLoop,
-    Engine,
+    Daemon,
     OpenLoop,
-    engine_stream,
+    Target,
+    connected,
     run_clients,
 )
-from scripts.load.records import RequestRecord, summarise
-from scripts.load.report import as_table, describe_run, log, write_document
-from scripts.load.workload import LengthRange, RequestGenerator
+from scripts.load.http_streams import ServerError
+from scripts.load.options import (
+    LoadOptions,
+    ReportOptions,
+    TargetOptions,
+    parse_goodput,
+)
+from scripts.load.records import RequestRecord
+from scripts.load.report import describe_run, log, write_document
+from scripts.load.results import (
+    Result,
+    as_table,
+    comparison_table,
+    make_result,
+    read_json,
+    verdict_line,
+    write_csv,
+    write_json,
+)
+from scripts.load.workload import WORDS, DatasetOptions, Workload
+from scripts.traces import TraceError
 
 _LOG_EVERY_S = 10.0
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class LoadOptions:
-    """Options of a run."""
-
-    address: Annotated[str, Parameter(help="Of the daemon.")] = default_address()
-    keys: Annotated[
-        Path | None, Parameter(help="Your key's file, for a daemon on TCP with keys.")
-    ] = None
-    rate: Annotated[float | None, Parameter(help="Open loop: mean requests a second.")] = None
-    concurrency: Annotated[int | None, Parameter(help="Closed loop: requests at a time.")] = None
-    num_requests: Annotated[int | None, Parameter(help="End after so many requests.")] = None
-    duration: Annotated[
-        float | None, Parameter(help="Send for so many seconds; what was sent is waited for.")
-    ] = None
-    processes: Annotated[int, Parameter(help="Client processes.")] = 1
-    prompt_len: Annotated[str, Parameter(help="Tokens, as 128 or 32:512.")] = "128"
-    output_len: Annotated[str, Parameter(help="Most tokens generated, as 64 or 16:256.")] = "64"
-    length_distribution: Annotated[
-        Literal["log-uniform", "uniform"], Parameter(help="Of lengths within their ranges.")
-    ] = "log-uniform"
-    shared_prefix_len: Annotated[
-        int, Parameter(help="Tokens that all prompts begin with, besides their own.")
-    ] = 0
-    text: Annotated[
-        Path | None, Parameter(help="Cut prompts from this file; default: random tokens.")
-    ] = None
-    ignore_eos: Annotated[
-        bool, Parameter(help="Always generate the full output length.", negative="")
-    ] = False
-    temperature: Annotated[float, Parameter(help="0 is greedy.")] = 0.0
-    warmup: Annotated[int, Parameter(help="Requests before the measurement, one by one.")] = 0
-    seed: Annotated[int, Parameter(help="Of lengths, prompts and arrivals.")] = 0
-    json: Annotated[
-        Path | None, Parameter(help="Where the document goes; default: a piped stdout.")
-    ] = None
-
-    @property
-    def sampling(self) -> SamplingParams:
-        return replace(GREEDY, temperature=self.temperature, ignore_eos=self.ignore_eos)
-
-    def check(self) -> None:
-        """Raises ValueError: options that contradict each other or are outside their limits."""
-        if (self.rate is None) == (self.concurrency is None):
-            raise ValueError("give either --rate (open loop) or --concurrency (closed loop)")
-        if self.num_requests is None and self.duration is None:
-            raise ValueError("the run has no end; give --num-requests or --duration")
-        for name in ("concurrency", "num_requests", "processes", "shared_prefix_len", "warmup"):
-            value, minimum = getattr(self, name), int(name not in ("shared_prefix_len", "warmup"))
-            if value is not None and value < minimum:
-                option = name.replace("_", "-")
-                raise ValueError(f"--{option} is {value}, it must be at least {minimum}")
-        for name in ("rate", "duration"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"--{name} is {value}, it must be a number above 0")
-
-
-async def _prepare(
-    options: LoadOptions,
-) -> tuple[RequestGenerator, dict[str, Any], EngineStatistics]:
-    """What to send, facts about the model, and its statistics after the warm-up."""
-    prompt_len, output_len = (
-        LengthRange.parse(text, distribution=options.length_distribution)
-        for text in (options.prompt_len, options.output_len)
-    )
-    async with _client(options) as llm:
-        model = llm.model
-        special: frozenset[int] = frozenset(model.eos_token_ids)
-        if model.tokenizer is not None:
-            special |= llm.get_tokenizer().special_token_ids
-        generator = RequestGenerator(
-            seed=options.seed,
-            prompt_len=prompt_len,
-            output_len=output_len,
-            shared_prefix_len=options.shared_prefix_len,
-            allowed_token_ids=tuple(i for i in range(model.vocab_size) if i not in special),
-            text_token_ids=None if options.text is None else _read_text(options.text, llm),
-        )
-        if generator.longest_request > model.max_model_len:
-            raise ValueError(
-                f"requests of up to {generator.longest_request} tokens are asked for, the daemon's "
-                f"limit is {model.max_model_len}; lower --prompt-len, --output-len or "
-                "--shared-prefix-len, or start it with a larger --max-model-len"
-            )
-        client = Client(engine_stream(llm, options.sampling))
-        for index in range(options.warmup):
-            # negative indices: prompts that the measurement does not send again
-            record = await client.send(generator.request(-1 - index), due_s=0.0)
-            if record.error is not None:
-                raise ValueError(f"a warm-up request failed: {record.error}")
-        facts = {
-            field: getattr(model, field)
-            for field in ("name", "architecture", "dtype", "max_model_len", "num_blocks")
-        }
-        return generator, facts, await llm.statistics()
-
-
-def _read_text(path: Path, llm: AsyncLLM) -> list[int]:
-    token_ids = llm.get_tokenizer().encode(path.read_text(), add_special_tokens=False)
-    if not token_ids:
-        raise ValueError(f"{path} is empty; give a text to cut prompts from")
-    return token_ids
-
-
-def _client(options: LoadOptions) -> AsyncLLM:
-    return AsyncLLM(options.address, client_name="load test", keys=options.keys)
-
-
-async def _statistics(options: LoadOptions) -> EngineStatistics:
-    async with _client(options) as llm:
-        return await llm.statistics()
-
-
-def _loop(options: LoadOptions, generator: RequestGenerator) -> OpenLoop | ClosedLoop:
-    if options.concurrency is not None:
-        return ClosedLoop(generator, options.concurrency, options.num_requests, options.duration)
-    assert options.rate is not None, "checked with the options"
-    arrivals_s = first_arrivals(
-        poisson(options.rate, np.random.default_rng(options.seed)),
-        num_requests=options.num_requests,
-        duration_s=options.duration,
-    )
-    return OpenLoop(tuple(generator.request(*arrival) for arrival in enumerate(arrivals_s)))
-
-
-def _progress(num_planned: int | None) -> Callable[[list[RequestRecord], float], None]:
-    """Shows how far the run is, on a terminal each second and in the same line."""
-    is_terminal = sys.stderr.isatty()
-    due_s = 0.0
-    total = "" if num_planned is None else f" of {num_planned}"
-
-    def show(records: list[RequestRecord], now_s: float) -> None:
-        nonlocal due_s
-        if now_s < due_s:
-            return
-        due_s += 1.0 if is_terminal else _LOG_EVERY_S
-        num_errors = sum(record.error is not None for record in records)
-        line = f"{now_s:.0f} s: {len(records)}{total} requests ended, {num_errors} failed"
-        print(line, end="\r" if is_terminal else "\n", file=sys.stderr, flush=True)
-
-    return show
-
+_TARGET, _DATASET, _LOAD, _REPORT = (
+    TargetOptions(),
+    DatasetOptions(),
+    LoadOptions(),
+    ReportOptions(),
+)
 
 app = make_app("load_test", __doc__)
 
 
-@app.default
-def load_test(options: LoadOptions | None = None) -> int:
-    """Put load on a daemon and measure it."""
-    options = options or LoadOptions()
-    options.check()
-    generator, model, before = run(_prepare(options))
-    loop = _loop(options, generator)
-    num_planned = len(loop.requests) if isinstance(loop, OpenLoop) else loop.num_requests
-    records = run_clients(
-        Engine(options.address, options.keys),
-        loop,
-        num_processes=options.processes,
-        sampling=options.sampling,
-        on_progress=_progress(num_planned),
-    )
-    summary = summarise(records)
-    configuration = asdict(options)
-    for name in ("text", "keys"):
-        configuration[name] = configuration[name] and str(configuration[name])
-    del configuration["json"]
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr)  # the line of progress
-    log(as_table(summary))
-    document = {
-        "configuration": configuration,
-        "model": model,
-        "environment": describe_run(),
-        "results": summary,
-        "statistics_before": msgspec.structs.asdict(before),
-        "statistics_after": msgspec.structs.asdict(run(_statistics(options))),
-    }
-    stdout = options.json is None and not sys.stdout.isatty()
-    write_document(document, options.json, stdout=stdout)
-    return 1 if summary["errors"] else 0
+class _Prepared(NamedTuple):
+    target: Target
+    model: dict[str, Any]
+    parts: dict[str, Any]
+    """Of the workload: what prompts are made of."""
 
+
+@app.default
+def load_test(
+    *,
+    target: TargetOptions = _TARGET,
+    dataset: DatasetOptions = _DATASET,
+    load: LoadOptions = _LOAD,
+    report: ReportOptions = _REPORT,
+) -> int:
+    """Put load on a target and measure it."""
+    dataset.check()
+    load.check(dataset)
+    slos_s, percentiles = parse_goodput(report.goodput), report.percentiles()
+    metadata = report.metadata_items()
+    prepared = run(_prepare(target, dataset))
+    results: list[Result] = []
+    run(_warm_up(prepared.target, load.num_warmups, dataset, prepared.parts))
+    for name, loop in load.loops(dataset, **prepared.parts):
+        next(
+            iter(loop.requests), None
+        )  # what is wrong with the file is told before processes start
+        before = run(_statistics(prepared.target))
+        with tqdm(
+            total=load.num_prompts or (None if load.duration else loop.requests.num_requests),
+            desc=name,
+            unit="req",
+            mininterval=0.1 if sys.stderr.isatty() else _LOG_EVERY_S,
+        ) as bar:
+            outcome = run_clients(
+                prepared.target,
+                loop,
+                num_processes=load.processes,
+                request_timeout_s=load.request_timeout,
+                on_progress=_progress(bar),
+            )
+        facts = {
+            "backend": target.api,
+            "target": target.address if target.is_daemon else target.base_url,
+            "model_id": prepared.model["name"],
+            "request_rate": _plain(loop.requests.arrivals.rate),
+            "burstiness": _plain(load.burstiness),
+            "max_concurrency": loop.limit,
+            "num_prompts": len(outcome.records),
+            "metadata": metadata,
+            "configuration": _configuration(target, dataset, load, report),
+            "model": prepared.model,
+            "environment": describe_run(),
+            "statistics_before": before,
+            "statistics_after": run(_statistics(prepared.target)),
+        }
+        result = make_result(
+            f"{report.label}, {name}" if report.label and results else report.label or name,
+            outcome,
+            percentiles=percentiles,
+            slos_s=slos_s,
+            is_limited=isinstance(loop, OpenLoop) and loop.limit is not None,
+            facts=facts,
+        )
+        results.append(result)
+        log(f"{result.name}\n{as_table(result.document['results'])}")
+        for warning in result.document["warnings"]:
+            log(f"warning: {warning}")
+    _write(report, results)
+    return int(any(result.document["failed"] for result in results))
+
+
+@app.command(help_epilogue="")
+def compare(
+    first: Path,
+    second: Path,
+    *,
+    goodput: Annotated[
+        tuple[str, ...], Parameter(help="SLOs in ms, as ttft:500.", consume_multiple=True)
+    ] = (),
+    json: Annotated[Path | None, Parameter(help="Where the document goes.")] = None,
+    html: Annotated[Path | None, Parameter(help="A page with pictures.")] = None,
+) -> int:
+    """Compare two results (files of --json): ratios with 95 % confidence intervals.
+
+    Of sweeps the runs are compared in turn.
+    """
+    from scripts.load.comparison import compare as compare_records
+    from scripts.load.page import page
+
+    sides = read_json(first), read_json(second)
+    if len(sides[0]) != len(sides[1]):
+        raise ValueError(
+            f"{first} holds {len(sides[0])} runs and {second} {len(sides[1])}; compare as many"
+        )
+    slos_s = parse_goodput(goodput)
+    pairs: list[Result] = []
+    comparisons = []
+    for one, other in zip(*sides, strict=True):
+        if one.name == other.name:
+            one = one._replace(name=f"{first.stem}, {one.name}")
+            other = other._replace(name=f"{second.stem}, {other.name}")
+        pairs += [one, other]
+        comparisons.append(compare_records(one.records, other.records, slos_s=slos_s))
+        log(f"{one.name} (first) against {other.name} (second)")
+        log(comparison_table(comparisons[-1], "first", "second"))
+        log(f"the second is {verdict_line(comparisons[-1])}")
+        for side in (one, other):
+            for warning in side.document["warnings"]:
+                log(f"warning, {side.name}: {warning}")
+    if html is not None:
+        html.write_text(page(pairs, comparisons))
+    document = {"first": str(first), "second": str(second), "comparisons": comparisons}
+    write_document(document, json, stdout=json is None and not sys.stdout.isatty())
+    return 0
+
+
+async def _prepare(target: TargetOptions, dataset: DatasetOptions) -> _Prepared:
+    """The target with its model, and what prompts are made of."""
+    made = target.make()
+    is_chat = target.api.endswith("chat")
+    parts: dict[str, Any] = {"is_chat": is_chat}
+    text = None if dataset.text is None else dataset.text.read_text()
+    if text is not None and not text.strip():
+        raise ValueError(f"{dataset.text} is empty; give a text to cut prompts from")
+    if not isinstance(made, Daemon):
+        made = made if made.model else dataclasses.replace(made, model=made.first_model())
+        return _Prepared(
+            made, {"name": made.model}, parts | {"units": text.split() if text else WORDS}
+        )
+    async with AsyncLLM(made.address, client_name="load test", keys=made.keys) as llm:
+        model = llm.model
+        if dataset.longest_request > model.max_model_len:
+            raise ValueError(
+                f"requests of up to {dataset.longest_request} tokens are asked for, the daemon's "
+                f"limit is {model.max_model_len}; lower --input-len, --output-len or --prefix-len, "
+                "or start it with a larger --max-model-len"
+            )
+        if is_chat:
+            parts["units"] = text.split() if text else WORDS
+        elif text is not None:
+            parts["units"] = llm.get_tokenizer().encode(text, add_special_tokens=False)
+        else:
+            special: frozenset[int] = frozenset(model.eos_token_ids)
+            if model.tokenizer is not None:
+                special |= llm.get_tokenizer().special_token_ids
+            parts["units"] = tuple(i for i in range(model.vocab_size) if i not in special)
+        names = ("name", "architecture", "dtype", "max_model_len", "num_blocks")
+        facts = {name: getattr(model, name) for name in names}
+    return _Prepared(made, facts, parts | {"max_prompt_tokens": model.max_model_len - 1})
+
+
+async def _warm_up(
+    target: Target, count: int, dataset: DatasetOptions, parts: dict[str, Any]
+) -> None:
+    """Prompts that the measurement does not send again."""
+    if not count:
+        return
+    source = dataset if dataset.dataset_name == "random" else DatasetOptions()
+    source = dataclasses.replace(source, turns=1, think=0.0, seed=dataset.seed + 2**32)
+    async with connected(target) as stream:
+        client = Client(stream)
+        for request in Workload(options=source, num_requests=count, **parts):
+            record, _ = await client.send(request, due_s=0.0)
+            if record.error is not None:
+                raise ClientsFailed(f"a warm-up request failed: {record.error}: {record.detail}")
+
+
+async def _statistics(target: Target) -> dict[str, Any] | None:
+    """A daemon's own; None of a server."""
+    if not isinstance(target, Daemon):
+        return None
+    async with AsyncLLM(target.address, client_name="load test", keys=target.keys) as llm:
+        statistics: EngineStatistics = await llm.statistics()
+    return msgspec.structs.asdict(statistics)
+
+
+def _progress(bar: Any) -> Callable[[list[RequestRecord], float], None]:
+    def show(records: list[RequestRecord], _now_s: float) -> None:
+        num_failed = sum(record.error is not None for record in records)
+        bar.set_postfix(failed=num_failed, refresh=False)
+        bar.update(len(records) - bar.n)
+
+    return show
+
+
+def _configuration(*groups: Any) -> dict[str, Any]:
+    """All options as given; of headers only the names, which may be keys."""
+    found: dict[str, Any] = {}
+    for group in groups:
+        found |= dataclasses.asdict(group)
+    for name in ("json", "csv", "html", "metadata"):
+        del found[name]
+    found["header"] = [one.partition("=")[0] for one in found["header"]]
+    return {name: _plain(value) for name, value in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    """For JSON, which has no infinity."""
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    return str(value) if value == math.inf or isinstance(value, Path) else value
+
+
+def _write(report: ReportOptions, results: list[Result]) -> None:
+    from scripts.load.page import page
+
+    if report.json is not None:
+        write_json(report.json, results)
+    elif not sys.stdout.isatty():
+        documents = [result.document for result in results]
+        write_document(documents[0] if len(documents) == 1 else {"runs": documents}, None)
+    if report.csv is not None:
+        write_csv(report.csv, results)
+    if report.html is not None:
+        report.html.write_text(page(results))
+
+
+main = functools.partial(
+    run_app,
+    app,
+    refused=(ValueError, TraceError),
+    failed=(EngineClientError, ClientsFailed, ServerError, OSError),
+)
 
 if __name__ == "__main__":
-    sys.exit(run_app(app, sys.argv[1:], failed=(EngineClientError, ClientsFailed, OSError)))
+    sys.exit(main(sys.argv[1:]))

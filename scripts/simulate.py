@@ -26,6 +26,7 @@ from scripts.simulator import SimulationError, replay, simulation
 from scripts.simulator.metrics import as_json, as_plan_table, as_table
 from scripts.simulator.simulation import Scenario
 from scripts.simulator.step_trace import StepTrace, fit_step_trace
+from scripts.traces import TraceError
 
 app = make_app("simulate", __doc__)
 
@@ -119,7 +120,7 @@ def _write(text: str, path: Path | None) -> None:
         raise SimulationError(f"cannot write {path}: {error.strerror}") from None
 
 
-main = functools.partial(run_app, app, refused=(SimulationError, ValueError))
+main = functools.partial(run_app, app, refused=(SimulationError, TraceError, ValueError))
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -54,6 +54,11 @@ class BlockPool:
         return len(self._cached)
 
     @property
+    def cached_blocks(self) -> Collection[int]:
+        """Free blocks in the index."""
+        return self._cached.keys()
+
+    @property
     def num_in_use(self) -> int:
         return self.num_blocks - len(self._empty) - len(self._cached)
 

@@ -4,6 +4,7 @@ import enum
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from engine_core.kv_cache.block_map import block_map
 from engine_core.kv_cache.copies import CacheCopies
 from engine_core.kv_cache.disk import DiskTier
 from engine_core.kv_cache.groups import KVCacheGroupSpec
@@ -19,6 +20,7 @@ from engine_core.kv_cache.sequence_blocks import (
 )
 from engine_core.kv_cache.swapping import SwappedSequences
 from protocol.explanations import LookupEnd
+from protocol.snapshots import BlockMap
 
 
 class AllocStatus(enum.Enum):
@@ -180,6 +182,19 @@ class KVCacheManager:
                     break
                 counts[group] += 1
         return counts
+
+    def held_blocks(self, seq: CachedSequence) -> list[int]:
+        """Ids of the device's blocks that a sequence holds, of all groups."""
+        seq_blocks = self._blocks_of.get(seq.sequence_id)
+        return [] if seq_blocks is None else seq_blocks.real_blocks()
+
+    def block_map(self, holders: Sequence[tuple[int, list[int]]]) -> BlockMap:
+        """Who holds each block.
+
+        Args:
+            holders: all sequences that hold blocks: the owner's number in the map, and the blocks.
+        """
+        return block_map(self.num_blocks, self._pool.cached_blocks, holders)
 
     # ------------------------------------------------------------------ admission
 

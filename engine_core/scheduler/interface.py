@@ -14,6 +14,7 @@ from engine_core.scheduler.request import Request, RequestStatus
 from protocol.calls import EngineStatistics, RequestInfos
 from protocol.explanations import RequestInfo
 from protocol.outputs import EngineCoreOutputs
+from protocol.snapshots import SchedulerView
 
 
 class PauseState(enum.Enum):
@@ -154,6 +155,10 @@ class SchedulerInterface(abc.ABC):
     @abc.abstractmethod
     def statistics(self) -> EngineStatistics:
         """The numbers of this moment; those of the engine around the scheduler are 0."""
+
+    @abc.abstractmethod
+    def view(self, steps: Iterable[tuple[SchedulerOutput, float]]) -> SchedulerView:
+        """Requests and blocks of this moment, and these steps, with the seconds that they took."""
 
     @abc.abstractmethod
     def num_common_prefix_blocks(self) -> list[int]:

@@ -127,6 +127,8 @@ class SchedulerOutput:
     """Of each sequence of the batch, before this step; output placeholders count."""
     num_lookahead_slots: int = 0
     """Slots that each sequence has behind this step's tokens."""
+    token_budget: int = 0
+    """That it was planned with; for those who watch."""
 
     @functools.cached_property
     def num_scheduled_tokens(self) -> dict[str, int]:
@@ -356,6 +358,7 @@ class PlanBuilder:
             preempted_req_ids=self.preempted_req_ids,
             num_output_tokens=state.lengths(rows) - state.num_prompt_tokens[rows],
             num_lookahead_slots=num_lookahead_slots,
+            token_budget=self._token_budget,
         )
 
 

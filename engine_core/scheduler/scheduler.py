@@ -36,10 +36,12 @@ from engine_core.scheduler.token_budget.attainment import SLOAttainment
 from engine_core.scheduler.token_budget.base import TokenBudget
 from engine_core.scheduler.token_budget.feedback import StepFeedback
 from engine_core.scheduler.token_budget.slo import make_token_budget
+from engine_core.scheduler.view import scheduler_view
 from protocol.calls import EngineStatistics, RequestInfos
 from protocol.errors import PromptTooLong
 from protocol.explanations import PreemptionCause, RequestInfo, WaitReason
 from protocol.outputs import EngineCoreOutputs
+from protocol.snapshots import SchedulerView
 
 
 class Scheduler(SchedulerInterface):
@@ -393,6 +395,13 @@ class Scheduler(SchedulerInterface):
 
     def statistics(self) -> EngineStatistics:
         return collect_statistics(self._pool, self._feedback.now)
+
+    def view(self, steps: Iterable[tuple[SchedulerOutput, float]]) -> SchedulerView:
+        first = next(iter(self._pool.waiting), None)
+        why = None
+        if first is not None:
+            why = self._explanations.of_unfinished(first, 0, self._feedback.now).why
+        return scheduler_view(self._pool, steps, why)
 
     def num_common_prefix_blocks(self) -> list[int]:
         order = self._pool.batch.order

@@ -5,48 +5,17 @@ import bisect
 import dataclasses
 import gc
 import logging
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 
 from engine_core.errors import CacheTooSmall, ConfigurationError
 from engine_core.kv_cache import KVCacheGroupSpec
+from protocol.memory import available_memory_bytes
 
 logger = logging.getLogger(__name__)
 
-_CGROUP_V2 = Path("/sys/fs/cgroup")
-_CGROUP_V1 = Path("/sys/fs/cgroup/memory")
 _LEAST_MARGIN_BYTES = 256 * 1024**2
-
-
-def available_memory_bytes() -> int:
-    """Memory that this process may still take: the system's or the control group's, whichever
-    is less."""
-    return min(_system_available_bytes(), _cgroup_available_bytes())
-
-
-def _system_available_bytes() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _cgroup_available_bytes() -> int:
-    for limit_file, usage_file in (
-        (_CGROUP_V2 / "memory.max", _CGROUP_V2 / "memory.current"),
-        (_CGROUP_V1 / "memory.limit_in_bytes", _CGROUP_V1 / "memory.usage_in_bytes"),
-    ):
-        try:
-            return max(0, int(limit_file.read_text()) - int(usage_file.read_text()))
-        except (OSError, ValueError):  # no such group, or the limit is "max"
-            continue
-    return 2**62
 
 
 class HostMemory:

@@ -26,6 +26,7 @@ from frontend.cli.options import (
     print_fault,
 )
 from frontend.errors import EngineClientError
+from frontend.http.on_demand_options import OnDemandOptions
 from frontend.http.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _COMPLETION = CompletionOptions()
 _DAEMON = DaemonOptions()
+_ON_DEMAND = OnDemandOptions()
 _SAMPLING = SamplingOptions()
 _SCHEDULING = SchedulingOptions()
 _SERVER = ServerSettings()
@@ -140,12 +142,20 @@ def top(
 
 @app.command
 def http(
-    *,
+    *engine_options: Annotated[
+        str,
+        Parameter(
+            help="Other options are those of daemons that are started (`engine-core --help-all`).",
+            allow_leading_hyphen=True,
+        ),
+    ],
     model: Annotated[
         list[str] | None,
         Parameter(
-            help="NAME=ADDRESS of an engine, or NAME=ADDRESS,ADDRESS of several that serve one "
-            "model; may be repeated. Default: the engine at --address, under its own name.",
+            help="NAME=ADDRESS of an engine, NAME=ADDRESS,ADDRESS of several that serve one model, "
+            "or a NAME as for `engine-core --model`, whose daemon is started when it is first "
+            "asked for and stopped when it is idle; may be repeated. Default: the engine at "
+            "--address, under its own name.",
             negative="",
         ),
     ] = None,
@@ -153,13 +163,15 @@ def http(
         list[str] | None,
         Parameter(help="The model's name, instead of its own; may be repeated.", negative=""),
     ] = None,
+    started: OnDemandOptions = _ON_DEMAND,
     settings: ServerSettings = _SERVER,
     daemon: DaemonOptions = _DAEMON,
 ) -> int:
-    """Serve OpenAI's API over HTTP, for daemons that run."""
+    """Serve OpenAI's API over HTTP, for daemons that run or that it starts."""
     from frontend.cli.http import run_http
 
-    return run_http(daemon, settings, model or [], served_model_name or [])
+    started = dataclasses.replace(started, engine_options=engine_options)
+    return run_http(daemon, settings, model or [], served_model_name or [], started)
 
 
 @app.command
@@ -192,6 +204,16 @@ def serve(
 
 
 _Json = Annotated[bool, Parameter(help="Print one JSON document.", negative="")]
+
+
+@app.command
+def ps(*, json: _Json = False, daemon: DaemonOptions = _DAEMON) -> int:
+    """List the running daemons of this user. `--keys` is for those on TCP."""
+    from frontend.cli.ps import run_ps
+
+    if daemon.address:
+        raise UsageError("ps lists the daemons at all addresses; use info for the one at --address")
+    return _run(run_ps(daemon, prints_json=json))
 
 
 @app.command

@@ -11,6 +11,8 @@ from frontend.cli.options import EXIT_ADDRESS, DaemonOptions, UsageError, print_
 from frontend.daemon import ChildDaemon
 from frontend.errors import InvalidInput
 from frontend.http.listeners import AddressUnavailable
+from frontend.http.on_demand import DaemonPool, OnDemandModel
+from frontend.http.on_demand_options import OnDemandOptions
 from frontend.http.served_models import ServedModel, ServedModels
 from frontend.http.server import Backend, serve
 from frontend.http.settings import ServerSettings
@@ -24,23 +26,47 @@ def run_http(
     settings: ServerSettings,
     models: Sequence[str],
     served_names: Sequence[str],
+    started: OnDemandOptions,
 ) -> int:
     """
     Args:
         models: NAME=ADDRESS,ADDRESS... each; a NAME that is repeated has more addresses. Several
-            names of the same addresses are names of one model.
+            names of the same addresses are names of one model. A NAME alone is started.
         served_names: of the model at the daemon's address, instead of its own.
 
     Raises:
         UsageError: one of them is not that, or the settings contradict each other.
     """
+    try:
+        started.check()
+    except InvalidInput as error:
+        raise UsageError(str(error)) from None
     if models and served_names:
         raise UsageError("--served-model-name is for --address; --model has the name already")
-    names = _names_by_addresses(models) or {(): list(served_names)}
+    names = _names_by_addresses([each for each in models if "=" in each])
+    pool = DaemonPool(started)
+    for model in models:
+        if "=" not in model:
+            OnDemandModel(model, pool)
+    if started.engine_options and not pool.models:
+        raise UsageError(
+            f"unknown option {started.engine_options[0]!r}; options of daemons need a --model NAME "
+            "without an address"
+        )
+    if not models:
+        names[()] = list(served_names)
     served = ServedModels(
-        ServedModel(functools.partial(daemon.client, "http", addresses), each)
-        for addresses, each in names.items()
+        [
+            *(
+                ServedModel(functools.partial(daemon.client, "http", addresses), each)
+                for addresses, each in names.items()
+            ),
+            *pool.models,
+        ]
     )
+    for name, count in Counter(served.names()).items():
+        if count > 1:
+            raise UsageError(f"--model {name} is given twice; give each engine its own name")
 
     async def start() -> Backend:
         return Backend(served)
@@ -55,7 +81,7 @@ def _names_by_addresses(models: Sequence[str]) -> dict[tuple[str, ...], list[str
         name, _, given = model.partition("=")
         if not name or not given:
             raise UsageError(
-                f"--model is {model!r}, it must be NAME=ADDRESS or NAME=ADDRESS,ADDRESS"
+                f"--model is {model!r}, it must be NAME, NAME=ADDRESS or NAME=ADDRESS,ADDRESS"
             )
         for address in given.split(","):
             try:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from frontend.errors import EngineClientError
-from frontend.http import health, live_requests, llama_cpp
+from frontend.http import health, live_requests, llama_cpp, scheduler_stream
 from frontend.http.anthropic import operations as anthropic
 from frontend.http.api_errors import ApiError, api_error
 from frontend.http.api_keys import ApiKeys
@@ -44,6 +44,7 @@ OPERATIONS = [
     *llama_cpp.OPERATIONS,
     *health.OPERATIONS,
     *live_requests.OPERATIONS,
+    *scheduler_stream.OPERATIONS,
     Operation(method="GET", path="/metrics", handler=get_metrics),
 ]
 
@@ -91,6 +92,7 @@ def make_app(
         app.state.models = models
         app.state.settings = settings
         app.state.responses = ResponseStore()
+        app.state.feeds = {}
         app.state.metrics = Metrics(models, settings.metrics_names)
         yield
         await models.close()

@@ -90,6 +90,8 @@ class Door:
                     await self._app(scope, self._limited(receive), send)
         finally:
             current_exchange.reset(context)
+            for call in exchange.at_end:
+                call()
             if self._rules.access_log != "off":
                 _log(scope, exchange, is_json=self._rules.access_log == "json")
 

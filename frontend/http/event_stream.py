@@ -41,6 +41,23 @@ def event(body: msgspec.Struct, name: str | None = None) -> bytes:
     return head + b"data: " + _encoder.encode(body) + b"\n\n"
 
 
+class TextEvents:
+    """Events that differ in one text: all around it is encoded once.
+
+    Args:
+        example: such an event, in which the text is empty.
+        field: the text's name.
+    """
+
+    def __init__(self, example: bytes, field: str) -> None:
+        name = b'"' + field.encode() + b'":'
+        head, _, self._tail = example.partition(name + b'""')  # quotes in strings are escaped
+        self._head = head + name
+
+    def event(self, text: str) -> bytes:
+        return self._head + _encoder.encode(text) + self._tail
+
+
 class EventStream(Response):
     """Events of a running request. It ends, and with it the request, when the client disconnects.
 
@@ -53,7 +70,7 @@ class EventStream(Response):
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(None, headers={"cache-control": "no-store"})
         del self.headers["content-length"]
-        self._events = events
+        self.events = events
         self._num_sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +81,7 @@ class EventStream(Response):
     async def _write(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
-        async with contextlib.aclosing(self._events) as events:
+        async with contextlib.aclosing(self.events) as events:
             async for data in events:
                 self._num_sent += 1
                 await send({"type": "http.response.body", "body": data, "more_body": True})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ class Exchange:
     Args:
         request_id: the client's own (X-Request-Id), or a random one.
         caller: the key's name, or the remote address.
+        is_endless: its answer goes on until the reader leaves, or the server stops.
     """
 
     request_id: str = field(default_factory=lambda: secrets.token_hex(12))
@@ -28,6 +30,11 @@ class Exchange:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     status: int = 0
+    is_endless: bool = False
+    waits_for: Callable[[], str] | None = None
+    """What keeps it from being answered, if that may take long."""
+    at_end: list[Callable[[], None]] = field(default_factory=list)
+    """Called when its answer is over."""
 
     def engine_request_id(self) -> str:
         """For one of its requests to the engine. A client may send the same id twice at once."""

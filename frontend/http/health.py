@@ -26,7 +26,8 @@ _Rule = Callable[[Iterable[bool]], bool]
 
 
 class Health(msgspec.Struct, frozen=True):
-    """`engines` by name: "ok", "draining", "paused", "asleep", or what is wrong."""
+    """`engines` by name: "ok", "draining", "paused", "asleep"; "stopped" or how far its start is,
+    of one that a request starts; or what is wrong."""
 
     status: str
     engines: dict[str, str]
@@ -36,14 +37,18 @@ class Version(msgspec.Struct, frozen=True):
     version: str
 
 
+class _Resting(str):
+    """The state of an engine that is started by a request."""
+
+
 async def health(request: Request) -> Response:
     """200: every engine is idle, paused or makes progress. 503 names those that do not."""
     return await _answer(request, _BUT_WELL, all)
 
 
 async def ready(request: Request) -> Response:
-    """200: an engine of every model can serve a request now. 503 names those that are away,
-    draining, paused or asleep."""
+    """200: an engine of every model can serve a request now, or is started by one. 503 names those
+    that are away, draining, paused or asleep."""
     return await _answer(request, (_OK,), any)
 
 
@@ -53,8 +58,11 @@ async def _answer(request: Request, good: tuple[str, ...], each_model: _Rule) ->
     found = await asyncio.gather(
         *(_states(model, n, settings.health_timeout) for n, model in enumerate(models))
     )
-    is_good = all(each_model(state in good for state in states.values()) for states in found)
-    engines = {name: state for states in found for name, state in states.items()}
+    is_good = all(
+        each_model(state in good or isinstance(state, _Resting) for state in states.values())
+        for states in found
+    )
+    engines = {name: str(state) for states in found for name, state in states.items()}
     return json_response(Health(_OK if is_good else "error", engines), 200 if is_good else 503)
 
 
@@ -73,6 +81,8 @@ async def engines_of(model: ServedModel, number: int) -> dict[str, Engine]:
 
 
 async def _states(model: ServedModel, number: int, timeout_s: float) -> dict[str, str]:
+    if model.resting is not None:
+        return {engine_name(model, number): _Resting(model.resting)}
     try:
         async with asyncio.timeout(timeout_s):
             engines = await engines_of(model, number)

@@ -13,6 +13,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from frontend.http.error_forms import error_type
+from frontend.http.event_stream import EventStream
+from frontend.http.while_starting import begins_while_starting
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +38,10 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     needs_key: bool = True
 
     def route(self) -> Route:
-        return Route(self.path, self.handler, methods=[self.method])
+        handler = self.handler
+        if self.event is not None and self.event_media_type == EventStream.media_type:
+            handler = begins_while_starting(handler)
+        return Route(self.path, handler, methods=[self.method])
 
 
 def openapi_document(operations: Sequence[Operation]) -> dict[str, Any]:
@@ -71,7 +76,7 @@ def _described(operation: Operation, schema_of: dict[type, dict[str, Any]]) -> d
     answers: dict[str, Any] = {}
     if operation.gives is not None:
         answers["application/json"] = {"schema": schema_of[operation.gives]}
-    else:
+    elif operation.event is None:
         answers["text/plain"] = {"schema": {"type": "string"}}
     if operation.event is not None:
         answers[operation.event_media_type] = {"schema": schema_of[operation.event]}

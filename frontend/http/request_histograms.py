@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import HistogramMetricFamily
 
-from frontend.output_processor import RequestObserver, RequestState
+from frontend.request_state import RequestObserver, RequestState
 
 _TTFT_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40,

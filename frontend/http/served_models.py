@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any
 
 from frontend.async_llm import AsyncLLM
 from frontend.engine_calls import Engine
-from frontend.http.api_errors import ApiError, unknown_model
+from frontend.http.api_errors import ApiError, not_supported, unknown_model
 from frontend.http.request_histograms import RequestHistograms
 
 
@@ -29,6 +31,8 @@ class ServedModel:
         self.histograms = RequestHistograms()
         """Of its requests."""
         self.created_s = int(time.time())
+        self.size_bytes = 0
+        """Of its files; 0: not known."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -53,9 +57,45 @@ class ServedModel:
         await self._client.ready()
         return self._client
 
+    @property
+    def known_engines(self) -> list[Engine]:
+        """Each engine, there or not; empty before one has answered."""
+        return [] if self._client is None else self._client.engines
+
     async def engines(self) -> list[Engine]:
         """Each engine, there or not. EngineClientError: none has answered yet."""
         return (self._client or await self.ready()).engines
+
+    async def for_request(self) -> AsyncLLM:
+        """As `ready`, for the request that is being answered."""
+        return await self.ready()
+
+    @property
+    def resting(self) -> str | None:
+        """Where no engine runs because nobody has asked for it: its state. None: ask `ready`."""
+        return None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of its engine; 0: not known."""
+        return 0
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When its engine is stopped, if nobody uses it. None: never."""
+        return None
+
+    async def pull(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Fetch its files, if they are not here. Yields what is to be said of it: `status`, and of
+        downloads `completed` and `total` bytes. Raises ApiError: that failed."""
+        for each in list[dict[str, Any]]():
+            yield each
+
+    def keep_alive(self, seconds: float) -> None:
+        """How long its engine may be idle from now on. Raises ApiError: 0, and it is not one that
+        this server stops."""
+        if not seconds:
+            raise not_supported("keep_alive", "0", "stop the engine to free its memory")
 
     async def close(self) -> None:
         if self._client is not None:
@@ -70,6 +110,7 @@ class ServedModels:
 
     def __init__(self, models: Iterable[ServedModel]) -> None:
         self._models = list(models)
+        self.starts_engines = any(model.resting is not None for model in self._models)
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)
@@ -80,15 +121,21 @@ class ServedModels:
             ApiError: there is no such model.
             EngineClientError: its engine does not answer.
         """
+        model = await self.find(name)
+        return model, await model.for_request()
+
+    async def find(self, name: str | None) -> ServedModel:
+        """Raises as `get` does."""
         if not name and len(self._models) > 1:
             raise ApiError(400, "there is no model; give one of " + ", ".join(self.names()))
         for model in self._models:
             if not name or name in model.names:
-                return model, await model.ready()
+                return model
         for model in self._models:  # its name may not be known yet, or another by now
-            llm = await model.ready()
+            if model.resting is None:
+                await model.ready()
             if name in model.names:
-                return model, llm
+                return model
         assert name
         raise unknown_model(name, self.names())
 

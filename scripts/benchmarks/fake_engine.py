@@ -102,8 +102,9 @@ def main(address: str, step_s: float, burst: int) -> None:
                     answer = CallResult(call_id=call_id, result=pong)
                     socket.send_multipart([identity, encode(answer)])
         due_s = max(due_s + step_s, time.monotonic() - step_s)
-        for _ in range(burst if unfinished else 0):
-            socket.send_multipart([identity, encode(step(unfinished))])
+        messages = [encode(step(unfinished)) for _ in range(burst if unfinished else 0)]
+        for message in messages:  # made before, so that they arrive together
+            socket.send_multipart([identity, message])
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from cyclopts.validators import Number
 
 from frontend.event_loop import Clock, run
 from frontend.input_processor import InputProcessor
-from frontend.output_processor import OutputProcessor, RequestState
+from frontend.output_processor import OutputProcessor
 from frontend.outputs import RequestOutput
+from frontend.request_state import RequestState
 from frontend.sampling_params import RequestOutputKind, SamplingParams
 from frontend.tokenizer import Tokenizer
 from protocol.codec import decode_engine_message, encode

@@ -30,7 +30,7 @@ from scripts.comparison.figures import Figures, medians
 from scripts.comparison.processes import EngineFailed
 from scripts.comparison.rounds import warm_up_figures
 from scripts.comparison.workloads import Workload
-from scripts.load.workload import PlannedRequest
+from scripts.load.requests import PlannedRequest
 
 PROMPT = list(range(1, 33))
 OURS = "engine-core"

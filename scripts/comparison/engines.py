@@ -17,8 +17,8 @@ from scripts.comparison import peers
 from scripts.comparison.peers import NotMeasured
 from scripts.comparison.processes import EngineFailed, EngineProcess, environment_for
 from scripts.comparison.workloads import Workload
-from scripts.load.clients import ClientsFailed, OpenLoop, Target, run_clients
-from scripts.load.openai_stream import Server, ServerError
+from scripts.load.clients import ClientsFailed, Daemon, OpenLoop, Target, run_clients
+from scripts.load.http_streams import Server, ServerError
 from scripts.load.records import RequestRecord
 
 _PORT = "{port}"
@@ -101,7 +101,7 @@ class OwnEngine(Engine):
             with self.process(command, conditions, answers=True) as process:
                 facts = process.ready_answer(conditions.startup_timeout_s)
                 ready_s = process.since_launch_s
-                yield Running(_clients_of(facts.pop("address"), conditions), ready_s, facts)
+                yield Running(_clients_of(Daemon(facts.pop("address")), conditions), ready_s, facts)
 
 
 class ServerCommand(Engine):
@@ -148,7 +148,7 @@ class Library(Engine):
             def run(workload: Workload) -> list[RequestRecord]:
                 if workload.needs_arrivals:
                     raise NotMeasured("requests that arrive one by one need a server")
-                asked = [(one.num_output_tokens, one.prompt_token_ids) for one in workload.requests]
+                asked = [(one.num_output_tokens, one.prompt) for one in workload.requests]
                 process.write_line(json.dumps(asked))
                 return _records(workload, process.next_answer(conditions.workload_timeout_s))
 
@@ -164,7 +164,7 @@ def _records(workload: Workload, answer: dict[str, Any]) -> list[RequestRecord]:
     if len(answers) != len(workload.requests):
         raise EngineFailed(f"{len(answers)} answers to {len(workload.requests)} requests")
     return [
-        RequestRecord(one.index, 0.0, 0.0, num_prompt_tokens=len(one.prompt_token_ids), **fields)
+        RequestRecord(one.index, 0.0, 0.0, num_prompt_tokens=len(one.prompt), **fields)
         for one, fields in zip(workload.requests, answers, strict=True)
     ]
 
@@ -187,7 +187,7 @@ def _clients_of(
                 OpenLoop(workload.requests),
                 num_processes=conditions.client_processes,
                 timeout_s=conditions.workload_timeout_s,
-            )
+            ).records
         except ClientsFailed as error:
             raise EngineFailed(str(error)) from error
 

@@ -25,7 +25,7 @@ def figures_of(workload: Workload, records: Sequence[RequestRecord]) -> Figures:
     if faults:
         raise Incomplete(f"{len(faults)} of {len(records)} requests: {faults[0]}")
     summary = summarise(records)
-    num_prompts = sum(len(request.prompt_token_ids) for request in workload.requests)
+    num_prompts = sum(len(request.prompt) for request in workload.requests)
     figures = {
         "duration_s": summary["duration_s"],
         "output_tok_s": summary["throughput"]["output_tokens_per_s"],

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.load.workload import PlannedRequest
+from scripts.load.requests import PlannedRequest
 
 _FORMAT = 2
 _BATCH, _BATCH_PROMPT, _BATCH_OUTPUT = 64, (32, 512), 64
@@ -116,7 +116,7 @@ def _arrivals(name: str, rate: str, seed: int) -> tuple[float, ...]:
     # numpy is not for the client processes, which import this file
     import numpy as np
 
-    from scripts.load.arrivals import first_arrivals, poisson
+    from scripts.traces.arrivals import first_arrivals, poisson
 
     try:
         arrivals = poisson(float(rate), np.random.default_rng(seed))
@@ -162,9 +162,7 @@ def read_rounds(path: Path) -> tuple[list[Workload], list[list[Workload]]]:
 
 
 def _as_json(workload: Workload) -> dict[str, Any]:
-    requests = [
-        [one.arrival_s, one.num_output_tokens, one.prompt_token_ids] for one in workload.requests
-    ]
+    requests = [[one.arrival_s, one.num_output_tokens, one.prompt] for one in workload.requests]
     return {"name": workload.name, "requests": requests}
 
 

@@ -2,37 +2,46 @@
 
 import asyncio
 import contextlib
+import itertools
 import math
 import multiprocessing
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sized
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from frontend import AsyncLLM, RequestOutputKind, RequestRejected, SamplingParams, run
-from scripts.load.openai_stream import Server, complete, num_new_tokens
-from scripts.load.records import RequestRecord
-from scripts.load.workload import PlannedRequest, RequestGenerator
+from scripts.load.http_streams import Connections, Server, ServerError
+from scripts.load.records import RequestRecord, percentile
+from scripts.load.requests import PlannedRequest
+from scripts.traces import TraceError
 
 _START_DELAY_S = 0.3
 _READY_S = 60.0
 _PROGRESS_EVERY_S = 1.0
+_WATCH_EVERY_S = 0.01
+_NOT_SENT = "not sent: the turn before it failed"
 
 
-class Engine(NamedTuple):
+class Daemon(NamedTuple):
+    """Its address. `sampling` of every request, but for its length."""
+
     address: str
-    keys: Path | None
+    keys: Path | None = None
+    sampling: SamplingParams = SamplingParams(
+        temperature=0.0, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+    )
 
 
-Target = str | Engine | Server
-"""The address of a daemon, or an OpenAI-compatible server."""
-GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
-"""A server is always asked like this."""
-Stream = Callable[[PlannedRequest, RequestRecord], AsyncIterator[int]]
-"""Sends a request; gives the number of new tokens as they come."""
+Target = Daemon | Server
+Pieces = list[Any]
+"""Of an answer: token ids, or texts."""
+Stream = Callable[[PlannedRequest, RequestRecord], AsyncIterator[tuple[int, Pieces]]]
+"""Sends a request; gives the number of new tokens and what they are as they come."""
 
 
 class ClientsFailed(Exception):
@@ -45,6 +54,7 @@ class Client:
     Args:
         start: of the measurement, on the clock of `time.monotonic`.
         on_record: gets each record when its request has ended.
+        timeout_s: a request that takes longer has failed.
     """
 
     def __init__(
@@ -52,91 +62,126 @@ class Client:
         stream: Stream,
         start: float | None = None,
         on_record: Callable[[RequestRecord], None] = lambda _record: None,
+        timeout_s: float | None = None,
     ) -> None:
         self._stream = stream
         self._start = time.monotonic() if start is None else start
         self._on_record = on_record
+        self._timeout_s = timeout_s
 
     def now_s(self) -> float:
         return time.monotonic() - self._start
 
-    async def send(self, request: PlannedRequest, due_s: float) -> RequestRecord:
-        """One request to its end. A failure is part of the record."""
-        record = RequestRecord(
-            request.index,
-            due_s,
-            sent_s=self.now_s(),
-            num_prompt_tokens=len(request.prompt_token_ids),
-        )
+    async def sleep_until(self, due_s: float) -> None:
+        """Never early: the event loop's timers are whole milliseconds and may be."""
+        while (left_s := due_s - self.now_s()) > 0:
+            await asyncio.sleep(left_s)
+
+    async def send(self, request: PlannedRequest, due_s: float) -> tuple[RequestRecord, Pieces]:
+        """One request to its end, and its answer. A failure is part of the record."""
+        record = RequestRecord(request.index, due_s, sent_s=self.now_s())
+        if isinstance(request.prompt, list) and isinstance(request.prompt[0], int):
+            record.num_prompt_tokens = len(request.prompt)
+        answer: Pieces = []
         try:
-            async for num_tokens in self._stream(request, record):
-                now_s = self.now_s()
-                if record.last_token_s is None:
-                    record.first_token_s = now_s
-                else:
-                    record.gaps_s.append(now_s - record.last_token_s)
-                record.last_token_s = now_s
-                record.num_output_tokens += num_tokens
+            async with asyncio.timeout(self._timeout_s):
+                async for num_tokens, pieces in self._stream(request, record):
+                    now_s = self.now_s()
+                    if record.last_token_s is None:
+                        record.first_token_s = now_s
+                    else:
+                        record.gaps_s.append(now_s - record.last_token_s)
+                    record.last_token_s = now_s
+                    record.num_output_tokens += num_tokens
+                    if request.later_turns:
+                        answer += pieces
         except RequestRejected as error:
             record.error, record.detail = f"rejected: {error.code}", str(error)
+        except ServerError as error:
+            record.error, record.detail = error.kind, str(error)
         # failures of any kind are counted, and the other requests go on
         except Exception as error:
             record.error, record.detail = type(error).__name__, str(error)[:300]
         record.finished_s = self.now_s()
         self._on_record(record)
-        return record
+        return record, answer
+
+    async def converse(
+        self, request: PlannedRequest, due_s: float, slots: AbstractAsyncContextManager[Any]
+    ) -> None:
+        """A request and the turns after it, each behind a slot. After a failure the turns that
+        cannot be sent any more are recorded as failed."""
+        while True:
+            async with slots:
+                record, answer = await self.send(request, due_s)
+            if not request.later_turns:
+                return
+            assert record.finished_s is not None
+            if record.error is not None:
+                now_s = record.finished_s
+                for index in range(request.index + 1, request.index + 1 + len(request.later_turns)):
+                    self._on_record(
+                        RequestRecord(index, now_s, now_s, finished_s=now_s, error=_NOT_SENT)
+                    )
+                return
+            due_s = record.finished_s + request.later_turns[0].think_s
+            request = request.next_turn(answer)
+            await self.sleep_until(due_s)
 
 
 @dataclass(frozen=True)
-class OpenLoop:
-    """Each request is sent at its arrival, whatever became of those before it, and its latency
-    counts from then: a slow server shows as latency, not as less load."""
+class Loop:
+    """Requests, and how many conversations may be under way at once; None for any number. A process
+    sends its part of them."""
 
-    requests: tuple[PlannedRequest, ...]
-
-    def share(self, part: int, num_parts: int) -> "OpenLoop":
-        return OpenLoop(self.requests[part::num_parts])
-
-    async def run(self, client: Client) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for request in self.requests:
-                await asyncio.sleep(request.arrival_s - client.now_s())
-                tasks.create_task(client.send(request, request.arrival_s))
-
-
-@dataclass(frozen=True)
-class ClosedLoop:
-    """`concurrency` requests at a time; the next is sent when one ends."""
-
-    generator: RequestGenerator
-    concurrency: int
-    num_requests: int | None
-    duration_s: float | None
+    requests: Any
+    """An iterable of PlannedRequest."""
+    limit: int | None = None
+    duration_s: float | None = None
+    """A closed loop begins nothing later."""
     part: int = 0
     num_parts: int = 1
 
-    def share(self, part: int, num_parts: int) -> "ClosedLoop":
-        concurrency = share_of(self.concurrency, part=part, num_parts=num_parts)
-        return replace(self, concurrency=concurrency, part=part, num_parts=num_parts)
+    def share(self, part: int, num_parts: int) -> Self:
+        limit = self.limit and share_of(self.limit, part=part, num_parts=num_parts)
+        return replace(self, limit=limit, part=part, num_parts=num_parts)
+
+    def prepared(self) -> Self:
+        """With this part's requests made; with a duration each when it is sent."""
+        ours = itertools.islice(self.requests, self.part, None, self.num_parts)
+        return replace(self, requests=ours if self.duration_s else tuple(ours))
+
+
+class OpenLoop(Loop):
+    """Each request is sent at its arrival, whatever became of those before it, and its latency
+    counts from then: a slow server shows as latency, not as less load. Beyond the limit requests
+    wait here, and the wait is part of their latency."""
 
     async def run(self, client: Client) -> None:
-        await asyncio.sleep(-client.now_s())
-        indices = self._indices(client)
+        slots: Any = contextlib.nullcontext()
+        if self.limit is not None:
+            slots = asyncio.Semaphore(self.limit)
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(self.concurrency):
-                tasks.create_task(self._send_one_by_one(client, indices))
+            for request in self.requests:
+                await client.sleep_until(request.arrival_s)
+                tasks.create_task(client.converse(request, request.arrival_s, slots))
 
-    def _indices(self, client: Client) -> Iterator[int]:
-        index = self.part
-        while (self.num_requests is None or index < self.num_requests) and (
-            self.duration_s is None or client.now_s() < self.duration_s
-        ):
-            yield index
-            index += self.num_parts
 
-    async def _send_one_by_one(self, client: Client, indices: Iterator[int]) -> None:
-        for index in indices:
-            await client.send(self.generator.request(index), client.now_s())
+class ClosedLoop(Loop):
+    """As many conversations at a time as the limit says; the next one begins when one ends."""
+
+    async def run(self, client: Client) -> None:
+        await client.sleep_until(0.0)
+        requests = iter(self.requests)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(self.limit or 1):
+                tasks.create_task(self._send_one_by_one(client, requests))
+
+    async def _send_one_by_one(self, client: Client, requests: Iterator[PlannedRequest]) -> None:
+        for request in requests:
+            await client.converse(request, client.now_s(), contextlib.nullcontext())
+            if self.duration_s is not None and client.now_s() >= self.duration_s:
+                return
 
 
 def share_of(total: int, *, part: int, num_parts: int) -> int:
@@ -144,26 +189,44 @@ def share_of(total: int, *, part: int, num_parts: int) -> int:
     return total // num_parts + (part < total % num_parts)
 
 
+class ClientFacts(NamedTuple):
+    """Of one client process, over the measurement."""
+
+    cpu_share: float
+    """Of one core."""
+    loop_lag_p99_s: float
+    """How late its event loop ran what was due."""
+    loop_lag_max_s: float
+
+
+class Outcome(NamedTuple):
+    """Records by index, and a row for each client process."""
+
+    records: list[RequestRecord]
+    clients: list[ClientFacts]
+
+
 def run_clients(
     target: Target,
     loop: OpenLoop | ClosedLoop,
     *,
     num_processes: int,
-    sampling: SamplingParams = GREEDY,
+    request_timeout_s: float | None = None,
     timeout_s: float = math.inf,
     on_progress: Callable[[list[RequestRecord], float], None] = lambda _records, _now_s: None,
-) -> list[RequestRecord]:
-    """The requests' records by index. The processes start their clocks together.
-    `on_progress`: gets the records so far and the time, at least once a second. Raises
-    ClientsFailed: a process died, or not all requests ended within `timeout_s`."""
-    if isinstance(loop, OpenLoop):
+) -> Outcome:
+    """Send a load. The processes start their clocks together. `request_timeout_s`: a request that
+    takes longer has failed. `on_progress`: gets the records so far and the time, at least once a
+    second. Raises ClientsFailed: a process died, or not all ended within `timeout_s`."""
+    num_processes = min(num_processes, loop.limit or num_processes)
+    if isinstance(loop.requests, Sized):
         num_processes = min(num_processes, len(loop.requests))
     context = multiprocessing.get_context("spawn")
     processes: dict[Connection, BaseProcess] = {}
     try:
         for part in range(num_processes):
             ours, theirs = context.Pipe()
-            arguments = (target, loop.share(part, num_processes), sampling, theirs)
+            arguments = (target, loop.share(part, num_processes), request_timeout_s, theirs)
             process: BaseProcess = context.Process(target=_work, args=arguments, daemon=True)
             process.start()
             theirs.close()
@@ -176,6 +239,7 @@ def run_clients(
         for pipe in processes:
             pipe.send(start)
         records: list[RequestRecord] = []
+        clients: list[ClientFacts] = []
         running = set(processes)
         while running:
             now_s = time.monotonic() - start
@@ -184,12 +248,13 @@ def run_clients(
                 raise ClientsFailed(f"not all requests ended within {timeout_s:g} s")
             readable = wait(list(running), timeout=min(_PROGRESS_EVERY_S, timeout_s - now_s))
             for pipe in running.intersection(readable):
-                record = _receive(pipe)
-                if record is None:
+                received = _receive(pipe)
+                if isinstance(received, ClientFacts):
                     running.remove(pipe)
+                    clients.append(received)
                 else:
-                    records.append(record)
-        return sorted(records, key=lambda record: record.index)
+                    records.append(received)
+        return Outcome(sorted(records, key=lambda record: record.index), clients)
     finally:
         for pipe, process in processes.items():
             process.terminate()
@@ -203,7 +268,7 @@ def _receive(pipe: Connection) -> Any:
     except EOFError:
         raise ClientsFailed("a client process ended before its work was done") from None
     if isinstance(received, str):
-        raise ClientsFailed(f"a client process failed: {received}")
+        raise ClientsFailed(received)
     return received
 
 
@@ -211,43 +276,84 @@ def _receive(pipe: Connection) -> Any:
 
 
 def _work(
-    target: Target, share: OpenLoop | ClosedLoop, sampling: SamplingParams, pipe: Connection
+    target: Target,
+    share: OpenLoop | ClosedLoop,
+    request_timeout_s: float | None,
+    pipe: Connection,
 ) -> None:
-    """Sends None when ready, waits for the start time, sends a record for each request, and None
-    at the end; text is a fault that ends the run."""
+    """Sends None when ready, waits for the start time, sends a record for each request, and facts
+    about itself at the end; text is a fault that ends the run."""
     try:
-        run(_send_share(target, share, sampling, pipe))
+        run(_send_share(target, share, request_timeout_s, pipe))
     except KeyboardInterrupt:
         return
+    except (ValueError, TraceError) as error:
+        pipe.send(str(error))
     except Exception as error:
-        pipe.send(f"{type(error).__name__}: {error}")
+        pipe.send(f"a client process failed: {type(error).__name__}: {error}")
     finally:
         pipe.close()
 
 
 async def _send_share(
-    target: Target, share: OpenLoop | ClosedLoop, sampling: SamplingParams, pipe: Connection
+    target: Target,
+    share: OpenLoop | ClosedLoop,
+    request_timeout_s: float | None,
+    pipe: Connection,
 ) -> None:
-    async with contextlib.AsyncExitStack() as stack:
-        if isinstance(target, Server):
-            stream = openai_stream(target)
-        else:
-            address, keys = (target, None) if isinstance(target, str) else target
-            llm = AsyncLLM(address, client_name="load", keys=keys)
-            await stack.enter_async_context(llm)
-            stream = engine_stream(llm, sampling)
+    prepared = share.prepared()
+    async with connected(target) as stream:
         pipe.send(None)
         start = await asyncio.to_thread(pipe.recv)
-        await share.run(Client(stream, start, pipe.send))
-    pipe.send(None)
+        lags_s: list[float] = []
+        watch = asyncio.create_task(_watch_loop(lags_s))
+        cpu_s = time.process_time()
+        client = Client(stream, start, pipe.send, request_timeout_s)
+        await prepared.run(client)
+        cpu_s = time.process_time() - cpu_s
+        watch.cancel()
+    lags_s = sorted(lags_s) or [0.0]
+    share_of_core = cpu_s / max(client.now_s(), 1e-9)
+    pipe.send(ClientFacts(share_of_core, percentile(lags_s, 99), lags_s[-1]))
 
 
-def engine_stream(llm: AsyncLLM, sampling: SamplingParams) -> Stream:
-    async def stream(request: PlannedRequest, record: RequestRecord) -> AsyncIterator[int]:
+async def _watch_loop(lags_s: list[float]) -> None:
+    while True:
+        due = time.monotonic() + _WATCH_EVERY_S
+        await asyncio.sleep(_WATCH_EVERY_S)
+        lags_s.append(time.monotonic() - due)
+
+
+@contextlib.asynccontextmanager
+async def connected(target: Target) -> AsyncIterator[Stream]:
+    """Raises EngineUnavailable, EngineRefused: the daemon does not answer, or not this client."""
+    if isinstance(target, Server):
+        connections = Connections(target)
+        try:
+            yield _server_stream(connections)
+        finally:
+            connections.close()
+    else:
+        async with AsyncLLM(target.address, client_name="load", keys=target.keys) as llm:
+            yield _engine_stream(llm, target.sampling)
+
+
+def _engine_stream(llm: AsyncLLM, sampling: SamplingParams) -> Stream:
+    async def stream(
+        request: PlannedRequest, record: RequestRecord
+    ) -> AsyncIterator[tuple[int, Pieces]]:
         params = replace(sampling, max_tokens=request.num_output_tokens)
-        async for output in llm.generate({"prompt_token_ids": request.prompt_token_ids}, params):
-            if num_tokens := sum(len(part.token_ids) for part in output.outputs):
-                yield num_tokens
+        prompt: Any = request.prompt
+        has_ids = isinstance(prompt, list) and isinstance(prompt[0], int)
+        if isinstance(prompt, list) and not has_ids:
+            outputs = llm.chat(prompt, params)
+        else:
+            outputs = llm.generate({"prompt_token_ids": prompt} if has_ids else prompt, params)
+        async for output in outputs:
+            record.num_prompt_tokens = len(output.prompt_token_ids)
+            for part in output.outputs:
+                if part.token_ids:
+                    yield len(part.token_ids), part.token_ids if has_ids else [part.text]
             record.num_cached_tokens = output.num_cached_tokens or 0
             reason = output.outputs[0].finish_reason if output.outputs else None
             if reason in ("error", "abort"):
@@ -257,17 +363,19 @@ def engine_stream(llm: AsyncLLM, sampling: SamplingParams) -> Stream:
     return stream
 
 
-def openai_stream(server: Server) -> Stream:
-    """The server's own count of tokens, where it gives one, is put into the record at the end: an
-    event may hold several, or none."""
+def _server_stream(connections: Connections) -> Stream:
+    """The server's own counts of tokens, where it gives them, are put into the record."""
 
-    async def stream(request: PlannedRequest, record: RequestRecord) -> AsyncIterator[int]:
+    async def stream(
+        request: PlannedRequest, record: RequestRecord
+    ) -> AsyncIterator[tuple[int, Pieces]]:
         counted: int | None = None
-        events = complete(server, request.prompt_token_ids, request.num_output_tokens)
-        async for event in events:
-            if num_tokens := num_new_tokens(event):
-                yield num_tokens
-            counted = (event.get("usage") or {}).get("completion_tokens", counted)
+        async for event in connections.events(request.prompt, request.num_output_tokens):
+            if event.num_tokens:
+                yield event.num_tokens, [event.text]
+            counted = counted if event.num_output_tokens is None else event.num_output_tokens
+            record.num_prompt_tokens = event.num_prompt_tokens or record.num_prompt_tokens
+            record.num_cached_tokens = event.num_cached_tokens or record.num_cached_tokens
         if counted is not None:
             record.num_output_tokens = counted
 

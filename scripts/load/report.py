@@ -47,29 +47,6 @@ def latency_lines(figures: Mapping[str, Mapping[str, float] | None]) -> list[str
     return lines
 
 
-def as_table(summary: Mapping[str, Any]) -> str:
-    """A load test's summary (`records.summarise`) for a terminal."""
-    throughput = summary["throughput"]
-    lines = [
-        f"{summary['num_finished']} of {summary['num_requests']} requests finished in "
-        f"{summary['duration_s']:.2f} s",
-        f"{throughput['requests_per_s']:.2f} requests/s, "
-        f"{throughput['prompt_tokens_per_s']:.1f} prompt tok/s "
-        f"({summary['num_cached_tokens']} of {summary['num_prompt_tokens']} tokens cached), "
-        f"{throughput['output_tokens_per_s']:.1f} output tok/s",
-        *latency_lines(
-            {
-                "time to first token": summary["ttft_s"],
-                "time per output token": summary["tpot_s"],
-                "inter-token latency": summary["inter_token_s"],
-                "end-to-end latency": summary["end_to_end_s"],
-                "client's own lateness": summary["client_lateness_s"],
-            }
-        ),
-    ]
-    return "\n".join([*lines, *(f"failed, {kind}: {n}" for kind, n in summary["errors"].items())])
-
-
 def write_document(document: Mapping[str, Any], path: Path | None, *, stdout: bool = True) -> None:
     """One line of JSON, into the file if there is a path, and onto stdout."""
     line = json.dumps(document, ensure_ascii=False)

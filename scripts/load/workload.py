@@ -1,84 +1,270 @@
-"""What is sent: prompts and lengths. Request `index` of a seed is always the same one."""
+"""Requests of a load test, from a seed, a trace or a file of texts. Each client process makes its
+own from the same options."""
 
+import itertools
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from scripts.load.conversations import read_custom, read_sharegpt
+from scripts.load.requests import PlannedRequest, PlannedTurn, Prompt
+from scripts.traces.arrivals import gamma, ramp
+from scripts.traces.synthetic import (
+    Chats,
+    SharedPrefixes,
+    SyntheticTrace,
+    independent,
+    parse_lengths,
+)
+from scripts.traces.trace import MAX_REQUESTS, TraceFile, TraceRequest, take_part
+
+_FILES_OF_TEXT = {"sharegpt": read_sharegpt, "custom": read_custom}
+# common English words: one token each, with the space before them, in most vocabularies
+_WORDS = (
+    "the of and to in is you that it he was for on are as with his they at be this have from or "
+    "one had by word but not what all were we when your can said there use an each which she do "
+    "how if will up other about out many then them these so some her would make like him into "
+    "time has look two more write go see number no way could people my than first water been call "
+    "who oil its now find long down day did get come made may part "
+)
+WORDS = tuple(_WORDS.split())
 
 
-@dataclass(frozen=True)
-class LengthRange:
-    """Lengths in tokens, both ends included."""
-
-    shortest: int
-    longest: int
-    distribution: str = "log-uniform"
-
-    @classmethod
-    def parse(cls, text: str, *, distribution: str = "log-uniform") -> "LengthRange":
-        """From "128" or "32:512". Raises ValueError: neither form, a length below 1, or an empty
-        range."""
-        parts = text.split(":")
-        if len(parts) > 2 or not all(part.isascii() and part.isdigit() for part in parts):
-            raise ValueError(f"{text!r} is no length; write 128, or 32:512 for a range")
-        shortest, longest = int(parts[0]), int(parts[-1])
-        if not 1 <= shortest <= longest:
-            raise ValueError(f"the range {text!r} is empty or begins below 1; write 32:512")
-        return cls(shortest, longest, distribution)
-
-    def draw(self, rng: random.Random) -> int:
-        if self.distribution == "uniform":
-            return rng.randint(self.shortest, self.longest)
-        # each length stands for [length, length + 1), so that both ends have their share
-        low, high = math.log(self.shortest), math.log(self.longest + 1)
-        return min(self.longest, int(math.exp(rng.uniform(low, high))))
-
-
-@dataclass(frozen=True)
-class PlannedRequest:
-    """`arrival_s` counts from the start of the measurement."""
-
-    index: int
-    prompt_token_ids: list[int]
-    num_output_tokens: int
-    arrival_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class RequestGenerator:
-    """All requests of a load test.
+@dataclass(frozen=True, kw_only=True)
+class Arrivals:
+    """When conversations begin.
 
     Args:
-        text_token_ids: a text to cut prompts from; without one, prompts are random tokens of
-            `allowed_token_ids`.
-        shared_prefix_len: tokens that every prompt begins with, on top of its own length.
+        rate: requests a second; infinity: all at once, or at the trace's own times.
+        burstiness: see `scripts.traces.arrivals.gamma`.
+        ramp: strategy, first and last rate; instead of `rate`.
+        rate_scale: factor of the rate of a trace's own times.
+        duration_s: nothing arrives later.
     """
 
-    seed: int
-    prompt_len: LengthRange
-    output_len: LengthRange
-    shared_prefix_len: int
-    allowed_token_ids: Sequence[int]
-    text_token_ids: Sequence[int] | None = None
+    rate: float = math.inf
+    burstiness: float = 1.0
+    ramp: tuple[str, float, float] | None = None
+    rate_scale: float = 1.0
+    duration_s: float | None = None
+
+
+def option(text: str, **limits: float) -> Parameter:
+    return Parameter(help=text, validator=Number(**limits))
+
+
+def refuse_without_effect(options: Any, names: Iterable[str], reason: str) -> None:
+    """Raises ValueError: one of these was given."""
+    for name in names:
+        if getattr(options, name) != getattr(type(options), name):
+            text = f"--{name.replace('_', '-')} does nothing, as {reason}; leave it out"
+            raise ValueError(text)
+
+
+@Parameter(name="*", group="Requests")
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions:
+    """What is sent."""
+
+    dataset_name: Annotated[
+        Literal["random", "sharegpt", "custom", "azure", "mooncake", "burstgpt"],
+        Parameter(help="custom: JSONL; the last three are trace files."),
+    ] = "random"
+    dataset_path: Annotated[Path | None, Parameter(help="The file.")] = None
+    text: Annotated[
+        Path | None, Parameter(help="Cut prompts from this file; default: random words.")
+    ] = None
+    input_len: Annotated[
+        str, Parameter(help="Tokens: 512, uniform:A:B, log-uniform:A:B, lognormal:MEDIAN:SIGMA:MAX")
+    ] = "128"
+    output_len: Annotated[
+        str | None, Parameter(help="Likewise, most of an answer; default: 64, or the file's.")
+    ] = None
+    prefixes: Annotated[int, option("Number of shared prefixes.", gte=0)] = 0
+    prefix_len: Annotated[int, option("Tokens of each, besides the prompt's own.", gte=1)] = 512
+    prefix_zipf: Annotated[float, Parameter(help="Exponent of their popularity.")] = 1.0
+    turns: Annotated[float, option("Mean turns of a chat; of a file of texts the most.", gte=1)] = 1
+    think: Annotated[float, option("Mean seconds between answer and next turn.", gte=0)] = 0.0
+    seed: Annotated[int, option("Of all that is random.", gte=0)] = 0
+
+    @property
+    def is_trace_file(self) -> bool:
+        return self.dataset_name not in ("random", *_FILES_OF_TEXT)
+
+    @property
+    def lengths(self) -> tuple[str, str]:
+        """Of random prompts and answers."""
+        return self.input_len, self.output_len or "64"
 
     @property
     def longest_request(self) -> int:
-        """Most tokens, prompt and output together, that a request may have."""
-        return self.shared_prefix_len + self.prompt_len.longest + self.output_len.longest
+        """In tokens; 0: a file says."""
+        if self.dataset_name != "random":
+            return 0
+        # all forms of lengths end with the largest
+        largest = sum(int(text.split(":")[-1]) for text in self.lengths)
+        return largest + (self.prefix_len if self.prefixes else 0)
 
-    def request(self, index: int, arrival_s: float = 0.0) -> PlannedRequest:
-        rng = random.Random(f"request-{self.seed}-{index}")
-        prompt_len, output_len = self.prompt_len.draw(rng), self.output_len.draw(rng)
-        prefix = self._tokens(random.Random(f"prefix-{self.seed}"), self.shared_prefix_len)
-        prompt = prefix + self._tokens(rng, prompt_len)
-        return PlannedRequest(index, prompt, output_len, arrival_s)
+    def check(self) -> None:
+        """Raises ValueError: options that contradict each other."""
+        name = self.dataset_name
+        for option_name, text in zip(("input", "output"), self.lengths, strict=True):
+            parse_lengths(f"--{option_name}-len", text)
+        if (self.dataset_path is None) != (name == "random"):
+            raise ValueError(
+                f"--dataset-name {name} and --dataset-path {self.dataset_path} do not go together; "
+                "all but random need a file"
+            )
+        if name != "random":
+            of_random = {"input_len", "prefixes", "prefix_len", "prefix_zipf", "think"}
+            more = {"output_len", "turns"} if self.is_trace_file else {"text"}
+            refuse_without_effect(self, of_random | more, f"--dataset-name is {name}")
+        if not self.prefixes:
+            refuse_without_effect(self, ("prefix_len", "prefix_zipf"), "--prefixes is 0")
+        if self.turns == 1:
+            refuse_without_effect(self, ("think",), "--turns is 1")
 
-    def _tokens(self, rng: random.Random, length: int) -> list[int]:
-        if length == 0:
-            return []
-        if self.text_token_ids is None:
-            return rng.choices(self.allowed_token_ids, k=length)
-        text = self.text_token_ids
-        start = rng.randrange(len(text))
-        # a text shorter than the prompt starts over
-        return [text[(start + offset) % len(text)] for offset in range(length)]
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """All requests of a load test, in order of arrival, anew for each iteration.
+
+    Args:
+        is_chat: prompts are messages.
+        units: token ids or words that prompts are made of; cut as they stand in a row if there is
+            a text, else drawn at random.
+        num_requests: later turns included; None: all of a file, or without end.
+        max_prompt_tokens: a random conversation ends before a longer prompt.
+    """
+
+    options: DatasetOptions
+    arrivals: Arrivals = Arrivals()
+    units: Sequence[int] | Sequence[str] = WORDS
+    is_chat: bool = False
+    num_requests: int | None = None
+    max_prompt_tokens: int = 2**30
+
+    def __iter__(self) -> Iterator[PlannedRequest]:
+        requests = (
+            self._from_texts()
+            if self.options.dataset_name in _FILES_OF_TEXT
+            else self._from_trace()
+        )
+        end_s = self.arrivals.duration_s
+        if end_s is not None:
+            requests = itertools.takewhile(lambda request: request.arrival_s < end_s, requests)
+        num_left = self.num_requests or sys.maxsize
+        for request in requests:
+            yield replace(request, later_turns=request.later_turns[: num_left - 1])
+            num_left -= 1 + len(request.later_turns)
+            if num_left <= 0:
+                return
+
+    def _times(self, generator: np.random.Generator) -> Iterator[float]:
+        asked = self.arrivals
+        if asked.ramp is not None:
+            assert self.num_requests is not None, "checked with the options"
+            strategy, first, last = asked.ramp
+            return ramp(first, last, strategy, self.num_requests, asked.burstiness)(generator)
+        if math.isinf(asked.rate):
+            return itertools.repeat(0.0)
+        return gamma(asked.rate, asked.burstiness, generator)
+
+    def _random(self, stream: int) -> np.random.Generator:
+        return np.random.default_rng([self.options.seed, stream])
+
+    # ------------------------------------------------------------------ synthetic, and traces
+
+    def _from_trace(self) -> Iterator[PlannedRequest]:
+        for one in self._trace():
+            numbered = enumerate(one.later_turns, start=one.index + 1)
+            turns = (
+                PlannedTurn(
+                    self._joined([(2 * number, turn.num_text_tokens)]),
+                    turn.num_output_tokens,
+                    turn.think_s,
+                )
+                for number, turn in numbered
+            )
+            prompt = self._prompt(self._joined(one.segments))
+            yield PlannedRequest(
+                one.index, prompt, one.num_output_tokens, one.arrival_s, tuple(turns)
+            )
+
+    def _trace(self) -> Iterator[TraceRequest]:
+        asked, path = self.options, self.options.dataset_path
+        if path is not None:
+            rows = TraceFile(path, asked.dataset_name)
+            trace = take_part(rows, rate_scale=self.arrivals.rate_scale)
+            if self.arrivals.ramp is None and math.isinf(self.arrivals.rate):
+                return trace
+            times = self._times(self._random(0))
+            return (replace(one, arrival_s=at) for one, at in zip(trace, times, strict=False))
+        prefixes = SharedPrefixes(asked.prefixes, asked.prefix_len, asked.prefix_zipf)
+        chats = Chats(asked.turns, asked.think, self.max_prompt_tokens)
+        inputs, outputs = (
+            parse_lengths(f"--{name}-len", text)
+            for name, text in zip(("input", "output"), asked.lengths, strict=True)
+        )
+        trace = SyntheticTrace(
+            arrivals=self._times,
+            lengths=independent(inputs, outputs),
+            num_requests=self.num_requests or MAX_REQUESTS,
+            seed=asked.seed,
+            prefixes=prefixes if asked.prefixes else None,
+            chats=chats if asked.turns > 1 else None,
+        )
+        return iter(trace)
+
+    def _joined(self, segments: Sequence[tuple[int, int]]) -> Any:
+        """Equal (number, length) give equal units."""
+        units: list[Any] = []
+        for number, length in segments:
+            rng = random.Random(f"{self.options.seed}-{number}")
+            if self.options.text is not None:
+                start = rng.randrange(len(self.units))  # a text that is too short starts over
+                units += itertools.islice(itertools.cycle(self.units), start, start + length)
+            else:
+                units += rng.choices(self.units, k=length)
+        return " ".join(units) if isinstance(self.units[0], str) else units
+
+    def _prompt(self, prompt: Prompt) -> Prompt:
+        is_text = isinstance(prompt, str)
+        return [{"role": "user", "content": prompt}] if self.is_chat and is_text else prompt
+
+    # ------------------------------------------------------------------ files of texts
+
+    def _from_texts(self) -> Iterator[PlannedRequest]:
+        asked, path = self.options, self.options.dataset_path
+        assert path is not None, "checked with the options"
+        conversations = _FILES_OF_TEXT[asked.dataset_name](path, int(asked.turns))
+        random.Random(asked.seed).shuffle(conversations)
+        arrivals, lengths = self._times(self._random(0)), self._random(1)
+        draw = asked.output_len and parse_lengths("--output-len", asked.output_len)
+        index = 0
+        # as often over as the number of requests asks for
+        rounds = itertools.count() if self.num_requests else range(1)
+        for conversation in (one for _ in rounds for one in conversations):
+            planned = []
+            for text, recorded in conversation:
+                num_tokens = int(draw(lengths, 1)[0]) if draw else recorded
+                if num_tokens is None:
+                    raise ValueError(f"{path}: a line has no output_tokens; give --output-len")
+                planned.append(PlannedTurn(text, num_tokens))
+            opening: Any = self._prompt(planned[0].text)
+            if isinstance(opening, list) and self.is_chat != isinstance(opening[0], dict):
+                raise ValueError(
+                    f"{path} holds messages, which only a chat backend takes, or token ids, which "
+                    "only the others take; choose another --backend"
+                )
+            num_tokens = planned[0].num_output_tokens
+            yield PlannedRequest(index, opening, num_tokens, next(arrivals), tuple(planned[1:]))
+            index += len(planned)

@@ -18,7 +18,7 @@ from scripts.simulator import SimulationError
 from scripts.simulator.metrics import RequestMetrics
 from scripts.simulator.picture import Timeline
 from scripts.simulator.step_times import StepTimeModel, StepWork, work_of
-from scripts.simulator.trace import TraceRequest
+from scripts.traces.trace import TraceRequest
 
 _MAX_IDLE_STEPS = 10_000
 _IDLE_STEP_S = 1e-3

@@ -10,7 +10,7 @@ import numpy as np
 from frontend.router import CacheAwareRouter, Choice, Prefix, load_of
 from scripts.simulator import SimulationError
 from scripts.simulator.engine import SimulatedEngine
-from scripts.simulator.trace import TraceRequest
+from scripts.traces.trace import TraceRequest
 
 _ARRIVAL, _STEP_END, _STEP_START = range(3)
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from scripts.load.records import distribution, throughput
 from scripts.load.report import latency_lines
-from scripts.simulator.trace import TraceRequest
+from scripts.traces.trace import TraceRequest
 
 LATENCIES = {
     "ttft": "time to first token",

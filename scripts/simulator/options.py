@@ -12,13 +12,13 @@ from cyclopts.validators import Number
 
 from engine_core.kv_cache import KVCacheManager
 from engine_core.scheduler import SchedulerConfig
-from scripts.load import arrivals
 from scripts.simulator import SimulationError
 from scripts.simulator.fleet import READS_LOADS
 from scripts.simulator.metrics import SLO
 from scripts.simulator.step_times import HARDWARE, SHAPES, NoisyModel, Roofline, StepTimeModel
 from scripts.simulator.step_trace import fit_step_trace
-from scripts.simulator.synthetic import (
+from scripts.traces import arrivals
+from scripts.traces.synthetic import (
     Chats,
     SharedPrefixes,
     SyntheticTrace,
@@ -26,7 +26,7 @@ from scripts.simulator.synthetic import (
     parse_lengths,
     read_pairs,
 )
-from scripts.simulator.trace import MAX_REQUESTS, TraceFile, TraceRequest, take_part
+from scripts.traces.trace import MAX_REQUESTS, TraceFile, TraceRequest, take_part
 
 MAX_ENGINES = 100_000
 
@@ -49,8 +49,8 @@ class TraceOptions:
         Literal["poisson", "gamma", "diurnal"], Parameter(help="Synthetic: arrival process.")
     ] = "poisson"
     burstiness: Annotated[
-        float, Parameter(help="Gamma: coefficient of variation of the gaps, 1 is Poisson.")
-    ] = 2.0
+        float, Parameter(help="Gamma: shape, as vLLM's; 1 is Poisson, below it bursts.")
+    ] = 0.25
     swing: Annotated[float, _option("Diurnal: share by which the rate varies.", gte=0, lte=1)] = 0.5
     period: Annotated[float, _option("Diurnal: seconds.", gt=0)] = 3600.0
     prompt_len: Annotated[

@@ -34,7 +34,7 @@ from scripts.simulator.fleet import Fleet, round_robin
 from scripts.simulator.metrics import RequestMetrics
 from scripts.simulator.step_times import FittedModel, NoisyModel
 from scripts.simulator.step_trace import StepTrace
-from scripts.simulator.trace import TraceRequest
+from scripts.traces.trace import TraceRequest
 
 
 class Difference(Exception):

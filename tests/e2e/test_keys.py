@@ -201,7 +201,7 @@ def test_a_script_joins_with_a_key(daemon, keys):
         [output] = llm.generate([{"prompt_token_ids": PROMPT}], params, use_tqdm=False)
         assert len(output.outputs[0].token_ids) == 3
     command = [sys.executable, "scripts/load_test.py", "--address", address, "--keys"]
-    command += [keys["bob"], "--concurrency", "2", "--num-requests", "4", "--prompt-len", "8"]
+    command += [keys["bob"], "--max-concurrency", "2", "--num-prompts", "4", "--input-len", "8"]
     done = subprocess.run([*command, "--output-len", "3"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert '"num_requests": 4' in done.stdout

@@ -6,7 +6,14 @@ import pytest
 from fake_engine import FakeEngine, wait_until
 from fake_model import expected_text, ids_of, saying
 
-from frontend import AsyncLLM, EngineDied, QueueFull, RequestOutputKind, SamplingParams
+from frontend import (
+    AsyncLLM,
+    EngineDied,
+    QueueFull,
+    RequestOutputKind,
+    SamplingParams,
+    engine_group,
+)
 from frontend.errors import EngineUnavailable, InvalidInput, RequestRejected
 from protocol.errors import ErrorCode
 
@@ -155,6 +162,36 @@ async def test_an_engine_that_answers_again_is_used_again(pair):
             await eventually(lambda: connected(llm) == [True, True])
             await asyncio.gather(*(final(llm.generate(p, GREEDY)) for p in "abcd"))
         assert len(again.requests) > 1
+
+
+async def test_a_request_made_while_all_engines_are_away_waits_for_one_of_them(pair, address):
+    a, b = pair()
+    async with client_of(a, b, reconnect_timeout_s=10) as llm:
+        await asyncio.to_thread(a.stop)
+        await asyncio.to_thread(b.stop)
+        await eventually(lambda: connected(llm) == [False, False])
+        await asyncio.sleep(1.5)  # between attempts to reach them
+        waiting = [asyncio.create_task(final(llm.generate(p, GREEDY))) for p in "abcd"]
+        await asyncio.sleep(0.3)
+        assert not any(task.done() for task in waiting)
+        with FakeEngine(b.address).start():
+            results = await asyncio.gather(*waiting)
+    assert [each.outputs[0].text for each in results] == [expected_text(p, 40) for p in "abcd"]
+
+
+async def test_an_engine_that_is_silent_gets_no_new_requests(pair, monkeypatch):
+    a, b = pair()
+    monkeypatch.setattr(engine_group, "_SILENT_S", 0.3)
+    async with client_of(a, b) as llm:
+        await final(llm.generate(LONG, GREEDY))
+        a.mute = True
+        await eventually(lambda: llm.engines[0].session.silence_s() > 0.3)
+        await asyncio.gather(*(final(llm.generate(LONG + p, GREEDY)) for p in "abcd"))
+        assert [len(a.requests), len(b.requests)] == [1, 4]
+        a.mute = False
+        await eventually(lambda: llm.engines[0].session.silence_s() < 0.3)
+        await final(llm.generate(LONG, GREEDY))
+        assert len(a.requests) == 2
 
 
 async def test_an_engine_that_drains_gets_no_new_requests(pair):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from frontend import AsyncLLM, RequestOutputKind, SamplingParams
 from frontend.event_loop import Clock
-from frontend.output_processor import OutputProcessor, RequestState
+from frontend.output_processor import OutputProcessor
+from frontend.request_state import RequestState
 from protocol.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs, FinishReason
 from protocol.requests import EngineRequest
 from tests.profiles import examples

@@ -10,7 +10,7 @@ from fake_model import ids_of, welcome
 from frontend.connection import Connection, ConnectionOptions
 from frontend.errors import ClientClosed, EngineDied, EngineUnavailable, RequestRejected
 from frontend.event_loop import Clock
-from frontend.output_processor import RequestState
+from frontend.request_state import RequestState
 from frontend.sampling_params import SamplingParams
 from frontend.session import EngineSession
 from protocol.calls import Ping

@@ -25,9 +25,9 @@ from scripts.comparison.figures import Incomplete, figures_of
 from scripts.comparison.processes import EngineFailed, process_tree, resident_bytes
 from scripts.comparison.rounds import as_table, run_rounds, summarise_rounds
 from scripts.comparison.workloads import Workload, write_rounds
-from scripts.load.clients import ClientsFailed, OpenLoop, run_clients
+from scripts.load.clients import ClientsFailed, Daemon, OpenLoop, run_clients
 from scripts.load.records import RequestRecord
-from scripts.load.workload import PlannedRequest
+from scripts.load.requests import PlannedRequest
 
 pytestmark = pytest.mark.slow
 
@@ -115,14 +115,13 @@ def test_clients_stream_from_our_engine_on_time():
         address = f"ipc://{folder}/e.sock"
         with FakeEngine(address) as engine:
             loop = OpenLoop(ARRIVING.requests)
-            records = run_clients(address, loop, num_processes=2, timeout_s=20)
+            records = run_clients(Daemon(address), loop, num_processes=2, timeout_s=20).records
             prompts = sorted(list(request.prompt_token_ids) for request in engine.requests)
     assert prompts == [[at] for at in range(5)]
     assert [record.index for record in records] == [0, 1, 2, 3, 4]
     assert [record.num_output_tokens for record in records] == [4] * 5
     assert [record.due_s for record in records] == [0.05 * at for at in range(5)]
-    # the event loop's timers are whole milliseconds
-    assert all(record.sent_s > record.due_s - 0.002 for record in records)
+    assert all(record.sent_s >= record.due_s for record in records)
     assert {"ttft_p50_ms", "itl_p99_ms"} <= figures_of(ARRIVING, records).keys()
 
 
@@ -131,7 +130,7 @@ def test_a_request_that_our_engine_refuses_leaves_the_workload_without_figures()
         address = f"ipc://{folder}/e.sock"
         with FakeEngine(address, refuse=lambda _: "not today"):
             loop = OpenLoop(SINGLE.requests)
-            records = run_clients(address, loop, num_processes=1, timeout_s=20)
+            records = run_clients(Daemon(address), loop, num_processes=1, timeout_s=20).records
     with pytest.raises(Incomplete, match="not today"):
         figures_of(SINGLE, records)
 
@@ -162,7 +161,7 @@ def test_a_server_that_does_not_count_is_counted_by_its_events(conditions):
 
 @pytest.mark.parametrize(
     ("option", "words"),
-    [("--short", "7 tokens came, not 8"), ("--die-after 0", "Error")],
+    [("--short", "7 tokens came, not 8"), ("--die-after 0", "closed|Reset")],
 )
 def test_a_server_that_falls_short_or_dies_has_no_figures(conditions, option, words):
     with parse_server(f"fake={FAKE_SERVER} {option}").launch(conditions) as running:
@@ -184,7 +183,7 @@ def test_clients_give_up_after_their_time():
     with tempfile.TemporaryDirectory() as folder:
         address = f"ipc://{folder}/e.sock"
         with FakeEngine(address, step_s=1.5), pytest.raises(ClientsFailed, match=r"within 0\.2 s"):
-            run_clients(address, OpenLoop(SINGLE.requests), num_processes=1, timeout_s=0.2)
+            run_clients(Daemon(address), OpenLoop(SINGLE.requests), num_processes=1, timeout_s=0.2)
 
 
 # ------------------------------------------------------------------ libraries
@@ -254,7 +253,7 @@ def test_the_script_compares_what_it_is_given_and_prints_one_json_line(tmp_path)
         (["--engine", "a=", "--engine", "a=--dtype float32"], "names of their own"),
         (["--engine", "--dtype float32"], "begins with no name"),
         (["--server", "a=serve --port 80"], "{port}"),
-        (["--peer", "a=https://there"], "not an http:// address"),
+        (["--peer", "a=ftp://there"], "is not an http:// or https:// address"),
         (["--peer", "nobody=python3"], "transformers, vllm"),
         (["--engine", "a=", "--engine", "b=", "--rounds", "0"], "at least 1"),
         (["--speed", "1"], "--speed"),

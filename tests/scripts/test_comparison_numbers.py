@@ -11,7 +11,7 @@ from scripts.comparison.workloads import (
     write_rounds,
 )
 from scripts.load.records import RequestRecord
-from scripts.load.workload import PlannedRequest
+from scripts.load.requests import PlannedRequest
 
 TEXT = range(50_000)
 ALL = ("W1", "W2", "W3@2", "W4", "prefill")
@@ -31,30 +31,30 @@ def test_a_workload_file_is_the_same_byte_for_byte(tmp_path):
 
 def test_the_workloads_are_as_the_targets_define_them():
     batch, single, arriving, sharing, prefill = make_rounds(TEXT, ALL, num_rounds=1)[0]
-    lengths = [len(one.prompt_token_ids) for one in batch.requests]
+    lengths = [len(one.prompt) for one in batch.requests]
     assert len(lengths) == 64 and 32 <= min(lengths) < 64 and 256 < max(lengths) <= 512
     assert {(one.arrival_s, one.num_output_tokens) for one in batch.requests} == {(0.0, 64)}
     [one] = single.requests
-    assert (len(one.prompt_token_ids), one.num_output_tokens) == (64, 128)
+    assert (len(one.prompt), one.num_output_tokens) == (64, 128)
     arrivals = [one.arrival_s for one in arriving.requests]
     assert len(arrivals) == 48 and arrivals == sorted(arrivals) and arrivals[0] > 0
     assert 12 < arrivals[-1] < 48  # two a second
-    prefixes = {tuple(one.prompt_token_ids[:384]) for one in sharing.requests}
-    owns = {tuple(one.prompt_token_ids[384:]) for one in sharing.requests}
+    prefixes = {tuple(one.prompt[:384]) for one in sharing.requests}
+    owns = {tuple(one.prompt[384:]) for one in sharing.requests}
     assert (len(prefixes), len(owns), {len(own) for own in owns}) == (1, 32, {32})
     [one] = prefill.requests
-    assert (len(one.prompt_token_ids), one.num_output_tokens) == (2000, 1)
+    assert (len(one.prompt), one.num_output_tokens) == (2000, 1)
 
 
 def test_rounds_have_the_same_lengths_and_no_beginning_in_common():
     rounds = [*make_rounds(range(30_000), ALL, num_rounds=3), make_warm_up(range(30_000))]
     shape = [
-        [[(one.arrival_s, len(one.prompt_token_ids)) for one in w.requests] for w in round_]
+        [[(one.arrival_s, len(one.prompt)) for one in w.requests] for w in round_]
         for round_ in rounds[:3]
     ]
     assert shape[0] == shape[1] == shape[2]
     beginnings = [
-        tuple(workload.requests[at].prompt_token_ids[:16])
+        tuple(workload.requests[at].prompt[:16])
         for round_ in rounds
         for workload in round_
         for at in range(1 if workload.name == "W4" else len(workload.requests))

@@ -1,65 +1,41 @@
-"""The load test's arithmetic: schedules, lengths, percentiles, summaries."""
+"""The load test's arithmetic: summaries, goodput, comparisons; numpy says what is right."""
 
-import itertools
+import dataclasses
 import math
-import statistics
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts.load.arrivals import first_arrivals, poisson
-from scripts.load.clients import share_of
-from scripts.load.records import RequestRecord, distribution, summarise
-from scripts.load.report import as_table
-from scripts.load.workload import LengthRange, RequestGenerator
+from scripts.load.clients import ClientFacts, Outcome, share_of
+from scripts.load.comparison import compare, resamples
+from scripts.load.options import parse_goodput
+from scripts.load.records import (
+    RequestRecord,
+    distribution,
+    running_by_time,
+    summarise,
+    tokens_by_time,
+)
+from scripts.load.results import as_table, make_result, read_json, vllm_results, write_json
 
-VALUES = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=50)
+VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
 
 
-@given(values=VALUES)
-def test_percentiles_are_linear_between_neighbours(values):
-    found = distribution(values)
-    for percent in (50, 90, 95, 99):
+@given(values=VALUES, percents=st.lists(st.floats(0, 100), max_size=4))
+def test_distributions_are_those_of_numpy(values, percents):
+    found = distribution(values, percents)
+    for percent in percents:
         expected = np.percentile(values, percent)
-        assert found[f"p{percent}"] == pytest.approx(expected, rel=1e-9, abs=1e-6)
+        assert found[f"p{percent:g}"] == pytest.approx(expected, rel=1e-5, abs=1e-3)
+    assert found["mean"] == pytest.approx(np.mean(values), rel=1e-9, abs=1e-6)
+    assert found["std"] == pytest.approx(np.std(values), rel=1e-6, abs=1e-5)
     assert (found["count"], found["max"]) == (len(values), max(values))
 
 
-def test_percentiles_of_one_value_are_the_value_and_of_none_there_are_none():
-    assert {distribution([3.0])[name] for name in ("mean", "p50", "p99", "max")} == {3.0}
+def test_of_no_values_there_is_no_distribution():
     assert distribution([]) is None
-
-
-def arrivals(rate, *, seed=3, **end):
-    return first_arrivals(poisson(rate, np.random.default_rng(seed)), **end)
-
-
-def test_poisson_arrivals_have_the_rate_and_the_spread_of_a_poisson_process():
-    times = arrivals(5.0, num_requests=20_000)
-    gaps = np.diff([0.0, *times])
-    assert list(times) == sorted(times)
-    # gaps of a Poisson process are exponential: mean and deviation are both 1 / rate
-    assert gaps.mean() == pytest.approx(0.2, rel=0.03)
-    assert gaps.std() == pytest.approx(0.2, rel=0.05)
-
-
-def test_schedule_is_a_function_of_the_seed_and_ends_as_asked():
-    assert arrivals(2, num_requests=9) == arrivals(2, num_requests=9)
-    assert arrivals(2, num_requests=9) != arrivals(2, seed=4, num_requests=9)
-    within = arrivals(50, duration_s=2.0)
-    assert within[-1] < 2.0
-    assert arrivals(50, num_requests=len(within)) == within
-    assert len(arrivals(50, num_requests=5, duration_s=2.0)) == 5
-
-
-def test_schedule_without_end_or_rate_is_refused():
-    with pytest.raises(ValueError, match="no end"):
-        arrivals(1.0)
-    for rate in (0, -1, math.inf, math.nan):
-        with pytest.raises(ValueError, match="above 0"):
-            arrivals(rate, num_requests=1)
 
 
 @given(total=st.integers(0, 100), num_parts=st.integers(1, 9))
@@ -69,92 +45,209 @@ def test_shares_add_up_and_differ_by_one_at_most(total, num_parts):
     assert max(shares) - min(shares) <= 1
 
 
-def test_lengths_are_within_their_range_and_log_uniform_prefers_short_ones():
-    def lengths(how):
-        generator = make_generator(prompt_len=LengthRange.parse("8:512", distribution=how))
-        return [len(generator.request(index).prompt_token_ids) for index in range(2000)]
-
-    log_uniform, uniform = lengths("log-uniform"), lengths("uniform")
-    for each in (log_uniform, uniform):
-        assert min(each) >= 8
-        assert max(each) <= 512
-    # the median of a log-uniform range is its geometric middle
-    assert statistics.median(log_uniform) == pytest.approx(64, rel=0.15)
-    assert statistics.median(uniform) == pytest.approx(260, rel=0.15)
+# ---------------------------------------------------------------------- one run
 
 
-def test_fixed_length_is_a_range_of_one():
-    assert LengthRange.parse("64") == LengthRange(64, 64)
+def request(index=0, *, due=0.0, late=0.0, first=0.1, gaps=(0.1, 0.1), error=None, tokens=None):
+    """One output at `first` seconds after it was sent, and one after each gap."""
+    sent = due + late
+    last = sent + first + sum(gaps)
+    record = RequestRecord(index, due, sent, sent + first, last, last + 0.01, 10)
+    record.num_output_tokens = len(gaps) + 1 if tokens is None else tokens
+    record.gaps_s, record.error = list(gaps), error
+    return record
 
 
-@pytest.mark.parametrize("text", ["", "0", "a", "3:", "5:4", "1:2:3", "-3", "1.5"])
-def test_wrong_lengths_are_refused(text):
-    with pytest.raises(ValueError, match="write"):
-        LengthRange.parse(text)
-
-
-def make_generator(**options):
-    return RequestGenerator(
-        **{
-            "seed": 1,
-            "prompt_len": LengthRange(4, 4),
-            "output_len": LengthRange(2, 2),
-            "shared_prefix_len": 0,
-            "allowed_token_ids": range(5, 100),
-            **options,
-        }
-    )
-
-
-def test_requests_are_functions_of_seed_and_index_and_share_their_prefix():
-    generator = make_generator(shared_prefix_len=3)
-    first, second = generator.request(0), generator.request(1)
-    assert generator.request(0) == first
-    assert first.prompt_token_ids[:3] == second.prompt_token_ids[:3]
-    assert first.prompt_token_ids[3:] != second.prompt_token_ids[3:]
-    assert len(first.prompt_token_ids) == 7
-    assert generator.longest_request == 9
-    assert make_generator(seed=2).request(0) != make_generator().request(0)
-    assert set(first.prompt_token_ids) <= set(range(5, 100))
-
-
-def test_prompts_from_a_text_are_windows_of_it_that_wrap_around():
-    text = list(range(1000, 1006))
-    prompt = make_generator(prompt_len=LengthRange(15, 15), text_token_ids=text).request(0)
-    token_ids = prompt.prompt_token_ids
-    assert len(token_ids) == 15
-    assert all((later - earlier) % 6 == 1 for earlier, later in itertools.pairwise(token_ids))
-
-
-def test_latency_counts_from_the_scheduled_arrival_not_from_the_sending():
-    late = RequestRecord(0, due_s=1.0, sent_s=3.0, first_token_s=3.5, last_token_s=4.5)
-    late.finished_s, late.num_output_tokens, late.num_prompt_tokens = 5.0, 3, 10
-    late.gaps_s = [0.4, 0.6]
-    summary = summarise([late])
-    assert summary["ttft_s"]["p50"] == 2.5
-    assert summary["end_to_end_s"]["max"] == 4.0
-    assert summary["client_lateness_s"]["max"] == 2.0
-    assert summary["tpot_s"]["mean"] == 0.5
+def test_latency_counts_from_the_scheduled_arrival_and_beside_it_from_the_sending():
+    summary = summarise([request(due=1.0, late=2.0, first=0.5, gaps=(0.4, 0.6))])
+    assert summary["ttft_s"]["p50"] == pytest.approx(2.5)
+    assert summary["ttft_from_send_s"]["p50"] == pytest.approx(0.5)
+    assert summary["end_to_end_s"]["max"] == pytest.approx(3.51)
+    assert summary["end_to_end_from_send_s"]["max"] == pytest.approx(1.51)
+    assert summary["client_lateness_s"]["max"] == pytest.approx(2.0)
+    assert summary["tpot_s"]["mean"] == pytest.approx(0.5)
     assert summary["inter_token_s"]["count"] == 2
-    assert summary["duration_s"] == 4.0
-    assert summary["throughput"]["output_tokens_per_s"] == 0.75
-    assert summary["throughput"]["prompt_tokens_per_s"] == 2.5
+    assert summary["duration_s"] == pytest.approx(3.51)
+    assert summary["throughput"]["output_tokens_per_s"] == pytest.approx(3 / 3.51)
 
 
 def test_failed_requests_are_counted_by_kind_and_left_out_of_latencies():
-    done = RequestRecord(0, 0.0, 0.0, 1.0, 1.0, 1.0, num_output_tokens=1)
-    failed = [RequestRecord(i, 0.0, 0.0, finished_s=9.0, error="EngineDied") for i in (1, 2)]
-    summary = summarise([done, *failed])
-    assert summary["errors"] == {"EngineDied": 2}
+    failed = [request(at, first=9.0, error="HTTP 500") for at in (1, 2)]
+    failed[1].detail = "later"
+    failed[0].detail = "out of memory"
+    summary = summarise([request(), *failed])
+    assert summary["errors"] == {"HTTP 500": 2}
     assert (summary["num_requests"], summary["num_finished"]) == (3, 1)
-    assert summary["end_to_end_s"]["max"] == 1.0
-    assert summary["tpot_s"] is None
+    assert summary["ttft_s"]["max"] == pytest.approx(0.1)
     table = as_table(summary)
     assert "1 of 3 requests finished" in table
-    assert "failed, EngineDied: 2" in table
+    assert "failed, HTTP 500: 2, for example: out of memory" in table
 
 
 def test_summary_of_nothing_is_no_division_by_zero():
-    summary = summarise([])
-    assert summary["throughput"]["requests_per_s"] == 0.0
+    summary = summarise([], slos_s={"ttft": 1.0})
+    assert summary["throughput"]["requests_per_s"] == summary["goodput"]["share"] == 0.0
     assert "0 of 0" in as_table(summary)
+
+
+def test_vllms_names_hold_vllms_figures():
+    random = np.random.default_rng(0)
+    records = [
+        request(at, due=at * 0.1, late=0.05, first=random.exponential(), gaps=random.random(8))
+        for at in range(40)
+    ]
+    found = vllm_results(summarise(records, percentiles=[50, 99, 99.9]))
+    # as vllm/benchmarks/serve.py: from the sending, population deviation, linear percentiles
+    ttft = np.array([one.first_token_s - one.sent_s for one in records]) * 1000
+    tpot = np.array([np.mean(one.gaps_s) for one in records]) * 1000
+    itl = np.concatenate([one.gaps_s for one in records]) * 1000
+    for name, values in (("ttft", ttft), ("tpot", tpot), ("itl", itl)):
+        assert found[f"mean_{name}_ms"] == pytest.approx(np.mean(values))
+        assert found[f"median_{name}_ms"] == pytest.approx(np.median(values))
+        assert found[f"std_{name}_ms"] == pytest.approx(np.std(values))
+        assert found[f"p99.9_{name}_ms"] == pytest.approx(np.percentile(values, 99.9))
+    assert {"mean_e2el_ms", "p99_e2el_ms", "request_goodput"} <= found.keys()
+    assert (found["completed"], found["total_output_tokens"]) == (40, 360)
+    assert found["total_token_throughput"] == pytest.approx(760 / found["duration"])
+
+
+def test_the_peak_of_running_requests_counts_no_request_twice():
+    records = [request(at, due=start, gaps=()) for at, start in enumerate((0.0, 0.05, 0.3))]
+    records[2].sent_s = records[1].finished_s  # as one ends the next is sent
+    assert max(num for _, num in running_by_time(records)) == 2
+    assert running_by_time(records)[-1] == (records[2].finished_s, 0)
+
+
+@given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=20), width=st.floats(0.05, 3))
+def test_tokens_over_time_are_all_tokens(counts, width):
+    records = [request(due=0.3 * at, tokens=count) for at, count in enumerate(counts)]
+    assert sum(tokens_by_time(records, 0.0, width)) == pytest.approx(sum(counts))
+
+
+def test_goodput_is_of_requests_within_all_slos_and_failures_are_not():
+    records = [
+        request(0, first=0.4, gaps=(0.04,)),
+        request(1, first=0.6, gaps=(0.04,)),  # late first token
+        request(2, first=0.4, gaps=(0.06,)),  # slow tokens
+        request(3, first=0.4, gaps=()),  # one token has no slow ones
+        request(4, first=0.4, error="HTTP 500"),
+        request(5, late=0.2, first=0.4, gaps=(0.04,)),  # sent late: the wait counts
+    ]
+    slos_s = parse_goodput(["ttft:500", "tpot:50"])
+    assert slos_s == {"ttft": 0.5, "tpot": 0.05}
+    summary = summarise(records, slos_s=slos_s)
+    assert [one.is_good(slos_s) for one in records] == [True, False, False, True, False, False]
+    assert summary["goodput"]["share"] == pytest.approx(2 / 6)
+    assert summary["goodput"]["requests_per_s"] == pytest.approx(2 / summary["duration_s"])
+
+
+@pytest.mark.parametrize("text", ["ttft", "ttft:0", "ttft:x", "speed:5", "ttft:inf", ""])
+def test_wrong_slos_are_refused(text):
+    with pytest.raises(ValueError, match="KEY:MILLISECONDS"):
+        parse_goodput([text])
+
+
+# ---------------------------------------------------------------------- is the client in the way?
+
+
+def warnings_of(records, *, cpu=0.1, lag=0.001, is_limited=False):
+    outcome = Outcome(records, [ClientFacts(0.0, 0.0, 0.0), ClientFacts(cpu, lag, 1.0)])
+    result = make_result(
+        "a", outcome, percentiles=[50, 99], slos_s={}, is_limited=is_limited, facts={}
+    )
+    return " ".join(result.document["warnings"])
+
+
+def test_a_client_that_is_the_bottleneck_says_so():
+    assert warnings_of([request()]) == ""
+    assert "94% of a core" in warnings_of([request()], cpu=0.94)
+    assert "ran 30 ms late" in warnings_of([request()], lag=0.03)
+    assert "sent 200 ms late" in warnings_of([request(late=0.2)])
+    assert "--processes" in warnings_of([request(late=0.2)])
+    # a wait for --max-concurrency is no lateness of the client
+    assert warnings_of([request(late=0.2)], is_limited=True) == ""
+    assert "1 of 1 requests failed" in warnings_of([request(error="HTTP 429")])
+
+
+# ---------------------------------------------------------------------- two runs
+
+
+def run_of(random, scale=1.0, count=400):
+    return [
+        request(
+            at,
+            due=0.1 * at,
+            first=scale * random.gamma(4, 0.05),
+            gaps=scale * random.gamma(9, 0.003, 10),
+        )
+        for at in range(count)
+    ]
+
+
+def row(rows, name):
+    [found] = [one for one in rows if one["figure"] == name]
+    return found
+
+
+def test_a_run_that_is_slower_by_a_fifth_is_found_to_be():
+    random = np.random.default_rng(1)
+    rows = compare(run_of(random), run_of(random, 1.2), slos_s={"ttft": 0.2})
+    for name in ("TTFT mean, ms", "TPOT p50, ms", "ITL mean, ms", "E2EL p50, ms"):
+        found = row(rows, name)
+        assert found["verdict"] == "worse"
+        assert found["low"] < 1.2 < found["high"]
+        assert found["ratio"] == pytest.approx(found["second"] / found["first"])
+    assert row(rows, "share within SLOs")["verdict"] == "worse"
+    assert row(compare(run_of(random, 1.2), run_of(random)), "TPOT mean, ms")["verdict"] == "better"
+
+
+def test_intervals_of_equal_runs_hold_one_as_often_as_they_say():
+    random = np.random.default_rng(2)
+    held = [
+        one["low"] <= 1 <= one["high"]
+        for _ in range(40)
+        for one in compare(run_of(random, count=60), run_of(random, count=60))
+        if one["figure"] == "TTFT mean, ms"
+    ]
+    # 95 % of 40 are 38; fewer than 34 come once in 300 times
+    assert len(held) == 40
+    assert sum(held) >= 34
+
+
+def test_an_interval_of_a_mean_is_as_wide_as_theory_says():
+    random = np.random.default_rng(3)
+    values = random.normal(10, 2, 900)
+    means = [values[drawn].mean() for drawn in resamples(900, random)]
+    low, high = np.percentile(means, [2.5, 97.5])
+    assert high - low == pytest.approx(2 * 1.96 * values.std() / math.sqrt(900), rel=0.1)
+
+
+def test_blocks_of_neighbours_widen_the_interval_where_neighbours_are_alike():
+    random = np.random.default_rng(4)
+    queue = np.repeat(random.normal(10, 2, 90), 10)  # ten in a row wait for the same
+    wide, narrow = (
+        np.std([queue[drawn].mean() for drawn in resamples(900, random, block)])
+        for block in (10, 1)
+    )
+    assert wide > 2 * narrow
+    drawn = resamples(900, random, 10)[0]
+    assert len(drawn) == 900
+    assert set(np.diff(drawn.reshape(90, 10), axis=1).ravel()) <= {1, -899}
+
+
+def test_a_result_read_back_is_the_one_written(tmp_path):
+    records = [request(at, due=0.5 * at) for at in range(3)] + [request(3, error="HTTP 500")]
+    outcome = Outcome(records, [ClientFacts(0.1, 0.001, 0.002)])
+    options = {"percentiles": [50, 99], "slos_s": {}, "is_limited": False, "facts": {"x": 1}}
+    results = [make_result(name, outcome, **options) for name in ("a", "b")]
+    for written in (results[:1], results):
+        write_json(tmp_path / "r.json", written)
+        read = read_json(tmp_path / "r.json")
+        assert [one.name for one in read] == [one.name for one in written]
+        for one, record in zip(read[0].records, records, strict=True):
+            expected, found = dataclasses.asdict(record), dataclasses.asdict(one)
+            assert found.pop("gaps_s") == pytest.approx(expected.pop("gaps_s"), abs=1e-6)
+            assert found == pytest.approx(expected, abs=1e-6)
+    (tmp_path / "r.json").write_text('{"label": "x"}')
+    with pytest.raises(ValueError, match=r"write one with --json FILE"):
+        read_json(tmp_path / "r.json")

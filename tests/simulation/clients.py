@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 from unittest import mock
@@ -13,8 +13,6 @@ from frontend import AsyncLLM, BeamSearchParams, SamplingParams
 from frontend.errors import ClientClosed, EngineClientError
 from frontend.event_loop import Clock, Timer
 from frontend.outputs import Logprob
-from frontend.session import EngineSession
-from frontend.transport import ZmqTransport
 from protocol.calls import Ping
 from protocol.requests import Call
 from tests.simulation.engine_process import ADDRESS
@@ -75,18 +73,22 @@ class ClientClock(Clock):
 
 class ClientProcess:
     def __init__(
-        self, name: str, network: Network, loop: asyncio.AbstractEventLoop, random: Random
+        self,
+        name: str,
+        network: Network,
+        loop: asyncio.AbstractEventLoop,
+        random: Random,
+        addresses: Sequence[str] = (ADDRESS,),
     ) -> None:
         self.name = name
         self.random = random
         self.process = Process(name)
         self.zmq = SimZmq(network, self.process)
         self.clock = ClientClock(loop, self.process)
-        self.llm = AsyncLLM(ADDRESS, client_name=name, seed=random.getrandbits(32))
-        with mock.patch.object(transport_module, "zmq", self.zmq):
-            transport = ZmqTransport(ADDRESS)
+        self.llm = AsyncLLM(addresses, client_name=name, seed=random.getrandbits(32))
         self.llm._clock = self.clock
-        self.llm._session = EngineSession(transport, self.llm._options, clock=self.clock)
+        with mock.patch.object(transport_module, "zmq", self.zmq):
+            self.llm._session = self.llm._make_client_session()
         self.asked: list[Asked] = []
         self.call_errors: list[BaseException] = []
         self.tasks: set[asyncio.Task[None]] = set()
@@ -183,7 +185,8 @@ class ClientProcess:
 
     async def call(self) -> None:
         try:
-            await self.random.choice([self.llm.ping, self.llm.statistics, self.llm.request_ids])()
+            llm = self.llm.engines[0]
+            await self.random.choice([llm.ping, llm.statistics, llm.request_ids])()
         except EngineClientError as error:
             self.call_errors.append(error)
 

@@ -158,7 +158,9 @@ class EngineProcess:
         now: Callable[[], float],
         fault_rate: float = 0.0,
         poison: dict[tuple[int, ...], int] | None = None,
+        address: str = ADDRESS,
     ) -> None:
+        self.address = address
         self.random = random
         self.depth = config.max_steps_in_flight
         self.step_s = step_s
@@ -182,7 +184,7 @@ class EngineProcess:
         self._greenlet = greenlet.greenlet(self._main)
         self._hub = greenlet.getcurrent()
         with mock.patch.object(transport_module, "zmq", self.zmq):
-            self.transport = ZmqTransport(ADDRESS)
+            self.transport = ZmqTransport(address)
         self.lifecycle = Lifecycle(drain_timeout_s=5.0, clock=self.clock)
         self.kv_cache = KVCacheManager(
             num_blocks=num_blocks,

@@ -27,7 +27,7 @@ from tests.engine_core.scheduler.oracle import beam_answer
 from tests.engine_core.scheduler.paged_model import VOCAB, log_probabilities, next_token
 from tests.frontend.fake_model import TOKENIZER
 from tests.simulation.clients import Asked, ClientProcess
-from tests.simulation.engine_process import MAX_MODEL_LEN, EngineProcess
+from tests.simulation.engine_process import ADDRESS, MAX_MODEL_LEN, EngineProcess
 from tests.simulation.sim_zmq import Network
 from tests.simulation.virtual_loop import VirtualLoop
 
@@ -64,6 +64,8 @@ class Settings:
     """Behind a drain the engine is started again only when all clients have given up."""
     is_tight: tuple[bool, ...] = (False, False, True)
     """Little memory for many small requests: they preempt each other."""
+    engines: tuple[int, ...] = (1,)
+    """Of one model, each at an address of its own."""
     num_clients: tuple[int, ...] = (1, 2, 3)
     num_requests: tuple[int, ...] = (1, 3, 6)
     """Of each client."""
@@ -109,6 +111,8 @@ class Report:
     """Times that a client's queue was full, and its messages were merged."""
     num_dropped: int = 0
     """Slow clients."""
+    num_resumptions: int = 0
+    """Times that an interrupted request was sent again."""
     trace: str = ""
 
 
@@ -126,6 +130,9 @@ class Simulation:
         self.network = Network(Random(seed + 1), self._call_later, self.log)
         self.loop = VirtualLoop(self.network.is_readable)
         self.engines: list[EngineProcess] = []
+        """All lives of all engines."""
+        num_engines = Random(seed + 4).choice(settings.engines)
+        self.addresses = [f"tcp://127.0.0.1:{7 + number}" for number in range(num_engines)]
         self.clients: list[ClientProcess] = []
         self.away_s = 0.0
         self.jumped_s = 0.0
@@ -147,7 +154,7 @@ class Simulation:
 
     # ------------------------------------------------------------------ the engine's lives
 
-    def start_engine(self) -> None:
+    def start_engine(self, address: str = ADDRESS) -> None:
         if self.is_over:
             return
         engine = EngineProcess(
@@ -162,6 +169,7 @@ class Simulation:
             now=self.loop.time,
             fault_rate=self.fault_rate,
             poison=self.poison,
+            address=address,
         )
         engine.on_exit = lambda: self._engine_has_ended(engine)
         if self.kills_left and self.random.random() < 0.5:
@@ -175,11 +183,17 @@ class Simulation:
         away_s = self.away_s
         if engine.exit_code == 0 and self.stays_away:
             away_s, self.stays_away, self.was_away = AWAY_S, False, True
-        self._call_later(away_s, self.start_engine)
+        self._call_later(away_s, lambda: self.start_engine(engine.address))
+
+    @property
+    def last_lives(self) -> list[EngineProcess]:
+        return list({engine.address: engine for engine in self.engines}.values())
 
     @property
     def engine(self) -> EngineProcess:
-        return self.engines[-1]
+        """Any of them."""
+        lives = self.last_lives
+        return lives[0] if len(lives) == 1 else self.random.choice(lives)
 
     # ------------------------------------------------------------------ the schedule
 
@@ -317,8 +331,9 @@ class Simulation:
     def _pause(self) -> None:
         seconds = self.random.choice(self.settings.pause_s)
         if self.random.random() < 0.5:
-            if self.engine.exit_code is None and not self.engine.process.is_paused:
-                self.engine.pause(seconds)
+            engine = self.engine
+            if engine.exit_code is None and not engine.process.is_paused:
+                engine.pause(seconds)
         else:
             client = self.random.choice(self.clients)
             if not client.process.is_paused:
@@ -356,11 +371,12 @@ class Simulation:
         self._call_later(3.0, end)
 
     def _drain(self) -> None:
-        if self.engine.exit_code is None:
+        engine = self.engine
+        if engine.exit_code is None:
             self.log("SIGTERM")
             self.num_drains += 1
             self.drained_s = min(self.drained_s, self.loop.time())
-            self.engine.lifecycle.drain("SIGTERM")
+            engine.lifecycle.drain("SIGTERM")
 
     def _lose_device(self) -> None:
         self.log("the device is lost")
@@ -399,13 +415,16 @@ class Simulation:
 
     async def _run(self) -> None:
         self.draw()
-        self.start_engine()
+        for address in self.addresses:
+            self.start_engine(address)
         random = Random(self.report.seed + 3)
         self.operator = ClientProcess("operator", self.network, self.loop, random)
         for index in range(self.random.choice(self.settings.num_clients)):
             seed = self.random.getrandbits(32)
             self.clients.append(
-                ClientProcess(f"client {index}", self.network, self.loop, Random(seed))
+                ClientProcess(
+                    f"client {index}", self.network, self.loop, Random(seed), self.addresses
+                )
             )
         for client in self.clients:
             client.spawn(self.serve_client(client))
@@ -453,19 +472,19 @@ class Simulation:
         for client in self.clients:
             if not client.process.is_dead:
                 await client.llm.close()
-        while self.engine.exit_code is not None or self.engine.process.is_paused:
+        while any(each.exit_code is not None or each.process.is_paused for each in self.last_lives):
             await asyncio.sleep(0.5)
         await asyncio.sleep(3.0)
         self.is_over = True
-        engine = self.engine
-        if engine.exit_code is None:
-            engine.scheduler.check()
-            counts = engine.scheduler.get_request_counts()
-            assert sum(counts) == 0, f"requests are left: {counts}"
-            assert engine.kv_cache.num_blocks_in_use == 0, "blocks are left"
-            assert len(engine.clients) == 0, "clients are left"
-            assert not engine.host.runner.model.rows, "rows are left"
-        engine.kill("at the end")
+        for engine in self.last_lives:
+            if engine.exit_code is None:
+                engine.scheduler.check()
+                counts = engine.scheduler.get_request_counts()
+                assert sum(counts) == 0, f"requests are left: {counts}"
+                assert engine.kv_cache.num_blocks_in_use == 0, "blocks are left"
+                assert len(engine.clients) == 0, "clients are left"
+                assert not engine.host.runner.model.rows, "rows are left"
+            engine.kill("at the end")
 
     def _judge(self) -> None:
         report = self.report
@@ -489,7 +508,9 @@ class Simulation:
                 num_tokens += sum(map(len, asked.tokens))
                 self._judge_request(client, asked)
             for error in client.call_errors:
-                assert not isinstance(error, EngineUnavailable), repr(error)
+                if isinstance(error, EngineUnavailable):  # asked of one that was never seen
+                    assert len(self.addresses) > 1, repr(error)
+                    continue
                 is_closed = isinstance(error, ClientClosed) and client.is_closed
                 assert is_closed or isinstance(error, EngineDied), repr(error)
         limit = 40 * (report.num_requests + num_tokens + 20 * len(self.clients))
@@ -532,6 +553,7 @@ class Simulation:
         self.report.largest_gap_s = max(self.report.largest_gap_s, asked.largest_gap_s)
         self.report.num_finished += asked.error is None
         num_resumptions = asked.num_resumptions
+        self.report.num_resumptions += num_resumptions
         num_losses = self.num_losses
         if self.corrupted == client.name:
             num_losses += 3 * len(client.asked)

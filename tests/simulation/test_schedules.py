@@ -50,6 +50,15 @@ def test_what_the_engine_had_before_a_drain_is_finished_and_read():
         run_schedule(seed, only(num_pauses=(3,), num_drains=(1,), stays_away=(True,)))
 
 
+def test_streams_of_three_engines_move_and_every_request_ends_once_with_the_models_tokens():
+    faults = {"num_kills": (0, 1, 3), "num_cuts": (0, 2), "num_pauses": (1,), "num_drains": (0, 1)}
+    reports = [
+        run_schedule(seed, only(engines=(2, 3), max_queued=(None, 4), **faults))
+        for seed in range(examples(8))
+    ]
+    assert sum(report.num_resumptions for report in reports) > 0
+
+
 def test_a_seed_gives_the_same_schedule_again():
     for seed in range(5):
         one, other = run_schedule(seed, keeps_trace=True), run_schedule(seed, keeps_trace=True)

@@ -73,6 +73,8 @@ class Metrics:
                 engines = await model.engines()
         except (TimeoutError, EngineClientError):
             return [(model, "", None)]
+        if not engines:
+            return [(model, "", None)]
         answers = await asyncio.gather(*map(self._answer, engines))
         addresses = [each.address if len(engines) > 1 else "" for each in engines]
         return [(model, *each) for each in zip(addresses, answers, strict=True)]
@@ -133,7 +135,8 @@ class _Scrape(Collector):
         text = f"1: the engine answered within {_ANSWER_S:g} s."
         up = GaugeMetricFamily(f"{_PREFIX}up", text, labels=["model_name", "address"])
         for model, address, answer in self._engines:
-            up.add_metric([_served_name(model, answer), address], answer is not None)
+            if model.resting is None:
+                up.add_metric([_served_name(model, answer), address], answer is not None)
         yield up
 
     def _engine_metric(self, metric: EngineMetric) -> Metric:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import re
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -26,9 +25,7 @@ from frontend.http.answer_parts import (
 from frontend.http.api_errors import ApiError, not_supported
 from frontend.http.caller import Caller
 from frontend.http.decoding import decode
-from frontend.http.error_forms import OllamaErrorResponse
 from frontend.http.event_stream import (
-    EventStream,
     begun,
     ending_with_errors,
     json_response,
@@ -36,7 +33,8 @@ from frontend.http.event_stream import (
     until_disconnect,
 )
 from frontend.http.exchange import Exchange
-from frontend.http.ollama.models import served_model
+from frontend.http.ollama.lines import LineStream, error_line, line
+from frontend.http.ollama.models import find_model, served_model
 from frontend.http.ollama.requests import (
     ChatRequest,
     ConversationMessage,
@@ -51,6 +49,7 @@ from frontend.http.ollama.responses import (
     ChatAnswerMessage,
     GenerateAnswer,
 )
+from frontend.http.on_demand_options import keep_alive_seconds
 from frontend.http.openai.conversation import template_tools
 from frontend.http.openai.generation import EngineFailure, finish_reason, token_logprobs
 from frontend.http.tools.calls import ToolCall
@@ -63,17 +62,6 @@ _generate_decoder = msgspec.json.Decoder(GenerateRequest)
 _SAME_NAMES = ("temperature", "top_p", "top_k", "min_p", "seed", "stop")
 _PLAIN = AnswerFormat()
 _PENALTIES = ("presence_penalty", "frequency_penalty")
-_DURATION = re.compile(r"-?(\d+(\.\d+)?|(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+)")
-
-
-class LineStream(EventStream):
-    """One JSON document a line."""
-
-    media_type = "application/x-ndjson"
-
-
-def line(body: msgspec.Struct) -> bytes:
-    return msgspec.json.encode(body) + b"\n"
 
 
 async def chat(request: Request) -> Response:
@@ -89,11 +77,17 @@ async def generate(request: Request) -> Response:
 async def _answer(request: Request, asked: ChatRequest | GenerateRequest) -> Response:
     started_s = time.monotonic()
     _check(asked)
-    _, llm = await served_model(request, asked.model)
+    is_empty = not (asked.messages if isinstance(asked, ChatRequest) else asked.prompt)
+    keep_alive_s = None if asked.keep_alive is None else keep_alive_seconds(asked.keep_alive)
+    if is_empty and keep_alive_s == 0:
+        (await find_model(request, asked.model)).keep_alive(0)
+        return _without_text(asked, "unload")
+    model, llm = await served_model(request, asked.model)
+    if keep_alive_s is not None:
+        model.keep_alive(keep_alive_s)
+    if is_empty:
+        return _without_text(asked, "load")
     run = _Run(asked, llm, request.scope["exchange"], started_s, loaded_s=time.monotonic())
-    if not (asked.messages if isinstance(asked, ChatRequest) else asked.prompt):
-        answer = run.answer(done=True, done_reason="load")
-        return json_response(answer) if asked.stream is False else LineStream(_one(line(answer)))
     if not (isinstance(asked, GenerateRequest) and asked.raw):
         has_tools = isinstance(asked, ChatRequest) and bool(asked.tools)
         run.parts = answer_format(request, llm, None, has_tools=has_tools)
@@ -111,7 +105,7 @@ async def _answer(request: Request, asked: ChatRequest | GenerateRequest) -> Res
     )
     if asked.stream is not False:
         started = await until_disconnect(request, begun(outputs))
-        return LineStream(ending_with_errors(_lines(started, run), _error_line))
+        return LineStream(ending_with_errors(_lines(started, run), error_line))
     output = await until_disconnect(request, last_output(outputs))
     return json_response(run.last(output, run.fields(output)))
 
@@ -123,13 +117,11 @@ def _check(asked: ChatRequest | GenerateRequest) -> None:
         raise ApiError(400, "top_logprobs needs logprobs=true")
     if isinstance(asked, GenerateRequest) and asked.raw and (asked.system or asked.context):
         raise ApiError(400, "raw goes without system and context; put them into the prompt")
-    if asked.keep_alive is None:
-        return
-    keep_alive = str(asked.keep_alive)
-    if not _DURATION.fullmatch(keep_alive):
-        raise ApiError(400, f'keep_alive is {keep_alive!r}, it must be like 300, "5m" or -1')
-    if not re.search("[1-9]", keep_alive):
-        raise not_supported("keep_alive", keep_alive, "stop the engine to free its memory")
+
+
+def _without_text(asked: ChatRequest | GenerateRequest, reason: str) -> Response:
+    answer = _answer_to(asked, done=True, done_reason=reason)
+    return json_response(answer) if asked.stream is False else LineStream(_one(line(answer)))
 
 
 def _prompt(llm: AsyncLLM, asked: ChatRequest | GenerateRequest) -> TokensPrompt:
@@ -214,17 +206,8 @@ class _Run:
     parser: AnswerParser | None = None
     token_ids: list[int] = dataclasses.field(default_factory=list)
 
-    def answer(
-        self, content: str = "", thinking: str = "", calls: Sequence[OllamaCall] = (), **rest: Any
-    ) -> Answer:
-        if isinstance(self.asked, ChatRequest):
-            message = ChatAnswerMessage(
-                content=content, thinking=thinking or UNSET, tool_calls=list(calls) or UNSET
-            )
-            return ChatAnswer(model=self.asked.model, message=message, **rest)
-        return GenerateAnswer(
-            model=self.asked.model, response=content, thinking=thinking or UNSET, **rest
-        )
+    def answer(self, **fields: Any) -> Answer:
+        return _answer_to(self.asked, **fields)
 
     def fields(self, output: RequestOutput) -> dict[str, Any]:
         """What an output adds to the answer."""
@@ -276,6 +259,21 @@ class _Run:
         )
 
 
+def _answer_to(
+    asked: ChatRequest | GenerateRequest,
+    content: str = "",
+    thinking: str = "",
+    calls: Sequence[OllamaCall] = (),
+    **rest: Any,
+) -> Answer:
+    if isinstance(asked, ChatRequest):
+        message = ChatAnswerMessage(
+            content=content, thinking=thinking or UNSET, tool_calls=list(calls) or UNSET
+        )
+        return ChatAnswer(model=asked.model, message=message, **rest)
+    return GenerateAnswer(model=asked.model, response=content, thinking=thinking or UNSET, **rest)
+
+
 def _call(index: int, call: ToolCall) -> OllamaCall:
     arguments = msgspec.json.decode(call.arguments)
     function = OllamaFunction(index=index, name=call.name, arguments=arguments)
@@ -288,10 +286,6 @@ def _ns(seconds: float) -> int:
 
 async def _one(data: bytes) -> AsyncGenerator[bytes, None]:
     yield data
-
-
-def _error_line(error: ApiError) -> bytes:
-    return line(OllamaErrorResponse(error.message))
 
 
 async def _lines(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
@@ -15,7 +16,8 @@ from frontend.async_llm import AsyncLLM
 from frontend.errors import EngineClientError
 from frontend.http.answer_parts import answer_format
 from frontend.http.decoding import decode
-from frontend.http.event_stream import json_response
+from frontend.http.event_stream import ending_with_errors, json_response
+from frontend.http.ollama.lines import LineStream, error_line, line
 from frontend.http.ollama.requests import ModelRequest
 from frontend.http.ollama.responses import (
     ApiVersion,
@@ -33,6 +35,7 @@ from frontend.http.tools.stream import format_of_template
 
 _VERSION = "0.13.0"
 """Of Ollama: the one whose API this is. Clients compare it."""
+_NEVER = datetime(2300, 1, 1, tzinfo=UTC)
 _LATEST = ":latest"
 _decoder = msgspec.json.Decoder(ModelRequest)
 
@@ -44,22 +47,32 @@ async def served_model(request: Request, name: str) -> tuple[ServedModel, AsyncL
         ApiError: there is no such model.
         EngineClientError: its engine does not answer.
     """
+    model = await find_model(request, name)
+    return model, await model.for_request()
+
+
+async def find_model(request: Request, name: str) -> ServedModel:
+    """As `served_model`, without starting its engine."""
     models: ServedModels = request.app.state.models
     stem = name.removesuffix(_LATEST)
     given = next((each for each in (name, stem, stem + _LATEST) if each in models.names()), stem)
-    return await models.get(given)
+    return await models.find(given)
 
 
 async def tags(request: Request) -> Response:
     """The models of this server."""
-    return json_response(ModelEntries(models=[entry async for entry, _ in _entries(request)]))
+    return json_response(ModelEntries(models=[entry async for entry, _, _ in _entries(request)]))
 
 
 async def ps(request: Request) -> Response:
     """The models whose engines run."""
     loaded = [
-        LoadedModel(context_length=llm.model.max_model_len, **msgspec.structs.asdict(entry))
-        async for entry, llm in _entries(request)
+        LoadedModel(
+            context_length=llm.model.max_model_len,
+            expires_at=model.expires_at or _NEVER,
+            **{**msgspec.structs.asdict(entry), "size": model.memory_bytes},
+        )
+        async for entry, model, llm in _entries(request)
         if llm is not None
     ]
     return json_response(LoadedModels(models=loaded))
@@ -97,14 +110,22 @@ async def show(request: Request) -> Response:
 
 
 async def pull(request: Request) -> Response:
-    """Success, for a model that is served."""
+    """Fetch a model that is served, if its files are not here."""
     asked: ModelRequest = decode(_decoder, await request.body())
-    await served_model(request, asked.model or asked.name or "")
-    success = Status("success")
-    if asked.stream is False:
-        return json_response(success)
-    lines = msgspec.json.Encoder().encode_lines([Status("pulling manifest"), success])
-    return Response(lines, media_type="application/x-ndjson")
+    lines = _pulled(await find_model(request, asked.model or asked.name or ""))
+    if asked.stream is not False:
+        return LineStream(ending_with_errors(lines, error_line))
+    async for _ in lines:
+        pass
+    return json_response(Status(status="success"))
+
+
+async def _pulled(model: ServedModel) -> AsyncGenerator[bytes, None]:
+    yield line(Status(status="pulling manifest"))
+    async with contextlib.aclosing(model.pull()) as statuses:
+        async for status in statuses:
+            yield line(msgspec.convert(status, Status))
+    yield line(Status(status="success"))
 
 
 async def version(_request: Request) -> Response:
@@ -114,14 +135,14 @@ async def version(_request: Request) -> Response:
 
 async def _entries(
     request: Request,
-) -> AsyncGenerator[tuple[ModelEntry, AsyncLLM | None], None]:
+) -> AsyncGenerator[tuple[ModelEntry, ServedModel, AsyncLLM | None], None]:
     """One for each name; of an engine that is away without its client."""
     models: ServedModels = request.app.state.models
     for model in models:
-        try:
-            llm = await model.ready()
-        except EngineClientError:
-            llm = None
+        llm = None
+        if model.resting is None:
+            with contextlib.suppress(EngineClientError):
+                llm = await model.ready()
         fingerprint = "" if llm is None else llm.model.fingerprint
         for name in model.names:
             tag = name if ":" in name else name + _LATEST
@@ -130,9 +151,11 @@ async def _entries(
                     name=tag,
                     model=tag,
                     modified_at=_since(model),
+                    size=model.size_bytes,
                     digest=hashlib.sha256(f"{name} {fingerprint}".encode()).hexdigest(),
                     details=ModelDetails() if llm is None else _details(llm),
                 ),
+                model,
                 llm,
             )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from frontend.http.ollama.generation import LineStream, chat, generate
+from frontend.http.ollama.generation import chat, generate
+from frontend.http.ollama.lines import LineStream
 from frontend.http.ollama.models import ps, pull, show, tags, version
 from frontend.http.ollama.requests import ChatRequest, GenerateRequest, ModelRequest
 from frontend.http.ollama.responses import (

@@ -55,7 +55,8 @@ class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """`size` is 0: the server does not know it."""
+    """`size` is that of the files, or of what is in memory, in bytes; 0: the server does not know
+    it."""
 
     name: str
     model: str
@@ -70,8 +71,8 @@ class ModelEntries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadedModel(ModelEntry, frozen=True, kw_only=True):
-    expires_at: datetime = datetime(2300, 1, 1, tzinfo=UTC)
-    """It stays as long as its engine."""
+    expires_at: datetime
+    """If nobody uses it until then."""
     size_vram: int = 0
     context_length: int
 
@@ -90,8 +91,12 @@ class ShownModel(msgspec.Struct, frozen=True, kw_only=True):
     modified_at: datetime
 
 
-class Status(msgspec.Struct, frozen=True):
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """`completed` and `total` are bytes."""
+
     status: str
+    completed: int | UnsetType = UNSET
+    total: int | UnsetType = UNSET
 
 
 class ApiVersion(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from frontend.http.caller import Caller
 from frontend.http.decoding import decode
 from frontend.http.event_stream import (
     EventStream,
+    TextEvents,
     begun,
     ending_with_errors,
     json_response,
@@ -213,13 +214,23 @@ async def _events(
     parts: AnswerFormat,
     llm: AsyncLLM,
 ) -> AsyncGenerator[bytes, None]:
+    are_texts_only = parts.is_plain and not (
+        asked.logprobs or asked.return_token_ids or answer.counts_in_events
+    )
+    texts: dict[int, TextEvents] = {}
     parsers: dict[int, AnswerParser] = {}
     for index in range(asked.n or 1):
         first = ChatChunkChoice(index=index, delta=Delta(role="assistant", content=""))
         yield answer.event(ChatCompletionChunk, [first], counts=False)
+        empty = ChatChunkChoice(index=index, delta=Delta(content=""))
+        example = answer.event(ChatCompletionChunk, [empty], counts=False)
+        texts[index] = TextEvents(example, "content")
     async for output in outputs:
         answer.count(0, output)
         for part in output.outputs:
+            if are_texts_only and part.text and part.finish_reason is None:
+                yield texts[part.index].event(part.text)
+                continue
             parser = None
             if not parts.is_plain:
                 if part.index not in parsers:

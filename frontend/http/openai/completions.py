@@ -16,6 +16,7 @@ from frontend.http.caller import Caller
 from frontend.http.decoding import decode
 from frontend.http.event_stream import (
     EventStream,
+    TextEvents,
     all_outputs,
     begun,
     ending_with_errors,
@@ -111,12 +112,18 @@ class _Choices:
         self._asked = asked
         self._n = asked.n or 1
         self._llm = llm
+        self.are_texts_only = not (
+            asked.echo or asked.return_token_ids or asked.logprobs is not None
+        )
         self._offsets: dict[int, int] = {}
+
+    def index(self, prompt: int, part: CompletionOutput) -> int:
+        return prompt * self._n + part.index
 
     def choice(
         self, prompt: int, output: RequestOutput, part: CompletionOutput
     ) -> CompletionChoice:
-        index = prompt * self._n + part.index
+        index = self.index(prompt, part)
         text = part.text
         if self._asked.echo and index not in self._offsets:
             text = self._prompt_text(output) + text
@@ -164,8 +171,18 @@ async def _events(
     answer: Answer,
     choices: _Choices,
 ) -> AsyncGenerator[bytes, None]:
-    async for index, output in outputs:
-        answer.count(index, output)
-        parts = [choices.choice(index, output, part) for part in output.outputs]
+    are_texts_only = choices.are_texts_only and not answer.counts_in_events
+    texts: dict[int, TextEvents] = {}
+    async for prompt, output in outputs:
+        answer.count(prompt, output)
+        part = output.outputs[0]
+        if are_texts_only and len(output.outputs) == 1 and part.finish_reason is None:
+            index = choices.index(prompt, part)
+            if index not in texts:
+                empty = CompletionChoice(index=index, text="")
+                texts[index] = TextEvents(answer.event(Completion, [empty]), "text")
+            yield texts[index].event(part.text)
+            continue
+        parts = [choices.choice(prompt, output, part) for part in output.outputs]
         yield answer.event(Completion, parts)
     yield answer.end(Completion)

@@ -42,10 +42,12 @@ class TokenCounts:
 
     def count(self, index: int, output: RequestOutput) -> None:
         """Each delta once."""
-        self._prompt_tokens[index] = len(output.prompt_token_ids)
+        if index not in self._prompt_tokens:
+            self._prompt_tokens[index] = len(output.prompt_token_ids)
+            self._exchange.num_prompt_tokens += len(output.prompt_token_ids)
         self._cached_tokens[index] = output.num_cached_tokens or 0
-        self._num_generated += sum(len(each.token_ids) for each in output.outputs)
-        self._exchange.num_prompt_tokens = sum(self._prompt_tokens.values())
+        for each in output.outputs:
+            self._num_generated += len(each.token_ids)
         self._exchange.num_output_tokens = self._num_generated
 
     def usage(self) -> Usage:
@@ -84,9 +86,14 @@ class Answer(TokenCounts):
             counts: whether it says the usage so far, if that was asked for.
         """
         usage: Any = None if self._options.include_usage else UNSET
-        if counts and self._options.continuous_usage_stats:
+        if counts and self.counts_in_events:
             usage = self.usage()
         return event(self.body(form, choices, usage))
+
+    @property
+    def counts_in_events(self) -> bool:
+        """Whether every event says the usage so far."""
+        return bool(self._options.continuous_usage_stats)
 
     def end(self, form: type[Body]) -> bytes:
         """Of its events."""

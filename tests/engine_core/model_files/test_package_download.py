@@ -2,15 +2,14 @@
 
 import dataclasses
 import errno
-import hashlib
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fetched import tiny_model
 
 from engine_core.model_files import DownloadFailed, download
 from engine_core.model_files.download import (
@@ -23,38 +22,9 @@ from engine_core.model_files.download import (
 )
 
 
-def write_wheel(folder: Path, package: str, member: str, content: bytes) -> None:
-    stem = package.replace("-", "_")
-    info = f"{stem}-1.0.dist-info"
-    with zipfile.ZipFile(folder / f"{stem}-1.0-py3-none-any.whl", "w") as archive:
-        archive.writestr(member, content)
-        # a dependency that does not exist: --no-deps must not look for it
-        archive.writestr(
-            f"{info}/METADATA",
-            f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\nRequires-Dist: no-such-thing\n",
-        )
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-
-
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KnownModel:
-    wheels = tmp_path / "wheels"
-    wheels.mkdir()
-    for number, content in enumerate([b"GGUF first ", b"second"]):
-        write_wheel(wheels, f"tiny-model-part{number}", f"data/part{number}", content)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
-    monkeypatch.setenv("ENGINE_CORE_CACHE", str(tmp_path / "cache"))
-    whole = b"GGUF first second"
-    return KnownModel(
-        name="tiny",
-        aliases=(),
-        file_name="tiny.gguf",
-        num_bytes=len(whole),
-        sha256=hashlib.sha256(whole).hexdigest(),
-        parts=tuple(WheelPart(f"tiny-model-part{i}", "1.0", f"data/part{i}") for i in range(2)),
-    )
+    return tiny_model(tmp_path, monkeypatch)
 
 
 def test_parts_are_joined_checked_and_kept(model: KnownModel, monkeypatch) -> None:

@@ -67,8 +67,3 @@ def test_host_memory_that_is_not_there_beside_the_cache_or_too_little_is_refused
         choose_num_host_blocks(90 * MIB, block_bytes=MIB, num_blocks=10)
     with pytest.raises(CacheTooSmall, match=r"holds no block: a block takes 1.0 MiB"):
         choose_num_host_blocks(5, block_bytes=MIB, num_blocks=10)
-
-
-def test_the_system_reports_memory():
-    assert memory._system_available_bytes() > 0
-    assert memory._cgroup_available_bytes() > 0

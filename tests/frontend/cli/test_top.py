@@ -9,7 +9,7 @@ from fake_model import explanation, ids_of, statistics
 
 from frontend.async_llm import AsyncLLM
 from frontend.cli.app import run_command_line
-from frontend.cli.engine_watch import EngineWatch, rates_between
+from frontend.cli.engine_watch import EngineWatch
 from protocol import calls
 from protocol.errors import ErrorCode
 from protocol.outputs import CallFailed
@@ -99,7 +99,7 @@ async def test_it_shows_steps_blocks_hits_latencies_and_each_requests_progress(s
     async with shown(engine) as pilot:
         await until(
             pilot, "2 running, 3 waiting, the oldest for 4.5 s", "250 used, 750 free (500 cached)",
-            "40% since the start", "10/100", "90/100", "lab/ann", "blocks", "the first 2 of 9",
+            "40% since the start", "10/100", "90/100", "lab/ann", "blocks", "first 2 of 9",
         )  # fmt: skip
         script(
             engine, A, msgspec.structs.replace(B, num_output_tokens=94), uptime_s=6.0, num_steps=14,
@@ -124,10 +124,12 @@ async def test_keys_sort_filter_and_explain(start_engine):
         await pilot.press("r")
         await until_true(pilot, lambda: ids(pilot) == ["id-b", "id-c", "id-a"])
         await pilot.press("slash", *"lab/")
-        await until(pilot, "with 'lab/'")
+        await until(pilot, "lab/")
         await until_true(pilot, lambda: ids(pilot) == ["id-c", "id-a"])
         await pilot.press("enter", "down", "enter")
-        await until(pilot, "request_id", "id-a", "needs 9 blocks, 3 are free", "a needed a block")
+        await until(pilot, "request_id", "id-a", "needs 9 blocks, 3 are free")
+        await pilot.press("end")
+        await until(pilot, "a needed a block")
         await pilot.press("escape")
         await until_true(pilot, lambda: "needs 9 blocks" not in screen(pilot))
         await pilot.press("escape")
@@ -189,7 +191,7 @@ async def test_a_client_that_may_not_see_requests_sees_the_rest(start_engine):
 
     engine._answer = refuse
     async with shown(engine) as pilot:
-        await until(pilot, "1 running", "requests are not shown: it needs a key")
+        await until(pilot, "1 running", "it needs a key")
 
 
 async def test_a_narrow_terminal_shows_all_numbers_and_the_first_columns(start_engine):
@@ -212,9 +214,3 @@ def test_without_textual_it_names_the_command_that_installs_it(monkeypatch, caps
     )
     assert run_command_line(["top", "--address", address, "--interval", "0.1"]) == 2
     assert "--interval is 0.1 s, it must be from 1" in capsys.readouterr().err
-
-
-def test_rates_of_a_time_in_which_nothing_happened_are_none_or_0():
-    now = statistics(0)
-    rates = rates_between(now, msgspec.structs.replace(now, uptime_s=now.uptime_s + 1))
-    assert (rates.step_s, rates.hit_rate, rates.ttft_s, rates.steps_per_s) == (None, None, None, 0)

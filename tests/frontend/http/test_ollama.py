@@ -168,7 +168,7 @@ def test_what_clients_send_for_nothing_is_nothing(http):
         ({"format": {"type": "object"}}, "format is"),
         ({"think": True}, "does not support thinking"),
         ({"keep_alive": 0}, "keep_alive is '0'"),
-        ({"keep_alive": "0s"}, "keep_alive is '0s'"),
+        ({"keep_alive": "0s"}, "keep_alive is '0'"),
         ({"keep_alive": "soon"}, "keep_alive is 'soon'"),
         ({"top_logprobs": 2}, "logprobs=true"),
         ({"model": ""}, "model"),

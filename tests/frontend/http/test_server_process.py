@@ -124,7 +124,12 @@ def test_a_port_that_is_taken_is_one_line_and_exit_code_3(engine):
     ("arguments", "words"),
     [
         (["--host", "0.0.0.0"], "--insecure"),
-        (["--model", "nothing"], "NAME=ADDRESS"),
+        (["--model", "=nothing"], "NAME=ADDRESS"),
+        (["--model", "a=nothing"], "address"),
+        (["--model", "a", "--model", "a"], "given twice"),
+        (["--model", "a", "--keep-alive", "soon"], "keep-alive is 'soon'"),
+        (["--model", "a", "--startup-timeout", "0"], "--startup-timeout is 0"),
+        (["--no-such-option"], "'--no-such-option'"),
         (["--model", "a=ipc:///x,ipc:///y", "--model", "a=ipc:///x"], "twice"),
         (["--model", "a=ipc:///x,ipc:///y", "--model", "b=ipc:///x"], "same addresses"),
         (["--model", "a=ipc:///x,"], "address"),

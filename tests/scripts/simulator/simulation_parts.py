@@ -8,7 +8,7 @@ from scripts.simulator.engine import SimulatedEngine
 from scripts.simulator.fleet import Fleet, Router, round_robin
 from scripts.simulator.metrics import RequestMetrics
 from scripts.simulator.step_times import StepTimeModel, StepWork
-from scripts.simulator.trace import TraceRequest
+from scripts.traces.trace import TraceRequest
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from frontend.router import Choice, load_of
 from scripts.simulator import SimulationError
 from scripts.simulator.fleet import Fleet, make_router
 from scripts.simulator.metrics import SLO
-from scripts.simulator.trace import Turn, shared_segment
+from scripts.traces.trace import Turn, shared_segment
 from tests.profiles import examples
 
 

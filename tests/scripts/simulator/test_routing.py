@@ -4,7 +4,7 @@ import pytest
 from simulation_parts import LinearStepModel, request, serve
 
 from scripts.simulator.fleet import CacheAware, least_loaded, make_router, round_robin, sticky
-from scripts.simulator.trace import Turn, shared_segment
+from scripts.traces.trace import Turn, shared_segment
 
 
 def prompt(index, *shared, own=10, **more):

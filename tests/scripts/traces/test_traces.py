@@ -2,13 +2,13 @@
 
 import functools
 import itertools
+import math
 
 import numpy as np
 import pytest
 
-from scripts.load import arrivals
-from scripts.simulator import SimulationError
-from scripts.simulator.synthetic import (
+from scripts.traces import TraceError, arrivals
+from scripts.traces.synthetic import (
     Chats,
     SharedPrefixes,
     SyntheticTrace,
@@ -16,7 +16,7 @@ from scripts.simulator.synthetic import (
     parse_lengths,
     read_pairs,
 )
-from scripts.simulator.trace import TraceFile, TraceRequest, Turn, take_part
+from scripts.traces.trace import TraceFile, TraceRequest, Turn, take_part
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -120,15 +120,15 @@ def test_burstgpt_rows_without_an_answer_are_skipped_and_counted(tmp_path):
     ],
 )
 def test_a_bad_row_is_named_by_file_line_and_value(tmp_path, file_format, text, message):
-    with pytest.raises(SimulationError, match=message) as raised:
+    with pytest.raises(TraceError, match=message) as raised:
         read(tmp_path, file_format, text)
     assert str(tmp_path / "trace") in str(raised.value)
 
 
 def test_a_missing_file_and_an_unknown_format_are_named(tmp_path):
-    with pytest.raises(SimulationError, match=r"cannot read .*absent"):
+    with pytest.raises(TraceError, match=r"cannot read .*absent"):
         list(TraceFile(tmp_path / "absent", "azure"))
-    with pytest.raises(SimulationError, match="'csv', it must be one of azure, mooncake, burst"):
+    with pytest.raises(TraceError, match="'csv', it must be one of azure, mooncake, burst"):
         TraceFile(tmp_path / "absent", "csv")
 
 
@@ -168,13 +168,30 @@ def test_lengths_stay_in_their_ranges_and_times_rise():
     assert times[-1] == pytest.approx(400, rel=0.1)
 
 
-@pytest.mark.parametrize("cv", [0.0, 0.5, 1.0, 3.0])
-def test_gamma_arrivals_have_the_rate_and_burstiness_that_were_asked_for(cv):
-    times = itertools.islice(arrivals.gamma(5.0, cv, np.random.default_rng(0)), 100_000)
+@pytest.mark.parametrize("burstiness", [0.1, 0.5, 1.0, 4.0, math.inf])
+def test_gamma_arrivals_have_the_rate_and_burstiness_that_were_asked_for(burstiness):
+    times = itertools.islice(arrivals.gamma(5.0, burstiness, np.random.default_rng(0)), 100_000)
     gaps = np.diff(list(times))
 
     assert gaps.mean() == pytest.approx(0.2, rel=0.03)
-    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.03, abs=1e-6)
+    # the coefficient of variation of a gamma distribution of this shape
+    assert gaps.std() / gaps.mean() == pytest.approx(burstiness**-0.5, rel=0.03, abs=1e-6)
+
+
+@pytest.mark.parametrize("burstiness", [0.0, -1.0, math.nan])
+def test_a_burstiness_that_is_no_shape_is_refused(burstiness):
+    with pytest.raises(ValueError, match="must be above 0"):
+        next(arrivals.gamma(5.0, burstiness, np.random.default_rng(0)))
+
+
+@pytest.mark.parametrize(("strategy", "middle"), [("linear", 11.0), ("exponential", 20**0.5)])
+def test_a_ramp_goes_from_the_first_rate_to_the_last(strategy, middle):
+    ramp = arrivals.ramp(1.0, 21.0 if strategy == "linear" else 20.0, strategy, 2001, math.inf)
+    gaps = np.diff([0.0, *ramp(np.random.default_rng(0))])
+    assert len(gaps) == 2001
+    assert 1 / gaps[0] == pytest.approx(1.0)
+    assert 1 / gaps[1000] == pytest.approx(middle)
+    assert 1 / gaps[-1] == pytest.approx(21.0 if strategy == "linear" else 20.0)
 
 
 def test_diurnal_arrivals_rise_and_fall_with_the_sine():
@@ -236,7 +253,7 @@ def test_length_pairs_are_drawn_together(tmp_path):
 
     assert set(lengths(synthetic(lengths=read_pairs(path)))) == {(100, 7), (200, 9)}
     path.write_text("100,7\n200;9\n")
-    with pytest.raises(SimulationError, match="line 2: '200;9'"):
+    with pytest.raises(TraceError, match="line 2: '200;9'"):
         read_pairs(path)
 
 
@@ -250,7 +267,7 @@ def test_requests_of_their_own_share_no_cache_block():
     "text", ["0", "-3", "uniform:5", "uniform:9:3", "log-uniform:0:4", "lognormal:0:1:5", "x", ""]
 )
 def test_bad_lengths_are_refused_by_name(text):
-    with pytest.raises(SimulationError, match="--prompt-len is"):
+    with pytest.raises(TraceError, match="--prompt-len is"):
         parse_lengths("--prompt-len", text)
 
 

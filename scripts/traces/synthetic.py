@@ -10,8 +10,8 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from scripts.simulator import SimulationError
-from scripts.simulator.trace import Segment, TraceRequest, Turn, shared_segment
+from scripts.traces import TraceError
+from scripts.traces.trace import Segment, TraceRequest, Turn, shared_segment
 
 Int64Array = npt.NDArray[np.int64]
 Lengths = Callable[[np.random.Generator, int], Int64Array]
@@ -32,7 +32,7 @@ def parse_lengths(option: str, text: str) -> Lengths:
             case (("uniform" | "log-uniform"), [smallest, largest]):
                 low, high = int(smallest), int(largest)
                 if not 1 <= low <= high:
-                    raise SimulationError(
+                    raise TraceError(
                         f"{option} is {text!r}: lengths must rise from at least 1; swap them"
                     )
                 if name == "uniform":
@@ -44,7 +44,7 @@ def parse_lengths(option: str, text: str) -> Lengths:
             case "lognormal", [median, spread, highest]:
                 middle, sigma, most = float(median), float(spread), int(highest)
                 if middle <= 0 or sigma < 0 or most < 1:
-                    raise SimulationError(
+                    raise TraceError(
                         f"{option} is {text!r}: median and largest must be above 0, sigma not below"
                     )
                 return lambda random, count: np.clip(
@@ -53,11 +53,11 @@ def parse_lengths(option: str, text: str) -> Lengths:
             case value, []:
                 length = int(value)
                 if length < 1:
-                    raise SimulationError(f"{option} is {value}, it must be at least 1")
+                    raise TraceError(f"{option} is {value}, it must be at least 1")
                 return lambda random, count: np.full(count, length, np.int64)
     except ValueError:
         pass
-    raise SimulationError(
+    raise TraceError(
         f"{option} is {text!r}, it must be written as 512, uniform:32:512, log-uniform:32:512 or "
         "lognormal:MEDIAN:SIGMA:LARGEST"
     )
@@ -75,14 +75,14 @@ def read_pairs(path: Path) -> Lengths:
         for number, line in enumerate(path.read_text().splitlines(), start=1):
             prompt, _, output = line.partition(",")
             if not (prompt.strip().isdecimal() and output.strip().isdecimal()):
-                raise SimulationError(
+                raise TraceError(
                     f"{path}, line {number}: {line!r} is no pair of lengths, write 512,128"
                 )
             pairs.append((int(prompt), int(output)))
     except OSError as error:
-        raise SimulationError(f"cannot read {path}: {error.strerror}") from None
+        raise TraceError(f"cannot read {path}: {error.strerror}") from None
     if not pairs or min(map(min, pairs)) < 1:
-        raise SimulationError(f"{path} must hold pairs of lengths above 0, write lines as 512,128")
+        raise TraceError(f"{path} must hold pairs of lengths above 0, write lines as 512,128")
     array = np.array(pairs, np.int64)
     return lambda random, count: array[random.integers(len(array), size=count)]
 
@@ -115,7 +115,7 @@ class Chats:
 class SyntheticTrace:
     """
     Args:
-        arrivals: from a generator to endless rising times (`scripts.load.arrivals`).
+        arrivals: from a generator to endless rising times (`scripts.traces.arrivals`).
         num_requests: in all, later turns of chats included.
         lengths: draws prompts' own tokens and outputs, as `parse_lengths` and `read_pairs` do.
         num_tenants: each request belongs to one of them, drawn at random; 0 for none.

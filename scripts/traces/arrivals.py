@@ -2,9 +2,10 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 _CHUNK = 4096
 
@@ -14,22 +15,33 @@ def poisson(rate: float, random: np.random.Generator) -> Iterator[float]:
     return gamma(rate, 1.0, random)
 
 
-def gamma(rate: float, cv: float, random: np.random.Generator) -> Iterator[float]:
-    """Gaps from a gamma distribution with this coefficient of variation: 1 is Poisson, above it
-    bursts, 0 a fixed gap. Raises ValueError: at the first arrival: a rate that is not above 0, or a
-    negative CV."""
+def gamma(rate: float, burstiness: float, random: np.random.Generator) -> Iterator[float]:
+    """Gaps from a gamma distribution of this shape, as vLLM's --burstiness: 1 is Poisson, below it
+    bursts, infinity a fixed gap. The gaps' coefficient of variation is burstiness ** -0.5. Raises
+    ValueError: at the first arrival: a rate or a burstiness that is not above 0."""
     _check_rate(rate)
-    if not (cv >= 0 and math.isfinite(cv)):
-        raise ValueError(f"the burstiness (CV) is {cv}, it must be at least 0; 1 is Poisson")
+    _check_burstiness(burstiness)
     now_s = 0.0
     while True:
-        if cv:
-            gaps = random.gamma(1 / cv**2, cv**2 / rate, _CHUNK)
-        else:
-            gaps = np.full(_CHUNK, 1 / rate)
-        times = now_s + np.cumsum(gaps)
+        times = now_s + np.cumsum(_unit_gaps(burstiness, _CHUNK, random) / rate)
         now_s = float(times[-1])
         yield from times.tolist()
+
+
+def ramp(
+    first_rate: float, last_rate: float, strategy: str, num_requests: int, burstiness: float
+) -> Callable[[np.random.Generator], Iterator[float]]:
+    """So many arrivals whose rate goes from the first to the last, request by request: `linear` by
+    the same number each, `exponential` by the same factor. Raises ValueError: a rate or a
+    burstiness that is not above 0."""
+    for rate in (first_rate, last_rate):
+        _check_rate(rate)
+    _check_burstiness(burstiness)
+    space = np.geomspace if strategy == "exponential" else np.linspace
+    rates = space(first_rate, last_rate, num_requests)
+    return lambda random: iter(
+        np.cumsum(_unit_gaps(burstiness, num_requests, random) / rates).tolist()
+    )
 
 
 def diurnal(
@@ -61,6 +73,20 @@ def first_arrivals(
         end_s = duration_s
         arrivals = itertools.takewhile(lambda arrival_s: arrival_s < end_s, arrivals)
     return tuple(itertools.islice(arrivals, num_requests))
+
+
+def _unit_gaps(
+    burstiness: float, count: int, random: np.random.Generator
+) -> npt.NDArray[np.float64]:
+    """Of mean 1."""
+    if math.isinf(burstiness):
+        return np.ones(count)
+    return random.gamma(burstiness, 1 / burstiness, count)
+
+
+def _check_burstiness(burstiness: float) -> None:
+    if not burstiness > 0:
+        raise ValueError(f"the burstiness is {burstiness}, it must be above 0; 1 is Poisson")
 
 
 def _check_rate(rate: float) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, TextIO
 
 import msgspec
 
-from scripts.simulator import SimulationError
+from scripts.traces import TraceError
 
 # Contents are runs of one repeated token id. Two prompts that begin with the same runs begin with
 # the same tokens; different runs never share a token id. Block hashes chain over all tokens before,
@@ -182,7 +182,7 @@ class TraceFile:
 
     def __init__(self, path: Path, file_format: str) -> None:
         if file_format not in FORMATS:
-            raise SimulationError(
+            raise TraceError(
                 f"the trace format is {file_format!r}, it must be one of {', '.join(FORMATS)}"
             )
         self.name = f"{file_format}, {path.name}"
@@ -206,9 +206,9 @@ class TraceFile:
                     yield _request(index, row, row.time_s - first_s)
                     index += 1
         except OSError as error:
-            raise SimulationError(f"cannot read {self._path}: {error.strerror}") from None
+            raise TraceError(f"cannot read {self._path}: {error.strerror}") from None
         except UnicodeDecodeError as error:
-            raise SimulationError(f"{self._path} is no text in UTF-8: {error.reason}") from None
+            raise TraceError(f"{self._path} is no text in UTF-8: {error.reason}") from None
 
     def _rows(self, file: TextIO) -> Iterator[tuple[int, _Row]]:
         line, row = 0, None
@@ -243,8 +243,8 @@ class TraceFile:
                 f"{most} blocks of {MOONCAKE_BLOCK_TOKENS} are the most",
             )
 
-    def _error(self, line: int, text: str) -> SimulationError:
-        return SimulationError(f"{self._path}, line {line}: {text}")
+    def _error(self, line: int, text: str) -> TraceError:
+        return TraceError(f"{self._path}, line {line}: {text}")
 
 
 def _request(index: int, row: _Row, arrival_s: float) -> TraceRequest:

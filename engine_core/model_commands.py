@@ -1,0 +1,121 @@
+"""`engine-core pull`, `list` and `rm`: models that are fetched, without a daemon."""
+
+import dataclasses
+import functools
+import json as json_format
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+
+from cyclopts import Parameter
+
+from engine_core.errors import StartupError
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+P = ParamSpec("P")
+
+_LINE_EVERY_S = 2.0
+
+_Json = Annotated[bool, Parameter(help="Print JSON.", negative="", show=True)]
+_Name = Annotated[
+    str, Parameter(help="A known name, or an org/name of the Hugging Face hub.", show=True)
+]
+
+
+def _with_one_error(command: Callable[P, None]) -> Callable[P, None]:
+    @functools.wraps(command)
+    def run(*args: P.args, **more: P.kwargs) -> None:
+        from engine_core.model_files import ModelFilesError
+
+        try:
+            command(*args, **more)
+        except (ModelFilesError, OSError) as error:
+            raise StartupError(str(error)) from error
+
+    return run
+
+
+@_with_one_error
+def pull(name: _Name, /, *, json: _Json = False) -> None:
+    """Fetch a model, so that a daemon need not."""
+    from engine_core.model_files.open import locate_model
+    from engine_core.model_files.stored import size_bytes
+
+    shown = Shown(name, prints_json=json)
+    try:
+        path, _ = locate_model(name, option="NAME", report=shown.text, progress=shown.bytes)
+    finally:
+        shown.close()
+    num_bytes = size_bytes(path)
+    done = {"status": "success", "path": str(path), "bytes": num_bytes}
+    _print(json_format.dumps(done) if json else f"{path} ({num_bytes / 1e6:,.0f} MB)")
+
+
+@_with_one_error
+def list_models(*, json: _Json = False) -> None:
+    """List the models that were fetched: bytes, format, when last used."""
+    from engine_core.model_files.stored import stored_models
+
+    found = stored_models()
+    if json:
+        _print(json_format.dumps([dataclasses.asdict(each) for each in found], default=str))
+        return
+    width = max(len(name) for name in ["NAME", *(each.name for each in found)])
+    _print(f"{'NAME':<{width}}  {'BYTES':>15}  {'FORMAT':<20}  LAST USED")
+    for each in found:
+        used = f"{datetime.fromtimestamp(each.last_used_s):%Y-%m-%d %H:%M}"
+        _print(f"{each.name:<{width}}  {each.num_bytes:>15,}  {each.format:<20}  {used}")
+
+
+@_with_one_error
+def rm(name: _Name, /) -> None:
+    """Delete a fetched model, unless a daemon uses it."""
+    from engine_core.model_files.stored import remove_stored_model
+
+    model = remove_stored_model(name)
+    _print(f"removed {model.name}: {model.num_bytes / 1e6:,.0f} MB are free again")
+
+
+class Shown:
+    """What a download says: a bar on a terminal, else a line now and then. JSON has Ollama's
+    names."""
+
+    def __init__(self, name: str, *, prints_json: bool) -> None:
+        self._name = name
+        self._json = prints_json
+        self._started_s = time.monotonic()
+        self._said_s = 0.0
+        self._bar: tqdm[Any] | None = None
+
+    def text(self, line: str) -> None:
+        if self._json:
+            _print(json_format.dumps({"status": line}))
+        elif self._bar is None:
+            print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+    def bytes(self, done: int, total: int) -> None:
+        if self._json:
+            status = {"status": f"pulling {self._name}", "completed": done, "total": total}
+            _print(json_format.dumps(status))
+        elif sys.stderr.isatty():
+            if self._bar is None:
+                from tqdm import tqdm
+
+                self._bar = tqdm(desc=self._name, total=total, unit="B", unit_scale=True)
+            self._bar.update(done - self._bar.n)
+        elif (elapsed_s := time.monotonic() - self._started_s) >= self._said_s + _LINE_EVERY_S:
+            self._said_s = elapsed_s
+            megabytes = f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
+            self.text(f"{self._name}: {megabytes}, {elapsed_s:.0f} s")
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _print(text: str) -> None:
+    print(text, flush=True)  # noqa: T201

@@ -1,0 +1,80 @@
+"""`engine-client ps`: the daemons of this user that run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from frontend.cli.options import DaemonOptions
+from frontend.errors import EngineClientError
+from protocol.memory import process_memory_bytes
+from protocol.running_daemons import RunningDaemon, running_daemons
+
+_ANSWER_S = 2.0
+"""A daemon answers between two steps."""
+
+
+async def run_ps(options: DaemonOptions, *, prints_json: bool) -> int:
+    """Print a row or an object for each, oldest first. Returns the exit code."""
+    found = await asyncio.gather(*(_described(each, options) for each in running_daemons()))
+    if prints_json:
+        sys.stdout.write(json.dumps(found) + "\n")
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in _table([_row(each) for each in found]))
+    return 0
+
+
+async def _described(daemon: RunningDaemon, options: DaemonOptions) -> dict[str, Any]:
+    """`running` and `waiting` requests are None where it does not answer."""
+    running: int | None = None
+    waiting: int | None = None
+    quick = dataclasses.replace(options, connect_timeout=_ANSWER_S)
+    llm = quick.client("ps", [daemon.address])
+    with contextlib.suppress(EngineClientError, TimeoutError):
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await llm.open()
+                now = await llm.statistics()
+                running, waiting = now.num_running, now.num_waiting
+        finally:
+            await llm.close()
+    return {
+        **msgspec.structs.asdict(daemon),
+        "uptime_s": round(time.time() - daemon.started_s, 1),
+        "memory_bytes": process_memory_bytes(daemon.pid),
+        "num_running": running,
+        "num_waiting": waiting,
+    }
+
+
+def _row(daemon: dict[str, Any]) -> list[str]:
+    memory, running, keep_alive_s = (
+        daemon[name] for name in ("memory_bytes", "num_running", "keep_alive_s")
+    )
+    kept = "-" if keep_alive_s is None else str(timedelta(seconds=max(0.0, keep_alive_s)))
+    return [
+        daemon["model"],
+        str(daemon["pid"]),
+        str(timedelta(seconds=round(daemon["uptime_s"]))),
+        "no answer" if running is None else f"{running} running, {daemon['num_waiting']} waiting",
+        "-" if memory is None else f"{memory / 1e6:,.0f} MB",
+        "for ever" if keep_alive_s == -1 else kept,
+        daemon["address"],
+    ]
+
+
+def _table(rows: list[list[str]]) -> list[str]:
+    rows = [["MODEL", "PID", "UPTIME", "REQUESTS", "MEMORY", "KEEP-ALIVE", "ADDRESS"], *rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

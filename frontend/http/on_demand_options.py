@@ -1,0 +1,62 @@
+"""What `engine-client http` is told about daemons that it starts."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from frontend.errors import InvalidInput
+
+_DURATION = re.compile(r"-?(\d+(\.\d+)?|(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+)")
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class OnDemandOptions:
+    """Of models given as --model NAME."""
+
+    keep_alive: Annotated[str, Parameter(allow_leading_hyphen=True)] = "5m"
+    """How long a started daemon may be idle: seconds or as 1h30m; 0: not at all, -1: for ever."""
+    startup_timeout: float = 600.0
+    """Seconds for a started daemon to get ready, after its download."""
+    engine_options: Annotated[Sequence[str], Parameter(parse=False)] = ()
+    command: Annotated[Sequence[str], Parameter(parse=False)] = (
+        sys.executable,
+        "-m",
+        "engine_core.cli",
+    )
+
+    @property
+    def keep_alive_s(self) -> float:
+        """Raises InvalidInput: it is none."""
+        return keep_alive_seconds(self.keep_alive, name="--keep-alive")
+
+    def check(self) -> None:
+        """Raises InvalidInput: one of them is outside its limits."""
+        _ = self.keep_alive_s
+        if not 0 < self.startup_timeout < math.inf:
+            raise InvalidInput(
+                f"--startup-timeout is {self.startup_timeout:g}, it must be a number above 0"
+            )
+
+
+def keep_alive_seconds(value: str | float, *, name: str = "keep_alive") -> float:
+    """Ollama's `keep_alive`: seconds or a text such as "1h30m"; below 0: for ever (infinity).
+
+    Raises:
+        InvalidInput: it is neither.
+    """
+    text = str(value)
+    if not _DURATION.fullmatch(text):
+        raise InvalidInput(f'{name} is {text!r}, it must be like 300, "5m" or -1')
+    if text.startswith("-"):
+        return math.inf if re.search("[1-9]", text) else 0.0
+    parts = re.findall(r"([\d.]+)([a-zµ]+)", text)
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts) if parts else float(text)

@@ -1,0 +1,85 @@
+"""A stream of a request whose model has to be started first: it begins before, and says so in
+comments, which clients skip."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from frontend.http.api_errors import ApiError
+from frontend.http.error_forms import error_body
+from frontend.http.event_stream import (
+    BEGIN_S,
+    COMMENT_S,
+    DONE,
+    EventStream,
+    ending_with_errors,
+    event,
+)
+from frontend.http.exchange import Exchange
+from frontend.http.served_models import ServedModels
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class _Asked(msgspec.Struct):
+    stream: bool | None = None
+
+
+def begins_while_starting(handler: Handler) -> Handler:
+    """`handler`, whose streams begin when they have waited for their model for `BEGIN_S`."""
+
+    @functools.wraps(handler)
+    async def handle(request: Request) -> Response:
+        models: ServedModels = request.app.state.models
+        if not models.starts_engines:
+            return await handler(request)
+        exchange: Exchange = request.scope["exchange"]
+        answer: asyncio.Future[Response] = asyncio.ensure_future(handler(request))
+        try:
+            await asyncio.wait((answer,), timeout=BEGIN_S)
+            if exchange.waits_for is not None and await _is_stream(request):
+                events, answer = _events(answer, exchange), asyncio.Future()
+                path = request.url.path
+                return EventStream(ending_with_errors(events, lambda error: _last(error, path)))
+            return await answer
+        finally:
+            answer.cancel()
+
+    return handle
+
+
+async def _is_stream(request: Request) -> bool:
+    return msgspec.json.decode(await request.body(), type=_Asked).stream is True
+
+
+async def _events(
+    answer: asyncio.Future[Response], exchange: Exchange
+) -> AsyncGenerator[bytes, None]:
+    try:
+        while not answer.done():
+            state = "waiting" if exchange.waits_for is None else exchange.waits_for()
+            yield f": {state}\n\n".encode()
+            await asyncio.wait((answer,), timeout=COMMENT_S)
+        try:
+            response = answer.result()
+        except ClientDisconnect:
+            return
+        if isinstance(response, EventStream):
+            async with contextlib.aclosing(response.events) as events:
+                async for each in events:
+                    yield each
+    finally:
+        answer.cancel()
+
+
+def _last(error: ApiError, path: str) -> bytes:
+    if path.startswith("/v1/messages"):
+        return event(error_body(error, path), "error")
+    return event(error.body()) + DONE

@@ -1,0 +1,290 @@
+"""One request of a client, from its submission to its last output. Outputs are built when the
+consumer takes them: a slow consumer gets several merged into one."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from frontend.event_loop import Clock
+from frontend.outputs import FinishReasonName, RequestMetrics, RequestOutput
+from frontend.sampling_params import RequestOutputKind, SamplingParams
+from frontend.sequence_state import SequenceState
+from frontend.tokenizer import Tokenizer
+from protocol.outputs import EngineCoreOutput
+from protocol.requests import EngineRequest
+from protocol.sampling import sequence_seed
+
+_MIN_TIMEOUT_S = 1e-3
+"""Sent for a request whose time is over: the engine ends it at once, with the reason."""
+
+
+class RequestObserver(Protocol):
+    """Sees what a client's requests get, and when. Times in seconds."""
+
+    def on_first_token(self, ttft_s: float) -> None:
+        """Of a request, since it was submitted."""
+
+    def on_tokens(self, itl_s: float, count: int) -> None:
+        """So many sequences got tokens, each `itl_s` after its last ones."""
+
+    def on_finished(self, request: "RequestState") -> None:
+        """Its last sequence has ended. Not called for a request that its consumer left."""
+
+
+class RequestState:
+    """One user request: a prompt and `num_sequences` samples or beams of it.
+
+    Args:
+        request: what the engine is asked, under the user's id. It has a seed, so that a resumed
+            request continues with the same random numbers.
+        params: how text is made of the tokens.
+        on_finished: called once, when the last sequence ends or an error ends them all.
+    """
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        params: SamplingParams,
+        *,
+        prompt_text: str | None,
+        output_kind: RequestOutputKind,
+        tokenizer: Tokenizer | None,
+        clock: Clock,
+        on_finished: Callable[[], None] | None = None,
+    ) -> None:
+        self.request_id = request.request_id
+        self.sequences = [
+            SequenceState(index, request.prompt_token_ids, params, tokenizer)
+            for index in range(request.num_sequences)
+        ]
+        self.wire_ids: list[str] = []
+        """The engine's ids for it: one, or after a resumption one for each sequence."""
+        self.metrics = RequestMetrics(arrival_time=time.time())
+        self._request = request
+        self._prompt_text = prompt_text
+        self._kind = output_kind
+        self._is_final_only = output_kind is RequestOutputKind.FINAL_ONLY
+        self._last_token_s: float | None = None
+        self._clock = clock
+        self._submitted_s = clock.now()
+        self.num_reports = 0
+        """Errors of the engine since its last token."""
+        self.weights_version: int | None = None
+        """Of the last token."""
+        self._weights_versions: list[int] = []
+        self._num_cached_tokens: int | None = None
+        self._error: Exception | None = None
+        self._final_taken = False
+        self._has_output = False
+        """Whether `next_output` has something to return."""
+        self._waiter: asyncio.Future[None] | None = None
+        self._on_finished = on_finished
+        self.observer: RequestObserver | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self._error is not None or all(sequence.finished for sequence in self.sequences)
+
+    @property
+    def wire(self) -> EngineRequest:
+        """What the engine was asked, under the user's id."""
+        return self._request
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Prompt tokens that the engine found in its prefix cache; None before the first token."""
+        return self._num_cached_tokens
+
+    @property
+    def is_beam_search(self) -> bool:
+        return self._request.beam_search is not None
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the engine has sent any output of it."""
+        return any(sequence.token_ids or sequence.finished for sequence in self.sequences)
+
+    def wire_request(self, start: int, stop: int, wire_id: str) -> EngineRequest:
+        """What to send for sequences `[start, stop)`, now: for a single one with all the tokens
+        received so far, and with its own seed."""
+        params = self._request.sampling_params
+        if start > 0:
+            assert params.seed is not None
+            params = msgspec.structs.replace(params, seed=sequence_seed(params.seed, start))
+        timeout_s = self._request.timeout_s
+        if timeout_s is not None:
+            timeout_s = max(_MIN_TIMEOUT_S, timeout_s - (self._clock.now() - self._submitted_s))
+        return msgspec.structs.replace(
+            self._request,
+            request_id=wire_id,
+            timeout_s=timeout_s,
+            sampling_params=params,
+            output_token_ids=self.sequences[start].token_ids if stop - start == 1 else [],
+            num_sequences=stop - start,
+            is_resumed=self.metrics.engine_request_id is not None,
+        )
+
+    def note_weights(self, version: int) -> None:
+        """Its next tokens are of these weights, not of those before."""
+        self.weights_version = version
+        self._weights_versions = [*self._weights_versions, version]  # outputs share the list
+
+    def append_output(self, index: int, output: EngineCoreOutput, now_s: float) -> bool:
+        """Process one engine output for a sequence, received at `now_s` of the clock.
+
+        Returns:
+            True if a stop string ended the sequence while the engine continues it.
+        """
+        if output.new_token_ids:
+            before_s = self._note_token(index, now_s)
+            if self.observer is not None and not math.isnan(before_s):
+                self.observer.on_tokens(now_s - before_s, 1)
+        if self._num_cached_tokens is None:
+            self._num_cached_tokens = output.num_cached_tokens
+        if self.metrics.engine is None:
+            self.metrics.engine = output.timings
+        sequence = self.sequences[index]
+        if sequence.finished:  # by a stop string, while the request's others go on
+            return False
+        must_abort = sequence.append_output(output)
+        self._after_change()
+        return must_abort
+
+    def append_token(self, sequence: SequenceState, token_id: int, now_s: float) -> bool:
+        """`append_output` for one token and nothing else."""
+        self.num_reports = 0
+        if self.metrics.first_token_s is None:  # it was resumed
+            self._note_first_token(now_s)
+        self._last_token_s = sequence.last_token_s = now_s
+        if sequence.finish_reason is not None:
+            return False
+        if sequence.may_stop_at_text:
+            must_abort = sequence.append_token(token_id)
+            self._after_change()
+            return must_abort
+        sequence.token_ids.append(token_id)
+        if not (self._has_output or self._is_final_only):
+            self._has_output = True
+            self._wake()
+        return False
+
+    def end_sequences(self, start: int, stop: int, last: EngineCoreOutput | None) -> None:
+        """The engine has ended sequences `[start, stop)`: those without an end of their own get
+        that of the request's last output."""
+        reason = None if last is None else last.finish_reason
+        detail = None if last is None else last.detail
+        for sequence in self.sequences[start:stop]:
+            if not sequence.finished:
+                sequence.finish(
+                    "error" if reason is None else reason.value,
+                    detail or "the engine ended the request",
+                )
+                self._after_change()
+
+    def finish(self, reason: FinishReasonName, detail: str | None = None) -> None:
+        """End every sequence that still runs; the stream gets a last output."""
+        if not self.finished:
+            for sequence in self.sequences:
+                sequence.finish(reason, detail)
+            self._after_change()
+
+    def fail(self, error: Exception) -> None:
+        """End the stream with an exception, after what has arrived."""
+        if not self.finished:
+            self._error = error
+            self._after_change()
+
+    async def next_output(self) -> RequestOutput:
+        """The next output, as soon as there is something new.
+
+        Raises:
+            EngineClientError: what `fail` was given.
+        """
+        assert not self._final_taken, f"request {self.request_id} has ended"
+        while not self._has_output:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._take_output()
+
+    def failed_output(self, detail: str) -> RequestOutput:
+        """The output of a request that failed: what it has so far, with reason "error"."""
+        for sequence in self.sequences:
+            sequence.finish("error", detail)
+        return self._take_output()
+
+    def _take_output(self) -> RequestOutput:
+        delta = self._kind is RequestOutputKind.DELTA
+        self._has_output = False
+        self._note_times()
+        if len(self.sequences) == 1:
+            sequence = self.sequences[0]
+            finished = sequence.finish_reason is not None
+            outputs = [sequence.take_output(delta=delta)]
+        else:
+            finished = all(sequence.finished for sequence in self.sequences)
+            outputs = [
+                sequence.take_output(delta=delta)
+                for sequence in self.sequences
+                if not delta or sequence.has_new_output
+            ]
+        self._final_taken = finished
+        return RequestOutput(  # one a token: names cost half a microsecond
+            self.request_id,
+            self._prompt_text,
+            self._request.prompt_token_ids,
+            outputs,
+            finished,
+            self.metrics,
+            self._num_cached_tokens,
+            self._weights_versions,
+        )
+
+    def _note_token(self, index: int, now_s: float) -> float:
+        """Returns when the sequence's last token had come; NaN before its first."""
+        self.num_reports = 0
+        if self.metrics.first_token_s is None:
+            self._note_first_token(now_s)
+        sequence = self.sequences[index]
+        before_s, sequence.last_token_s = sequence.last_token_s, now_s
+        self._last_token_s = now_s
+        return before_s
+
+    def _note_first_token(self, now_s: float) -> None:
+        ttft_s = self.metrics.first_token_s = now_s - self._submitted_s
+        if self.observer is not None:
+            self.observer.on_first_token(ttft_s)
+
+    def _note_times(self) -> None:
+        """What is the same for many tokens is noted when somebody looks."""
+        if self._last_token_s is not None:
+            self.metrics.last_token_s = self._last_token_s - self._submitted_s
+
+    def _after_change(self) -> None:
+        if self.finished:
+            self._note_times()
+            self.metrics.finished_s = self._clock.now() - self._submitted_s
+            if self.observer is not None and self._error is None:
+                self.observer.on_finished(self)
+                self.observer = None
+            if self._on_finished is not None:
+                self._on_finished()
+                self._on_finished = None
+        if self._is_final_only:
+            self._has_output = self._error is None and self.finished
+        else:
+            self._has_output = any(sequence.has_new_output for sequence in self.sequences)
+        if self._has_output or self._error is not None:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

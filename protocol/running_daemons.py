@@ -1,0 +1,89 @@
+"""Which daemons of this user run: a file each, which its daemon keeps locked while it lives."""
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from protocol.addresses import default_socket_folder
+
+
+class RunningDaemon(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    Args:
+        model: its name.
+        files: the folder or file that it serves.
+        started_s: since the epoch.
+        keep_alive_s: how long a server that started it keeps it without requests; -1: for ever,
+            None: it was not started by one.
+    """
+
+    pid: int
+    model: str
+    address: str
+    files: str
+    started_s: float = msgspec.field(default_factory=time.time)
+    keep_alive_s: float | None = None
+
+
+@contextlib.contextmanager
+def listed(daemon: RunningDaemon) -> Iterator[None]:
+    """Inside, `running_daemons` knows it. Where there is no folder for that, nobody does."""
+    with contextlib.ExitStack() as file:
+        with contextlib.suppress(OSError):
+            file.enter_context(_locked_file(daemon))
+        yield
+
+
+def running_daemons() -> list[RunningDaemon]:
+    """Oldest first."""
+    found = []
+    for path in _folder().glob("*.json"):
+        with contextlib.suppress(OSError, msgspec.DecodeError), path.open("rb") as stream:
+            if path.stat().st_uid != os.getuid():
+                continue
+            try:
+                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                found.append(msgspec.json.decode(stream.read(), type=RunningDaemon))
+            else:
+                path.unlink()  # of a daemon that was killed
+    return sorted(found, key=lambda each: each.started_s)
+
+
+def note_keep_alive(pid: int, keep_alive_s: float) -> None:
+    """For `running_daemons`: what the server that started this daemon does with it."""
+    with contextlib.suppress(OSError, msgspec.DecodeError), _file(pid).open("r+b") as stream:
+        daemon = msgspec.json.decode(stream.read(), type=RunningDaemon)
+        text = msgspec.json.encode(msgspec.structs.replace(daemon, keep_alive_s=keep_alive_s))
+        os.pwrite(stream.fileno(), text, 0)
+        stream.truncate(len(text))
+
+
+@contextlib.contextmanager
+def _locked_file(daemon: RunningDaemon) -> Iterator[None]:
+    path = _file(daemon.pid)
+    for folder in (path.parent.parent, path.parent):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    unfinished = path.with_suffix(".new")
+    with unfinished.open("wb") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        stream.write(msgspec.json.encode(daemon))
+        stream.flush()
+        unfinished.rename(path)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _folder() -> Path:
+    return default_socket_folder() / "daemons"
+
+
+def _file(pid: int) -> Path:
+    return _folder() / f"{pid}.json"

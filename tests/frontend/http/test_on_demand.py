@@ -1,0 +1,300 @@
+"""Models whose daemons the server starts and stops. The daemons are scripted processes."""
+
+import contextlib
+import sys
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+from fake_engine import wait_until
+from http_server import serving_models
+
+from frontend.errors import InvalidInput
+from frontend.http import on_demand, while_starting
+from frontend.http.on_demand import DaemonPool, OnDemandModel
+from frontend.http.on_demand_options import OnDemandOptions, keep_alive_seconds
+from frontend.http.served_models import ServedModels
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(__file__).with_name("on_demand_engine.py")
+HELLO = [{"role": "user", "content": "Hello"}]
+LOOKS = ["/health", "/ready", "/metrics", "/v1/models", "/v1/requests", "/api/tags", "/api/ps"]
+
+
+def is_running(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+class Server:
+    """A client of a server of scripted models, and what was started for it."""
+
+    def __init__(self, url, folder):
+        self.http = httpx.Client(base_url=url, timeout=30)
+        self._folder = folder
+
+    def pids(self, name):
+        file = self._folder / name
+        return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+    def complete(self, name, **more):
+        body = {"model": name, "prompt": "Hello", "max_tokens": 3, **more}
+        return self.http.post("/v1/completions", json=body)
+
+    def state(self, name):
+        return self.http.get("/health").json()["engines"][name]
+
+    @contextlib.contextmanager
+    def streaming(self, name):
+        body = {"model": name, "prompt": "Hello", "max_tokens": 400, "ignore_eos": True}
+        with self.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+            chunks = response.iter_text()
+            next(chunks)
+            yield chunks
+
+
+@pytest.fixture
+def serve(tmp_path):
+    with contextlib.ExitStack() as servers:
+
+        def start(*names, keep_alive="1h"):
+            command = (sys.executable, str(SCRIPT), str(tmp_path))
+            pool = DaemonPool(OnDemandOptions(keep_alive=keep_alive, command=command))
+            models = [OnDemandModel(name, pool) for name in names]
+            return Server(servers.enter_context(serving_models(ServedModels(models))), tmp_path)
+
+        yield start
+
+
+def test_looking_starts_nothing_and_the_answers_are_true(serve):
+    server = serve("small", "other")
+    answers = {path: server.http.get(path) for path in LOOKS}
+    assert {answer.status_code for answer in answers.values()} == {200}
+    stopped = {"small": "stopped", "other": "stopped"}
+    assert answers["/health"].json()["engines"] == stopped == answers["/ready"].json()["engines"]
+    assert [card["id"] for card in answers["/v1/models"].json()["data"]] == ["small", "other"]
+    assert answers["/api/ps"].json() == {"models": []}
+    assert len(answers["/api/tags"].json()["models"]) == 2
+    assert "up{" not in answers["/metrics"].text
+    for path in ("/slots", "/props"):
+        refused = server.http.get(path, params={"model": "small"})
+        assert refused.status_code == 503
+        assert "small is stopped; a request starts it" in refused.text
+    assert server.complete("unknown").status_code == 404
+    assert server.pids("small") == server.pids("other") == []
+
+
+def test_all_who_ask_first_get_one_daemon_and_the_next_ones_the_same(serve):
+    server = serve("small", "other")
+    statuses = []
+    ask = lambda: statuses.append(server.complete("small").status_code)  # noqa: E731
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [*statuses, server.complete("small").status_code] == [200] * 5
+    assert len(server.pids("small")) == 1
+    assert server.pids("other") == []
+    assert server.http.get("/ready").json()["engines"] == {"small": "ok", "other": "stopped"}
+    assert 'up{address="",model_name="small"} 1.0' in server.http.get("/metrics").text
+
+
+def test_an_idle_daemon_is_stopped_a_busy_one_is_not_and_the_next_request_starts_one(serve):
+    server = serve("small", keep_alive="0.3")
+    with server.streaming("small") as chunks:
+        time.sleep(0.8)
+        assert server.state("small") == "ok"
+        assert "data: " in next(chunks)
+    wait_until(lambda: server.state("small") == "stopped")
+    (pid,) = server.pids("small")
+    assert not is_running(pid)
+    assert server.complete("small").status_code == 200
+    assert len(server.pids("small")) == 2
+
+
+def test_daemons_end_with_the_server(tmp_path):
+    pool = DaemonPool(OnDemandOptions(command=(sys.executable, str(SCRIPT), str(tmp_path))))
+    models = ServedModels([OnDemandModel("small", pool)])
+    with serving_models(models) as url:
+        server = Server(url, tmp_path)
+        assert server.complete("small").status_code == 200
+    assert not is_running(*server.pids("small"))
+
+
+def test_a_request_of_ollamas_says_how_long_its_model_stays(serve):
+    server = serve("small")
+
+    def generate(**fields):
+        body = {"model": "small", "prompt": "Hello", "stream": False, **fields}
+        answer = server.http.post("/api/generate", json={**body, "options": {"num_predict": 2}})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def expiry():
+        (loaded,) = server.http.get("/api/ps").json()["models"]
+        assert loaded["size"] > 10**6
+        return datetime.fromisoformat(loaded["expires_at"]) - datetime.now(UTC)
+
+    assert generate(prompt="", keep_alive=0)["done_reason"] == "unload"
+    assert server.pids("small") == []
+    assert generate()["done_reason"] == "length"
+    assert timedelta(minutes=58) < expiry() <= timedelta(hours=1)
+    generate(keep_alive="10m")
+    generate()  # says nothing of it
+    assert timedelta(minutes=9) < expiry() <= timedelta(minutes=10)
+    generate(keep_alive=-1)
+    assert expiry() > timedelta(days=36_500)
+    generate(keep_alive=0)
+    wait_until(lambda: server.state("small") == "stopped")
+    assert server.http.get("/api/ps").json() == {"models": []}
+    assert generate(prompt="")["done_reason"] == "load"
+    assert timedelta(minutes=58) < expiry()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("5m", 300), (300, 300), ("1h30m", 5400), ("1.5s", 1.5), (0, 0), ("0s", 0), ("100ms", 0.1)],
+)
+def test_a_time_to_stay_is_read_as_ollama_reads_it(text, seconds):
+    assert keep_alive_seconds(text) == pytest.approx(seconds)
+    assert keep_alive_seconds(-1) == keep_alive_seconds("-5m") == float("inf")
+    with pytest.raises(InvalidInput, match="keep_alive is 'soon'"):
+        keep_alive_seconds("soon")
+
+
+@pytest.fixture
+def room_for(monkeypatch, tmp_path):
+    """A machine whose memory holds some of the scripted daemons."""
+
+    def limit(num_daemons):
+        daemon_bytes = 600 * 1024**2
+
+        def available():
+            pids = [int(pid) for file in tmp_path.iterdir() for pid in file.read_text().split()]
+            return daemon_bytes * (num_daemons - sum(map(is_running, pids)))
+
+        monkeypatch.setattr(on_demand, "available_memory_bytes", available)
+
+    return limit
+
+
+def test_the_least_recently_used_idle_daemon_makes_room(serve, room_for):
+    room_for(2)
+    server = serve("a", "b", "c")
+    for name in ("a", "b", "a", "c"):
+        assert server.complete(name).status_code == 200
+    assert [server.state(name) for name in "abc"] == ["ok", "stopped", "ok"]
+
+
+def test_without_an_idle_one_the_answer_is_503_with_the_numbers_and_nobody_is_hurt(serve, room_for):
+    room_for(1)
+    server = serve("a", "b")
+    with server.streaming("a") as chunks:
+        refused = server.complete("b")
+        assert refused.status_code == 503
+        assert "retry-after" in refused.headers
+        needed = 2 * 10**6 + 512 * 1024**2
+        assert refused.json()["error"]["message"] == (
+            f"b needs {needed:,} bytes of memory, 0 are available, and a cannot be stopped now; "
+            "try again later, or free some"
+        )
+        assert "data: " in next(chunks)
+    wait_until(lambda: server.complete("b").status_code == 200)
+    assert server.state("a") == "stopped"
+
+
+def test_a_daemon_that_finds_no_memory_is_tried_again_without_an_idle_one(serve):
+    server = serve("a", "large")
+    assert server.complete("a").status_code == 200
+    assert server.complete("large").status_code == 200
+    assert (server.state("a"), len(server.pids("large"))) == ("stopped", 2)
+
+
+def test_a_failed_start_is_one_503_with_the_logs_last_line_for_each_who_waits(serve):
+    server = serve("broken", "absent")
+    answers = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(server.complete("broken"))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [answer.status_code for answer in answers] == [503] * 3
+    (text,) = {answer.json()["error"]["message"] for answer in answers}
+    assert "ended with exit code 3" in text
+    assert text.endswith("The last line of its log: engine-core: the file is cut short")
+    assert "reading weights" not in text
+    assert server.state("broken") == f"stopped: {text}"
+    assert server.complete("broken").status_code == 200  # as its second start works
+    refused = server.complete("absent")
+    assert refused.status_code == 503
+    assert "'absent' is no known name" in refused.json()["error"]["message"]
+
+
+def test_a_daemon_that_dies_ends_its_streams_with_its_last_line_and_is_started_again(serve):
+    server = serve("mortal")
+    with server.streaming("mortal") as chunks:
+        text = "".join(chunks)
+    assert "exit code 7" in text
+    assert "illegal instruction, as it were" in text
+    wait_until(lambda: server.state("mortal") == "stopped")
+    assert server.complete("mortal").status_code == 200
+    assert len(server.pids("mortal")) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "failed"),
+    [
+        ("chat/completions", {"messages": HELLO, "max_tokens": 3}, '"code":"engine_unavailable"'),
+        ("responses", {"input": HELLO, "max_output_tokens": 16}, '"code":"engine_unavailable"'),
+        ("messages", {"messages": HELLO, "max_tokens": 3}, "event: error\ndata: "),
+    ],
+)
+def test_streams_that_wait_are_told_so_in_comments(serve, monkeypatch, path, body, failed):
+    monkeypatch.setattr(while_starting, "BEGIN_S", 0.1)
+    monkeypatch.setattr(while_starting, "COMMENT_S", 0.2)
+    server = serve("slow", "broken")
+    body["stream"] = True
+    text = server.http.post(f"/v1/{path}", json={**body, "model": "slow"}).text
+    comments = [line for line in text.splitlines() if line.startswith(":")]
+    assert len(comments) > 2
+    assert comments[1].startswith(": slow is starting for ")
+    assert any(line.startswith("data: ") for line in text.splitlines())
+    refused = server.http.post(f"/v1/{path}", json={**body, "model": "broken"})
+    assert refused.status_code == 200
+    assert failed in refused.text
+    assert "the file is cut short" in refused.text
+
+
+def test_ollamas_pull_shows_the_download(serve):
+    server = serve("small", "absent")
+    lines = server.http.post("/api/pull", json={"model": "small"}).text.splitlines()
+    assert lines[0] == '{"status":"pulling manifest"}'
+    assert lines[1] == '{"status":"pulling it","completed":1000000,"total":2000000}'
+    assert lines[-1] == '{"status":"success"}'
+    (entry, _) = server.http.get("/api/tags").json()["models"]
+    assert entry["size"] == 2 * 10**6
+    refused = server.http.post("/api/pull", json={"model": "absent", "stream": False})
+    assert refused.status_code == 503
+    assert "'absent' is no known name" in refused.json()["error"]
+    assert server.pids("small") == []
+
+
+def test_a_client_that_leaves_while_the_model_starts_takes_nothing_with_it(serve):
+    server = serve("slow", keep_alive="0.2")
+    with contextlib.suppress(httpx.ReadTimeout):
+        httpx.post(
+            f"{server.http.base_url}/v1/completions",
+            json={"model": "slow", "prompt": "Hello", "stream": True},
+            timeout=0.3,
+        )
+    assert server.complete("slow").status_code == 200
+    (pid,) = server.pids("slow")
+    wait_until(lambda: not is_running(pid))
