@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
+from engine_core.scheduler.request import request_of
 from engine_core.suspects import Suspects
 from protocol.outputs import EngineCoreOutputs, RequestTimings
 from protocol.requests import EngineRequest
@@ -127,11 +128,7 @@ class StepSuspects(StepObserver):
         self._fingerprints[message.request_id] = fingerprint(message)
 
     def on_plan(self, plan: SchedulerOutput, now_s: float) -> None:
-        known = self._fingerprints
-        # of "ID#1" the request is "ID"
-        found = {
-            known.get(name) or known.get(name.rpartition("#")[0]) for name in plan.batch.req_ids
-        }
+        found = {self._fingerprints.get(request_of(name)) for name in plan.batch.req_ids}
         self._suspects.begin_step(plan.step_id, [each for each in found if each is not None])
 
     def on_outputs(self, outputs: Mapping[int, EngineCoreOutputs], now_s: float) -> None:
@@ -194,7 +191,7 @@ class RequestTimes(StepObserver):
             if stages is not None and stages.first_scheduled_s is None:
                 stages.first_scheduled_s = now_s - stages.arrival_s
         # A request is preempted as a whole: its sequences count once.
-        for request_id in {self._request_of(req_id) for req_id in plan.preempted_req_ids}:
+        for request_id in set(map(request_of, plan.preempted_req_ids)):
             if request_id in self._stages:
                 self._stages[request_id].num_preemptions += 1
 
@@ -227,9 +224,3 @@ class RequestTimes(StepObserver):
                             num_preemptions=stages.num_preemptions,
                         ),
                     )
-
-    def _request_of(self, sequence_id: str) -> str:
-        """ "ID" and "ID#1" are sequences of request "ID"."""
-        if sequence_id in self._stages:
-            return sequence_id
-        return sequence_id.rpartition("#")[0]
