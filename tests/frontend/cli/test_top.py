@@ -148,6 +148,8 @@ async def test_a_request_that_ends_while_it_is_explained_says_how(start_engine):
         await until(pilot, "needs 9 blocks")
         script(engine)
         await until(pilot, "status               finished")
+        await pilot.press("ctrl+c")
+        assert pilot.app.return_code == 0
 
 
 async def test_an_idle_engine_is_asked_once_a_second_and_a_busy_one_twice(start_engine):
