@@ -21,13 +21,7 @@ from engine_core.observers import (
     StepTimes,
     fingerprint,
 )
-from engine_core.scheduler import (
-    DuplicateRequestId,
-    QueueFull,
-    Request,
-    RequestStatus,
-    Scheduler,
-)
+from engine_core.scheduler import DuplicateRequestId, QueueFull, Request, RequestStatus, Scheduler
 from engine_core.server.access import owned_request, permitted_answer, permitted_part
 from engine_core.server.clients import Client, ClientRegistry
 from engine_core.server.inbox import Inbox, Incoming

@@ -2,8 +2,7 @@
 
 scheduler.add_request(request)
 plan = scheduler.schedule()
-outputs = scheduler.update_from_output(plan, runner.execute(plan))
-"""
+outputs = scheduler.update_from_output(plan, runner.execute(plan))"""
 
 import abc
 import enum
@@ -63,10 +62,7 @@ class SchedulerInterface(abc.ABC):
 
     @abc.abstractmethod
     def finish_requests(
-        self,
-        ids: str | Iterable[str],
-        finished_status: RequestStatus,
-        detail: str | None = None,
+        self, ids: str | Iterable[str], finished_status: RequestStatus, detail: str | None = None
     ) -> None:
         """End requests at once; ids that are unknown or finished are ignored. The terminal outputs
         come with the next update. Raises ValueError: `finished_status` is not a final one."""

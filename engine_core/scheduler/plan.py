@@ -23,8 +23,7 @@ class ScheduledBatch:
     sequence may read blocks that one before it fills in the same step. Nothing in a plan changes
     once it is made; the receiver changes nothing either, for lists may be shared by plans.
 
-    A request has one sequence, named by its request_id, or several: "ID", "ID#1", "ID#2" ...
-    """
+    A request has one sequence, named by its request_id, or several: "ID", "ID#1", "ID#2" ..."""
 
     req_ids: list[str]
     rows: Int64Array
@@ -105,8 +104,7 @@ class SchedulerOutput:
     A plan may be made before the result of the step before it is known. Then the tokens of that
     step count as computed, and the token that a sequence computes may be the one that it samples:
     its number is in no plan, the runner has it. A row whose sequence has ended meanwhile is
-    computed once more, and finished in a later plan.
-    """
+    computed once more, and finished in a later plan."""
 
     step_id: int
     batch: ScheduledBatch

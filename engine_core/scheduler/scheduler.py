@@ -74,11 +74,7 @@ class Scheduler(SchedulerInterface):
         self._sequence_ids = IdsOfRows(batch, batch.sequence_ids)
         self._explanations = Explanations()
         self._pool = pool = RequestPool(
-            kv_cache,
-            policy,
-            batch,
-            max_model_len=config.max_model_len,
-            on_finish=self._on_finish,
+            kv_cache, policy, batch, max_model_len=config.max_model_len, on_finish=self._on_finish
         )
         self._preemptor = preemptor = Preemptor(pool, rule)
         self._waiting = WaitingScheduler(pool, self._explanations, config)
@@ -302,10 +298,7 @@ class Scheduler(SchedulerInterface):
             )
 
     def finish_requests(
-        self,
-        ids: str | Iterable[str],
-        finished_status: RequestStatus,
-        detail: str | None = None,
+        self, ids: str | Iterable[str], finished_status: RequestStatus, detail: str | None = None
     ) -> None:
         if not finished_status.is_finished:
             raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -27,6 +27,10 @@ class Exchange:
     key: ApiKey | None = None
     caller: str = "local"
     started_s: float = field(default_factory=time.monotonic)
+    path: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    model: str = ""
+    """By the name that was asked for."""
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     status: int = 0
