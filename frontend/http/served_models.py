@@ -11,6 +11,7 @@ from typing import Any
 from frontend.async_llm import AsyncLLM
 from frontend.engine_calls import Engine
 from frontend.http.api_errors import ApiError, not_supported, unknown_model
+from frontend.http.exchange import current_exchange
 from frontend.http.request_histograms import RequestHistograms
 
 
@@ -56,6 +57,11 @@ class ServedModel:
                     self._client = client
         await self._client.ready()
         return self._client
+
+    @property
+    def known_engines(self) -> list[Engine]:
+        """Each engine, there or not; empty before one has answered."""
+        return [] if self._client is None else self._client.engines
 
     async def engines(self) -> list[Engine]:
         """Each engine, there or not. EngineClientError: none has answered yet."""
@@ -117,7 +123,11 @@ class ServedModels:
             EngineClientError: its engine does not answer.
         """
         model = await self.find(name)
-        return model, await model.for_request()
+        llm = await model.for_request()
+        exchange = current_exchange.get()
+        if exchange is not None:
+            exchange.model = name or model.names[0]
+        return model, llm
 
     async def find(self, name: str | None) -> ServedModel:
         """Raises as `get` does."""
