@@ -49,7 +49,7 @@ class TopApp(App[None]):
     CSS = """
     #numbers { height: auto; max-height: 60%; padding: 0 1; }
     #filter, #explained { display: none; }
-    #explained { height: 50%; border-top: solid $primary; }
+    #explained { height: 50%; border-top: solid $primary; padding: 0 1; }
     #filter.shown, #explained.shown { display: block; }
     DataTable { height: 1fr; }
     """
