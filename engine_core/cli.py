@@ -1,6 +1,5 @@
 """The console script `engine-core`: reads options, then hands over to the daemon. Quick to import:
-torch and the rest load only once the options are known to be good.
-"""
+torch and the rest load only once the options are known to be good."""
 
 import contextlib
 import logging
@@ -14,7 +13,7 @@ from cyclopts import App, Parameter
 
 from engine_core.errors import ConfigurationError, ExitCode, StartupError
 from engine_core.logs import flush_standard_streams, log_to_stderr, open_standard_streams
-from engine_core.model_commands import add_model_commands
+from engine_core.model_commands import list_models, pull, rm
 from engine_core.options.engine import EngineOptions
 
 if TYPE_CHECKING:
@@ -94,8 +93,7 @@ keys = App(
 app.command(keys)
 
 _KeyFolder = Annotated[
-    Path | None,
-    Parameter(help="Where the keys are. [default: in the user's configuration]"),
+    Path | None, Parameter(help="Where the keys are. [default: in the user's configuration]")
 ]
 
 
@@ -110,8 +108,7 @@ def _add_key(
     /,
     *,
     admin: Annotated[
-        bool,
-        Parameter(help="May also drain, reset and read about all requests.", negative=""),
+        bool, Parameter(help="May also drain, reset and read about all requests.", negative="")
     ] = False,
     folder: _KeyFolder = None,
 ) -> int:
@@ -140,7 +137,9 @@ def _with_keys(folder: Path | None, name: str, *, is_admin: bool, is_new: bool) 
     return 0
 
 
-add_model_commands(app, lambda text: _print_error(text, ExitCode.START_FAILED))
+app.command(pull)
+app.command(list_models, name="list")
+app.command(rm)
 
 
 @app.command(name="--help-all")
@@ -195,6 +194,8 @@ def main() -> None:
         code = app.meta(exit_on_error=False, result_action="return_value")
     except cyclopts.CycloptsError:
         code = ExitCode.WRONG_OPTIONS
+    except StartupError as error:
+        code = _print_error(str(error), ExitCode.START_FAILED)
     flush_standard_streams()
     sys.exit(int(code or 0))
 

@@ -11,6 +11,7 @@ from engine_core.control import EngineControl, ModelHost
 from engine_core.errors import RequestRefused
 from engine_core.executor import InProcessExecutor
 from engine_core.lifecycle import Lifecycle, Stage
+from engine_core.live_view import LiveView
 from engine_core.observers import (
     ControlMethod,
     Progress,
@@ -20,14 +21,8 @@ from engine_core.observers import (
     StepTimes,
     fingerprint,
 )
-from engine_core.scheduler import (
-    DuplicateRequestId,
-    QueueFull,
-    Request,
-    RequestStatus,
-    Scheduler,
-)
-from engine_core.server.access import owned_request, permitted_answer
+from engine_core.scheduler import DuplicateRequestId, QueueFull, Request, RequestStatus, Scheduler
+from engine_core.server.access import owned_request, permitted_answer, permitted_part
 from engine_core.server.clients import Client, ClientRegistry
 from engine_core.server.inbox import Inbox, Incoming
 from engine_core.server.limited_log import LimitedLog
@@ -55,6 +50,7 @@ from protocol.calls import (
     Sleep,
     UpdateWeights,
     WakeUp,
+    WatchScheduler,
 )
 from protocol.errors import ErrorCode
 from protocol.outputs import (
@@ -118,6 +114,13 @@ class EngineCore:
         self.progress = Progress(self._may_progress, self._started_s)
         self._observers = [self._request_times, self._step_times, self.progress, *observers]
         self._steps = Steps(scheduler, executor, outbox, self._observers, clock)
+        self._live_view = LiveView(
+            scheduler,
+            self.statistics,
+            lambda client, call, answer: outbox.post(client, permitted_part(client, call, answer)),
+            self._observers,
+            clock,
+        )
         self._suspects: Suspects | None = None
         self._on_weights = on_weights
         self._control = EngineControl(
@@ -182,6 +185,8 @@ class EngineCore:
                 case Abort():
                     self._abort(client.request_ids.intersection(message.request_ids))
                     self._abort_samples(client, message.samples)
+                case Call(call=WatchScheduler(after_step_id)):
+                    self._live_view.watch(client, message, after_step_id)
                 case Call():
                     answer = permitted_answer(client, message, self.answer_call)
                     is_pause = isinstance(message.call, PauseGeneration)
@@ -195,6 +200,7 @@ class EngineCore:
             num_requests = len(client.request_ids)
             self._client_log.log("left", f"{client!s:.100} left, {num_requests} requests dropped")
             self._abort(client.request_ids)
+            self._live_view.drop(client)
         if not self._control.is_pausing:
             for client, call_id in self._pauses:
                 self._outbox.post(client, self._control.answer_pause(call_id))
@@ -321,6 +327,8 @@ class EngineCore:
                 PauseGeneration() | ResumeGeneration() | Sleep() | WakeUp() | UpdateWeights()
             ) as change:
                 return self._control.answer(call.call_id, change)
+            case WatchScheduler():
+                raise AssertionError("the live view answers it")
             case _:
                 assert_never(call.call)
         return CallResult(call_id=call.call_id, result=result)

@@ -48,16 +48,11 @@ def run_daemon(
     suspects: Suspects | None = None,
 ) -> int:
     """Serve until asked to stop.
+    Returns the exit code: DRAINED or FAULT. Raises StartupError: the daemon could not start.
 
     Args:
         owner: serve no longer than it lives.
         suspects: under a supervisor, the requests that may have killed the engine before.
-
-    Returns:
-        The exit code: DRAINED or FAULT.
-
-    Raises:
-        StartupError: the daemon could not start.
     """
     phases = StartPhases()
     check_options(options)
@@ -206,7 +201,6 @@ def _share_the_cores() -> None:
     They spin between operations, by default for milliseconds. When another process needs a core,
     the spinning threads take it from the thread that has work: a decode step then takes a hundred
     times as long. At this count it takes three times as long, and 5 to 10 % more on an idle
-    machine (docs/benchmarks.md). Variables that are set already are left alone.
-    """
+    machine (docs/benchmarks.md). Variables that are set already are left alone."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")

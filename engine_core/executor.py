@@ -18,16 +18,13 @@ class StepRunner(Protocol):
         """Launch one step behind those in flight. A plan of no tokens still says which requests are
         over. Raises Exception: the step cannot be run, and is not to be collected; those before it
         are."""
-        ...
 
     def collect(self) -> ModelRunnerOutput:
         """Wait for the oldest step in flight.
         Raises Exception: it failed. Steps behind it are still to be collected."""
-        ...
 
     def check_device(self) -> None:
         """After a fault. Raises Exception: the device takes no more work, whatever it is."""
-        ...
 
 
 class InProcessExecutor:

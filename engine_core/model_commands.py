@@ -1,17 +1,22 @@
 """`engine-core pull`, `list` and `rm`: models that are fetched, without a daemon."""
 
 import dataclasses
+import functools
 import json as json_format
 import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
+
+from engine_core.errors import StartupError
 
 if TYPE_CHECKING:
     from tqdm import tqdm
+
+P = ParamSpec("P")
 
 _LINE_EVERY_S = 2.0
 
@@ -21,52 +26,65 @@ _Name = Annotated[
 ]
 
 
-def add_model_commands(app: App, failed: Callable[[str], int]) -> None:
-    """
-    Args:
-        failed: says why a command fails; returns the exit code.
-    """
+def _with_one_error(command: Callable[P, None]) -> Callable[P, None]:
+    @functools.wraps(command)
+    def run(*args: P.args, **more: P.kwargs) -> None:
+        from engine_core.model_files import ModelFilesError
 
-    @app.command
-    def pull(name: _Name, /, *, json: _Json = False) -> int:
-        """Fetch a model, so that a daemon need not."""
-        return _pull(name, json, failed)
+        try:
+            command(*args, **more)
+        except (ModelFilesError, OSError) as error:
+            raise StartupError(str(error)) from error
 
-    @app.command(name="list")
-    def list_models(*, json: _Json = False) -> int:
-        """List the models that were fetched: bytes, format, when last used."""
-        return _list(json, failed)
-
-    @app.command
-    def rm(name: _Name, /) -> int:
-        """Delete a fetched model, unless a daemon uses it."""
-        return _remove(name, failed)
+    return run
 
 
-def _pull(name: str, prints_json: bool, failed: Callable[[str], int]) -> int:
-    from engine_core.model_files import ModelFilesError
+@_with_one_error
+def pull(name: _Name, /, *, json: _Json = False) -> None:
+    """Fetch a model, so that a daemon need not."""
     from engine_core.model_files.open import locate_model
     from engine_core.model_files.stored import size_bytes
 
-    shown = _Shown(name, prints_json)
+    shown = Shown(name, prints_json=json)
     try:
         path, _ = locate_model(name, option="NAME", report=shown.text, progress=shown.bytes)
-        num_bytes = size_bytes(path)
-    except (ModelFilesError, OSError) as error:
+    finally:
         shown.close()
-        return failed(str(error))
-    shown.close()
-    done: dict[str, Any] = {"status": "success", "path": str(path), "bytes": num_bytes}
-    text = f"{path} ({num_bytes / 1e6:,.0f} MB)"
-    print(json_format.dumps(done) if prints_json else text, flush=True)  # noqa: T201
-    return 0
+    num_bytes = size_bytes(path)
+    done = {"status": "success", "path": str(path), "bytes": num_bytes}
+    _print(json_format.dumps(done) if json else f"{path} ({num_bytes / 1e6:,.0f} MB)")
 
 
-class _Shown:
+@_with_one_error
+def list_models(*, json: _Json = False) -> None:
+    """List the models that were fetched: bytes, format, when last used."""
+    from engine_core.model_files.stored import stored_models
+
+    found = stored_models()
+    if json:
+        _print(json_format.dumps([dataclasses.asdict(each) for each in found], default=str))
+        return
+    width = max(len(name) for name in ["NAME", *(each.name for each in found)])
+    _print(f"{'NAME':<{width}}  {'BYTES':>15}  {'FORMAT':<20}  LAST USED")
+    for each in found:
+        used = f"{datetime.fromtimestamp(each.last_used_s):%Y-%m-%d %H:%M}"
+        _print(f"{each.name:<{width}}  {each.num_bytes:>15,}  {each.format:<20}  {used}")
+
+
+@_with_one_error
+def rm(name: _Name, /) -> None:
+    """Delete a fetched model, unless a daemon uses it."""
+    from engine_core.model_files.stored import remove_stored_model
+
+    model = remove_stored_model(name)
+    _print(f"removed {model.name}: {model.num_bytes / 1e6:,.0f} MB are free again")
+
+
+class Shown:
     """What a download says: a bar on a terminal, else a line now and then. JSON has Ollama's
     names."""
 
-    def __init__(self, name: str, prints_json: bool) -> None:
+    def __init__(self, name: str, *, prints_json: bool) -> None:
         self._name = name
         self._json = prints_json
         self._started_s = time.monotonic()
@@ -75,27 +93,22 @@ class _Shown:
 
     def text(self, line: str) -> None:
         if self._json:
-            self._say({"status": line})
+            _print(json_format.dumps({"status": line}))
         elif self._bar is None:
             print(line, file=sys.stderr, flush=True)  # noqa: T201
 
     def bytes(self, done: int, total: int) -> None:
-        is_terminal = sys.stderr.isatty() and not self._json
-        if is_terminal:
+        if self._json:
+            status = {"status": f"pulling {self._name}", "completed": done, "total": total}
+            _print(json_format.dumps(status))
+        elif sys.stderr.isatty():
             if self._bar is None:
                 from tqdm import tqdm
 
-                self._bar = tqdm(desc=self._name, unit="B", unit_scale=True)
-            self._bar.total = total
+                self._bar = tqdm(desc=self._name, total=total, unit="B", unit_scale=True)
             self._bar.update(done - self._bar.n)
-            return
-        elapsed_s = time.monotonic() - self._started_s
-        if elapsed_s - self._said_s < (_LINE_EVERY_S if not self._json else 0.0):
-            return
-        self._said_s = elapsed_s
-        if self._json:
-            self._say({"status": f"pulling {self._name}", "completed": done, "total": total})
-        else:
+        elif (elapsed_s := time.monotonic() - self._started_s) >= self._said_s + _LINE_EVERY_S:
+            self._said_s = elapsed_s
             megabytes = f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
             self.text(f"{self._name}: {megabytes}, {elapsed_s:.0f} s")
 
@@ -103,40 +116,6 @@ class _Shown:
         if self._bar is not None:
             self._bar.close()
 
-    def _say(self, document: dict[str, Any]) -> None:
-        print(json_format.dumps(document), flush=True)  # noqa: T201
 
-
-def _list(prints_json: bool, failed: Callable[[str], int]) -> int:
-    from engine_core.model_files import ModelFilesError
-    from engine_core.model_files.stored import stored_models
-
-    try:
-        found = stored_models()
-    except ModelFilesError as error:
-        return failed(str(error))
-    if prints_json:
-        documents = [{**dataclasses.asdict(each), "path": str(each.path)} for each in found]
-        print(json_format.dumps(documents))  # noqa: T201
-        return 0
-    rows = [("NAME", "BYTES", "FORMAT", "LAST USED")]
-    for each in found:
-        used = datetime.fromtimestamp(each.last_used_s).strftime("%Y-%m-%d %H:%M")
-        rows.append((each.name, f"{each.num_bytes:,}", each.format, used))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for name, *others in rows:
-        cells = [f"{name:<{widths[0]}}", f"{others[0]:>{widths[1]}}", f"{others[1]:<{widths[2]}}"]
-        print("  ".join([*cells, others[2]]))  # noqa: T201
-    return 0
-
-
-def _remove(name: str, failed: Callable[[str], int]) -> int:
-    from engine_core.model_files import ModelFilesError
-    from engine_core.model_files.stored import remove_stored_model
-
-    try:
-        model = remove_stored_model(name)
-    except ModelFilesError as error:
-        return failed(str(error))
-    print(f"removed {model.name}: {model.num_bytes / 1e6:,.0f} MB are free again")  # noqa: T201
-    return 0
+def _print(text: str) -> None:
+    print(text, flush=True)  # noqa: T201

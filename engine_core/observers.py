@@ -3,6 +3,7 @@
 
 import dataclasses
 import hashlib
+import logging
 from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
@@ -11,9 +12,12 @@ from typing import Literal
 import msgspec
 
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
+from engine_core.scheduler.request import request_of
 from engine_core.suspects import Suspects
 from protocol.outputs import EngineCoreOutputs, RequestTimings
 from protocol.requests import EngineRequest
+
+logger = logging.getLogger(__name__)
 
 ControlMethod = Literal["set_pause_state", "preempt_all", "use_weights", "forget_runner"]
 """A method of the scheduler that a pause, a sleep or new weights need."""
@@ -67,6 +71,26 @@ class StepObserver:
         """The loop is over."""
 
 
+class RequestLog(StepObserver):
+    """A line when a request comes, is aborted, and ends. Ids begin with those of clients."""
+
+    def on_arrival(self, message: EngineRequest, client_index: int, now_s: float) -> None:
+        num_tokens = len(message.prompt_token_ids)
+        logger.debug(
+            "request %r of client %d: %d tokens", message.request_id, client_index, num_tokens
+        )
+
+    def on_abort(
+        self, request_ids: Collection[str], now_s: float, index: int | None = None
+    ) -> None:
+        logger.debug("aborted: %r", sorted(request_ids))
+
+    def on_outputs(self, outputs: Mapping[int, EngineCoreOutputs], now_s: float) -> None:
+        for per_client in outputs.values():
+            for request_id in per_client.finished_req_ids:
+                logger.debug("request %r has ended", request_id)
+
+
 class Progress(StepObserver):
     """The last progress of the loop: a step of tokens that is over, or nothing to do.
     `has_work`: whether a request is unfinished and not held by a pause."""
@@ -104,11 +128,7 @@ class StepSuspects(StepObserver):
         self._fingerprints[message.request_id] = fingerprint(message)
 
     def on_plan(self, plan: SchedulerOutput, now_s: float) -> None:
-        known = self._fingerprints
-        # of "ID#1" the request is "ID"
-        found = {
-            known.get(name) or known.get(name.rpartition("#")[0]) for name in plan.batch.req_ids
-        }
+        found = {self._fingerprints.get(request_of(name)) for name in plan.batch.req_ids}
         self._suspects.begin_step(plan.step_id, [each for each in found if each is not None])
 
     def on_outputs(self, outputs: Mapping[int, EngineCoreOutputs], now_s: float) -> None:
@@ -171,7 +191,7 @@ class RequestTimes(StepObserver):
             if stages is not None and stages.first_scheduled_s is None:
                 stages.first_scheduled_s = now_s - stages.arrival_s
         # A request is preempted as a whole: its sequences count once.
-        for request_id in {self._request_of(req_id) for req_id in plan.preempted_req_ids}:
+        for request_id in set(map(request_of, plan.preempted_req_ids)):
             if request_id in self._stages:
                 self._stages[request_id].num_preemptions += 1
 
@@ -204,9 +224,3 @@ class RequestTimes(StepObserver):
                             num_preemptions=stages.num_preemptions,
                         ),
                     )
-
-    def _request_of(self, sequence_id: str) -> str:
-        """ "ID" and "ID#1" are sequences of request "ID"."""
-        if sequence_id in self._stages:
-            return sequence_id
-        return sequence_id.rpartition("#")[0]

@@ -7,8 +7,7 @@ def count_oom_kills(root: Path = Path("/")) -> int:
     """Processes killed for want of memory: in this process's control group, or where that has no
     counter on the whole machine. 0 where nothing counts.
 
-    Source: memory.events and memory.oom_control of cgroups(7), /proc/vmstat.
-    """
+    Source: memory.events and memory.oom_control of cgroups(7), /proc/vmstat."""
     for path in (*_counters_of_group(root), root / "proc/vmstat"):
         try:
             lines = path.read_text().splitlines()

@@ -18,13 +18,11 @@ _GRACE_S = 10.0
 class Owner:
     """Standard input alone is not enough: another child that the owner forks keeps the pipe open.
     Nor is PR_SET_PDEATHSIG: it strikes when the thread that started the engine ends.
+    Raises ConfigurationError: this system cannot watch a process.
 
     Args:
         watches_stdin: the end of standard input means that the owner is gone.
         pid: so does the end of this process.
-
-    Raises:
-        ConfigurationError: this system cannot watch a process.
     """
 
     def __init__(self, *, watches_stdin: bool, pid: int | None) -> None:

@@ -23,8 +23,7 @@ class ServiceManager:
 
     Under --supervise systemd knows the parent alone. So the engine sends its messages to the parent
     (`relay`, `use`), which passes them on: `NotifyAccess=main` holds, and the parent can say that
-    the service lives while the next engine starts.
-    """
+    the service lives while the next engine starts."""
 
     def __init__(self) -> None:
         address = os.environ.pop("NOTIFY_SOCKET", "")

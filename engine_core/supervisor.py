@@ -63,19 +63,14 @@ def supervise(
 ) -> int:
     """Run `serve` in child processes, one after the other, until one drains or is told to.
 
-    Must be called without threads. Returns in the parent and in each child. May be process 1 of
-    a container.
+    Must be called without threads. Returns in the parent and in each child. May be process 1 of a
+    container. Returns the exit code. In a child it is that of `serve`. Raises ConfigurationError:
+    this system cannot end a child with its parent.
 
     Args:
         serve: the engine, given the requests that may have killed it; returns its exit code.
         drain_timeout_s: what the engine gets after SIGTERM, before it is killed 10 s later.
         owner: without it no engine is started again.
-
-    Returns:
-        The exit code. In a child it is that of `serve`.
-
-    Raises:
-        ConfigurationError: this system cannot end a child with its parent.
     """
     if sys.platform != "linux":
         raise ConfigurationError(
@@ -169,7 +164,6 @@ def _wait(child: int, drain_timeout_s: float, relay: Relay | None) -> tuple[int,
 def _end_with(parent: int) -> None:
     """The kernel kills this process when its parent dies, however that dies.
 
-    Source: prctl(2), PR_SET_PDEATHSIG.
-    """
+    Source: prctl(2), PR_SET_PDEATHSIG."""
     if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) or os.getppid() != parent:
         os._exit(ExitCode.FAULT)

@@ -20,6 +20,7 @@ import numpy as np
 
 from engine_core.observers import ControlMethod, FinishedStep, StepObserver
 from engine_core.scheduler.plan import ModelRunnerOutput, SchedulerOutput
+from engine_core.scheduler.request import request_of
 from protocol.outputs import Logprobs
 from protocol.requests import EngineRequest
 from protocol.sampling import BeamSearchParams
@@ -294,11 +295,11 @@ class TraceWriter(StepObserver):
         """Beams get new names as a search goes on; a search is over when none is left."""
         if not self._beams:
             return
-        ended = {_request_of(name) for name in plan.finished_req_ids} & self._beams.keys()
+        ended = {request_of(name) for name in plan.finished_req_ids} & self._beams.keys()
         for request_id in ended:
             self._beams[request_id].difference_update(plan.finished_req_ids)
         for new in plan.scheduled_new_reqs:
-            if (names := self._beams.get(_request_of(new.req_id))) is not None:
+            if (names := self._beams.get(request_of(new.req_id))) is not None:
                 names.add(new.req_id)
         for request_id in ended:
             if not self._beams[request_id]:
@@ -314,7 +315,7 @@ class TraceWriter(StepObserver):
                 ranks=columns.ranks,
             )
             for req_id, columns in (sampled.logprobs or {}).items()
-            if req_id in self._beams.get(_request_of(req_id), ())
+            if req_id in self._beams.get(request_of(req_id), ())
         }
 
     def _write(self, line: TraceHeader | TraceEvent, now_s: float) -> None:
@@ -337,12 +338,6 @@ def _open(path: Path, mode: Literal["rb", "wb"]) -> BinaryIO:
     if path.suffix == ".gz":
         return cast(BinaryIO, gzip.open(path, mode, compresslevel=1))
     return path.open(mode)
-
-
-def _request_of(sequence_id: str) -> str:
-    """ "ID" and "ID#1" are sequences of request "ID"; no request's id ends like the latter."""
-    request_id, _, serial = sequence_id.rpartition("#")
-    return request_id if request_id and serial.isdecimal() else sequence_id
 
 
 # ------------------------------------------------------------------ reading

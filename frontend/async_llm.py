@@ -47,8 +47,9 @@ class AsyncLLM(EngineCalls):
     ```
 
     A stream continues when the engine is lost and comes back, with the same model at the same
-    address, within `reconnect_timeout_s`; otherwise it ends with EngineDied. Leaving a stream
-    early aborts its request.
+    address, within `reconnect_timeout_s`; otherwise it ends with EngineDied. Leaving a stream early
+    aborts its request. Raises InvalidInput: an option that is not one of a client, an address of
+    neither kind, or a key that cannot be read.
 
     With several addresses a request goes to the engine with most of its prompt's prefix and the
     least to do; a stream whose engine is lost continues at another one of equal weights, dtype and
@@ -65,10 +66,6 @@ class AsyncLLM(EngineCalls):
         seed: of the seeds drawn for requests that have none; default: unpredictable.
         keys: the file made by `engine-core keys add`, for an engine that listens on TCP with keys.
         engine_options: none; `launch` takes them.
-
-    Raises:
-        InvalidInput: an option that is not one of a client, an address of neither kind, or a key
-            that cannot be read.
     """
 
     def __init__(
@@ -164,10 +161,7 @@ class AsyncLLM(EngineCalls):
         startup_timeout_s: float = 600.0,
     ) -> Self:
         """A client of an engine that is starting, and ends with the client.
-
-        Raises:
-            EngineStartError: see `launch`.
-        """
+        Raises EngineStartError: see `launch`."""
         try:
             await child.ready(startup_timeout_s)
             client = cls(
@@ -185,10 +179,7 @@ class AsyncLLM(EngineCalls):
 
     async def open(self) -> None:
         """Connect. Done by `async with`, `connect` and `launch`.
-
-        Raises:
-            EngineUnavailable, EngineRefused: see `connect`.
-        """
+        Raises EngineUnavailable, EngineRefused: see `connect`."""
         if self._session is None:
             self._session = self._make_client_session()
         _open_clients.add(self)
@@ -221,10 +212,7 @@ class AsyncLLM(EngineCalls):
 
     async def ready(self) -> None:
         """Return once an engine accepts requests: at once, or when it is back.
-
-        Raises:
-            EngineUnavailable, EngineRefused, EngineDied, ClientClosed.
-        """
+        Raises EngineUnavailable, EngineRefused, EngineDied, ClientClosed."""
         session = self.session
         await session.ready()
         welcome = session.welcome
@@ -353,11 +341,8 @@ class AsyncLLM(EngineCalls):
         timeout_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation: `generate` behind the model's chat template.
-
-        Raises:
-            InvalidInput, QueueFull, RequestRejected, EngineDied: see `generate`; also a template
-                that fails, or passes its limits of time and memory.
-        """
+        Raises InvalidInput, QueueFull, RequestRejected, EngineDied: see `generate`; also a template
+        that fails, or passes its limits of time and memory."""
         await self.ready()
         # in a thread: a template may take as long as its limit
         prompt = await asyncio.to_thread(
@@ -389,10 +374,7 @@ class AsyncLLM(EngineCalls):
     ) -> BeamSearchOutput:
         """The likeliest continuations of one prompt, best first. Nothing comes before the end; if
         the engine is lost, the search starts again.
-
-        Raises:
-            InvalidInput, QueueFull, RequestRejected, EngineDied: see `generate`.
-        """
+        Raises InvalidInput, QueueFull, RequestRejected, EngineDied: see `generate`."""
         stream = self._stream(prompt, params, request_id, priority, tenant, cache_salt, timeout_s)
         async with contextlib.aclosing(stream) as outputs:
             final = [output async for output in outputs][-1]

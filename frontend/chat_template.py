@@ -1,8 +1,6 @@
 """Conversations to prompt texts, by the Jinja2 template that came with the model. A template is
 foreign code: it runs in a process of its own, within limits, on plain data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +25,8 @@ def render_chat(
 
     The result is that of `apply_chat_template` of transformers 5, with one addition: a template
     that takes texts only gets a list of text parts joined with newlines, not the list's `repr`.
+    Raises ChatTemplateError: wrong messages or tools, variables or tools that the template does not
+    read, or a template that fails, breaks out, or passes a limit of `template_process.py`.
 
     Args:
         messages: `{"role": ..., "content": ...}` mappings, oldest first.
@@ -35,11 +35,6 @@ def render_chat(
         tools: JSON schemas of functions that the template may offer to the model.
         special_tokens: variables such as bos_token.
         variables: whatever else the template reads.
-
-    Raises:
-        ChatTemplateError: wrong messages or tools, variables or tools that the template does not
-            read, or a template that fails, breaks out, or passes a limit of
-            `template_process.py`.
     """
     if continue_final_message and add_generation_prompt:
         raise ChatTemplateError(

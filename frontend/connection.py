@@ -121,16 +121,17 @@ class Connection:
             )
 
     def _watch_silence(self) -> None:
-        if self._silence_s() >= self._silence_limit_s:
+        if self.silence_s() >= self._silence_limit_s:
             self._transport.receive_pending()  # this event loop may have been busy itself
-            if not self.is_closed and self._silence_s() >= self._silence_limit_s:
+            if not self.is_closed and self.silence_s() >= self._silence_limit_s:
                 self._fail(f"it was silent for {self._silence_limit_s:g} s")
         if not self.is_closed:
             self._silence_timer = self._clock.call_later(
                 self._silence_limit_s / _NUM_SILENT_HEARTBEATS, self._watch_silence
             )
 
-    def _silence_s(self) -> float:
+    def silence_s(self) -> float:
+        """Seconds since the engine has sent anything."""
         return self._clock.now() - self._last_received_s
 
     def _time_out(self, timeout_s: float) -> None:

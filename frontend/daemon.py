@@ -30,15 +30,13 @@ _POLL_S = 0.01
 
 class ChildDaemon:
     """`engine-core` started by this process, with which it ends, however that ends.
+    Raises EngineStartError: the process could not be started.
 
     Args:
         arguments: of the command line, without `--bind`.
         command: what to run; default: the engine of this Python.
         shows_log: its standard error is this process's; else its last lines are kept for errors.
         on_line: gets each line of its standard error, in a thread.
-
-    Raises:
-        EngineStartError: the process could not be started.
     """
 
     def __init__(

@@ -92,8 +92,7 @@ class _PieceJoiner:
     """Texts of tokens, one after the other; runs of byte tokens as `_ByteRun`.
 
     Until the first text appears, tokens are decoded from the start of the output, because there
-    a decoder may trim a leading space.
-    """
+    a decoder may trim a leading space."""
 
     def __init__(self, pieces: TokenPieces, tail: list[int]) -> None:
         self._pieces = pieces
@@ -263,10 +262,7 @@ class StopStringMatcher:
     def append(self, text: str, *, may_stop: bool = True) -> tuple[str, str | None]:
         """The text that may be shown now, and the stop string that was found, if one was: then the
         text is the last of the stream.
-
-        Args:
-            may_stop: whether a stop string counts that this text completes.
-        """
+        `may_stop`: whether a stop string counts that this text completes."""
         if not self._stop or not text:
             return text, None
         num_open = len(self._open)

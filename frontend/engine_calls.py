@@ -47,6 +47,16 @@ class EngineCalls(abc.ABC):
         """The engine's ids of all unfinished requests of all clients."""
         return (await self._call(calls.ListRequests(), calls.RequestList)).request_ids
 
+    async def watch_scheduler(self, after_step_id: int = -1) -> calls.SchedulerSnapshot:
+        """The scheduler behind a step: requests, KV blocks, statistics, and the steps after
+        `after_step_id` since this client watches. Ask again at once: the engine answers at most 10
+        times a second, and forgets a client that has not asked for 2 s. One call at a time.
+
+        Of requests of others it shows no more than that they are there to a client that may not
+        list them (docs/security.md)."""
+        call = calls.WatchScheduler(after_step_id=after_step_id)
+        return await self._call(call, calls.SchedulerSnapshot)
+
     async def request_infos(self) -> calls.RequestInfos:
         """What `request_info` says, of all unfinished requests of all clients; over TCP without an
         admin's key of those of this key's tenant."""
@@ -64,14 +74,9 @@ class EngineCalls(abc.ABC):
 
     async def pause_generation(self, *, mode: str = "keep") -> calls.EngineStatus:
         """Run no more steps, for all clients. Requests are accepted meanwhile, and wait.
-
-        Args:
-            mode: what becomes of unfinished requests: "keep" (they go on afterwards), "wait"
-                (this returns when those that have started have ended) or "abort".
-
-        Raises:
-            CallRefused: an unknown mode; or with "wait" the engine was resumed too soon.
-        """
+        `mode`: what becomes of unfinished requests: "keep" (they go on afterwards), "wait" (this
+        returns when those that have started have ended) or "abort". Raises CallRefused: an unknown
+        mode; or with "wait" the engine was resumed too soon."""
         return await self._call(calls.PauseGeneration(mode=mode), calls.EngineStatus)
 
     async def resume_generation(self) -> calls.EngineStatus:
@@ -85,10 +90,7 @@ class EngineCalls(abc.ABC):
     async def sleep(self, level: int = 1) -> calls.EngineStatus:
         """Give the KV cache's memory back to the system, at level 2 that of the weights, too.
         Requests wait, those that had started are computed again afterwards.
-
-        Raises:
-            CallRefused: an unknown level, or this model cannot sleep so.
-        """
+        Raises CallRefused: an unknown level, or this model cannot sleep so."""
         return await self._call(calls.Sleep(level=level), calls.EngineStatus)
 
     async def wake_up(self, tags: None = None) -> calls.EngineStatus:
@@ -111,13 +113,11 @@ class EngineCalls(abc.ABC):
     async def update_weights(self, model: str, version: int | None = None) -> calls.EngineStatus:
         """Serve other weights of the same model. Requests go on with them from their next token;
         `RequestOutput.weights_versions` says which made their tokens.
+        Raises CallRefused: they are not there, or do not fit; the engine serves what it did before.
 
         Args:
             model: a folder, file or known name, as for `engine-core --model`, where the engine is.
             version: larger than all before, or that of the same files; default: the next number.
-
-        Raises:
-            CallRefused: they are not there, or do not fit; the engine serves what it did before.
         """
         call = calls.UpdateWeights(model=str(model), version=version)
         return await self._call(call, calls.EngineStatus)

@@ -7,12 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from frontend.errors import (
-    ClientClosed,
-    EngineClientError,
-    EngineUnavailable,
-    InvalidInput,
-)
+from frontend.errors import ClientClosed, EngineClientError, EngineUnavailable, InvalidInput
 from frontend.event_loop import Clock
 from frontend.output_processor import OutputProcessor
 from frontend.request_state import RequestState
@@ -26,6 +21,8 @@ _RETRY_S = 1.0
 """Between two attempts to reach an engine that is away, while others serve."""
 _FIRST_ANSWERS_S = 1.0
 """For the other engines to answer, once the first one has: the first requests are shared out."""
+_SILENT_S, _SILENT_LOAD = 5.0, 10**9
+"""An engine that sends nothing for longer may hang: it gets a request only if all are silent."""
 _MAX_LOSSES = 3
 """A request that as many engines were lost with, and no output between, may be what ends them: it
 is not given to another one."""
@@ -227,19 +224,18 @@ class EngineGroup(Neighbours):
     # the choice
 
     def _choose(
-        self,
-        request: RequestState,
-        arithmetic: Arithmetic | None = None,
-        but: Iterable[int] = (),
+        self, request: RequestState, arithmetic: Arithmetic | None = None, but: Iterable[int] = ()
     ) -> Choice | None:
         """An engine that can take it now; if `arithmetic` is given, of that one."""
-        wire = request.wire
         loads = [
-            load if number not in but and self._may_take(each, request, arithmetic) else math.inf
+            math.inf
+            if number in but or not self._may_take(each, request, arithmetic)
+            else load + _SILENT_LOAD * (each.silence_s() > _SILENT_S)
             for number, (each, load) in enumerate(zip(self.sessions, self._loads, strict=True))
         ]
-        prefixes = list(prefixes_of(wire.prompt_token_ids, wire.cache_salt))
-        return self._router.choose(prefixes, len(wire.prompt_token_ids), loads)
+        token_ids = request.wire.prompt_token_ids
+        prefixes = list(prefixes_of(token_ids, request.wire.cache_salt))
+        return self._router.choose(prefixes, len(token_ids), loads)
 
     def _may_take(
         self, session: EngineSession, request: RequestState, arithmetic: Arithmetic | None
@@ -247,13 +243,12 @@ class EngineGroup(Neighbours):
         welcome, leader = session.welcome, self._leader.welcome
         if welcome is None or leader is None or not session.is_connected or session.is_draining:
             return False
-        if arithmetic not in (None, session.arithmetic):
-            return False
         ours, model, wire = leader.model, welcome.model, request.wire
         length = len(wire.prompt_token_ids) + wire.sampling_params.max_tokens
-        tokenizers = [each.tokenizer and each.tokenizer.fingerprint for each in (ours, model)]
+        tokenizers = {each.tokenizer and each.tokenizer.fingerprint for each in (ours, model)}
         return (
-            tokenizers[0] == tokenizers[1]
+            arithmetic in (None, session.arithmetic)
+            and len(tokenizers) == 1
             and model.vocab_size == ours.vocab_size
             and model.max_model_len >= min(length, ours.max_model_len)
             and model.max_num_seqs >= len(request.sequences)

@@ -75,9 +75,7 @@ _ADVICE = {
 
 def daemon_arguments(model: str, options: Mapping[str, Any]) -> list[str]:
     """The daemon's command line for `LLM(model, **options)`. None means the daemon's default.
-
-    Raises:
-        InvalidInput: a value that this engine does not support, or that is not a text or number.
+    Raises InvalidInput: a value that this engine does not support, or that is not a text or number.
     """
     arguments = ["--model", str(model)]
     without_effect: list[str] = []

@@ -155,10 +155,7 @@ class InputProcessor:
 
 def split_prompts(prompts: object) -> list[object]:
     """A list of single prompts from one prompt or several, unchecked.
-
-    Raises:
-        InvalidInput: neither.
-    """
+    Raises InvalidInput: neither."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):

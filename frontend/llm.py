@@ -175,10 +175,7 @@ class LLM:
         timeout_s: float | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several: `generate` behind the model's chat template.
-
-        Raises:
-            InvalidInput, EngineDied: see `generate`; also a template that fails.
-        """
+        Raises InvalidInput, EngineDied: see `generate`; also a template that fails."""
         _refuse_adapter(lora_request)
         if chat_template_content_format != "auto":
             raise InvalidInput(
@@ -215,13 +212,11 @@ class LLM:
         timeout_s: float | None = None,
     ) -> list[BeamSearchOutput]:
         """The likeliest continuations of each prompt. An interrupt aborts them all.
+        Raises InvalidInput, EngineDied: see `generate`.
 
         Returns:
             One output per prompt, in order, each with its beams best first; or with none, and the
             reason, where the engine refused the prompt.
-
-        Raises:
-            InvalidInput, EngineDied: see `generate`.
         """
         _refuse_adapter(lora_request)
         if not isinstance(params, BeamSearchParams):

@@ -94,6 +94,8 @@ class OutputProcessor:
         """Forget a request. Returns the wire ids under which the engine still runs some of it."""
         if self._requests.get(request.request_id) is request:
             del self._requests[request.request_id]
+            if request.end_trace is not None:
+                request.end_trace()
         return self.withdraw(request)
 
     def withdraw(self, request: RequestState) -> list[str]:

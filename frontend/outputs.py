@@ -28,8 +28,7 @@ class CompletionOutput(msgspec.Struct):
     `token_ids` include the token that ended the sequence; `text` does not, and ends before a stop
     string unless `include_stop_str_in_output`. `stop_reason` is the stop string or stop token id
     that ended it, None for end-of-sequence. `logprobs` has one entry a token: the sampled token
-    first, then the likeliest. `detail` says in words what the reason alone does not.
-    """
+    first, then the likeliest. `detail` says in words what the reason alone does not."""
 
     index: int
     text: str
@@ -49,8 +48,7 @@ class RequestMetrics:
     """Durations in seconds, as this client saw them since the request was submitted.
 
     `arrival_time` is seconds since the epoch. `engine` is what the engine measured, None before the
-    end; of a resumed request that of the sequence that ended first.
-    """
+    end; of a resumed request that of the sequence that ended first."""
 
     arrival_time: float
     first_token_s: float | None = None

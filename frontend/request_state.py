@@ -5,6 +5,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Protocol
 
 import msgspec
@@ -20,6 +21,13 @@ from protocol.sampling import sequence_seed
 
 _MIN_TIMEOUT_S = 1e-3
 """Sent for a request whose time is over: the engine ends it at once, with the reason."""
+
+
+current_tracer: ContextVar[Callable[["RequestState"], Callable[[], None]] | None] = ContextVar(
+    "current_tracer", default=None
+)
+"""Called with each request made in this context. Calls what it returns when the request is over, or
+its consumer left."""
 
 
 class RequestObserver(Protocol):
@@ -84,6 +92,8 @@ class RequestState:
         self._waiter: asyncio.Future[None] | None = None
         self._on_finished = on_finished
         self.observer: RequestObserver | None = None
+        tracer = current_tracer.get()
+        self.end_trace = None if tracer is None else tracer(self)
 
     @property
     def finished(self) -> bool:
@@ -98,6 +108,11 @@ class RequestState:
     def num_cached_tokens(self) -> int | None:
         """Prompt tokens that the engine found in its prefix cache; None before the first token."""
         return self._num_cached_tokens
+
+    @property
+    def error(self) -> Exception | None:
+        """What ended its stream, if `fail` did."""
+        return self._error
 
     @property
     def is_beam_search(self) -> bool:

@@ -45,11 +45,8 @@ class SamplingParams:
     Meanings are vLLM's. `top_k` 0 or -1 keeps all tokens. `max_tokens` None means as many as the
     model's length allows. `seed` None (or -1) draws one. `truncate_prompt_tokens` k keeps the last
     k prompt tokens, -1 as many as the model takes. A temperature below 1e-5 is greedy.
-
-    Raises:
-        InvalidInput: a value outside its limits, values that contradict each other, or something
-            that this engine does not support.
-    """
+    Raises InvalidInput: a value outside its limits, values that contradict each other, or something
+    that this engine does not support."""
 
     n: int = 1
     presence_penalty: float = 0.0
@@ -147,10 +144,7 @@ class SamplingParams:
 
         `max_tokens` becomes what the model's length leaves, where it is None or more than that.
         `seed` overrides the seed.
-
-        Raises:
-            InvalidInput: see the class; attributes may have been assigned since it was built.
-        """
+        Raises InvalidInput: see the class; attributes may have been assigned since it was built."""
         self.check()
         room = max_model_len - prompt_len
         return self._engine_params(
@@ -200,11 +194,8 @@ class BeamSearchParams:
     """Results are those of transformers' `generate(num_beams=beam_width, do_sample=False)`.
 
     Fields are explained at `protocol.sampling.BeamSearchParams`. `max_tokens` None means as many as
-    the model's length allows.
-
-    Raises:
-        InvalidInput: a value outside its limits, or something that this engine does not support.
-    """
+    the model's length allows. Raises InvalidInput: a value outside its limits, or something that
+    this engine does not support."""
 
     beam_width: int = 4
     max_tokens: int | None = 64
@@ -242,11 +233,7 @@ class BeamSearchParams:
 
 
 class StructuredOutputsParams:
-    """vLLM's; there so that a script can import it.
-
-    Raises:
-        InvalidInput: always.
-    """
+    """vLLM's; there so that a script can import it. Raises InvalidInput: always."""
 
     def __init__(self, *_values: object, **_named_values: object) -> None:
         raise InvalidInput(

@@ -14,8 +14,7 @@ from protocol.outputs import EngineCoreOutput, FinishReason, Logprobs
 
 class SequenceState:
     """Everything received for one sequence. An interrupted request is resumed from `token_ids`, so
-    they are exactly what the engine sent, up to a stop string.
-    """
+    they are exactly what the engine sent, up to a stop string."""
 
     def __init__(
         self,

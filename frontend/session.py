@@ -54,15 +54,12 @@ class Neighbours(Protocol):
     """Other engines of the same model, which take over what one cannot finish."""
 
     def on_lost(self, session: "EngineSession", arithmetic: Arithmetic) -> None:
-        """Its requests in flight may move to engines of that arithmetic; those that do not wait for
-        it, or end if it has come back with another one."""
+        """Requests in flight may move to engines of that arithmetic; the others stay with it."""
 
-    def on_connected(self, session: "EngineSession") -> None:
-        """It can take requests, those of lost engines, too."""
+    def on_connected(self, session: "EngineSession") -> None: ...
 
     def take_refused(self, session: "EngineSession", request: RequestState) -> bool:
-        """Whether another engine has taken a request that is refused for what `session` is at the
-        moment: full, or draining."""
+        """Whether another engine has taken a request that this one is too full for, or drains."""
 
 
 class EngineSession:
@@ -117,6 +114,10 @@ class EngineSession:
     @property
     def is_connected(self) -> bool:
         return self._connection is not None
+
+    def silence_s(self) -> float:
+        """Seconds since the engine has sent anything; 0 without a connection."""
+        return 0.0 if self._connection is None else self._connection.silence_s()
 
     @property
     def arithmetic(self) -> Arithmetic | None:

@@ -1,8 +1,6 @@
 """The process that renders chat templates, seen from the client: started when a template is first
 rendered, ended and started again where a template passes a limit."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json
@@ -32,8 +30,7 @@ class TemplateProcess:
     """Renders one conversation at a time, for all threads.
 
     A request is JSON, with its length in 8 bytes before it. The answer is "+" and the prompt
-    or "-" and the text of a ChatTemplateError, the length in 8 bytes between the two.
-    """
+    or "-" and the text of a ChatTemplateError, the length in 8 bytes between the two."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None

@@ -2,8 +2,6 @@
 standard input. A template is foreign code: it runs in Jinja2's immutable sandbox, and, as that
 bounds neither time nor memory, in this process, which the system ends at its limits."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -40,10 +40,7 @@ class Tokenizer:
     def from_welcome(cls, info: TokenizerInfo, tokenizer_json: bytes | memoryview) -> Tokenizer:
         """The tokenizer that WELCOME describes; `tokenizer_json` is its binary frame. Clients of
         one process share equal ones: parsing takes time and megabytes.
-
-        Raises:
-            ValueError: the document is not one that the installed `tokenizers` can read.
-        """
+        Raises ValueError: the document is not one that the installed `tokenizers` can read."""
         special = tuple(sorted(info.special_tokens.items()))
         key = (hashlib.sha256(tokenizer_json).digest(), info.chat_template, special)
         if (known := _in_use.get(key)) is not None:
@@ -103,10 +100,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; ids that the tokenizer does not know add nothing.
-
-        Raises:
-            ValueError: an id is negative or above 2**32 - 1.
-        """
+        Raises ValueError: an id is negative or above 2**32 - 1."""
         try:
             return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         except OverflowError:
@@ -116,21 +110,11 @@ class Tokenizer:
             ) from None
 
     def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tokenize: bool = False,
-        **options: Any,
+        self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool = False, **options: Any
     ) -> str | list[int]:
         """The prompt of a conversation, as text (encode it with `add_special_tokens=False`) or,
         with `tokenize`, as token ids.
-
-        Args:
-            options: see `chat_text`.
-
-        Raises:
-            ChatTemplateError: see `chat_text`.
-        """
+        `options`: see `chat_text`. Raises ChatTemplateError: see `chat_text`."""
         text = self.chat_text(messages, **options)
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
@@ -142,14 +126,12 @@ class Tokenizer:
         **options: Any,
     ) -> str:
         """The prompt text of a conversation. Encode it with `add_special_tokens=False`.
+        Raises ChatTemplateError: no template, messages or options that the template does not take,
+        or a template that fails.
 
         Args:
             chat_template: Jinja2 source to use in place of the model's own.
             options: see `chat_template.render_chat`; others are variables of the template.
-
-        Raises:
-            ChatTemplateError: no template, messages or options that the template does not take, or
-                a template that fails.
         """
         template = self.chat_template if chat_template is None else chat_template
         if template is None:
@@ -238,8 +220,7 @@ class TokenPieces:
         """The bytes of a token of a BYTE_LEVEL tokenizer; empty for an unknown id.
 
         Characters stand for bytes by GPT-2's table. A token with any character outside the table
-        (an added one) stands for its own UTF-8, as in the decoder of `tokenizers`.
-        """
+        (an added one) stands for its own UTF-8, as in the decoder of `tokenizers`."""
         token = (self._backend.id_to_token(token_id) if token_id >= 0 else None) or ""
         try:
             return bytes([_LEVEL_TABLE[character] for character in token])

@@ -1,7 +1,5 @@
 """Chooses the backend of a device. Backends are imported when they are chosen."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
@@ -35,6 +33,7 @@ def select_operations(
     report: Callable[[str], None] = lambda line: None,
 ) -> Operations:
     """The operations for `device`: a CPU's are the native library's, or else torch's.
+    Raises UnsupportedDevice: this build cannot run on the device, or not in the way asked for.
 
     Args:
         device: "cpu", or a CUDA device: "cuda" (the current one) or "cuda:1".
@@ -47,9 +46,6 @@ def select_operations(
         quantised_types: of the model, see `QuantisedTensor.type_name`. A GPU keeps those that it
             runs, if `keeps_blocks`.
         report: gets a line before native kernels are built, or if torch replaces them.
-
-    Raises:
-        UnsupportedDevice: this build cannot run on the device, or not in the way asked for.
     """
     chosen = torch.device(device)
     if chosen.type == "cpu":

@@ -1,7 +1,5 @@
 """Counts Triton's compilations in this process. After startup there should be none."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -42,8 +40,7 @@ def watch_triton(counter: CompileCounter) -> Callable[[], None]:
     """Count what Triton compiles until the returned function is called; a former hook runs too.
 
     Triton calls the hook for each specialisation that is new to this process, compiled or loaded
-    from the cache on disk. Both count: with an empty cache the second takes seconds.
-    """
+    from the cache on disk. Both count: with an empty cache the second takes seconds."""
     from triton import knobs
 
     former = knobs.runtime.jit_post_compile_hook

@@ -26,10 +26,7 @@ def default_address() -> str:
 
 def check_address(address: str) -> None:
     """What libzmq would not notice: it takes port 99999 for 34463 and 80x for 80.
-
-    Raises:
-        InvalidParameter: an abstract socket, or neither ipc://PATH nor tcp://HOST:PORT.
-    """
+    Raises InvalidParameter: an abstract socket, or neither ipc://PATH nor tcp://HOST:PORT."""
     if address.startswith(("ipc://@", "ipc://*")):
         raise InvalidParameter(
             f"address {address!r} is not a path: an abstract socket has no permissions, any user "

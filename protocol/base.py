@@ -13,5 +13,4 @@ class Message(
 
     Arrays keep messages small and fast; `forbid_unknown_fields` makes version skew an error
     rather than a silent loss. Fields are validated on decode only (msgspec does not check
-    constructors), so classes with rules of their own check them in `__post_init__`.
-    """
+    constructors), so classes with rules of their own check them in `__post_init__`."""

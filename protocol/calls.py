@@ -4,6 +4,7 @@ import enum
 
 from protocol.base import Message
 from protocol.explanations import RequestInfo
+from protocol.snapshots import SchedulerView
 
 
 class Ping(Message, frozen=True, tag=1):
@@ -67,6 +68,15 @@ class UpdateWeights(Message, frozen=True, tag=11):
     """None: the largest so far and 1."""
 
 
+class WatchScheduler(Message, frozen=True, tag=13):
+    """Answered by SchedulerSnapshot after a step, at most 10 times a second. While a client asks
+    again, and for 2 s, the steps between are noted. A client has one such call at a time: a second
+    one takes the place of the first, which is answered by CallFailed."""
+
+    after_step_id: int = -1
+    """The last step that the client knows."""
+
+
 class GetRequests(Message, frozen=True, tag=12):
     """Answered by RequestInfos. Over TCP a client without an admin's key gets those of its key."""
 
@@ -86,6 +96,7 @@ AnyCall = (
     | Sleep
     | WakeUp
     | UpdateWeights
+    | WatchScheduler
     | GetRequests
 )
 
@@ -244,6 +255,11 @@ class EngineStatus(Message, frozen=True, tag=7):
     """Unfinished ones, of all clients."""
 
 
+class SchedulerSnapshot(Message, frozen=True, tag=9):
+    statistics: EngineStatistics
+    view: SchedulerView
+
+
 AnyResult = (
     Pong
     | EngineStatistics
@@ -252,5 +268,6 @@ AnyResult = (
     | RequestInfo
     | RequestList
     | EngineStatus
+    | SchedulerSnapshot
     | RequestInfos
 )

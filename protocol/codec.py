@@ -73,10 +73,7 @@ def check_wire_version(theirs: int) -> None:
 
 def binary_frame(ref: TensorRef, frames: Sequence[bytes | memoryview]) -> memoryview:
     """The bytes that `ref` points at, checked against its shape and dtype.
-
-    Raises:
-        MalformedMessage: no such frame, an unknown dtype, or a size that does not fit.
-    """
+    Raises MalformedMessage: no such frame, an unknown dtype, or a size that does not fit."""
     if not 0 <= ref.frame < len(frames):
         raise MalformedMessage(f"binary frame {ref.frame} is missing, {len(frames)} were sent")
     if ref.dtype not in _ELEMENT_BYTES:

@@ -28,8 +28,7 @@ class Logprobs(Message, frozen=True):
     likeliest tokens in falling order. `token_ids` is int32 and `logprobs` float32, both
     little-endian, row-major [num_positions, width]. `ranks[i]` is the sampled token's rank in the
     vocabulary, 1 for the likeliest. Natural logarithm of the softmax of the model's raw logits,
-    before penalties, bias, temperature and truncation.
-    """
+    before penalties, bias, temperature and truncation."""
 
     num_positions: int
     width: int
@@ -74,8 +73,7 @@ class EngineCoreOutput(Message, frozen=True):
 class DecodedTokens(Message, frozen=True):
     """One new token and nothing else for each of these sequences: columns of equal length.
 
-    A request may occur more than once, with its sequences in `indexes`; None: all are 0.
-    """
+    A request may occur more than once, with its sequences in `indexes`; None: all are 0."""
 
     request_ids: list[str]
     token_ids: bytes

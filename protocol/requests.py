@@ -17,8 +17,7 @@ class TensorRef(Message, frozen=True):
     """A large binary part that travels as its own frame behind the message (no copy, no base64).
 
     `frame` counts the frames behind the message from 0; `dtype` is a little-endian name such as
-    "float32"; the frame holds `prod(shape)` elements in row-major order.
-    """
+    "float32"; the frame holds `prod(shape)` elements in row-major order."""
 
     frame: int
     dtype: str
@@ -49,8 +48,7 @@ class EngineRequest(Message, frozen=True, tag=2):
 
     Exactly one of `prompt_token_ids` and `prompt_embeds` is given. `output_token_ids` are tokens
     that the client received in an earlier, interrupted run of the same request: the engine
-    continues after them, and they count against `max_tokens`.
-    """
+    continues after them, and they count against `max_tokens`."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -105,8 +103,7 @@ ClientMessage = Hello | EngineRequest | Abort | Call | Goodbye
 class ModelLimits:
     """What a model can serve: checked by the client before it sends, and by the engine.
 
-    Each check raises InvalidParameter with the value, the limit and the next action.
-    """
+    Each check raises InvalidParameter with the value, the limit and the next action."""
 
     max_model_len: int
     """Most tokens, prompt and output together."""
@@ -117,10 +114,7 @@ class ModelLimits:
     """Most sequences of a request: all of them run at once."""
 
     def check_sequences(
-        self,
-        num_sequences: int,
-        beam_search: BeamSearchParams | None,
-        name: str = "num_sequences",
+        self, num_sequences: int, beam_search: BeamSearchParams | None, name: str = "num_sequences"
     ) -> None:
         if not 1 <= num_sequences <= self.max_num_seqs:
             raise InvalidParameter(

@@ -15,11 +15,8 @@ GREEDY_TEMPERATURE = 1e-5
 
 
 class SamplingParams(Message, frozen=True):
-    """Parameters of one request, in engine terms. Checked on construction and on decode.
-
-    Raises:
-        InvalidParameter: a value outside its limits, or two values that contradict each other.
-    """
+    """Parameters of one request, in engine terms. Checked on construction and on decode. Raises
+    InvalidParameter: a value outside its limits, or two values that contradict each other."""
 
     max_tokens: int
     """Most tokens to generate, at least 1."""
@@ -102,10 +99,7 @@ class BeamSearchParams(Message, frozen=True):
     """Beam search as transformers' `generate(num_beams=..., do_sample=False)` does it. The
     request's SamplingParams give max_tokens, min_tokens, ignore_eos and stop_token_ids; their
     temperature must be 0. With width 1 it is greedy search.
-
-    Raises:
-        InvalidParameter: a value outside its limits.
-    """
+    Raises InvalidParameter: a value outside its limits."""
 
     beam_width: int
     length_penalty: float = 1.0

@@ -29,13 +29,7 @@ from cyclopts import Parameter
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.command_line import make_app, run_app
-from scripts.comparison.engines import (
-    Conditions,
-    Engine,
-    parse_engine,
-    parse_peer,
-    parse_server,
-)
+from scripts.comparison.engines import Conditions, Engine, parse_engine, parse_peer, parse_server
 from scripts.comparison.rounds import as_table, run_rounds, summarise_rounds
 from scripts.comparison.workloads import (
     DEFAULT_WORKLOADS,

@@ -1,7 +1,6 @@
 """The KV cache as numbers: which physical block holds which tokens of which sequence.
 
-Imports no tensors, sockets, clocks or scheduler.
-"""
+Imports no tensors, sockets, clocks or scheduler."""
 
 from engine_core.kv_cache.block_pool import BlockPool
 from engine_core.kv_cache.copies import CacheCopies
@@ -10,11 +9,7 @@ from engine_core.kv_cache.groups import KVCacheGroupSpec
 from engine_core.kv_cache.manager import AllocStatus, KVCacheManager
 from engine_core.kv_cache.placeholder import PlaceholderKVCacheManager
 from engine_core.kv_cache.prefix_cache import CacheHit
-from engine_core.kv_cache.sequence_blocks import (
-    NULL_BLOCK_ID,
-    BlockIds,
-    TableUpdate,
-)
+from engine_core.kv_cache.sequence_blocks import NULL_BLOCK_ID, BlockIds, TableUpdate
 
 __all__ = [
     "NULL_BLOCK_ID",

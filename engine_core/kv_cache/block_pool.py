@@ -18,15 +18,12 @@ class BlockPool:
         empty    ref count 0, not in the index
 
     Empty blocks are a stack. Cached ones are in LRU order; a hit takes one out of the middle in
-    O(1).
+    O(1). Raises ValueError: fewer than one block.
 
     Args:
         num_blocks: usable blocks; the null block comes on top.
         num_groups: KV-cache groups. The same tokens have other contents in another group, so
             each has an index of its own.
-
-    Raises:
-        ValueError: fewer than one block.
     """
 
     def __init__(self, *, num_blocks: int, num_groups: int = 1) -> None:
@@ -55,6 +52,11 @@ class BlockPool:
     def num_cached(self) -> int:
         """Of the free blocks, those in the index."""
         return len(self._cached)
+
+    @property
+    def cached_blocks(self) -> Collection[int]:
+        """Free blocks in the index."""
+        return self._cached.keys()
 
     @property
     def num_in_use(self) -> int:

@@ -11,8 +11,7 @@ class EvictedHashes:
 
     64 bits stand for a hash (`hash`, which a bytes object keeps once it was looked up), all but the
     newest in sorted arrays: a tenth of what a dict of the hashes takes, and an explanation is wrong
-    once in 2**64 / capacity.
-    """
+    once in 2**64 / capacity."""
 
     def __init__(self, capacity: int) -> None:
         self._num_together = max(1, capacity // 8)

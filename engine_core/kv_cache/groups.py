@@ -49,8 +49,7 @@ class KVCacheGroupSpec:
         """Most blocks held at once while `num_tokens` are computed, `max_chunk` a step.
 
         A chunk reads the window before it: window - 1 + chunk tokens in a row, which touch at
-        most one block more than they fill.
-        """
+        most one block more than they fill."""
         num_all = -(-num_tokens // block_size)
         if self.sliding_window is None:
             return num_all

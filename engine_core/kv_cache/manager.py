@@ -4,6 +4,7 @@ import enum
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from engine_core.kv_cache.block_map import block_map
 from engine_core.kv_cache.copies import CacheCopies
 from engine_core.kv_cache.disk import DiskTier
 from engine_core.kv_cache.groups import KVCacheGroupSpec
@@ -19,6 +20,7 @@ from engine_core.kv_cache.sequence_blocks import (
 )
 from engine_core.kv_cache.swapping import SwappedSequences
 from protocol.explanations import LookupEnd
+from protocol.snapshots import BlockMap
 
 
 class AllocStatus(enum.Enum):
@@ -40,7 +42,7 @@ class KVCacheManager:
 
     `num_computed_tokens` counts what is computed or planned to be; a sequence whose planned tokens
     will not run has it set back before it is freed or swapped. A step's plan ends with
-    `take_copies`.
+    `take_copies`. Raises ValueError: a number outside its limits.
 
     Args:
         num_blocks: usable blocks, ids 1..num_blocks. The tensors have one more, for id 0.
@@ -50,9 +52,6 @@ class KVCacheManager:
         watermark: share of the blocks kept free when a request is admitted beside others.
         num_host_blocks: blocks in host memory, ids from num_blocks + 1 on; 0 for none.
         disk: blocks that outlive the process; None for none. One step runs at a time then.
-
-    Raises:
-        ValueError: a number outside its limits.
     """
 
     def __init__(
@@ -119,7 +118,6 @@ class KVCacheManager:
 
     @property
     def num_disk_blocks(self) -> int:
-        """On disk."""
         return 0 if self._offload.disk is None else self._offload.disk.num_blocks
 
     @property
@@ -184,6 +182,19 @@ class KVCacheManager:
                     break
                 counts[group] += 1
         return counts
+
+    def held_blocks(self, seq: CachedSequence) -> list[int]:
+        """Ids of the device's blocks that a sequence holds, of all groups."""
+        seq_blocks = self._blocks_of.get(seq.sequence_id)
+        return [] if seq_blocks is None else seq_blocks.real_blocks()
+
+    def block_map(self, holders: Sequence[tuple[int, list[int]]]) -> BlockMap:
+        """Who holds each block.
+
+        Args:
+            holders: all sequences that hold blocks: the owner's number in the map, and the blocks.
+        """
+        return block_map(self.num_blocks, self._pool.cached_blocks, holders)
 
     # ------------------------------------------------------------------ admission
 
@@ -280,8 +291,7 @@ class KVCacheManager:
         The blocks that a chunk fills are registered now, before they are computed, so that requests
         of one step share them; a block that a single token fills only at a later call or when
         freed. Tokens beyond `seq.num_tokens` are drafts and never register a block. Returns what
-        changed in the tables, or None if too few blocks are free: nothing changed then.
-        """
+        changed in the tables, or None if too few blocks are free: nothing changed then."""
         seq_blocks = self._blocks_of.get(seq.sequence_id)
         if seq_blocks is None:
             num_groups = len(self.groups)

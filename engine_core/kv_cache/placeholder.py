@@ -9,12 +9,8 @@ _NO_LIMIT = 2**31 - 1
 
 
 class PlaceholderKVCacheManager(KVCacheManager):
-    """`block_size`: reported, without effect."""
-
-    def __init__(self, *, block_size: int = 16) -> None:
-        super().__init__(
-            num_blocks=1, block_size=block_size, enable_prefix_caching=False, watermark=0.0
-        )
+    def __init__(self) -> None:
+        super().__init__(num_blocks=1, block_size=16, enable_prefix_caching=False, watermark=0.0)
 
     @property
     def num_blocks(self) -> int:

@@ -72,8 +72,7 @@ class CacheHit:
 class FirstBlocks:
     """Under which salts and adapters the tokens of a first block are known.
 
-    Only requests with a salt or an adapter are kept: those without are in the prefix index.
-    """
+    Only requests with a salt or an adapter are kept: those without are in the prefix index."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

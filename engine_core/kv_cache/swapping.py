@@ -24,8 +24,7 @@ class _Moves:
 
 class SwappedSequences:
     """Host tables and pins. Of a sequence only blocks that hold computed tokens are kept; slots
-    behind them are freed and allocated anew.
-    """
+    behind them are freed and allocated anew."""
 
     def __init__(
         self, offload: OffloadManager, *, groups: Sequence[KVCacheGroupSpec], block_size: int

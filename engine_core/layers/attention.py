@@ -1,7 +1,5 @@
 """Self-attention over the paged cache, with the projections around it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ dense    down(activation(gate(x)) * up(x))
 sparse   sum over the top_k experts x of weight[x] * down[x](silu(gate[x](h)) * up[x](h))
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal

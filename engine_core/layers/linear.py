@@ -1,7 +1,5 @@
 """Linear layers: several projections of one input are fused into one product."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from operator import itemgetter

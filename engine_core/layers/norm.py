@@ -1,7 +1,5 @@
 """Root-mean-square norm with a learned weight, alone or after the residual addition."""
 
-from __future__ import annotations
-
 import torch
 
 from engine_core.layers.parameters import Parameter, Placements

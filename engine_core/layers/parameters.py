@@ -1,8 +1,6 @@
 """Where each tensor of a checkpoint goes. A layer names the tensors that it takes, with their
 shapes; the loader hands them over one at a time, so that no second copy of the model exists."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 

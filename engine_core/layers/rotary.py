@@ -2,8 +2,6 @@
 modeling_rope_utils: linear interpolation (arXiv:2306.15595), YaRN (arXiv:2309.00071), Llama
 3.1's"""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Token embedding and language-model head, tied or not. Logits leave as float32."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch
@@ -75,8 +73,7 @@ class Vocabulary:
     def finish_loading(self) -> None:
         """Settle the head once every tensor has come.
 
-        As in transformers, a head in the checkpoint of a tied model counts where it differs.
-        """
+        As in transformers, a head in the checkpoint of a tied model counts where it differs."""
         embedding = self._loaded.pop(self._embedding_name)
         head = self._loaded.pop(self._head_name, embedding)
         if self._tied and head is not embedding and _are_equal(head, embedding):

@@ -1,8 +1,7 @@
 """Model files: from what follows `--model` to a config, tensors and a tokenizer.
 
 Hugging Face folders, GGUF files, known names and hub ids all come out alike, as `ModelFiles`. Must
-not know what a model computes; only names, shapes and the conventions of file formats.
-"""
+not know what a model computes; only names, shapes and the conventions of file formats."""
 
 from engine_core.model_files.errors import (
     BrokenModelFile,

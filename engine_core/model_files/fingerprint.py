@@ -12,12 +12,10 @@ _SAMPLE_BYTES = 4096
 
 def fingerprint_files(files: Iterable[Path]) -> str:
     """Hash of the files' sizes and (sampled) bytes, in the order given.
+    Raises OSError: a file cannot be read.
 
     Returns:
         32 hex digits.
-
-    Raises:
-        OSError: a file cannot be read.
     """
     digest = hashlib.blake2b(digest_size=16)
     for file in files:

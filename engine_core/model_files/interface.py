@@ -48,16 +48,14 @@ class ModelFiles(Protocol):
     def fingerprint(self) -> str:
         """Hex digest of sizes, headers, configuration and samples of the weights.
 
-        Equal for equal files wherever they lie and whenever they were written.
-        """
+        Equal for equal files wherever they lie and whenever they were written."""
 
     def tensors(self, *, keeps_blocks: bool = False) -> "Iterator[tuple[str, WeightPart]]":
         """Each weight once, by its Hugging Face name, read when asked for.
 
         Floating point of any width (float32 where the file holds quantised values), on the CPU.
         `keeps_blocks`: matrices that the file holds in quantised blocks come as `QuantisedTensor`,
-        mapped and not read yet. Raises BrokenModelFile: a file changed since it was opened.
-        """
+        mapped and not read yet. Raises BrokenModelFile: a file changed since it was opened."""
 
     def tokenizer(self) -> TokenizerFiles | None:
         """The tokenizer, or None where the files hold none.

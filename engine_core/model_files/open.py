@@ -29,14 +29,12 @@ def open_model_files(
     model: str, *, tokenizer: str | None = None, report: Callable[[str], None]
 ) -> ModelFiles:
     """Find the model, fetch it if need be, and check that its files are whole.
+    Raises ModelFilesError: one of its kinds; the message says what to do.
 
     Args:
         model: in this order a folder, a .gguf file, a known name, an `org/name` of the hub.
         tokenizer: the same, or a tokenizer.json, to take the tokenizer from instead.
         report: gets a line before and during everything that takes seconds.
-
-    Raises:
-        ModelFilesError: one of its kinds; the message says what to do.
     """
     files = _open(model, option="--model", report=report)
     if tokenizer is not None:

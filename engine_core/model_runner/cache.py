@@ -12,12 +12,7 @@ from engine_core.kv_cache import CacheCopies, DiskMoves
 from engine_core.kv_cache.copies import BlockPair
 from engine_core.kv_cache.host_pool import HashKey
 from engine_core.model_runner.config import RunnerConfig
-from kernels.interface.operations import (
-    AttentionMetadata,
-    AttentionSpec,
-    ForwardContext,
-    KVCache,
-)
+from kernels.interface.operations import AttentionMetadata, AttentionSpec, ForwardContext, KVCache
 
 
 class PagedKVCache:
@@ -95,8 +90,7 @@ class BlockStorage:
               null   |        device         |                      host                        |
         index 0 ....................num_blocks 0 .............................num_host_blocks - 1
 
-    One id addresses its block in every tensor of its tier, so a pair is copied in all of them.
-    """
+    One id addresses its block in every tensor of its tier, so a pair is copied in all of them."""
 
     def __init__(self, config: RunnerConfig) -> None:
         spec = config.model.kv_cache_spec
@@ -177,8 +171,7 @@ class BlockStorage:
 def origin_of_each(pairs: Sequence[BlockPair]) -> dict[int, int]:
     """Destination -> the block whose present content it has after all pairs, first to last.
 
-    So the pairs can be carried out at once: read everything, then write everything.
-    """
+    So the pairs can be carried out at once: read everything, then write everything."""
     origins: dict[int, int] = {}
     for source, destination in pairs:
         origins[destination] = origins.get(source, source)

@@ -1,7 +1,5 @@
 """What a model runner is made of, and how a model's layers share its cache."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 
@@ -30,8 +28,7 @@ class CacheLayout:
         tensor 1   | layer 11 (full)    | layer 1  (window)  | layer 4 (window) |
                    |       group 0      |      group 1       |     group 2      |  a column a group
 
-    A block id addresses the same block in every tensor of the row that its group's layer uses.
-    """
+    A block id addresses the same block in every tensor of the row that its group's layer uses."""
 
     groups: tuple[LayerGroup, ...]
     num_tensors: int
@@ -117,5 +114,4 @@ class RunnerConfig:
 
     @property
     def vocab_size(self) -> int:
-        """Of the model."""
         return self.model.kv_cache_spec.vocab_size

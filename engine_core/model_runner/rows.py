@@ -1,8 +1,6 @@
 """Which sequence has which row of a runner's batch; the scheduler chooses it, and a sequence keeps
 it from step to step. What it asked for is also kept while it has none."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from engine_core.kv_cache import BlockIds

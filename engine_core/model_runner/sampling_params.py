@@ -1,7 +1,5 @@
 """What a request asked of sampling, resolved once for its whole life: both runners read this."""
 
-from __future__ import annotations
-
 import dataclasses
 import secrets
 from collections.abc import Iterable
@@ -33,11 +31,7 @@ class ResolvedSampling:
 
 
 def resolve_sampling(
-    params: SamplingParams,
-    *,
-    num_prompt_tokens: int,
-    eos_token_ids: Iterable[int],
-    vocab_size: int,
+    params: SamplingParams, *, num_prompt_tokens: int, eos_token_ids: Iterable[int], vocab_size: int
 ) -> ResolvedSampling:
     """A request without a seed gets one here: once, so that a preemption changes no token."""
     if not params.is_greedy and params.seed is None:

@@ -1,8 +1,7 @@
 """Decoder-only language models on top of `engine_core.layers`.
 
 Public: `load_model` and `load_dummy_model`, the `Model` that they return and its `KVCacheSpec`, and
-the errors. Must not know the scheduler, the runner or files.
-"""
+the errors. Must not know the scheduler, the runner or files."""
 
 from engine_core.models.errors import (
     ModelConfigError,

@@ -1,7 +1,5 @@
 """A model's shape and options, resolved once from its config.json and frozen."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from engine_core.layers.feed_forward import Activation, ExpertConfig

@@ -1,7 +1,5 @@
 """Typed reading of a config.json, with errors for values of a wrong kind."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import UnionType
 from typing import Any
@@ -17,8 +15,7 @@ class ConfigFields:
     """Typed reading of a config; a null is the same as an absent field.
 
     Every method raises ModelConfigError for a value of the wrong kind, and for an absent field
-    without a default.
-    """
+    without a default."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields = fields
@@ -47,12 +44,10 @@ class ConfigFields:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """A truth value."""
         value: bool = self._value(name, default, bool, "true or false")
         return value
 
     def text(self, name: str, default: str) -> str:
-        """A string."""
         value: str = self._value(name, default, str, "a string")
         return value
 

@@ -5,8 +5,6 @@ between the families is an option of ModelConfig. A layer, without and with outp
     hidden += feed_forward(norm(hidden))       hidden += norm(feed_forward(norm(hidden)))
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch
@@ -151,12 +149,7 @@ class DecoderLayer:
 
     def placements(self) -> Placements:
         parts = [self.attention.placements(), self.feed_forward.placements()]
-        norms = (
-            self.input_norm,
-            self._attention_norm,
-            self.feed_forward_norm,
-            self._output_norm,
-        )
+        norms = (self.input_norm, self._attention_norm, self.feed_forward_norm, self._output_norm)
         return merge([*parts, *(norm.placements() for norm in norms if norm is not None)])
 
     def attend(

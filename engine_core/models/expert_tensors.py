@@ -4,8 +4,6 @@ published   model.layers.0.mlp.experts.3.gate_proj.weight     a tensor a project
 fused       model.layers.0.mlp.experts.gate_up_proj           what transformers 5 has in memory
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """How each family of models spells its options, with the defaults of transformers 5. An option
 that changes the arithmetic and is not computed here raises UnsupportedArchitecture."""
 
-from __future__ import annotations
-
 from engine_core.layers.feed_forward import Activation, ExpertConfig
 from engine_core.layers.rotary import RotaryConfig
 from engine_core.models.config import ModelConfig

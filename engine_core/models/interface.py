@@ -1,7 +1,5 @@
 """What the runner asks of a model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,10 +37,7 @@ class Model(Protocol):
     ) -> torch.Tensor:
         """Run one step's tokens (int64 ids in [0, V), int64 positions) -> hidden_TE.
 
-        Keys and values are written to the context's caches.
-        """
-        ...
+        Keys and values are written to the context's caches."""
 
     def compute_logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         """Rows of `forward`'s result -> float32 logits_RV, final softcap included."""
-        ...

@@ -1,8 +1,6 @@
 """Config and tensors to a model that runs: tensors come as (name, tensor) in any order, one at a
 time, or are drawn at random, to measure speed where no weights are at hand."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -54,14 +52,7 @@ def load_model(
     name, architecture, model = _build(config, dtype=dtype, ops=ops, max_model_len=max_model_len)
     pending = model.placements()
     transfer = transfer or WeightTransfer()
-    _place(
-        pending,
-        tensors,
-        architecture,
-        name,
-        transfer.copy,
-        drops_zero_biases=drops_zero_biases,
-    )
+    _place(pending, tensors, architecture, name, transfer.copy, drops_zero_biases=drops_zero_biases)
     missing = pending.keys() - model.vocabulary.optional_names
     if missing:
         raise ModelWeightsError(
@@ -86,8 +77,7 @@ def load_dummy_model(
 ) -> Model:
     """Build the model of a config.json with random weights, made on the device of `ops`.
 
-    Arguments and errors as of `load_model`; for `seed` see `draw_weight`.
-    """
+    Arguments and errors as of `load_model`; for `seed` see `draw_weight`."""
     _, _, model = _build(config, dtype=dtype, ops=ops, max_model_len=max_model_len)
     for name, placement in model.placements().items():
         if name not in model.vocabulary.optional_names:

@@ -1,8 +1,6 @@
 """Which of our models runs an architecture. One that is not here may still run through
 transformers, which is why it is an error of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ old   "rope_theta": 1e6, "rope_scaling": {"type" or "rope_type": "yarn", "factor
 new   "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4, ...}
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -45,8 +43,7 @@ def read_rotary_by_layer_type(fields: ConfigFields, *, head_size: int) -> dict[s
     """Gemma 3: its own angles for "full_attention" and for "sliding_attention" layers.
 
     In the old spelling `rope_scaling` is for the full layers only, and the sliding ones have
-    `rope_local_base_freq`.
-    """
+    `rope_local_base_freq`."""
     nested = fields.mapping("rope_parameters") or {}
     full = dict(nested.get("full_attention") or {}) | (fields.mapping("rope_scaling") or {})
     sliding = dict(nested.get("sliding_attention") or {})

@@ -6,8 +6,6 @@ passes in pieces through two page-locked buffers. Copies are work of the layers'
     device         | copy A | copy B         | copy A         | copy B
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Protocol
@@ -35,15 +33,12 @@ class StagingBuffer(Protocol):
     @property
     def memory(self) -> torch.Tensor:
         """uint8 [size], the host's to fill once `wait` has returned."""
-        ...
 
     def send(self, destination: torch.Tensor, staged: torch.Tensor) -> None:
         """Begin to copy `staged`, a view of `memory`, in the order of the current stream."""
-        ...
 
     def wait(self) -> None:
         """Return when the copy that was begun last, if any, has been done."""
-        ...
 
 
 class StagedTransfer(WeightTransfer):
@@ -93,7 +88,6 @@ class PinnedBuffer:
 
 
 def weight_transfer_to(device: torch.device) -> WeightTransfer:
-    """The way to a device."""
     if device.type != "cuda":
         return WeightTransfer()
     return StagedTransfer([PinnedBuffer(STAGING_BYTES) for _ in range(2)])

@@ -1,6 +1,5 @@
 """The daemon's options as typed by the operator: each field is one `--option` and one key of the
-TOML file. "auto" values are resolved once, at start-up; nothing later sees this class.
-"""
+TOML file. "auto" values are resolved once, at start-up; nothing later sees this class."""
 
 import dataclasses
 from pathlib import Path
@@ -90,8 +89,7 @@ class EngineOptions:
         ),
     ] = "auto"
     model_config: Annotated[
-        Path | None,
-        option("A config.json whose shape --load-format dummy takes.", MODEL),
+        Path | None, option("A config.json whose shape --load-format dummy takes.", MODEL)
     ] = None
     tokenizer: Annotated[
         str | None,
@@ -195,8 +193,7 @@ class EngineOptions:
         ),
     ] = None
     max_clients: Annotated[
-        int,
-        option("Most clients connected at once.", SERVING, validator=AT_LEAST_ONE),
+        int, option("Most clients connected at once.", SERVING, validator=AT_LEAST_ONE)
     ] = 1024
     security: SecurityOptions = dataclasses.field(default_factory=SecurityOptions)
     drain_timeout: Annotated[
@@ -228,8 +225,7 @@ class EngineOptions:
         Literal["debug", "info", "warning", "error"], option("Detail of the log.", SERVING)
     ] = "info"
     log_format: Annotated[
-        LogFormat,
-        option("Lines of the log: text, or an object of JSON each.", SERVING),
+        LogFormat, option("Lines of the log: text, or an object of JSON each.", SERVING)
     ] = "text"
     trace: Annotated[
         Path | None,
@@ -270,8 +266,7 @@ class EngineOptions:
         ),
     ] = None
     capture_at_start: Annotated[
-        bool,
-        option("Capture every CUDA graph before ready, not at first use; GPU only.", SERVING),
+        bool, option("Capture every CUDA graph before ready, not at first use; GPU only.", SERVING)
     ] = False
     enforce_eager: Annotated[
         bool,

@@ -1,7 +1,6 @@
 """What runs in the next step, and what becomes of the last one: numbers in, a plan out.
 
-Must not know tensors, sockets, clocks or text.
-"""
+Must not know tensors, sockets, clocks or text."""
 
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.errors import (

@@ -48,8 +48,7 @@ class PrefillFirstBatching(MixedBatching):
 
     The delay: prompts wait until the first of them has waited for more than `prefill_delay_factor`
     times the duration of the last prefill step, so that more of them share a step. Without running
-    requests they never wait.
-    """
+    requests they never wait."""
 
     _last_step_s = 0.0
     _was_prefill = False

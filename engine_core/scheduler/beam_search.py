@@ -133,8 +133,7 @@ class BeamSearch:
         """How many of each beam's likeliest tokens `advance` needs, if the vocabulary has as many.
 
         Even if one beam supplies all of the next ones, that are `beam_width` tokens that do not end
-        it, among which every ending token may stand.
-        """
+        it, among which every ending token may stand."""
         return self._width + len(self._eos_token_ids | self._stop_token_ids)
 
     def advance(self, candidates: BeamCandidates) -> list[BeamSurvivor]:

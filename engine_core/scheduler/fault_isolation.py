@@ -69,8 +69,7 @@ class FaultIsolation:
     was to compute. A request that fails alone may still be innocent, if the device is broken: a
     probe, a request of one token of our own, tells. If it passes, the request ends with the
     fault's text; if it fails, there is no point in going on. A fault that does not come again
-    ends no request. A bisection takes at most 2 * log2(n) + 3 groups for each culprit among n.
-    """
+    ends no request. A bisection takes at most 2 * log2(n) + 3 groups for each culprit among n."""
 
     def __init__(self, pool: RequestPool, preemptor: Preemptor) -> None:
         self._pool = pool

@@ -122,8 +122,7 @@ class SequenceForks:
             self._pool.outputs.add_beam(request, place, found, is_over=is_over)
         is_stopped = results[0].finish_reason is FinishReason.STOP
         self._pool.finish_beams(
-            request,
-            RequestStatus.FINISHED_STOPPED if is_stopped else RequestStatus.FINISHED_LENGTH,
+            request, RequestStatus.FINISHED_STOPPED if is_stopped else RequestStatus.FINISHED_LENGTH
         )
 
 

@@ -81,8 +81,7 @@ class InFlightSteps:
     or the host has a part in it, the sequence is blocked until the result is known: at its last
     token by length, with drafts to verify, for beams, and before a fork. A sequence that ends at b
     (end-of-sequence, abort) computes one token more: its row has another owner by then, and the
-    result is dropped. A prompt chunk that is not the last samples nothing, so it needs neither.
-    """
+    result is dropped. A prompt chunk that is not the last samples nothing, so it needs neither."""
 
     def __init__(self, pool: RequestPool, max_steps_in_flight: int) -> None:
         self._pool = pool

@@ -2,8 +2,7 @@
 
 scheduler.add_request(request)
 plan = scheduler.schedule()
-outputs = scheduler.update_from_output(plan, runner.execute(plan))
-"""
+outputs = scheduler.update_from_output(plan, runner.execute(plan))"""
 
 import abc
 import enum
@@ -15,6 +14,7 @@ from engine_core.scheduler.request import Request, RequestStatus
 from protocol.calls import EngineStatistics, RequestInfos
 from protocol.explanations import RequestInfo
 from protocol.outputs import EngineCoreOutputs
+from protocol.snapshots import SchedulerView
 
 
 class PauseState(enum.Enum):
@@ -62,10 +62,7 @@ class SchedulerInterface(abc.ABC):
 
     @abc.abstractmethod
     def finish_requests(
-        self,
-        ids: str | Iterable[str],
-        finished_status: RequestStatus,
-        detail: str | None = None,
+        self, ids: str | Iterable[str], finished_status: RequestStatus, detail: str | None = None
     ) -> None:
         """End requests at once; ids that are unknown or finished are ignored. The terminal outputs
         come with the next update. Raises ValueError: `finished_status` is not a final one."""
@@ -158,6 +155,10 @@ class SchedulerInterface(abc.ABC):
     @abc.abstractmethod
     def statistics(self) -> EngineStatistics:
         """The numbers of this moment; those of the engine around the scheduler are 0."""
+
+    @abc.abstractmethod
+    def view(self, steps: Iterable[tuple[SchedulerOutput, float]]) -> SchedulerView:
+        """Requests and blocks of this moment, and these steps, with the seconds that they took."""
 
     @abc.abstractmethod
     def num_common_prefix_blocks(self) -> list[int]:

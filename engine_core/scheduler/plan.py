@@ -23,8 +23,7 @@ class ScheduledBatch:
     sequence may read blocks that one before it fills in the same step. Nothing in a plan changes
     once it is made; the receiver changes nothing either, for lists may be shared by plans.
 
-    A request has one sequence, named by its request_id, or several: "ID", "ID#1", "ID#2" ...
-    """
+    A request has one sequence, named by its request_id, or several: "ID", "ID#1", "ID#2" ..."""
 
     req_ids: list[str]
     rows: Int64Array
@@ -105,8 +104,7 @@ class SchedulerOutput:
     A plan may be made before the result of the step before it is known. Then the tokens of that
     step count as computed, and the token that a sequence computes may be the one that it samples:
     its number is in no plan, the runner has it. A row whose sequence has ended meanwhile is
-    computed once more, and finished in a later plan.
-    """
+    computed once more, and finished in a later plan."""
 
     step_id: int
     batch: ScheduledBatch
@@ -129,6 +127,8 @@ class SchedulerOutput:
     """Of each sequence of the batch, before this step; output placeholders count."""
     num_lookahead_slots: int = 0
     """Slots that each sequence has behind this step's tokens."""
+    token_budget: int = 0
+    """That it was planned with; for those who watch."""
 
     @functools.cached_property
     def num_scheduled_tokens(self) -> dict[str, int]:
@@ -358,6 +358,7 @@ class PlanBuilder:
             preempted_req_ids=self.preempted_req_ids,
             num_output_tokens=state.lengths(rows) - state.num_prompt_tokens[rows],
             num_lookahead_slots=num_lookahead_slots,
+            token_budget=self._token_budget,
         )
 
 

@@ -77,7 +77,6 @@ class MeasuredPreemption(PreemptionRule):
 
 
 def make_preemption_rule(config: SchedulerConfig, block_size: int) -> PreemptionRule:
-    """The rule that `config.preemption_mode` names."""
     match config.preemption_mode:
         case "default":
             return RecomputeSingleSwapGroups()

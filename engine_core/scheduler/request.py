@@ -67,6 +67,7 @@ _FINISH_REASONS = {
 class Request:
     """Starts with one sequence; one of n samples forks into n when the prompt is computed. It is
     admitted, preempted and finished as a unit.
+    Raises ValueError: a field outside its limits, or two that contradict each other.
 
     Args:
         request_id: unique among unfinished requests.
@@ -82,9 +83,6 @@ class Request:
         beam_search: if given, the sequences are beams, `num_sequences` of them.
         timeout_s: seconds after `arrival_time` at which it ends, finished or not.
         is_resumed: sent again after the engine was lost: a full queue takes it.
-
-    Raises:
-        ValueError: a field outside its limits, or two that contradict each other.
     """
 
     def __init__(
@@ -470,6 +468,12 @@ class Sequence:
             f"Sequence({self.sequence_id!r}, {self.status.name}, "
             f"computed {self.num_computed_tokens} of {self.num_tokens})"
         )
+
+
+def request_of(sequence_id: str) -> str:
+    """ "ID" and "ID#1" are sequences of request "ID"; no request's id ends like the latter."""
+    request_id, _, serial = sequence_id.rpartition("#")
+    return request_id if request_id and serial.isdecimal() else sequence_id
 
 
 def _checked_ids(name: str, token_ids: AnySequence[int]) -> "array[int]":

@@ -36,10 +36,12 @@ from engine_core.scheduler.token_budget.attainment import SLOAttainment
 from engine_core.scheduler.token_budget.base import TokenBudget
 from engine_core.scheduler.token_budget.feedback import StepFeedback
 from engine_core.scheduler.token_budget.slo import make_token_budget
+from engine_core.scheduler.view import scheduler_view
 from protocol.calls import EngineStatistics, RequestInfos
 from protocol.errors import PromptTooLong
 from protocol.explanations import PreemptionCause, RequestInfo, WaitReason
 from protocol.outputs import EngineCoreOutputs
+from protocol.snapshots import SchedulerView
 
 
 class Scheduler(SchedulerInterface):
@@ -72,11 +74,7 @@ class Scheduler(SchedulerInterface):
         self._sequence_ids = IdsOfRows(batch, batch.sequence_ids)
         self._explanations = Explanations()
         self._pool = pool = RequestPool(
-            kv_cache,
-            policy,
-            batch,
-            max_model_len=config.max_model_len,
-            on_finish=self._on_finish,
+            kv_cache, policy, batch, max_model_len=config.max_model_len, on_finish=self._on_finish
         )
         self._preemptor = preemptor = Preemptor(pool, rule)
         self._waiting = WaitingScheduler(pool, self._explanations, config)
@@ -300,10 +298,7 @@ class Scheduler(SchedulerInterface):
             )
 
     def finish_requests(
-        self,
-        ids: str | Iterable[str],
-        finished_status: RequestStatus,
-        detail: str | None = None,
+        self, ids: str | Iterable[str], finished_status: RequestStatus, detail: str | None = None
     ) -> None:
         if not finished_status.is_finished:
             raise ValueError(
@@ -400,6 +395,13 @@ class Scheduler(SchedulerInterface):
 
     def statistics(self) -> EngineStatistics:
         return collect_statistics(self._pool, self._feedback.now)
+
+    def view(self, steps: Iterable[tuple[SchedulerOutput, float]]) -> SchedulerView:
+        first = next(iter(self._pool.waiting), None)
+        why = None
+        if first is not None:
+            why = self._explanations.of_unfinished(first, 0, self._feedback.now).why
+        return scheduler_view(self._pool, steps, why)
 
     def num_common_prefix_blocks(self) -> list[int]:
         order = self._pool.batch.order

@@ -23,8 +23,7 @@ def check_stop(sequence: Sequence, max_model_len: int) -> bool:
     """Whether the last output token ends the sequence; sets `status` and `stop_reason` if so.
 
     End-of-sequence comes before stop tokens, both before the limits, and both count only from
-    `min_tokens` on.
-    """
+    `min_tokens` on."""
     request = sequence.request
     params = request.sampling_params
     num_tokens = sequence.num_tokens

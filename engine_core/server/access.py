@@ -13,6 +13,7 @@ from protocol.calls import (
     GetRequests,
     ListRequests,
     RequestInfos,
+    SchedulerSnapshot,
 )
 from protocol.errors import ErrorCode
 from protocol.explanations import LookupEnd, RequestInfo
@@ -53,24 +54,49 @@ def permitted_answer(
         call = replace(call, call=GetRequests(tenant=name))
     elif isinstance(call.call, (*ADMIN_CALLS, ListRequests, GetRequests)):
         return _denied(call, type(call.call).__name__)
-    answered = answer(call)
+    return permitted_part(client, call, answer(call))
+
+
+def permitted_part(
+    client: Client, call: Call, answered: CallResult | CallFailed
+) -> CallResult | CallFailed:
+    """As much of an answer as this client may see."""
+    if client.rights.is_admin:
+        return answered
     result = answered.result if isinstance(answered, CallResult) else None
+    name = client.rights.key_name
     if isinstance(call.call, GetRequestInfo):
         # an unknown one is denied too: whether others have such a request is theirs
         is_own = call.call.request_id in client.request_ids
         if isinstance(result, RequestInfo):
-            is_own = is_own or (name is not None and result.tenant == name)
+            is_own = is_own or (
+                name is not None and (result.tenant or "").partition("/")[0] == name
+            )
             result = _without_others(result)
         if not is_own or result is None:
             return _denied(call, f"GetRequestInfo({call.call.request_id!r:.100})")
     elif isinstance(result, RequestInfos):
         result = replace(result, requests=[_without_others(each) for each in result.requests])
     elif isinstance(result, EngineStatistics):
-        served = result.service_by_tenant
-        result = replace(
-            result, service_by_tenant={key: served[key] for key in served if key == name}
+        result = _without_service(result, name)
+    elif isinstance(result, SchedulerSnapshot):
+        result = SchedulerSnapshot(
+            statistics=_without_service(result.statistics, name),
+            view=result.view.of_owner(
+                lambda request: (
+                    request.request_id in client.request_ids
+                    or (name is not None and (request.tenant or "").partition("/")[0] == name)
+                )
+            ),
         )
     return answered if result is None else CallResult(call_id=call.call_id, result=result)
+
+
+def _without_service(statistics: EngineStatistics, name: str | None) -> EngineStatistics:
+    served = statistics.service_by_tenant
+    return replace(
+        statistics, service_by_tenant={key: served[key] for key in served if key == name}
+    )
 
 
 def _without_others(info: RequestInfo) -> RequestInfo:

@@ -61,12 +61,10 @@ class Transport(Protocol):
 
     def wait(self, timeout_s: float) -> None:
         """Return when there is something to read, or after `timeout_s`."""
-        ...
 
     def receive_all(self) -> Iterator[tuple[bytes, list[Frame]]]:
         """Messages that have arrived, by turns of the clients: (routing id, frames). Never
         blocks. What is not taken stays."""
-        ...
 
     def send(self, identity: bytes, frames: Sequence[Frame]) -> None:
         """Queue a message for one client. Never blocks.
@@ -75,7 +73,6 @@ class Transport(Protocol):
             ClientGone: the client has left.
             SlowConsumer: it does not read, and its queue is full.
         """
-        ...
 
 
 class ZmqTransport:

@@ -37,8 +37,7 @@ def owned_socket_path(path: Path) -> Iterator[None]:
     """Hold a lock beside the socket for as long as it is bound.
 
     ZMQ replaces an existing Unix socket without asking, so a second engine would take the first
-    one's clients. The kernel drops the lock with the process, however it dies.
-    """
+    one's clients. The kernel drops the lock with the process, however it dies."""
     if len(os.fsencode(path)) > _MAX_UNIX_PATH_BYTES:
         raise ConfigurationError(
             f"the socket path {path} has {len(os.fsencode(path))} bytes, the system's limit is "

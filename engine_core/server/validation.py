@@ -1,6 +1,5 @@
 """What this engine can serve: a request is checked here once, before the scheduler sees it. What
-there is room for, the scheduler decides. A refusal names value, limit and next action.
-"""
+there is room for, the scheduler decides. A refusal names value, limit and next action."""
 
 import dataclasses
 import re
@@ -34,8 +33,19 @@ class RequestValidator(ModelLimits):
                 f"request_id {request.request_id!r} ends like the name of a request's further "
                 "sequence; let it not end with # and a number"
             )
-        _check_features(request)
-        self._check_policy_fields(request)
+        unsupported = {
+            "adapter": request.adapter is not None,
+            "prompt_embeds": request.prompt_embeds is not None,
+            "multimodal_inputs": bool(request.multimodal_inputs),
+        }
+        # what the wire format has and this engine does not do yet
+        _refuse_unsupported("this engine", unsupported)
+        if request.priority != 0 and self.scheduling_policy == "fcfs":
+            _refuse(
+                f"priority is {request.priority}, and the scheduling policy is fcfs, which does "
+                "not use it; omit it, or start the engine with another --scheduling-policy",
+                ErrorCode.NOT_SUPPORTED,
+            )
         try:
             check_timeout(request.timeout_s)
             self.check_sequences(request.num_sequences, request.beam_search)
@@ -53,14 +63,6 @@ class RequestValidator(ModelLimits):
                 f"prompt and delivered tokens are {num_tokens}, the limit is "
                 f"{self.max_model_len - 1}; nothing is left to generate",
                 ErrorCode.PROMPT_TOO_LONG,
-            )
-
-    def _check_policy_fields(self, request: EngineRequest) -> None:
-        if request.priority != 0 and self.scheduling_policy == "fcfs":
-            _refuse(
-                f"priority is {request.priority}, and the scheduling policy is fcfs, which does "
-                "not use it; omit it, or start the engine with another --scheduling-policy",
-                ErrorCode.NOT_SUPPORTED,
             )
 
     def _check_sequences(self, request: EngineRequest) -> None:
@@ -99,16 +101,6 @@ class RequestValidator(ModelLimits):
             "min_p": params.min_p != 0.0,
         }
         _refuse_unsupported("a beam search", unsupported)
-
-
-def _check_features(request: EngineRequest) -> None:
-    """What the wire format has and this engine does not do yet is refused by name."""
-    unsupported = {
-        "adapter": request.adapter is not None,
-        "prompt_embeds": request.prompt_embeds is not None,
-        "multimodal_inputs": bool(request.multimodal_inputs),
-    }
-    _refuse_unsupported("this engine", unsupported)
 
 
 def _refuse_unsupported(what: str, is_asked: dict[str, bool]) -> None:

@@ -1,6 +1,5 @@
 """What a start does before it imports torch: its largest library is loaded beside, and the model's
-files are opened, so that a wrong name or a broken file ends the start early.
-"""
+files are opened, so that a wrong name or a broken file ends the start early."""
 
 import contextlib
 import ctypes
@@ -52,8 +51,7 @@ def load_torch_library_beside() -> threading.Thread | None:
 
     That takes a fifth of a second, in which `import torch` would hold the interpreter's lock. A
     build for GPUs is left alone: its libraries are found by rules of its own.
-    Returns the thread, which needs no join, or None where there is no such library.
-    """
+    Returns the thread, which needs no join, or None where there is no such library."""
     library = _torch_library()
     if library is None:
         return None
@@ -73,8 +71,7 @@ def no_garbage_collection() -> Iterator[None]:
 
     Imports make 300,000 objects, nearly all for good: the collector would walk them over and
     over, a tenth of the start, and later stop a step for a tenth of a second. Not for work that
-    may leave tensors in cycles.
-    """
+    may leave tensors in cycles."""
     gc.disable()
     try:
         yield

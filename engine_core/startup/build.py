@@ -17,7 +17,7 @@ from engine_core.kv_cache import KVCacheManager
 from engine_core.lifecycle import Lifecycle
 from engine_core.model_files import ModelFilesError
 from engine_core.models import ModelError
-from engine_core.observers import StepObserver
+from engine_core.observers import RequestLog, StepObserver
 from engine_core.options.checks import check_device
 from engine_core.options.engine import EngineOptions
 from engine_core.prefix_store import PrefixStore
@@ -153,6 +153,8 @@ def _assemble(
     }
     executor = InProcessExecutor(runner)
     observers: list[StepObserver] = [] if store is None else [store]
+    if logger.isEnabledFor(logging.DEBUG):
+        observers.append(RequestLog())
     if config.trace is not None:
         observers.append(_trace_writer(config.trace, config, replayed))
     clients = ClientRegistry()

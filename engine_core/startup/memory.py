@@ -1,6 +1,5 @@
 """How many KV blocks the memory holds, and the longest request that they hold. Sizes in bytes
-unless a name says otherwise.
-"""
+unless a name says otherwise."""
 
 import bisect
 import dataclasses
@@ -194,8 +193,7 @@ def fit_max_model_len(
     which keeps the watermark free, or it could never run.
 
     The model's own limit gives way to the cache; one that the operator asked for does not.
-    Raises CacheTooSmall: it does not, or the cache holds no request at all.
-    """
+    Raises CacheTooSmall: it does not, or the cache holds no request at all."""
     num_kept_free = int(watermark * num_blocks)
     capacity = request_blocks.max_num_tokens(num_blocks - num_kept_free, max_model_len)
     if capacity >= max_model_len:
@@ -260,8 +258,7 @@ def measure_extra_bytes(run: Callable[[], None], meter: CudaMeter, *, expected_b
 
     Torch's peak is taken of what it holds, not of what tensors use, so that holes count. What
     others take is read at the end: kernels that were loaded stay loaded.
-    `expected_bytes`: taken by `run` for what is not to be counted.
-    """
+    `expected_bytes`: taken by `run` for what is not to be counted."""
     meter.release()
     held_bytes = meter.held_bytes()
     other_bytes = _taken_by_others(meter)

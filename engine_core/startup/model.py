@@ -54,8 +54,7 @@ class LoadedModel:
         """Upper estimate of one step's activations, in bytes.
 
         Hidden states, projections and the feed-forward's intermediate live one layer at a time
-        (about 32 hidden widths a token); logits are float32, with copies for sampling.
-        """
+        (about 32 hidden widths a token); logits are float32, with copies for sampling."""
         spec = self.model.kv_cache_spec
         hidden_size = spec.num_query_heads * spec.head_size
         per_token = 32 * hidden_size * self.dtype.itemsize
@@ -118,10 +117,7 @@ def load_any_model(options: EngineOptions, files: ModelFiles, device: torch.devi
             "batch; leave the option out, or use --dtype float32 and a dense model"
         )
     logger.info(
-        "loaded %s in %.1f s; weights: %s",
-        files.name,
-        time.monotonic() - started_s,
-        loaded.weights,
+        "loaded %s in %.1f s; weights: %s", files.name, time.monotonic() - started_s, loaded.weights
     )
     return loaded
 

@@ -11,8 +11,7 @@ Phase = Literal["imports", "files", "weights", "cache", "warm_up", "serving"]
 
 imports: the interpreter, our modules, torch. files: finding the model, its headers and tokenizer.
 weights: tensors to the form that steps use. cache: sizes, and memory for keys and values.
-warm_up: first steps, captures, compilation. serving: scheduler, messages, sockets.
-"""
+warm_up: first steps, captures, compilation. serving: scheduler, messages, sockets."""
 
 
 class StartPhases:
@@ -55,8 +54,7 @@ def process_launched_s() -> float:
     Linux says it in clock ticks of 10 ms, rounded down; one tick is added, so that it is
     never more than a parent can have measured. Elsewhere it is now.
 
-    Source: proc_pid_stat(5), field 22.
-    """
+    Source: proc_pid_stat(5), field 22."""
     now_s = time.monotonic()
     try:
         # the second field is the program's name in brackets, which may hold blanks and brackets

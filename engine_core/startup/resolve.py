@@ -1,6 +1,5 @@
 """From options and a loaded model to the configuration in force: every "auto" and None that the
-model or the memory decides.
-"""
+model or the memory decides."""
 
 import dataclasses
 import logging

@@ -13,12 +13,7 @@ from engine_core.model_runner.cpu.runner import CPUModelRunner
 from engine_core.model_runner.gpu import CudaQueue, GPUModelRunner
 from engine_core.model_runner.gpu.step import decode_buckets
 from engine_core.options.engine import EngineOptions
-from engine_core.scheduler import (
-    NewRequestData,
-    ScheduledBatch,
-    SchedulerConfig,
-    SchedulerOutput,
-)
+from engine_core.scheduler import NewRequestData, ScheduledBatch, SchedulerConfig, SchedulerOutput
 from engine_core.startup.memory import CudaMeter, measure_extra_bytes
 from engine_core.startup.model import LoadedModel
 from kernels.backends import device_step_operations
@@ -134,8 +129,7 @@ class RunnerSpec:
 def prompt_lengths(config: RunnerConfig) -> list[int]:
     """Tokens of each row: together as many as the step may have, the first rows longest.
 
-    A prompt leaves room for one more token in max_model_len.
-    """
+    A prompt leaves room for one more token in max_model_len."""
     num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
     left = config.max_num_batched_tokens - num_rows
     lengths = []

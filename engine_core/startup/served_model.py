@@ -200,9 +200,7 @@ def _maker_of(spec: RunnerSpec) -> Callable[[LoadedModel], RunnerSpec]:
     }
     del kept["loaded"], kept["config"], sizes["model"], sizes["ops"]
     return lambda loaded: RunnerSpec(
-        loaded=loaded,
-        config=RunnerConfig(model=loaded.model, ops=loaded.ops, **sizes),
-        **kept,
+        loaded=loaded, config=RunnerConfig(model=loaded.model, ops=loaded.ops, **sizes), **kept
     )
 
 

@@ -39,13 +39,11 @@ class PackedWeightCache:
 
     def file_for(self, fingerprint: str, weight_files: Iterable[Path], packed_as: str) -> Path:
         """Where the weights of a model are in a format, if they are kept.
+        Raises OSError: a weight file is gone.
 
         Args:
             fingerprint: of the model's files, see `ModelFiles.fingerprint`.
             packed_as: what distinguishes weights that were made of the same files.
-
-        Raises:
-            OSError: a weight file is gone.
         """
         digest = hashlib.blake2b(f"{_RULES};{packed_as};{fingerprint}".encode(), digest_size=16)
         for file in weight_files:

@@ -134,7 +134,11 @@ def top(
     if not 1 <= interval <= 3600:
         raise UsageError(f"--interval is {interval:g} s, it must be from 1 to 3600")
     if find_spec("textual") is None:
-        raise UsageError("top needs Textual; install it with `pip install 'engine-core[tui]'`")
+        raise UsageError(
+            "top needs Textual, the extra `tui`; install it with `pip install textual`"
+        )
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("top needs a terminal; `engine-client info` prints the numbers once")
     from frontend.cli.top import run_top
 
     return _run(run_top(daemon, interval))

@@ -10,10 +10,9 @@ import json
 import re
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
 
 import msgspec
 
@@ -47,20 +46,6 @@ _CONTROL = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}
 """A model's answer commands no terminal."""
 
 
-class _Answer(Protocol):
-    """Shows an answer while it comes."""
-
-    def write(self, text: str) -> None: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> None: ...
-
-
 def run_chat(
     daemon: DaemonOptions,
     system: str | None,
@@ -87,11 +72,11 @@ def run_chat(
             template = read_template(chat_template, llm.model)
             chat = _Chat(loop, llm, system, template, params, scheduling, is_terminal)
             if is_terminal:
-                from frontend.cli.chat_terminal import MarkdownAnswer, open_prompt
+                from frontend.cli.chat_terminal import markdown_answer, open_prompt
 
                 chat.prompt = open_prompt()
                 if renders_markdown:
-                    chat.make_answer = MarkdownAnswer
+                    chat.show_answer = markdown_answer
             return chat.read_and_answer()
         finally:
             loop.run_and_wait(connection.__aexit__(None, None, None))
@@ -99,21 +84,23 @@ def run_chat(
         loop.close()
 
 
-class _PlainAnswer:
-    def __init__(self) -> None:
-        self._is_empty = True
+@contextlib.contextmanager
+def _plain_answer() -> Iterator[Callable[[str], None]]:
+    """The text as it comes, and the end of its line."""
+    is_open = False
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
-        if kind is None or not self._is_empty:
-            self.write("\n")
-
-    def write(self, text: str) -> None:
-        self._is_empty = False
+    def write(text: str) -> None:
+        nonlocal is_open
+        is_open = True
         sys.stdout.write(text)
         sys.stdout.flush()
+
+    try:
+        yield write
+        is_open = True
+    finally:
+        if is_open:
+            write("\n")
 
 
 @dataclasses.dataclass
@@ -127,9 +114,8 @@ class _Chat:
     is_terminal: bool
     prompt: Callable[[], str] | None = None
     """None: lines of standard input."""
-    make_answer: Callable[[], _Answer] = _PlainAnswer
+    show_answer: Callable[[], AbstractContextManager[Callable[[str], None]]] = _plain_answer
     turns: list[dict[str, str]] = dataclasses.field(default_factory=list)
-    saved: set[Path] = dataclasses.field(default_factory=set)
 
     def read_and_answer(self) -> int:
         self.first_params = self.params
@@ -175,7 +161,7 @@ class _Chat:
             if name not in commands:
                 raise InvalidInput(f"there is no command {name}; {_HINT}")
             commands[name](argument)
-        except (InvalidInput, OSError) as error:
+        except (ValueError, OSError, RuntimeError) as error:  # the last: ~ of no user
             print_fault(error)
             return False
         return True
@@ -206,10 +192,8 @@ class _Chat:
             try:
                 given = [value] if name == "stop" else value
                 given = msgspec.convert(given, kinds[name], strict=False)
-            except msgspec.ValidationError:
-                kind = str(kinds[name]).removesuffix(" | None")
-                kind = getattr(kinds[name], "__name__", kind)
-                raise InvalidInput(f"{name} is {value!r}, it must be of type {kind}") from None
+            except msgspec.ValidationError as error:
+                raise InvalidInput(f"{name} is {value!r}: {error}") from None
             self.params = dataclasses.replace(self.params, **{name: given})
         for each in [name] if name else kinds:
             self._tell(f"{each} {getattr(self.params, each)}")
@@ -225,11 +209,10 @@ class _Chat:
         else:
             text = "\n".join(f"## {each['role']}\n\n{each['content']}\n" for each in messages)
         try:
-            with path.open("w" if path in self.saved else "x", encoding="utf-8") as opened:
+            with path.open("x", encoding="utf-8") as opened:
                 opened.write(text)
         except FileExistsError:
             raise InvalidInput(f"{path} is there already; give another name") from None
-        self.saved.add(path)
         self._tell(f"{len(messages)} messages are in {path}")
 
     # answers
@@ -256,7 +239,7 @@ class _Chat:
             return False
         parts = [part for output in outputs for part in output.outputs]
         turns.append({"role": "assistant", "content": "".join(part.text for part in parts)})
-        if outputs:
+        if outputs and outputs[-1].metrics.first_token_s is not None:
             self._say(_speed(outputs))
         return not parts or self._report_end(parts[-1])
 
@@ -266,12 +249,12 @@ class _Chat:
         stream = self.llm.chat(
             self._messages(), self.params, chat_template=self.chat_template, **policy
         )
-        with self.make_answer() as answer:
+        with self.show_answer() as write:
             async with contextlib.aclosing(stream) as outputs:
                 async for output in outputs:
                     shown.append(output)
                     text = "".join(part.text for part in output.outputs)
-                    answer.write(text.translate(_CONTROL) if self.is_terminal else text)
+                    write(text.translate(_CONTROL) if self.is_terminal else text)
 
     def _report_end(self, last: CompletionOutput) -> bool:
         if last.finish_reason in (None, "stop"):

@@ -81,57 +81,62 @@ def _open_history() -> History:
     return _Kept(path)
 
 
-class MarkdownAnswer:
+@contextlib.contextmanager
+def markdown_answer() -> Iterator[Callable[[str], None]]:
     """Prints each block of an answer when it is complete; the last one is shown as it grows."""
+    answer = _MarkdownAnswer()
+    try:
+        with (
+            _without_echo(),
+            Live(
+                console=answer.console,
+                get_renderable=answer.last_lines,
+                refresh_per_second=_REFRESHES_PER_S,
+                transient=True,
+            ),
+        ):
+            yield answer.write
+    finally:
+        answer.console.print(answer.rendered(_parser.parse(answer.unfinished)))
 
+
+class _MarkdownAnswer:
     def __init__(self) -> None:
-        self._console = Console()
-        self._unfinished = ""
+        self.console = Console()
+        self.unfinished = ""
         self._is_empty = True
         self._spinner = Spinner("dots")
-        self._live = Live(
-            console=self._console,
-            get_renderable=self._last_lines,
-            refresh_per_second=_REFRESHES_PER_S,
-            transient=True,
-        )
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> MarkdownAnswer:
-        self._stack.enter_context(_without_echo())
-        self._stack.enter_context(self._live)
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._stack.close()
-        if self._unfinished.strip():
-            self._console.print(_markdown(_parser.parse(self._unfinished)))
 
     def write(self, text: str) -> None:
-        self._unfinished += text
+        self.unfinished += text
         if "\n" not in text:
             return
-        lines = self._unfinished.split("\n")
+        lines = self.unfinished.split("\n")
         tokens = _parser.parse("\n".join(lines[:-1]))
         starts = [i for i, each in enumerate(tokens) if each.level == 0 and each.nesting >= 0]
         if len(starts) > 1:
             begin = tokens[starts[-1]].map
             assert begin is not None
-            self._unfinished = "\n".join(lines[begin[0] :])
+            self.unfinished = "\n".join(lines[begin[0] :])
             self._is_empty = False
-            self._console.print(_markdown(tokens[: starts[-1]]))
-            self._console.print()
+            self.console.print(self.rendered(tokens[: starts[-1]]))
+            self.console.print()
 
-    def _last_lines(self) -> RenderableType:
+    def last_lines(self) -> RenderableType:
         """As many of the unfinished block as the screen has."""
-        source, height = self._unfinished, self._console.height - 1
+        source, height = self.unfinished, self.console.height - 2
         if not source.strip():
             return self._spinner if self._is_empty else Text("")
         lines = source.split("\n")
         if source.startswith("```") and len(lines) > height:
             source = "\n".join([lines[0], *lines[-height:]])  # long code costs time to colour
-        shown = self._console.render_lines(_markdown(_parser.parse(source)), pad=False)
-        return SegmentLines(shown[-height:], new_lines=True)
+        return SegmentLines(self.rendered(_parser.parse(source)).lines[-height:], new_lines=True)
+
+    def rendered(self, tokens: list[Token]) -> SegmentLines:
+        """Without empty lines around it: rich has some around lists and tables."""
+        lines = self.console.render_lines(_markdown(tokens), pad=False)
+        full = [i for i, line in enumerate(lines) if any(each.text.strip() for each in line)]
+        return SegmentLines(lines[full[0] : full[-1] + 1] if full else [], new_lines=True)
 
 
 def _markdown(tokens: list[Token]) -> Markdown:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -11,7 +10,6 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
 from frontend.cli.connected import connected
@@ -21,28 +19,22 @@ from frontend.cli.options import DaemonOptions
 from protocol.explanations import RequestInfo
 
 _PREFILL, _DECODE, _CACHED = "dark_orange", "green3", "deep_sky_blue3"
-_BAR = 24
 
-_Value = Callable[[RequestInfo, EngineWatch], Any]
-_COLUMNS: dict[str, _Value] = {
-    "status": lambda info, _: info.status,
-    "progress": lambda info, _: info.num_output_tokens / (info.max_tokens * info.num_sequences),
-    "tok/s": lambda info, watch: watch.token_rates.get(info.request_id, 0.0),
-    "prompt": lambda info, _: info.num_prompt_tokens,
-    "age s": lambda info, _: info.age_s or 0.0,
-    "tenant": lambda info, _: info.tenant or "",
-    "prio": lambda info, _: info.priority,
-    "waits for": lambda info, _: info.waits_for or "",
-    "id": lambda info, _: info.request_id,
+_COLUMNS: dict[str, Callable[[RequestInfo], Any]] = {
+    "status": lambda info: info.status,
+    "progress": lambda info: info.num_output_tokens / (info.max_tokens * info.num_sequences),
+    "tok/s": lambda info: 0.0,
+    "prompt": lambda info: info.num_prompt_tokens,
+    "age s": lambda info: info.age_s or 0.0,
+    "tenant": lambda info: info.tenant or "",
+    "prio": lambda info: info.priority,
+    "waits for": lambda info: info.waits_for or "",
+    "id": lambda info: info.request_id,
 }
 
 
 async def run_top(daemon: DaemonOptions, interval_s: float) -> int:
-    """Returns the exit code.
-
-    Raises:
-        EngineClientError: no engine answers.
-    """
+    """Returns the exit code. Raises EngineClientError if no engine answers."""
     async with connected(daemon, "top") as llm:
         app = TopApp(EngineWatch(llm), interval_s)
         await app.run_async()
@@ -54,11 +46,11 @@ class _Requests(DataTable[Text]):
 
 
 class TopApp(App[None]):
-    TITLE = "engine-client top"
     CSS = """
-    #numbers { height: auto; padding: 0 1; }
-    #filter { display: none; height: 3; }
-    #filter.shown { display: block; }
+    #numbers { height: auto; max-height: 60%; padding: 0 1; }
+    #filter, #explained { display: none; }
+    #explained { height: 50%; border-top: solid $primary; padding: 0 1; }
+    #filter.shown, #explained.shown { display: block; }
     DataTable { height: 1fr; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -66,24 +58,24 @@ class TopApp(App[None]):
         Binding("s", "sort", "Sort by the next column"),
         Binding("r", "reverse", "Reverse"),
         Binding("slash", "filter", "Filter"),
-        Binding("escape", "show_all", "All", show=False),
-        Binding("p", "hold", "Pause"),
+        Binding("escape", "back", "Back"),
     ]
     ENABLE_COMMAND_PALETTE = False
 
-    def __init__(self, watch: EngineWatch, interval_s: float) -> None:
+    def __init__(self, engine: EngineWatch, interval_s: float) -> None:
         super().__init__()
-        self._engine = watch
+        self._engine = engine
         self._interval_s = interval_s
         self._sorted_by: str | None = None
         self._is_reversed = False
-        self._is_held = False
-        self._wanted = ""
+        self._explained: str | None = None
 
     def compose(self) -> ComposeResult:
         yield Static(id="numbers")
         yield Input(placeholder="part of an id, tenant, status or reason", id="filter")
         yield _Requests(cursor_type="row", zebra_stripes=True)
+        with VerticalScroll(id="explained"):
+            yield Static(id="explanation")
         yield Footer()
 
     async def on_mount(self) -> None:
@@ -95,200 +87,147 @@ class TopApp(App[None]):
         await self._engine.close()
 
     async def _tick(self) -> None:
-        if not self._is_held:
-            await self._engine.refresh()
-            self._show()
-
-    def _show(self) -> None:
+        await self._engine.refresh()
         self.query_one("#numbers", Static).update(self._numbers())
-        table = self.query_one(_Requests)
-        selected, offset = self._selected(), table.scroll_offset
-        shown = [each for each in self._engine.requests if self._wanted in _searched(each)]
-        if self._sorted_by is not None:
-            value = _COLUMNS[self._sorted_by]
-            shown.sort(key=lambda info: value(info, self._engine), reverse=self._is_reversed)
-        elif self._is_reversed:
-            shown.reverse()
+        self._show_requests()
+        await self._explain()
+
+    def _show_requests(self) -> None:
+        engine, table = self._engine, self.query_one(_Requests)
+        selected = None
+        if table.row_count:
+            selected = table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
+        offset, wanted = table.scroll_offset, self.query_one(Input).value.lower()
+        rows = [
+            {name: value(info) for name, value in _COLUMNS.items()}
+            | {"tok/s": engine.token_rates.get(info.request_id, 0.0), "info": info}
+            for info in engine.unfinished.requests
+            if wanted in f"{info.request_id} {info.tenant} {info.status} {info.why}".lower()
+        ]
+        if (key := self._sorted_by) is not None:
+            rows.sort(key=lambda row: row[key])
+        if self._is_reversed:
+            rows.reverse()
         table.clear(columns=True)
         for name in _COLUMNS:
             mark = (" v" if self._is_reversed else " ^") if name == self._sorted_by else ""
-            table.add_column(name + mark, key=name)
-        for info in shown:
-            values = {name: value(info, self._engine) for name, value in _COLUMNS.items()}
-            cells = [_cell(name, value, info) for name, value in values.items()]
-            table.add_row(*cells, key=info.request_id)
-        names = [info.request_id for info in shown]
-        if selected in names:
-            table.move_cursor(row=names.index(selected), scroll=False)
+            table.add_column(name + mark)
+        for number, row in enumerate(rows):
+            table.add_row(*(_cell(name, row) for name in _COLUMNS), key=row["id"])
+            if row["id"] == selected:
+                table.move_cursor(row=number, scroll=False)
         table.scroll_to(*offset, animate=False)
 
     def _numbers(self) -> Text:
-        watch, now = self._engine, self._engine.now
-        text = Text().append(f"{watch.llm.model.name} at {watch.llm.address}", "bold")
-        if watch.trouble is not None:
-            text.append(f"\n{watch.trouble}", "bold red")
-        if now is None:
+        engine, mean = self._engine, self._engine.mean
+        text = Text().append(f"{engine.llm.model.name} at {engine.llm.address}", "bold")
+        if engine.trouble is not None:
+            text.append(f"\n{engine.trouble}", "bold red")
+        if not engine.history:
             return text
-        rates = watch.rates
+        now, width = engine.history[-1], 24 if self.size.width >= 60 else 0
         uptime = datetime.timedelta(seconds=int(now.uptime_s))
         text.append(f"  {now.state}, up {uptime}, {now.num_clients} clients")
-        text.append("  HELD" if self._is_held else "", "bold yellow")
         oldest = f", the oldest for {now.max_wait_s:.1f} s" if now.num_waiting else ""
-        finished = sum(now.num_finished.values())
-        text.append(
-            f"\nrequests  {now.num_running:,} running, {now.num_waiting:,} waiting{oldest}; "
-            f"{finished:,} finished, {now.num_preemptions:,} preemptions"
+        finished, listed = sum(now.num_finished.values()), len(engine.unfinished.requests)
+        text.append(f"\nrequests  {now.num_running:,} running, {now.num_waiting:,} waiting{oldest}")
+        text.append(f"; {finished:,} finished, {now.num_preemptions:,} preemptions")
+        if engine.unfinished.num_unfinished > listed:
+            text.append(f"; the first {listed} of {engine.unfinished.num_unfinished:,} are listed")
+        prefill, decode = (
+            mean(f"num_{kind}_tokens", "num_steps") for kind in ("prefill", "decode")
         )
-        ever = now.num_cached_prompt_tokens / max(1, now.num_prompt_tokens)
-        prefill, decode = rates.prefill_tokens_per_step, rates.decode_tokens_per_step
         text.append("\na step    ")
-        _append_bar(text, [(prefill or 0, _PREFILL), (decode or 0, _DECODE)], None)
+        _append_bar(text, width, {_PREFILL: prefill or 0.0, _DECODE: decode or 0.0})
+        text.append(f"{_shown(prefill, '.1f')} prefill + {_shown(decode, '.1f')} decode tokens, ")
+        text.append(f"{_milliseconds(mean('step_time_s', 'num_steps'))}; ")
+        text.append(f"{_shown(mean('num_steps', 'uptime_s'), '.1f')} steps/s")
         text.append(
-            f" {_number(prefill)} prefill + {_number(decode)} decode tokens, "
-            f"{_milliseconds(rates.step_s)}; {rates.steps_per_s:.1f} steps/s"
+            f"\ntokens/s  {_shown(mean('num_prefill_tokens', 'uptime_s'), ',.0f')} prefill, "
         )
+        text.append(f"{_shown(mean('num_decode_tokens', 'uptime_s'), ',.0f')} decode; prefix hits ")
+        ever = now.num_cached_prompt_tokens / max(1, now.num_prompt_tokens)
+        hits = mean("num_cached_prompt_tokens", "num_prompt_tokens")
+        text.append(f"{_shown(hits, '.0%')}, {ever:.0%} since the start\nblocks    ")
+        used, cached, whole = now.num_blocks_in_use, now.num_blocks_cached, now.num_blocks
+        _append_bar(text, width, {_DECODE: used, _CACHED: cached}, whole)
         text.append(
-            f"\ntokens/s  {rates.prefill_tokens_per_s:,.0f} prefill, "
-            f"{rates.decode_tokens_per_s:,.0f} decode; "
-            f"prefix hits {_share(rates.hit_rate)}, {ever:.0%} since the start"
+            f"{used:,} used, {whole - used:,} free ({cached:,} cached)\nlatency   first token "
         )
-        text.append("\nblocks    ")
-        in_use, cached = now.num_blocks_in_use, now.num_blocks_cached
-        _append_bar(text, [(in_use, _DECODE), (cached, _CACHED)], now.num_blocks)
-        text.append(f" {in_use:,} used, {now.num_blocks - in_use:,} free ({cached:,} cached)")
-        text.append(
-            f"\nlatency   first token {_milliseconds(rates.ttft_s)}, of it in the queue "
-            f"{_milliseconds(rates.queue_s)}"
-        )
-        if watch.refusal is not None:
-            text.append(f"\nrequests are not shown: {watch.refusal}", "yellow")
-        if watch.num_unfinished > len(watch.requests):
-            listed = f"{len(watch.requests)} of {watch.num_unfinished:,}"
-            text.append(f"\nthe first {listed} unfinished requests", "yellow")
-        if self._wanted:
-            text.append(f"\nwith {self._wanted!r}; Escape shows all", "yellow")
-        return text
+        queue_s, ttft_s = (mean(name, "num_first_tokens") for name in ("queue_time_s", "ttft_s"))
+        return text.append(f"{_milliseconds(ttft_s)}, of it in the queue {_milliseconds(queue_s)}")
 
-    def _selected(self) -> str | None:
-        table = self.query_one(_Requests)
-        if not table.row_count:
-            return None
-        return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value
+    async def _explain(self) -> None:
+        if self._explained is not None:
+            info = await self._engine.explain(self._explained)
+            text = "it is not known any more" if info is None else request_lines(info)
+            self.query_one("#explanation", Static).update(Text(text))
 
     # keys
 
     def action_sort(self) -> None:
         order = [None, *_COLUMNS]
         self._sorted_by = order[(order.index(self._sorted_by) + 1) % len(order)]
-        self._show()
+        self._show_requests()
 
     def action_reverse(self) -> None:
         self._is_reversed = not self._is_reversed
-        self._show()
-
-    def action_hold(self) -> None:
-        self._is_held = not self._is_held
-        self._show()
+        self._show_requests()
 
     def action_filter(self) -> None:
         self.query_one(Input).add_class("shown").focus()
 
-    def action_show_all(self) -> None:
-        self.query_one(Input).value = ""
-        self.on_input_submitted()
+    async def action_back(self) -> None:
+        """Closes the explanation, else ends the filter."""
+        if self._explained is not None:
+            self._explained = None
+            self.query_one("#explained").remove_class("shown")
+        else:
+            self.query_one(Input).remove_class("shown").value = ""
+        self.query_one(_Requests).focus()
 
-    def on_input_changed(self, event: Input.Changed) -> None:
-        self._wanted = event.value.lower()
-        self._show()
+    def on_input_changed(self) -> None:
+        self._show_requests()
 
     def on_input_submitted(self) -> None:
-        self.query_one(Input).remove_class("shown")
         self.query_one(_Requests).focus()
 
     async def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        request_id = event.row_key.value
-        if request_id is not None:
-            await self.push_screen(_Explanation(self._engine, request_id, self._interval_s))
+        self._explained = event.row_key.value
+        self.query_one("#explained").add_class("shown").focus()
+        await self._explain()
 
 
-class _Explanation(ModalScreen[None]):
-    """Why one request is where it is; up to date while it is shown."""
-
-    CSS = """
-    _Explanation { align: center middle; }
-    VerticalScroll { width: 90%; height: 85%; border: round $primary; padding: 0 1; }
-    """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,enter", "dismiss", "Back"),
-    ]
-
-    def __init__(self, watch: EngineWatch, request_id: str, interval_s: float) -> None:
-        super().__init__()
-        self._engine = watch
-        self._request_id = request_id
-        self._interval_s = interval_s
-
-    def compose(self) -> ComposeResult:
-        with VerticalScroll():
-            yield Static(id="explanation")
-
-    async def on_mount(self) -> None:
-        self._timer = self.set_interval(self._interval_s, self._tick)
-        await self._tick()
-
-    async def _tick(self) -> None:
-        info = await self._engine.explain(self._request_id)
-        text = f"request {self._request_id} is not known any more"
-        if info is not None:
-            text = request_lines(info)
-            if info.status == "finished":
-                self._timer.stop()
-        with contextlib.suppress(LookupError):
-            self.query_one("#explanation", Static).update(Text(text + "\n\nEscape: back"))
-
-
-def _searched(info: RequestInfo) -> str:
-    fields = (info.request_id, info.tenant, info.status, info.waits_for, info.why)
-    return " ".join(str(each) for each in fields if each is not None).lower()
-
-
-def _cell(name: str, value: Any, info: RequestInfo) -> Text:
+def _cell(name: str, row: dict[str, Any]) -> Text:
+    value, info = row[name], row["info"]
     if name == "progress":
+        text, computed, prompt = Text(), info.num_computed_tokens, info.num_prompt_tokens
+        if computed < prompt and not info.num_output_tokens:
+            _append_bar(text, 8, {_PREFILL: computed}, prompt)
+            return text.append(f"prompt {computed:,}/{prompt:,}")
         most = info.max_tokens * info.num_sequences
-        text = Text()
-        if info.num_computed_tokens < info.num_prompt_tokens and not info.num_output_tokens:
-            done = (info.num_computed_tokens, _PREFILL)
-            _append_bar(text, [done], info.num_prompt_tokens, 8)
-            return text.append(f" prompt {info.num_computed_tokens:,}/{info.num_prompt_tokens:,}")
-        _append_bar(text, [(info.num_output_tokens, _DECODE)], most, 8)
-        return text.append(f" {info.num_output_tokens:,}/{most:,}")
-    if isinstance(value, float):
-        return Text(f"{value:,.1f}", justify="right")
-    if isinstance(value, int):
-        return Text(f"{value:,}", justify="right")
-    return Text("".join(each if each.isprintable() else "?" for each in str(value)))
+        _append_bar(text, 8, {_DECODE: info.num_output_tokens}, most)
+        return text.append(f"{info.num_output_tokens:,}/{most:,}")
+    if isinstance(value, str):
+        return Text("".join(each if each.isprintable() else "?" for each in value))
+    return Text(f"{value:,.1f}" if isinstance(value, float) else f"{value:,}", justify="right")
 
 
 def _append_bar(
-    text: Text, parts: list[tuple[float, str]], whole: float | None, width: int = _BAR
+    text: Text, width: int, parts: dict[str, float], whole: float | None = None
 ) -> None:
-    """Parts of a whole; None: the parts are all."""
-    total = whole or sum(amount for amount, _ in parts)
-    left = width
-    for amount, style in parts:
+    """Parts of a whole by their colours; None: they are all of it."""
+    total, left = whole or sum(parts.values()), width
+    for style, amount in parts.items():
         cells = min(left, round(width * amount / total)) if total else 0
         text.append("\u2588" * cells, style)
         left -= cells
-    text.append("\u2591" * left, "dim")
+    text.append("\u2591" * left + " " * bool(width), "dim")
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f}"
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
-
-
-def _milliseconds(value: float | None) -> str:
-    return "-" if value is None else f"{value * 1000:,.0f} ms"
+def _milliseconds(value_s: float | None) -> str:
+    return "-" if value_s is None else f"{value_s * 1000:,.0f} ms"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from frontend.errors import EngineClientError
-from frontend.http import health, live_requests, llama_cpp
+from frontend.http import health, live_requests, llama_cpp, scheduler_stream
 from frontend.http.anthropic import operations as anthropic
 from frontend.http.api_errors import ApiError, api_error
 from frontend.http.api_keys import ApiKeys
@@ -31,6 +32,7 @@ from frontend.http.responses import operations as responses
 from frontend.http.responses.store import ResponseStore
 from frontend.http.served_models import ServedModels
 from frontend.http.settings import ServerSettings
+from frontend.http.traces import Traces
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ OPERATIONS = [
     *llama_cpp.OPERATIONS,
     *health.OPERATIONS,
     *live_requests.OPERATIONS,
+    *scheduler_stream.OPERATIONS,
     Operation(method="GET", path="/metrics", handler=get_metrics),
 ]
 
@@ -63,6 +66,8 @@ def make_app(
         models: closed when the application stops.
         keys: None: everybody is answered.
     """
+    endpoint = settings.otlp_traces_endpoint
+    traces = None if endpoint is None else Traces(endpoint)
     rules = DoorRules(
         keys=keys,
         open_paths=frozenset({"/", *(each.path for each in OPERATIONS if not each.needs_key)}),
@@ -74,6 +79,7 @@ def make_app(
         max_body_size=settings.max_body_size,
         max_concurrent_requests=settings.max_concurrent_requests,
         access_log=settings.access_log,
+        tracer=None if traces is None else traces.begin,
     )
     middleware = [Middleware(Door, rules=rules, refusal=error_response)]
     if settings.cors_origin:
@@ -91,9 +97,12 @@ def make_app(
         app.state.models = models
         app.state.settings = settings
         app.state.responses = ResponseStore()
+        app.state.feeds = {}
         app.state.metrics = Metrics(models, settings.metrics_names)
         yield
         await models.close()
+        if traces is not None:
+            await asyncio.to_thread(traces.close)
 
     return Starlette(
         routes=[

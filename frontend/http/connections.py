@@ -12,6 +12,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from frontend.http.api_errors import ApiError
+from frontend.http.exchange import Exchange
 
 _MAX_HEAD_BYTES = 64 * 1024
 _MAX_CONNECTIONS = 65_536
@@ -67,6 +68,13 @@ class LimitedConnection(HttpToolsProtocol):
         self._is_head, self._head_bytes = True, 0
         self._end_timers("_reading")
         super().on_message_complete()
+
+    def shutdown(self) -> None:
+        """The server stops: what ends by itself is waited for."""
+        super().shutdown()
+        exchange = None if self.cycle is None else self.cycle.scope.get("exchange")
+        if isinstance(exchange, Exchange) and exchange.is_endless:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -10,7 +10,7 @@ import math
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from frontend.http.api_errors import ApiError
 from frontend.http.api_keys import ApiKeys
 from frontend.http.exchange import Exchange, current_exchange
+from frontend.request_state import RequestState, current_tracer
 
 access_logger = logging.getLogger("frontend.http.access")
 
@@ -50,6 +51,7 @@ class DoorRules:
     max_body_size: int = 16 * 1024**2
     max_concurrent_requests: int = 4096
     access_log: Literal["off", "text", "json"] = "off"
+    tracer: Callable[[RequestState], Callable[[], None]] | None = None
 
     def is_open(self, path: str) -> bool:
         folder = self.open_folder
@@ -76,9 +78,10 @@ class Door:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = Exchange()
+        exchange = Exchange(path=scope["path"], headers=Headers(scope=scope))
         scope["exchange"] = exchange
         context = current_exchange.set(exchange)
+        tracing = current_tracer.set(self._rules.tracer)
         send = _with_request_id(send, exchange)
         try:
             with contextlib.ExitStack() as in_use:
@@ -90,6 +93,7 @@ class Door:
                     await self._app(scope, self._limited(receive), send)
         finally:
             current_exchange.reset(context)
+            current_tracer.reset(tracing)
             for call in exchange.at_end:
                 call()
             if self._rules.access_log != "off":
@@ -97,7 +101,7 @@ class Door:
 
     def _admit(self, scope: Scope, exchange: Exchange, in_use: contextlib.ExitStack) -> None:
         """Raises ApiError."""
-        headers = Headers(scope=scope)
+        headers = exchange.headers
         is_open = self._rules.is_open(scope["path"])
         exchange.caller = scope["client"][0] if scope.get("client") else "local"
         if self._rules.keys is None:
@@ -131,7 +135,7 @@ class Door:
             in_use.enter_context(of_key.one_more(f"key {key.name!r}"))
         in_use.enter_context(self._in_use.one_more("this server"))
 
-    def _check_page(self, scope: Scope, headers: Headers) -> None:
+    def _check_page(self, scope: Scope, headers: Mapping[str, str]) -> None:
         """Without keys, any web page that the user opens could use the server."""
         host = _host_name(f"//{headers.get('host', '')}")
         if self._rules.checks_host and host and not _is_this_machine(host):
@@ -216,7 +220,7 @@ class _InUse:
         self._num_allowed -= 1
 
 
-def _given_key(headers: Headers) -> str:
+def _given_key(headers: Mapping[str, str]) -> str:
     kind, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
 

@@ -39,7 +39,8 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
 async def props(request: Request) -> Response:
     """What the server's model is, or that of `?model=`."""
     models: ServedModels = request.app.state.models
-    model, llm = await models.get(request.query_params.get("model"))
+    model = await models.find(request.query_params.get("model"))
+    llm = await model.ready()
     info = llm.model
     special = {} if info.tokenizer is None else info.tokenizer.special_tokens
     return json_response(
@@ -60,7 +61,7 @@ async def props(request: Request) -> Response:
 async def slots(request: Request) -> Response:
     """One for each sequence that can run, and whether one does."""
     models: ServedModels = request.app.state.models
-    _, llm = await models.get(request.query_params.get("model"))
+    llm = await (await models.find(request.query_params.get("model"))).ready()
     engines = [each for each in llm.engines if each.session.is_connected]
     num_running = sum([(await each.statistics()).num_running for each in engines])
     num_slots = llm.model.max_num_seqs * len(engines)

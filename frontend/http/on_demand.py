@@ -78,7 +78,7 @@ class OnDemandModel(ServedModel):
     def __init__(self, model: str, pool: DaemonPool) -> None:
         path = Path(model).expanduser()
         name = path.resolve().name.removesuffix(".gguf") if path.exists() else model
-        super().__init__(self._no_client, [name])
+        super().__init__(AsyncLLM, [name])  # never called: it has no address
         self._model = model
         self._pool = pool
         self._options = pool.options
@@ -95,20 +95,16 @@ class OnDemandModel(ServedModel):
         self._what = "stopped"
         self._since_s = 0.0
         self._ready_bytes: int | None = None
-        self._size_bytes = 0
         self.last_used_s = 0.0
         """Of the monotonic clock."""
-
-    @staticmethod
-    def _no_client() -> AsyncLLM:
-        raise AssertionError("there is no address to connect to")
 
     @property
     def resting(self) -> str | None:
         if self._llm is not None:
             return None
-        age = f" for {time.monotonic() - self._since_s:.0f} s" if self._starting else ""
-        return self._what + age
+        if self._starting is None:
+            return self._what
+        return f"{self._what} for {time.monotonic() - self._since_s:.0f} s"
 
     @property
     def is_idle(self) -> bool:
@@ -118,10 +114,6 @@ class OnDemandModel(ServedModel):
     @property
     def memory_bytes(self) -> int:
         return (self._child and process_memory_bytes(self._child.pid)) or 0
-
-    @property
-    def size_bytes(self) -> int:
-        return self._size_bytes
 
     @property
     def expires_at(self) -> datetime | None:
@@ -214,14 +206,14 @@ class OnDemandModel(ServedModel):
         task.add_done_callback(self._tasks.discard)
 
     async def _start(self) -> AsyncLLM:
-        """
-        Raises:
-            ApiError: it did not start.
-        """
+        """Raises ApiError: it did not start."""
         try:
             async with self._changing:
                 self._what = "starting"
-                await self._fetch()
+                async for status in self.pull():
+                    if "total" in status:
+                        done, total = status["completed"] / 1e6, status["total"] / 1e6
+                        self._what = f"downloading, {done:,.0f} of {total:,.0f} MB,"
                 self._what = "waiting for another model to start"
                 async with self._pool.starting:
                     self._what = "starting"
@@ -230,19 +222,14 @@ class OnDemandModel(ServedModel):
                         needed_bytes = self._ready_bytes + _CACHE_BYTES
                     await self._pool.make_room(self.names[0], needed_bytes)
                     self._llm = await self._launch()
+        except Exception as error:
+            self._what = f"stopped: {error}"
+            raise
         finally:
             self._starting = None
-            if self._llm is None:
-                self._what = "stopped"
         self.last_used_s = time.monotonic()
         self.keep_alive(self._options.keep_alive_s)
         return self._llm
-
-    async def _fetch(self) -> None:
-        async for status in self.pull():
-            if "total" in status:
-                done, total = status["completed"] / 1e6, status["total"] / 1e6
-                self._what = f"downloading, {done:,.0f} of {total:,.0f} MB,"
 
     async def _launch(self) -> AsyncLLM:
         """Tries again without idle ones, where the daemon says that its memory is not enough."""
@@ -308,4 +295,4 @@ class OnDemandModel(ServedModel):
         if code or "bytes" not in status:
             why = (said or [f"engine-core pull ended with exit code {code}"])[-1]
             raise ApiError(503, f"{self.names[0]} cannot be fetched: {why}", retry_after_s=5)
-        self._size_bytes = int(status["bytes"])
+        self.size_bytes = int(status["bytes"])

@@ -76,7 +76,7 @@ def _described(operation: Operation, schema_of: dict[type, dict[str, Any]]) -> d
     answers: dict[str, Any] = {}
     if operation.gives is not None:
         answers["application/json"] = {"schema": schema_of[operation.gives]}
-    else:
+    elif operation.event is None:
         answers["text/plain"] = {"schema": {"type": "string"}}
     if operation.event is not None:
         answers[operation.event_media_type] = {"schema": schema_of[operation.event]}

@@ -11,6 +11,7 @@ from typing import Any
 from frontend.async_llm import AsyncLLM
 from frontend.engine_calls import Engine
 from frontend.http.api_errors import ApiError, not_supported, unknown_model
+from frontend.http.exchange import current_exchange
 from frontend.http.request_histograms import RequestHistograms
 
 
@@ -31,6 +32,8 @@ class ServedModel:
         self.histograms = RequestHistograms()
         """Of its requests."""
         self.created_s = int(time.time())
+        self.size_bytes = 0
+        """Of its files; 0: not known."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,6 +58,11 @@ class ServedModel:
         await self._client.ready()
         return self._client
 
+    @property
+    def known_engines(self) -> list[Engine]:
+        """Each engine, there or not; empty before one has answered."""
+        return [] if self._client is None else self._client.engines
+
     async def engines(self) -> list[Engine]:
         """Each engine, there or not. EngineClientError: none has answered yet."""
         return (self._client or await self.ready()).engines
@@ -74,32 +82,19 @@ class ServedModel:
         return 0
 
     @property
-    def size_bytes(self) -> int:
-        """Of its files; 0: not known."""
-        return 0
-
-    @property
     def expires_at(self) -> datetime | None:
         """When its engine is stopped, if nobody uses it. None: never."""
         return None
 
     async def pull(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Fetch its files, if they are not here, with what is to be said of it meanwhile: `status`,
-        and of downloads `completed` and `total` bytes.
-
-        Raises:
-            ApiError: that failed.
-        """
-        nothing: tuple[dict[str, Any], ...] = ()
-        for each in nothing:
+        """Fetch its files, if they are not here. Yields what is to be said of it: `status`, and of
+        downloads `completed` and `total` bytes. Raises ApiError: that failed."""
+        for each in list[dict[str, Any]]():
             yield each
 
     def keep_alive(self, seconds: float) -> None:
-        """How long its engine may be idle, from now on.
-
-        Raises:
-            ApiError: 0, and the engine is not one that this server stops.
-        """
+        """How long its engine may be idle from now on. Raises ApiError: 0, and it is not one that
+        this server stops."""
         if not seconds:
             raise not_supported("keep_alive", "0", "stop the engine to free its memory")
 
@@ -128,7 +123,11 @@ class ServedModels:
             EngineClientError: its engine does not answer.
         """
         model = await self.find(name)
-        return model, await model.for_request()
+        llm = await model.for_request()
+        exchange = current_exchange.get()
+        if exchange is not None:
+            exchange.model = name or model.names[0]
+        return model, llm
 
     async def find(self, name: str | None) -> ServedModel:
         """Raises as `get` does."""

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 
 from frontend.errors import InvalidInput
 from frontend.http.api_keys import ApiKey, ApiKeys, command_line_keys, read_key_file
+from frontend.http.traces import check_endpoint
 
 MetricsNames = Literal["engine-core", "vllm"]
 
@@ -63,6 +64,9 @@ class ServerSettings:
     """Seconds for running requests to end after SIGTERM."""
     metrics_names: MetricsNames = "engine-core"
     """Names of the metrics at /metrics: our own, or vLLM's for its dashboards."""
+    otlp_traces_endpoint: str | None = None
+    """Send a trace of each request to this OpenTelemetry collector, over HTTP:
+    http://localhost:4318/v1/traces. Needs the extra `otel`."""
     access_log: Literal["off", "text", "json"] = "off"
     """A line on stderr for each request: never prompts, answers or keys."""
 
@@ -82,6 +86,8 @@ class ServerSettings:
         if not 0 <= self.port <= 65_535:
             raise InvalidInput(f"--port is {self.port}, it must be 0 to 65535")
         self._check_tls()
+        if self.otlp_traces_endpoint is not None:
+            check_endpoint(self.otlp_traces_endpoint)
         keys = self._keys()
         if keys is None and not self.insecure and self.uds is None and not self.is_local:
             raise InvalidInput(

@@ -3,8 +3,6 @@
 Block tables, lengths and starts are checked by the library at each call, before it reads the cache.
 """
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import dataclass
 
@@ -35,8 +33,7 @@ class AttentionGeometry(ctypes.Structure):
 class NativeAttentionPlan:
     """A step, as the library reads it. `keeps` are the tensors that `geometry` points into.
 
-    The geometry is the planner's: its address is the same at every step.
-    """
+    The geometry is the planner's: its address is the same at every step."""
 
     geometry: AttentionGeometry
     address: int

@@ -1,10 +1,7 @@
 """A forward pass as one call into the library: captured once as a graph, then run each step.
 
 At 135 million parameters, calling 270 operations a step from Python takes as long as the
-operations of an int8 step.
-"""
-
-from __future__ import annotations
+operations of an int8 step."""
 
 import ctypes
 import logging

@@ -1,7 +1,5 @@
 """GGUF blocks (ggml's `ggml-common.h`) in the native library's layouts, same codes and scales."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

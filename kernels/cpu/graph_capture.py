@@ -179,8 +179,7 @@ class GraphCapture:
     ) -> Activation:
         """One operation, which writes `out` from `column` on; returns `out`.
 
-        `stride` only where there is no subject to have one.
-        """
+        `stride` only where there is no subject to have one."""
         self._ops.append(
             GraphOp(
                 kind=kind,

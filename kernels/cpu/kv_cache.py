@@ -4,8 +4,6 @@
 head, then their float32 scale `max|x| / 127`. So a block carries its scales wherever it is copied.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 import torch

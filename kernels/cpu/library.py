@@ -1,10 +1,7 @@
 """The native library: found in the user's cache, or built there from `src/` when first used.
 
 A binary is named by hashes of sources, flags and the compiler's version, and ends in its own
-digest. Processes that start at once build once (a lock on a file).
-"""
-
-from __future__ import annotations
+digest. Processes that start at once build once (a lock on a file)."""
 
 import ctypes
 import fcntl
@@ -36,8 +33,7 @@ class WeightMemory:
     """Memory for packed weights, on huge pages where the system gives them.
 
     On 4 KiB pages a core loses a fifth (float32) to a third (int8) of its bandwidth, measured with
-    49152 x 576 weights. Small weights share a chunk, which is freed with the last of them.
-    """
+    49152 x 576 weights. Small weights share a chunk, which is freed with the last of them."""
 
     def __init__(self) -> None:
         self._chunk = torch.empty(0, dtype=torch.uint8)
@@ -153,10 +149,7 @@ def check(refusal: bytes | None) -> None:
 
 
 def check_tensor(
-    name: str,
-    tensor: torch.Tensor,
-    shape: tuple[int, ...],
-    dtype: torch.dtype = torch.float32,
+    name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
 ) -> None:
     """Raises ValueError: another dtype or shape, or gaps."""
     if tensor.dtype is not dtype or tensor.shape != shape or not tensor.is_contiguous():
@@ -174,24 +167,18 @@ def optional_address(name: str, values: torch.Tensor | None, size: int) -> int |
     return values.data_ptr()
 
 
-def _say_nothing(line: str) -> None:
-    pass
-
-
 @lru_cache(maxsize=2)
 def load_library(
-    num_threads: int | None = None, report: Callable[[str], None] = _say_nothing
+    num_threads: int | None = None, report: Callable[[str], None] = lambda _line: None
 ) -> NativeLibrary:
     """The library of this process; built if the cache has none, which takes seconds.
+    Raises NativeLibraryUnavailable: switched off by ENGINE_CORE_NATIVE=0, no compiler and nothing
+    built before, or the compiler has failed.
 
     Args:
         num_threads: most that an operation may use; None: all that `available_threads` finds. A
             process has one pool, which never shrinks.
         report: gets a line before the library is built.
-
-    Raises:
-        NativeLibraryUnavailable: switched off by ENGINE_CORE_NATIVE=0, no compiler and nothing
-            built before, or the compiler has failed.
     """
     if os.environ.get(SWITCH_VARIABLE, "1") == "0":
         raise NativeLibraryUnavailable(f"switched off by {SWITCH_VARIABLE}=0")
@@ -204,8 +191,7 @@ def available_threads() -> int:
     """The CPUs that this process may use: its affinity, cut by its control group's quota.
 
     ENGINE_CORE_NATIVE_THREADS, or else OMP_NUM_THREADS, lowers it.
-    Raises NativeLibraryUnavailable: a variable that is not a whole number above 0.
-    """
+    Raises NativeLibraryUnavailable: a variable that is not a whole number above 0."""
     limit = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -229,16 +215,14 @@ def build_library(
     cache: Path,
     sources: Path = _SOURCES,
     extra_flags: Sequence[str] = (),
-    report: Callable[[str], None] = _say_nothing,
+    report: Callable[[str], None] = lambda _line: None,
 ) -> Path:
     """Path of the shared object for `sources`; compiled into `cache` if it is not there.
+    Raises NativeLibraryUnavailable: no compiler, a compiler that fails, or a folder not writable.
 
     Args:
         extra_flags: for the compiler and the linker, such as a sanitizer's.
         report: gets a line before the compiler runs.
-
-    Raises:
-        NativeLibraryUnavailable: no compiler, a compiler that fails, or a folder not writable.
     """
     units = sorted(sources.glob("*.cpp"))
     headers = b"".join(path.read_bytes() for path in sorted(sources.glob("*.h")))

@@ -1,7 +1,5 @@
 """The native dense product, and rows of its weights: one call for any packed weight."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,8 +1,5 @@
 """`Operations` on a CPU through the native library. Calls that it does not take, for their dtype or
-layout, go to `TorchOperations`; operations on placeholders are captured (`graph_capture`).
-"""
-
-from __future__ import annotations
+layout, go to `TorchOperations`; operations on placeholders are captured (`graph_capture`)."""
 
 import ctypes
 

@@ -1,7 +1,5 @@
 """The weights of one model in the native library's layouts; saved once, mapped by later starts."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import os
@@ -50,8 +48,7 @@ def save_packed(path: Path, weights: Mapping[str, PackedLinear], *, key: str) ->
     sum, the file's length and every range, but does not sum the tensors, which would read them all
     at start: a flipped bit there is a wrong weight, never a wrong address.
     `key`: what the weights were made from; `map_packed` checks it. Raises OSError: the folder
-    cannot be written, or is full.
-    """
+    cannot be written, or is full."""
     tensors: list[tuple[int, torch.Tensor]] = []
     end = 0
 
@@ -94,8 +91,7 @@ def map_packed(library: NativeLibrary, path: Path, *, key: str) -> dict[str, Pac
 
     They are read when they are first used. The file may be replaced or removed meanwhile, and must
     not be cut short in place.
-    Raises PackedFileError: no such file, one of another kind, version or key, or a damaged one.
-    """
+    Raises PackedFileError: no such file, one of another kind, version or key, or a damaged one."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -133,19 +129,12 @@ def map_packed(library: NativeLibrary, path: Path, *, key: str) -> dict[str, Pac
 def _weight(
     library: NativeLibrary, tensors: torch.Tensor, record: Mapping[str, Any]
 ) -> PackedLinear:
-    fields = {field: _slice(tensors, record[field]) for field in _FIELDS}
-    blob = fields["blob"]
+    blob, scales, bias = (_slice(tensors, record[field]) for field in _FIELDS)
     if blob is None:
         raise ValueError("it has no codes")
-    return packed_linear(
-        library,
-        LinearKind[record["kind"]],
-        record["outputs"],
-        record["inputs"],
-        blob,
-        _floats(fields["bias"]),
-        _floats(fields["row_scales"]),
-    )
+    floats = (None if each is None else each.view(torch.float32) for each in (bias, scales))
+    kind = LinearKind[record["kind"]]
+    return packed_linear(library, kind, record["outputs"], record["inputs"], blob, *floats)
 
 
 def _slice(tensors: torch.Tensor, place: list[int] | None) -> torch.Tensor | None:
@@ -155,10 +144,6 @@ def _slice(tensors: torch.Tensor, place: list[int] | None) -> torch.Tensor | Non
     if at < 0 or num_bytes < 0 or at % _ALIGNMENT or at + num_bytes > tensors.numel():
         raise ValueError(f"bytes {at} to {at + num_bytes} of {tensors.numel()}")
     return tensors[at : at + num_bytes]
-
-
-def _floats(flat: torch.Tensor | None) -> torch.Tensor | None:
-    return None if flat is None else flat.view(torch.float32)
 
 
 def _first_tensor(header_bytes: int) -> int:
@@ -190,23 +175,13 @@ class _Piece:
     parts: tuple[WeightPart, ...]
 
     @property
-    def num_outputs(self) -> int:
-        return sum(part.shape[0] for part in self.parts)
-
-    @property
-    def num_inputs(self) -> int:
-        return self.parts[0].shape[1]
+    def shape(self) -> tuple[int, int]:
+        """(outputs, inputs)."""
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
 
     @property
     def kind(self) -> LinearKind:
         return _KINDS[self.format]
-
-    def describes(self, weight: PackedLinear) -> bool:
-        return (weight.kind, weight.num_outputs, weight.num_inputs) == (
-            self.kind,
-            self.num_outputs,
-            self.num_inputs,
-        )
 
 
 class NativePacking:
@@ -222,11 +197,7 @@ class NativePacking:
     """
 
     def __init__(
-        self,
-        library: NativeLibrary,
-        floats: FloatFormat = "float32",
-        *,
-        keeps_blocks: bool = True,
+        self, library: NativeLibrary, floats: FloatFormat = "float32", *, keeps_blocks: bool = True
     ) -> None:
         if floats not in _PACKERS:
             raise ValueError(
@@ -257,7 +228,7 @@ class NativePacking:
         packed: list[PackedLinear] = []
         start = 0
         for number, piece in enumerate(pieces):
-            stop = start + piece.num_outputs
+            stop = start + piece.shape[0]
             bias = None if bias_N is None else bias_N[start:stop]
             packed.append(self._find_or_pack(f"{name}/{number}", piece, bias))
             start = stop
@@ -291,7 +262,8 @@ class NativePacking:
 
     def _find_or_pack(self, name: str, piece: _Piece, bias_N: torch.Tensor | None) -> PackedLinear:
         weight = self._found.get(name)
-        if weight is None or not piece.describes(weight):
+        wanted = (piece.kind, *piece.shape)
+        if weight is None or wanted != (weight.kind, weight.num_outputs, weight.num_inputs):
             weight = _pack(self._library, piece, bias_N)
             self._num_new += piece.kind is not LinearKind.F32
         if piece.kind is not LinearKind.F32:
@@ -317,7 +289,7 @@ def _pack(library: NativeLibrary, piece: _Piece, bias_N: torch.Tensor | None) ->
         return pack_floats(library, weight_NE, bias_N)
     rows = [_rows(part) for part in piece.parts if isinstance(part, QuantisedTensor)]
     blocks = rows[0] if len(rows) == 1 else np.concatenate(rows)
-    return pack_gguf(library, blocks, piece.format, piece.num_outputs, piece.num_inputs, bias_N)
+    return pack_gguf(library, blocks, piece.format, *piece.shape, bias_N)
 
 
 def _rows(part: QuantisedTensor) -> Bytes:

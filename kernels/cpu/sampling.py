@@ -1,7 +1,5 @@
 """Choosing tokens with the native library; the noise is that of `kernels.torch.sampling`."""
 
-from __future__ import annotations
-
 import torch
 
 from kernels.cpu.library import FLOAT, INT64, POINTER, NativeLibrary, check, check_tensor

@@ -5,8 +5,6 @@
     P panels of 32 outputs (the last one padded with zeros), G groups of 32 inputs
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -102,8 +100,7 @@ def quantise_int8(
     """A floating weight in signed bytes with one scale a row: `scale = max|w| / 127`.
 
     Inputs are padded to whole groups with zeros.
-    Raises ValueError: as `pack_float`, or a weight that is not finite.
-    """
+    Raises ValueError: as `pack_float`, or a weight that is not finite."""
     num_outputs, num_inputs = _check_weight(weight_NE)
     scales_N = torch.empty(num_outputs)
 
@@ -129,8 +126,7 @@ def quantise_int4(
 
     `scale = (max - min) / 15`; both are rounded to float16 before codes are chosen. Inputs are
     padded to whole groups with zeros.
-    Raises ValueError: as `quantise_int8`, or a group's scale or minimum beyond float16.
-    """
+    Raises ValueError: as `quantise_int8`, or a group's scale or minimum beyond float16."""
     num_outputs, num_inputs = _check_weight(weight_NE)
 
     def fields(rows: slice) -> Fields:

@@ -9,8 +9,6 @@ The tests hold it against a specification in torch (`tests/kernels/torch_device_
                      StepTensors --> model --> logits --> sample --> tokens, log-probabilities
 """
 
-from __future__ import annotations
-
 import enum
 from typing import Protocol
 
@@ -40,7 +38,6 @@ class StepSampler(Protocol):
     @property
     def results(self) -> StepResults:
         """Of the last `sample`, on the device."""
-        ...
 
     def sample(
         self,
@@ -68,7 +65,6 @@ class StepSampler(Protocol):
             num_sequences: of the step, may count padding.
             mode: what the sampled rows may need; a mode that leaves out an option ignores it.
         """
-        ...
 
 
 class DeviceStepOperations(Protocol):
@@ -77,8 +73,7 @@ class DeviceStepOperations(Protocol):
     The number of sequences is read from the packed step, on the device: so a call whose tensors are
     those of a bucket can be captured in a CUDA graph and replayed for any step that fits.
     Nothing here waits for the device. All calls of an engine go to one stream, in order: a step
-    reads the tokens that the step before it appended.
-    """
+    reads the tokens that the step before it appended."""
 
     def apply_row_updates(self, packed: torch.Tensor, rows: DeviceRows) -> None:
         """`table[row, start : start + n] = ids` for each packed update; -1 is the table of tokens.
@@ -88,7 +83,6 @@ class DeviceStepOperations(Protocol):
             rows: written in place. What is past a table's width is dropped (blocks allocated ahead
                 of max_model_len).
         """
-        ...
 
     def prepare_step(
         self,
@@ -109,7 +103,6 @@ class DeviceStepOperations(Protocol):
             rows: read; every update of this step is in them.
             out: overwritten. Its sizes, at least the step's, decide how much padding there is.
         """
-        ...
 
     def append_sampled(
         self,
@@ -129,8 +122,6 @@ class DeviceStepOperations(Protocol):
             rows: `token_ids` is written in place.
             num_sequences: of the step, may count padding.
         """
-        ...
 
     def make_sampler(self, *, num_rows: int, vocab_size: int, device: torch.device) -> StepSampler:
         """With memory for `num_rows` rows of the persistent batch, all sampled in one step."""
-        ...

@@ -34,8 +34,7 @@ head's elements last; everything else goes through `Operations`."""
 def cached_head_bytes(head_size: int, kv_dtype: torch.dtype) -> int:
     """Bytes of one head's key, or value, of one token in a cache of `kv_dtype`.
 
-    Elements of int8 come with a float32 scale a head and token.
-    """
+    Elements of int8 come with a float32 scale a head and token."""
     return head_size * kv_dtype.itemsize + (4 if kv_dtype is torch.int8 else 0)
 
 
@@ -217,18 +216,15 @@ class Penalties:
 class Operations(Protocol):
     """The operations of one device. Tensors live on `device`; floating dtype is the model's.
 
-    Unless said otherwise an operation mutates none of its arguments and returns a new tensor.
-    """
+    Unless said otherwise an operation mutates none of its arguments and returns a new tensor."""
 
     @property
     def name(self) -> str:
         """Name of the backend, for reports: "torch-cpu"."""
-        ...
 
     @property
     def build(self) -> str:
         """Of its code: another build may round otherwise."""
-        ...
 
     @property
     def device(self) -> torch.device: ...
@@ -236,39 +232,31 @@ class Operations(Protocol):
     @property
     def num_threads(self) -> int:
         """Host threads that share the work of an operation."""
-        ...
 
     @property
     def needs_decodes_first(self) -> bool:
         """Whether the requests that compute one token should come first in a step."""
-        ...
 
     def prepare_linear(
         self, weight_NE: torch.Tensor, bias_N: torch.Tensor | None = None
     ) -> LinearWeight:
         """At load time: keeps the tensor, never changed, or a copy in another layout."""
-        ...
 
     def weight_packing(self, dtype: torch.dtype) -> WeightPacking | None:
         """What packs the weights of a model in `dtype` instead of `prepare_linear` and `embedding`,
         the same object at every call; None: nothing does."""
-        ...
 
     def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
         """`x @ weight.T + bias` -> [T, N]."""
-        ...
 
     def prepare_experts(self, gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> ExpertWeights:
         """The experts of one layer for `mixture_of_experts`, as `prepare_linear`.
+        Raises ValueError: shapes that do not fit each other.
 
         Args:
             gate_up_XFE: [X, 2F, E], F outputs of gate, then F of up.
             down_XEF: [X, E, F].
-
-        Raises:
-            ValueError: shapes that do not fit each other.
         """
-        ...
 
     def mixture_of_experts(
         self,
@@ -292,7 +280,6 @@ class Operations(Protocol):
             x_TE: float32, float16 or bfloat16, as the experts' weights.
             router_logits_TX: floating, contiguous rows.
         """
-        ...
 
     def embedding(
         self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeight
@@ -300,42 +287,33 @@ class Operations(Protocol):
         """Rows of `weight_VE` for int64 ids in [0, V) -> [T, E].
         `weight_VE`: contiguous, or packed from one part by `WeightPacking.pack`: then the rows are
         the values that `linear` multiplies with."""
-        ...
 
     def rms_norm(self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
         """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32.
 
         The normalised value is rounded to the dtype of the weight before it is multiplied, and the
         product to the dtype of x: a float32 weight keeps the product in float32 (Gemma), a weight
-        in the model's dtype rounds first (Llama).
-        """
-        ...
+        in the model's dtype rounds first (Llama)."""
 
     def add_rms_norm(
         self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`residual + x`, and its `rms_norm` -> (normed, new residual).
 
-        Both arguments are consumed: the results may share their memory.
-        """
-        ...
+        Both arguments are consumed: the results may share their memory."""
 
     def silu_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
         """`silu(left half) * right half` of [T, 2F] -> [T, F]. Consumes its argument."""
-        ...
 
     def gelu_tanh_and_mul(self, gate_up_TF2: torch.Tensor) -> torch.Tensor:
         """`gelu(left half, tanh approximation) * right half` of [T, 2F] -> [T, F]. Consumes."""
-        ...
 
     def capture(self, forward: Forward) -> Forward:
         """A model's forward pass, which the backend may run once and replay as a captured graph.
 
         The results are bit for bit those of `forward`. It must do the same at every call, and with
         activations nothing but operations, `.flatten(1)`, and `.mul_` with one number; one that
-        does more is run as it is.
-        """
-        ...
+        does more is run as it is."""
 
     def rotary_and_cache(
         self,
@@ -346,17 +324,14 @@ class Operations(Protocol):
         params: RotaryParams,
     ) -> torch.Tensor:
         """Norm (if weights are given) and rotate q and k, write k and v to the cache.
+        Returns q_THD, rotated.
 
         Args:
             qkv_TN: [T, (H + 2K) * D], heads of q, then k, then v. Consumed: may be overwritten.
             positions_T: int64, each below P.
             slot_mapping_T: int64, see AttentionMetadata.
             kv_cache: written in place; its K gives the number of key/value heads.
-
-        Returns:
-            q_THD, rotated.
         """
-        ...
 
     def write_kv_cache(
         self,
@@ -366,11 +341,9 @@ class Operations(Protocol):
         kv_cache: KVCache,
     ) -> None:
         """Write keys and values as they are to `kv_cache` at `slot_mapping_T`."""
-        ...
 
     def read_kv_cache(self, kv_cache: KVCache, slots_L: torch.Tensor) -> KVCache:
         """(k_LKD, v_LKD) of int64 `slots_L`, in the cache's dtype (int8: float32): a copy."""
-        ...
 
     def paged_attention(
         self,
@@ -385,21 +358,16 @@ class Operations(Protocol):
         A query at position p sees keys in (p - sliding_window, p], or [0, p] without a window.
         Scores are `scale * q @ k`, then `softcap * tanh(score / softcap)` if softcap is given, then
         plus `slope * (key position - query position)` if slopes are (ALiBi, arXiv:2108.12409).
-        Query head h reads key/value head `h // (H / K)`.
+        Query head h reads key/value head `h // (H / K)`. Returns out_THD.
 
         Args:
             k_cache, v_cache: the KVCache of the layer.
             metadata: planned with the same `sliding_window` and head counts.
-
-        Returns:
-            out_THD.
         """
-        ...
 
     def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:
         """For one KV-cache group; allocates all memory that its plans need.
         Raises ValueError: heads, a block size or a dtype that the backend cannot take."""
-        ...
 
     def allocate_kv_cache(
         self,
@@ -410,11 +378,9 @@ class Operations(Protocol):
         dtype: torch.dtype,
     ) -> KVCache:
         """The zeroed cache of one layer on `device`; `dtype` is the planner's `kv_dtype`."""
-        ...
 
     def allocate_host_kv_cache(self, like: KVCache, num_blocks: int) -> KVCache:
         """Uninitialised blocks in host memory, in the layout of `like`; page-locked for a GPU."""
-        ...
 
     def copy_blocks(
         self, src: KVCache, dst: KVCache, src_ids_N: torch.Tensor, dst_ids_N: torch.Tensor
@@ -424,7 +390,6 @@ class Operations(Protocol):
         Args: src and dst may be one cache, or one of them in host memory. ids: int64 on the CPU,
             `dst_ids_N` each once.
         """
-        ...
 
 
 @runtime_checkable
@@ -434,9 +399,7 @@ class SamplingOperations(Protocol):
     def best_of_rows(self, logits_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(int64 [R], the lowest id of each row's largest logit; float32 [R], that logit).
 
-        A row that holds NaN has NaN for its largest logit, and any id.
-        """
-        ...
+        A row that holds NaN has NaN for its largest logit, and any id."""
 
     def sample(
         self,
@@ -456,7 +419,6 @@ class SamplingOperations(Protocol):
             seeds_R: the 64 bits of each row's seed, as int64.
             positions_R: int64, index in the sequence of the token being chosen.
         """
-        ...
 
     def apply_penalties(
         self,
@@ -466,7 +428,6 @@ class SamplingOperations(Protocol):
         penalties: Penalties,
     ) -> None:
         """In place on one row of logits, see `kernels.torch.sampling.apply_penalties`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

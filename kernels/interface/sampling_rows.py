@@ -98,8 +98,7 @@ class SamplingRows:
     def allocate(*, num_rows: int, vocab_size: int, device: torch.device) -> SamplingRows:
         """About 4 V + 13 KiB a row, so that a penalty never needs memory while serving.
 
-        A row without a sequence is greedy and has no options.
-        """
+        A row without a sequence is greedy and has no options."""
 
         def zeros(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)

@@ -96,7 +96,8 @@ def pack_step(
     needs_sampling: npt.NDArray[np.bool_],
     updates: Sequence[RowUpdate] = (),
 ) -> int:
-    """Write a step into `words`.
+    """Write a step into `words`. Returns how many words to copy. Raises ValueError: more sequences
+    than the layout has room for, or more words than `words`.
 
     Args:
         words: at least `layout.num_words(updates)` long, the host's end of the copy; overwritten.
@@ -105,12 +106,6 @@ def pack_step(
         num_scheduled: [R], tokens in this step, at least 1.
         needs_sampling: [R], see above. The n-th sampled sequence gets the n-th sampled token.
         updates: carried out before the step's tokens are read; no two may write one cell.
-
-    Returns:
-        How many words to copy.
-
-    Raises:
-        ValueError: more sequences than the layout has room for, or more words than `words`.
     """
     num_sequences, needed = len(rows), layout.num_words(updates)
     if num_sequences > layout.capacity:

@@ -1,9 +1,6 @@
 """Weights that a backend keeps in a layout of its own, made of a file's quantised values or floats.
 
-file -> QuantisedTensor or torch.Tensor, part by part -> WeightPacking.pack -> LinearWeight
-"""
-
-from __future__ import annotations
+file -> QuantisedTensor or torch.Tensor, part by part -> WeightPacking.pack -> LinearWeight"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,6 +85,7 @@ class WeightPacking(Protocol):
 
         A weight that `open` has found under this name is taken from there, and the parts are not
         read. The caller drops them. A weight of one part serves `Operations.embedding`, too.
+        Raises ValueError: parts that do not fit each other, or values that the format cannot hold.
 
         Args:
             name: of the layer, unlike any other's.
@@ -95,29 +93,20 @@ class WeightPacking(Protocol):
                 that the backend does not run are dequantised.
             least_bits: floating parts are kept in no fewer bits than these: 32 for what must stay
                 as it is, 8 for what suffers from 4.
-
-        Raises:
-            ValueError: parts that do not fit each other, or values that the format cannot hold.
         """
-        ...
 
     def open(self, file: Path) -> None:
         """Take weights from a file that `save` has written for the same model and format.
         Raises PackedFileError: nothing was taken."""
-        ...
 
     def num_bytes_to_save(self) -> int:
         """All that is quantised; 0 if none of it is new to the file that was opened."""
-        ...
 
     def save(self, file: Path) -> None:
         """Write all that is quantised. The last call for this model.
 
         The file is complete or not there: it gets its name when all of it is written.
-        Raises OSError: it cannot be written.
-        """
-        ...
+        Raises OSError: it cannot be written."""
 
     def bytes_by_format(self) -> Mapping[str, int]:
         """What the weights packed so far take, by the name of their format."""
-        ...

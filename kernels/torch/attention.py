@@ -1,10 +1,9 @@
 """Paged attention of the torch backend, over the groups of a plan.
 
 The query heads that share a key/value head are packed into the query dimension, so that keys and
-values are never repeated: q [G, K, Q * (H / K), D] against k [G, K, L, D].
-"""
+values are never repeated: q [G, K, Q * (H / K), D] against k [G, K, L, D]."""
 
-from __future__ import annotations
+import math
 
 import torch
 import torch.nn.functional as F
@@ -96,9 +95,7 @@ class PagedAttention:
         return out
 
     def _buffer(self, name: str, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-        size = 1
-        for extent in shape:
-            size *= extent
+        size = math.prod(shape)
         buffer = self._buffers.get((name, like.dtype))
         if buffer is None or buffer.numel() < size:
             buffer = torch.empty(size, dtype=like.dtype, device=like.device)

@@ -1,7 +1,5 @@
 """How a step's attention is cut into pieces that batched products can take."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,8 +72,7 @@ class TilePlanner:
     `[position of the first - window + 1, position of the last]`, so that neither a block's tail nor
     what has left the window is read. Tiles of similar shape form a group, padded to its
     largest; large tiles stand alone and their mask is a view of one template, because it depends on
-    nothing but the distance between key and query.
-    """
+    nothing but the distance between key and query."""
 
     def __init__(self) -> None:
         self._templates = MaskTemplates()
@@ -222,8 +219,7 @@ def _group_mask(
 ) -> torch.Tensor:
     """Additive [G, 1, Q * heads_per_kv, L], or [G, 1, 1, L] for one query a tile.
 
-    Keys past a tile's own are later than its last query, so causality hides them too.
-    """
+    Keys past a tile's own are later than its last query, so causality hides them too."""
     visible_GQL = key_GL[:, None, :] <= query_GQ[:, :, None]
     if sliding_window is not None:
         visible_GQL &= key_GL[:, None, :] > query_GQ[:, :, None] - sliding_window
@@ -249,8 +245,7 @@ class MaskTemplates:
       query 2       0 ......... 0  0  0    0  0  0  x
 
     Each row is repeated for the query heads that share a key/value head. A template doubles when a
-    longer context comes.
-    """
+    longer context comes."""
 
     def __init__(self) -> None:
         self._templates: dict[tuple[int, int | None, torch.dtype], torch.Tensor] = {}
@@ -266,8 +261,7 @@ class MaskTemplates:
         dtype: torch.dtype,
     ) -> torch.Tensor:
         """Mask of a tile whose keys begin `num_before` before its first query and end with its
-        last: a view [1, 1, num_queries * heads_per_kv, num_before + num_queries].
-        """
+        last: a view [1, 1, num_queries * heads_per_kv, num_before + num_queries]."""
         key = (heads_per_kv, sliding_window, dtype)
         template = self._templates.get(key)
         rows = num_queries * heads_per_kv

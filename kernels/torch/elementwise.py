@@ -1,7 +1,5 @@
 """Norms (RMSNorm, arXiv:1910.07467) and gated activations (arXiv:2002.05202) in torch."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

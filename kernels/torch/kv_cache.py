@@ -1,7 +1,5 @@
 """Writes to the KV cache: with the rotation of q and k, as they are, and whole blocks copied."""
 
-from __future__ import annotations
-
 import torch
 
 from kernels.interface.operations import KVCache, RotaryParams

@@ -1,7 +1,5 @@
 """`Operations` on a CPU through torch."""
 
-from __future__ import annotations
-
 import math
 from typing import cast
 
@@ -14,18 +12,15 @@ from kernels.interface.operations import (
     AttentionParams,
     AttentionPlanner,
     AttentionSpec,
-    ExpertRouting,
     Forward,
     KVCache,
     SamplingLimits,
 )
-from kernels.interface.weights import ExpertWeights, LinearWeight, WeightPacking
+from kernels.interface.weights import LinearWeight, WeightPacking
 from kernels.torch import elementwise, kv_cache, sampling
 from kernels.torch.attention import PagedAttention
 from kernels.torch.attention_planner import TileGroup, TilePlanner, TorchAttentionPlanner
 from kernels.torch.linear import (
-    TorchExpertWeights,
-    TorchLinearWeight,
     linear,
     mixture_of_experts,
     prepare_experts,
@@ -36,8 +31,7 @@ from kernels.torch.linear import (
 class TorchOperations:
     """See `kernels.interface.operations.Operations` for every method.
 
-    Holds attention buffers, so one thread uses an instance at a time.
-    """
+    Holds attention buffers, so one thread uses an instance at a time."""
 
     prepare_experts = staticmethod(prepare_experts)
     best_of_rows = staticmethod(sampling.best_of_rows)
@@ -48,6 +42,10 @@ class TorchOperations:
     write_kv_cache = staticmethod(kv_cache.write_kv_cache)
     copy_blocks = staticmethod(kv_cache.copy_blocks)
     apply_penalties = staticmethod(sampling.apply_penalties)
+    linear = staticmethod(linear)
+    mixture_of_experts = staticmethod(mixture_of_experts)
+    device = torch.device("cpu")
+    needs_decodes_first = False
 
     def __init__(self) -> None:
         self._tiles = TilePlanner()
@@ -62,16 +60,8 @@ class TorchOperations:
         return f"torch-{torch.__version__}"
 
     @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
-
-    @property
     def num_threads(self) -> int:
         return torch.get_num_threads()
-
-    @property
-    def needs_decodes_first(self) -> bool:
-        return False
 
     def prepare_linear(
         self, weight_NE: torch.Tensor, bias_N: torch.Tensor | None = None
@@ -80,20 +70,6 @@ class TorchOperations:
 
     def weight_packing(self, dtype: torch.dtype) -> WeightPacking | None:
         return None
-
-    def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
-        assert isinstance(weight, TorchLinearWeight), "prepared by another backend"
-        return linear(x_TE, weight)
-
-    def mixture_of_experts(
-        self,
-        x_TE: torch.Tensor,
-        router_logits_TX: torch.Tensor,
-        experts: ExpertWeights,
-        routing: ExpertRouting,
-    ) -> torch.Tensor:
-        assert isinstance(experts, TorchExpertWeights), "prepared by another backend"
-        return mixture_of_experts(x_TE, router_logits_TX, experts, routing)
 
     def embedding(
         self, token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeight

@@ -1,7 +1,6 @@
 """Choosing tokens in torch: Gumbel noise from Philox, truncation, penalties. Also the reference.
 
-Shapes: R rows, V vocabulary, C candidates. Logits are float32.
-"""
+Shapes: R rows, V vocabulary, C candidates. Logits are float32."""
 
 import numpy as np
 import numpy.typing as npt
@@ -132,8 +131,7 @@ def sample_from_all(
 
     `argmax((logits - their maximum) + gumbel_noise)`; the maximum goes first so that the noise
     keeps its digits beside large logits. Noise is bounded, so tokens that the largest noise could
-    not lift over the likeliest token's own sum need none.
-    """
+    not lift over the likeliest token's own sum need none."""
     vocab_size = logits_RV.shape[1]
     best_R, best_id_R = logits_RV.max(dim=1)
     best_noise_R = gumbel_noise(seeds_R, positions_R, best_id_R[:, None])[:, 0]
@@ -162,8 +160,7 @@ def sample_truncated(
 ) -> torch.Tensor:
     """One token a row, int64 [R], from what min_p, top_k and top_p leave, in that order.
 
-    Equal to masking the rest with -inf and `sample_from_all`.
-    """
+    Equal to masking the rest with -inf and `sample_from_all`."""
     chosen_R = torch.empty(logits_RV.shape[0], dtype=torch.int64)
     # The same width for every row, so that a row's arithmetic does not depend on its neighbours.
     width = min(logits_RV.shape[1], _FIRST_CANDIDATES)
@@ -196,8 +193,7 @@ def truncate_by_sorting(
 ) -> torch.Tensor:
     """A copy of one row with -inf where min_p, top_k and top_p, in that order, leave nothing.
 
-    Among tokens that tie where top_p ends, those with the lowest ids stay.
-    """
+    Among tokens that tie where top_p ends, those with the lowest ids stay."""
     logits = logits_V.numpy()
     falling = np.sort(logits)[::-1]
     num_kept = len(falling) if not top_k else int(np.count_nonzero(falling >= falling[top_k - 1]))

@@ -2,5 +2,4 @@
 
 A file holds, in reading order: the torch reference, which is the specification, unless
 `kernels.torch` has it; the kernel; and its wrapper, which raises ValueError or TypeError for
-tensors of wrong shapes, dtypes, layouts or devices.
-"""
+tensors of wrong shapes, dtypes, layouts or devices."""

@@ -1,9 +1,6 @@
 """Gated activations (arXiv:2002.05202; SiLU and GELU: arXiv:1606.08415), quantised or not.
 
-GELU's tanh comes from the logistic function: 1 + tanh(u) = 2 / (1 + exp(-2u)), exact near zero.
-"""
-
-from __future__ import annotations
+GELU's tanh comes from the logistic function: 1 + tanh(u) = 2 / (1 + exp(-2u)), exact near zero."""
 
 from typing import Any
 
@@ -12,12 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.torch import elementwise
-from kernels.triton.quantised import (
-    QUANTISED_MAX,
-    quantise,
-    quantise_rows_reference,
-    row_scale,
-)
+from kernels.triton.quantised import QUANTISED_MAX, quantise, quantise_rows_reference, row_scale
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
 _BLOCK_F = 1024
@@ -30,8 +22,7 @@ def activation_quantised_reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`silu_and_mul` rounded to its dtype, then quantised a row at a time, in torch.
 
-    The unquantised reference is `kernels.torch.elementwise`.
-    """
+    The unquantised reference is `kernels.torch.elementwise`."""
     return quantise_rows_reference(elementwise.silu_and_mul(gate_up_TF2), dtype)
 
 
@@ -100,13 +91,11 @@ def silu_and_mul(gate_up_TF2: torch.Tensor, *, out_TF: torch.Tensor | None = Non
     """`silu(left half) * right half` of [T, 2F] -> [T, F], with `silu(x) = x / (1 + exp(-x))`.
 
     Computed in float32; silu and the product are each rounded to the argument's dtype.
+    Returns `out_TF`.
 
     Args:
         gate_up_TF2: float32, float16 or bfloat16, rows contiguous. Not changed.
         out_TF: [T, F], rows contiguous, no part of gate_up_TF2. None: a new tensor.
-
-    Returns:
-        `out_TF`.
     """
     return _launch(gate_up_TF2, out_TF, is_gelu=False)
 
@@ -118,8 +107,7 @@ def gelu_tanh_and_mul(
 
         gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))
 
-    Otherwise as `silu_and_mul`.
-    """
+    Otherwise as `silu_and_mul`."""
     return _launch(gate_up_TF2, out_TF, is_gelu=True)
 
 

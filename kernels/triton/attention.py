@@ -1,7 +1,5 @@
 """Paged attention: its specification, the checks, the launches for decodes and prefills."""
 
-from __future__ import annotations
-
 import torch
 
 from kernels.interface.operations import AttentionMetadata, AttentionParams
@@ -9,6 +7,7 @@ from kernels.triton.attention_decode import decode_attention
 from kernels.triton.attention_prefill import prefill_attention
 from kernels.triton.attention_reduce import reduce_splits
 from kernels.triton.attention_work import AttentionWork
+from kernels.triton.tensor_checks import check_tensor
 
 
 def reference_paged_attention(
@@ -98,6 +97,7 @@ def paged_attention(
 
     Safe to capture in a CUDA graph: nothing waits, and grids depend on host numbers of
     `metadata.plan` alone. With a new step's lists in the same workspace the graph replays.
+    Returns out_THD.
 
     Args:
         q_THD: D contiguous. H must be a multiple of K.
@@ -109,9 +109,6 @@ def paged_attention(
         out: written in place and returned if given, [T, H, D] of q's dtype, D contiguous; must not
             share memory with q. Rows of tokens that belong to no request stay as they are.
         lse_TH: float32, written if given, heads contiguous.
-
-    Returns:
-        out_THD.
     """
     work = metadata.plan
     if not isinstance(work, AttentionWork):
@@ -119,23 +116,21 @@ def paged_attention(
             f"the plan is a {type(work).__name__}; make it with AttentionWorkspace.plan"
         )
     _check(q_THD, k_cache, v_cache, work, params)
-    _check_heads(q_THD, params.sinks_H, "sinks_H")
-    _check_heads(q_THD, params.alibi_slopes_H, "alibi_slopes_H")
-    _check_tables(metadata, work)
+    device, (T, H) = q_THD.device, q_THD.shape[:2]
+    for name, numbers_H in (("sinks_H", params.sinks_H), ("alibi_slopes_H", params.alibi_slopes_H)):
+        if numbers_H is not None:
+            check_tensor(name, numbers_H, (H,), torch.float32, device)
+    starts_R1, num_requests = metadata.query_start_loc_R1, work.num_decodes + work.num_prefills
+    check_tensor("query_start_loc_R1", starts_R1, starts_R1.shape, torch.int32, device)
+    table_RM = metadata.block_table_RM[:num_requests]  # it may have more rows
+    shape = (num_requests, table_RM.shape[-1])
+    check_tensor("block_table_RM", table_RM, shape, torch.int32, device, contiguous_dims=1)
     if out is None:
         out = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
-    elif out.shape != q_THD.shape or out.dtype != q_THD.dtype or out.stride(2) != 1:
-        raise ValueError(
-            f"out is {out.dtype} {tuple(out.shape)} with strides {out.stride()}; give"
-            f" {q_THD.dtype} {tuple(q_THD.shape)} with contiguous heads"
-        )
-    if lse_TH is not None and (
-        lse_TH.shape != q_THD.shape[:2] or lse_TH.dtype != torch.float32 or lse_TH.stride(1) != 1
-    ):
-        raise ValueError(
-            f"lse_TH is {lse_TH.dtype} {tuple(lse_TH.shape)} with strides {lse_TH.stride()}; give"
-            f" float32 {tuple(q_THD.shape[:2])} with contiguous heads"
-        )
+    else:
+        check_tensor("out", out, q_THD.shape, q_THD.dtype, device, contiguous_dims=1)
+    if lse_TH is not None:
+        check_tensor("lse_TH", lse_TH, (T, H), torch.float32, device, contiguous_dims=1)
     tables = (q_THD, k_cache, v_cache, metadata.block_table_RM, work)
     if work.num_decodes:
         decode_attention(*tables, params, k_scale=k_scale)
@@ -204,28 +199,4 @@ def _check(
         raise ValueError(
             f"scratch of {work.partial_out.numel()} numbers, {rows * head_size} are needed; make"
             f" the workspace for head size {head_size}"
-        )
-
-
-def _check_heads(q_THD: torch.Tensor, tensor: torch.Tensor | None, name: str) -> None:
-    if tensor is None:
-        return
-    if tensor.shape != (q_THD.shape[1],) or tensor.stride(0) != 1:
-        raise ValueError(f"{name} is {tuple(tensor.shape)}; give a contiguous [{q_THD.shape[1]}]")
-    if tensor.dtype != torch.float32:
-        raise TypeError(f"{name} is {tensor.dtype}; give float32")
-
-
-def _check_tables(metadata: AttentionMetadata, work: AttentionWork) -> None:
-    table_RM = metadata.block_table_RM
-    num_requests = work.num_decodes + work.num_prefills
-    if table_RM.dtype != torch.int32 or metadata.query_start_loc_R1.dtype != torch.int32:
-        raise TypeError(
-            f"block table is {table_RM.dtype}, query_start_loc"
-            f" {metadata.query_start_loc_R1.dtype}; give int32"
-        )
-    if table_RM.dim() != 2 or table_RM.shape[0] < num_requests or table_RM.stride(1) != 1:
-        raise ValueError(
-            f"block table {tuple(table_RM.shape)} with strides {table_RM.stride()} for"
-            f" {num_requests} requests; give a contiguous row a request"
         )

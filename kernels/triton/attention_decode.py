@@ -1,9 +1,6 @@
 """Decode attention: persistent programs over a list of (request, split) pieces of keys.
 
-The specification is in `attention`; a split's result is attention over its keys alone.
-"""
-
-from __future__ import annotations
+The specification is in `attention`; a split's result is attention over its keys alone."""
 
 import torch
 import triton
@@ -72,14 +69,9 @@ def decode_kernel(
 
         valid_M = (query_M < token_stop - token_start) & (query_M < QUERIES)
         q_head_M = kv_head * G + head_M
-        q_ptr_MD = (
-            q_THD
-            + ((token_start + query_M).to(tl.int64) * q_token_stride + q_head_M * q_head_stride)[
-                :, None
-            ]
-            + d_D[None, :]
-        )
-        q_MD = tl.load(q_ptr_MD, mask=valid_M[:, None] & (d_D < D)[None, :], other=0.0)
+        mask_MD = valid_M[:, None] & (d_D < D)[None, :]
+        q_row_M = (token_start + query_M).to(tl.int64) * q_token_stride + q_head_M * q_head_stride
+        q_MD = tl.load(q_THD + q_row_M[:, None] + d_D[None, :], mask=mask_MD, other=0.0)
         slope_M = tl.zeros([BLOCK_M], dtype=tl.float32)
         if HAS_ALIBI:
             slope_M = tl.load(alibi_slopes_H + q_head_M) * 1.4426950408889634
@@ -87,36 +79,17 @@ def decode_kernel(
         acc_MD = tl.zeros([BLOCK_M, D_PAD], dtype=tl.float32)
         peak_M = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
         total_M = tl.zeros([BLOCK_M], dtype=tl.float32)
+        k_cache = k_cache_BKSD + kv_head * k_head_stride
+        v_cache = v_cache_BKSD + kv_head * v_head_stride
+        table = block_table_RM + request * table_stride
         for first_key in range(key_start // BLOCK_N * BLOCK_N, key_stop, BLOCK_N):
             acc_MD, peak_M, total_M = attend_tile(
-                q_MD,
-                acc_MD,
-                peak_M,
-                total_M,
-                first_key,
-                key_start,
-                key_stop,
-                position_M,
-                slope_M,
-                k_cache_BKSD + kv_head * k_head_stride,
-                v_cache_BKSD + kv_head * v_head_stride,
-                block_table_RM + request * table_stride,
-                k_block_stride,
-                k_slot_stride,
-                v_block_stride,
-                v_slot_stride,
-                score_scale,
-                multiplier,
-                window,
-                D=D,
-                D_PAD=D_PAD,
-                S=S,
-                BLOCK_N=BLOCK_N,
-                MASKED=True,
-                HAS_WINDOW=HAS_WINDOW,
-                HAS_SOFTCAP=HAS_SOFTCAP,
-                HAS_ALIBI=HAS_ALIBI,
-            )
+                q_MD, acc_MD, peak_M, total_M, first_key, key_start, key_stop,
+                position_M, slope_M, k_cache, v_cache, table,
+                k_block_stride, k_slot_stride, v_block_stride, v_slot_stride,
+                score_scale, multiplier, window,
+                D, D_PAD, S, BLOCK_N, True, HAS_WINDOW, HAS_SOFTCAP, HAS_ALIBI,
+            )  # fmt: skip
         seen_M = total_M > 0.0
         divisor_M = tl.where(seen_M, total_M, 1.0)
         if not HAS_ALIBI:
@@ -126,7 +99,7 @@ def decode_kernel(
         tl.store(
             partial_out + (out_row_M * D)[:, None] + d_D[None, :],
             acc_MD / divisor_M[:, None],
-            mask=valid_M[:, None] & (d_D < D)[None, :],
+            mask=mask_MD,
         )
         tl.store(partial_lse + out_row_M, lse_M, mask=valid_M)
 
@@ -153,8 +126,7 @@ def decode_attention(
 
     `out = softmax(scores) v` over the keys of the split, unscaled by v_scale, float32 and the
     log-sum-exp in units of log2. The split-KV form is that of "Flash-Decoding" (Dao, Haziza, Massa,
-    Sizov 2023). Arguments are those of `attention.paged_attention`, which has checked them.
-    """
+    Sizov 2023). Arguments are those of `attention.paged_attention`, which has checked them."""
     _, num_kv_heads, block_size, head_size = k_cache_BKSD.shape
     group_size = work.num_query_heads // num_kv_heads
     alibi_slopes_H = params.alibi_slopes_H
@@ -201,8 +173,7 @@ def configuration(
     """(constants, launch options). Tiles of keys are 8 KiB and so few registers are used that four
     programs fit on a multiprocessor (two to three with fp8 or 256 elements a head): decode waits
     for memory, and only other programs fill the gaps between pieces. Five stages give two buffers,
-    because a stage before the keys goes to the block table.
-    """
+    because a stage before the keys goes to the block table."""
     padded = max(16, triton.next_power_of_2(head_size))
     block_m = max(16, triton.next_power_of_2(max_queries * group_size))
     block_n = min(64, max(16, 8192 // (padded * kv_bytes)))

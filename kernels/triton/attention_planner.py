@@ -1,7 +1,5 @@
 """`AttentionPlanner` of the Triton backend: one workspace a KV-cache group, with shared scratch."""
 
-from __future__ import annotations
-
 import torch
 
 from kernels.interface.operations import AttentionMetadata, AttentionPlanner, AttentionSpec
@@ -50,16 +48,10 @@ class TritonAttentionPlanner(AttentionPlanner):
     request the same bits whatever else is in the step, but a token not the same bits as a decode
     and as part of a prefill. So with `only_tiles` every request is cut into tiles: then a token's
     bits do not depend on how its sequence was chunked either. Groups of more query heads than a
-    split has room for are always cut so.
-    """
+    split has room for are always cut so."""
 
     def __init__(
-        self,
-        spec: AttentionSpec,
-        *,
-        device: torch.device,
-        scratch: SplitScratch,
-        only_tiles: bool,
+        self, spec: AttentionSpec, *, device: torch.device, scratch: SplitScratch, only_tiles: bool
     ) -> None:
         """Raises ValueError: heads, a block size or a dtype that the kernels cannot take."""
         _check(spec)

@@ -5,10 +5,7 @@
     (the masked part on the left exists with a sliding window only, and no key left of it is read)
 
 Key tiles are always visited from the left and start at multiples of BLOCK_N, so that a query's
-result does not depend on how its prompt was chunked. The specification is in `attention`.
-"""
-
-from __future__ import annotations
+result does not depend on how its prompt was chunked. The specification is in `attention`."""
 
 import torch
 import triton
@@ -17,10 +14,7 @@ import triton.language as tl
 from kernels.interface.operations import AttentionParams
 from kernels.triton.attention_decode import score_numbers
 from kernels.triton.attention_tile import attend_tile
-from kernels.triton.attention_work import (
-    TILE_ROWS,
-    AttentionWork,
-)
+from kernels.triton.attention_work import TILE_ROWS, AttentionWork
 
 
 @triton.jit(do_not_specialize=["window", "table_stride"])
@@ -171,8 +165,7 @@ def prefill_attention(
 
     `out = softmax(scores) v`, see `attention`. The running softmax over tiles is that of
     "FlashAttention-2" (Dao 2023). Arguments are those of `attention.paged_attention`, which has
-    checked them.
-    """
+    checked them."""
     _, num_kv_heads, block_size, head_size = k_cache_BKSD.shape
     sinks_H, alibi_slopes_H = params.sinks_H, params.alibi_slopes_H
     score_scale, multiplier = score_numbers(params, k_scale)

@@ -1,9 +1,6 @@
 """Joins the results of a request's splits by their log-sum-exp, in a fixed order.
 
-Source: "Flash-Decoding" (Dao, Haziza, Massa, Sizov 2023).
-"""
-
-from __future__ import annotations
+Source: "Flash-Decoding" (Dao, Haziza, Massa, Sizov 2023)."""
 
 import torch
 import triton
@@ -109,8 +106,7 @@ def reduce_splits(
 
     `out = v_scale * sum_p exp(lse_p - lse) out_p`, with `lse = log(sum_p exp(lse_p) + exp(sink))`.
     Writes the rows of the decodes' tokens only; zeros for a request without keys. Arguments are
-    those of `attention.paged_attention`, which has checked them.
-    """
+    those of `attention.paged_attention`, which has checked them."""
     head_size = out_THD.shape[2]
     reduce_splits_kernel[(work.num_decodes * work.max_decode_queries, work.num_query_heads)](
         work.partial_out,

@@ -1,9 +1,6 @@
 """One tile of attention: a block of query rows against a block of keys read through a block table.
 
-Row = token * G + head: the G query heads of a key/value head share one reading of the keys.
-"""
-
-from __future__ import annotations
+Row = token * G + head: the G query heads of a key/value head share one reading of the keys."""
 
 import triton
 import triton.language as tl
@@ -42,8 +39,7 @@ def attend_tile(
     """The running (acc, peak, total) after keys [first_key, first_key + BLOCK_N).
 
     A tile with nothing visible for a row leaves that row's state bit for bit, and masked and
-    unmasked tiles do the same arithmetic: a row does not depend on where its tile begins.
-    """
+    unmasked tiles do the same arithmetic: a row does not depend on where its tile begins."""
     # float32 as three tensor-core products of its halves: near its own rounding, and exact products
     # on the plain units take a compiler minutes
     PRECISION: tl.constexpr = "tf32x3" if q_MD.dtype == tl.float32 else "ieee"

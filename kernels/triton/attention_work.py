@@ -3,8 +3,6 @@
 Buffers have a fixed capacity and grids follow host numbers alone: a captured step can be replayed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
@@ -72,10 +70,7 @@ def reference_splits(
 
 
 def reference_tiles(
-    query_start_loc_R1: torch.Tensor,
-    seq_lens_R: torch.Tensor,
-    num_decodes: int,
-    tile_queries: int,
+    query_start_loc_R1: torch.Tensor, seq_lens_R: torch.Tensor, num_decodes: int, tile_queries: int
 ) -> list[list[int]]:
     """The list of prefill tiles as its definition reads."""
     starts, entries = query_start_loc_R1.tolist(), []
@@ -235,8 +230,7 @@ class AttentionWorkspace:
     Capacity in splits is `max_decodes * split_bound`, or less if the decodes of a step never hold
     more than `max_decode_keys` tokens together. A request that does not fit has its output filled
     with NaN: loud, and without writing out of bounds.
-    `work`: of a step without requests, over the same lists.
-    """
+    `work`: of a step without requests, over the same lists."""
 
     def __init__(
         self,
@@ -357,7 +351,8 @@ class AttentionWorkspace:
                 work.first_split_R1,
                 num_decodes,
                 work.splits_W8.shape[0],
-                _window_or_everything(work.sliding_window),
+                # without a window every key is inside it; half of int32 leaves room for sums
+                1 << 30 if work.sliding_window is None else work.sliding_window,
                 **_SPLITS_CONSTANTS,
             )
         if num_prefills:
@@ -386,8 +381,3 @@ _SPLITS_CONSTANTS: dict[str, int] = {
     "BLOCK_R": 256,
     "BLOCK_W": 64,
 }
-
-
-def _window_or_everything(sliding_window: int | None) -> int:
-    """Without a window every key is inside it; half of int32 leaves room for sums."""
-    return 1 << 30 if sliding_window is None else sliding_window

@@ -1,10 +1,7 @@
 """`x @ weight.T + bias` whose rows do not depend on how many rows there are.
 
 The tile depends on the weight alone and E is summed from first to last, unlike in a library, which
-chooses its kernel by the rows ("Defeating Nondeterminism in LLM Inference", He et al. 2025).
-"""
-
-from __future__ import annotations
+chooses its kernel by the rows ("Defeating Nondeterminism in LLM Inference", He et al. 2025)."""
 
 import torch
 import triton
@@ -77,9 +74,7 @@ def dense_linear_kernel(
         acc_TN += bias_N[None, :]
     out_TN = out_ptr + row_T.to(tl.int64)[:, None] * out_stride_t + column_N[None, :]
     tl.store(
-        out_TN,
-        acc_TN.to(out_ptr.dtype.element_ty),
-        mask=is_row_T[:, None] & is_column_N[None, :],
+        out_TN, acc_TN.to(out_ptr.dtype.element_ty), mask=is_row_T[:, None] & is_column_N[None, :]
     )
 
 
@@ -89,14 +84,12 @@ def dense_linear(
     """`x @ weight.T + bias`, summed in float32 and rounded once.
 
     A row of the result depends on that row of x and the weight alone, bit for bit.
+    Returns a new tensor [T, N] of x's dtype.
 
     Args:
         x_TE: float32, float16 or bfloat16, rows contiguous.
         weight_NE: of x's dtype, rows contiguous.
         bias_N: of x's dtype, contiguous.
-
-    Returns:
-        A new tensor [T, N] of x's dtype.
     """
     if x_TE.dim() != 2 or weight_NE.dim() != 2:
         raise ValueError(

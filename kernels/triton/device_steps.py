@@ -7,11 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.interface.device_steps import SamplingMode
-from kernels.interface.sampling_rows import (
-    MAX_DEVICE_LOGPROBS,
-    SamplingRows,
-    StepResults,
-)
+from kernels.interface.sampling_rows import MAX_DEVICE_LOGPROBS, SamplingRows, StepResults
 from kernels.interface.step_inputs import PackedLayout
 from kernels.triton.logits_processors import (
     adjust_tokens,

@@ -1,10 +1,7 @@
 """Products in float8 (e4m3): a scale for each token and one for each output.
 
 A token's rounding depends on the token alone; the product's last bits may depend on the batch,
-because the library chooses its tiles by the number of rows.
-"""
-
-from __future__ import annotations
+because the library chooses its tiles by the number of rows."""
 
 from dataclasses import dataclass
 
@@ -12,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.tensor_checks import FLOATS
+from kernels.triton.tensor_checks import FLOATS, check_tensor
 
 LARGEST = 448.0
 """The largest e4m3 number."""
@@ -92,13 +89,11 @@ def _quantise_rows_kernel(
 
 def prepare_float8(weight_NE: torch.Tensor, scale_N: torch.Tensor | None = None) -> Float8Weight:
     """Take a weight over: rounded by output if it is not float8 yet. Called at load time only.
+    Raises ValueError: N or E is no multiple of 16, or scales that do not fit.
 
     Args:
         weight_NE: [N, E] floating, or float8_e4m3fn with its scales.
         scale_N: float32 [N], or one number for all outputs.
-
-    Raises:
-        ValueError: N or E is no multiple of 16, or scales that do not fit.
     """
     num_outputs, num_inputs = weight_NE.shape
     if num_outputs % _MULTIPLE or num_inputs % _MULTIPLE:
@@ -134,12 +129,8 @@ def quantise_rows(x_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Returns:
         (float8_e4m3fn [T, E], float32 [T]), new tensors.
     """
-    if x_TE.dtype not in FLOATS:
-        raise TypeError(f"x is {x_TE.dtype}; give one of {FLOATS}")
-    if x_TE.ndim != 2 or x_TE.stride(1) != 1:
-        raise ValueError(
-            f"x is {tuple(x_TE.shape)} with strides {x_TE.stride()}; give [T, E], contiguous rows"
-        )
+    shape = (x_TE.shape[0], x_TE.shape[-1])
+    check_tensor("x_TE", x_TE, shape, FLOATS, x_TE.device, contiguous_dims=1)
     num_tokens, width = x_TE.shape
     q_TE = torch.empty(num_tokens, width, dtype=torch.float8_e4m3fn, device=x_TE.device)
     scale_T = torch.empty(num_tokens, dtype=torch.float32, device=x_TE.device)
@@ -163,17 +154,12 @@ def float8_linear(
         x_TE: as in `quantise_rows`; bfloat16 where the device multiplies float8.
         bias_N: the dtype of x.
     """
-    if x_TE.ndim != 2 or x_TE.shape[1] != weight.num_inputs:
-        raise ValueError(f"x is {tuple(x_TE.shape)}; give [T, {weight.num_inputs}]")
+    shape, device = (x_TE.shape[0], weight.num_inputs), x_TE.device
+    check_tensor("x_TE", x_TE, shape, FLOATS, device, contiguous_dims=1)
     if weight.has_product and x_TE.dtype != torch.bfloat16:
         raise TypeError(f"x is {x_TE.dtype}; the float8 product by rows gives bfloat16 only")
-    if bias_N is not None and (
-        tuple(bias_N.shape) != (weight.num_outputs,) or bias_N.dtype != x_TE.dtype
-    ):
-        raise ValueError(
-            f"bias is {bias_N.dtype} {tuple(bias_N.shape)}; give {x_TE.dtype} "
-            f"[{weight.num_outputs}]"
-        )
+    if bias_N is not None:
+        check_tensor("bias_N", bias_N, (weight.num_outputs,), x_TE.dtype, device)
     if not x_TE.shape[0]:
         return x_TE.new_empty(0, weight.num_outputs)
     q_TE, scale_T = quantise_rows(x_TE)

@@ -1,9 +1,6 @@
 """The KV cache of a layer on an NVIDIA GPU, and copies of whole blocks.
 
-A KVCache is (kv[:, 0], kv[:, 1]) of one allocation kv_B2KSD: a block is one piece of memory.
-"""
-
-from __future__ import annotations
+A KVCache is (kv[:, 0], kv[:, 1]) of one allocation kv_B2KSD: a block is one piece of memory."""
 
 import torch
 import triton
@@ -46,13 +43,11 @@ def copy_within(
     """`cache[dst_ids[i]] = cache[src_ids[i]]`, keys and values.
 
     A destination may be another pair's source; those (rare) calls go through a second buffer.
+    Raises ValueError: ids out of range, twice in dst_ids_N, or a cache of the wrong form.
 
     Args:
         kv_cache_B2KSD: contiguous, of any dtype; changed in place.
         src_ids_N, dst_ids_N: int64 on the CPU; each of dst_ids_N once.
-
-    Raises:
-        ValueError: ids out of range, twice in dst_ids_N, or a cache of the wrong form.
     """
     _check_cache(kv_cache_B2KSD)
     _check_ids(src_ids_N, kv_cache_B2KSD, dst_ids_N, kv_cache_B2KSD)
@@ -77,16 +72,13 @@ def swap_blocks(
 
     One copy for each run of pairs in which both ids rise by one, on the current stream. The host's
     memory must be pinned for the copies to overlap with work on the device. Returns before they are
-    done.
+    done. Raises ValueError: ids out of range or twice in dst_ids_N, one cache given as both source
+    and destination, or caches that do not fit each other.
 
     Args:
         src, dst: [B, 2, K, S, D], contiguous; the number of blocks may differ. dst is changed in
             place.
         src_ids_N, dst_ids_N: int64 on the CPU; each of dst_ids_N once.
-
-    Raises:
-        ValueError: ids out of range or twice in dst_ids_N, one cache given as both source and
-            destination, or caches that do not fit each other.
     """
     _check_cache(src)
     _check_cache(dst)
@@ -215,8 +207,7 @@ def copy_blocks(
     src: KVCache, dst: KVCache, src_ids_N: torch.Tensor, dst_ids_N: torch.Tensor
 ) -> None:
     """See `Operations.copy_blocks`. Between a GPU and pinned host memory the copies are
-    only queued, on the current stream: other work of that stream sees them done.
-    """
+    only queued, on the current stream: other work of that stream sees them done."""
     if not src_ids_N.numel() and not dst_ids_N.numel():
         return
     src_whole, dst_whole = whole_cache(src), whole_cache(dst)

@@ -1,7 +1,5 @@
 """Weights of dense layers on a GPU: in the model's dtype, or quantised, in parts side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -95,8 +93,7 @@ def linear(x_TE: torch.Tensor, weight: LinearWeight, *, batch_invariant: bool) -
 def gather_rows(token_ids_T: torch.Tensor, weight_VE: torch.Tensor | LinearWeight) -> torch.Tensor:
     """Rows of an embedding for int64 ids in [0, V) -> [T, E], as `linear` multiplies with them.
 
-    Few rows are widened by torch: its temporaries are float32 [T, E].
-    """
+    Few rows are widened by torch: its temporaries are float32 [T, E]."""
     match weight_VE:
         case torch.Tensor():
             return F.embedding(token_ids_T, weight_VE)

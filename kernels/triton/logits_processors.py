@@ -1,10 +1,7 @@
 """What changes single logits before sampling: token masks, then biases, then penalties.
 
 A logits row r reads the history of row `state_row_N[r]`: a bit a prompt token, a count an output
-token. The specification of penalties is `kernels.torch.sampling.apply_penalties`.
-"""
-
-from __future__ import annotations
+token. The specification of penalties is `kernels.torch.sampling.apply_penalties`."""
 
 import torch
 import triton
@@ -50,9 +47,7 @@ def _token_masks_kernel(
 
 
 def apply_token_masks(
-    logits_RV: torch.Tensor,
-    masks_RW: torch.Tensor,
-    columns: SamplingColumns,
+    logits_RV: torch.Tensor, masks_RW: torch.Tensor, columns: SamplingColumns
 ) -> None:
     """`logits[r, t] = -inf` where bit t of row r's mask is 0, in place.
 

@@ -1,8 +1,7 @@
 """Log-probabilities of the sampled and of the likeliest tokens, without a softmax in memory.
 
 Sums go in an order that depends on V alone, so a row's bits do not depend on its batch. Ranks and
-choices compare logits, which the rounding of log_softmax can only make equal.
-"""
+choices compare logits, which the rounding of log_softmax can only make equal."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """Mixture of experts: the products of sorted pairs with their experts' weights, and their sum.
 
 A pair is computed by one program, in steps along E that follow from the dtype and the tile's rows:
-a token's bits depend on the batch only through `tile_rows`.
-"""
-
-from __future__ import annotations
+a token's bits depend on the batch only through `tile_rows`."""
 
 from dataclasses import dataclass
 
@@ -15,32 +12,20 @@ import triton.language as tl
 
 from kernels.interface.operations import ExpertRouting
 from kernels.triton.moe_routing import ExpertTiles, build_expert_tiles, route
-from kernels.triton.tensor_checks import FLOATS
+from kernels.triton.tensor_checks import FLOATS, check_tensor
 
 _COMBINED_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Tile:
-    block_n: int
-    block_k: int
-    group_tiles: int
-    num_warps: int
-    num_stages: int
-
-
-@dataclass(frozen=True, slots=True)
 class TritonExpertWeights:
-    """The experts of one layer, contiguous.
+    """The experts of one layer, contiguous. Raises ValueError: shapes that do not fit each other.
 
     Attributes:
         gate_up_XNE: [X, 2F, E], F outputs of gate, then F of up; the dtype of the activations, or
             float8_e4m3fn with `gate_up_scale_XN`.
         down_XEF: [X, E, F] likewise, with `down_scale_XE`.
         gate_up_scale_XN, down_scale_XE: float32, what each output is multiplied by.
-
-    Raises:
-        ValueError: shapes that do not fit each other.
     """
 
     gate_up_XNE: torch.Tensor
@@ -74,8 +59,7 @@ def prepare_experts(gate_up_XFE: torch.Tensor, down_XEF: torch.Tensor) -> Triton
 def choose_tile_rows(num_tokens: int, top_k: int, num_experts: int, dtype: torch.dtype) -> int:
     """Rows of a tile for a step of this shape: 16, 64 or 128.
 
-    64 is where wgmma begins. float32 has no tensor-core path and always takes 16.
-    """
+    64 is where wgmma begins. float32 has no tensor-core path and always takes 16."""
     rows_an_expert = num_tokens * top_k / num_experts
     if dtype == torch.float32 or rows_an_expert <= 16:
         return 16
@@ -223,15 +207,12 @@ def mixture_of_experts(
 
     Sums run in float32; `silu(g) * u`, each expert's output and the result are rounded to the dtype
     of x. Six launches on grids that follow from shapes: safe in a CUDA graph. See the module's
-    docstring for what does not depend on the batch.
+    docstring for what does not depend on the batch. Returns out_TE, new.
 
     Args:
         x_TE: float32, float16 or bfloat16; the last dimension contiguous.
         router_logits_TX, routing: see `moe_routing.route`.
         tile_rows: 16, 64 or 128; None chooses by `choose_tile_rows`.
-
-    Returns:
-        out_TE, new.
     """
     num_tokens, num_experts, top_k = x_TE.shape[0], experts.num_experts, routing.top_k
     if tuple(router_logits_TX.shape) != (num_tokens, num_experts):
@@ -262,16 +243,14 @@ def grouped_linear(
     """Each pair's row times its expert's weights: `out[p] = W[expert of p] a[p // pairs_a_row]`.
 
     If gated, W holds gate's and up's outputs and `out = silu(gate) * up`, half as wide.
+    Returns out_PN in the dtype of a, in the order of pairs.
 
     Args:
         a_RK: [R, K], the last dimension contiguous; R * pairs_a_row is the number of pairs.
         w_XNK, w_scale_XN: as in `TritonExpertWeights`.
         tiles: of all pairs; `tile_rows` 16, 64 or 128.
-
-    Returns:
-        out_PN in the dtype of a, in the order of pairs.
     """
-    _check_product(a_RK, w_XNK, w_scale_XN, "expert")
+    _check_product(a_RK, w_XNK, w_scale_XN)
     if tiles.tile_rows not in (16, 64, 128):
         raise ValueError(f"tile_rows is {tiles.tile_rows}; give 16, 64 or 128")
     num_pairs = tiles.sorted_pairs_P.numel()
@@ -283,8 +262,9 @@ def grouped_linear(
     out_PN = torch.empty(num_pairs, num_outputs, dtype=a_RK.dtype, device=a_RK.device)
     max_tiles = tiles.tile_expert_L.numel()
     if max_tiles:
-        tile = _choose_tile(tiles.tile_rows, a_RK.dtype, gated)
-        _grouped_product_kernel[(max_tiles * triton.cdiv(num_outputs, tile.block_n),)](
+        constants, launch = _configuration(tiles.tile_rows, a_RK.dtype, gated)
+        num_programs = max_tiles * triton.cdiv(num_outputs, constants["BLOCK_N"])
+        _grouped_product_kernel[(num_programs,)](
             a_RK,
             w_XNK,
             w_scale_XN,
@@ -300,9 +280,8 @@ def grouped_linear(
             PAIRS_A_ROW=pairs_a_row,
             GATED=gated,
             HAS_SCALE=w_scale_XN is not None,
-            **_tile_constants(tiles.tile_rows, tile),
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
+            **constants,
+            **launch,
         )
     return out_PN
 
@@ -310,10 +289,9 @@ def grouped_linear(
 def combine_experts(y_PE: torch.Tensor, weights_TA: torch.Tensor) -> torch.Tensor:
     """`out[t] = sum over a, in order, of weights[t, a] * y[t * A + a]`, in float32."""
     num_tokens, top_k = weights_TA.shape
-    if y_PE.ndim != 2 or y_PE.shape[0] != num_tokens * top_k:
-        raise ValueError(f"{tuple(y_PE.shape)} outputs for {num_tokens} tokens of {top_k} experts")
-    if not (y_PE.is_contiguous() and weights_TA.is_contiguous()):
-        raise ValueError("outputs and weights must be contiguous; call .contiguous()")
+    shape, device = (num_tokens * top_k, y_PE.shape[-1]), y_PE.device
+    check_tensor("y_PE", y_PE, shape, FLOATS, device)
+    check_tensor("weights_TA", weights_TA, weights_TA.shape, FLOATS, device)
     width = y_PE.shape[1]
     out_TE = torch.empty(num_tokens, width, dtype=y_PE.dtype, device=y_PE.device)
     if num_tokens:
@@ -324,53 +302,34 @@ def combine_experts(y_PE: torch.Tensor, weights_TA: torch.Tensor) -> torch.Tenso
 
 
 def _check_product(
-    a_RK: torch.Tensor, w_XNK: torch.Tensor, w_scale_XN: torch.Tensor | None, name: str
+    a_RK: torch.Tensor, w_XNK: torch.Tensor, w_scale_XN: torch.Tensor | None
 ) -> None:
-    if a_RK.dtype not in FLOATS:
-        raise TypeError(f"activations are {a_RK.dtype}; give one of {FLOATS}")
-    scaled = w_XNK.dtype == torch.float8_e4m3fn
-    if not scaled and w_XNK.dtype != a_RK.dtype:
-        raise TypeError(
-            f"{name} weights are {w_XNK.dtype}, activations {a_RK.dtype}; "
-            "give the same dtype, or float8_e4m3fn weights with scales"
-        )
+    scaled, device = w_XNK.dtype == torch.float8_e4m3fn, a_RK.device
     if scaled != (w_scale_XN is not None):
-        raise TypeError(
-            f"{name} weights are {w_XNK.dtype}; scales go with float8_e4m3fn and only it"
-        )
-    if a_RK.ndim != 2 or w_XNK.ndim != 3 or a_RK.shape[1] != w_XNK.shape[2]:
         raise ValueError(
-            f"activations {tuple(a_RK.shape)} do not fit {name} weights {tuple(w_XNK.shape)}; "
-            "give [rows, K] and [X, N, K]"
+            f"expert weights are {w_XNK.dtype}; scales go with float8_e4m3fn and only it"
         )
-    if a_RK.stride(1) != 1 or not w_XNK.is_contiguous():
-        raise ValueError(f"rows and {name} weights must be contiguous; call .contiguous()")
-    if w_scale_XN is not None and (
-        w_scale_XN.shape != w_XNK.shape[:2]
-        or w_scale_XN.dtype != torch.float32
-        or not w_scale_XN.is_contiguous()
-    ):
-        raise ValueError(
-            f"{name} scales are {w_scale_XN.dtype} {tuple(w_scale_XN.shape)}; "
-            f"give contiguous float32 {tuple(w_XNK.shape[:2])}"
-        )
+    shape = (a_RK.shape[0], w_XNK.shape[2])
+    check_tensor("activations", a_RK, shape, FLOATS, device, contiguous_dims=1)
+    dtype = w_XNK.dtype if scaled else a_RK.dtype
+    check_tensor("expert weights", w_XNK, w_XNK.shape, dtype, device)
+    if w_scale_XN is not None:
+        check_tensor("expert scales", w_scale_XN, w_XNK.shape[:2], torch.float32, device)
 
 
-def _choose_tile(tile_rows: int, dtype: torch.dtype, gated: bool) -> _Tile:
-    """A function of the rows of a tile and the dtype alone: bits do not depend on the step."""
+def _configuration(
+    tile_rows: int, dtype: torch.dtype, gated: bool
+) -> tuple[dict[str, int], dict[str, int]]:
+    """(constants, launch options): functions of the rows of a tile and the dtype alone, so that
+    bits do not depend on the step."""
+    wide = 64 if gated else 128
     if dtype == torch.float32:
-        return _Tile(16 if tile_rows == 128 else 32, 32, 8, 4 if tile_rows == 16 else 8, 2)
-    if tile_rows == 16:
-        return _Tile(32 if gated else 64, 128, 1, 4, 4)
-    if tile_rows == 64:
-        return _Tile(64 if gated else 128, 64, 4, 4, 4)
-    return _Tile(64 if gated else 128, 64, 8, 8, 3)
-
-
-def _tile_constants(tile_rows: int, tile: _Tile) -> dict[str, int]:
-    return {
-        "BLOCK_M": tile_rows,
-        "BLOCK_N": tile.block_n,
-        "BLOCK_K": tile.block_k,
-        "GROUP_TILES": tile.group_tiles,
-    }
+        tile = (16 if tile_rows == 128 else 32, 32, 8, 4 if tile_rows == 16 else 8, 2)
+    elif tile_rows == 16:
+        tile = (wide // 2, 128, 1, 4, 4)
+    else:
+        tile = (wide, 64, 4, 4, 4) if tile_rows == 64 else (wide, 64, 8, 8, 3)
+    block_n, block_k, group_tiles, num_warps, num_stages = tile
+    constants = {"BLOCK_M": tile_rows, "BLOCK_N": block_n, "BLOCK_K": block_k}
+    launch = {"num_warps": num_warps, "num_stages": num_stages}
+    return constants | {"GROUP_TILES": group_tiles}, launch

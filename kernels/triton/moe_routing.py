@@ -1,16 +1,15 @@
 """Mixture of experts: which experts a token goes to, and the order in which they are computed.
 
 Shape suffixes here: P pairs of (token, chosen expert), numbered `token * top_k + rank`; A chosen
-experts a token (top_k); L tiles.
-"""
-
-from __future__ import annotations
+experts a token (top_k); L tiles."""
 
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
+
+from kernels.triton.tensor_checks import check_tensor
 
 _MOST_EXPERTS = 1024
 _ROUTED_AT_ONCE = 512
@@ -209,8 +208,7 @@ def route(
 
     Mixtral (Jiang et al., 2024): renormalise, float32. Qwen3-MoE: renormalise as its
     `norm_topk_prob` says, weights rounded to the dtype of the logits. `router_logits_TX`: floating;
-    the last dimension contiguous. Returns (int32 expert_ids_TA, expert_weights_TA), new tensors.
-    """
+    the last dimension contiguous. Returns (int32 expert_ids_TA, expert_weights_TA), new tensors."""
     if router_logits_TX.ndim != 2 or router_logits_TX.stride(1) != 1:
         raise ValueError(
             f"router logits have shape {tuple(router_logits_TX.shape)} and strides "
@@ -248,13 +246,8 @@ def build_expert_tiles(
         expert_ids_TA: int32, contiguous, each in [0, num_experts): as `route` gives them.
         tile_rows: most pairs of a tile, a power of two.
     """
-    if expert_ids_TA.ndim != 2 or not expert_ids_TA.is_contiguous():
-        raise ValueError(
-            f"expert ids have shape {tuple(expert_ids_TA.shape)} and strides "
-            f"{expert_ids_TA.stride()}; give a contiguous [T, top_k]"
-        )
-    if expert_ids_TA.dtype != torch.int32:
-        raise TypeError(f"expert ids are {expert_ids_TA.dtype}; give int32")
+    ids = expert_ids_TA
+    check_tensor("expert_ids_TA", ids, ids.shape, torch.int32, ids.device)
     _check_experts(num_experts)
     if tile_rows < 1 or tile_rows & (tile_rows - 1):
         raise ValueError(f"tile_rows is {tile_rows}; give a power of two")

@@ -1,10 +1,7 @@
 """RMS norm (arXiv:1910.07467), with the residual's addition before it and quantisation after it.
 
 One program holds one row in registers: it reads all inputs before it writes, and the row's bits
-depend on that row alone.
-"""
-
-from __future__ import annotations
+depend on that row alone."""
 
 from typing import Any
 
@@ -13,12 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.torch.elementwise import rms_norm as torch_rms_norm
-from kernels.triton.quantised import (
-    QUANTISED_MAX,
-    quantise,
-    quantise_rows_reference,
-    row_scale,
-)
+from kernels.triton.quantised import QUANTISED_MAX, quantise, quantise_rows_reference, row_scale
 from kernels.triton.tensor_checks import FLOATS, check_tensor
 
 _MOST_COLUMNS = 32768
@@ -88,23 +80,16 @@ def rms_norm_kernel(
 
 
 def rms_norm(
-    x_TE: torch.Tensor,
-    weight_E: torch.Tensor,
-    eps: float,
-    *,
-    out_TE: torch.Tensor | None = None,
+    x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float, *, out_TE: torch.Tensor | None = None
 ) -> torch.Tensor:
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32.
 
-    Rounded where `Operations.rms_norm` says.
+    Rounded where `Operations.rms_norm` says. Returns `out_TE`.
 
     Args:
         x_TE: rows contiguous, E <= 32768; float32, float16 or bfloat16. Not changed.
         weight_E: x's dtype or float32.
         out_TE: like x_TE; may be x_TE itself. None: a new tensor.
-
-    Returns:
-        `out_TE`.
     """
     out_TE = torch.empty_like(x_TE) if out_TE is None else out_TE
     _launch(x_TE, None, weight_E, eps, out_TE, None)

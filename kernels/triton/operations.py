@@ -1,9 +1,6 @@
 """`Operations` on an NVIDIA GPU through Triton, dense products through cuBLAS.
 
-Under Triton's interpreter the same code runs on CPU tensors: so it is proven without a GPU.
-"""
-
-from __future__ import annotations
+Under Triton's interpreter the same code runs on CPU tensors: so it is proven without a GPU."""
 
 from collections.abc import Set as AbstractSet
 
@@ -60,6 +57,7 @@ class TritonOperations:
     paged_attention = staticmethod(paged_attention)
     prepare_linear = staticmethod(TritonLinearWeight)
     prepare_experts = staticmethod(prepare_experts)
+    needs_decodes_first = True
 
     def __init__(
         self,
@@ -68,7 +66,7 @@ class TritonOperations:
         batch_invariant: bool = False,
         quantised_types: AbstractSet[str] = frozenset(),
     ) -> None:
-        self._device = device
+        self.device = device
         self._packs = bool(quantised_types & QUANTISED_TYPES)
         self._packing: TritonPacking | None = None
         self._batch_invariant = batch_invariant
@@ -76,27 +74,19 @@ class TritonOperations:
 
     @property
     def name(self) -> str:
-        return f"triton-{self._device.type}" + "-batch-invariant" * self._batch_invariant
+        return f"triton-{self.device.type}" + "-batch-invariant" * self._batch_invariant
 
     @property
     def build(self) -> str:
         return f"triton-{torch.__version__}"
 
     @property
-    def device(self) -> torch.device:
-        return self._device
-
-    @property
     def num_threads(self) -> int:
         return torch.get_num_threads()
 
-    @property
-    def needs_decodes_first(self) -> bool:
-        return True
-
     def weight_packing(self, dtype: torch.dtype) -> WeightPacking | None:
         if self._packs and self._packing is None:
-            self._packing = TritonPacking(self._device, dtype)
+            self._packing = TritonPacking(self.device, dtype)
         return self._packing
 
     def linear(self, x_TE: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
@@ -118,7 +108,7 @@ class TritonOperations:
 
     def make_attention_planner(self, spec: AttentionSpec) -> AttentionPlanner:
         return TritonAttentionPlanner(
-            spec, device=self._device, scratch=self._scratch, only_tiles=self._batch_invariant
+            spec, device=self.device, scratch=self._scratch, only_tiles=self._batch_invariant
         )
 
     def allocate_kv_cache(
@@ -130,5 +120,5 @@ class TritonOperations:
         dtype: torch.dtype,
     ) -> KVCache:
         return cache_of_layer.allocate_kv_cache(
-            num_blocks, block_size, num_kv_heads, head_size, dtype, self._device
+            num_blocks, block_size, num_kv_heads, head_size, dtype, self.device
         )

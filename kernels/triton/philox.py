@@ -1,9 +1,6 @@
 """Philox4x32-10 and Gumbel noise as functions that other kernels call.
 
-J. Salmon, M. Moraes, R. Dror, D. Shaw: Parallel Random Numbers: As Easy as 1, 2, 3 (SC 2011).
-"""
-
-from __future__ import annotations
+J. Salmon, M. Moraes, R. Dror, D. Shaw: Parallel Random Numbers: As Easy as 1, 2, 3 (SC 2011)."""
 
 import triton
 import triton.language as tl
@@ -43,8 +40,7 @@ def gumbel_noise(seed, position, first_token, TILE: tl.constexpr):
     `kernels.torch.sampling.gumbel_noise` on the device: token t has word t % 4 of Philox at
     counter (t // 4, position, stream). Equal to it but for the last bit of two logarithms.
 
-    seed, position: int64 scalars. first_token, TILE: multiples of 4.
-    """
+    seed, position: int64 scalars. first_token, TILE: multiples of 4."""
     zeros = tl.zeros([TILE // 4], tl.uint32)
     quads = (first_token // 4 + tl.arange(0, TILE // 4)).to(tl.uint32)  # [TILE / 4]
     w0, w1, w2, w3 = philox_4x32(

@@ -1,10 +1,7 @@
 """Rounding to float8_e4m3fn and int8, ties to even, shared by kernels that write such values.
 
 scale = max(|row|, MIN_PEAK) / most, with most 448 (fp8) or 127 (int8);
-value = round(clamp(x / scale, -most, most)).
-"""
-
-from __future__ import annotations
+value = round(clamp(x / scale, -most, most))."""
 
 import torch
 import triton

@@ -1,10 +1,7 @@
 """Products with weight-only int8 and int4: y = x W^T + bias.
 
 Up to 64 rows the kernel widens the packed weight in registers, in splits along E that follow from
-the weight's shape alone. Above, cuBLAS takes the widened weight, except with `batch_invariant`.
-"""
-
-from __future__ import annotations
+the weight's shape alone. Above, cuBLAS takes the widened weight, except with `batch_invariant`."""
 
 from typing import Any
 
@@ -14,12 +11,11 @@ import triton
 import triton.language as tl
 
 from kernels.triton.quantised_weights import QuantisedWeight, dequantise
+from kernels.triton.tensor_checks import FLOATS, check_tensor
 
 BLOCK_N = 64
 BLOCK_J = 64
 """Outputs, and bytes of each, that are read at a time."""
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""What weights are widened to."""
 
 
 @triton.jit
@@ -41,8 +37,7 @@ def load_scaled(
     """Bytes [j_start, j_start + BLOCK_J) of some rows: (low, high) float32 [BLOCK_N, BLOCK_J].
 
     int8 has no high half. GROUP_J is the bytes of a group: groups are whole numbers of blocks, or
-    blocks of groups. IN_BOUNDS says that no block reaches beyond N or J.
-    """
+    blocks of groups. IN_BOUNDS says that no block reaches beyond N or J."""
     GROUPS: tl.constexpr = BLOCK_J // GROUP_J if GROUP_J < BLOCK_J else 1
     ROW_GROUPS: tl.constexpr = J // GROUP_J
     j_J = j_start + tl.arange(0, BLOCK_J)
@@ -94,20 +89,9 @@ def _dequantise_kernel(
     n_N = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     j_start = tl.program_id(1) * BLOCK_J
     low_NJ, high_NJ = load_scaled(
-        packed_ptr,
-        scales_ptr,
-        offsets_ptr,
-        n_N,
-        j_start,
-        N,
-        J,
-        BITS,
-        GROUP * BITS // 8,
-        HAS_OFFSETS,
-        N % BLOCK_N == 0 and J % BLOCK_J == 0,
-        BLOCK_N,
-        BLOCK_J,
-    )
+        packed_ptr, scales_ptr, offsets_ptr, n_N, j_start, N, J, BITS, GROUP * BITS // 8,
+        HAS_OFFSETS, N % BLOCK_N == 0 and J % BLOCK_J == 0, BLOCK_N, BLOCK_J,
+    )  # fmt: skip
     j_J = j_start + tl.arange(0, BLOCK_J)
     k_J = j_J if BITS == 8 else j_J // 16 * 32 + j_J % 16
     out_NJ = out_ptr + n_N[:, None] * K + k_J[None, :]
@@ -119,8 +103,8 @@ def _dequantise_kernel(
 
 def dequantise_to(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
     """The weight widened on its device, [N, E] in `dtype`: `dequantise`, rounded."""
-    if dtype not in DTYPES:
-        raise TypeError(f"cannot widen to {dtype}; give one of {DTYPES}")
+    if dtype not in FLOATS:
+        raise TypeError(f"cannot widen to {dtype}; give one of {FLOATS}")
     packed_NJ = weight.packed_NJ
     w_NE = torch.empty(weight.num_outputs, weight.num_inputs, dtype=dtype, device=packed_NJ.device)
     blocks_n = triton.cdiv(weight.num_outputs, BLOCK_N)
@@ -231,20 +215,10 @@ def _few_rows_kernel(
         # a split's steps past the end have masks that are empty, and add zeros
         j_start = (split * SPLIT_STEPS + step) * BLOCK_J
         low_NJ, high_NJ = load_scaled(
-            packed_ptr,
-            scales_ptr,
-            offsets_ptr,
-            n_N,
-            j_start,
-            N,
-            J,
-            BITS,
-            GROUP * BITS // 8,
-            HAS_OFFSETS,
-            N % BLOCK_N == 0 and J % BLOCK_J == 0 and STEPS % SPLITS == 0,
-            BLOCK_N,
-            BLOCK_J,
-        )
+            packed_ptr, scales_ptr, offsets_ptr, n_N, j_start, N, J, BITS, GROUP * BITS // 8,
+            HAS_OFFSETS, N % BLOCK_N == 0 and J % BLOCK_J == 0 and STEPS % SPLITS == 0,
+            BLOCK_N, BLOCK_J,
+        )  # fmt: skip
         j_J = j_start + tl.arange(0, BLOCK_J)
         valid_JM = (j_J < J)[:, None] & valid_M[None, :]
         k_J = j_J if BITS == 8 else j_J // 16 * 32 + j_J % 16
@@ -299,18 +273,11 @@ def quantised_linear(
         bias_N: contiguous; the dtype of x.
         batch_invariant: one kernel in one tile for every number of rows, slower for few and many.
     """
-    if x_TE.dtype not in DTYPES:
-        raise TypeError(f"x is {x_TE.dtype}; give one of {DTYPES}")
-    if x_TE.ndim != 2 or x_TE.shape[1] != weight.num_inputs or x_TE.stride(1) != 1:
-        raise ValueError(
-            f"x is {tuple(x_TE.shape)} with strides {x_TE.stride()}; "
-            f"give [T, {weight.num_inputs}] with contiguous rows"
-        )
-    num_outputs = weight.num_outputs
-    if bias_N is not None and (tuple(bias_N.shape) != (num_outputs,) or bias_N.stride(0) != 1):
-        raise ValueError(f"bias is {tuple(bias_N.shape)}; give contiguous [{num_outputs}]")
-    if bias_N is not None and bias_N.dtype != x_TE.dtype:
-        raise TypeError(f"bias is {bias_N.dtype} and x {x_TE.dtype}; give one dtype")
+    num_outputs, device = weight.num_outputs, x_TE.device
+    shape = (x_TE.shape[0], weight.num_inputs)
+    check_tensor("x_TE", x_TE, shape, FLOATS, device, contiguous_dims=1)
+    if bias_N is not None:
+        check_tensor("bias_N", bias_N, (num_outputs,), x_TE.dtype, device)
     num_rows = x_TE.shape[0]
     block_m = choose_tile_rows(num_rows, x_TE.dtype, batch_invariant=batch_invariant)
     if block_m is None:

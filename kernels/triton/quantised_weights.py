@@ -1,9 +1,6 @@
 """Weight-only int8 and int4: one packed layout (`QuantisedWeight`), and the way into it from files.
 
-Shape suffixes here: G groups a row, J bytes a row.
-"""
-
-from __future__ import annotations
+Shape suffixes here: G groups a row, J bytes a row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -163,15 +160,13 @@ def from_gptq(
     zeros_are_less_one: bool = True,
 ) -> QuantisedWeight:
     """GPTQ (Frantar et al., 2022), as its libraries store it: W[n, k] = s * (q - z).
+    Raises ValueError: number of bits, or groups that are unequal or do not fit.
 
     Args:
         qweight: int32 [E * bits / 32, N], consecutive inputs from the low bits up.
         qzeros: int32 [G, N * bits / 32], consecutive outputs from the low bits up.
         g_idx_E: group of each input; groups of equal size, in any order.
         zeros_are_less_one: True for checkpoint format "gptq", False for "gptq_v2".
-
-    Raises:
-        ValueError: number of bits, or groups that are unequal or do not fit.
     """
     if num_bits not in (4, 8):
         raise ValueError(f"GPTQ with {num_bits} bits; 4 and 8 are supported")

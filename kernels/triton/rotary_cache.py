@@ -1,10 +1,7 @@
 """Norm and rotation of queries and keys, and the write to the KV cache, in one launch.
 
 Sources: rotary positions arXiv:2104.09864 (halves paired as in GPT-NeoX); norm of queries and keys
-arXiv:2302.05442, RMSNorm arXiv:1910.07467.
-"""
-
-from __future__ import annotations
+arXiv:2302.05442, RMSNorm arXiv:1910.07467."""
 
 from collections.abc import Sequence
 
@@ -230,8 +227,9 @@ def rotary_and_cache(
         left, right = left * cos - right * sin, right * cos + left * sin
         cache[slot // S, head, slot % S] = x', or fp8(clamp(x' / scale, -448, 448))
 
-    Rounds where `kernels.torch.kv_cache` rounds. A token whose slot is negative is padding:
-    nothing of it is read or written, in `q_out_THD` neither.
+    Rounds where `kernels.torch.kv_cache` rounds. A token whose slot is negative is padding: nothing
+    of it is read or written, in `q_out_THD` neither.
+    Returns q_THD: `q_out_THD`, or a view of `qkv_TN`.
 
     Args:
         qkv_TN: [T, (H + 2K) * D], heads of q, then k, then v, rows contiguous. Its queries are
@@ -244,9 +242,6 @@ def rotary_and_cache(
             float32; rotary_size <= D.
         k_scale, v_scale: what a stored fp8 value is multiplied by when read.
         q_out_THD: [T, H, D], heads contiguous; None: in place.
-
-    Returns:
-        q_THD: `q_out_THD`, or a view of `qkv_TN`.
     """
     H, K, D = params.num_query_heads, kv_cache[0].shape[1], params.head_size
     _check("qkv_TN", qkv_TN, (qkv_TN.shape[0], (H + 2 * K) * D), qkv_TN, contiguous_dims=1)
@@ -273,9 +268,6 @@ def write_kv_cache(
     v_TKD: torch.Tensor,
     slot_mapping_T: torch.Tensor,
     kv_cache: KVCache,
-    *,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
 ) -> None:
     """Write keys and values as they are: `cache[slot // S, head, slot % S] = x`.
 
@@ -285,7 +277,7 @@ def write_kv_cache(
     _check("v_TKD", v_TKD, k_TKD.shape, k_TKD, contiguous_dims=2)
     no_q_THD = k_TKD[:, :0]
     heads = (no_q_THD, k_TKD, v_TKD, no_q_THD)
-    _launch(heads, kv_cache, slot_mapping_T, (k_scale, v_scale))
+    _launch(heads, kv_cache, slot_mapping_T, (1.0, 1.0))
 
 
 def _launch(
@@ -313,11 +305,8 @@ def _launch(
     table = q_weight = k_weight = None
     rotary_size = D // 2 * 2  # an odd head ends with an element of no pair
     if params is not None:
-        table, q_weight, k_weight = (
-            params.cos_sin_PD,
-            params.q_norm_weight_D,
-            params.k_norm_weight_D,
-        )
+        table = params.cos_sin_PD
+        q_weight, k_weight = params.q_norm_weight_D, params.k_norm_weight_D
         rotary_size = table.shape[1]
     unused = slot_mapping_T
     rotary_cache_kernel[(num_tokens, -(-H // _BLOCK_H) + -(-K // _BLOCK_H) * 2)](

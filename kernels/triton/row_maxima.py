@@ -3,8 +3,6 @@
 A split of TILE tokens is a program, so that one row fills a GPU too. Maxima are exact in any order.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,8 +1,7 @@
 """One token for each row of a mixed batch: greedy, free and truncated rows in the same launches.
 
 The Gumbel-max trick (Gumbel 1954; arXiv:1411.0030): the argmax of scaled logits + noise falls on a
-token with its softmax probability. The noise is a function of (seed, position, token).
-"""
+token with its softmax probability. The noise is a function of (seed, position, token)."""
 
 from __future__ import annotations
 
@@ -131,8 +130,7 @@ def _choose_kernel(
 class SamplingMemory:
     """What `sample` writes on its way, for buckets of up to so many rows of one vocabulary.
 
-    Reused from step to step: allocate it once, before a graph is captured.
-    """
+    Reused from step to step: allocate it once, before a graph is captured."""
 
     best_RS: torch.Tensor
     best_id_RS: torch.Tensor

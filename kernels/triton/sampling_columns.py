@@ -1,7 +1,6 @@
 """Sampling state of a step's sampled sequences, gathered from the persistent rows in one launch.
 
-Where a number stands in a state is said in `kernels.interface.sampling_rows`.
-"""
+Where a number stands in a state is said in `kernels.interface.sampling_rows`."""
 
 from __future__ import annotations
 
@@ -13,6 +12,7 @@ import triton.language as tl
 
 from kernels.interface.sampling_rows import SamplingRows, StateFlag, StateWord
 from kernels.interface.step_inputs import PackedLayout
+from kernels.triton.step_inputs import columns_of
 from kernels.triton.tensor_checks import check_logits, check_tensor
 
 _BLOCK = 128
@@ -254,10 +254,7 @@ def gather_sampling_columns(
         *(getattr(out, name) for name in _DTYPES),
         num_rows,
         state.shape[1],
-        ROWS_AT=layout.rows_at,
-        COMPUTED_AT=layout.computed_at,
-        QUERY_START_AT=layout.query_start_at,
-        SAMPLE_INDEX_AT=layout.sample_index_at,
         BLOCK=_BLOCK,
         num_warps=_NUM_WARPS,
+        **columns_of(layout),
     )

@@ -1,10 +1,7 @@
 """What the model reads in a step, made on the device from one packed buffer.
 
 The buffer's layout is in `kernels.interface.step_inputs`. Grids follow the padded sizes, so a CUDA
-graph can hold the launches, and a step starts before the host knows the tokens of the last one.
-"""
-
-from __future__ import annotations
+graph can hold the launches, and a step starts before the host knows the tokens of the last one."""
 
 import torch
 import triton
@@ -215,7 +212,7 @@ def prepare_step(
         S=block_size,
         BLOCK=_BLOCK,
         num_warps=_NUM_WARPS,
-        **_columns(layout),
+        **columns_of(layout),
     )
 
 
@@ -240,11 +237,12 @@ def append_sampled(
         rows.token_ids.shape[1],
         BLOCK=_BLOCK,
         num_warps=_NUM_WARPS,
-        **_columns(layout),
+        **columns_of(layout),
     )
 
 
-def _columns(layout: PackedLayout) -> dict[str, int]:
+def columns_of(layout: PackedLayout) -> dict[str, int]:
+    """Where a packed step's columns start, as constants of kernels."""
     return {
         "ROWS_AT": layout.rows_at,
         "COMPUTED_AT": layout.computed_at,

@@ -1,7 +1,5 @@
 """Refusals of tensors that a kernel cannot take. Reads attributes only, never a tensor's data."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,10 +1,7 @@
 """Where min_p, top_k and top_p cut each row: a threshold, found without a sort.
 
 Kept is `{x > threshold}` and ties up to some id, for the largest t with `measure({x >= t}) >=
-target`: a count for top_k; a sum of weights exp(x - best), in exact int64, for top_p.
-"""
-
-from __future__ import annotations
+target`: a count for top_k; a sum of weights exp(x - best), in exact int64, for top_p."""
 
 import torch
 import triton

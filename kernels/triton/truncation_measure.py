@@ -1,8 +1,7 @@
 """How much of a row lies at or above a value, and where that reaches a target: device functions.
 
 A measure is a count of tokens or a sum of weights exp(x - best), the latter in float64 rounded to
-2**-43: int64 either way, hence exact and the same in any order, in all kernels of `truncation`.
-"""
+2**-43: int64 either way, hence exact and the same in any order, in all kernels of `truncation`."""
 
 from __future__ import annotations
 

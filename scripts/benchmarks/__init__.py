@@ -52,6 +52,12 @@ async def first_token_s(llm: AsyncLLM, prompt: list[int]) -> float:
     return time.perf_counter() - started_s
 
 
+def cpu_seconds(pid: int) -> float:
+    """User and system time of all threads so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[14 - 3]) + int(fields[15 - 3])) / os.sysconf("SC_CLK_TCK")
+
+
 def report(figures: Mapping[str, Any], json: Path | None, table: str = "") -> None:
     if table:
         log(table)

@@ -77,7 +77,6 @@ def attention_case(ops: TorchOperations, requests: list[tuple[int, int]]) -> Cas
 
 
 def rotary_case(ops: TorchOperations, num_tokens: int) -> Case:
-    """Rotation and cache write."""
     cache = ops.allocate_kv_cache(64, BLOCK_SIZE, KV_HEADS, HEAD_SIZE, torch.float32)
     qkv = torch.randn(num_tokens, (HEADS + 2 * KV_HEADS) * HEAD_SIZE)
     table = torch.randn(2048, HEAD_SIZE)
@@ -99,7 +98,6 @@ def norm_case(ops: TorchOperations, num_tokens: int) -> Case:
 
 
 def silu_case(ops: TorchOperations, num_tokens: int) -> Case:
-    """Gated activation."""
     both = torch.randn(num_tokens, 2 * FEED_FORWARD)
     return lambda: ops.silu_and_mul(both)
 

@@ -84,7 +84,7 @@ def main(address: str, step_s: float, burst: int) -> None:
     identity = b""
     socket = zmq.Context().socket(zmq.ROUTER)
     socket.bind(address)
-    print("ready", flush=True)
+    print('{"event": "ready"}', flush=True)
     due_s = time.monotonic()
     while True:
         while socket.poll(max(0.0, due_s - time.monotonic()) * 1000):

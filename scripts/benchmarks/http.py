@@ -5,7 +5,6 @@ import asyncio
 import json as json_module
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,13 +23,13 @@ from frontend.sampling_params import RequestOutputKind, SamplingParams
 from frontend.tokenizer import Tokenizer
 from protocol.codec import decode_engine_message, encode
 from protocol.outputs import EngineCoreOutputs
-from scripts.benchmarks import Json, Repeat, report
+from scripts.benchmarks import START_TIMEOUT_S, Json, Repeat, cpu_seconds, report
 from scripts.benchmarks import fake_engine as engine
+from scripts.comparison.processes import EngineProcess
 
 _ENGINE = Path(engine.__file__)
 _STEP_S = 0.0256
 """10,000 steps' tokens a second of 256 streams."""
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 async def _library_us(num_streams: int, num_steps: int, tokens_each: int) -> dict[str, float]:
@@ -110,11 +109,7 @@ class _Reader(asyncio.Protocol):
 async def _stream(port: int, num_streams: int, num_tokens: int) -> tuple[int, float]:
     """The events of all streams, and seconds from the first request to the last event."""
     body = json_module.dumps(
-        {
-            "messages": [{"role": "user", "content": "x"}],
-            "max_tokens": num_tokens,
-            "stream": True,
-        }
+        {"messages": [{"role": "user", "content": "x"}], "max_tokens": num_tokens, "stream": True}
     )
     request = (
         "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -133,42 +128,27 @@ async def _stream(port: int, num_streams: int, num_tokens: int) -> tuple[int, fl
     return sum(reader.num_events for _, reader in pairs), seconds
 
 
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
 def _http(num_streams: int, num_tokens: int, step_s: float, burst: int) -> dict[str, float]:
     """Through a server process; its CPU time, that of the requests' beginnings taken off."""
     with tempfile.TemporaryDirectory() as folder:
         address = f"ipc://{folder}/engine"
         environment = {**os.environ, "PYTHONPATH": str(_ENGINE.parents[2])}
         fake = [sys.executable, str(_ENGINE), address, str(step_s), str(burst)]
-        server = [
-            sys.executable, "-m", "frontend.cli", "http", "--address", address, "--port", "0",
-        ]  # fmt: skip
-        pipe = subprocess.PIPE
-        with subprocess.Popen(fake, stdout=pipe, env=environment, text=True) as first:
-            try:
-                assert first.stdout is not None
-                first.stdout.readline()
-                with subprocess.Popen(server, stdout=pipe, env=environment, text=True) as second:
-                    try:
-                        assert second.stdout is not None
-                        port = int(
-                            json_module.loads(second.stdout.readline())["url"].split(":")[-1]
-                        )
-                        run(_stream(port, 4, 4))
-                        before_s = _cpu_s(second.pid)
-                        run(_stream(port, num_streams, 2))
-                        beginning_s = _cpu_s(second.pid) - before_s
-                        before_s = _cpu_s(second.pid)
-                        num_events, seconds = run(_stream(port, num_streams, num_tokens))
-                        used_s = _cpu_s(second.pid) - before_s
-                    finally:
-                        second.terminate()
-            finally:
-                first.terminate()
+        server = [sys.executable, "-m", "frontend.cli", "http", "--address", address, "--port", "0"]
+        log = Path(folder) / "log"
+        with (
+            EngineProcess(fake, environment, log, answers=True) as first,
+            EngineProcess(server, environment, log, answers=True) as second,
+        ):
+            first.ready_answer(START_TIMEOUT_S)
+            port = int(second.next_answer(START_TIMEOUT_S)["url"].split(":")[-1])
+            run(_stream(port, 4, 4))
+            before_s = cpu_seconds(second.pid)
+            run(_stream(port, num_streams, 2))
+            beginning_s = cpu_seconds(second.pid) - before_s
+            before_s = cpu_seconds(second.pid)
+            num_events, seconds = run(_stream(port, num_streams, num_tokens))
+            used_s = cpu_seconds(second.pid) - before_s
     all_tokens = num_streams * num_tokens
     return {
         "tokens_an_event": round(all_tokens / num_events, 2),

@@ -84,7 +84,6 @@ def admit_all(scheduler: Scheduler, requests: Sequence[Request]) -> None:
 
 
 def run_steps(scheduler: Scheduler, num_steps: int) -> dict[str, list[float]]:
-    """Times of each step."""
     times: dict[str, list[float]] = {"schedule": [], "update": [], "step": []}
     for _ in range(num_steps):
         start = clock_us()

@@ -19,6 +19,7 @@ from scripts.benchmarks import (
     Json,
     Model,
     Repeat,
+    cpu_seconds,
     first_token_s,
     plain_environment,
     report,
@@ -33,7 +34,6 @@ from scripts.load.requests import PlannedRequest
 
 PROMPT = list(range(1, 33))
 OURS = "engine-core"
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _USE_FROM_A_SCRIPT = """
 import sys
 from frontend import LLM, SamplingParams
@@ -147,12 +147,6 @@ def seconds_of(*arguments: str, to_first_line: bool = False) -> float:
     if process.returncode:
         raise RuntimeError(f"python {arguments[0]} ended with code {process.returncode}")
     return elapsed_s
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of all threads so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[14 - 3]) + int(fields[15 - 3])) / _TICKS_PER_S
 
 
 def peak_memory_bytes(pid: int) -> int:

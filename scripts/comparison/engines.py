@@ -1,6 +1,5 @@
 """Kinds of engines: a daemon of this project, OpenAI-compatible servers, and libraries in a Python
-of their own. Each is described as `NAME=WORDS` and launched by `launch`.
-"""
+of their own. Each is described as `NAME=WORDS` and launched by `launch`."""
 
 import json
 import shlex

@@ -1,7 +1,6 @@
 """From requests' records to figures, their medians over rounds, and ratios of engines.
 
-A figure that was not measured is absent, never zero.
-"""
+A figure that was not measured is absent, never zero."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,8 +56,7 @@ def ratios(ours: Sequence[Figures | None], theirs: Sequence[Figures | None]) -> 
     """How many times better we are: the median over rounds of each round's own ratio.
 
     Above 1 is in our favour, whichever way the figure counts. Only rounds in which both were
-    measured count; the machine's slow minutes are in both sides of such a ratio.
-    """
+    measured count; the machine's slow minutes are in both sides of such a ratio."""
     return medians(
         {
             name: theirs_now[name] / value

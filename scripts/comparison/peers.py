@@ -9,8 +9,7 @@ Needs the standard library and the peer's, nothing of this project.
                or {"event": "failed", "reason": ...}, {"event": "not measured", "reason": ...}
 
 A record holds what was measured and nothing else: `finished_s` and `num_output_tokens` always,
-`first_token_s`, `last_token_s` and `gaps_s` where the library tells when tokens come.
-"""
+`first_token_s`, `last_token_s` and `gaps_s` where the library tells when tokens come."""
 
 from __future__ import annotations
 
@@ -139,10 +138,7 @@ def prepare_openvino(options: Options) -> Prepared:
     scheduling.max_num_seqs = 256
     scheduling.enable_prefix_caching = True
     pipeline = openvino_genai.ContinuousBatchingPipeline(
-        options.pop("model"),
-        scheduling,
-        "CPU",
-        {"INFERENCE_NUM_THREADS": options.pop("threads")},
+        options.pop("model"), scheduling, "CPU", {"INFERENCE_NUM_THREADS": options.pop("threads")}
     )
     count = 0
 

@@ -1,6 +1,5 @@
 """Engines in alternation, A B A B: in a round each engine is launched, warmed up, asked every
-workload, and ended.
-"""
+workload, and ended."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

@@ -1,6 +1,5 @@
 """What every engine is asked: requests in token ids, written to one file that all are served. The
-same text, names, seed and number of rounds give the same file, byte for byte.
-"""
+same text, names, seed and number of rounds give the same file, byte for byte."""
 
 import hashlib
 import json
@@ -46,8 +45,7 @@ def make_rounds(
 
     Lengths and arrivals are the same in every round, the texts are others: an engine that is still
     up must not find its prompts in its cache. A text that is used up starts over. `names`: W1, W2,
-    W3@RATE, W4, prefill. Raises ValueError: an unknown name, no name, no round, or no text.
-    """
+    W3@RATE, W4, prefill. Raises ValueError: an unknown name, no name, no round, or no text."""
     if not text_token_ids:
         raise ValueError("the text is empty; give one to cut prompts from")
     if num_rounds < 1 or not names:

@@ -1,7 +1,5 @@
 """The daemon over its socket on nano-vllm's workload, and transformers on the same; token ids."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Kernels at the sizes of published models, beside what torch does on the same device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Check files and families of timings in processes of their own, each with a limit of time."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib.util

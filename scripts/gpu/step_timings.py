@@ -1,10 +1,7 @@
 """Whole steps of published shapes: replayed decode graphs, a long prompt, and the real loop.
 
 Weights are random. The check compares two layers of the same width with transformers: nothing here
-says that the full depth is right.
-"""
-
-from __future__ import annotations
+says that the full depth is right."""
 
 import dataclasses
 import gc
@@ -159,11 +156,7 @@ def time_prefill(name: str, num_tokens: int = PREFILL, **options: Any) -> Work:
 
 
 def measure_loop(
-    name: str,
-    batch: int,
-    context: int = CONTEXT,
-    num_steps: int = NUM_LOOP_STEPS,
-    **options: Any,
+    name: str, batch: int, context: int = CONTEXT, num_steps: int = NUM_LOOP_STEPS, **options: Any
 ) -> dict[str, float]:
     """See `ReadyEngine.time_decodes`."""
     return _engine(name, **options).time_decodes(batch, context, num_steps)

@@ -1,7 +1,5 @@
 """What can be timed; a time only for what passes its check in the same process."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -2,8 +2,6 @@
 outside its memory ends its process's use of the GPU, and one that never ends must be killed:
 neither may stop the other families."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -39,8 +37,7 @@ class CudaTimer:
     events. The flush takes longer than a launch, so the host is ahead and no launch gap is timed.
 
     A graph figure: several calls captured in one CUDA graph and replayed, with a warm cache; it has
-    no launch cost, and proves that the call can be captured.
-    """
+    no launch cost, and proves that the call can be captured."""
 
     @functools.cached_property
     def _flush(self) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """Perplexity of a reference and of formats on the same tokens: exp of the mean negative
-log-probability of a text's tokens.
-"""
+log-probability of a text's tokens."""
 
 import dataclasses
 import gc
@@ -212,7 +211,7 @@ class Format:
 
 def measure(options: QualityOptions) -> dict[str, Any]:
     """The whole report. All options are read before anything is loaded. Raises ValueError,
-    ValueError, ModelFilesError, StartupError: it cannot be made."""
+    ModelFilesError, StartupError: it cannot be made."""
     model, judge_by = options.model, options.judge_by
     common = ["--model", model]
     if options.num_threads is not None:

@@ -1,6 +1,5 @@
 """The simulator: the production scheduler and cache in virtual time, with a trace instead of
-clients and step times instead of a model runner. `scripts/simulate.py` runs it. Reads no clock.
-"""
+clients and step times instead of a model runner. `scripts/simulate.py` runs it. Reads no clock."""
 
 
 class SimulationError(Exception):

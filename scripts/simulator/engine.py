@@ -1,7 +1,6 @@
 """One engine in virtual time: the production scheduler and cache, and step times for the runner.
 
-drain the inbox -> schedule(now) -> the step lasts model(plan) -> update_from_output(its end)
-"""
+drain the inbox -> schedule(now) -> the step lasts model(plan) -> update_from_output(its end)"""
 
 import dataclasses
 import functools

@@ -1,6 +1,5 @@
 """The options of the command line, in groups, and the parts that they make. Picklable: the
-planner's processes make the same parts again.
-"""
+planner's processes make the same parts again."""
 
 import dataclasses
 import functools

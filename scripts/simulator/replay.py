@@ -1,6 +1,5 @@
 """Traced runs once more: `verify` replays arrivals and sampled tokens and compares each step's plan
-with the recorded one; `validate` simulates its arrivals and compares throughput, TTFT, TPOT.
-"""
+with the recorded one; `validate` simulates its arrivals and compares throughput, TTFT, TPOT."""
 
 import dataclasses
 from array import array

@@ -1,6 +1,5 @@
 """One simulation: its options in, a document of plain values out; and the planner, which looks for
-the smallest fleet. The same options give the same document, on any machine.
-"""
+the smallest fleet. The same options give the same document, on any machine."""
 
 import dataclasses
 import functools
@@ -81,7 +80,6 @@ def simulate(scenario: Scenario, picture: Path | None = None) -> dict[str, Any]:
 def engine_summary(
     engines: list[SimulatedEngine], num_blocks: int, duration_s: float
 ) -> dict[str, Any]:
-    """Over all engines."""
     counters = [engine.counters for engine in engines]
     statistics = [engine.statistics() for engine in engines]
 
@@ -137,8 +135,7 @@ def plan(
     scenario: Scenario, budgets: tuple[int, ...], max_replicas: int, num_processes: int | None
 ) -> dict[str, Any]:
     """The document: every trial in order, and the best: the fewest replicas whose p99 latencies are
-    within the SLO, then the least p99 TTFT. A process for each budget.
-    """
+    within the SLO, then the least p99 TTFT. A process for each budget."""
     slo = scenario.fleet.slo()
     if slo.ttft_s is None and slo.tpot_s is None:
         raise SimulationError("there is no SLO; give --slo-ttft-ms or --slo-tpot-ms, or both")

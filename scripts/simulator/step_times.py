@@ -70,7 +70,6 @@ class StepTimeModel(Protocol):
 
     def describe(self) -> dict[str, object]:
         """Plain values, for the document."""
-        ...
 
 
 # ---------------------------------------------------------------------- roofline
@@ -145,8 +144,7 @@ class Roofline:
 
     The output layer counts for sampled tokens only; embeddings are looked up, not read. A dense
     product costs two operations a weight and a token, attention four an element of a query head and
-    a pair. `block_size` is that of the cache, in tokens.
-    """
+    a pair. `block_size` is that of the cache, in tokens."""
 
     def __init__(self, hardware: Hardware, shape: ModelShape, block_size: int) -> None:
         self._hardware = hardware

@@ -1,6 +1,5 @@
 """Synthetic traces: lengths, shared prefixes and chats, all from one seed. All random numbers of a
-chat are drawn when it begins, so the trace does not depend on how fast it is served.
-"""
+chat are drawn when it begins, so the trace does not depend on how fast it is served."""
 
 import dataclasses
 import math

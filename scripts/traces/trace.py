@@ -178,8 +178,7 @@ class TraceFile:
     """A trace in a public format, read a row at a time and anew for each iteration.
 
     Times are shifted so that the first request arrives at 0. A row without prompt or answer is a
-    request that failed where it was recorded: it is skipped and counted.
-    """
+    request that failed where it was recorded: it is skipped and counted."""
 
     def __init__(self, path: Path, file_format: str) -> None:
         if file_format not in FORMATS:

@@ -4,7 +4,6 @@ ones nothing is left."""
 
 import asyncio
 import dataclasses
-import json
 import os
 import secrets
 import shutil
@@ -21,14 +20,13 @@ from cyclopts import App, Parameter
 from tests.chaos.faults import Fault, client_faults, daemon_faults
 from tests.chaos.processes import MARK, Daemon, marked_processes
 from tests.chaos.references import tokens_behind_transformers
-from tests.chaos.stage import ClientSlot, Stage, StageOptions
+from tests.chaos.stage import ClientSlot, Stage, StageOptions, conclude
 from tests.chaos.tally import Tally, percentiles
 
 _NUM_SPOT_CHECKED = 6
 _LOGIT_GAP_OF_FLOAT32 = 1e-3
 _LOGIT_GAP_OF_BLOCKS = 1.0
 """Quantised activations and cache choose another token where the best two are this near."""
-_MAX_SHOWN = 20
 
 app = App(name="chaos", help=__doc__, result_action="return_value")
 
@@ -229,9 +227,7 @@ def main(
         asyncio.run(chaos.run())
         tally = Tally(chaos.logs, chaos.faults)
         orphans = marked_processes(mark)
-        failures = tally.failures + chaos.problems
-        failures += [f"{count} {what} left" for what, count in chaos.left.items() if count]
-        failures += [f"process {pid} is left" for pid in orphans]
+        failures = chaos.failures(tally, orphans)
         if failures and keep is not None:
             shutil.copytree(name, keep, ignore=shutil.ignore_patterns("*.sock*"))
     document = dataclasses.asdict(options) | report(chaos, tally, orphans)
@@ -242,13 +238,7 @@ def main(
             failures.append(f"the references are not transformers': {compared}")
     if tally.num_descriptors_kept > 0:
         failures.append(f"a client process kept {tally.num_descriptors_kept} descriptors")
-    print(tally.table())
-    for failure in failures[:_MAX_SHOWN]:
-        print(failure, file=sys.stderr)
-    if json_file is not None:
-        json_file.write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document))
-    return 1 if failures else 0
+    return conclude(document, tally, failures, json_file)
 
 
 def compare_with_transformers(chaos: Chaos, options: StageOptions) -> dict[str, float | int]:

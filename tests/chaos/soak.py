@@ -17,7 +17,7 @@ import numpy as np
 from cyclopts import App, Parameter
 
 from tests.chaos.processes import MARK, Daemon, count_descriptors, marked_processes
-from tests.chaos.stage import ClientSlot, Stage, StageOptions
+from tests.chaos.stage import ClientSlot, Stage, StageOptions, conclude
 from tests.chaos.tally import Tally, percentiles
 
 _WARM_UP_SHARE = 0.25
@@ -244,9 +244,7 @@ def main(
         tally = Tally(soak.logs, [])
         ends = latencies(soak.logs, soak.began_s)
     rows = growth(soak.samples, time_s)
-    failures = tally.failures + soak.problems
-    failures += [f"{count} {what} left" for what, count in soak.left.items() if count]
-    failures += [f"process {pid} is left" for pid in marked_processes(mark)]
+    failures = soak.failures(tally, marked_processes(mark))
     failures += [f"it grows: {row}" for row in rows if not row["is_bounded"]]
     if not rows:
         failures.append("nothing was measured")
@@ -265,15 +263,9 @@ def main(
         "left_in_the_engine": soak.left,
         "problems": soak.problems,
     }
-    print(tally.table())
     for row in rows:
         print("{process} {quantity}: {growth:+.1f} over {seconds} s of {median:.0f}".format(**row))
-    for failure in failures[:20]:
-        print(failure, file=sys.stderr)
-    if json_file is not None:
-        json_file.write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document))
-    return 1 if failures else 0
+    return conclude(document, tally, failures, json_file)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,9 @@ from tests.chaos.cases import MAX_MODEL_LEN, make_cases
 from tests.chaos.client import Settings
 from tests.chaos.processes import Daemon, count_descriptors, is_gone, start_python
 from tests.chaos.references import compute_references
+from tests.chaos.tally import Tally
 
+_MAX_SHOWN = 20
 _POLL_S = 0.02
 _START_S = 180.0
 _FINISH_S = 240.0
@@ -113,6 +115,12 @@ class Stage:
             await self._finish()
         finally:
             self._kill_all()
+
+    def failures(self, tally: Tally, orphans: list[int]) -> list[str]:
+        """What went wrong; `orphans` are processes that are left."""
+        left = [f"{count} {what} left" for what, count in self.left.items() if count]
+        left += [f"process {pid} is left" for pid in orphans]
+        return tally.failures + self.problems + left
 
     async def _main(self, daemon: Daemon) -> None:
         """From the start of the clients until the time is over; the daemon runs and is idle.
@@ -258,3 +266,16 @@ class Stage:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._over.wait(), max(seconds, 0.001))
         return self._over.is_set()
+
+
+def conclude(
+    document: dict[str, Any], tally: Tally, failures: list[str], json_file: Path | None
+) -> int:
+    """Print a run's report, and write it to the file if there is one. Returns the exit code."""
+    print(tally.table())
+    for failure in failures[:_MAX_SHOWN]:
+        print(failure, file=sys.stderr)
+    if json_file is not None:
+        json_file.write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(document))
+    return 1 if failures else 0

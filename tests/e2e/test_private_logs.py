@@ -42,9 +42,10 @@ async def test_marked_prompts_are_nowhere_in_what_the_daemon_writes(smollm2, tmp
                 prompt = f"Say the word {MARK} again and again: {MARK} {MARK} {MARK}"
                 tokens = llm.get_tokenizer().encode(prompt)
                 marks = [MARK, str(tokens[4:])[1:-1], str(tokens[-4:])[1:-1]]
-                async for output in llm.generate(prompt, params):
+                async for output in llm.generate(prompt, params, "trace-7"):
                     text = output.outputs[0].text
                 assert text
+                assert "request 'trace-7-" in daemon.log()
                 async for _ in llm.chat([{"role": "user", "content": prompt}], params):
                     pass
                 wrong = [

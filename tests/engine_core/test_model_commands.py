@@ -8,6 +8,7 @@ import pytest
 from fetched import fetched_hub_model, tiny_model
 
 from engine_core import cli
+from engine_core.model_commands import Shown
 from engine_core.model_files import download, stored
 from protocol.running_daemons import RunningDaemon, listed
 
@@ -50,7 +51,7 @@ def names(run):
 
 @pytest.mark.slow
 def test_what_is_pulled_is_listed_and_can_be_removed(run):
-    assert run("list") == (0, "NAME  BYTES  FORMAT  LAST USED\n", "")
+    assert run("list")[1].split() == ["NAME", "BYTES", "FORMAT", "LAST", "USED"]
     code, out, err = run("pull", "tiny")
     assert code == 0
     assert out.endswith("tiny.gguf (0 MB)\n")
@@ -72,6 +73,17 @@ def test_pull_says_in_json_what_ollamas_clients_show(run, monkeypatch):
     assert lines[-1]["status"] == "success"
     assert lines[-1]["bytes"] == 17
     assert len(run("pull", "tiny", "--json")[1].splitlines()) == 1  # it is here
+
+
+def test_a_terminal_gets_a_bar_with_bytes_and_time(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    shown = Shown("tiny", prints_json=False)
+    for done in (0, 30_000_000, 98_000_000):
+        shown.bytes(done, 98_000_000)
+    shown.close()
+    said = capsys.readouterr().err
+    assert "98.0M/98.0M [00:00<00:00" in said
+    assert "100%" in said
 
 
 def test_what_cannot_be_had_or_was_not_fetched_is_one_line_and_exit_code_3(run):

@@ -1,8 +1,9 @@
 """A request's stages, each reported once, in its last output and in no other."""
 
+import logging
 import types
 
-from engine_core.observers import RequestTimes
+from engine_core.observers import RequestLog, RequestTimes
 from protocol.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs, FinishReason
 from protocol.requests import EngineRequest
 from protocol.sampling import SamplingParams
@@ -90,3 +91,16 @@ def test_an_end_without_a_token_has_no_first_token():
     times.on_outputs({0: outputs}, 5.0)
     assert outputs.other_outputs[0].timings.first_token_s is None
     assert outputs.other_outputs[0].detail == "stopping"
+
+
+def test_the_log_has_a_request_s_id_when_it_comes_is_aborted_and_ends(caplog):
+    caplog.set_level(logging.DEBUG)
+    log = RequestLog()
+    log.on_arrival(REQUEST, 3, 0.0)
+    log.on_abort({"r"}, 1.0)
+    log.on_outputs({3: EngineCoreOutputs(other_outputs=[], finished_req_ids=["r"])}, 2.0)
+    assert [each.getMessage() for each in caplog.records] == [
+        "request 'r' of client 3: 1 tokens",
+        "aborted: ['r']",
+        "request 'r' has ended",
+    ]

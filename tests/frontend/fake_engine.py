@@ -20,6 +20,7 @@ from fake_model import (
     explanation,
     logprobs,
     sequence_request,
+    snapshot,
     statistics,
     timings,
     welcome,
@@ -95,6 +96,8 @@ class FakeEngine:
         self.num_tokens = 0
         self._running: dict[str, RunningRequest] = {}
         self._identities: set[bytes] = set()
+        self._watching: dict[bytes, Call] = {}
+        self.num_watched = 0
         self._stopping = threading.Event()
         self._bound = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -141,6 +144,7 @@ class FakeEngine:
                     return
                 if time.monotonic() >= heartbeat_due and not self.mute:
                     heartbeat_due = time.monotonic() + HEARTBEAT_S
+                    self._show()
                     for identity in self._identities:
                         self._send(identity, Heartbeat(draining=self.is_draining))
 
@@ -165,6 +169,8 @@ class FakeEngine:
                 for request_id, index in message.samples:
                     if request_id in self._running:
                         self._running[request_id].ended.add(index)
+            case Call(call=calls.WatchScheduler()):
+                self._watching[identity] = message
             case Call():
                 self._send(identity, self._answer(message))
             case Goodbye():
@@ -289,6 +295,13 @@ class FakeEngine:
                 call_id=call.call_id, code=ErrorCode.UNKNOWN_REQUEST, message="who is that?"
             )
         return CallResult(call_id=call.call_id, result=result)
+
+    def _show(self) -> None:
+        watching, self._watching = self._watching, {}
+        for identity, call in watching.items():
+            self.num_watched += 1
+            shown = snapshot(self.num_watched, [each.request for each in self._running.values()])
+            self._send(identity, CallResult(call_id=call.call_id, result=shown))
 
     def _do(self, call: Call) -> calls.AnyResult | None:
         match call.call:

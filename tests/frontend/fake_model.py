@@ -10,11 +10,18 @@ from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from protocol.base import WIRE_VERSION
-from protocol.calls import EngineStatistics
+from protocol.calls import EngineStatistics, SchedulerSnapshot
 from protocol.explanations import CacheLookup, LookupEnd, Preemption, RequestInfo, WaitReason
 from protocol.outputs import Logprobs, ModelInfo, RequestTimings, TokenizerInfo, Welcome
 from protocol.requests import EngineRequest, TensorRef
 from protocol.sampling import SamplingParams, sequence_seed
+from protocol.snapshots import (
+    FIRST_REQUEST,
+    BlockMap,
+    RequestSummary,
+    SchedulerView,
+    StepSummary,
+)
 
 EOS = "<eos>"
 MAX_MODEL_LEN = 512
@@ -174,3 +181,43 @@ def statistics(num_running: int) -> EngineStatistics:
         num_preemptions_by_cause={"blocks": 0},
         step_time_s=0.0, model_time_s=0.0,
     )  # fmt: skip
+
+
+def snapshot(step_id: int, running: list[EngineRequest]) -> SchedulerSnapshot:
+    """A step in which the first of `running` prefills and the others decode; each holds a block."""
+    requests = [
+        RequestSummary(
+            number=index + 1,
+            request_id=request.request_id,
+            tenant=request.tenant,
+            status="running",
+            num_sequences=1,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            num_cached_tokens=None,
+            num_computed_tokens=step_id,
+            num_output_tokens=0,
+            max_tokens=request.sampling_params.max_tokens,
+            num_preemptions=0,
+            num_blocks=1,
+        )
+        for index, request in enumerate(running)
+    ]
+    step = StepSummary(
+        step_id=step_id,
+        token_budget=64,
+        num_decode_tokens=len(running),
+        prefill_chunks=[(1, 16)],
+        num_preempted=0,
+        duration_s=0.01,
+    )
+    owners = [FIRST_REQUEST + index for index in range(len(running))] + [0] * (64 - len(running))
+    blocks = BlockMap(
+        blocks_per_cell=1,
+        owners=struct.pack("<64H", *owners),
+        levels=bytes([255 if owner else 0 for owner in owners]),
+        prefixes=[],
+    )
+    return SchedulerSnapshot(
+        statistics=statistics(len(running)),
+        view=SchedulerView(steps=[step] if running else [], requests=requests, blocks=blocks),
+    )

@@ -6,7 +6,14 @@ import pytest
 from fake_engine import FakeEngine, wait_until
 from fake_model import expected_text, ids_of, saying
 
-from frontend import AsyncLLM, EngineDied, QueueFull, RequestOutputKind, SamplingParams
+from frontend import (
+    AsyncLLM,
+    EngineDied,
+    QueueFull,
+    RequestOutputKind,
+    SamplingParams,
+    engine_group,
+)
 from frontend.errors import EngineUnavailable, InvalidInput, RequestRejected
 from protocol.errors import ErrorCode
 
@@ -170,6 +177,21 @@ async def test_a_request_made_while_all_engines_are_away_waits_for_one_of_them(p
         with FakeEngine(b.address).start():
             results = await asyncio.gather(*waiting)
     assert [each.outputs[0].text for each in results] == [expected_text(p, 40) for p in "abcd"]
+
+
+async def test_an_engine_that_is_silent_gets_no_new_requests(pair, monkeypatch):
+    a, b = pair()
+    monkeypatch.setattr(engine_group, "_SILENT_S", 0.3)
+    async with client_of(a, b) as llm:
+        await final(llm.generate(LONG, GREEDY))
+        a.mute = True
+        await eventually(lambda: llm.engines[0].session.silence_s() > 0.3)
+        await asyncio.gather(*(final(llm.generate(LONG + p, GREEDY)) for p in "abcd"))
+        assert [len(a.requests), len(b.requests)] == [1, 4]
+        a.mute = False
+        await eventually(lambda: llm.engines[0].session.silence_s() < 0.3)
+        await final(llm.generate(LONG, GREEDY))
+        assert len(a.requests) == 2
 
 
 async def test_an_engine_that_drains_gets_no_new_requests(pair):

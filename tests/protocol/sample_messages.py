@@ -15,6 +15,8 @@ from protocol.calls import (
     RequestInfos,
     RequestList,
     ResetPrefixCache,
+    SchedulerSnapshot,
+    WatchScheduler,
 )
 from protocol.explanations import CacheLookup, LookupEnd, Preemption, RequestInfo, WaitReason
 from protocol.outputs import (
@@ -35,6 +37,7 @@ from protocol.outputs import (
 )
 from protocol.requests import Abort, Call, EngineRequest, Goodbye, Hello, MultiModalInput, TensorRef
 from protocol.sampling import BeamSearchParams, SamplingParams
+from protocol.snapshots import BlockMap, RequestSummary, SchedulerView, StepSummary
 
 EXPLANATION = RequestInfo(
     request_id="r",
@@ -64,6 +67,28 @@ STATISTICS = EngineStatistics(
     num_cached_prompt_tokens=5, num_generated_tokens=4, num_preemptions=3,
     num_finished={"length": 2}, step_time_s=0.5, model_time_s=0.25, num_swapped=1,
     num_blocks_shared=4, num_refused=2, service_by_tenant={"team": 12.5},
+)  # fmt: skip
+
+SNAPSHOT = SchedulerSnapshot(
+    statistics=STATISTICS,
+    view=SchedulerView(
+        steps=[
+            StepSummary(
+                step_id=8, token_budget=64, num_decode_tokens=3, prefill_chunks=[(17, 40), (0, 9)],
+                num_preempted=1, duration_s=0.25,
+            )
+        ],
+        requests=[
+            RequestSummary(
+                number=17, request_id="r", tenant="team", status="waiting", num_sequences=2,
+                num_prompt_tokens=49, num_cached_tokens=16, num_computed_tokens=40,
+                num_output_tokens=0, max_tokens=5, num_preemptions=1, num_blocks=3, why="no block",
+            )
+        ],
+        blocks=BlockMap(
+            blocks_per_cell=2, owners=b"\0\0\3\0\0\x80", levels=b"\0\x7f\xff", prefixes=[(2, 5)]
+        ),
+    ),
 )  # fmt: skip
 
 REQUEST = EngineRequest(
@@ -103,6 +128,7 @@ CLIENT_MESSAGES = [
                 Drain(),
                 GetRequestInfo(request_id="r"),
                 ListRequests(),
+                WatchScheduler(after_step_id=7),
                 GetRequests(tenant="team"),
             ]
         )
@@ -160,6 +186,7 @@ ENGINE_MESSAGES = [
     CallResult(call_id=2, result=RequestList(request_ids=["a", "b"])),
     CallResult(call_id=3, result=EXPLANATION),
     CallResult(call_id=4, result=STATISTICS),
+    CallResult(call_id=5, result=SNAPSHOT),
     CallResult(call_id=6, result=RequestInfos(requests=[EXPLANATION], num_unfinished=300)),
     CallFailed(call_id=5, code="unknown_request", message="no"),
     Rejected(request_id="r", code="queue_full", message="no"),

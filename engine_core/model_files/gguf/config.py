@@ -1,8 +1,7 @@
 """GGUF metadata to a config.json as transformers 5 writes it, for the architectures served. What
 changes the mathematics and is not understood is refused by name.
 
-Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and llama.cpp's llama-hparams.h
-"""
+Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and llama.cpp's llama-hparams.h"""
 
 import math
 from collections.abc import Sequence
@@ -344,13 +343,11 @@ def apply_frequency_factors(
 
     llama.cpp's converter writes Llama 3's frequency-dependent scaling that way; the parameters that
     give these factors are found again, so that the config is the model's own.
+    Raises ValueError: no parameters of Llama 3's formula give the factors.
 
     Args:
         parameters: as `rope_parameters` gave them, of type "default".
         factors: head_dim / 2 numbers, highest frequency first.
-
-    Raises:
-        ValueError: no parameters of Llama 3's formula give the factors.
     """
     if all(factor == 1.0 for factor in factors):
         return parameters

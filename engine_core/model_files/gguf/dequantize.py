@@ -1,8 +1,7 @@
 """GGUF quantised blocks to float32: the bits of `gguf.quants.dequantize`, five times as fast, by
 all of torch's threads on pieces that stay in the CPU's caches. Rare types go through gguf's own.
 
-Block layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
-"""
+Block layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h"""
 
 from collections.abc import Callable, Iterator
 
@@ -121,14 +120,12 @@ _PLAIN = {
 
 def dequantize(data: torch.Tensor, quant_type: GgmlType, shape: tuple[int, ...]) -> torch.Tensor:
     """Blocks to numbers.
+    Returns float32 of `shape`; for F16, BF16 and F64 that type, sharing memory with `data`.
 
     Args:
         data: uint8, flat, the tensor's bytes as in the file.
         quant_type: one of `SUPPORTED_TYPES`.
         shape: of the result; the last dimension is a whole number of blocks.
-
-    Returns:
-        float32 of `shape`; for F16, BF16 and F64 that type, sharing memory with `data`.
     """
     if quant_type in _PLAIN:
         return data.view(_PLAIN[quant_type]).view(shape)
@@ -155,14 +152,12 @@ def unstack(
     name: str, tensor: GgufTensor, data: torch.Tensor
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Each expert of a stack, dequantised when its turn comes: a layer's stack may be gigabytes.
+    Raises BrokenModelFile: not three dimensions.
 
     Args:
         name: with {} where the expert's number belongs.
         tensor: [X, rows, columns].
         data: uint8, its bytes; those of an expert lie together.
-
-    Raises:
-        BrokenModelFile: not three dimensions.
     """
     if len(tensor.shape) != 3:
         raise BrokenModelFile(

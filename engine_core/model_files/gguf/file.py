@@ -19,13 +19,7 @@ from engine_core.model_files.gguf.header import (
     GgufTensor,
     read_gguf_header,
 )
-from engine_core.model_files.gguf.tensor_names import (
-    IGNORED,
-    ROPE_FACTORS,
-    Change,
-    hf_tensor,
-    undo,
-)
+from engine_core.model_files.gguf.tensor_names import IGNORED, ROPE_FACTORS, Change, hf_tensor, undo
 from engine_core.model_files.gguf.tokenizer import build_tokenizer, end_token_ids
 from engine_core.model_files.interface import TokenizerFiles
 
@@ -201,8 +195,7 @@ def _mapped(header: GgufHeader) -> Iterator[tuple[GgufTensor, torch.Tensor]]:
     """Each tensor with its bytes, uint8, mapped privately from the file.
 
     What has been read is given back to the system now and then, so that at no time all of the file
-    counts as this process's memory; who reads it again reads the file again.
-    """
+    counts as this process's memory; who reads it again reads the file again."""
     import torch
 
     if not header.tensors:

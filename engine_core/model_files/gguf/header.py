@@ -1,8 +1,7 @@
 """The head of a GGUF file: metadata, and where each tensor lies, every range checked.
 
 Read with `struct`: `gguf.GGUFReader` takes 2 to 10 s for a vocabulary and misreads truncated files.
-Format (versions 2 and 3): https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
-"""
+Format (versions 2 and 3): https://github.com/ggml-org/ggml/blob/master/docs/gguf.md"""
 
 import dataclasses
 import enum

@@ -80,9 +80,7 @@ def build_tokenizer(meta: GgufMetadata, *, report: Callable[[str], None]) -> Tok
     }
     template = metadata.get("tokenizer.chat_template")
     return TokenizerFiles(
-        msgspec.json.encode(document),
-        template if isinstance(template, str) else None,
-        special,
+        msgspec.json.encode(document), template if isinstance(template, str) else None, special
     )
 
 
@@ -117,8 +115,7 @@ def _added_tokens(
     """Tokens found whole in a text before it is cut: control, user-defined, and the named ones.
 
     Left out: all but the last of several tokens spelled alike, which no text can reach, and Gemma's
-    runs of spaces, which merges make.
-    """
+    runs of spaces, which merges make."""
     kinds = dict(enumerate(metadata.get("tokenizer.ggml.token_type") or []))
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     for text in special.values():

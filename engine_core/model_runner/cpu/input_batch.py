@@ -39,8 +39,7 @@ class CPUInputBatch:
     def write_blocks(self, row: int, start: int, block_ids: Sequence[Sequence[int]]) -> None:
         """Put ids into the row's tables from logical block `start` on, one list a group.
 
-        Blocks behind max_model_len (lookahead) are not kept: no token is ever there.
-        """
+        Blocks behind max_model_len (lookahead) are not kept: no token is ever there."""
         for table, written in zip(self.block_tables, block_ids, strict=True):
             stop = min(start + len(written), table.shape[1])
             table[row, start:stop] = written[: max(0, stop - start)]

@@ -6,11 +6,7 @@ import torch
 
 from engine_core.model_runner.cache import BlockStorage, PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
-from engine_core.model_runner.cpu.input_batch import (
-    CPUInputBatch,
-    StepInputs,
-    gather_step_inputs,
-)
+from engine_core.model_runner.cpu.input_batch import CPUInputBatch, StepInputs, gather_step_inputs
 from engine_core.model_runner.cpu.sampler import CPUSampler
 from engine_core.model_runner.output import runner_output
 from engine_core.model_runner.rows import RunnerRows

@@ -2,8 +2,7 @@
 
 raw logits -> log-probabilities, for rows that requested them
 -> allowed tokens -> min_tokens -> bias -> penalties -> greedy rows take the best here
--> temperature -> min_p -> top_k -> top_p -> Gumbel-max
-"""
+-> temperature -> min_p -> top_k -> top_p -> Gumbel-max"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -150,10 +149,7 @@ class CPUSampler:
     # ------------------------------------------------------------------ one step
 
     def sample(
-        self,
-        logits_RV: torch.Tensor,
-        rows: npt.NDArray[np.int64],
-        positions: npt.NDArray[np.int64],
+        self, logits_RV: torch.Tensor, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
     ) -> SampledTokens:
         """
         Args:

@@ -2,8 +2,6 @@
 Tokens are counted when the step that chooses them is launched: the host knows how many there are
 before it knows which."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 

@@ -5,8 +5,6 @@ are sent in extra packets first. The layout of each part is `pack_step`'s.
                           0                           state_at                          num_words
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 
@@ -53,19 +51,11 @@ class PackedStepBuffer:
     Args:
         layout: for the most sequences that a step can have.
         num_slots: host buffers: as many as steps can be in flight.
-        num_update_words: room for updates beside the columns.
     """
 
-    def __init__(
-        self,
-        queue: DeviceQueue,
-        layout: PackedLayout,
-        *,
-        num_slots: int,
-        num_update_words: int = _UPDATE_WORDS,
-    ) -> None:
+    def __init__(self, queue: DeviceQueue, layout: PackedLayout, *, num_slots: int) -> None:
         self.layout = layout
-        size = layout.num_words() + _UPDATES_ONLY.num_words() + _ALIGNMENT + num_update_words
+        size = layout.num_words() + _UPDATES_ONLY.num_words() + _ALIGNMENT + _UPDATE_WORDS
         self.device_words = torch.zeros(size, dtype=torch.int32, device=queue.device)
         self._hosts = [queue.host_tensor((size,), torch.int32) for _ in range(num_slots)]
         self._empty = queue.host_tensor((layout.num_words(),), torch.int32)

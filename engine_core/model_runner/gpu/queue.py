@@ -1,8 +1,6 @@
 """The order in which a device works: launches, waits, pinned memory, captured graphs. All that
 depends on streams, events or graphs of CUDA is behind the protocol `DeviceQueue`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,25 +17,20 @@ class DeviceQueue(Protocol):
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Host memory that the device copies from and to by itself. Slow to make."""
-        ...
 
     def launch(self, work: Work) -> Work:
         """Start `work`, which must wait for nothing. Host memory that it reads or writes belongs to
         the device until what this returns has been called: it waits for `work` and all that was
         launched before it, and raises whatever the work raises late."""
-        ...
 
     def capture(self, work: Work) -> Work:
         """Capture `work`, without carrying it out; called inside launched work.
 
         Returns what replays it, with the same tensors at the same addresses. `work` must have been
-        carried out once before (so that nothing is compiled during capture).
-        """
-        ...
+        carried out once before (so that nothing is compiled during capture)."""
 
     def synchronize(self) -> None:
         """Wait for everything on the device, on every stream."""
-        ...
 
 
 class CudaQueue:

@@ -1,7 +1,5 @@
 """What the device gave back of a step: host buffers, and the answer in the order of the plan."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

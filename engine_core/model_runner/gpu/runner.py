@@ -2,10 +2,7 @@
 
 host     plan n | submit n | plan n + 1 | submit n + 1 | collect n | plan n + 2 | ...
 device                |  n .......................... | n + 1 .................
-(n + 1 reads on the device the tokens that n chose; the host sees them in collect n)
-"""
-
-from __future__ import annotations
+(n + 1 reads on the device the tokens that n chose; the host sees them in collect n)"""
 
 import collections
 import dataclasses
@@ -182,8 +179,7 @@ class GPUModelRunner:
         """Launch everything once that a plan may ask for, so that nothing is compiled later.
 
         Called before the first plan.
-        `capture_at_start`: capture every graph now, not when it is first used.
-        """
+        `capture_at_start`: capture every graph now, not when it is first used."""
         for counts in steps_of_every_kind(self.config):
             for mode in SamplingMode:
                 self._run_dummy(dummy_step(counts, mode))

@@ -3,8 +3,6 @@
 order on the device   | decodes: 1 token each | all others |    within each as in the plan
 """
 
-from __future__ import annotations
-
 import dataclasses
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -26,8 +24,7 @@ def decode_buckets(max_num_seqs: int) -> tuple[int, ...]:
         1  2  4  8  16  24  32  48  64  96  128  192  256  384  512 ... max_num_seqs
 
     A step takes the smallest bucket that holds it; the rest of the bucket is padding.
-    Raises ValueError: fewer than one sequence.
-    """
+    Raises ValueError: fewer than one sequence."""
     if max_num_seqs < 1:
         raise ValueError(f"max_num_seqs is {max_num_seqs}, it must be at least 1; raise it")
     sizes, power = [], 1

@@ -1,8 +1,6 @@
 """transformers' models over the engine's paged KV cache: all tokens of a step at once through an
 attention function of ours, or, for models with attention of their own, one request at a time."""
 
-from __future__ import annotations
-
 import itertools
 from contextvars import ContextVar
 from dataclasses import dataclass

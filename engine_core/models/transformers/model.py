@@ -209,11 +209,7 @@ def _whole_groups(model: Any, num_kv_heads: int) -> int:
 
 
 def _spec(
-    model: Any,
-    reference: Reference,
-    *,
-    num_query_heads: int,
-    windows: tuple[int | None, ...],
+    model: Any, reference: Reference, *, num_query_heads: int, windows: tuple[int | None, ...]
 ) -> KVCacheSpec:
     return KVCacheSpec(
         num_layers=len(reference.sliding_windows),
@@ -230,8 +226,7 @@ def _max_model_len(config: Any) -> int:
     """Tokens that the model was made for.
 
     Phi-3's "longrope" turns all angles another way once a sequence has grown past the original
-    length, those of keys that are in the cache already included; so it ends there.
-    """
+    length, those of keys that are in the cache already included; so it ends there."""
     lengths = [getattr(config, name, None) for name in _LENGTH_NAMES]
     length = next((each for each in lengths if isinstance(each, int) and each > 0), None)
     rope = getattr(config, "rope_parameters", None) or {}

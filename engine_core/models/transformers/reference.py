@@ -2,8 +2,6 @@
 paged cache: an unknown architecture is used only after its logits were the same in chunks, in a
 mixed batch, over shuffled blocks."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -200,9 +198,7 @@ def largest_difference(
     for counts in _STEPS:
         spans = [(row, num_computed[row], num_computed[row] + n) for row, n in counts.items()]
         context = ForwardContext(
-            kv_caches=caches,
-            metadata=_plan(model.kv_cache_spec, spans, planners),
-            ops=ops,
+            kv_caches=caches, metadata=_plan(model.kv_cache_spec, spans, planners), ops=ops
         )
         hidden_TE = model.forward(
             torch.cat([reference.token_ids[row][start:stop] for row, start, stop in spans]),

@@ -10,7 +10,6 @@ from engine_core.scheduler.policies.priority import Priority
 
 
 def make_policy(config: SchedulerConfig) -> SchedulingPolicy:
-    """The policy that `config.scheduling_policy` names."""
     match config.scheduling_policy:
         case "fcfs":
             return FirstComeFirstServed()

@@ -113,10 +113,7 @@ class Priority(SchedulingPolicy):
     name = "priority"
 
     def __init__(
-        self,
-        min_gain: float = 1,
-        force_preemption: bool = True,
-        ageing_s: float | None = None,
+        self, min_gain: float = 1, force_preemption: bool = True, ageing_s: float | None = None
     ) -> None:
         self.waiting: PriorityQueue = PriorityQueue(ageing_s)
         self._min_gain = min_gain if ageing_s is None else min_gain * ageing_s

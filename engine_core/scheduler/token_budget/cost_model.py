@@ -40,8 +40,7 @@ class CostModel:
     prompts does not erase what prompts cost. It minimises the relative error, with Huber's weights:
     a first step that compiles, or a pause, counts little. Coefficients that the observed steps do
     not determine stay as they were (ridge towards the last fit). O(1) a step: one row written;
-    every few steps one fit to the window.
-    """
+    every few steps one fit to the window."""
 
     def __init__(self) -> None:
         self._loads = np.zeros((2 * _WINDOW, _NUM_FEATURES))

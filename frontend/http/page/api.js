@@ -56,3 +56,8 @@ export async function* chat(body, key, signal) {
     };
   }
 }
+
+// Yields what the scheduler of an engine does, as it changes.
+export async function* watchScheduler(engine, key, signal) {
+  yield* events(await checked(await fetch(`v1/scheduler?engine=${engine}`, { headers: headers(key), signal })));
+}

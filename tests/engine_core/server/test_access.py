@@ -90,6 +90,7 @@ def test_anyone_may_ping():
     [
         (ALICE, "mine", "alice", True),
         (ALICE, "my finished one", "alice", True),
+        (ALICE, "my user's", "alice/ann", True),
         (ALICE, "bob's", "bob", False),
         (ALICE, "of no tenant", None, False),
         (NO_KEY, "mine", None, True),

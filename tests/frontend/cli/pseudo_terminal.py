@@ -23,13 +23,15 @@ class PseudoTerminal:
         self._screen.write_process_input = self.type  # answers questions about the cursor
         self._stream = pyte.ByteStream(self._screen)
         self.resize(columns, rows)
+        # pytest-xdist sets a size, and that would count
+        environment = {name: os.environ[name] for name in os.environ.keys() - {"LINES", "COLUMNS"}}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "frontend.cli", *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,
             start_new_session=True,
-            env=os.environ | {"XDG_STATE_HOME": str(state), "TERM": "xterm-256color"},
+            env=environment | {"XDG_STATE_HOME": str(state), "TERM": "xterm-256color"},
         )
         os.close(slave)
 

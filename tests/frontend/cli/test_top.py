@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import time
 
 import msgspec
 import pytest
@@ -9,7 +10,7 @@ from fake_model import explanation, ids_of, statistics
 
 from frontend.async_llm import AsyncLLM
 from frontend.cli.app import run_command_line
-from frontend.cli.engine_watch import EngineWatch, rates_between
+from frontend.cli.engine_watch import EngineWatch
 from protocol import calls
 from protocol.errors import ErrorCode
 from protocol.outputs import CallFailed
@@ -99,7 +100,7 @@ async def test_it_shows_steps_blocks_hits_latencies_and_each_requests_progress(s
     async with shown(engine) as pilot:
         await until(
             pilot, "2 running, 3 waiting, the oldest for 4.5 s", "250 used, 750 free (500 cached)",
-            "40% since the start", "10/100", "90/100", "lab/ann", "blocks", "the first 2 of 9",
+            "40% since the start", "10/100", "90/100", "lab/ann", "blocks", "first 2 of 9",
         )  # fmt: skip
         script(
             engine, A, msgspec.structs.replace(B, num_output_tokens=94), uptime_s=6.0, num_steps=14,
@@ -124,10 +125,12 @@ async def test_keys_sort_filter_and_explain(start_engine):
         await pilot.press("r")
         await until_true(pilot, lambda: ids(pilot) == ["id-b", "id-c", "id-a"])
         await pilot.press("slash", *"lab/")
-        await until(pilot, "with 'lab/'")
+        await until(pilot, "lab/")
         await until_true(pilot, lambda: ids(pilot) == ["id-c", "id-a"])
         await pilot.press("enter", "down", "enter")
-        await until(pilot, "request_id", "id-a", "needs 9 blocks, 3 are free", "a needed a block")
+        await until(pilot, "request_id", "id-a", "needs 9 blocks, 3 are free")
+        await pilot.press("end")
+        await until(pilot, "a needed a block")
         await pilot.press("escape")
         await until_true(pilot, lambda: "needs 9 blocks" not in screen(pilot))
         await pilot.press("escape")
@@ -149,15 +152,15 @@ async def test_a_request_that_ends_while_it_is_explained_says_how(start_engine):
 
 async def test_an_idle_engine_is_asked_once_a_second_and_a_busy_one_twice(start_engine):
     engine = start_engine()
-    asked = script(engine)
+    asked, since_s = script(engine), time.monotonic()
     async with shown(engine) as pilot:
-        await pilot.pause(3.0)
-        assert 2 <= len(asked) <= 5
+        await until_true(pilot, lambda: len(asked) >= 4)
+        assert len(asked) <= time.monotonic() - since_s + 2
         assert set(asked) == {"GetStatistics"}
-        asked = script(engine, A)
-        await pilot.pause(3.0)
-        assert abs(asked.count("GetStatistics") - asked.count("GetRequests")) <= 1
-        assert len(asked) <= 8
+        busy, since_s = script(engine, A), time.monotonic()
+        await until_true(pilot, lambda: len(busy) >= 6)
+        assert len(busy) <= 2 * (time.monotonic() - since_s + 2)
+        assert abs(busy.count("GetStatistics") - busy.count("GetRequests")) <= 1
 
 
 async def test_a_silent_engine_is_not_asked_again_and_one_that_is_lost_comes_back(start_engine):
@@ -169,10 +172,11 @@ async def test_a_silent_engine_is_not_asked_again_and_one_that_is_lost_comes_bac
         await until(pilot, "no answer for ")
         engine.stop()
         await until(pilot, "the engine is gone, waiting for it")
+        since_s = time.monotonic()
         asked = script(again := start_engine(), B, uptime_s=0.5)
         await until(pilot, "id-b")
         assert "gone" not in screen(pilot)
-        assert len(asked) <= 4
+        assert len(asked) <= 2 * (time.monotonic() - since_s + 2)
         assert again.num_goodbyes == 0
 
 
@@ -189,7 +193,7 @@ async def test_a_client_that_may_not_see_requests_sees_the_rest(start_engine):
 
     engine._answer = refuse
     async with shown(engine) as pilot:
-        await until(pilot, "1 running", "requests are not shown: it needs a key")
+        await until(pilot, "1 running", "it needs a key")
 
 
 async def test_a_narrow_terminal_shows_all_numbers_and_the_first_columns(start_engine):
@@ -206,15 +210,9 @@ def test_without_textual_it_names_the_command_that_installs_it(monkeypatch, caps
     )
     assert run_command_line(["top", "--address", address]) == 2
     err = capsys.readouterr().err
-    assert (
-        err
-        == "engine-client: top needs Textual; install it with `pip install 'engine-core[tui]'`\n"
-    )
+    assert "top needs Textual, the extra `tui`; install it with `pip install textual`" in err
+    monkeypatch.undo()
+    assert run_command_line(["top", "--address", address]) == 2
+    assert "top needs a terminal" in capsys.readouterr().err
     assert run_command_line(["top", "--address", address, "--interval", "0.1"]) == 2
     assert "--interval is 0.1 s, it must be from 1" in capsys.readouterr().err
-
-
-def test_rates_of_a_time_in_which_nothing_happened_are_none_or_0():
-    now = statistics(0)
-    rates = rates_between(now, msgspec.structs.replace(now, uptime_s=now.uptime_s + 1))
-    assert (rates.step_s, rates.hit_rate, rates.ttft_s, rates.steps_per_s) == (None, None, None, 0)

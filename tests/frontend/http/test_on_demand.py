@@ -81,6 +81,10 @@ def test_looking_starts_nothing_and_the_answers_are_true(serve):
     assert answers["/api/ps"].json() == {"models": []}
     assert len(answers["/api/tags"].json()["models"]) == 2
     assert "up{" not in answers["/metrics"].text
+    for path in ("/slots", "/props"):
+        refused = server.http.get(path, params={"model": "small"})
+        assert refused.status_code == 503
+        assert "small is stopped; a request starts it" in refused.text
     assert server.complete("unknown").status_code == 404
     assert server.pids("small") == server.pids("other") == []
 
@@ -227,7 +231,7 @@ def test_a_failed_start_is_one_503_with_the_logs_last_line_for_each_who_waits(se
     assert "ended with exit code 3" in text
     assert text.endswith("The last line of its log: engine-core: the file is cut short")
     assert "reading weights" not in text
-    assert server.state("broken") == "stopped"
+    assert server.state("broken") == f"stopped: {text}"
     assert server.complete("broken").status_code == 200  # as its second start works
     refused = server.complete("absent")
     assert refused.status_code == 503

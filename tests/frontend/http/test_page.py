@@ -165,6 +165,10 @@ def test_axe_finds_nothing_serious(start_engine, open_page, scheme, width):
         page.get_by_role("button", name="Settings").click()
         ask(page, "Hello")
         found = axe.Axe().run(page).response["violations"]
+        if width < 1000:
+            page.get_by_role("button", name="Scheduler").click()
+            page.get_by_text("The engine is").wait_for()
+        found += axe.Axe().run(page).response["violations"]
         assert [each["id"] for each in found if each["impact"] in ("serious", "critical")] == []
         assert (
             page.evaluate_handle("document.documentElement")
@@ -172,3 +176,70 @@ def test_axe_finds_nothing_serious(start_engine, open_page, scheme, width):
             .json_value()
             <= width
         )
+
+
+@pytest.mark.slow
+@pytest.mark.packages
+def test_the_view_moves_while_a_request_runs_and_says_when_the_engine_is_away(
+    start_engine, address, open_page
+):
+    engine = start_engine(next_token=saying("word "), step_s=0.02)
+    with serving(address, "small") as url:
+        page = open_page(url, viewport={"width": 1400, "height": 900})
+        page.get_by_text("The engine is idle.").wait_for()
+        page.fill("#prompt", "Hello")
+        page.keyboard.press("Enter")
+        page.get_by_text("The engine is at work.").wait_for()
+        page.locator("#lane-running .card").wait_for()
+        before = page.evaluate("document.getElementById('steps').toDataURL()")
+        assert page.inner_text("#figure-running") == "1"
+        assert "16 prompt tokens of #1" in page.inner_text("#steps-text")
+        page.wait_for_function(
+            "text => document.getElementById('steps-text').textContent !== text",
+            arg=page.inner_text("#steps-text"),
+        )
+        assert page.evaluate("document.getElementById('steps').toDataURL()") != before
+        page.get_by_text("The last steps as a table").click()
+        page.locator("#steps-rows tr").first.wait_for()
+        page.get_by_role("button", name="Pause").click()
+        text = page.inner_text("#steps-text")
+        page.wait_for_timeout(300)
+        assert page.inner_text("#steps-text") == text
+        page.get_by_role("button", name="Go on").click()
+        engine.stop()
+        page.get_by_text("The engine is away").wait_for()
+        start_engine(next_token=saying("word "))
+        page.get_by_text(re.compile("The engine is (at work|idle)")).wait_for()
+
+
+@pytest.mark.slow
+@pytest.mark.packages
+def test_a_closed_view_asks_for_nothing_and_on_a_phone_chat_and_view_are_tabs(engine, open_page):
+    with serving(engine.address) as url:
+        page = open_page(url, viewport={"width": 390, "height": 800})
+        page.wait_for_timeout(300)
+        assert engine.num_watched == 0
+        chat, view = page.locator("main"), page.locator("#view")
+        assert chat.is_visible() and not view.is_visible()
+        page.get_by_role("button", name="Scheduler").click()
+        page.get_by_text("The engine is idle.").wait_for()
+        assert view.is_visible() and not chat.is_visible()
+        page.get_by_role("button", name="Chat", exact=True).click()
+        assert chat.is_visible() and not view.is_visible()
+        page.wait_for_timeout(300)
+        num_asked = engine.num_watched
+        page.wait_for_timeout(300)
+        assert engine.num_watched == num_asked > 0
+
+
+@pytest.mark.slow
+@pytest.mark.packages
+def test_reduced_motion_moves_nothing(start_engine, open_page):
+    engine = start_engine(next_token=saying("word "), step_s=0.02)
+    with serving(engine.address) as url:
+        page = open_page(url, viewport={"width": 1400, "height": 900}, reduced_motion="reduce")
+        page.fill("#prompt", "Hello")
+        page.keyboard.press("Enter")
+        page.locator("#lane-running .card").wait_for()
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.getAnimations().length") == 0

@@ -389,7 +389,7 @@ def expert_products() -> Iterator[KernelVariant]:
         [*kinds, (FP32, FP32, 16)], (True, False)
     ):
         num_outputs, num_inputs = (768, 2048) if gated else (2048, 768)
-        tile = moe_linear._choose_tile(tile_rows, dtype, gated)
+        constants, launch = moe_linear._configuration(tile_rows, dtype, gated)
         scaled = w_dtype != dtype
         yield KernelVariant(
             name=f"{'gate_up' if gated else 'down'} {_name(w_dtype)} tiles of {tile_rows}",
@@ -399,10 +399,9 @@ def expert_products() -> Iterator[KernelVariant]:
             | {"out_ptr": dtype, "max_tiles": 152, "a_stride": num_inputs},
             constants={"N": num_outputs, "K": num_inputs, "PAIRS_A_ROW": 8 if gated else 1}
             | {"GATED": gated, "HAS_SCALE": scaled}
-            | moe_linear._tile_constants(tile_rows, tile),
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
+            | constants,
             needs_wgmma=tile_rows >= 64,
+            **launch,
         )
     for dtype, weights in ((BF16, FP32), (BF16, BF16), (FP16, FP16), (FP32, FP32)):
         yield KernelVariant(
@@ -651,7 +650,7 @@ def columns_of_sampling() -> Iterator[KernelVariant]:
         arguments=dtypes
         | {"packed_ptr": INT32, "numbers_ptr": INT32, "reals_ptr": FP32}
         | {"num_given": 255, "X": 4768},
-        constants=step_inputs._columns(PackedLayout(256)) | {"BLOCK": sampling_columns._BLOCK},
+        constants=step_inputs.columns_of(PackedLayout(256)) | {"BLOCK": sampling_columns._BLOCK},
         num_warps=sampling_columns._NUM_WARPS,
     )
 
@@ -676,7 +675,8 @@ def inputs_of_a_step() -> Iterator[KernelVariant]:
             | _pointers(INT32, "query_start seq_lens tables row_tokens row_tables")
             | {"row_table_stride_g": 256 * 512, "num_tokens": 255, "num_sequences": 255}
             | {"slot_stride_g": 255, "out_table_stride_g": 255},
-            constants=step_inputs._columns(layout) | {"S": block_size, "BLOCK": step_inputs._BLOCK},
+            constants=step_inputs.columns_of(layout)
+            | {"S": block_size, "BLOCK": step_inputs._BLOCK},
             num_warps=step_inputs._NUM_WARPS,
         )
     yield KernelVariant(
@@ -684,7 +684,7 @@ def inputs_of_a_step() -> Iterator[KernelVariant]:
         kernel=step_inputs.append_sampled_kernel,
         arguments={"packed_ptr": INT32, "max_len": 8192}
         | {"sampled_ptr": INT64, "row_tokens_ptr": INT32},
-        constants=step_inputs._columns(layout) | {"BLOCK": step_inputs._BLOCK},
+        constants=step_inputs.columns_of(layout) | {"BLOCK": step_inputs._BLOCK},
         num_warps=step_inputs._NUM_WARPS,
     )
 

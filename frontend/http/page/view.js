@@ -1,0 +1,291 @@
+// The scheduler at work: follows an engine's snapshots while the view is open and the page is seen.
+import { watchScheduler } from "./api.js";
+import { FIRST_PREFIX, FIRST_REQUEST, MAX_BARS, cellAt, cellsOf, drawBlocks, drawSteps, requestColour, stepAt, tokensOf } from "./pictures.js";
+
+const find = (id) => document.getElementById(id);
+const KEY = "engine-core.view";
+const LANES = { waiting: 12, running: 24, preempted: 12 }; // so many are drawn
+const isStill = matchMedia("(prefers-reduced-motion: reduce)");
+const isNarrow = matchMedia("(max-width: 1000px)");
+
+let following = null; // the stream's AbortController
+let isPaused = false;
+let latest = null;
+let cells = [];
+let steps = [];
+let rates = []; // [seconds, generated tokens] of the last snapshots
+let ordinals = new Map(); // from a request's number to the page's own: #1, #2 ...
+let drawing = 0;
+let drawnAt = 0;
+const cards = new Map(); // of the lanes, by the request's number
+
+const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)}\u00a0%` : "–");
+
+function ordinalOf(number) {
+  if (!ordinals.has(number)) ordinals.set(number, ordinals.size + 1);
+  return ordinals.get(number);
+}
+
+function say(text, isBad = false) {
+  if (find("view-status").textContent !== text) find("view-status").textContent = text;
+  find("view-status").classList.toggle("error", isBad);
+}
+
+// ---------------------------------------------------------------- the stream
+
+async function follow() {
+  following?.abort();
+  following = null;
+  if (find("view").hidden || document.hidden) return;
+  const mine = (following = new AbortController());
+  while (!mine.signal.aborted) {
+    let isFirst = true;
+    try {
+      for await (const event of watchScheduler(find("engine").value || "0.0", find("key").value, mine.signal)) {
+        take(event, isFirst);
+        isFirst = false;
+      }
+      say("The server has ended the view. Trying again.", true);
+    } catch (error) {
+      if (mine.signal.aborted) return;
+      say(`No view: ${error.message}. Trying again.`, true);
+    }
+    fade(true);
+    await new Promise((resolve) => setTimeout(resolve, 1500));
+  }
+}
+
+function take(event, isFirst) {
+  showEngines(event);
+  if (event.unavailable) {
+    say(`The engine is away: ${event.unavailable}. The view goes on when it is back.`, true);
+    fade(true);
+    return;
+  }
+  fade(false);
+  const restarted = latest && event.statistics.uptime_s < latest.statistics.uptime_s;
+  if (isFirst || restarted) [steps, rates] = [[], []];
+  if (restarted) ordinals = new Map();
+  steps = [...steps, ...event.steps].slice(-MAX_BARS);
+  latest = event;
+  rates.push([event.statistics.uptime_s, event.statistics.num_generated_tokens]);
+  while (rates.length > 2 && rates.at(-1)[0] - rates[0][0] > 2) rates.shift();
+  event.requests.forEach((request) => ordinalOf(request.number));
+  if (!isPaused && !drawing) drawing = requestAnimationFrame(draw);
+}
+
+function fade(isAway) {
+  find("pictures").classList.toggle("away", isAway);
+}
+
+function showEngines({ engines, engine }) {
+  const names = Object.entries(engines);
+  find("engine").parentElement.hidden = names.length < 2;
+  const shown = [...find("engine").options].map((option) => [option.value, option.text]);
+  if (shown.join() === names.join()) return;
+  find("engine").replaceChildren(...names.map(([id, name]) => new Option(name, id, false, id === engine)));
+}
+
+// ---------------------------------------------------------------- drawing
+
+function draw() {
+  drawing = 0;
+  const wait = isStill.matches ? 1000 - (performance.now() - drawnAt) : 0;
+  if (wait > 0) {
+    setTimeout(() => !drawing && draw(), wait);
+    drawing = 0;
+    return;
+  }
+  drawnAt = performance.now();
+  showState();
+  showFigures(latest.statistics);
+  showSteps();
+  showLanes();
+  showBlocks();
+}
+
+function showState() {
+  const { state, num_running, num_waiting } = latest.statistics;
+  if (state !== "running") say(`The engine is ${state}.`);
+  else say(num_running + num_waiting ? "The engine is at work." : "The engine is idle. Send a message and watch what it does.");
+}
+
+function showFigures(figures) {
+  const [first, last] = [rates[0], rates.at(-1)];
+  const speed = figures.num_running && last[0] > first[0] ? (last[1] - first[1]) / (last[0] - first[0]) : 0;
+  const shown = {
+    running: figures.num_running,
+    waiting: figures.num_waiting,
+    preemptions: figures.num_preemptions,
+    speed: Math.round(speed),
+    cache: percent(figures.num_blocks_in_use, figures.num_blocks),
+    hits: percent(figures.num_cached_prompt_tokens, figures.num_prompt_tokens),
+    slo: percent(figures.num_slo_met, figures.num_slo_requests),
+  };
+  for (const [name, value] of Object.entries(shown)) find(`figure-${name}`).textContent = value.toLocaleString("en");
+}
+
+function stepText(step) {
+  const owners = step.prefill_chunks.map(([number]) => (number ? `#${ordinalOf(number)}` : "others"));
+  const parts = [plural(step.num_decode_tokens, "decode")];
+  if (owners.length) parts.push(`${plural(tokensOf(step) - step.num_decode_tokens, "prompt token")} of ${owners.join(", ")}`);
+  if (step.num_preempted) parts.push(`${step.num_preempted} preempted`);
+  return `Step ${step.step_id}, ${Math.round(step.duration_s * 1000)} ms, ${tokensOf(step)} of at most ${step.token_budget} tokens: ${parts.join("; ")}.`;
+}
+
+function showSteps() {
+  drawSteps(find("steps"), steps, ordinalOf);
+  if (!find("steps").matches(":hover")) find("steps-text").textContent = steps.length ? stepText(steps.at(-1)) : "No step yet.";
+  if (!find("steps-table").open) return;
+  const rows = steps.slice(-10).reverse().map((step) => {
+    const row = document.createElement("tr");
+    const prompt = tokensOf(step) - step.num_decode_tokens;
+    for (const value of [step.step_id, step.num_decode_tokens, prompt, step.token_budget, step.num_preempted, Math.round(step.duration_s * 1000)]) row.insertCell().textContent = value;
+    return row;
+  });
+  find("steps-rows").replaceChildren(...rows);
+}
+
+// ---------------------------------------------------------------- requests
+
+const laneOf = ({ status }) => (status === "running" || status === "waiting" ? status : "preempted");
+
+function showLanes() {
+  const before = new Map([...cards].map(([number, card]) => [number, [card.dataset.lane, card.getBoundingClientRect()]]));
+  const seen = new Set();
+  for (const lane of Object.keys(LANES)) {
+    const there = latest.requests.filter((request) => laneOf(request) === lane);
+    const shown = there.slice(0, LANES[lane]).map((request) => {
+      seen.add(request.number);
+      return card(request, lane);
+    });
+    const list = find(`lane-${lane}`);
+    if (shown.length !== list.children.length || shown.some((each, index) => each !== list.children[index])) list.replaceChildren(...shown);
+    const total = lane === "running" ? latest.statistics.num_running : lane === "waiting" ? latest.statistics.num_waiting - latest.requests.filter((each) => laneOf(each) === "preempted").length : there.length;
+    find(`count-${lane}`).textContent = total;
+    find(`more-${lane}`).textContent = total > shown.length ? `and ${total - shown.length} more` : "";
+  }
+  for (const number of cards.keys()) if (!seen.has(number)) cards.delete(number);
+  move(before);
+  const why = latest.requests.find((request) => request.why)?.why;
+  find("why").textContent = why ? `The first one waits because: ${why}.` : "";
+  const finished = Object.entries(latest.statistics.num_finished).filter(([, count]) => count);
+  const total = finished.reduce((sum, [, count]) => sum + count, 0);
+  find("finished").textContent = `Finished: ${total}` + (total ? ` (${finished.map(([reason, count]) => `${count} ${reason}`).join(", ")})` : "");
+}
+
+// A card that changes its lane goes there in sight.
+function move(before) {
+  if (isStill.matches) return;
+  for (const [number, made] of cards) {
+    const [lane, from] = before.get(number) ?? [];
+    if (!lane || lane === made.dataset.lane) continue;
+    const to = made.getBoundingClientRect();
+    const start = `translate(${from.left - to.left}px, ${from.top - to.top}px)`;
+    made.animate([{ transform: start }, { transform: "none" }], { duration: 400, easing: "ease-out" });
+  }
+}
+
+function card(request, lane) {
+  let made = cards.get(request.number);
+  if (!made) {
+    made = find("card").content.firstElementChild.cloneNode(true);
+    made.querySelector(".dot").style.background = requestColour(ordinalOf(request.number));
+    cards.set(request.number, made);
+  }
+  made.dataset.lane = lane;
+  const { num_prompt_tokens: prompt, num_output_tokens: output, max_tokens: most, num_computed_tokens: computed } = request;
+  const isPrefill = computed < prompt;
+  const whole = prompt + most;
+  made.querySelector(".name").textContent = `#${ordinalOf(request.number)}`;
+  made.querySelector(".doing").textContent = lane !== "running" ? `${prompt + output} tokens` : isPrefill ? `${computed}/${prompt}` : `${output}/${most}`;
+  made.querySelector(".spoken").textContent = lane !== "running" ? "" : isPrefill ? " tokens of its prompt" : " tokens of its answer";
+  made.querySelector(".prompt").style.width = `${(100 * Math.min(computed, prompt)) / whole}%`;
+  made.querySelector(".answer").style.width = `${(100 * Math.max(0, Math.min(computed - prompt, most))) / whole}%`;
+  const cached = request.num_cached_tokens ? `, ${request.num_cached_tokens} of them found in the cache` : "";
+  const again = request.num_preemptions ? `, preempted ${request.num_preemptions}×` : "";
+  const tenant = request.tenant ? `\ntenant ${request.tenant}` : "";
+  made.title = `${request.request_id}${tenant}\nprompt of ${plural(prompt, "token")}${cached}; ${output} of at most ${plural(most, "answer token")}; ${plural(request.num_blocks, "block")}${again}`;
+  return made;
+}
+
+// ---------------------------------------------------------------- blocks
+
+function showBlocks() {
+  cells = cellsOf(latest.blocks);
+  drawBlocks(find("blocks"), cells, latest.requests, ordinalOf);
+  if (find("blocks").matches(":hover")) return;
+  const { num_blocks: all, num_blocks_in_use: used, num_blocks_cached: cached, block_size: size } = latest.statistics;
+  const shared = latest.blocks.prefixes.map(([sequences, blocks]) => `${plural(blocks, "block")} by ${sequences} sequences`);
+  find("blocks-text").textContent =
+    `${plural(all, "block")} of ${size} tokens: ${used} in use, ${cached} cached for reuse, ${all - used - cached} empty.` +
+    (shared.length ? ` Shared: ${shared.slice(0, 4).join(", ")}${shared.length > 4 ? " …" : ""}.` : "");
+}
+
+function cellText(index) {
+  const { owner } = cells[index];
+  const per = latest.blocks.blocks_per_cell;
+  const name = per === 1 ? `Block ${index + 1}` : `Blocks ${index * per + 1} to ${(index + 1) * per}`;
+  if (owner === 0) return `${name}: empty.`;
+  if (owner === 1) return `${name}: cached. Whoever's prompt begins alike may reuse it.`;
+  if (owner >= FIRST_PREFIX) return `${name}: a prefix that ${latest.blocks.prefixes[owner - FIRST_PREFIX]?.[0] ?? "several"} sequences share.`;
+  const request = latest.requests[owner - FIRST_REQUEST];
+  return `${name}: of ${request ? `request #${ordinalOf(request.number)}` : "another request"}.`;
+}
+
+// ---------------------------------------------------------------- open and closed
+
+function open(isOpen) {
+  find("view").hidden = !isOpen;
+  document.body.classList.toggle("viewing", isOpen);
+  find("show-view").setAttribute("aria-pressed", isOpen);
+  find("show-chat").setAttribute("aria-pressed", !isOpen);
+  follow();
+}
+
+function choose(isOpen) {
+  try {
+    if (!isNarrow.matches) localStorage.setItem(KEY, isOpen ? "open" : "closed");
+  } catch {
+    // kept for this page only
+  }
+  open(isOpen);
+}
+
+find("show-view").onclick = () => choose(isNarrow.matches || find("view").hidden);
+find("show-chat").onclick = () => choose(false);
+find("pause").onclick = () => {
+  isPaused = !isPaused;
+  find("pause").textContent = isPaused ? "Go on" : "Pause";
+  if (!isPaused && latest) draw();
+};
+find("engine").addEventListener("change", () => {
+  latest = null;
+  follow();
+});
+find("key").addEventListener("change", follow);
+find("steps").addEventListener("pointermove", (event) => {
+  const step = stepAt(find("steps"), steps, event);
+  if (step) find("steps-text").textContent = stepText(step);
+});
+find("blocks").addEventListener("pointermove", (event) => {
+  const index = latest && cellAt(find("blocks"), cells.length, event);
+  if (index !== undefined && index !== null) find("blocks-text").textContent = cellText(index);
+});
+for (const name of ["steps", "blocks"]) find(name).addEventListener("pointerleave", () => latest && draw());
+const redraw = () => latest && !find("view").hidden && draw();
+new ResizeObserver(redraw).observe(find("pictures"));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  for (const [number, made] of cards) made.querySelector(".dot").style.background = requestColour(ordinalOf(number));
+  redraw();
+});
+document.addEventListener("visibilitychange", follow);
+isNarrow.addEventListener("change", () => open(!isNarrow.matches && localStorage.getItem(KEY) !== "closed"));
+let kept = null;
+try {
+  kept = localStorage.getItem(KEY);
+} catch {
+  // the browser keeps nothing
+}
+open(!isNarrow.matches && kept !== "closed");

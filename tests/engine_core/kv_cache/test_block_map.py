@@ -1,0 +1,61 @@
+"""The pool as cells: whose each block is."""
+
+import random
+
+import pytest
+
+from engine_core.kv_cache import KVCacheManager
+from engine_core.kv_cache.block_map import block_map
+from engine_core.kv_cache.placeholder import PlaceholderKVCacheManager
+from protocol.snapshots import CACHED, EMPTY, FIRST_PREFIX, FIRST_REQUEST, MAX_CELLS, MAX_PREFIXES
+
+
+def owners_of(made):
+    return memoryview(made.owners).cast("H").tolist()
+
+
+def test_each_block_has_its_owner_and_shared_ones_their_prefix():
+    made = block_map(
+        9, {8}, [(FIRST_REQUEST, [1, 2, 3]), (FIRST_REQUEST + 1, [1, 2, 5]), (7, [6]), (9, [])]
+    )
+    a, b = FIRST_REQUEST, FIRST_REQUEST + 1
+    assert owners_of(made) == [FIRST_PREFIX, FIRST_PREFIX, a, EMPTY, b, 7, EMPTY, CACHED, EMPTY]
+    assert made.prefixes == [(2, 2)]
+    assert list(made.levels) == [255, 255, 255, 0, 255, 255, 0, 255, 0]
+    assert made.blocks_per_cell == 1
+
+
+@pytest.mark.parametrize("num_blocks", [1, MAX_CELLS - 1, MAX_CELLS, MAX_CELLS + 1, 123_457])
+def test_a_pool_of_any_size_has_a_bounded_number_of_cells_that_agree_with_its_blocks(num_blocks):
+    draw = random.Random(num_blocks)
+    ids = draw.sample(range(1, num_blocks + 1), num_blocks * 2 // 3)
+    cached, held = set(ids[: len(ids) // 3]), ids[len(ids) // 3 :]
+    made = block_map(
+        num_blocks, cached, [(FIRST_REQUEST, held[::2]), (FIRST_REQUEST + 1, held[1::2])]
+    )
+    state = dict.fromkeys(cached, CACHED)
+    state |= dict.fromkeys(held[::2], FIRST_REQUEST) | dict.fromkeys(held[1::2], FIRST_REQUEST + 1)
+    per = made.blocks_per_cell
+    cells = [
+        [state.get(block, EMPTY) for block in range(first, first + per)]
+        for first in range(1, num_blocks + 1, per)
+    ]
+    assert len(cells) <= MAX_CELLS
+    assert owners_of(made) == [max(cell) for cell in cells]
+    assert list(made.levels) == [sum(map(bool, cell)) * 255 // per for cell in cells]
+
+
+def test_so_many_prefixes_are_told_apart_and_the_rest_are_one():
+    heads = range(1, 101)
+    made = block_map(100, (), [(FIRST_REQUEST, [head]) for head in heads for _ in range(2)])
+    assert len(made.prefixes) == MAX_PREFIXES
+    assert max(owners_of(made)) == FIRST_PREFIX + MAX_PREFIXES - 1
+    assert sum(blocks for _, blocks in made.prefixes) == 100
+
+
+def test_a_model_without_a_cache_has_no_cells():
+    assert owners_of(PlaceholderKVCacheManager().block_map([])) == []
+
+
+def test_an_untouched_pool_is_empty():
+    assert set(owners_of(KVCacheManager(num_blocks=5, block_size=4).block_map([]))) == {EMPTY}
