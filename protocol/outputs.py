@@ -93,6 +93,8 @@ class EngineCoreOutputs(Message, frozen=True, tag=2):
     decoded: DecodedTokens | None = None
     weights_version: int = 0
     """Of the weights that made these tokens."""
+    engine_ends: bool = False
+    """This is all; what was not finished ends here."""
 
 
 class TokenizerInfo(Message, frozen=True):
