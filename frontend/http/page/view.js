@@ -74,7 +74,8 @@ function take(event, isFirst) {
   rates.push([event.statistics.uptime_s, event.statistics.num_generated_tokens]);
   while (rates.length > 2 && rates.at(-1)[0] - rates[0][0] > 2) rates.shift();
   event.requests.forEach((request) => ordinalOf(request.number));
-  if (!isPaused && !drawing) drawing = requestAnimationFrame(draw);
+  if (isPaused || drawing) return;
+  drawing = isStill.matches ? setTimeout(draw, Math.max(0, drawnAt + 1000 - performance.now())) : requestAnimationFrame(draw);
 }
 
 function fade(isAway) {
@@ -93,12 +94,6 @@ function showEngines({ engines, engine }) {
 
 function draw() {
   drawing = 0;
-  const wait = isStill.matches ? 1000 - (performance.now() - drawnAt) : 0;
-  if (wait > 0) {
-    setTimeout(() => !drawing && draw(), wait);
-    drawing = 0;
-    return;
-  }
   drawnAt = performance.now();
   showState();
   showFigures(latest.statistics);
