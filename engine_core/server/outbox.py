@@ -54,7 +54,7 @@ class Outbox:
         """So far."""
         self.num_dropped = 0
         """Clients that did not read."""
-        self._untold: dict[bytes, ErrorMessage] = {}
+        self._untold: dict[bytes, Message] = {}
         """Why clients have lost their connection, as soon as their full queue has room."""
         self.draining = False
 
