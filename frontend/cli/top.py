@@ -55,6 +55,7 @@ class TopApp(App[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
         Binding("s", "sort", "Sort by the next column"),
         Binding("r", "reverse", "Reverse"),
         Binding("slash", "filter", "Filter"),

@@ -27,8 +27,10 @@ function ordinalOf(number) {
   return ordinals.get(number);
 }
 
+// It is read aloud: a number that counts up is no news.
 function say(text, isBad = false) {
-  if (find("view-status").textContent !== text) find("view-status").textContent = text;
+  const news = (said) => said.replace(/\d+/g, "");
+  if (news(find("view-status").textContent) !== news(text)) find("view-status").textContent = text;
   find("view-status").classList.toggle("error", isBad);
 }
 

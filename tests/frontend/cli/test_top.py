@@ -91,7 +91,7 @@ def ids(pilot):
 
 
 async def test_it_shows_steps_blocks_hits_latencies_and_each_requests_progress(start_engine):
-    before = {"num_steps": 10, "num_prefill_tokens": 100, "num_decode_tokens": 0}
+    before = {"uptime_s": 1.0, "num_steps": 10, "num_prefill_tokens": 100}
     engine = start_engine()
     script(
         engine, A, B, num_waiting=3, max_wait_s=4.5, num_blocks=1000, num_blocks_in_use=250,
@@ -148,6 +148,8 @@ async def test_a_request_that_ends_while_it_is_explained_says_how(start_engine):
         await until(pilot, "needs 9 blocks")
         script(engine)
         await until(pilot, "status               finished")
+        await pilot.press("ctrl+c")
+        assert pilot.app.return_code == 0
 
 
 async def test_an_idle_engine_is_asked_once_a_second_and_a_busy_one_twice(start_engine):
