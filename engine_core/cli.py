@@ -191,9 +191,12 @@ def main() -> None:
     except FileNotFoundError:
         os.chdir("/")  # it was removed; torch's libraries would end the process
     try:
-        code = app.meta(exit_on_error=False, result_action="return_value")
-    except cyclopts.CycloptsError:
+        is_terminal = sys.stderr.isatty()
+        code = app.meta(exit_on_error=False, print_error=is_terminal, result_action="return_value")
+    except cyclopts.CycloptsError as error:
         code = ExitCode.WRONG_OPTIONS
+        if not is_terminal:  # a line for a log, not a box
+            _print_error(" ".join(str(error).split()), code)
     except StartupError as error:
         code = _print_error(str(error), ExitCode.START_FAILED)
     flush_standard_streams()

@@ -273,6 +273,7 @@ class EngineCore:
                     for request_id in sorted(client.request_ids)
                 ],
                 finished_req_ids=sorted(client.request_ids),
+                engine_ends=True,
             )
             for client in self._clients
             if client.request_ids

@@ -6,7 +6,6 @@ import dataclasses
 import random
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -190,10 +189,9 @@ class AsyncLLM(EngineCalls):
             raise
 
     def _make_client_session(self) -> EngineSession | EngineGroup:
-        make_sessions = [partial(self._make_session, each) for each in self.addresses]
-        if len(make_sessions) == 1:
-            return make_sessions[0]()
-        return EngineGroup(make_sessions, clock=self._clock)
+        if len(self.addresses) == 1:
+            return self._make_session(self.address)
+        return EngineGroup(self.addresses, self._make_session, clock=self._clock)
 
     def _make_session(
         self,

@@ -50,17 +50,18 @@ class EngineGroup(Neighbours):
     have the tokenizer of `welcome`. One that an engine has begun moves only where tokens are equal.
 
     Args:
-        make_sessions: one for each engine, from the requests of all and this group.
+        make_session: from an address, the requests of all sessions, and this group.
     """
 
     def __init__(
         self,
-        make_sessions: Sequence[Callable[[OutputProcessor, Neighbours], EngineSession]],
+        addresses: Sequence[str],
+        make_session: Callable[[str, OutputProcessor, Neighbours], EngineSession],
         *,
         clock: Clock,
     ) -> None:
         self.requests = OutputProcessor(clock)
-        self.sessions = [make(self.requests, self) for make in make_sessions]
+        self.sessions = [make_session(each, self.requests, self) for each in addresses]
         self._clock = clock
         self._leader = self.sessions[0]
         """Requests are made for its model."""

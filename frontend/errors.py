@@ -12,7 +12,8 @@ EngineClientError
 ├── ClientClosed                  this client was closed while, or before, it was used
 └── InvalidInput (ValueError)     a prompt, parameter or option that cannot be served; nothing
     │                             was sent
-    └── ChatTemplateError         a conversation cannot be made into a prompt
+    ├── ChatTemplateError         a conversation cannot be made into a prompt
+    └── PromptTooLong             for the model's length
 """
 
 from protocol.errors import ErrorCode
@@ -75,6 +76,10 @@ class ClientClosed(EngineClientError):
 
 class InvalidInput(EngineClientError, ValueError):
     """Refused before anything was sent; the text names the value, the limit and what to do."""
+
+
+class PromptTooLong(InvalidInput):
+    """The prompt leaves no room for an answer."""
 
 
 class ChatTemplateError(InvalidInput):

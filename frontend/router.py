@@ -56,13 +56,6 @@ class CacheAwareRouter:
         """Each engine, and which of its caches. The prefixes that were sent last are last."""
         self._num_lost_caches: Counter[int] = Counter()
         self._num_sent_tokens: Counter[int] = Counter()
-        self._num_prompt_tokens = 0
-        self._num_matched_tokens = 0
-
-    @property
-    def expected_hit_rate(self) -> float:
-        """Share of all prompt tokens that were believed to be cached where they were sent."""
-        return self._num_matched_tokens / max(1, self._num_prompt_tokens)
 
     def choose(
         self, prefixes: Sequence[Prefix], num_tokens: int, loads: Sequence[float]
@@ -90,8 +83,6 @@ class CacheAwareRouter:
             ),
         )
         num_matched = matched.get(chosen, 0)
-        self._num_prompt_tokens += num_tokens
-        self._num_matched_tokens += num_matched
         self._num_sent_tokens[chosen] += num_tokens - num_matched
         self._note(prefixes, chosen)
         return Choice(chosen, num_matched)

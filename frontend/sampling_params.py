@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+import protocol.errors
 import protocol.sampling
-from frontend.errors import InvalidInput
+from frontend.errors import InvalidInput, PromptTooLong
 from protocol.errors import InvalidParameter
 from protocol.requests import check_name, check_timeout
 from protocol.sampling import check_whole
@@ -275,6 +276,7 @@ def as_invalid_input() -> Iterator[None]:
     try:
         yield
     except InvalidParameter as error:
-        raise InvalidInput(str(error)) from None
+        kind = PromptTooLong if isinstance(error, protocol.errors.PromptTooLong) else InvalidInput
+        raise kind(str(error)) from None
     except TypeError as error:
         raise InvalidInput(f"a sampling parameter has the wrong type: {error}") from None

@@ -217,6 +217,9 @@ class EngineSession:
 
     def _on_message(self, message: EngineMessage) -> None:
         match message:
+            case EngineCoreOutputs(engine_ends=True) if self._neighbours and self._connection:
+                self._connection.close()
+                self._on_lost("it ended with these requests unfinished")
             case EngineCoreOutputs():
                 self._num_losses = 0
                 self._send_abort(*self.requests.process_outputs(message))

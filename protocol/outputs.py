@@ -93,6 +93,8 @@ class EngineCoreOutputs(Message, frozen=True, tag=2):
     decoded: DecodedTokens | None = None
     weights_version: int = 0
     """Of the weights that made these tokens."""
+    engine_ends: bool = False
+    """This is all; what was not finished ends here."""
 
 
 class TokenizerInfo(Message, frozen=True):
@@ -131,12 +133,14 @@ class ModelInfo(Message, frozen=True):
     instruction_set: str = ""
     """Of the kernels: "native-cpu-avx512, torch AVX512", "triton sm_90"."""
     formats: str = ""
-    """Of weights and KV cache: "Q8_0, KV cache bfloat16"."""
+    """Of weights and KV cache, and whose model code: "Q8_0, KV cache bfloat16, native"."""
 
     @property
     def arithmetic(self) -> tuple[str, ...]:
-        """Another engine may go on with a request, to the token, if this is the same."""
-        return self.fingerprint, self.dtype, self.instruction_set, self.formats
+        """Another engine may go on with a request, to the token, if this is the same. Some
+        models' rotary scaling goes by the length."""
+        length = str(self.max_model_len)
+        return self.fingerprint, self.dtype, self.instruction_set, self.formats, length
 
 
 class Welcome(Message, frozen=True, tag=1):

@@ -17,7 +17,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
@@ -43,6 +43,7 @@ from scripts.load.options import (
     ReportOptions,
     TargetOptions,
     parse_goodput,
+    parse_pairs,
 )
 from scripts.load.records import RequestRecord
 from scripts.load.report import describe_run, log, write_document
@@ -60,21 +61,10 @@ from scripts.load.workload import WORDS, DatasetOptions, Workload
 from scripts.traces import TraceError
 
 _LOG_EVERY_S = 10.0
-_TARGET, _DATASET, _LOAD, _REPORT = (
-    TargetOptions(),
-    DatasetOptions(),
-    LoadOptions(),
-    ReportOptions(),
-)
+_TARGET, _DATASET = TargetOptions(), DatasetOptions()
+_LOAD, _REPORT = LoadOptions(), ReportOptions()
 
 app = make_app("load_test", __doc__)
-
-
-class _Prepared(NamedTuple):
-    target: Target
-    model: dict[str, Any]
-    parts: dict[str, Any]
-    """Of the workload: what prompts are made of."""
 
 
 @app.default
@@ -89,15 +79,13 @@ def load_test(
     dataset.check()
     load.check(dataset)
     slos_s, percentiles = parse_goodput(report.goodput), report.percentiles()
-    metadata = report.metadata_items()
-    prepared = run(_prepare(target, dataset))
+    metadata = dict(parse_pairs("metadata", report.metadata))
+    asked, model, parts = run(_prepare(target, dataset))
     results: list[Result] = []
-    run(_warm_up(prepared.target, load.num_warmups, dataset, prepared.parts))
-    for name, loop in load.loops(dataset, **prepared.parts):
-        next(
-            iter(loop.requests), None
-        )  # what is wrong with the file is told before processes start
-        before = run(_statistics(prepared.target))
+    run(_warm_up(asked, load.num_warmups, dataset, parts))
+    for name, loop in load.loops(dataset, **parts):
+        next(iter(loop.requests), None)  # a wrong file is told before processes start
+        before = run(_statistics(asked))
         with tqdm(
             total=load.num_prompts or (None if load.duration else loop.requests.num_requests),
             desc=name,
@@ -105,7 +93,7 @@ def load_test(
             mininterval=0.1 if sys.stderr.isatty() else _LOG_EVERY_S,
         ) as bar:
             outcome = run_clients(
-                prepared.target,
+                asked,
                 loop,
                 num_processes=load.processes,
                 request_timeout_s=load.request_timeout,
@@ -114,17 +102,17 @@ def load_test(
         facts = {
             "backend": target.api,
             "target": target.address if target.is_daemon else target.base_url,
-            "model_id": prepared.model["name"],
+            "model_id": model["name"],
             "request_rate": _plain(loop.requests.arrivals.rate),
             "burstiness": _plain(load.burstiness),
             "max_concurrency": loop.limit,
             "num_prompts": len(outcome.records),
             "metadata": metadata,
             "configuration": _configuration(target, dataset, load, report),
-            "model": prepared.model,
+            "model": model,
             "environment": describe_run(),
             "statistics_before": before,
-            "statistics_after": run(_statistics(prepared.target)),
+            "statistics_after": run(_statistics(asked)),
         }
         result = make_result(
             f"{report.label}, {name}" if report.label and results else report.label or name,
@@ -187,8 +175,10 @@ def compare(
     return 0
 
 
-async def _prepare(target: TargetOptions, dataset: DatasetOptions) -> _Prepared:
-    """The target with its model, and what prompts are made of."""
+async def _prepare(
+    target: TargetOptions, dataset: DatasetOptions
+) -> tuple[Target, dict[str, Any], dict[str, Any]]:
+    """The target, facts about its model, and what prompts are made of."""
     made = target.make()
     is_chat = target.api.endswith("chat")
     parts: dict[str, Any] = {"is_chat": is_chat}
@@ -197,9 +187,8 @@ async def _prepare(target: TargetOptions, dataset: DatasetOptions) -> _Prepared:
         raise ValueError(f"{dataset.text} is empty; give a text to cut prompts from")
     if not isinstance(made, Daemon):
         made = made if made.model else dataclasses.replace(made, model=made.first_model())
-        return _Prepared(
-            made, {"name": made.model}, parts | {"units": text.split() if text else WORDS}
-        )
+        parts["units"] = text.split() if text else WORDS
+        return made, {"name": made.model}, parts
     async with AsyncLLM(made.address, client_name="load test", keys=made.keys) as llm:
         model = llm.model
         if dataset.longest_request > model.max_model_len:
@@ -219,7 +208,7 @@ async def _prepare(target: TargetOptions, dataset: DatasetOptions) -> _Prepared:
             parts["units"] = tuple(i for i in range(model.vocab_size) if i not in special)
         names = ("name", "architecture", "dtype", "max_model_len", "num_blocks")
         facts = {name: getattr(model, name) for name in names}
-    return _Prepared(made, facts, parts | {"max_prompt_tokens": model.max_model_len - 1})
+    return made, facts, (parts | {"max_prompt_tokens": model.max_model_len - 1})
 
 
 async def _warm_up(
@@ -248,9 +237,12 @@ async def _statistics(target: Target) -> dict[str, Any] | None:
 
 
 def _progress(bar: Any) -> Callable[[list[RequestRecord], float], None]:
+    failed = 0
+
     def show(records: list[RequestRecord], _now_s: float) -> None:
-        num_failed = sum(record.error is not None for record in records)
-        bar.set_postfix(failed=num_failed, refresh=False)
+        nonlocal failed
+        failed += sum(record.error is not None for record in records[bar.n :])
+        bar.set_postfix(failed=failed, refresh=False)
         bar.update(len(records) - bar.n)
 
     return show

@@ -1,10 +1,13 @@
 """The scheduler's part of EngineStatistics, and the check that its parts agree with each other."""
 
 import dataclasses
+from copy import copy
 
 from engine_core.scheduler.request import RequestStatus
-from engine_core.scheduler.request_pool import RequestPool
+from engine_core.scheduler.request_pool import Counters, RequestPool
 from protocol.calls import EngineStatistics
+
+_COUNTERS = [field.name for field in dataclasses.fields(Counters)]
 
 
 def collect_statistics(pool: RequestPool, now: float) -> EngineStatistics:
@@ -13,7 +16,7 @@ def collect_statistics(pool: RequestPool, now: float) -> EngineStatistics:
     running = [seq for request in pool.running.values() for seq in request.unfinished]
     waiting_since = (request.arrival_time for request in pool.waiting)
     return EngineStatistics(
-        **dataclasses.asdict(pool.counters),
+        **{name: copy(getattr(pool.counters, name)) for name in _COUNTERS},
         uptime_s=0.0,
         num_clients=0,
         step_time_s=0.0,

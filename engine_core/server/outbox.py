@@ -54,8 +54,8 @@ class Outbox:
         """So far."""
         self.num_dropped = 0
         """Clients that did not read."""
-        self._dropped: dict[bytes, ErrorMessage] = {}
-        """What clients that do not read are told as soon as their queue has room."""
+        self._untold: dict[bytes, Message] = {}
+        """Why clients have lost their connection, as soon as their full queue has room."""
         self.draining = False
 
     @property
@@ -66,7 +66,7 @@ class Outbox:
     def send(self, outputs: Mapping[int, EngineCoreOutputs]) -> None:
         """One step's outputs, by client index; then heartbeats to clients that were sent nothing
         for a while. Outputs of clients that have left are dropped."""
-        self._tell_dropped()
+        self._tell_late()
         self._send_backlogs()
         for index, client_outputs in outputs.items():
             client = self._clients.by_index(index)
@@ -80,7 +80,7 @@ class Outbox:
         its messages wait here, outputs merged."""
         backlog = self._backlogs.get(client)
         if backlog is None:
-            self._tell_dropped()  # it may have said HELLO again
+            self._tell_late()  # it may have said HELLO again
             if self._try_to_send(client, [encode(message), *frames]):
                 return
             if self._clients.by_index(client.index) is None:
@@ -139,24 +139,26 @@ class Outbox:
         )
         self._losses.log("dropped", f"{client!s:.100} is dropped: {why}")
         self._remove(client)
-        self._dropped[client.identity] = ErrorMessage(
+        self._untold[client.identity] = ErrorMessage(
             code=ErrorCode.SLOW_CONSUMER.value,
             message=f"this client was dropped, and its requests with it: {why}; read messages as "
             "they come, or ask for less at a time",
         )
 
     def send_unregistered(self, identity: bytes, message: Message) -> None:
-        """Answer a client that has not said HELLO. One that was dropped is told why instead."""
+        """Answer a client that has not said HELLO, or end a connection. Waits for a full queue; a
+        client that was dropped is told why instead."""
         try:
-            self._transport.send(identity, [encode(self._dropped.get(identity, message))])
+            self._transport.send(identity, [encode(self._untold.get(identity, message))])
         except SlowConsumer:
+            self._untold.setdefault(identity, message)
             return
         except ClientGone:
             logger.debug("an unregistered client left before the answer")
-        self._dropped.pop(identity, None)
+        self._untold.pop(identity, None)
 
-    def _tell_dropped(self) -> None:
-        for identity, why in list(self._dropped.items()):
+    def _tell_late(self) -> None:
+        for identity, why in list(self._untold.items()):
             self.send_unregistered(identity, why)
 
     def _send_heartbeats(self) -> None:

@@ -229,7 +229,7 @@ def _handshake(
         max_num_seqs=config.scheduler.max_num_seqs,
         default_sampling=recommended_sampling(files.generation_config),
         instruction_set=instruction_set,
-        formats=f"{config.weights}, KV cache {config.kv_cache_dtype}",
+        formats=f"{config.weights}, KV cache {config.kv_cache_dtype}, {config.model_impl}",
     )
     return Handshake(model, opened.tokenizer, heartbeat_s=HEARTBEAT_S)
 

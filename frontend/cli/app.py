@@ -134,7 +134,11 @@ def top(
     if not 1 <= interval <= 3600:
         raise UsageError(f"--interval is {interval:g} s, it must be from 1 to 3600")
     if find_spec("textual") is None:
-        raise UsageError("top needs Textual; install it with `pip install 'engine-core[tui]'`")
+        raise UsageError(
+            "top needs Textual, the extra `tui`; install it with `pip install textual`"
+        )
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("top needs a terminal; `engine-client info` prints the numbers once")
     from frontend.cli.top import run_top
 
     return _run(run_top(daemon, interval))
@@ -207,13 +211,15 @@ _Json = Annotated[bool, Parameter(help="Print one JSON document.", negative="")]
 
 
 @app.command
-def ps(*, json: _Json = False, daemon: DaemonOptions = _DAEMON) -> int:
-    """List the running daemons of this user. `--keys` is for those on TCP."""
+def ps(
+    *,
+    keys: Annotated[Path | None, Parameter(help="Your key's file, for daemons on TCP.")] = None,
+    json: _Json = False,
+) -> int:
+    """List the running daemons of this user."""
     from frontend.cli.ps import run_ps
 
-    if daemon.address:
-        raise UsageError("ps lists the daemons at all addresses; use info for the one at --address")
-    return _run(run_ps(daemon, prints_json=json))
+    return _run(run_ps(keys, prints_json=json))
 
 
 @app.command

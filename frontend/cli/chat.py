@@ -161,7 +161,7 @@ class _Chat:
             if name not in commands:
                 raise InvalidInput(f"there is no command {name}; {_HINT}")
             commands[name](argument)
-        except (InvalidInput, OSError) as error:
+        except (ValueError, OSError, RuntimeError) as error:  # the last: ~ of no user
             print_fault(error)
             return False
         return True
@@ -239,7 +239,7 @@ class _Chat:
             return False
         parts = [part for output in outputs for part in output.outputs]
         turns.append({"role": "assistant", "content": "".join(part.text for part in parts)})
-        if outputs:
+        if outputs and outputs[-1].metrics.first_token_s is not None:
             self._say(_speed(outputs))
         return not parts or self._report_end(parts[-1])
 

@@ -97,7 +97,7 @@ def markdown_answer() -> Iterator[Callable[[str], None]]:
         ):
             yield answer.write
     finally:
-        answer.console.print(_markdown(_parser.parse(answer.unfinished)))
+        answer.console.print(answer.rendered(_parser.parse(answer.unfinished)))
 
 
 class _MarkdownAnswer:
@@ -119,7 +119,7 @@ class _MarkdownAnswer:
             assert begin is not None
             self.unfinished = "\n".join(lines[begin[0] :])
             self._is_empty = False
-            self.console.print(_markdown(tokens[: starts[-1]]))
+            self.console.print(self.rendered(tokens[: starts[-1]]))
             self.console.print()
 
     def last_lines(self) -> RenderableType:
@@ -130,8 +130,13 @@ class _MarkdownAnswer:
         lines = source.split("\n")
         if source.startswith("```") and len(lines) > height:
             source = "\n".join([lines[0], *lines[-height:]])  # long code costs time to colour
-        shown = self.console.render_lines(_markdown(_parser.parse(source)), pad=False)
-        return SegmentLines(shown[-height:], new_lines=True)
+        return SegmentLines(self.rendered(_parser.parse(source)).lines[-height:], new_lines=True)
+
+    def rendered(self, tokens: list[Token]) -> SegmentLines:
+        """Without empty lines around it: rich has some around lists and tables."""
+        lines = self.console.render_lines(_markdown(tokens), pad=False)
+        full = [i for i, line in enumerate(lines) if any(each.text.strip() for each in line)]
+        return SegmentLines(lines[full[0] : full[-1] + 1] if full else [], new_lines=True)
 
 
 def _markdown(tokens: list[Token]) -> Markdown:

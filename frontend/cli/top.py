@@ -49,12 +49,13 @@ class TopApp(App[None]):
     CSS = """
     #numbers { height: auto; max-height: 60%; padding: 0 1; }
     #filter, #explained { display: none; }
-    #explained { height: 50%; border-top: solid $primary; }
+    #explained { height: 50%; border-top: solid $primary; padding: 0 1; }
     #filter.shown, #explained.shown { display: block; }
     DataTable { height: 1fr; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
         Binding("s", "sort", "Sort by the next column"),
         Binding("r", "reverse", "Reverse"),
         Binding("slash", "filter", "Filter"),

@@ -15,6 +15,7 @@ from frontend.errors import (
     EngineStartError,
     EngineUnavailable,
     InvalidInput,
+    PromptTooLong,
     QueueFull,
     RequestRejected,
 )
@@ -106,6 +107,8 @@ def api_error(error: BaseException) -> ApiError | None:
         case RequestRejected():
             status = _STATUS_OF_CODE.get(error.code, 400)
             return ApiError(status, str(error), code=error.code.value)
+        case PromptTooLong():
+            return ApiError(400, str(error), code="context_length_exceeded")
         case InvalidInput():
             return ApiError(400, str(error))
         case EngineUnavailable() | EngineDied() | EngineStartError() | ClientClosed():
@@ -115,10 +118,6 @@ def api_error(error: BaseException) -> ApiError | None:
         case EngineClientError():
             return ApiError(500, str(error))
     return None
-
-
-def status_reason(status: int) -> str:
-    return http.HTTPStatus(status).phrase
 
 
 def unknown_model(name: str, known: list[str]) -> ApiError:

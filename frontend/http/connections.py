@@ -9,7 +9,11 @@ import resource
 from typing import Any, ClassVar
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from frontend.http.api_errors import ApiError
 from frontend.http.exchange import Exchange
@@ -34,6 +38,8 @@ class LimitedConnection(HttpToolsProtocol):
         self._is_head = True
         self._reading: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
+        self._cycles: list[RequestResponseCycle] = []
+        """Requests that are not answered whole yet; those behind the first are pipelined."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -44,6 +50,9 @@ class LimitedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_timers("_reading", "_unread")
+        for cycle in self._cycles:  # uvicorn itself tells the last one only
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -63,6 +72,8 @@ class LimitedConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_head, self._head_bytes = False, 0
         super().on_headers_complete()
+        unanswered = [each for each in self._cycles if not each.response_complete]
+        self._cycles = [*unanswered, self.cycle]
 
     def on_message_complete(self) -> None:
         self._is_head, self._head_bytes = True, 0

@@ -63,57 +63,43 @@ def add_histogram(
     family.add_metric(labels, buckets, total)
 
 
+def _seconds(name: str, text: str, bounds: Sequence[float] = _REQUEST_S) -> Histogram:
+    return Histogram(name, f"Histogram of seconds {text}.", bounds)
+
+
+def _tokens(name: str, text: str) -> Histogram:
+    return Histogram(name, f"Histogram of tokens of requests: {text}.", _TOKENS)
+
+
 class RequestHistograms(RequestObserver):
     """Names are vLLM's, less the prefix."""
 
     def __init__(self) -> None:
-        seconds = "Histogram of seconds "
-        self._ttft = Histogram(
-            "time_to_first_token_seconds", seconds + "to the first token.", _TTFT_S
+        self._ttft = _seconds("time_to_first_token_seconds", "to the first token", _TTFT_S)
+        self._itl = _seconds(
+            "inter_token_latency_seconds", "between two tokens of a sequence", _ITL_S
         )
-        self._itl = Histogram(
-            "inter_token_latency_seconds", seconds + "between two tokens of a sequence.", _ITL_S
-        )
-        self._tpot = Histogram(
+        self._tpot = _seconds(
             "request_time_per_output_token_seconds",
-            seconds + "per output token after the first, the mean of each request.",
+            "per output token after the first, the mean of each request",
             _ITL_S,
         )
-        self._e2e = Histogram(
-            "e2e_request_latency_seconds", seconds + "from a request to its end.", _REQUEST_S
+        self._e2e = _seconds("e2e_request_latency_seconds", "from a request to its end")
+        self._queue = _seconds("request_queue_time_seconds", "until a request ran first")
+        self._inference = _seconds(
+            "request_inference_time_seconds", "from a request's first step to its end"
         )
-        self._queue = Histogram(
-            "request_queue_time_seconds", seconds + "until a request ran first.", _REQUEST_S
+        self._prefill = _seconds(
+            "request_prefill_time_seconds", "from a request's first step to its first token"
         )
-        self._inference = Histogram(
-            "request_inference_time_seconds",
-            seconds + "from a request's first step to its end.",
-            _REQUEST_S,
+        self._decode = _seconds(
+            "request_decode_time_seconds", "from a request's first token to its end"
         )
-        self._prefill = Histogram(
-            "request_prefill_time_seconds",
-            seconds + "from a request's first step to its first token.",
-            _REQUEST_S,
-        )
-        self._decode = Histogram(
-            "request_decode_time_seconds",
-            seconds + "from a request's first token to its end.",
-            _REQUEST_S,
-        )
-        tokens = "Histogram of tokens of requests: "
-        self._prompt = Histogram("request_prompt_tokens", tokens + "their prompts.", _TOKENS)
-        self._computed = Histogram(
-            "request_prefill_kv_computed_tokens", tokens + "prompts, less cached ones.", _TOKENS
-        )
-        self._generated = Histogram(
-            "request_generation_tokens", tokens + "generated, by all samples.", _TOKENS
-        )
-        self._longest = Histogram(
-            "request_max_num_generation_tokens", tokens + "generated, by the longest.", _TOKENS
-        )
-        self._max_tokens = Histogram(
-            "request_params_max_tokens", tokens + "the limit max_tokens.", _TOKENS
-        )
+        self._prompt = _tokens("request_prompt_tokens", "their prompts")
+        self._computed = _tokens("request_prefill_kv_computed_tokens", "prompts, less cached ones")
+        self._generated = _tokens("request_generation_tokens", "generated, by all samples")
+        self._longest = _tokens("request_max_num_generation_tokens", "generated, by the longest")
+        self._max_tokens = _tokens("request_params_max_tokens", "the limit max_tokens")
         self._n = Histogram("request_params_n", "Histogram of n, the samples.", _NUM_SAMPLES)
         self._preemptions = Histogram(
             "request_num_preemptions", "Histogram of a request's preemptions.", _NUM_PREEMPTIONS

@@ -113,7 +113,7 @@ class SchedulerFeed:
             try:
                 async with asyncio.timeout(self._silence_s):
                     if self._model.resting is not None:  # looking does not start it
-                        raise EngineUnavailable(self._model.resting)
+                        raise EngineUnavailable(f"{self._model.resting}; a request starts it")
                     engines = await self._model.engines()
                     if self._number >= len(engines):
                         raise EngineUnavailable(f"this model has {len(engines)} engines")
@@ -132,25 +132,12 @@ class SchedulerFeed:
                     self._steps += steps
                     self._num_steps += len(steps)
                     last_step_id = steps[-1].step_id if steps else last_step_id
-                    if steps or _differs(snapshot, self._latest):
-                        self._publish(snapshot)
+                    self._publish(snapshot)
             except TimeoutError:
                 self._publish(f"nothing answers within {self._silence_s:g} s")
             except EngineClientError as error:
                 self._publish(str(error))
                 await asyncio.sleep(_RETRY_S)
-
-
-def _differs(snapshot: SchedulerSnapshot, other: SchedulerSnapshot | str | None) -> bool:
-    """In more than times."""
-    if not isinstance(other, SchedulerSnapshot) or snapshot.view != other.view:
-        return True
-    other_times = replace(
-        snapshot.statistics,
-        uptime_s=other.statistics.uptime_s,
-        max_wait_s=other.statistics.max_wait_s,
-    )
-    return other_times != other.statistics
 
 
 async def watch_scheduler(request: Request) -> Response:

@@ -12,6 +12,8 @@ import numpy as np
 from cyclopts import Parameter
 
 from engine_core.kv_cache import KVCacheManager
+from engine_core.live_view import LiveView
+from engine_core.observers import FinishedStep, StepObserver
 from engine_core.scheduler import (
     ModelRunnerOutput,
     Request,
@@ -20,7 +22,10 @@ from engine_core.scheduler import (
     SchedulerOutput,
 )
 from engine_core.scheduler.config import PolicyName
+from engine_core.server.clients import Client
+from protocol.calls import WatchScheduler
 from protocol.codec import decode_engine_message, encode
+from protocol.requests import Call
 from protocol.sampling import SamplingParams
 from scripts.benchmarks import Json, report
 from scripts.comparison.processes import resident_bytes
@@ -215,6 +220,33 @@ def measure_messages(num_running: int, num_steps: int, policy: PolicyName) -> di
     return {"num_running": num_running, "num_bytes": num_bytes} | summary(times)
 
 
+def measure_watching(num_running: int, num_steps: int, policy: PolicyName) -> dict[str, Any]:
+    """What a client that watches costs: a step noted, and a snapshot of that many, encoded."""
+    scheduler = make_scheduler(num_running, ADMISSION_BUDGET, policy)
+    admit_all(scheduler, make_requests(make_prompts(num_running, spread=True)))
+    num_bytes, times = [0], dict[str, list[float]](noted=[], snapshot=[])
+    observers: list[StepObserver] = []
+    view = LiveView(
+        scheduler,
+        scheduler.statistics,
+        lambda _client, _call, answer: num_bytes.append(len(encode(answer))),
+        observers,
+        lambda: 0.0,
+    )
+    call = Call(call_id=1, call=WatchScheduler())
+    for step in range(num_steps):
+        plan = scheduler.schedule(now=0.0)
+        output = sampled(plan)
+        scheduler.update_from_output(plan, output, now=0.0)
+        is_due = step % 10 == 0
+        if is_due:
+            view.watch(Client(0, b"", ""), call, step - 10)
+        start = clock_us()
+        view.on_step(FinishedStep(plan, output, 0.0, 0.0, is_due * 1e9, True))
+        times["snapshot" if is_due else "noted"].append(clock_us() - start)
+    return {"num_running": num_running, "num_bytes": num_bytes[-1]} | summary(times)
+
+
 def scheduler(
     *,
     quick: Annotated[bool, Parameter(help="Tiny sizes: does it run at all?")] = False,
@@ -238,6 +270,7 @@ def scheduler(
         "arrival": {"num_requests": many, "num_tokens": PROMPT_LEN}
         | measure_arrival(many, scheduling_policy),
         "messages": measure_messages(many, num_steps, scheduling_policy),
+        "watching": [measure_watching(size, num_steps, scheduling_policy) for size in sizes],
     }
     if "torch" in sys.modules:
         raise RuntimeError("torch was imported: the scheduler must not need it")
@@ -259,6 +292,12 @@ def as_table(result: dict[str, Any]) -> str:
         lines += [line]
     lines += ["", f"an arrival of {result['arrival']['num_tokens']} tokens"]
     lines += [f"{name:34}{value:>10,.1f}" for name, value in list(result["arrival"].items())[2:]]
+    lines += ["", f"{'watched: running decodes':34}" + f"{'a step':>10}{'a snapshot':>12}"]
+    for row in result["watching"]:
+        noted, taken = row["noted"]["median"], row["snapshot"]["median"]
+        lines += [
+            f"{row['num_running']:<34,}{noted:>10,.1f}{taken:>12,.0f}, {row['num_bytes']:,} bytes"
+        ]
     messages = result["messages"]
     encoding, decoding = messages["encode"]["median"], messages["decode"]["median"]
     title = f"outputs of a step, {messages['num_running']:,} running"

@@ -8,7 +8,7 @@ import multiprocessing
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sized
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -48,29 +48,18 @@ class ClientsFailed(Exception):
     """The clients could not do their work, or not in time."""
 
 
+@dataclass
 class Client:
-    """Sends requests over one stream and records what happens to each.
+    """Sends requests over one stream and records what happens to each. `start` of the measurement
+    is on the clock of `time.monotonic`; a request that takes longer than `timeout_s` has failed."""
 
-    Args:
-        start: of the measurement, on the clock of `time.monotonic`.
-        on_record: gets each record when its request has ended.
-        timeout_s: a request that takes longer has failed.
-    """
-
-    def __init__(
-        self,
-        stream: Stream,
-        start: float | None = None,
-        on_record: Callable[[RequestRecord], None] = lambda _record: None,
-        timeout_s: float | None = None,
-    ) -> None:
-        self._stream = stream
-        self._start = time.monotonic() if start is None else start
-        self._on_record = on_record
-        self._timeout_s = timeout_s
+    stream: Stream
+    start: float = field(default_factory=time.monotonic)
+    on_record: Callable[[RequestRecord], None] = lambda _record: None
+    timeout_s: float | None = None
 
     def now_s(self) -> float:
-        return time.monotonic() - self._start
+        return time.monotonic() - self.start
 
     async def sleep_until(self, due_s: float) -> None:
         """Never early: the event loop's timers are whole milliseconds and may be."""
@@ -84,8 +73,8 @@ class Client:
             record.num_prompt_tokens = len(request.prompt)
         answer: Pieces = []
         try:
-            async with asyncio.timeout(self._timeout_s):
-                async for num_tokens, pieces in self._stream(request, record):
+            async with asyncio.timeout(self.timeout_s):
+                async for num_tokens, pieces in self.stream(request, record):
                     now_s = self.now_s()
                     if record.last_token_s is None:
                         record.first_token_s = now_s
@@ -103,7 +92,7 @@ class Client:
         except Exception as error:
             record.error, record.detail = type(error).__name__, str(error)[:300]
         record.finished_s = self.now_s()
-        self._on_record(record)
+        self.on_record(record)
         return record, answer
 
     async def converse(
@@ -120,7 +109,7 @@ class Client:
             if record.error is not None:
                 now_s = record.finished_s
                 for index in range(request.index + 1, request.index + 1 + len(request.later_turns)):
-                    self._on_record(
+                    self.on_record(
                         RequestRecord(index, now_s, now_s, finished_s=now_s, error=_NOT_SENT)
                     )
                 return
@@ -190,12 +179,10 @@ def share_of(total: int, *, part: int, num_parts: int) -> int:
 
 
 class ClientFacts(NamedTuple):
-    """Of one client process, over the measurement."""
+    """Of one client process: its share of a core, and how late its event loop ran what was due."""
 
     cpu_share: float
-    """Of one core."""
     loop_lag_p99_s: float
-    """How late its event loop ran what was due."""
     loop_lag_max_s: float
 
 
@@ -276,15 +263,12 @@ def _receive(pipe: Connection) -> Any:
 
 
 def _work(
-    target: Target,
-    share: OpenLoop | ClosedLoop,
-    request_timeout_s: float | None,
-    pipe: Connection,
+    target: Target, share: OpenLoop | ClosedLoop, timeout_s: float | None, pipe: Connection
 ) -> None:
     """Sends None when ready, waits for the start time, sends a record for each request, and facts
     about itself at the end; text is a fault that ends the run."""
     try:
-        run(_send_share(target, share, request_timeout_s, pipe))
+        run(_send_share(target, share, timeout_s, pipe))
     except KeyboardInterrupt:
         return
     except (ValueError, TraceError) as error:
@@ -296,10 +280,7 @@ def _work(
 
 
 async def _send_share(
-    target: Target,
-    share: OpenLoop | ClosedLoop,
-    request_timeout_s: float | None,
-    pipe: Connection,
+    target: Target, share: OpenLoop | ClosedLoop, timeout_s: float | None, pipe: Connection
 ) -> None:
     prepared = share.prepared()
     async with connected(target) as stream:
@@ -308,7 +289,7 @@ async def _send_share(
         lags_s: list[float] = []
         watch = asyncio.create_task(_watch_loop(lags_s))
         cpu_s = time.process_time()
-        client = Client(stream, start, pipe.send, request_timeout_s)
+        client = Client(stream, start, pipe.send, timeout_s)
         await prepared.run(client)
         cpu_s = time.process_time() - cpu_s
         watch.cancel()

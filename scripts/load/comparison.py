@@ -34,13 +34,10 @@ def compare(
     seed: int = 0,
 ) -> list[dict[str, Any]]:
     """A row for each figure: both values, the ratio second / first with its interval, and whether
-    the second is better, worse, or neither is clear.
-
-    Requests near each other in time are alike (they share a queue), so whole blocks of
-    neighbours are drawn again, n ** (1/3) long (moving blocks, circular). Gaps between tokens are
-    drawn with their requests. An interval covers chance within the two runs, not what differs from
-    day to day.
-    """
+    the second is better, worse, or neither is clear. Requests near each other in time are alike
+    (they share a queue), so circular blocks of n ** (1/3) neighbours are drawn again, gaps between
+    tokens with their requests. An interval covers chance within the two runs, not what differs
+    from day to day."""
     rows = []
     sides = [
         _figures(side, slos_s, np.random.default_rng([seed, at]))
@@ -61,17 +58,8 @@ def compare(
         verdict = "no clear difference"
         if low > 1 or high < 1:
             verdict = "better" if (low > 1) == more_is_better else "worse"
-        rows.append(
-            {
-                "figure": name,
-                "first": value,
-                "second": other,
-                "ratio": other / value,
-                "low": low,
-                "high": high,
-                "verdict": verdict,
-            }
-        )
+        row = {"figure": name, "first": value, "second": other, "ratio": other / value}
+        rows.append(row | {"low": low, "high": high, "verdict": verdict})
     return rows
 
 

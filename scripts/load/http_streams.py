@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
+from httptools import HttpParserError, HttpResponseParser
 
 from scripts.load.requests import Prompt
 
 _PROBE_S = 5.0
-_LONGEST_LINE = 2**20
+_MOST_BYTES = 2**16
 _decode = msgspec.json.Decoder().decode
 ENDPOINTS = {
     "openai": "/v1/completions",
@@ -37,15 +38,9 @@ class ServerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """An address and what its requests carry.
-
-    Args:
-        path: of the URL, before the endpoint.
-        api: a key of ENDPOINTS.
-        tls: None for http, else whether certificates are checked.
-        extra_body: fields of every request besides model, prompt and length; None leaves out a
-            field that would be there.
-    """
+    """An address and what its requests carry. `path` stands before the endpoint, `api` is a key of
+    ENDPOINTS, `tls` None for http, else whether certificates are checked. `extra_body`: fields
+    besides model, prompt and length; None leaves one out that would be there."""
 
     host: str
     port: int
@@ -78,6 +73,10 @@ class Server:
         return f"http{'' if self.tls is None else 's'}://{host}:{self.port}{self.path}"
 
     @property
+    def is_ollama(self) -> bool:
+        return self.api.startswith("ollama")
+
+    @property
     def tls_context(self) -> ssl.SSLContext | None:
         if self.tls is None:
             return None
@@ -90,13 +89,11 @@ class Server:
 
     def first_model(self) -> str:
         """The name of the first model that it serves. Raises ServerError: it does not say."""
-        path = "/api/tags" if self.api.startswith("ollama") else "/v1/models"
+        path = "/api/tags" if self.is_ollama else "/v1/models"
         try:
             with self._get(path) as answer:
-                models = json.load(answer)
-                return str(
-                    models["data"][0]["id"] if "data" in models else models["models"][0]["name"]
-                )
+                found = json.load(answer)
+            return str(found["models"][0]["name"] if self.is_ollama else found["data"][0]["id"])
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise ServerError(
                 f"{self.url}{path} does not name a model ({type(error).__name__}: {error}); "
@@ -105,10 +102,9 @@ class Server:
 
     def request(self, prompt: Prompt, num_output_tokens: int) -> bytes:
         """The bytes of one request."""
-        is_ollama = self.api.startswith("ollama")
         name = "messages" if self.api.endswith("chat") else "prompt"
         body: dict[str, Any] = {"model": self.model, name: prompt, "stream": True}
-        if is_ollama:
+        if self.is_ollama:
             given = dict(self.extra_body)
             options = {"num_predict": num_output_tokens, "temperature": given.pop("temperature", 0)}
             body |= given | {"options": options | given.get("options", {})}
@@ -150,111 +146,106 @@ class Event(NamedTuple):
     num_output_tokens: int | None = None
 
 
+class _Answer:
+    """What is parsed of one answer. `data`: the part of its body that nobody has taken yet."""
+
+    def __init__(self) -> None:
+        self.parser = HttpResponseParser(self)
+        self.data = b""
+        self.is_complete = self.keeps_open = False
+
+    def on_body(self, data: bytes) -> None:
+        self.data += data
+
+    def on_message_complete(self) -> None:
+        self.is_complete, self.keeps_open = True, self.parser.should_keep_alive()
+
+
+_Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
 class Connections:
     """To one server; they stay open between requests."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._tls = server.tls_context
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._idle: list[_Connection] = []
 
     def close(self) -> None:
         for _, writer in self._idle:
             writer.close()
 
     async def events(self, prompt: Prompt, num_output_tokens: int) -> AsyncIterator[Event]:
-        """The events of one answer as they come.
-
-        Raises:
-            ServerError: a status other than 200, an event that tells of an error, broken framing,
-                or a stream that ends before the answer does.
-            OSError: the connection failed.
-        """
+        """The events of one answer as they come. Raises ServerError: a status other than 200, an
+        event that tells of an error, broken framing, or an end before the answer's; OSError: the
+        connection failed."""
         request = self._server.request(prompt, num_output_tokens)
-        parse = _ollama_event if self._server.api.startswith("ollama") else _openai_event
+        parse = _ollama_event if self._server.is_ollama else _openai_event
         is_whole = False
         try:
             async for line in self._lines(request):
                 data = line.removeprefix(b"data:").strip()
-                if not data or line.startswith((b":", b"event:", b"id:", b"retry:")):
-                    continue
                 if data == b"[DONE]":
                     is_whole = True
-                    continue
-                found = _decode(data)
-                if found.get("error"):
-                    raise ServerError(str(found["error"])[:300], "error in the stream")
-                event, is_last = parse(found)
-                is_whole |= is_last
-                yield event
-        except (ValueError, AttributeError, TypeError, asyncio.IncompleteReadError) as error:
-            raise ServerError(f"the answer broke off or is not HTTP: {error}") from error
+                elif data and not line.startswith((b":", b"event:", b"id:", b"retry:")):
+                    found = _decode(data)
+                    if found.get("error"):
+                        raise ServerError(str(found["error"])[:300], "error in the stream")
+                    event, is_last = parse(found)
+                    is_whole |= is_last
+                    yield event
+        except (ValueError, AttributeError, TypeError, HttpParserError) as error:
+            raise ServerError(f"the answer is no stream of tokens: {error}") from error
         if not is_whole:
             raise ServerError("the stream ended before the answer did")
 
     async def _lines(self, request: bytes) -> AsyncIterator[bytes]:
-        """The body's lines, chunked or not."""
-        reader, writer, status = await self._send(request)
-        is_reusable = False
+        (reader, writer), data = await self._send(request)
+        answer = _Answer()
         try:
-            headers = {}
-            while (line := await reader.readline()).strip():
-                name, _, value = line.partition(b":")
-                headers[name.strip().lower()] = value.strip().lower()
-            if len(status) < 2 or status[1] != b"200":
-                text = (await reader.read(2000)).decode(errors="replace").strip()
-                words = b" ".join(status[1:]).decode(errors="replace").strip()
-                kind = f"HTTP {words[:3]}" if words[:3].isdigit() else "broken stream"
-                raise ServerError(f"status {words}: {text[:300]}", kind)
-            if headers.get(b"transfer-encoding") != b"chunked":
-                while line := await reader.readline():
-                    yield line
-                return
-            rest = b""
-            while size := int((await reader.readline()).split(b";")[0], 16):
-                # an event may be spread over chunks, a chunk may hold several
-                *lines, rest = (rest + await reader.readexactly(size)).split(b"\n")
-                await reader.readexactly(2)
-                for line in lines:
-                    yield line
-            if rest:
-                yield rest
-            while (await reader.readline()).strip():
-                pass  # trailers
-            is_reusable = headers.get(b"connection") != b"close"
+            while data:
+                answer.parser.feed_data(data)
+                if answer.parser.get_status_code() == 200:
+                    # an event may be spread over chunks, a chunk may hold several
+                    *lines, answer.data = answer.data.split(b"\n")
+                    for line in lines:
+                        yield line
+                data = b"" if answer.is_complete else await reader.read(_MOST_BYTES)
+            if (status := answer.parser.get_status_code()) != 200:
+                text = answer.data.decode(errors="replace").strip()
+                raise ServerError(f"status {status}: {text[:300]}", f"HTTP {status}")
+            yield answer.data
         finally:
-            if is_reusable:
+            if answer.keeps_open:
                 self._idle.append((reader, writer))
             else:
                 writer.close()
 
-    async def _send(
-        self, request: bytes
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, list[bytes]]:
-        """The connection and the words of its answer's first line."""
+    async def _send(self, request: bytes) -> tuple[_Connection, bytes]:
+        """The connection, and how its answer begins."""
         while True:
             is_reused = bool(self._idle)
-            reader, writer = self._idle.pop() if is_reused else await self._connect()
+            reader, writer = connection = (
+                self._idle.pop()
+                if is_reused
+                else await asyncio.open_connection(
+                    self._server.host, self._server.port, ssl=self._tls
+                )
+            )
             try:
                 writer.write(request)
                 await writer.drain()
-                if line := await reader.readline():
-                    return reader, writer, line.split(maxsplit=2)
-            except ConnectionError:
-                if not is_reused:
-                    raise
-            except BaseException:
+                if data := await reader.read(_MOST_BYTES):
+                    return connection, data
+            except BaseException as error:
                 writer.close()
-                raise
+                if not (is_reused and isinstance(error, ConnectionError)):
+                    raise
             writer.close()
             # the server may close what was idle for long; what is new must answer
             if not is_reused:
                 raise ServerError("the server closed the connection without an answer")
-
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection(
-            self._server.host, self._server.port, limit=_LONGEST_LINE, ssl=self._tls
-        )
 
 
 def _openai_event(found: dict[str, Any]) -> tuple[Event, bool]:
@@ -269,13 +260,9 @@ def _openai_event(found: dict[str, Any]) -> tuple[Event, bool]:
         num_tokens += bool(said or unsaid or (reason is None and "role" not in delta))
         text += said
     usage = found.get("usage") or {}
-    details = usage.get("prompt_tokens_details") or {}
-    counts = (
-        usage.get("prompt_tokens"),
-        details.get("cached_tokens"),
-        usage.get("completion_tokens"),
-    )
-    return Event(num_tokens, text, *counts), is_last
+    num_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    num_prompt, num_output = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    return Event(num_tokens, text, num_prompt, num_cached, num_output), is_last
 
 
 def _ollama_event(found: dict[str, Any]) -> tuple[Event, bool]:

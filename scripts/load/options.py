@@ -1,7 +1,6 @@
 """The options of the command line, in groups, and the parts that they make. vLLM's names where
 `vllm bench serve` has the option."""
 
-import json
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -9,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 from cyclopts import Parameter
 
 from frontend import RequestOutputKind, SamplingParams
@@ -35,32 +35,18 @@ class TargetOptions:
 
     backend: Annotated[
         Literal["engine", "engine-chat", "openai", "openai-chat", "ollama", "ollama-chat"] | None,
-        Parameter(help="Default: engine; with --base-url openai. The variable OPENAI_API_KEY, if "
-                  "set, is a server's key."),
-    ] = None  # fmt: skip
+        Parameter(help="Default: engine; with --base-url openai."),
+    ] = None
     address: Annotated[str, Parameter(help="Of a daemon.")] = default_address()
     keys: Annotated[Path | None, Parameter(help="Your key's file, for a daemon with keys.")] = None
-    base_url: Annotated[
-        str | None, Parameter(help="Of a server, such as http://127.0.0.1:8000.")
-    ] = None
-    endpoint: Annotated[
-        str | None, Parameter(help="Path behind the URL; default: the API's own.")
-    ] = None
+    base_url: Annotated[str | None, Parameter(help="Of a server; its key: OPENAI_API_KEY.")] = None
+    endpoint: Annotated[str | None, Parameter(help="Path; default: the API's own.")] = None
     model: Annotated[str | None, Parameter(help="Default: the first that a server names.")] = None
-    header: Annotated[
-        tuple[str, ...], _ANY, Parameter(help="KEY=VALUE, of every request to a server.")
-    ] = ()
-    insecure: Annotated[
-        bool, Parameter(help="Do not check a server's certificate.", negative="")
-    ] = False
-    extra_body: Annotated[
-        str | None,
-        Parameter(help="JSON, fields of every request to a server; null leaves one out."),
-    ] = None
+    header: Annotated[tuple[str, ...], _ANY, Parameter(help="KEY=VALUE, to a server.")] = ()
+    insecure: Annotated[bool, Parameter(help="Do not check certificates.", negative="")] = False
+    extra_body: Annotated[str | None, Parameter(help="JSON: more fields; null: less.")] = None
     temperature: Annotated[float, option("0 is greedy.", gte=0)] = 0.0
-    ignore_eos: Annotated[
-        bool, Parameter(help="Always generate the full output length.", negative="")
-    ] = False
+    ignore_eos: Annotated[bool, Parameter(help="Generate the full length.", negative="")] = False
 
     @property
     def api(self) -> str:
@@ -76,11 +62,8 @@ class TargetOptions:
         if self.is_daemon:
             of_servers = ("base_url", "endpoint", "model", "header", "insecure", "extra_body")
             refuse_without_effect(self, of_servers, f"--backend is {self.api}")
-            sampling = SamplingParams(
-                temperature=self.temperature,
-                ignore_eos=self.ignore_eos,
-                output_kind=RequestOutputKind.DELTA,
-            )
+            given = {"temperature": self.temperature, "ignore_eos": self.ignore_eos}
+            sampling = SamplingParams(output_kind=RequestOutputKind.DELTA, **given)
             return Daemon(self.address, self.keys, sampling)
         refuse_without_effect(self, ("address", "keys"), f"--backend is {self.api}")
         if self.base_url is None:
@@ -90,34 +73,22 @@ class TargetOptions:
             if self.api.startswith("ollama"):
                 raise ValueError("Ollama's API has no --ignore-eos; leave it out")
             body["ignore_eos"] = True
-        body |= self._extra_body()
-        headers = [
-            ("Authorization", f"Bearer {key}") for key in (os.getenv("OPENAI_API_KEY"),) if key
-        ]
-        for one in self.header:
-            name, equals, value = one.partition("=")
-            if not equals or not name or any(mark in one for mark in "\r\n"):
-                raise ValueError(f"--header {one!r} is not KEY=VALUE")
-            headers.append((name.strip(), value.strip()))
+        try:
+            body |= msgspec.json.decode(self.extra_body or "{}", type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"--extra-body is no JSON object: {error}") from None
+        key = os.getenv("OPENAI_API_KEY")
+        headers = [("Authorization", f"Bearer {key}")] if key else []
         server = Server.at(
             self.base_url,
             api=self.api,
             endpoint=self.endpoint or ENDPOINTS[self.api],
-            headers=tuple(headers),
+            headers=(*headers, *parse_pairs("header", self.header)),
             extra_body=body,
         )
         if self.insecure and server.tls is None:
             raise ValueError("--insecure does nothing, as the URL is not https://; leave it out")
         return replace(server, model=self.model or "", tls=server.tls and not self.insecure)
-
-    def _extra_body(self) -> dict[str, Any]:
-        try:
-            found = json.loads(self.extra_body or "{}")
-        except ValueError as error:
-            raise ValueError(f"--extra-body is no JSON: {error}") from None
-        if not isinstance(found, dict):
-            raise ValueError(f"--extra-body is {self.extra_body}, it must be an object")
-        return found
 
 
 @Parameter(name="*", group="Load")
@@ -126,42 +97,27 @@ class LoadOptions:
     """When it is sent."""
 
     request_rate: Annotated[
-        tuple[float, ...],
-        _ANY,
-        Parameter(help="Requests a second; several: a run each. inf: all at once, or as fast as "
-                  "--max-concurrency lets them, or at a trace's own times."),
-    ] = (math.inf,)  # fmt: skip
-    burstiness: Annotated[
-        float, Parameter(help="1: Poisson; below: bursts (gamma); inf: constant.")
-    ] = 1.0
+        tuple[float, ...], _ANY, Parameter(help="A second; several: a run each. inf: no waiting.")
+    ] = (math.inf,)
+    burstiness: Annotated[float, Parameter(help="1: Poisson; below: bursts; inf: constant.")] = 1.0
     max_concurrency: Annotated[
         tuple[int, ...], _ANY, Parameter(help="Most requests at once; several: a run each.")
     ] = ()
-    ramp_up_strategy: Annotated[
-        Literal["linear", "exponential"] | None, Parameter(help="Let the rate rise or fall.")
-    ] = None
+    ramp_up_strategy: Literal["linear", "exponential"] | None = None
     ramp_up_start_rps: Annotated[float | None, option("First rate.", gt=0)] = None
     ramp_up_end_rps: Annotated[float | None, option("Last rate.", gt=0)] = None
     rate_scale: Annotated[float, option("Factor of a trace's own rate.", gt=0)] = 1.0
-    num_prompts: Annotated[
-        int | None, option("End after so many requests; default: 1000, of a file all.", gte=1)
-    ] = None
-    duration: Annotated[
-        float | None, option("Begin nothing after so many seconds; what began is awaited.", gt=0)
-    ] = None
-    num_warmups: Annotated[int, option("Requests before the measurement, one by one.", gte=0)] = 0
-    request_timeout: Annotated[
-        float, option("Seconds; a request that takes longer has failed.", gt=0)
-    ] = 21600.0
+    num_prompts: Annotated[int | None, option("Default: 1000, of a file all.", gte=1)] = None
+    duration: Annotated[float | None, option("Seconds; what began is awaited.", gt=0)] = None
+    num_warmups: Annotated[int, option("Requests sent before, one by one.", gte=0)] = 0
+    request_timeout: Annotated[float, option("Seconds, then it has failed.", gt=0)] = 21600.0
     processes: Annotated[int, option("Client processes.", gte=1)] = 1
 
     def check(self, dataset: DatasetOptions) -> None:
         """Raises ValueError: options that contradict each other."""
         ramp = (self.ramp_up_strategy, self.ramp_up_start_rps, self.ramp_up_end_rps)
         if any(part is None for part in ramp) != all(part is None for part in ramp):
-            raise ValueError(
-                "a ramp needs --ramp-up-strategy, --ramp-up-start-rps and --ramp-up-end-rps"
-            )
+            raise ValueError("a ramp needs --ramp-up-strategy, -start-rps and -end-rps")
         if any(not rate > 0 for rate in self.request_rate) or not self.request_rate:
             raise ValueError(f"--request-rate is {self.request_rate}, it must be above 0")
         if any(limit < 1 for limit in self.max_concurrency):
@@ -176,10 +132,7 @@ class LoadOptions:
         if is_endless and not is_ramp:
             refuse_without_effect(self, ("burstiness",), "there is no --request-rate")
             if self.duration and not self.max_concurrency and not dataset.is_trace_file:
-                raise ValueError(
-                    "--duration needs a --request-rate or a --max-concurrency: without them all "
-                    "requests are sent at once"
-                )
+                raise ValueError("--duration needs a --request-rate or a --max-concurrency")
         if not (dataset.is_trace_file and is_endless and not is_ramp):
             refuse_without_effect(self, ("rate_scale",), "there is no trace with times of its own")
 
@@ -232,20 +185,19 @@ class LoadOptions:
 class ReportOptions:
     """What is told. A table goes to stderr, JSON to a stdout that is no terminal."""
 
-    goodput: Annotated[
-        tuple[str, ...], _ANY, Parameter(help="SLOs in ms, as ttft:500 tpot:50 e2el:9000.")
-    ] = ()
+    goodput: Annotated[tuple[str, ...], _ANY, Parameter(help="SLOs, ms: ttft:500 tpot:50.")] = ()
     metric_percentiles: Annotated[str, Parameter(help="As 50,90,99.9.")] = "50,90,95,99"
-    metadata: Annotated[
-        tuple[str, ...], _ANY, Parameter(help="KEY=VALUE, kept in the result.")
-    ] = ()
+    metadata: Annotated[tuple[str, ...], _ANY, Parameter(help="KEY=VALUE, kept.")] = ()
     label: Annotated[str | None, Parameter(help="Name of the result; default: its load.")] = None
     json: Annotated[Path | None, Parameter(help="The result with every request.")] = None
     csv: Annotated[Path | None, Parameter(help="A row a request.")] = None
     html: Annotated[Path | None, Parameter(help="A page with pictures.")] = None
 
     def percentiles(self) -> list[float]:
-        """Raises ValueError: no numbers from 0 to 100."""
+        """Raises ValueError: no numbers from 0 to 100, or a folder that is not there."""
+        for path in (self.json, self.csv, self.html):
+            if path is not None and not path.parent.is_dir():
+                raise ValueError(f"cannot write {path}: there is no folder {path.parent}")
         try:
             found = [float(text) for text in self.metric_percentiles.split(",")]
         except ValueError:
@@ -256,12 +208,14 @@ class ReportOptions:
             )
         return sorted({50.0, 99.0, *found})
 
-    def metadata_items(self) -> dict[str, str]:
-        """Raises ValueError: not KEY=VALUE."""
-        for one in self.metadata:
-            if "=" not in one:
-                raise ValueError(f"--metadata {one!r} is not KEY=VALUE")
-        return dict(one.split("=", 1) for one in self.metadata)
+
+def parse_pairs(name: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Raises ValueError: not KEY=VALUE, or with the end of a line."""
+    pairs = [one.partition("=") for one in texts]
+    for text, (key, equals, _) in zip(texts, pairs, strict=True):
+        if not (key.strip() and equals) or set("\r\n") & set(text):
+            raise ValueError(f"--{name} {text!r} is not KEY=VALUE")
+    return [(key.strip(), value.strip()) for key, _, value in pairs]
 
 
 def parse_goodput(texts: Sequence[str]) -> dict[str, float]:

@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,14 @@ def describe_run() -> dict[str, Any]:
     }
 
 
-def latency_lines(figures: Mapping[str, Mapping[str, float] | None]) -> list[str]:
+def latency_lines(
+    figures: Mapping[str, Mapping[str, float] | None], columns: Sequence[str] = _COLUMNS
+) -> list[str]:
     """A table in milliseconds with a row for each title, of distributions in seconds as
     `records.distribution` gives them; None shows dashes."""
-    lines = [f"{'milliseconds':<26}" + "".join(f"{column:>12}" for column in _COLUMNS)]
+    lines = [f"{'milliseconds':<26}" + "".join(f"{column:>12}" for column in columns)]
     for title, values in figures.items():
-        cells = ["-" if values is None else f"{values[key] * 1000:.2f}" for key in _COLUMNS]
+        cells = ["-" if values is None else f"{values[key] * 1000:.2f}" for key in columns]
         lines.append(f"{title:<26}" + "".join(f"{cell:>12}" for cell in cells))
     return lines
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from scripts.load.clients import ClientFacts, Outcome
 from scripts.load.records import RequestRecord, summarise
+from scripts.load.report import latency_lines
 
 LATENCY_TITLES = {
     "ttft_s": "TTFT",
@@ -49,11 +50,7 @@ def make_result(
     facts: Mapping[str, Any],
 ) -> Result:
     """The document of a run: vLLM's names with vLLM's definitions at the top, seconds in `results`.
-
-    Args:
-        is_limited: requests waited for others to end before they were sent.
-        facts: of the target, the settings and the machine.
-    """
+    `is_limited`: requests waited for others to end before they were sent."""
     summary = summarise(outcome.records, percentiles=percentiles, slos_s=slos_s)
     document = {
         "label": name,
@@ -94,11 +91,7 @@ def vllm_results(summary: Mapping[str, Any]) -> dict[str, Any]:
 def as_table(summary: Mapping[str, Any]) -> str:
     """For a terminal."""
     rates, good = summary["throughput"], summary["goodput"]
-    parts = (
-        "mean",
-        "std",
-        *(part for part in summary["client_lateness_s"] or {} if part[0] == "p"),
-    )
+    parts = [part for part in summary["client_lateness_s"] or {} if part != "count"]
     lines = [
         f"{summary['num_finished']} of {summary['num_requests']} requests finished in "
         f"{summary['duration_s']:.2f} s",
@@ -108,19 +101,12 @@ def as_table(summary: Mapping[str, Any]) -> str:
         f"{rates['output_tokens_per_s']:.1f} output tok/s",
         f"peaks: {summary['peak_output_tokens_per_s']:.0f} output tok in a second, "
         f"{summary['peak_concurrent_requests']} requests at once",
-        f"{'milliseconds':<16}" + "".join(f"{part:>11}" for part in (*parts, "max")),
     ]
     if good is not None:
-        lines[3:3] = [
-            f"goodput: {good['requests_per_s']:.2f} requests/s, {good['share']:.1%} within "
-            + ", ".join(f"{name} {1000 * limit:g} ms" for name, limit in good["slos_s"].items())
-        ]
-    for name, title in LATENCY_TITLES.items():
-        values = summary[name]
-        cells = (
-            "-" if values is None else f"{1000 * values[part]:.2f}" for part in (*parts, "max")
-        )
-        lines.append(f"{title:<16}" + "".join(f"{cell:>11}" for cell in cells))
+        limits = (f"{name} {1000 * limit:g} ms" for name, limit in good["slos_s"].items())
+        words = f"{good['requests_per_s']:.2f} requests/s, {good['share']:.1%} within"
+        lines.append(f"goodput: {words} {', '.join(limits)}")
+    lines += latency_lines({title: summary[name] for name, title in LATENCY_TITLES.items()}, parts)
     for kind, count in summary["errors"].items():
         example = summary["error_examples"][kind]
         lines.append(f"failed, {kind}: {count}" + (f", for example: {example}" if example else ""))
@@ -135,8 +121,7 @@ def _warnings(
     num_failed = sum(summary["errors"].values())
     if num_failed:
         found.append(f"{num_failed} of {summary['num_requests']} requests failed")
-    medians = [summary[name]["p50"] for name in ("ttft_from_send_s", "tpot_s")
-               if (summary[name] or {}).get("p50")]  # fmt: skip
+    medians = [summary[name]["p50"] for name in ("ttft_from_send_s", "tpot_s") if summary[name]]
     most_lag_s = max(_LEAST_LAG_S, _MOST_LAG * min(medians, default=0.0))
     cpu_share = max((client.cpu_share for client in clients), default=0.0)
     lag_s = max((client.loop_lag_p99_s for client in clients), default=0.0)

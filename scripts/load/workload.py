@@ -40,15 +40,8 @@ WORDS = tuple(_WORDS.split())
 
 @dataclass(frozen=True, kw_only=True)
 class Arrivals:
-    """When conversations begin.
-
-    Args:
-        rate: requests a second; infinity: all at once, or at the trace's own times.
-        burstiness: see `scripts.traces.arrivals.gamma`.
-        ramp: strategy, first and last rate; instead of `rate`.
-        rate_scale: factor of the rate of a trace's own times.
-        duration_s: nothing arrives later.
-    """
+    """When conversations begin: `rate` a second, at infinity all at once or at a trace's own times
+    (`rate_scale` times as fast), or a ramp: strategy, first and last rate."""
 
     rate: float = math.inf
     burstiness: float = 1.0
@@ -79,15 +72,11 @@ class DatasetOptions:
         Parameter(help="custom: JSONL; the last three are trace files."),
     ] = "random"
     dataset_path: Annotated[Path | None, Parameter(help="The file.")] = None
-    text: Annotated[
-        Path | None, Parameter(help="Cut prompts from this file; default: random words.")
-    ] = None
+    text: Annotated[Path | None, Parameter(help="To cut prompts from; default: none.")] = None
     input_len: Annotated[
         str, Parameter(help="Tokens: 512, uniform:A:B, log-uniform:A:B, lognormal:MEDIAN:SIGMA:MAX")
     ] = "128"
-    output_len: Annotated[
-        str | None, Parameter(help="Likewise, most of an answer; default: 64, or the file's.")
-    ] = None
+    output_len: Annotated[str | None, Parameter(help="Default: 64, or as the file says.")] = None
     prefixes: Annotated[int, option("Number of shared prefixes.", gte=0)] = 0
     prefix_len: Annotated[int, option("Tokens of each, besides the prompt's own.", gte=1)] = 512
     prefix_zipf: Annotated[float, Parameter(help="Exponent of their popularity.")] = 1.0
@@ -135,15 +124,10 @@ class DatasetOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """All requests of a load test, in order of arrival, anew for each iteration.
-
-    Args:
-        is_chat: prompts are messages.
-        units: token ids or words that prompts are made of; cut as they stand in a row if there is
-            a text, else drawn at random.
-        num_requests: later turns included; None: all of a file, or without end.
-        max_prompt_tokens: a random conversation ends before a longer prompt.
-    """
+    """All requests of a load test, in order of arrival, anew for each iteration. `units` are token
+    ids or words that prompts are made of: of a text as they stand in a row, else drawn at random.
+    `num_requests` counts later turns; None: all of a file. A random conversation ends before a
+    prompt of more than `max_prompt_tokens`."""
 
     options: DatasetOptions
     arrivals: Arrivals = Arrivals()

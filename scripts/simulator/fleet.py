@@ -42,21 +42,17 @@ def sticky(request: TraceRequest, loads: list[int]) -> Choice:
     return Choice(hash((session, session)) % len(loads), 0)
 
 
-class CacheAware:
+def cache_aware() -> Router:
     """The client's router. A trace's prefixes end where its runs of text end (a system prompt, a
     chat's turn, a 512-token block of a Mooncake trace)."""
+    router = CacheAwareRouter(max_prefixes=1_000_000)
 
-    def __init__(self) -> None:
-        self._router = CacheAwareRouter(max_prefixes=1_000_000)
-
-    @property
-    def expected_hit_rate(self) -> float:
-        return self._router.expected_hit_rate
-
-    def __call__(self, request: TraceRequest, loads: list[int]) -> Choice:
-        chosen = self._router.choose(_prefixes(request), request.num_prompt_tokens, loads)
+    def choose(request: TraceRequest, loads: list[int]) -> Choice:
+        chosen = router.choose(_prefixes(request), request.num_prompt_tokens, loads)
         assert chosen is not None, "every engine may be chosen"
         return chosen
+
+    return choose
 
 
 def _prefixes(request: TraceRequest) -> list[Prefix]:
@@ -75,7 +71,7 @@ def make_router(name: str, seed: int) -> Router:
         "round-robin": round_robin,
         "random": lambda: at_random(seed),
         "least-loaded": lambda: least_loaded,
-        "cache-aware": CacheAware,
+        "cache-aware": cache_aware,
         "sticky": lambda: sticky,
     }
     return routers[name]()
@@ -120,11 +116,17 @@ class Fleet:
         """Of each unfinished request, and its load there."""
         self._will_start = [False] * len(engines)
         """There is an event to start a step at this moment."""
+        self._num_prompt_tokens = self._num_matched_tokens = 0
         self.num_requests = 0
         self.num_turns_dropped = 0
         """Of chats, one of whose requests was refused."""
         self.finished_s = 0.0
         """When the last step ended."""
+
+    @property
+    def expected_hit_rate(self) -> float:
+        """Share of all prompt tokens that the router believed to be cached where it sent them."""
+        return self._num_matched_tokens / max(1, self._num_prompt_tokens)
 
     def run(self, trace: Iterable[TraceRequest]) -> None:
         """Until the trace is served."""
@@ -168,6 +170,8 @@ class Fleet:
 
     def _arrive(self, request: TraceRequest, now_s: float) -> None:
         number, num_matched = self._router(request, self._seen_loads)
+        self._num_prompt_tokens += request.num_prompt_tokens
+        self._num_matched_tokens += num_matched
         load = load_of(request.num_prompt_tokens - num_matched)
         self._loads[number] += load
         if self._view_s:

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from scripts.simulator import SimulationError
 from scripts.simulator.engine import SimulatedEngine
-from scripts.simulator.fleet import CacheAware, Fleet, make_router
+from scripts.simulator.fleet import Fleet, make_router
 from scripts.simulator.metrics import RequestMetrics
 from scripts.simulator.options import EngineOptions, FleetOptions, StepTimeOptions, TraceOptions
 from scripts.simulator.picture import Timeline, draw
@@ -70,8 +70,8 @@ def simulate(scenario: Scenario, picture: Path | None = None) -> dict[str, Any]:
         "engines": engine_summary(engines, num_blocks, fleet.finished_s),
         "router": {
             "name": options.router,
-            "expected_hit_rate": router.expected_hit_rate
-            if isinstance(router, CacheAware)
+            "expected_hit_rate": fleet.expected_hit_rate
+            if options.router == "cache-aware"
             else None,
         },
     }

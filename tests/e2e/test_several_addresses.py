@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 OPTIONS = ("--num-blocks", 64, "--max-num-batched-tokens", 64)
 PARAMS = [
-    SamplingParams(max_tokens=150, ignore_eos=True, detokenize=False, **more)
+    SamplingParams(max_tokens=120, ignore_eos=True, detokenize=False, **more)
     for more in (
         {"temperature": 0.0},
         {"temperature": 1.0, "seed": 7},
@@ -85,7 +85,7 @@ async def streamed(http, number):
     body = {
         "model": "small",
         "messages": [{"role": "user", "content": f"Tell a story of {number} foxes."}],
-        "max_tokens": 48,
+        "max_tokens": 32,
         "seed": number,
         "temperature": 0.8,
         "stream": True,

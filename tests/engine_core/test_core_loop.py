@@ -105,6 +105,7 @@ class RecordingOutbox:
         self.log = log
         self.tokens = {}
         self.ends = {}
+        self.engine_ends = False
 
     def close(self):
         pass
@@ -115,6 +116,8 @@ class RecordingOutbox:
         for index, per_client in outputs.items():
             client = self.clients.by_index(index)
             client.request_ids.difference_update(per_client.finished_req_ids)
+            assert not self.engine_ends, "a message behind the last one"
+            self.engine_ends = per_client.engine_ends
             for output in all_outputs(per_client):
                 assert output.request_id not in self.ends, "an output behind the terminal one"
                 self.tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
@@ -345,6 +348,7 @@ def test_an_abort_of_the_daemon_tells_everybody_and_waits_for_the_device(depth):
     served.core._inbox.arrivals.append(lambda: served.lifecycle.abort("now"))
     served.core.run()
     assert served.sent.ends["a"] == (FinishReason.ABORT, "the engine is stopping")
+    assert served.sent.engine_ends
     assert len(served.runner.plans) == depth - 1
     served.core.close()
     assert not served.runner.plans

@@ -96,6 +96,13 @@ def test_what_cannot_be_had_or_was_not_fetched_is_one_line_and_exit_code_3(run):
     assert "'nothing' is not a fetched model (none)" in err
 
 
+@pytest.mark.parametrize("arguments", [["pull"], ["--no-such-option"], ["--max-num-seqs", "many"]])
+def test_wrong_options_are_one_line_in_a_log(run, arguments):
+    code, out, err = run(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("engine-core: ")
+
+
 def test_a_model_is_not_removed_while_a_daemon_uses_its_files(run, file):
     daemon = RunningDaemon(pid=4711, model="tiny", address="ipc:///x", files=str(file))
     with listed(daemon):

@@ -35,6 +35,7 @@ from protocol.outputs import (
     CallFailed,
     CallResult,
     EngineCoreOutput,
+    EngineCoreOutputs,
     ErrorMessage,
     FinishReason,
     Heartbeat,
@@ -88,6 +89,8 @@ class FakeEngine:
         self.recommends = recommends
         self.instruction_set = instruction_set
         self.is_draining = False
+        self.must_end = False
+        """With a last message that ends all its requests."""
         self.requests: list[EngineRequest] = []
         self.aborted: list[str] = []
         self.aborted_samples: list[tuple[str, int]] = []
@@ -208,6 +211,9 @@ class FakeEngine:
         self._running[request.request_id] = RunningRequest(identity, request, tokens)
 
     def _step(self) -> None:
+        if self.must_end:
+            self._end_all()
+            return
         if self.update_after_tokens is not None and self.num_tokens >= self.update_after_tokens:
             self.update_after_tokens, self.weights_version = None, 1
             for identity in self._identities:
@@ -225,6 +231,19 @@ class FakeEngine:
         for identity, step in steps.items():
             outputs = msgspec.structs.replace(step.message(), weights_version=self.weights_version)
             self._send(identity, outputs)
+
+    def _end_all(self) -> None:
+        for identity in self._identities:
+            ids = [each for each, one in self._running.items() if one.identity == identity]
+            outputs = [
+                EngineCoreOutput(
+                    request_id=each, new_token_ids=[], finish_reason=FinishReason.ABORT
+                )
+                for each in ids
+            ]
+            last = EngineCoreOutputs(other_outputs=outputs, finished_req_ids=ids, engine_ends=True)
+            self._send(identity, last)
+        self._stopping.set()
 
     def _sample(self, running: RunningRequest, step: Step) -> None:
         for index in range(running.request.num_sequences):

@@ -110,6 +110,17 @@ async def test_a_stop_string_is_found_across_the_move(pair):
         assert output.outputs[0].token_ids == ids_of("0123456789abcde")
 
 
+async def test_what_an_engine_ends_with_itself_goes_on_at_another_one(pair):
+    a, b = pair(step_s=0.005)
+    async with client_of(a, b) as llm:
+        streams = asyncio.gather(*(collect(llm.generate(p, GREEDY)) for p in "abcd"))
+        await eventually(lambda: a.num_tokens > 10)
+        a.must_end = True
+        results = await streams
+    assert [each[-1].outputs[0].text for each in results] == [expected_text(p, 40) for p in "abcd"]
+    assert [each[-1].outputs[0].finish_reason for each in results] == ["length"] * 4
+
+
 async def test_an_engine_of_another_instruction_set_does_not_get_what_has_begun(pair):
     a, b = pair({"die_after_tokens": 20}, instruction_set="one")
     b.instruction_set = "two"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import Literal
 
 from protocol.calls import EngineState, EngineStatistics
@@ -29,6 +31,24 @@ class EngineMetric:
     vllm: tuple[str, ...] | None = None
 
 
+def _number(
+    kind: Literal["counter", "gauge"], name: str, text: str, field: str, *, in_vllm: bool = False
+) -> EngineMetric:
+    """A field of the statistics.
+
+    Args:
+        in_vllm: under the same name.
+    """
+    read = attrgetter(field)
+    return EngineMetric(
+        kind, name, text, lambda now: [((), read(now))], vllm=(name,) if in_vllm else None
+    )
+
+
+_gauge = partial(_number, "gauge")
+_counter = partial(_number, "counter")
+
+
 def _one(value: Callable[[EngineStatistics], float]) -> Callable[[EngineStatistics], Samples]:
     return lambda now: [((), value(now))]
 
@@ -46,54 +66,30 @@ def _lookups(now: EngineStatistics) -> Samples:
         yield ("miss", ended), count - num_hits
 
 
-def _blocks(now: EngineStatistics) -> Samples:
-    num_empty = now.num_blocks - now.num_blocks_in_use - now.num_blocks_cached
-    states = {"in_use": now.num_blocks_in_use, "cached": now.num_blocks_cached, "empty": num_empty}
-    return [((state,), count) for state, count in states.items()]
+def _by(**counts: float) -> Samples:
+    return [((name,), count) for name, count in counts.items()]
+
+
+def _pool(num_blocks: int, in_use: int, cached: int) -> Samples:
+    return _by(in_use=in_use, cached=cached, empty=max(0, num_blocks - in_use - cached))
 
 
 def _cached_tokens(now: EngineStatistics) -> Samples:
     host, disk = now.num_host_cached_prompt_tokens, now.num_disk_cached_prompt_tokens
-    device = now.num_cached_prompt_tokens - host - disk
-    return [(("device",), device), (("host",), host), (("disk",), disk)]
+    return _by(device=now.num_cached_prompt_tokens - host - disk, host=host, disk=disk)
 
 
 ENGINE_METRICS = [
-    EngineMetric(
-        "gauge",
-        "num_requests_running",
-        "Requests that have KV blocks.",
-        _one(lambda now: now.num_running),
-        vllm=("num_requests_running",),
-    ),
-    EngineMetric(
-        "gauge",
-        "num_requests_waiting",
-        "Requests in the queue.",
-        _one(lambda now: now.num_waiting),
-        vllm=("num_requests_waiting",),
-    ),
-    EngineMetric(
-        "gauge",
+    _gauge("num_requests_running", "Requests that have KV blocks.", "num_running", in_vllm=True),
+    _gauge("num_requests_waiting", "Requests in the queue.", "num_waiting", in_vllm=True),
+    _gauge(
         "num_requests_swapped",
         "Of the waiting requests, those whose KV blocks are in host memory.",
-        _one(lambda now: now.num_swapped),
+        "num_swapped",
     ),
-    EngineMetric(
-        "gauge",
-        "num_queued_tokens",
-        "Tokens of the waiting requests.",
-        _one(lambda now: now.num_queued_tokens),
-    ),
-    EngineMetric(
-        "gauge",
-        "max_wait_seconds",
-        "Seconds since the oldest waiting request arrived.",
-        _one(lambda now: now.max_wait_s),
-    ),
-    EngineMetric(
-        "gauge", "num_clients", "Clients, of which a server is one.", _one(lambda n: n.num_clients)
-    ),
+    _gauge("num_queued_tokens", "Tokens of the waiting requests.", "num_queued_tokens"),
+    _gauge("max_wait_seconds", "Seconds since the oldest waiting request arrived.", "max_wait_s"),
+    _gauge("num_clients", "Clients, of which a server is one.", "num_clients"),
     EngineMetric(
         "gauge",
         "kv_cache_usage_perc",
@@ -101,30 +97,24 @@ ENGINE_METRICS = [
         _one(lambda now: now.num_blocks_in_use / max(1, now.num_blocks)),
         vllm=("kv_cache_usage_perc",),
     ),
-    EngineMetric("gauge", "kv_cache_blocks", "KV blocks by state.", _blocks, labels=("state",)),
     EngineMetric(
         "gauge",
-        "kv_cache_shared_references",
-        "Block references saved by sharing.",
-        _one(lambda now: now.num_blocks_shared),
+        "kv_cache_blocks",
+        "KV blocks by state.",
+        lambda now: _pool(now.num_blocks, now.num_blocks_in_use, now.num_blocks_cached),
+        labels=("state",),
     ),
+    _gauge("kv_cache_shared_references", "Block references saved by sharing.", "num_blocks_shared"),
     EngineMetric(
         "gauge",
         "host_blocks",
         "Blocks of host memory by state.",
-        lambda now: [
-            (("in_use",), now.num_host_blocks_in_use),
-            (("cached",), now.num_host_blocks_cached),
-            (
-                ("empty",),
-                max(
-                    0, now.num_host_blocks - now.num_host_blocks_in_use - now.num_host_blocks_cached
-                ),
-            ),
-        ],
+        lambda now: _pool(
+            now.num_host_blocks, now.num_host_blocks_in_use, now.num_host_blocks_cached
+        ),
         labels=("state",),
     ),
-    EngineMetric("gauge", "disk_blocks", "KV blocks on disk.", _one(lambda n: n.num_disk_blocks)),
+    _gauge("disk_blocks", "KV blocks on disk.", "num_disk_blocks"),
     EngineMetric(
         "gauge",
         "engine_state",
@@ -132,21 +122,13 @@ ENGINE_METRICS = [
         lambda now: [((state.value,), float(state is now.state)) for state in EngineState],
         labels=("state",),
     ),
-    EngineMetric(
-        "gauge", "uptime_seconds", "Seconds since the engine started.", _one(lambda n: n.uptime_s)
-    ),
-    EngineMetric(
-        "gauge",
-        "weights_version",
-        "How often weights were updated.",
-        _one(lambda now: now.weights_version),
-    ),
-    EngineMetric(
-        "counter",
+    _gauge("uptime_seconds", "Seconds since the engine started.", "uptime_s"),
+    _gauge("weights_version", "How often weights were updated.", "weights_version"),
+    _counter(
         "prompt_tokens",
         "Prompt tokens of started requests, cached ones included.",
-        _one(lambda now: now.num_prompt_tokens),
-        vllm=("prompt_tokens",),
+        "num_prompt_tokens",
+        in_vllm=True,
     ),
     EngineMetric(
         "counter",
@@ -156,38 +138,22 @@ ENGINE_METRICS = [
         labels=("source",),
         vllm=("prompt_tokens_cached_by_source", "source"),
     ),
-    EngineMetric(
-        "counter",
-        "generation_tokens",
-        "Generated tokens.",
-        _one(lambda now: now.num_generated_tokens),
-        vllm=("generation_tokens",),
-    ),
+    _counter("generation_tokens", "Generated tokens.", "num_generated_tokens", in_vllm=True),
     EngineMetric(
         "counter",
         "scheduled_tokens",
         "Tokens computed in steps: prefill, several of a sequence; decode, one.",
-        lambda now: [(("prefill",), now.num_prefill_tokens), (("decode",), now.num_decode_tokens)],
+        lambda now: _by(prefill=now.num_prefill_tokens, decode=now.num_decode_tokens),
         labels=("phase",),
     ),
-    EngineMetric("counter", "step_seconds", "Seconds in steps.", _one(lambda n: n.step_time_s)),
-    EngineMetric(
-        "counter",
-        "model_seconds",
-        "Of step_seconds, those of the model runner.",
-        _one(lambda now: now.model_time_s),
-    ),
-    EngineMetric(
-        "counter",
-        "first_tokens",
-        "Requests that got their first token.",
-        _one(lambda now: now.num_first_tokens),
-    ),
+    _counter("step_seconds", "Seconds in steps.", "step_time_s"),
+    _counter("model_seconds", "Of step_seconds, those of the model runner.", "model_time_s"),
+    _counter("first_tokens", "Requests that got their first token.", "num_first_tokens"),
     EngineMetric(
         "counter",
         "first_token_seconds",
         "Seconds of those to their first token: in the queue, and computing the prompt.",
-        lambda now: [(("queue",), now.queue_time_s), (("prefill",), now.ttft_s - now.queue_time_s)],
+        lambda now: _by(queue=now.queue_time_s, prefill=now.ttft_s - now.queue_time_s),
         labels=("phase",),
     ),
     EngineMetric(
@@ -198,12 +164,7 @@ ENGINE_METRICS = [
         labels=("reason",),
         vllm=("request_success", "finished_reason"),
     ),
-    EngineMetric(
-        "counter",
-        "requests_refused",
-        "Requests refused because the queue was full.",
-        _one(lambda now: now.num_refused),
-    ),
+    _counter("requests_refused", "Requests refused because the queue was full.", "num_refused"),
     EngineMetric(
         "counter",
         "preemptions",
@@ -211,11 +172,10 @@ ENGINE_METRICS = [
         _by_name(lambda now: now.num_preemptions_by_cause),
         labels=("cause",),
     ),
-    EngineMetric(
-        "counter",
+    _counter(
         "preemptions_by_swap",
         "Preemptions with blocks copied to host memory.",
-        _one(lambda now: now.num_preemptions_by_swap),
+        "num_preemptions_by_swap",
     ),
     EngineMetric(
         "counter",
@@ -224,53 +184,41 @@ ENGINE_METRICS = [
         _lookups,
         labels=("result", "ended"),
     ),
-    EngineMetric(
-        "counter",
+    _counter(
         "deduplicated_blocks",
         "Full blocks freed because an equal one was cached.",
-        _one(lambda now: now.num_deduplicated_blocks),
+        "num_deduplicated_blocks",
     ),
     EngineMetric(
         "counter",
         "slo_requests",
         "Finished requests measured against SLOs, by whether they met all.",
-        lambda now: [
-            (("met",), now.num_slo_met),
-            (("missed",), now.num_slo_requests - now.num_slo_met),
-        ],
+        lambda now: _by(met=now.num_slo_met, missed=now.num_slo_requests - now.num_slo_met),
         labels=("result",),
     ),
     EngineMetric(
         "counter",
         "slo_violations",
         "Violations by SLO; a request may have both.",
-        lambda now: [
-            (("ttft",), now.num_slo_ttft_violations),
-            (("tpot",), now.num_slo_tpot_violations),
-        ],
+        lambda now: _by(ttft=now.num_slo_ttft_violations, tpot=now.num_slo_tpot_violations),
         labels=("slo",),
     ),
-    EngineMetric(
-        "counter",
-        "refused_messages",
-        "Messages of clients that could not be read.",
-        _one(lambda now: now.num_refused_messages),
+    _counter(
+        "refused_messages", "Messages of clients that could not be read.", "num_refused_messages"
     ),
-    EngineMetric(
-        "counter",
+    _counter(
         "compilations_after_ready",
         "Kernels compiled while serving.",
-        _one(lambda now: now.num_compilations_after_ready),
+        "num_compilations_after_ready",
     ),
 ]
 
 VLLM_ONLY = [
-    EngineMetric(
-        "counter",
+    _counter(
         "prefix_cache_queries",
         "Prompt tokens that were looked up in the prefix cache.",
-        _one(lambda now: now.num_prompt_tokens),
-        vllm=("prefix_cache_queries",),
+        "num_prompt_tokens",
+        in_vllm=True,
     ),
     EngineMetric(
         "counter",
@@ -286,19 +234,12 @@ VLLM_ONLY = [
         _one(lambda now: now.num_cached_prompt_tokens - dict(_cached_tokens(now))["device",]),
         vllm=("external_prefix_cache_hits",),
     ),
-    EngineMetric(
-        "counter",
+    _counter(
         "prompt_tokens_cached",
         "Prompt tokens found in the prefix cache.",
-        _one(lambda now: now.num_cached_prompt_tokens),
-        vllm=("prompt_tokens_cached",),
+        "num_cached_prompt_tokens",
+        in_vllm=True,
     ),
-    EngineMetric(
-        "counter",
-        "num_preemptions",
-        "Preemptions.",
-        _one(lambda now: now.num_preemptions),
-        vllm=("num_preemptions",),
-    ),
+    _counter("num_preemptions", "Preemptions.", "num_preemptions", in_vllm=True),
 ]
 """Sums of ours, served under vLLM's names only."""

@@ -213,3 +213,35 @@ def test_a_client_that_does_not_read_is_dropped_and_told_so_when_it_reads(tmp_pa
         while client.poll(100):
             again = decode_engine_message(client.recv_multipart()[0])
             assert again.code == ErrorCode.HELLO_REQUIRED  # to its ping
+
+
+def test_garbage_of_a_client_whose_queue_is_full_is_answered_when_there_is_room(tmp_path):
+    """Without an answer its requests would wait for ever."""
+    address = f"ipc://{tmp_path}/s"
+    with (
+        ZmqTransport(address) as transport,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as client,
+    ):
+        inbox, clients = make_inbox(transport)
+        client.setsockopt(zmq.RCVHWM, 10)
+        client.connect(address)
+        client.send(HELLO)
+        while not len(clients):
+            list(inbox.drain(block=True))
+        [slow] = clients
+        outbox = inbox._outbox
+        while not outbox.has_backlogs:
+            outbox.post(slow, PONG, [b"x" * 10_000])
+        client.send(b"garbage")
+        while not inbox.num_refused_messages:
+            list(inbox.drain(block=True))
+        codes = []
+        deadline = time.monotonic() + 30
+        while ErrorCode.MALFORMED_MESSAGE not in codes:
+            assert time.monotonic() < deadline
+            outbox.send({})
+            while client.poll(10):
+                answer = decode_engine_message(client.recv_multipart()[0])
+                codes += [answer.code] if isinstance(answer, ErrorMessage) else []
+        assert codes == [ErrorCode.MALFORMED_MESSAGE]

@@ -2,10 +2,12 @@
 
 import gzip
 import json
+import socket
 
 import msgspec
 import pytest
-from http_server import TEMPLATE, events_of
+from fake_engine import wait_until
+from http_server import TEMPLATE, events_of, serving
 
 from frontend.http.anthropic.requests import CountTokensRequest, MessagesRequest
 from frontend.http.ollama.requests import ChatRequest, GenerateRequest, ModelRequest
@@ -197,6 +199,32 @@ def test_whole_numbers_beyond_64_bits_are_refused_or_cut(http):
         asked = {"model": "fake", "messages": HELLO, "stream": False, "options": options}
         assert "from 0 to" in refusal(http.post("/api/chat", json=asked))
         assert chat(http, max_tokens=number, zzz=None).status_code == 200  # the model's length
+
+
+def test_a_prompt_that_is_too_long_has_the_code_that_clients_look_for(http):
+    long = [{"role": "user", "content": "x" * 600}]
+    for response in (
+        chat(http, messages=long),
+        http.post("/v1/completions", json={"prompt": "x" * 600}),
+        http.post("/v1/responses", json={"input": "x" * 600}),
+    ):
+        error = refusal(response)
+        assert error["code"] == "context_length_exceeded"
+        assert "limit is 511" in error["message"]
+
+
+def test_a_client_that_pipelines_and_leaves_ends_its_requests(start_engine, caplog):
+    engine = start_engine(step_s=0.005)
+    body = b'{"prompt": "x", "max_tokens": 400, "ignore_eos": true, "stream": true}'
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+    with serving(engine.address) as url:
+        port = int(url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall((head % len(body) + body) * 2)
+            client.recv(1000)
+        wait_until(lambda: bool(engine.aborted))
+        wait_until(lambda: engine.num_live == 0)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_a_compressed_body_is_refused(http):

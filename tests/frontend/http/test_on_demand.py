@@ -209,6 +209,16 @@ def test_without_an_idle_one_the_answer_is_503_with_the_numbers_and_nobody_is_hu
     assert server.state("a") == "stopped"
 
 
+def test_what_a_running_daemon_may_still_take_for_its_cache_is_not_available(serve):
+    server = serve("hoarder", "small")
+    with server.streaming("hoarder"):
+        refused = server.complete("small")
+        assert refused.status_code == 503
+        assert "0 are available, and hoarder cannot be stopped now" in refused.text
+    wait_until(lambda: server.complete("small").status_code == 200)
+    assert server.state("hoarder") == "stopped"
+
+
 def test_a_daemon_that_finds_no_memory_is_tried_again_without_an_idle_one(serve):
     server = serve("a", "large")
     assert server.complete("a").status_code == 200
