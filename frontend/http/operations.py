@@ -17,7 +17,7 @@ from frontend.http.event_stream import EventStream
 from frontend.http.while_starting import begins_while_starting
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True):
+class Operation(msgspec.Struct, frozen=True):
     """One route. Its handler's docstring is its summary.
 
     Args:
