@@ -69,6 +69,10 @@ class SocketGuard:
             self._show()
 
     def _watch(self) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # an interrupted start has closed the sockets
+            self._watch_monitor()
+
+    def _watch_monitor(self) -> None:
         while not self._is_closed.is_set():
             if self._monitor.poll(_POLL_MS):
                 number = int(recv_monitor_message(self._monitor)["value"])
