@@ -26,7 +26,7 @@ from frontend.cli.options import (
     print_fault,
 )
 from frontend.errors import EngineClientError
-from frontend.http.on_demand_options import OnDemandOptions
+from frontend.http.on_demand.options import OnDemandOptions
 from frontend.http.settings import ServerSettings
 
 if TYPE_CHECKING:

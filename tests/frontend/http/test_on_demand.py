@@ -13,9 +13,10 @@ from fake_engine import wait_until
 from http_server import serving_models
 
 from frontend.errors import InvalidInput
-from frontend.http import on_demand, while_starting
-from frontend.http.on_demand import DaemonPool, OnDemandModel
-from frontend.http.on_demand_options import OnDemandOptions, keep_alive_seconds
+from frontend.http.on_demand import model as on_demand
+from frontend.http.on_demand import while_starting
+from frontend.http.on_demand.model import DaemonPool, OnDemandModel
+from frontend.http.on_demand.options import OnDemandOptions, keep_alive_seconds
 from frontend.http.served_models import ServedModels
 
 pytestmark = pytest.mark.slow

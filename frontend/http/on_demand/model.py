@@ -22,7 +22,7 @@ from frontend.engine_calls import Engine
 from frontend.errors import EngineClientError, EngineUnavailable
 from frontend.http.api_errors import ApiError
 from frontend.http.exchange import current_exchange
-from frontend.http.on_demand_options import OnDemandOptions
+from frontend.http.on_demand.options import OnDemandOptions
 from frontend.http.served_models import ServedModel
 from protocol.memory import available_memory_bytes, process_memory_bytes
 from protocol.running_daemons import note_keep_alive
