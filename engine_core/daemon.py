@@ -170,6 +170,8 @@ def _announce(config: EngineConfig, phases: StartPhases) -> None:
         "block_size": config.block_size,
         "weights": config.weights,
         "kv_cache_dtype": config.kv_cache_dtype,
+        "kv_cache_bytes": config.kv_cache_bytes,
+        "device": config.device,
         "ready_s": round(phases.total_s, 3),
         "phases_s": {phase: round(spent_s, 3) for phase, spent_s in phases.spent_s().items()},
     }

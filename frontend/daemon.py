@@ -59,6 +59,8 @@ class ChildDaemon:
         self.restarts = "--supervise" in arguments
         """Whether an engine that died is started again, at the same address."""
         self._is_ready = False
+        self.said: dict[str, Any] = {}
+        """Its ready line."""
         self._shows_log = shows_log
         self._on_line = on_line
         self._tail: deque[str] = deque(maxlen=_NUM_SHOWN_LINES)
@@ -114,7 +116,8 @@ class ChildDaemon:
         if not line:
             raise EngineStartError(await self.exit_report())
         with contextlib.suppress(ValueError, TypeError, KeyError):
-            self._is_ready = json.loads(line)["event"] == "ready"
+            self.said = json.loads(line)
+            self._is_ready = self.said["event"] == "ready"
         if not self._is_ready:
             raise EngineStartError(
                 f"the engine's first line is not its ready line but {line.strip()!r}; check that "

@@ -74,6 +74,7 @@ class RequestState:
         self.metrics = RequestMetrics(arrival_time=time.time())
         self._request = request
         self._prompt_text = prompt_text
+        self._prompt_token_ids = request.prompt_token_ids
         self._kind = output_kind
         self._is_final_only = output_kind is RequestOutputKind.FINAL_ONLY
         self._last_token_s: float | None = None
@@ -89,6 +90,7 @@ class RequestState:
         self._final_taken = False
         self._has_output = False
         """Whether `next_output` has something to return."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._on_finished = on_finished
         self.observer: RequestObserver | None = None
@@ -223,7 +225,9 @@ class RequestState:
         while not self._has_output:
             if self._error is not None:
                 raise self._error
-            self._waiter = asyncio.get_running_loop().create_future()
+            if self._loop is None:
+                self._loop = asyncio.get_running_loop()  # asks the system for this process's id
+            self._waiter = self._loop.create_future()
             try:
                 await self._waiter
             finally:
@@ -239,7 +243,8 @@ class RequestState:
     def _take_output(self) -> RequestOutput:
         delta = self._kind is RequestOutputKind.DELTA
         self._has_output = False
-        self._note_times()
+        if self._last_token_s is not None:  # the same for many tokens: noted when somebody looks
+            self.metrics.last_token_s = self._last_token_s - self._submitted_s
         if len(self.sequences) == 1:
             sequence = self.sequences[0]
             finished = sequence.finish_reason is not None
@@ -255,7 +260,7 @@ class RequestState:
         return RequestOutput(  # one a token: names cost half a microsecond
             self.request_id,
             self._prompt_text,
-            self._request.prompt_token_ids,
+            self._prompt_token_ids,
             outputs,
             finished,
             self.metrics,
@@ -278,14 +283,10 @@ class RequestState:
         if self.observer is not None:
             self.observer.on_first_token(ttft_s)
 
-    def _note_times(self) -> None:
-        """What is the same for many tokens is noted when somebody looks."""
-        if self._last_token_s is not None:
-            self.metrics.last_token_s = self._last_token_s - self._submitted_s
-
     def _after_change(self) -> None:
         if self.finished:
-            self._note_times()
+            if self._last_token_s is not None:
+                self.metrics.last_token_s = self._last_token_s - self._submitted_s
             self.metrics.finished_s = self._clock.now() - self._submitted_s
             if self.observer is not None and self._error is None:
                 self.observer.on_finished(self)

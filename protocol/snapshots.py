@@ -56,7 +56,8 @@ class RequestSummary(Message, frozen=True):
 
 
 class BlockMap(Message, frozen=True):
-    """The device's KV blocks in the order of their ids, as at most MAX_CELLS cells."""
+    """The device's KV blocks in the order of their ids, as at most MAX_CELLS cells. Those behind
+    the last cell are empty."""
 
     blocks_per_cell: int
     owners: bytes

@@ -8,6 +8,8 @@ import numpy as np
 
 from protocol.snapshots import CACHED, EMPTY, FIRST_PREFIX, MAX_CELLS, MAX_PREFIXES, BlockMap
 
+_FEWEST_BLOCKS = 256
+
 
 def block_map(
     num_blocks: int, cached: Collection[int], holders: Sequence[tuple[int, list[int]]]
@@ -35,10 +37,12 @@ def block_map(
             owners[held[is_shared]] = FIRST_PREFIX + np.minimum(prefix_of, MAX_PREFIXES - 1)
             sizes = np.bincount(owners)[FIRST_PREFIX:]
             prefixes = list(zip(num_holders[known].tolist(), sizes.tolist(), strict=False))
-    per_cell = -(-num_blocks // MAX_CELLS) or 1
-    num_cells = -(-num_blocks // per_cell)
+    last = int(np.flatnonzero(owners).max(initial=0))
+    num_shown = min(num_blocks, max(_FEWEST_BLOCKS, 1 << (last - 1).bit_length()))
+    per_cell = -(-num_shown // MAX_CELLS) or 1
+    num_cells = -(-num_shown // per_cell)
     padded = np.full(num_cells * per_cell, EMPTY, np.uint16)
-    padded[:num_blocks] = owners[1:]
+    padded[:num_shown] = owners[1 : num_shown + 1]
     cells = padded.reshape(num_cells, per_cell)
     levels = np.count_nonzero(cells != EMPTY, axis=1) * 255 // per_cell
     return BlockMap(

@@ -26,7 +26,7 @@ from frontend.cli.options import (
     print_fault,
 )
 from frontend.errors import EngineClientError
-from frontend.http.on_demand_options import OnDemandOptions
+from frontend.http.on_demand.options import OnDemandOptions
 from frontend.http.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -211,13 +211,15 @@ _Json = Annotated[bool, Parameter(help="Print one JSON document.", negative="")]
 
 
 @app.command
-def ps(*, json: _Json = False, daemon: DaemonOptions = _DAEMON) -> int:
-    """List the running daemons of this user. `--keys` is for those on TCP."""
+def ps(
+    *,
+    keys: Annotated[Path | None, Parameter(help="Your key's file, for daemons on TCP.")] = None,
+    json: _Json = False,
+) -> int:
+    """List the running daemons of this user."""
     from frontend.cli.ps import run_ps
 
-    if daemon.address:
-        raise UsageError("ps lists the daemons at all addresses; use info for the one at --address")
-    return _run(run_ps(daemon, prints_json=json))
+    return _run(run_ps(keys, prints_json=json))
 
 
 @app.command

@@ -11,8 +11,8 @@ from frontend.cli.options import EXIT_ADDRESS, DaemonOptions, UsageError, print_
 from frontend.daemon import ChildDaemon
 from frontend.errors import InvalidInput
 from frontend.http.listeners import AddressUnavailable
-from frontend.http.on_demand import DaemonPool, OnDemandModel
-from frontend.http.on_demand_options import OnDemandOptions
+from frontend.http.on_demand.model import DaemonPool, OnDemandModel
+from frontend.http.on_demand.options import OnDemandOptions
 from frontend.http.served_models import ServedModel, ServedModels
 from frontend.http.server import Backend, serve
 from frontend.http.settings import ServerSettings

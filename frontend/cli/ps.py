@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from frontend.cli.options import DaemonOptions
+from frontend.connection import ConnectionOptions
+from frontend.engine_calls import Engine
 from frontend.errors import EngineClientError
+from frontend.event_loop import Clock
+from frontend.session import EngineSession
+from frontend.transport import ZmqTransport
+from protocol.keys import read_client_key
 from protocol.memory import process_memory_bytes
 from protocol.running_daemons import RunningDaemon, running_daemons
 
@@ -22,9 +27,10 @@ _ANSWER_S = 2.0
 """A daemon answers between two steps."""
 
 
-async def run_ps(options: DaemonOptions, *, prints_json: bool) -> int:
-    """Print a row or an object for each, oldest first. Returns the exit code."""
-    found = await asyncio.gather(*(_described(each, options) for each in running_daemons()))
+async def run_ps(keys: Path | None, *, prints_json: bool) -> int:
+    """Print a row or an object for each, oldest first. Returns the exit code.
+    Raises InvalidParameter: the key's file cannot be used."""
+    found = await asyncio.gather(*(_described(each, keys) for each in running_daemons()))
     if prints_json:
         sys.stdout.write(json.dumps(found) + "\n")
     else:
@@ -32,20 +38,31 @@ async def run_ps(options: DaemonOptions, *, prints_json: bool) -> int:
     return 0
 
 
-async def _described(daemon: RunningDaemon, options: DaemonOptions) -> dict[str, Any]:
+async def _described(daemon: RunningDaemon, keys: Path | None) -> dict[str, Any]:
     """`running` and `waiting` requests are None where it does not answer."""
     running: int | None = None
     waiting: int | None = None
-    quick = dataclasses.replace(options, connect_timeout=_ANSWER_S)
-    llm = quick.client("ps", [daemon.address])
+    key = None
+    if keys is not None and daemon.address.startswith("tcp://"):
+        key = read_client_key(keys, daemon.address)
     with contextlib.suppress(EngineClientError, TimeoutError):
+        session = EngineSession(  # and no client, which would build the tokenizer
+            ZmqTransport(daemon.address, key),
+            ConnectionOptions(
+                address=daemon.address,
+                client_name="engine-client ps",
+                connect_timeout_s=_ANSWER_S,
+                reconnect_timeout_s=_ANSWER_S,
+                silence_timeout_s=_ANSWER_S,
+            ),
+            clock=Clock(),
+        )
         try:
             async with asyncio.timeout(_ANSWER_S):
-                await llm.open()
-                now = await llm.statistics()
+                now = await Engine(daemon.address, session).statistics()
                 running, waiting = now.num_running, now.num_waiting
         finally:
-            await llm.close()
+            await session.close()
     return {
         **msgspec.structs.asdict(daemon),
         "uptime_s": round(time.time() - daemon.started_s, 1),

@@ -120,10 +120,6 @@ def api_error(error: BaseException) -> ApiError | None:
     return None
 
 
-def status_reason(status: int) -> str:
-    return http.HTTPStatus(status).phrase
-
-
 def unknown_model(name: str, known: list[str]) -> ApiError:
     return ApiError(
         404,

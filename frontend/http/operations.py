@@ -14,10 +14,10 @@ from starlette.routing import Route
 
 from frontend.http.error_forms import error_type
 from frontend.http.event_stream import EventStream
-from frontend.http.while_starting import begins_while_starting
+from frontend.http.on_demand.while_starting import begins_while_starting
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True):
+class Operation(msgspec.Struct, frozen=True):
     """One route. Its handler's docstring is its summary.
 
     Args:

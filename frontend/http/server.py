@@ -27,6 +27,10 @@ from frontend.http.listeners import listening
 from frontend.http.served_models import ServedModels
 from frontend.http.settings import ServerSettings
 
+_KEEP_ALIVE_S = 100
+"""Longer than clients keep idle connections (httpx 5 s, aiohttp 15, Go 90): where the server closes
+first, a request that comes just then is lost."""
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -83,6 +87,7 @@ def make_config(
         log_level=logging.CRITICAL,  # the application logs what fails
         access_log=False,
         server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         proxy_headers=settings.forwarded_allow_ips is not None,
         forwarded_allow_ips=settings.forwarded_allow_ips,
         ssl_certfile=settings.ssl_certfile,

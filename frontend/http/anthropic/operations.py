@@ -8,19 +8,6 @@ from frontend.http.anthropic.responses import Message, MessageEvent, TokenCount
 from frontend.http.operations import Operation
 
 OPERATIONS = [
-    Operation(
-        method="POST",
-        path="/v1/messages",
-        handler=messages,
-        takes=MessagesRequest,
-        gives=Message,
-        event=MessageEvent,
-    ),
-    Operation(
-        method="POST",
-        path="/v1/messages/count_tokens",
-        handler=count_tokens,
-        takes=CountTokensRequest,
-        gives=TokenCount,
-    ),
+    Operation("POST", "/v1/messages", messages, MessagesRequest, Message, MessageEvent),
+    Operation("POST", "/v1/messages/count_tokens", count_tokens, CountTokensRequest, TokenCount),
 ]

@@ -66,16 +66,17 @@ def _lookups(now: EngineStatistics) -> Samples:
         yield ("miss", ended), count - num_hits
 
 
-def _blocks(now: EngineStatistics) -> Samples:
-    num_empty = now.num_blocks - now.num_blocks_in_use - now.num_blocks_cached
-    states = {"in_use": now.num_blocks_in_use, "cached": now.num_blocks_cached, "empty": num_empty}
-    return [((state,), count) for state, count in states.items()]
+def _by(**counts: float) -> Samples:
+    return [((name,), count) for name, count in counts.items()]
+
+
+def _pool(num_blocks: int, in_use: int, cached: int) -> Samples:
+    return _by(in_use=in_use, cached=cached, empty=max(0, num_blocks - in_use - cached))
 
 
 def _cached_tokens(now: EngineStatistics) -> Samples:
     host, disk = now.num_host_cached_prompt_tokens, now.num_disk_cached_prompt_tokens
-    device = now.num_cached_prompt_tokens - host - disk
-    return [(("device",), device), (("host",), host), (("disk",), disk)]
+    return _by(device=now.num_cached_prompt_tokens - host - disk, host=host, disk=disk)
 
 
 ENGINE_METRICS = [
@@ -96,22 +97,21 @@ ENGINE_METRICS = [
         _one(lambda now: now.num_blocks_in_use / max(1, now.num_blocks)),
         vllm=("kv_cache_usage_perc",),
     ),
-    EngineMetric("gauge", "kv_cache_blocks", "KV blocks by state.", _blocks, labels=("state",)),
+    EngineMetric(
+        "gauge",
+        "kv_cache_blocks",
+        "KV blocks by state.",
+        lambda now: _pool(now.num_blocks, now.num_blocks_in_use, now.num_blocks_cached),
+        labels=("state",),
+    ),
     _gauge("kv_cache_shared_references", "Block references saved by sharing.", "num_blocks_shared"),
     EngineMetric(
         "gauge",
         "host_blocks",
         "Blocks of host memory by state.",
-        lambda now: [
-            (("in_use",), now.num_host_blocks_in_use),
-            (("cached",), now.num_host_blocks_cached),
-            (
-                ("empty",),
-                max(
-                    0, now.num_host_blocks - now.num_host_blocks_in_use - now.num_host_blocks_cached
-                ),
-            ),
-        ],
+        lambda now: _pool(
+            now.num_host_blocks, now.num_host_blocks_in_use, now.num_host_blocks_cached
+        ),
         labels=("state",),
     ),
     _gauge("disk_blocks", "KV blocks on disk.", "num_disk_blocks"),
@@ -143,7 +143,7 @@ ENGINE_METRICS = [
         "counter",
         "scheduled_tokens",
         "Tokens computed in steps: prefill, several of a sequence; decode, one.",
-        lambda now: [(("prefill",), now.num_prefill_tokens), (("decode",), now.num_decode_tokens)],
+        lambda now: _by(prefill=now.num_prefill_tokens, decode=now.num_decode_tokens),
         labels=("phase",),
     ),
     _counter("step_seconds", "Seconds in steps.", "step_time_s"),
@@ -153,7 +153,7 @@ ENGINE_METRICS = [
         "counter",
         "first_token_seconds",
         "Seconds of those to their first token: in the queue, and computing the prompt.",
-        lambda now: [(("queue",), now.queue_time_s), (("prefill",), now.ttft_s - now.queue_time_s)],
+        lambda now: _by(queue=now.queue_time_s, prefill=now.ttft_s - now.queue_time_s),
         labels=("phase",),
     ),
     EngineMetric(
@@ -193,20 +193,14 @@ ENGINE_METRICS = [
         "counter",
         "slo_requests",
         "Finished requests measured against SLOs, by whether they met all.",
-        lambda now: [
-            (("met",), now.num_slo_met),
-            (("missed",), now.num_slo_requests - now.num_slo_met),
-        ],
+        lambda now: _by(met=now.num_slo_met, missed=now.num_slo_requests - now.num_slo_met),
         labels=("result",),
     ),
     EngineMetric(
         "counter",
         "slo_violations",
         "Violations by SLO; a request may have both.",
-        lambda now: [
-            (("ttft",), now.num_slo_ttft_violations),
-            (("tpot",), now.num_slo_tpot_violations),
-        ],
+        lambda now: _by(ttft=now.num_slo_ttft_violations, tpot=now.num_slo_tpot_violations),
         labels=("slo",),
     ),
     _counter(

@@ -49,7 +49,7 @@ from frontend.http.ollama.responses import (
     ChatAnswerMessage,
     GenerateAnswer,
 )
-from frontend.http.on_demand_options import keep_alive_seconds
+from frontend.http.on_demand.options import keep_alive_seconds
 from frontend.http.openai.conversation import template_tools
 from frontend.http.openai.generation import EngineFailure, finish_reason, token_logprobs
 from frontend.http.tools.calls import ToolCall

@@ -36,6 +36,16 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     mirostat_tau: float | None = None
     """Of no effect without `mirostat`, as is `mirostat_eta`."""
     mirostat_eta: float | None = None
+    num_gpu: int | None = None
+    """Of no effect, as what follows: the daemon has loaded the model; no answer changes."""
+    main_gpu: int | None = None
+    num_thread: int | None = None
+    num_batch: int | None = None
+    num_keep: int | None = None
+    use_mmap: bool | None = None
+    use_mlock: bool | None = None
+    low_vram: bool | None = None
+    numa: bool | None = None
     tfs_z: Annotated[float, Meta(ge=1, le=1)] | None = None
     typical_p: Annotated[float, Meta(ge=1, le=1)] | None = None
 

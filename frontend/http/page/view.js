@@ -19,8 +19,9 @@ let drawing = 0;
 let drawnAt = 0;
 const cards = new Map(); // of the lanes, by the request's number
 
-const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
-const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)}\u00a0%` : "–");
+const counted = (count) => count.toLocaleString("en");
+const plural = (count, word) => `${counted(count)} ${word}${count === 1 ? "" : "s"}`;
+const percent = (part, whole) => (whole ? `${+((100 * part) / whole).toFixed(part * 10 < whole ? 1 : 0)}\u00a0%` : "–");
 
 function ordinalOf(number) {
   if (!ordinals.has(number)) ordinals.set(number, ordinals.size + 1);
@@ -74,7 +75,8 @@ function take(event, isFirst) {
   rates.push([event.statistics.uptime_s, event.statistics.num_generated_tokens]);
   while (rates.length > 2 && rates.at(-1)[0] - rates[0][0] > 2) rates.shift();
   event.requests.forEach((request) => ordinalOf(request.number));
-  if (!isPaused && !drawing) drawing = requestAnimationFrame(draw);
+  if (isPaused || drawing) return;
+  drawing = isStill.matches ? setTimeout(draw, Math.max(0, drawnAt + 1000 - performance.now())) : requestAnimationFrame(draw);
 }
 
 function fade(isAway) {
@@ -93,12 +95,6 @@ function showEngines({ engines, engine }) {
 
 function draw() {
   drawing = 0;
-  const wait = isStill.matches ? 1000 - (performance.now() - drawnAt) : 0;
-  if (wait > 0) {
-    setTimeout(() => !drawing && draw(), wait);
-    drawing = 0;
-    return;
-  }
   drawnAt = performance.now();
   showState();
   showFigures(latest.statistics);
@@ -217,11 +213,14 @@ function card(request, lane) {
 function showBlocks() {
   cells = cellsOf(latest.blocks);
   drawBlocks(find("blocks"), cells, latest.requests, ordinalOf);
+  const per = latest.blocks.blocks_per_cell;
+  find("blocks-unit").textContent = per === 1 ? "A square is a block." : `A square is ${per} blocks.`;
   if (find("blocks").matches(":hover")) return;
   const { num_blocks: all, num_blocks_in_use: used, num_blocks_cached: cached, block_size: size } = latest.statistics;
   const shared = latest.blocks.prefixes.map(([sequences, blocks]) => `${plural(blocks, "block")} by ${sequences} sequences`);
   find("blocks-text").textContent =
-    `${plural(all, "block")} of ${size} tokens: ${used} in use, ${cached} cached for reuse, ${all - used - cached} empty.` +
+    `${plural(all, "block")} of ${size} tokens: ${counted(used)} in use, ${counted(cached)} cached for reuse, ${counted(all - used - cached)} empty` +
+    (cells.length * per < all ? `, of which the last ${counted(all - cells.length * per)} are not drawn.` : ".") +
     (shared.length ? ` Shared: ${shared.slice(0, 4).join(", ")}${shared.length > 4 ? " …" : ""}.` : "");
 }
 

@@ -8,17 +8,7 @@ from frontend.http.responses.route import create_response, get_response
 
 OPERATIONS = [
     Operation(
-        method="POST",
-        path="/v1/responses",
-        handler=create_response,
-        takes=ResponsesRequest,
-        gives=ResponseObject,
-        event=ResponseEvent,
+        "POST", "/v1/responses", create_response, ResponsesRequest, ResponseObject, ResponseEvent
     ),
-    Operation(
-        method="GET",
-        path="/v1/responses/{response_id}",
-        handler=get_response,
-        gives=ResponseObject,
-    ),
+    Operation("GET", "/v1/responses/{response_id}", get_response, gives=ResponseObject),
 ]

@@ -45,6 +45,16 @@ def test_a_pool_of_any_size_has_a_bounded_number_of_cells_that_agree_with_its_bl
     assert list(made.levels) == [sum(map(bool, cell)) * 255 // per for cell in cells]
 
 
+def test_what_is_empty_behind_the_used_part_of_a_large_pool_is_left_out():
+    for last, num_cells, per_cell in [
+        (1, 256, 1), (256, 256, 1), (257, 512, 1), (2100, 1366, 3), (70_000, 2000, 50)
+    ]:  # fmt: skip
+        made = block_map(100_000, (), [(FIRST_REQUEST, [last])])
+        found = owners_of(made)
+        assert (len(found), made.blocks_per_cell) == (num_cells, per_cell)
+        assert found.index(FIRST_REQUEST) == (last - 1) // per_cell
+
+
 def test_so_many_prefixes_are_told_apart_and_the_rest_are_one():
     heads = range(1, 101)
     made = block_map(100, (), [(FIRST_REQUEST, [head]) for head in heads for _ in range(2)])

@@ -33,9 +33,7 @@ def main() -> None:
         sys.exit(3)
     if name == "large" and is_first:
         sys.exit("engine-core: there is not enough memory for the KV cache")
-    serve(
-        "mortal" if name == "mortal" and is_first else "", arguments[arguments.index("--bind") + 1]
-    )
+    serve(name if is_first else "", arguments[arguments.index("--bind") + 1])
 
 
 def serve(kind: str, address: str) -> None:
@@ -43,7 +41,8 @@ def serve(kind: str, address: str) -> None:
     from fake_engine import FakeEngine
 
     with FakeEngine(address, step_s=0.02) as engine:
-        print(json.dumps({"event": "ready", "address": address}), flush=True)
+        ready = {"event": "ready", "device": "cpu", "kv_cache_bytes": 10**15 * (kind == "hoarder")}
+        print(json.dumps(ready), flush=True)
         if kind == "mortal":
             while engine.num_tokens < 5:
                 time.sleep(0.01)

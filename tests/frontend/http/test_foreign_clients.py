@@ -14,6 +14,9 @@ from frontend.http.ollama.requests import ChatRequest, GenerateRequest, ModelReq
 from frontend.http.openai.requests import ChatCompletionRequest, CompletionRequest
 from frontend.http.openai.tokenize import TokenizeRequest
 from frontend.http.responses.bodies import ResponsesRequest
+from frontend.http.served_models import ServedModels
+from frontend.http.server import make_config
+from frontend.http.settings import ServerSettings
 
 HELLO = [{"role": "user", "content": "Hello"}]
 CHAT = {"messages": HELLO, "max_tokens": 2}
@@ -225,6 +228,12 @@ def test_a_client_that_pipelines_and_leaves_ends_its_requests(start_engine, capl
         wait_until(lambda: bool(engine.aborted))
         wait_until(lambda: engine.num_live == 0)
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_idle_connections_are_kept_for_longer_than_clients_keep_them():
+    models = ServedModels([])
+    config = make_config(ServerSettings(), None, models)
+    assert config.timeout_keep_alive > 90  # Go's; the longest of those that are known
 
 
 def test_a_compressed_body_is_refused(http):

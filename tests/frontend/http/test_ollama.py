@@ -156,11 +156,19 @@ def test_what_clients_send_for_nothing_is_nothing(http):
     assert generate(http, None, **unused, format=None, keep_alive=-1).status_code == 200
 
 
+def test_options_of_loading_change_no_answer(http):
+    loading = {"num_gpu": 99, "main_gpu": 0, "num_thread": 8, "num_batch": 512, "num_keep": 4}
+    loading |= {"use_mmap": True, "use_mlock": False, "low_vram": False, "numa": False}
+    sampling = {"temperature": 0, "num_predict": 5, "mirostat_eta": 0.1, "tfs_z": 1}
+    with_them = chat(http, {**sampling, **loading}, stream=False).json()["message"]
+    assert with_them == chat(http, sampling, stream=False).json()["message"]
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"frobnicate": 1}, "'frobnicate'"),
-        ({"options": {"num_gpu": 1}}, "'options.num_gpu'"),
+        ({"options": {"f16_kv": True}}, "'options.f16_kv'"),
         ({"options": {"temperature": -1}}, "options.temperature"),
         ({"options": {"mirostat": 2}}, "options.mirostat"),
         ({"options": {"repeat_last_n": 64}}, "options.repeat_last_n"),

@@ -13,9 +13,10 @@ from fake_engine import wait_until
 from http_server import serving_models
 
 from frontend.errors import InvalidInput
-from frontend.http import on_demand, while_starting
-from frontend.http.on_demand import DaemonPool, OnDemandModel
-from frontend.http.on_demand_options import OnDemandOptions, keep_alive_seconds
+from frontend.http.on_demand import model as on_demand
+from frontend.http.on_demand import while_starting
+from frontend.http.on_demand.model import DaemonPool, OnDemandModel
+from frontend.http.on_demand.options import OnDemandOptions, keep_alive_seconds
 from frontend.http.served_models import ServedModels
 
 pytestmark = pytest.mark.slow
@@ -207,6 +208,16 @@ def test_without_an_idle_one_the_answer_is_503_with_the_numbers_and_nobody_is_hu
         assert "data: " in next(chunks)
     wait_until(lambda: server.complete("b").status_code == 200)
     assert server.state("a") == "stopped"
+
+
+def test_what_a_running_daemon_may_still_take_for_its_cache_is_not_available(serve):
+    server = serve("hoarder", "small")
+    with server.streaming("hoarder"):
+        refused = server.complete("small")
+        assert refused.status_code == 503
+        assert "0 are available, and hoarder cannot be stopped now" in refused.text
+    wait_until(lambda: server.complete("small").status_code == 200)
+    assert server.state("hoarder") == "stopped"
 
 
 def test_a_daemon_that_finds_no_memory_is_tried_again_without_an_idle_one(serve):

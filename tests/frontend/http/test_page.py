@@ -241,5 +241,11 @@ def test_reduced_motion_moves_nothing(start_engine, open_page):
         page.fill("#prompt", "Hello")
         page.keyboard.press("Enter")
         page.locator("#lane-running .card").wait_for()
-        page.wait_for_timeout(300)
+        drawn = "(window.drawn = 0, new MutationObserver(() => drawn++).observe(" + (
+            "document.getElementById('steps-text'), {childList: true}))"
+        )
+        page.evaluate(drawn)
+        page.wait_for_timeout(2200)
+        assert 1 <= page.evaluate("drawn") <= 4, "once a second, whatever comes"
         assert page.evaluate("document.getAnimations().length") == 0
+        page.get_by_role("button", name="Stop").click()

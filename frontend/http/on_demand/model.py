@@ -22,7 +22,7 @@ from frontend.engine_calls import Engine
 from frontend.errors import EngineClientError, EngineUnavailable
 from frontend.http.api_errors import ApiError
 from frontend.http.exchange import current_exchange
-from frontend.http.on_demand_options import OnDemandOptions
+from frontend.http.on_demand.options import OnDemandOptions
 from frontend.http.served_models import ServedModel
 from protocol.memory import available_memory_bytes, process_memory_bytes
 from protocol.running_daemons import note_keep_alive
@@ -49,7 +49,7 @@ class DaemonPool:
         Raises:
             ApiError: there is none.
         """
-        while needed_bytes > (free_bytes := available_memory_bytes()):
+        while needed_bytes > (free_bytes := self._free_bytes()):
             if not await self.stop_least_recently_used():
                 others = ", ".join(each.names[0] for each in self.models if each.resting is None)
                 running = f"{others} cannot be stopped now" if others else "no other model runs"
@@ -60,6 +60,10 @@ class DaemonPool:
                     code="not_enough_memory",
                     retry_after_s=5,
                 )
+
+    def _free_bytes(self) -> int:
+        """Without what running daemons may still take."""
+        return max(0, available_memory_bytes() - sum(each.untouched_bytes for each in self.models))
 
     async def stop_least_recently_used(self) -> bool:
         """False: none is idle."""
@@ -114,6 +118,14 @@ class OnDemandModel(ServedModel):
     @property
     def memory_bytes(self) -> int:
         return (self._child and process_memory_bytes(self._child.pid)) or 0
+
+    @property
+    def untouched_bytes(self) -> int:
+        """Of its KV cache, at least: it is reserved at the start and touched as it is used."""
+        if self._child is None or self._child.said.get("device") != "cpu":
+            return 0
+        promised_bytes = (self._ready_bytes or 0) + int(self._child.said["kv_cache_bytes"])
+        return max(0, promised_bytes - self.memory_bytes)
 
     @property
     def expires_at(self) -> datetime | None:

@@ -1,0 +1,1 @@
+"""Models whose daemons the server starts and stops."""
