@@ -111,10 +111,10 @@ async def test_over_http_streams_go_on_and_the_daemon_is_used_again_when_it_is_b
             assert ready == {"status": "ok", "engines": dict.fromkeys(names, "ok")}
             expected = [await streamed(http, number) for number in range(4)]
 
-            tasks = [asyncio.create_task(streamed(http, number)) for number in range(4)]
             async with AsyncLLM(one.address) as watching:
                 before = (await watching.statistics()).num_generated_tokens
-                while (await watching.statistics()).num_generated_tokens < before + 20:
+                tasks = [asyncio.create_task(streamed(http, number)) for number in range(4)]
+                while (await watching.statistics()).num_generated_tokens < before + 10:
                     await asyncio.sleep(0.01)
             one.process.kill()
             assert await asyncio.wait_for(asyncio.gather(*tasks), 60) == expected
@@ -124,7 +124,6 @@ async def test_over_http_streams_go_on_and_the_daemon_is_used_again_when_it_is_b
             again = await asyncio.to_thread(Daemon, smollm2, bind=one.address)
             stack.callback(again.close)
             assert (await http.get("/health")).status_code == 200
+            other.process.kill()
             found = await asyncio.gather(*(streamed(http, number) for number in range(4)))
             assert found == expected
-            async with AsyncLLM(again.address) as watching:
-                assert (await watching.statistics()).num_generated_tokens > 0
