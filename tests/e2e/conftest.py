@@ -1,7 +1,9 @@
 """Real daemons for tests: tiny random models, and SmolLM2-135M-Instruct where a test needs it."""
 
+import functools
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -38,3 +40,19 @@ def smollm2():
     from engine_core.model_files import open_model_files
 
     return open_model_files("smollm2-135m-instruct", report=print).path
+
+
+@pytest.fixture(scope="session")
+def read_by_transformers():
+    """Call it with a GGUF file and a class of transformers (AutoModelForCausalLM, AutoTokenizer).
+    gguf looks at hundreds of thousands of tokens one by one, each time: here once, in memory."""
+    import gguf
+    import numpy as np
+
+    def read(path, kind, **options):
+        in_memory = mock.patch.object(np, "memmap", lambda path, **_: np.fromfile(path, np.uint8))
+        with mock.patch.object(gguf, "GGUFReader", reader), in_memory:
+            return kind.from_pretrained(path.parent, gguf_file=path.name, **options)
+
+    reader = functools.cache(gguf.GGUFReader)
+    return read

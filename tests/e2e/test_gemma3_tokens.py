@@ -41,15 +41,13 @@ def prompts(gemma3):
 
 
 @pytest.fixture(scope="module")
-def reference(gemma3):
+def reference(gemma3, read_by_transformers):
     """Logits of the next token after a prompt and after each of these tokens but the last, by
     transformers' own reading of the GGUF file."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        gemma3.parent, gguf_file=gemma3.name, dtype=torch.float32
-    ).eval()
+    model = read_by_transformers(gemma3, AutoModelForCausalLM, dtype=torch.float32).eval()
 
     @functools.cache
     def next_logits(prompt, tokens):
