@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import platformdirs
 from markdown_it import MarkdownIt
@@ -97,7 +98,7 @@ def markdown_answer() -> Iterator[Callable[[str], None]]:
         ):
             yield answer.write
     finally:
-        answer.console.print(answer.rendered(_parser.parse(answer.unfinished)))
+        answer.print_blocks(_blocks(_parser.parse(answer.unfinished)))
 
 
 class _MarkdownAnswer:
@@ -112,15 +113,21 @@ class _MarkdownAnswer:
         if "\n" not in text:
             return
         lines = self.unfinished.split("\n")
-        tokens = _parser.parse("\n".join(lines[:-1]))
-        starts = [i for i, each in enumerate(tokens) if each.level == 0 and each.nesting >= 0]
-        if len(starts) > 1:
-            begin = tokens[starts[-1]].map
+        *complete, last = _blocks(_parser.parse("\n".join(lines[:-1]))) or [[]]
+        if complete:
+            begin = last[0].map
             assert begin is not None
             self.unfinished = "\n".join(lines[begin[0] :])
             self._is_empty = False
-            self.console.print(self.rendered(tokens[: starts[-1]]))
+            self.print_blocks(complete)
             self.console.print()
+
+    def print_blocks(self, blocks: list[list[Token]]) -> None:
+        """With an empty line between two, however many come at once."""
+        for number, tokens in enumerate(blocks):
+            if number:
+                self.console.print()
+            self.console.print(self.rendered(tokens))
 
     def last_lines(self) -> RenderableType:
         """As many of the unfinished block as the screen has."""
@@ -137,6 +144,12 @@ class _MarkdownAnswer:
         lines = self.console.render_lines(_markdown(tokens), pad=False)
         full = [i for i, line in enumerate(lines) if any(each.text.strip() for each in line)]
         return SegmentLines(lines[full[0] : full[-1] + 1] if full else [], new_lines=True)
+
+
+def _blocks(tokens: list[Token]) -> list[list[Token]]:
+    """Paragraphs, lists, tables and the like, each with what is within it."""
+    starts = [i for i, each in enumerate(tokens) if each.level == 0 and each.nesting >= 0]
+    return [tokens[start:stop] for start, stop in pairwise([*starts, len(tokens)])]
 
 
 def _markdown(tokens: list[Token]) -> Markdown:

@@ -159,10 +159,12 @@ and a link (http://example.org).
 ["""
 
 
+@pytest.mark.parametrize("step_s", [0.0, 0.01])
 def test_markdown_is_rendered_and_nothing_of_an_answer_commands_the_terminal(
-    start_engine, terminal
+    start_engine, terminal, step_s
 ):
-    start_engine(next_token=saying(ANSWER, then_eos=True))
+    """Also where many blocks arrive at once."""
+    start_engine(next_token=saying(ANSWER, then_eos=True), step_s=step_s)
     session = terminal()
     session.type("Hi\r")
     text = session.wait_for("first token after", "  Title\n\n" + RENDERED)
