@@ -56,3 +56,24 @@ def read_by_transformers():
 
     reader = functools.cache(gguf.GGUFReader)
     return read
+
+
+@pytest.fixture(scope="session")
+def logits_by_transformers(read_by_transformers):
+    """Call it with a GGUF file for a function of a prompt and further tokens, tuples of ids: the
+    logits of the next token after the prompt and after each of these but the last, in fp32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    def of_file(path):
+        model = read_by_transformers(path, AutoModelForCausalLM, dtype=torch.float32).eval()
+
+        @functools.cache
+        def next_logits(prompt, tokens):
+            with torch.inference_mode():
+                ids = torch.tensor([prompt + tokens])
+                return model(ids, logits_to_keep=len(tokens) + 1).logits[0, :-1]
+
+        return next_logits
+
+    return of_file

@@ -4,7 +4,6 @@ See test_smollm2_tokens for what is compared. The prompts cross the window of 51
 and with a pool that preempts, so that blocks leave the window, are reused and come back.
 """
 
-import functools
 from pathlib import Path
 
 import pytest
@@ -41,21 +40,8 @@ def prompts(gemma3):
 
 
 @pytest.fixture(scope="module")
-def reference(gemma3, read_by_transformers):
-    """Logits of the next token after a prompt and after each of these tokens but the last, by
-    transformers' own reading of the GGUF file."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = read_by_transformers(gemma3, AutoModelForCausalLM, dtype=torch.float32).eval()
-
-    @functools.cache
-    def next_logits(prompt, tokens):
-        with torch.inference_mode():
-            ids = torch.tensor([prompt + tokens])
-            return model(ids, logits_to_keep=len(tokens) + 1).logits[0, :-1]
-
-    return next_logits
+def reference(gemma3, logits_by_transformers):
+    return logits_by_transformers(gemma3)
 
 
 @pytest.mark.parametrize("options", [(), ("--num-blocks", 330, "--watermark", 0)])

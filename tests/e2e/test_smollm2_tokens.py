@@ -6,7 +6,6 @@ greedy generations, and says where two answers part. A difference counts only wh
 own best two logits lie more than 1e-3 apart.
 """
 
-import functools
 from pathlib import Path
 
 import pytest
@@ -26,22 +25,11 @@ LENGTHS = (*SHORT, 513, 2000)
 
 
 @pytest.fixture(scope="module")
-def reference(smollm2, read_by_transformers):
-    """Logits of the next token after a prompt and after each of these tokens but the last, by
-    transformers' own reading of the GGUF file."""
+def reference(smollm2, logits_by_transformers):
     import torch
-    from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(2)
-    model = read_by_transformers(smollm2, AutoModelForCausalLM, dtype=torch.float32).eval()
-
-    @functools.cache
-    def next_logits(prompt, tokens):
-        with torch.inference_mode():
-            ids = torch.tensor([prompt + tokens])
-            return model(ids, logits_to_keep=len(tokens) + 1).logits[0, :-1]
-
-    return next_logits
+    return logits_by_transformers(smollm2)
 
 
 @pytest.fixture(scope="module")

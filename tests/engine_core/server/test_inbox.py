@@ -1,5 +1,6 @@
 """What the inbox takes in at a time, what it refuses, and what the log says of it."""
 
+import contextlib
 import itertools
 import logging
 import time
@@ -172,10 +173,10 @@ def test_a_line_that_is_not_limited_says_nothing_of_others(caplog):
     assert caplog.messages == ["at 0", "at 1", "at 2", "x" * 500]
 
 
-def test_a_client_that_does_not_read_is_dropped_and_told_so_when_it_reads(tmp_path, monkeypatch):
-    """Not blocked by it, the engine goes on."""
-    monkeypatch.setattr("engine_core.server.outbox._MAX_BACKLOG_BYTES", 1_000_000)
-    address = f"ipc://{tmp_path}/s"
+@contextlib.contextmanager
+def connected_slow_reader(folder):
+    """An inbox, its clients, and the socket of the only one, which takes in few messages unread."""
+    address = f"ipc://{folder}/s"
     with (
         ZmqTransport(address) as transport,
         zmq.Context() as context,
@@ -187,6 +188,13 @@ def test_a_client_that_does_not_read_is_dropped_and_told_so_when_it_reads(tmp_pa
         client.send(HELLO)
         while not len(clients):
             list(inbox.drain(block=True))
+        yield inbox, clients, client
+
+
+def test_a_client_that_does_not_read_is_dropped_and_told_so_when_it_reads(tmp_path, monkeypatch):
+    """Not blocked by it, the engine goes on."""
+    monkeypatch.setattr("engine_core.server.outbox._MAX_BACKLOG_BYTES", 1_000_000)
+    with connected_slow_reader(tmp_path) as (inbox, clients, client):
         [slow] = clients
         outbox = inbox._outbox
         padding = b"x" * 10_000
@@ -217,18 +225,7 @@ def test_a_client_that_does_not_read_is_dropped_and_told_so_when_it_reads(tmp_pa
 
 def test_garbage_of_a_client_whose_queue_is_full_is_answered_when_there_is_room(tmp_path):
     """Without an answer its requests would wait for ever."""
-    address = f"ipc://{tmp_path}/s"
-    with (
-        ZmqTransport(address) as transport,
-        zmq.Context() as context,
-        context.socket(zmq.DEALER) as client,
-    ):
-        inbox, clients = make_inbox(transport)
-        client.setsockopt(zmq.RCVHWM, 10)
-        client.connect(address)
-        client.send(HELLO)
-        while not len(clients):
-            list(inbox.drain(block=True))
+    with connected_slow_reader(tmp_path) as (inbox, clients, client):
         [slow] = clients
         outbox = inbox._outbox
         while not outbox.has_backlogs:
