@@ -32,6 +32,8 @@ class WaitReason(enum.StrEnum):
     in groups: others wait."""
     DISK = "disk"
     """Blocks of its prompt are being read from disk."""
+    GRAMMAR = "grammar"
+    """Its structured output is being compiled."""
     DECODES = "decodes"
     """Batching prefill-first: this step decodes only, or the prefill delay has not passed."""
 

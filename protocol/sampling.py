@@ -7,6 +7,7 @@ import msgspec
 
 from protocol.base import Message
 from protocol.errors import InvalidParameter
+from protocol.structured_output import StructuredOutput
 
 MAX_SEED = 2**64 - 1
 MAX_BEAM_WIDTH = 64
@@ -47,6 +48,8 @@ class SamplingParams(Message, frozen=True):
     logprobs: int | None = None
     """How many of the likeliest tokens to report a position; 0 reports only the sampled one,
     -1 the whole vocabulary, None nothing."""
+    structured_output: StructuredOutput | None = None
+    """If given, tokens that lead out of it are impossible, and it ends the text."""
 
     def __post_init__(self) -> None:
         """Every limit that does not depend on the model."""
@@ -81,6 +84,12 @@ class SamplingParams(Message, frozen=True):
             )
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParameter("allowed_token_ids is empty: no token could be sampled; omit it")
+
+        if self.structured_output is not None and self.ignore_eos:
+            raise InvalidParameter(
+                "ignore_eos with structured_outputs: the answer ends where its grammar does; omit "
+                "one of them"
+            )
 
     @property
     def is_greedy(self) -> bool:

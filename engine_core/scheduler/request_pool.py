@@ -186,6 +186,7 @@ class RequestPool:
         batch.tenant_number[row] = request.tenant_number
         batch.arrival_s[row] = request.arrival_time
         batch.fast_path[row] = False
+        batch.is_constrained[row] = request.grammar is not None
         batch.may_schedule_async[row] = request.num_sequences == 1 and request.beam_search is None
         self.stop_tokens.add(stop_token_ids(request))
 

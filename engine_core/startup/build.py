@@ -35,6 +35,7 @@ from engine_core.startup.prefix_store import open_prefix_store
 from engine_core.startup.resolve import plan_runner, resolve_config
 from engine_core.startup.runner_spec import Runner, RunnerSpec
 from engine_core.startup.served_model import ServedModel
+from engine_core.structured_output.manager import Compiler, StructuredOutputs
 from engine_core.trace import TraceWriter
 from kernels.compile_counter import CompileCounter, watch_triton
 from kernels.interface.operations import Operations
@@ -76,9 +77,18 @@ def build_engine(
         level = logging.DEBUG if sys.stderr.isatty() else logging.INFO
         logger.log(level, "configuration: %s", config)
         store = open_prefix_store(options, opened.files, loaded, runner_spec.config)
+        structured_outputs = _structured_outputs(opened, runner_spec.config.vocab_size)
         runner = _warm_runner(runner_spec, config, compilations, phases, store)
         core = _assemble(
-            opened, runner_spec, config, runner, transport, lifecycle, compilations, store
+            opened,
+            runner_spec,
+            config,
+            runner,
+            transport,
+            lifecycle,
+            compilations,
+            store,
+            structured_outputs,
         )
         return core, config
     except (ModelFilesError, ModelError) as error:
@@ -134,6 +144,7 @@ def _assemble(
     lifecycle: Lifecycle,
     compilations: CompileCounter,
     store: PrefixStore | None,
+    structured_outputs: StructuredOutputs | None,
 ) -> EngineCore:
     vocab_size = runner_spec.config.vocab_size
     groups = runner_spec.config.layout.group_specs
@@ -172,7 +183,7 @@ def _assemble(
         ),
         outbox=outbox,
         clients=clients,
-        scheduler=Scheduler(config.scheduler, kv_cache),
+        scheduler=Scheduler(config.scheduler, kv_cache, constraints=structured_outputs),
         executor=executor,
         lifecycle=lifecycle,
         validator=RequestValidator(
@@ -188,7 +199,26 @@ def _assemble(
         model_host=ServedModel(runner_spec, config, opened.files, executor, runner, store),
         on_weights=handshake.use_weights,
         isolates_tenants=config.isolate_tenants,
+        structured_outputs=structured_outputs,
     )
+
+
+def _structured_outputs(opened: OpenModel, vocab_size: int) -> StructuredOutputs | None:
+    """Reads the tokenizer while the runner is built."""
+    tokenizer = opened.tokenizer
+    if tokenizer is None:
+        return None
+
+    def make_compiler() -> Compiler:
+        from engine_core.structured_output.compiler import GrammarCompiler
+
+        return GrammarCompiler(
+            tokenizer.tokenizer_json,
+            vocab_size=vocab_size,
+            eos_token_ids=opened.files.eos_token_ids,
+        )
+
+    return StructuredOutputs(make_compiler, vocab_size=vocab_size)
 
 
 def _trace_writer(path: str, config: EngineConfig, replayed: dict[str, Any]) -> TraceWriter:

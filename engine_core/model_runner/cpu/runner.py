@@ -8,6 +8,7 @@ from engine_core.model_runner.cache import BlockStorage, PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.input_batch import CPUInputBatch, StepInputs, gather_step_inputs
 from engine_core.model_runner.cpu.sampler import CPUSampler
+from engine_core.model_runner.logit_masks import logit_masks
 from engine_core.model_runner.output import runner_output
 from engine_core.model_runner.rows import RunnerRows
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
@@ -95,12 +96,13 @@ class CPUModelRunner:
             last_R = torch.from_numpy(inputs.query_start_R1[1:][sampled_R].astype("int64"))
             hidden_TE = hidden_TE[last_R - 1]
         logits_RV = self._model.compute_logits(hidden_TE)
-        result = self._sampler.sample(logits_RV, rows, self.batch.num_tokens[rows])
+        place_N = inputs.batch_index_R[sampled_R]
+        masks = logit_masks(plan, place_N, np.arange(len(rows)))
+        result = self._sampler.sample(logits_RV, rows, self.batch.num_tokens[rows], masks)
         chosen = result.token_ids
         if result.failures:
             good = np.delete(np.arange(len(rows)), list(result.failures))
             rows, chosen = rows[good], chosen[good]
         self.batch.append_tokens(rows, chosen)
         self._sampler.append_tokens(rows, chosen)
-        place_N = inputs.batch_index_R[sampled_R]
         return runner_output(plan, place_N, result.token_ids, result.logprobs, result.failures)
