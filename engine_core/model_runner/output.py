@@ -11,8 +11,8 @@ from protocol.outputs import Logprobs
 
 NOT_FINITE = "the model's logits are not finite numbers"
 NO_TOKEN_LEFT = (
-    "no token is possible: structured_outputs, allowed_token_ids and min_tokens leave none together; "
-    "change one of them"
+    "no token is possible: structured_outputs, allowed_token_ids and min_tokens together leave "
+    "none; change one of them"
 )
 
 INFINITE = (

@@ -77,7 +77,7 @@ def build_engine(
         level = logging.DEBUG if sys.stderr.isatty() else logging.INFO
         logger.log(level, "configuration: %s", config)
         store = open_prefix_store(options, opened.files, loaded, runner_spec.config)
-        structured_outputs = _structured_outputs(opened, runner_spec.config.vocab_size)
+        structured_outputs = _structured_outputs(opened, runner_spec)
         runner = _warm_runner(runner_spec, config, compilations, phases, store)
         core = _assemble(
             opened,
@@ -203,10 +203,10 @@ def _assemble(
     )
 
 
-def _structured_outputs(opened: OpenModel, vocab_size: int) -> StructuredOutputs | None:
+def _structured_outputs(opened: OpenModel, runner_spec: RunnerSpec) -> StructuredOutputs | None:
     """Reads the tokenizer while the runner is built."""
-    tokenizer = opened.tokenizer
-    if tokenizer is None:
+    tokenizer, vocab_size = opened.tokenizer, runner_spec.config.vocab_size
+    if tokenizer is None or runner_spec.loaded.ops.device.type == "cuda":
         return None
 
     def make_compiler() -> Compiler:

@@ -65,19 +65,24 @@ class StepMasks:
         from engine_core.structured_output.compiler import reason_of
 
         try:
-            ready = []
+            plain, drafted = [], []
             for row in self._asked:
                 state = row.state
                 if state.matcher is None:
                     state.matcher = state.grammar.deep_copy()
                 state.matcher.consume_tokens(row.new_tokens)
-                if not state.matcher.is_error():
-                    ready.append((state.matcher, row.first, row.drafts))
+                if state.matcher.is_error():
+                    continue
+                if row.drafts:
+                    drafted.append((state.matcher, row.first, row.drafts))
+                else:
+                    plain.append((state.matcher, row.first))
             bits = self._rows.bits_MW
-            width = bits.shape[1] * bits.itemsize
-            executor.unsafe_compute_mask_ptr_with_draft_token(
-                ready, bits.ctypes.data, width, len(bits)
-            )
+            at, width = bits.ctypes.data, bits.shape[1] * bits.itemsize
+            if plain:
+                executor.unsafe_compute_mask_ptr(plain, at, width, len(bits))
+            if drafted:
+                executor.unsafe_compute_mask_ptr_with_draft_token(drafted, at, width, len(bits))
             for row in self._asked:
                 matcher = row.state.matcher
                 if matcher is not None and matcher.is_error():
