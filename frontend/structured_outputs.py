@@ -67,7 +67,7 @@ class StructuredOutputsParams:
                         "strings that are not empty"
                     )
                 value = list(value)
-            case "json" if not isinstance(value, str | dict | bool):
+            case "json" if not isinstance(value, str | dict):
                 model_json_schema = getattr(value, "model_json_schema", None)
                 if model_json_schema is None:
                     raise InvalidInput(

@@ -22,6 +22,7 @@ from frontend.http.openai.generation import Answer, finish_reason, finite, token
 from frontend.http.openai.parameters import sampling_params
 from frontend.http.openai.requests import CompletionRequest
 from frontend.http.openai.responses import Completion, CompletionChoice, CompletionLogprobs
+from frontend.http.openai.structured_outputs import structured_outputs
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
 from frontend.input_processor import PromptInput
@@ -83,7 +84,11 @@ def _generate(
     llm: AsyncLLM, asked: CompletionRequest, prompts: list[PromptInput], exchange: Exchange
 ) -> list[AsyncGenerator[RequestOutput, None]]:
     params = sampling_params(
-        llm, asked, max_tokens=asked.max_tokens or _DEFAULT_MAX_TOKENS, logprobs=asked.logprobs
+        llm,
+        asked,
+        max_tokens=asked.max_tokens or _DEFAULT_MAX_TOKENS,
+        logprobs=asked.logprobs,
+        constrained=structured_outputs(asked),
     )
     return [
         llm.generate(
