@@ -42,6 +42,8 @@ class AnswerFormat:
     """Calls after the first are left out."""
     structured_outputs: StructuredOutputsParams | None = None
     """What the whole text must be."""
+    tools_in_prompt: bool = True
+    """False: the template has no place for them, and the model is led to them."""
 
     @property
     def is_plain(self) -> bool:
@@ -110,8 +112,9 @@ def answer_format(
         reasoning = None  # it would be no part of the grammar
     if tools:
         calls = settings.tool_call_parser or format_of_template(template)
-        if must_call and "tools" not in template:
-            calls = "hermes"  # the model knows none: the grammar leads it
+        if "tools" not in template:
+            # the model knows no form, nor when to end: the grammar leads it
+            calls, has_one_call = "hermes", True
         if calls is None:
             raise ApiError(
                 400,
@@ -130,7 +133,7 @@ def answer_format(
         )
         if grammar is not None:
             must_be = StructuredOutputsParams(grammar=grammar)
-    return AnswerFormat(calls, reasoning, has_one_call, must_be)
+    return AnswerFormat(calls, reasoning, has_one_call, must_be, "tools" in template)
 
 
 def schema_of(constrained: StructuredOutputsParams) -> dict[str, Any]:

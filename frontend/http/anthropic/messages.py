@@ -54,7 +54,7 @@ async def messages(request: Request, asked: bodies.MessagesRequest) -> Response:
     outputs = llm.chat(
         template_messages(asked),
         _sampling_params(llm, asked, parts),
-        **_template_options(llm, asked),
+        **_template_options(llm, asked, parts),
         **exchange_of(request).sent_as(user),
     )
     answer = _Answer(asked)
@@ -78,8 +78,8 @@ async def count_tokens(request: Request, asked: bodies.CountTokensRequest) -> Re
     models: ServedModels = request.app.state.models
     _check_version(request)
     _, llm = await models.get(asked.model)
-    _answer_format(request, llm, asked)
-    options = _template_options(llm, asked)
+    parts = _answer_format(request, llm, asked)
+    options = _template_options(llm, asked, parts)
     variables = options.pop("chat_template_kwargs")
     prompt = await asyncio.to_thread(
         llm.input_processor.chat_prompt, template_messages(asked), **options, **variables
@@ -136,10 +136,12 @@ def _constrained(asked: bodies.CountTokensRequest) -> StructuredOutputsParams | 
     return StructuredOutputsParams(json=config.format.schema_)
 
 
-def _template_options(llm: AsyncLLM, asked: bodies.CountTokensRequest) -> dict[str, Any]:
+def _template_options(
+    llm: AsyncLLM, asked: bodies.CountTokensRequest, parts: AnswerFormat
+) -> dict[str, Any]:
     continues = continues_answer(asked)
     return {
-        "tools": template_tools(asked),
+        "tools": template_tools(asked) if parts.tools_in_prompt else None,
         "add_generation_prompt": not continues,
         "continue_final_message": continues,
         "chat_template_kwargs": thinking_variables(llm, thinks=_thinks(asked)),

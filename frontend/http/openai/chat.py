@@ -141,7 +141,11 @@ def generate_chat(
         chat_template=asked.chat_template,
         add_generation_prompt=asked.add_generation_prompt is not False and not continues,
         continue_final_message=continues,
-        tools=None if asked.tool_choice == "none" else template_tools(asked.tools),
+        tools=(
+            template_tools(asked.tools)
+            if parts.tools_in_prompt and asked.tool_choice != "none"
+            else None
+        ),
         chat_template_kwargs=variables,
         cache_salt=asked.cache_salt,
         **exchange.sent_as(asked.user or asked.safety_identifier, asked.priority),

@@ -30,6 +30,8 @@ class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     type: str
     json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | None = msgspec.field(name="schema", default=None)
+    """Of a json_object, as llama.cpp and instructor have it."""
     structures: list[dict[str, Any]] | None = None
     """Of vLLM's structural_tag: `begin`, `schema` and `end` of each."""
     triggers: list[str] | None = None

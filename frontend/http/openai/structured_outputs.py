@@ -50,6 +50,8 @@ def of_format(asked: ResponseFormat) -> StructuredOutputsParams:
         ApiError, InvalidInput: see `structured_outputs`.
     """
     match asked.type:
+        case "json_object" if asked.schema_ is not None:
+            return StructuredOutputsParams(json=asked.schema_)
         case "json_object":
             return StructuredOutputsParams(json_object=True)
         case "json_schema" if asked.json_schema is not None:
