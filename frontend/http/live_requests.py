@@ -9,13 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.engine_calls import Engine
-from frontend.errors import CallRefused, EngineClientError
+from frontend.errors import CallRefused
+from frontend.http.ask_engines import Resting, ask_engines
 from frontend.http.event_stream import json_response
 from frontend.http.exchange import Exchange, exchange_of
-from frontend.http.health import engine_name, engines_of
 from frontend.http.operations import operation
-from frontend.http.served_models import ServedModel, ServedModels
-from frontend.http.settings import ServerSettings
+from frontend.http.served_models import ServedModel
 from protocol.errors import ErrorCode
 from protocol.explanations import RequestInfo
 
@@ -54,51 +53,25 @@ class LiveRequests(msgspec.Struct, frozen=True, kw_only=True):
 @operation("GET", "/v1/requests", gives=LiveRequests)
 async def list_requests(request: Request) -> Response:
     """Unfinished requests and why each waits: the caller's own, for an admin's key all."""
-    models: ServedModels = request.app.state.models
-    settings: ServerSettings = request.app.state.settings
     caller = exchange_of(request)
-    found = await asyncio.gather(
-        *(_of_model(model, n, caller, settings.health_timeout) for n, model in enumerate(models))
-    )
+
+    async def ask(model: ServedModel, engine: Engine) -> tuple[list[LiveRequest], int]:
+        ids = await _ids(engine, caller)
+        infos = await asyncio.gather(*(_info(engine, each) for each in ids[:_MAX_LISTED]))
+        found = [_live_request(info, model.names[0]) for info in infos if info is not None]
+        return found, len(ids)
+
     data: list[LiveRequest] = []
     num_unfinished, unavailable = 0, {}
-    for name, each in ((name, each) for of_model in found for name, each in of_model.items()):
-        if isinstance(each, Exception):
-            unavailable[name] = str(each) or "it does not answer"
-        else:
-            data += each[0]
-            num_unfinished += each[1]
+    for of_model in await ask_engines(request, ask):
+        for name, answer in of_model.items():
+            if isinstance(answer, Exception):
+                unavailable[name] = str(answer) or "it does not answer"
+            elif not isinstance(answer, Resting):
+                data += answer[0]
+                num_unfinished += answer[1]
     body = LiveRequests(data=data, num_unfinished=num_unfinished, unavailable=unavailable)
     return json_response(body)
-
-
-_Answer = tuple[list[LiveRequest], int] | TimeoutError | EngineClientError
-
-
-async def _of_model(
-    model: ServedModel, number: int, caller: Exchange, timeout_s: float
-) -> dict[str, _Answer]:
-    """By engine."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            engines = await engines_of(model, number)
-    except (TimeoutError, EngineClientError) as error:
-        return {engine_name(model, number): error}
-    found = await asyncio.gather(
-        *(_of_engine(each, model.names[0], caller, timeout_s) for each in engines.values())
-    )
-    return dict(zip(engines, found, strict=True))
-
-
-async def _of_engine(engine: Engine, model: str, caller: Exchange, timeout_s: float) -> _Answer:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await engine.session.ready(waits=False)
-            ids = await _ids(engine, caller)
-            infos = await asyncio.gather(*(_info(engine, each) for each in ids[:_MAX_LISTED]))
-    except (TimeoutError, EngineClientError) as error:
-        return error
-    return [_live_request(info, model) for info in infos if info is not None], len(ids)
 
 
 async def _ids(engine: Engine, caller: Exchange) -> Sequence[str]:
