@@ -1,7 +1,5 @@
 """GET /v1/requests: unfinished requests, and why each waits."""
 
-import asyncio
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -9,17 +7,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.engine_calls import Engine
-from frontend.errors import CallRefused
 from frontend.http.ask_engines import Resting, ask_engines
 from frontend.http.event_stream import json_response
-from frontend.http.exchange import Exchange, exchange_of
+from frontend.http.exchange import exchange_of
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModel
-from protocol.errors import ErrorCode
 from protocol.explanations import RequestInfo
-
-_MAX_LISTED = 256
-"""The engine explains each between two steps."""
 
 
 class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,10 +49,17 @@ async def list_requests(request: Request) -> Response:
     caller = exchange_of(request)
 
     async def ask(model: ServedModel, engine: Engine) -> tuple[list[LiveRequest], int]:
-        ids = await _ids(engine, caller)
-        infos = await asyncio.gather(*(_info(engine, each) for each in ids[:_MAX_LISTED]))
-        found = [_live_request(info, model.names[0]) for info in infos if info is not None]
-        return found, len(ids)
+        if caller.is_admin:
+            infos = await engine.request_infos()
+            return [_live_request(each, model) for each in infos.requests], infos.num_unfinished
+        own = {
+            wire_id
+            for each in engine.session.requests.in_flight(engine.session)
+            if caller.owns(each.wire.tenant)
+            for wire_id in each.wire_ids
+        }
+        infos = await engine.request_infos(caller.caller)
+        return [_live_request(e, model) for e in infos.requests if e.request_id in own], len(own)
 
     data: list[LiveRequest] = []
     num_unfinished, unavailable = 0, {}
@@ -74,43 +74,13 @@ async def list_requests(request: Request) -> Response:
     return json_response(body)
 
 
-async def _ids(engine: Engine, caller: Exchange) -> Sequence[str]:
-    """The engine's ids."""
-    if caller.is_admin:
-        try:
-            return await engine.request_ids()
-        except CallRefused as error:
-            if error.code is not ErrorCode.PERMISSION_DENIED:
-                raise
-    of_this_server = engine.session.requests.in_flight(engine.session)
-    return [
-        wire_id
-        for each in of_this_server
-        if caller.is_admin or caller.owns(each.wire.tenant)
-        for wire_id in each.wire_ids
-    ]
-
-
-async def _info(engine: Engine, request_id: str) -> RequestInfo | None:
-    try:
-        return await engine.request_info(request_id)
-    except CallRefused:  # it has just ended
-        return None
-
-
-def _live_request(info: RequestInfo, model: str) -> LiveRequest:
+def _live_request(info: RequestInfo, model: ServedModel) -> LiveRequest:
+    names = info.__struct_fields__
+    same = {name: getattr(info, name) for name in LiveRequest.__struct_fields__ if name in names}
     return LiveRequest(
         id=info.request_id,
-        model=model,
-        status=info.status,
-        tenant=info.tenant,
-        priority=info.priority,
-        num_prompt_tokens=info.num_prompt_tokens,
+        model=model.names[0],
         num_cached_tokens=None if info.cache_lookup is None else info.cache_lookup.num_tokens,
-        num_computed_tokens=info.num_computed_tokens,
-        num_output_tokens=info.num_output_tokens,
         num_preemptions=len(info.preemptions),
-        num_requests_ahead=info.num_requests_ahead,
-        waits_for=None if info.waits_for is None else info.waits_for.value,
-        why=info.why,
+        **same,
     )
