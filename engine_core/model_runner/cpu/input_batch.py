@@ -49,9 +49,7 @@ class CPUInputBatch:
         start = self.num_tokens[row]
         self.token_ids[row, start : start + len(drafts)] = drafts
 
-    def append_tokens(
-        self, rows: Int64Array, positions: Int64Array, token_ids: Int64Array
-    ) -> None:
+    def append_tokens(self, rows: Int64Array, positions: Int64Array, token_ids: Int64Array) -> None:
         """Sampled tokens, which a row has at rising positions from its `num_tokens` on. The
         scheduler ends requests at max_model_len, so there is room."""
         self.token_ids[rows, positions] = token_ids

@@ -1,4 +1,4 @@
-"""A loop in which sequences get drafts after each step: right ones, wrong ones, none. Not a test."""
+"""A loop in which sequences get drafts after each step: right, wrong or none. Not a test."""
 
 import random
 

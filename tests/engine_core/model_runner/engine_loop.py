@@ -81,7 +81,9 @@ class EngineLoop:
                 self.logprobs[place] += report.ranks
                 for at in range(0, width * report.num_positions, width):
                     cell = slice(at, at + width)
-                    self.logprob_bytes[place].append((report.token_ids[cell], report.logprobs[cell]))
+                    self.logprob_bytes[place].append(
+                        (report.token_ids[cell], report.logprobs[cell])
+                    )
             if output.finish_reason is not None:
                 assert place not in self.ends, "ended twice"
                 self.ends[place] = output.finish_reason

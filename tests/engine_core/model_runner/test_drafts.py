@@ -43,18 +43,20 @@ def scheduler_for(runner, blocks, *, swap=False, depth=1, max_num_batched_tokens
     )
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("ops", "seed"), [("native", 0), ("native", 1), ("torch", 2)], indirect=["ops"]
+)
 def test_drafts_of_any_kind_change_no_token_and_no_log_probability(
     make_runner, reference, ops, seed
 ):
     requests = list(lives(random.Random(seed), 24))
     blocks = few_blocks(reference)
     runner = make_runner(**blocks)
-    plain = EngineLoop(scheduler_for(runner, blocks, swap=seed == 1), runner, depth=1)
+    plain = EngineLoop(scheduler_for(runner, blocks, swap=seed % 2 == 1), runner, depth=1)
     run(plain, requests, seed=seed)
     runner = make_runner(**blocks)
     drafting = DraftingLoop(
-        scheduler_for(runner, blocks, swap=seed == 1),
+        scheduler_for(runner, blocks, swap=seed % 2 == 1),
         runner,
         depth=1,
         answers=plain.tokens,
