@@ -18,7 +18,7 @@ from frontend.http.anthropic.responses import (
     TextDelta,
     ThinkingDelta,
 )
-from frontend.http.tools.calls import ToolCall
+from frontend.http.tools.calls import ArgumentsDelta, ToolCall
 
 
 def whole_blocks(parts: list[Part]) -> list[AnswerBlock]:
@@ -52,9 +52,12 @@ class BlockEvents:
                 yield from self._start(AnswerThinking(thinking=""))
                 yield self._delta(ThinkingDelta(thinking=text))
             case ToolCall():
-                yield from self._start(AnswerToolUse(id=part.id, name=part.name, input={}))
-                yield self._delta(InputJsonDelta(partial_json=part.arguments))
                 yield from self._stop()
+                yield from self._start(AnswerToolUse(id=part.id, name=part.name, input={}))
+                if part.arguments:
+                    yield self._delta(InputJsonDelta(partial_json=part.arguments))
+            case ArgumentsDelta(text):
+                yield self._delta(InputJsonDelta(partial_json=text))
 
     def close(self) -> Iterator[Any]:
         """The end of the last block; an answer has at least one."""

@@ -43,7 +43,7 @@ from frontend.http.openai.responses import (
     Delta,
 )
 from frontend.http.served_models import ServedModels
-from frontend.http.tools.calls import ToolCall
+from frontend.http.tools.calls import ArgumentsDelta, ToolCall
 from frontend.outputs import CompletionOutput, RequestOutput
 
 _decoder = msgspec.json.Decoder(ChatCompletionRequest)
@@ -173,16 +173,18 @@ def _deltas(output: CompletionOutput, parser: AnswerParser | None) -> list[Delta
                 deltas.append(Delta(reasoning=text))
             case ToolCall():
                 head = CallFunction(name=part.name, arguments="")
-                rest = CallFunction(arguments=part.arguments)
-                deltas += [
-                    Delta(tool_calls=[call])
-                    for call in (
-                        AnswerToolCall(index=number, id=part.id, type="function", function=head),
-                        AnswerToolCall(index=number, function=rest),
-                    )
-                ]
+                call = AnswerToolCall(index=number, id=part.id, type="function", function=head)
+                deltas.append(Delta(tool_calls=[call]))
                 number += 1
+                if part.arguments:
+                    deltas.append(_arguments_delta(number - 1, part.arguments))
+            case ArgumentsDelta(text):
+                deltas.append(_arguments_delta(number - 1, text))
     return deltas or [Delta()]
+
+
+def _arguments_delta(index: int, text: str) -> Delta:
+    return Delta(tool_calls=[AnswerToolCall(index=index, function=CallFunction(arguments=text))])
 
 
 def _logprobs(
@@ -232,7 +234,8 @@ async def _events(
             parser = None
             if not parts.is_plain:
                 if part.index not in parsers:
-                    parsers[part.index] = parts.parser(output.prompt)
+                    parser = parts.parser(output.prompt, streams_arguments=True)
+                    parsers[part.index] = parser
                 parser = parsers[part.index]
             *deltas, last = _deltas(part, parser)
             for delta in deltas:

@@ -80,7 +80,7 @@ async def create_response(request: Request) -> Response:
         responses.put(writer.response.id, stored)
 
     started = await until_disconnect(request, begun(outputs))
-    events = _events(started, parts, writer, store)
+    events = _events(started, parts, writer, store, streams_arguments=bool(asked.stream))
     if not asked.stream:
         await until_disconnect(request, _drained(events))
         return Response(msgspec.json.encode(writer.response), media_type=_MEDIA_TYPE)
@@ -197,6 +197,8 @@ async def _events(
     parts: AnswerFormat,
     writer: ResponseWriter,
     store: Callable[[], None],
+    *,
+    streams_arguments: bool,
 ) -> AsyncGenerator[ResponseEvent, None]:
     counts = TokenCounts()
     parser = None
@@ -205,7 +207,7 @@ async def _events(
         counts.count(0, output)
         (part,) = output.outputs
         reason = finish_reason(part)
-        parser = parser or parts.parser(output.prompt)
+        parser = parser or parts.parser(output.prompt, streams_arguments=streams_arguments)
         for piece in parser.feed(part.text, at_end=part.finished()):
             for each in writer.add(piece):
                 yield each
