@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import AsyncGenerator
+from typing import Any
 
 from msgspec import UNSET
 from starlette.requests import Request
@@ -69,7 +70,9 @@ async def chat_completions(request: Request, asked: ChatCompletionRequest) -> Re
     output = await whole(request, outputs)
     answer.count(0, output)
     choices = [_choice(part, parts.parser(output.prompt), asked, llm) for part in output.outputs]
-    return json_response(answer.body(ChatCompletion, choices, answer.usage()))
+    return json_response(
+        answer.body(ChatCompletion, choices, answer.usage(), **_prompt(asked, output))
+    )
 
 
 def check_chat(asked: ChatCompletionRequest) -> None:
@@ -142,6 +145,10 @@ def _choice(
         stop_reason=output.stop_reason,
         token_ids=output.token_ids if asked.return_token_ids else UNSET,
     )
+
+
+def _prompt(asked: ChatCompletionRequest, output: RequestOutput) -> dict[str, Any]:
+    return {"prompt_token_ids": output.prompt_token_ids} if asked.return_token_ids else {}
 
 
 def _whole_call(call: ToolCall) -> AnswerToolCall:
@@ -220,8 +227,10 @@ async def _events(
         empty = ChatChunkChoice(index=index, delta=Delta(content=""))
         example = answer.event(ChatCompletionChunk, [empty], counts=False)
         texts[index] = TextEvents(example, "content")
+    prompt: dict[str, Any] | None = None
     async for output in outputs:
         answer.count(0, output)
+        prompt = _prompt(asked, output) if prompt is None else prompt
         for part in output.outputs:
             if are_texts_only and part.text and part.finish_reason is None:
                 yield texts[part.index].event(part.text)
@@ -245,5 +254,6 @@ async def _events(
                 token_ids=part.token_ids if asked.return_token_ids else UNSET,
             )
             if parser is None or last != _NOTHING or _says_more(choice):
-                yield answer.event(ChatCompletionChunk, [choice])
+                yield answer.event(ChatCompletionChunk, [choice], **prompt)
+                prompt = {}
     yield answer.end(ChatCompletionChunk)
