@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from engine_core.scheduler import SchedulerOutput
+from engine_core.scheduler.constraints import TokenMasks
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -19,18 +19,14 @@ class LogitMasks:
     bits_MW: npt.NDArray[np.int32]
 
 
-def logit_masks(
-    plan: SchedulerOutput, place_S: Int64Array, first_S: Int64Array
-) -> LogitMasks | None:
-    """Waits until the masks are there; None if the plan has none.
+def logit_masks(masks: TokenMasks, place_S: Int64Array, first_S: Int64Array) -> LogitMasks:
+    """Waits until the masks are there.
 
     Args:
         place_S: of each sampled sequence its place in the plan.
         first_S: its first row of logits; one more for each of its drafts is behind it.
     """
-    if plan.token_masks is None:
-        return None
-    masks = plan.token_masks.wait()
-    first_of_place = np.zeros(len(plan.batch.rows), np.int64)
+    rows = masks.wait()
+    first_of_place = np.zeros(place_S.max() + 1, np.int64)
     first_of_place[place_S] = first_S
-    return LogitMasks(first_of_place[masks.place_M] + masks.offset_M, masks.bits_MW)
+    return LogitMasks(first_of_place[rows.place_M] + rows.offset_M, rows.bits_MW)
