@@ -117,9 +117,13 @@ def test_an_engine_that_explains_a_clients_own_requests_only_is_asked_for_each(s
         return answer(call)
 
     engine._answer = refuse
-    with serving(engine.address) as url, serving(engine.address) as other:
-        with asking(url, count=2), asking(other):
-            listed = httpx.get(f"{url}/v1/requests").json()
+    with (
+        serving(engine.address) as url,
+        serving(engine.address) as other,
+        asking(url, count=2),
+        asking(other),
+    ):
+        listed = httpx.get(f"{url}/v1/requests").json()
     assert (len(listed["data"]), listed["num_unfinished"]) == (2, 2)
     assert listed["unavailable"] == {}
 
