@@ -8,6 +8,7 @@ import msgspec
 from protocol.outputs import RequestTimings
 
 if TYPE_CHECKING:
+    from frontend.logprobs import PromptLogprobs
     from frontend.tokenizer import Tokenizer
 
 FinishReasonName = Literal["stop", "length", "abort", "error", "timeout"]
@@ -76,8 +77,9 @@ class RequestOutput(msgspec.Struct):
     weights_versions: list[int] = []
     """Of the weights that made the tokens so far, in order: more than one if they were updated
     meanwhile. Of beams only the last."""
-    prompt_logprobs: None = None
-    """Always None: asking for them is refused."""
+    prompt_logprobs: "PromptLogprobs | None" = None
+    """If asked for, once the prompt is computed: one entry a token, None for the first. In a stream
+    of deltas in one output only."""
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from engine_core.model_runner.output import (
     report_logprobs,
     runner_output,
 )
+from engine_core.model_runner.prompt_logprobs import PromptColumns
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from kernels.interface.device_steps import SamplingMode
 from kernels.interface.sampling_rows import StepResults
@@ -26,6 +27,8 @@ class HostResults:
 
     results: StepResults
     raw_logits_WV: torch.Tensor | None
+    prompts: tuple[PromptColumns, ...] = ()
+    """Of each range of the step's prompts."""
 
     def fetch_logits(self, logits_NV: torch.Tensor, step: GPUStep) -> None:
         """Copy what the host needs of raw logits, before sampling changes them."""
@@ -54,7 +57,16 @@ def read_results(
         rows = step.sampled_rows_N.tolist()
         failed |= {at: refusals[row] for at, row in enumerate(rows) if row in refusals}
     reports = _device_reports(step, host.results) | _host_reports(step, host, chosen_N)
-    return runner_output(plan, step.sampled_N, chosen_N, reports, failed)
+    output = runner_output(plan, step.sampled_N, chosen_N, reports, failed)
+    if not step.prompt_ranges:
+        return output
+    return dataclasses.replace(
+        output,
+        prompt_logprobs={
+            plan.batch.req_ids[part.index]: (part.first, columns.on_the_wire())
+            for part, columns in zip(step.prompt_ranges, host.prompts, strict=True)
+        },
+    )
 
 
 def _failures(step: GPUStep, results: StepResults) -> dict[int, str]:

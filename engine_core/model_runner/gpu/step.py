@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_core.model_runner.gpu.input_batch import GPUInputBatch, num_device_logprobs
+from engine_core.model_runner.prompt_logprobs import PromptRange
 from engine_core.scheduler.plan import ScheduledBatch
 from kernels.interface.device_steps import SamplingMode
 
@@ -54,6 +55,7 @@ class GPUStep:
         sampled_rows_N: its row.
         num_logprobs_N: what it reports, -1 for nothing.
         from_host_N: indices among the sampled whose log-probabilities the host reports.
+        prompt_ranges: of prompts that are reported; `index` is the place in the plan's order.
         num_tokens: T.
         num_decodes: leading sequences of one token.
         mode: what their sampling needs.
@@ -72,6 +74,7 @@ class GPUStep:
     num_decodes: int
     mode: SamplingMode
     bucket: int | None
+    prompt_ranges: tuple[PromptRange, ...] = ()
 
     @property
     def has_reports(self) -> bool:
@@ -98,7 +101,8 @@ def arrange_step(
     num_logprobs_N = batch.num_logprobs[sampled_rows_N]
     from_host_N = np.flatnonzero(num_logprobs_N > num_device_logprobs(vocab_size))
     num_decodes = len(order) - int(is_other.sum())
-    is_graphable = num_decodes == len(order) and not from_host_N.size
+    prompt_ranges = batch.prompts.ranges(rows_R, num_computed_R, num_scheduled_R)
+    is_graphable = num_decodes == len(order) and not from_host_N.size and not prompt_ranges
     return GPUStep(
         rows_R=rows_R,
         num_computed_R=num_computed_R,
@@ -112,6 +116,9 @@ def arrange_step(
         num_decodes=num_decodes,
         mode=_mode_of(batch, sampled_rows_N),
         bucket=choose_bucket(buckets, len(order)) if is_graphable else None,
+        prompt_ranges=tuple(
+            dataclasses.replace(part, index=int(order[part.index])) for part in prompt_ranges
+        ),
     )
 
 
