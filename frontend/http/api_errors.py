@@ -1,7 +1,5 @@
 """What a request over HTTP can be refused with, in OpenAI's form and with its status codes."""
 
-from __future__ import annotations
-
 import http
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The application: every route, and what holds for all of them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Whose request it is."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Self
 

@@ -1,7 +1,5 @@
 """The body of a refusal, in the form of the API that its path belongs to."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

@@ -1,8 +1,6 @@
 """Answers: one JSON document, or a stream of server-sent events that ends its requests when the
 reader leaves."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

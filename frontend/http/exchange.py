@@ -1,7 +1,5 @@
 """One request over HTTP and its answer: what logs and limits need to know of it."""
 
-from __future__ import annotations
-
 import itertools
 import secrets
 import time

@@ -1,7 +1,5 @@
 """GET /health, /ready, /version: do the engines make progress, and can they serve now?"""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """GET /v1/requests: unfinished requests, and why each waits."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Literal

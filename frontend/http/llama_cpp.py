@@ -1,7 +1,5 @@
 """GET /props and /slots, as the server of llama.cpp has them, for its monitors and clients."""
 
-from __future__ import annotations
-
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response

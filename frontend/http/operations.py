@@ -1,7 +1,5 @@
 """What a route is, and the OpenAPI document of all routes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """GET /v1/scheduler: an engine's scheduler at work, as server-sent events."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

@@ -1,7 +1,5 @@
 """The blocks of an answer, from its parts: whole, or as events."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Anthropic's messages as those that chat templates take."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """POST /v1/messages and /v1/messages/count_tokens."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator

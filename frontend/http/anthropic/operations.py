@@ -1,7 +1,5 @@
 """Anthropic's routes."""
 
-from __future__ import annotations
-
 from frontend.http.anthropic.messages import count_tokens, messages
 from frontend.http.anthropic.requests import CountTokensRequest, MessagesRequest
 from frontend.http.anthropic.responses import Message, MessageEvent, TokenCount

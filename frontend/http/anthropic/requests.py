@@ -1,7 +1,5 @@
 """Bodies of Anthropic's requests. A field or kind of block that is not here is refused by name."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import msgspec

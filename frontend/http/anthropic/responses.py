@@ -1,7 +1,5 @@
 """Bodies of Anthropic's answers: a message, and the events that make one."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import msgspec

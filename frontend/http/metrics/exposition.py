@@ -1,7 +1,5 @@
 """GET /metrics: Prometheus text."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,7 +65,7 @@ class Metrics:
         registry.register(_Scrape([each for engines in found for each in engines], self._names))
         return registry
 
-    async def _engines(self, model: ServedModel) -> list[_Engine]:
+    async def _engines(self, model: ServedModel) -> list["_Engine"]:
         try:
             async with asyncio.timeout(_ANSWER_S):
                 engines = await model.engines()

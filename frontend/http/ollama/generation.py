@@ -1,7 +1,5 @@
 """POST /api/chat and /api/generate."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import time
@@ -165,7 +163,7 @@ def _template_message(message: ConversationMessage) -> dict[str, Any]:
     return {"role": message.role, "content": message.content or "", **given}
 
 
-def _sampling_params(run: _Run, num_prompt_tokens: int) -> SamplingParams:
+def _sampling_params(run: "_Run", num_prompt_tokens: int) -> SamplingParams:
     llm, asked = run.llm, run.asked
     options = asked.options or Options()
     given = {name: getattr(options, name) for name in (*_SAME_NAMES, *_PENALTIES)}

@@ -1,7 +1,5 @@
 """Ollama's streams: one JSON document a line."""
 
-from __future__ import annotations
-
 import msgspec
 
 from frontend.http.api_errors import ApiError

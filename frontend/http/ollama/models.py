@@ -1,7 +1,5 @@
 """Which models there are: /api/tags, /api/show, /api/ps, /api/pull."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections.abc import AsyncGenerator

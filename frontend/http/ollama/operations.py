@@ -1,7 +1,5 @@
 """Ollama's routes."""
 
-from __future__ import annotations
-
 from frontend.http.ollama.generation import chat, generate
 from frontend.http.ollama.lines import LineStream
 from frontend.http.ollama.models import ps, pull, show, tags, version

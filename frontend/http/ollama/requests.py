@@ -1,8 +1,6 @@
 """Bodies of Ollama's requests. A field or option that is not here is refused by name; one whose
 type allows a single value has only that."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import msgspec

@@ -1,7 +1,5 @@
 """Bodies of Ollama's answers. Durations are in nanoseconds."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any, Literal
 

@@ -1,8 +1,6 @@
 """A stream of a request whose model has to be started first: it begins before, and says so in
 comments, which clients skip."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """GET /v1/models."""
 
-from __future__ import annotations
-
 from starlette.requests import Request
 from starlette.responses import Response
 

@@ -1,7 +1,5 @@
 """OpenAI's routes."""
 
-from __future__ import annotations
-
 from frontend.http.openai.chat import chat_completions
 from frontend.http.openai.completions import completions
 from frontend.http.openai.models import embed, get_model, list_models

@@ -1,7 +1,5 @@
 """POST /tokenize, /detokenize, by vLLM's shapes."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

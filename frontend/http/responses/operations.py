@@ -1,7 +1,5 @@
 """Routes of the Responses API."""
 
-from __future__ import annotations
-
 from frontend.http.operations import Operation
 from frontend.http.responses.bodies import ResponseEvent, ResponseObject, ResponsesRequest
 from frontend.http.responses.route import create_response, get_response

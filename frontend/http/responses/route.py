@@ -1,7 +1,5 @@
 """POST /v1/responses, GET /v1/responses/{id}."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
