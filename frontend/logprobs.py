@@ -19,6 +19,11 @@ class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
         self._columns = columns
         self._tokenizer = tokenizer
 
+    @property
+    def num_entries(self) -> int:
+        """Log-probabilities, of all tokens together."""
+        return 0 if self._columns is None else self._columns.num_positions * self._columns.width
+
     def __len__(self) -> int:
         return 1 + (0 if self._columns is None else self._columns.num_positions)
 

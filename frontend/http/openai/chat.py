@@ -28,7 +28,7 @@ from frontend.http.event_stream import (
     until_disconnect,
 )
 from frontend.http.openai.conversation import template_messages, template_tools, template_variables
-from frontend.http.openai.generation import Answer, finish_reason, token_logprobs
+from frontend.http.openai.generation import Answer, finish_reason, prompt_logprobs, token_logprobs
 from frontend.http.openai.parameters import sampling_params
 from frontend.http.openai.requests import ChatCompletionRequest
 from frontend.http.openai.responses import (
@@ -72,7 +72,10 @@ async def chat_completions(request: Request) -> Response:
     output = await until_disconnect(request, last_output(outputs))
     answer.count(0, output)
     choices = [_choice(part, parts.parser(output.prompt), asked, llm) for part in output.outputs]
-    return json_response(answer.body(ChatCompletion, choices, answer.usage()))
+    body = answer.body(ChatCompletion, choices, answer.usage())
+    if asked.prompt_logprobs is not None:
+        body = msgspec.structs.replace(body, prompt_logprobs=prompt_logprobs(output))
+    return json_response(body)
 
 
 def check_chat(asked: ChatCompletionRequest) -> None:
