@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import AsyncGenerator
 
+import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response

@@ -1,5 +1,5 @@
-"""Log-probabilities of prompts from both runners against transformers' log_softmax: in chunks, from a
-warm cache, with preemption, each position once."""
+"""Log-probabilities of prompts from both runners against transformers' log_softmax: in chunks, with
+a warm cache, with preemption, each position once."""
 
 import numpy as np
 import pytest
