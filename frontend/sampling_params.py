@@ -170,6 +170,7 @@ class SamplingParams:
                 prompt_logprobs=vocab_size if self.prompt_logprobs == -1 else self.prompt_logprobs,
                 logprob_token_ids=tuple(self.logprob_token_ids or ()),
                 stop_token_ids=tuple(self.stop_token_ids or ()),
+                has_stop_strings=bool(self.stop_strings),
                 logit_bias=_with_whole_keys(self.logit_bias),
                 allowed_token_ids=(
                     None if self.allowed_token_ids is None else tuple(self.allowed_token_ids)

@@ -55,6 +55,8 @@ class SamplingParams(Message, frozen=True):
     it, whatever of it is cached."""
     logprob_token_ids: tuple[int, ...] = ()
     """Report the log-probabilities of these tokens, not of the likeliest."""
+    has_stop_strings: bool = False
+    """The client may end it at any token: no step computes several of them."""
 
     def __post_init__(self) -> None:
         """Every limit that does not depend on the model."""
@@ -118,6 +120,11 @@ class SamplingParams(Message, frozen=True):
     @property
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def reports_logprobs(self) -> bool:
+        """Of sampled tokens."""
+        return self.logprobs is not None or bool(self.logprob_token_ids)
 
     @property
     def has_penalties(self) -> bool:

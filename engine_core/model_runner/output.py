@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.model_runner.drafts import VerifiedRows
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from protocol.outputs import Logprobs
 
@@ -22,35 +23,68 @@ INFINITE = (
 
 def runner_output(
     plan: SchedulerOutput,
-    place_N: npt.NDArray[np.int64],
+    place_S: npt.NDArray[np.int64],
     token_ids_N: npt.NDArray[np.integer],
     reports: Mapping[int, Logprobs],
     failures: Mapping[int, str],
+    verified: VerifiedRows | None = None,
 ) -> ModelRunnerOutput:
     """The answer in the order of the plan.
 
     Args:
-        place_N: of each sampled sequence its place in the plan.
-        token_ids_N: what was chosen; not meant where the sequence failed.
-        reports, failures: by index among the sampled.
+        place_S: of each sampled sequence its place in the plan.
+        token_ids_N: what was chosen for each row of logits; not meant where it failed.
+        reports, failures: by row of logits.
+        verified: the rows of logits of a step with drafts; None: one a sequence.
     """
     request_ids = plan.batch.req_ids
+    if verified is not None:
+        return _verified_output(request_ids, place_S, token_ids_N, reports, failures, verified)
     token_ids_R = np.zeros(len(request_ids), np.int32)
-    token_ids_R[place_N] = token_ids_N
-    token_ids_R[place_N[list(failures)]] = 0
-    sampled: npt.NDArray[np.int32] | list[list[int]] = token_ids_R
-    if plan.scheduled_spec_decode_tokens:  # a list a sequence, empty where nothing was sampled
-        sampled = [[] for _ in request_ids]
-        for place in np.delete(place_N, list(failures)).tolist():
-            sampled[place] = [int(token_ids_R[place])]
+    token_ids_R[place_S] = token_ids_N
+    token_ids_R[place_S[list(failures)]] = 0
+    return ModelRunnerOutput(
+        req_ids=request_ids,
+        sampled_token_ids=token_ids_R,
+        logprobs={
+            request_ids[place_S[at]]: report for at, report in reports.items() if at not in failures
+        }
+        or None,
+        failures={request_ids[place_S[at]]: why for at, why in failures.items()},
+    )
+
+
+def _verified_output(
+    request_ids: list[str],
+    place_S: npt.NDArray[np.int64],
+    token_ids_N: npt.NDArray[np.integer],
+    reports: Mapping[int, Logprobs],
+    failures: Mapping[int, str],
+    verified: VerifiedRows,
+) -> ModelRunnerOutput:
+    """A list of tokens a sequence, empty where nothing was sampled. A row of logits that failed
+    behind accepted drafts ends nothing yet: these are given out, and the next step fails."""
+    sampled: list[list[int]] = [[] for _ in request_ids]
+    logprobs: dict[str, Logprobs] = {}
+    failed: dict[str, str] = {}
+    counts_S = np.add.reduceat(verified.taken(token_ids_N, failures), verified.start_S, dtype=int)
+    tokens = token_ids_N.tolist()
+    for place, start, count in zip(
+        place_S.tolist(), verified.start_S.tolist(), counts_S.tolist(), strict=True
+    ):
+        if not count:
+            failed[request_ids[place]] = failures[start]
+            continue
+        sampled[place] = tokens[start : start + count]
+        if start in reports:
+            positions = Logprobs.joined([reports[at] for at in range(start, start + count)])
+            assert positions is not None
+            logprobs[request_ids[place]] = positions
     return ModelRunnerOutput(
         req_ids=request_ids,
         sampled_token_ids=sampled,
-        logprobs={
-            request_ids[place_N[at]]: report for at, report in reports.items() if at not in failures
-        }
-        or None,
-        failures={request_ids[place_N[at]]: why for at, why in failures.items()},
+        logprobs=logprobs or None,
+        failures=failed,
     )
 
 
@@ -58,6 +92,7 @@ def report_logprobs(
     logprobs_WV: torch.Tensor,
     chosen_W: npt.NDArray[np.int64],
     num_logprobs_W: npt.NDArray[np.int64],
+    named: Mapping[int, tuple[int, ...]],
 ) -> list[Logprobs]:
     """The sampled token, then the likeliest, a row each: one `topk` for each number asked for.
 
@@ -65,6 +100,7 @@ def report_logprobs(
         logprobs_WV: of the raw logits.
         chosen_W: the sampled tokens.
         num_logprobs_W: how many of the likeliest tokens each row reports, at most V.
+        named: by row, tokens that it reports in their place, as many.
     """
     chosen_W1 = torch.from_numpy(chosen_W)[:, None]
     own_W1 = logprobs_WV.gather(1, chosen_W1)
@@ -73,9 +109,13 @@ def report_logprobs(
     for number in sorted(set(num_logprobs_W.tolist())):  # np.unique imports numpy.ma
         indices = np.flatnonzero(num_logprobs_W == number)
         alike = torch.from_numpy(indices)
-        values_NK, ids_NK = logprobs_WV[alike].topk(number, dim=1)
-        ids = torch.cat([chosen_W1[alike], ids_NK], dim=1).numpy().astype("<i4")
-        values = torch.cat([own_W1[alike], values_NK], dim=1).numpy().astype("<f4")
+        likeliest_NK = logprobs_WV[alike].topk(number, dim=1).indices
+        ids_NL = torch.cat([chosen_W1[alike], likeliest_NK], dim=1)
+        for place, index in enumerate(indices.tolist()):
+            if index in named:
+                ids_NL[place, 1:] = torch.tensor(named[index])
+        values = logprobs_WV[alike].gather(1, ids_NL).numpy().astype("<f4")
+        ids = ids_NL.numpy().astype("<i4")
         for index, row_ids, row_values in zip(indices.tolist(), ids, values, strict=True):
             reports[index] = Logprobs(
                 num_positions=1,

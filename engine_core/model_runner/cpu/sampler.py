@@ -5,7 +5,7 @@ raw logits -> log-probabilities, for rows that requested them
 -> temperature -> min_p -> top_k -> top_p -> Gumbel-max"""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +84,8 @@ class CPUSampler:
         """Greedy, without rules or log-probabilities: only the best logit is needed."""
         self._is_truncated: npt.NDArray[np.bool_] = np.zeros(max_num_rows, np.bool_)
         self._num_logprobs: npt.NDArray[np.int64] = np.full(max_num_rows, -1, np.int64)
+        self._logprob_ids: dict[int, tuple[int, ...]] = {}
+        """Of rows that name the tokens to report."""
         self._rules: dict[int, LogitRules] = {}
         """Only rows that have any; `_has_rules` says the same as a column."""
         self._has_rules: npt.NDArray[np.bool_] = np.zeros(max_num_rows, np.bool_)
@@ -101,6 +103,9 @@ class CPUSampler:
         self._is_greedy[row] = params.is_greedy
         self._is_truncated[row] = sampling.is_truncated
         self._num_logprobs[row] = sampling.num_logprobs
+        self._logprob_ids.pop(row, None)
+        if sampling.logprob_ids:
+            self._logprob_ids[row] = sampling.logprob_ids
         rules = self._rules_of(sampling, token_ids)
         self._has_rules[row] = rules is not None
         self._is_plain[row] = params.is_greedy and sampling.num_logprobs < 0 and rules is None
@@ -114,7 +119,7 @@ class CPUSampler:
         self._rules.pop(row, None)
 
     def append_tokens(self, rows: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> None:
-        """Count a token that was chosen for each of these rows."""
+        """Count a token that was chosen for each of these rows, of which one may occur often."""
         if not self._rules:
             return
         for index in np.flatnonzero(self._has_rules[rows]).tolist():
@@ -149,13 +154,20 @@ class CPUSampler:
     # ------------------------------------------------------------------ one step
 
     def sample(
-        self, logits_RV: torch.Tensor, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
+        self,
+        logits_RV: torch.Tensor,
+        rows: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        drafts_before: Mapping[int, Sequence[int]],
     ) -> SampledTokens:
         """
         Args:
             logits_RV: float32; may be overwritten.
             rows: [R], the row of the batch that each row of logits belongs to.
             positions: [R], index in the sequence of the token being chosen.
+            drafts_before: by index, drafts that count as the sequence's last tokens before that
+                position, behind those that `append_tokens` was told of. Rules hold as if they had
+                been sampled.
         """
         if self._is_plain[rows].all():
             best_ids_R, best_R = self._ops.best_of_rows(logits_RV)
@@ -173,16 +185,21 @@ class CPUSampler:
             if index in failures:
                 continue
             rules, position = self._rules[int(rows[index])], int(positions[index])
-            _apply_rules(logits_RV[index], rules, position, self._ops)
+            drafts = drafts_before.get(index, ())
+            _apply_rules(logits_RV[index], rules, position, drafts, self._ops)
         if ruled.size:
             best_ids_R[ruled], best_R[ruled] = self._ops.best_of_rows(logits_RV[ruled])
         failures |= self._impossible(logits_RV, best_R, rows)
         chosen = self._choose(logits_RV, rows, positions, best_ids_R.numpy())
         logprobs: dict[int, Logprobs] = {}
         if raw_WV is not None:
-            reported = report_logprobs(
-                raw_WV, chosen[requested], self._num_logprobs[rows[requested]]
-            )
+            asking = rows[requested]
+            named = {
+                at: self._logprob_ids[row]
+                for at, row in enumerate(asking.tolist() if self._logprob_ids else ())
+                if row in self._logprob_ids
+            }
+            reported = report_logprobs(raw_WV, chosen[requested], self._num_logprobs[asking], named)
             logprobs = {
                 index: columns
                 for index, columns in zip(requested.tolist(), reported, strict=True)
@@ -248,9 +265,14 @@ def _not_numbers(logits_RV: torch.Tensor, best_R: torch.Tensor) -> dict[int, str
 
 
 def _apply_rules(
-    logits_V: torch.Tensor, rules: LogitRules, position: int, ops: SamplingOperations
+    logits_V: torch.Tensor,
+    rules: LogitRules,
+    position: int,
+    drafts: Sequence[int],
+    ops: SamplingOperations,
 ) -> None:
-    """Change one row of logits, in place."""
+    """Change one row of logits, in place. `drafts`: the last tokens before `position`, which are
+    not counted yet."""
     if rules.allowed_ids is not None:
         allowed = logits_V[rules.allowed_ids]
         logits_V.fill_(-torch.inf)
@@ -260,10 +282,15 @@ def _apply_rules(
     if rules.bias_ids.numel():
         logits_V[rules.bias_ids] += rules.bias_values
     if rules.counts is not None:
+        output_counts_V = rules.counts.output_counts_V
+        if drafts:
+            output_counts_V = output_counts_V.clone()
+            for token_id in drafts:
+                output_counts_V[token_id] += 1
         ops.apply_penalties(
             logits_V,
             rules.counts.prompt_mask_V,
-            rules.counts.output_counts_V,
+            output_counts_V,
             Penalties(
                 repetition_penalty=rules.params.repetition_penalty,
                 presence_penalty=rules.params.presence_penalty,

@@ -1,6 +1,9 @@
-"""A step before it runs: the order of its sequences, which are sampled, how it is launched.
+"""A step before it runs: the order of its entries, which are sampled, how it is launched.
 
 order on the device   | decodes: 1 token each | all others |    within each as in the plan
+
+An entry is a sequence; with k drafts it is k + 1 decodes, one behind the other: so a row gets the
+bits that it has without drafts, and a graph holds it.
 """
 
 import dataclasses
@@ -10,9 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from engine_core.model_runner.drafts import VerifiedRows
 from engine_core.model_runner.gpu.input_batch import GPUInputBatch, num_device_logprobs
 from engine_core.model_runner.prompt_logprobs import PromptRange
-from engine_core.scheduler.plan import ScheduledBatch
+from engine_core.scheduler import SchedulerOutput
 from kernels.interface.device_steps import SamplingMode
 
 Int64Array = npt.NDArray[np.int64]
@@ -47,25 +51,28 @@ def choose_bucket(buckets: Sequence[int], num_sequences: int) -> int | None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GPUStep:
-    """R sequences in the order of the device, N of which are sampled.
+    """R entries in the order of the device, N of which are sampled.
 
     Attributes:
         rows_R, num_computed_R, num_scheduled_R, needs_sampling_R: columns, see `pack_step`.
-        sampled_N: of each sampled sequence its place in the plan's order.
+        drafts_R: likewise; None if the plan has none.
+        sampled_N: of each sampled entry its sequence's place in the plan's order.
         sampled_rows_N: its row.
         num_logprobs_N: what it reports, -1 for nothing.
         from_host_N: indices among the sampled whose log-probabilities the host reports.
+        logprob_ids: of each of those the tokens that it names; empty: the likeliest.
         prompt_ranges: of prompts that are reported; `index` is the place in the plan's order.
         num_tokens: T.
-        num_decodes: leading sequences of one token.
+        num_decodes: leading entries of one token.
         mode: what their sampling needs.
-        bucket: sequences of the graph that is replayed; None: launched piece by piece.
+        bucket: entries of the graph that is replayed; None: launched piece by piece.
     """
 
     rows_R: Int64Array
     num_computed_R: Int64Array
     num_scheduled_R: Int64Array
     needs_sampling_R: npt.NDArray[np.bool_]
+    drafts_R: Int64Array | None
     sampled_N: Int64Array
     sampled_rows_N: Int64Array
     num_logprobs_N: Int64Array
@@ -74,6 +81,7 @@ class GPUStep:
     num_decodes: int
     mode: SamplingMode
     bucket: int | None
+    logprob_ids: tuple[tuple[int, ...], ...] = ()
     prompt_ranges: tuple[PromptRange, ...] = ()
 
     @property
@@ -83,23 +91,41 @@ class GPUStep:
 
 
 def arrange_step(
-    scheduled: ScheduledBatch, batch: GPUInputBatch, *, buckets: Sequence[int], vocab_size: int
+    plan: SchedulerOutput, batch: GPUInputBatch, *, buckets: Sequence[int], vocab_size: int
 ) -> GPUStep:
     """
     Args:
-        scheduled: of the plan; at least one sequence.
+        plan: of at least one sequence.
         batch: the plan's changes are in it.
         buckets: that graphs may be used for; none if empty.
     """
-    is_other = scheduled.num_scheduled_tokens != 1
+    scheduled = plan.batch
+    place_R = num_behind_R = np.arange(len(scheduled.rows))
+    counts_R, drafts_R = scheduled.num_scheduled_tokens.astype(np.int64), None
+    if plan.scheduled_spec_decode_tokens:
+        entries = VerifiedRows.of(plan, place_R)
+        place_R, num_behind_R = entries.of_sequences(place_R), entries.offset_N
+        drafts_R = entries.before_N
+        counts_R = (counts_R - (entries.counts_S - 1))[place_R]
+        assert (counts_R[num_behind_R > 0] == 1).all(), "drafts behind a chunk of a prompt"
+    is_other = counts_R != 1
     order = np.argsort(is_other, kind="stable")
-    rows_R = scheduled.rows[order]
-    num_computed_R = scheduled.num_computed_tokens[order].astype(np.int64)
-    num_scheduled_R = scheduled.num_scheduled_tokens[order].astype(np.int64)
-    needs_sampling_R = num_computed_R + num_scheduled_R == batch.num_tokens[rows_R]
+    place_R = place_R[order]
+    rows_R = scheduled.rows[place_R]
+    num_computed_R = scheduled.num_computed_tokens[place_R].astype(np.int64)
+    num_scheduled_R = counts_R[order]
+    num_known_R = batch.num_tokens[rows_R]
+    if drafts_R is not None:
+        drafts_R, num_behind_R = drafts_R[order], num_behind_R[order]
+        num_computed_R += num_behind_R
+        num_known_R += num_behind_R
+    needs_sampling_R = num_computed_R + num_scheduled_R == num_known_R
     sampled_rows_N = rows_R[needs_sampling_R]
     num_logprobs_N = batch.num_logprobs[sampled_rows_N]
-    from_host_N = np.flatnonzero(num_logprobs_N > num_device_logprobs(vocab_size))
+    from_host_N = num_logprobs_N > num_device_logprobs(vocab_size)
+    if batch.logprob_ids:
+        from_host_N |= np.isin(sampled_rows_N, list(batch.logprob_ids))
+    from_host_N = np.flatnonzero(from_host_N)
     num_decodes = len(order) - int(is_other.sum())
     prompt_ranges = batch.prompts.ranges(rows_R, num_computed_R, num_scheduled_R)
     is_graphable = num_decodes == len(order) and not from_host_N.size and not prompt_ranges
@@ -108,7 +134,8 @@ def arrange_step(
         num_computed_R=num_computed_R,
         num_scheduled_R=num_scheduled_R,
         needs_sampling_R=needs_sampling_R,
-        sampled_N=order[needs_sampling_R],
+        drafts_R=drafts_R,
+        sampled_N=place_R[needs_sampling_R],
         sampled_rows_N=sampled_rows_N,
         num_logprobs_N=num_logprobs_N,
         from_host_N=from_host_N,
@@ -116,8 +143,11 @@ def arrange_step(
         num_decodes=num_decodes,
         mode=_mode_of(batch, sampled_rows_N),
         bucket=choose_bucket(buckets, len(order)) if is_graphable else None,
+        logprob_ids=tuple(
+            batch.logprob_ids.get(row, ()) for row in sampled_rows_N[from_host_N].tolist()
+        ),
         prompt_ranges=tuple(
-            dataclasses.replace(part, index=int(order[part.index])) for part in prompt_ranges
+            dataclasses.replace(part, index=int(place_R[part.index])) for part in prompt_ranges
         ),
     )
 

@@ -149,10 +149,13 @@ class _Choices:
     ) -> CompletionChoice:
         index = self.index(prompt, part)
         text = part.text
-        if output.prompt_logprobs is not None and prompt not in self._prompt_logprobs:
-            self._prompt_logprobs[prompt] = output.prompt_logprobs
+        found = output.prompt_logprobs
+        if found is not None and prompt not in self._prompt_logprobs:
+            self._num_logprobs = check_size(self._num_logprobs + self._n * found.num_entries)
+            self._prompt_logprobs[prompt] = found
+        is_first = index not in self._offsets
         logprobs = self._logprobs(index, part)
-        if self._asked.echo and index not in self._offsets:
+        if self._asked.echo and is_first:
             prompt_text = self._prompt_text(output)
             text = prompt_text + text
             if logprobs is not None and prompt in self._prompt_logprobs:
@@ -166,8 +169,11 @@ class _Choices:
             stop_reason=part.stop_reason,
             token_ids=part.token_ids if self._asked.return_token_ids else UNSET,
             prompt_logprobs=(
-                UNSET if self._asked.prompt_logprobs is None else prompt_logprobs(output)
+                UNSET if self._asked.prompt_logprobs is None else prompt_logprobs(found)
             ),
+            prompt_token_ids=output.prompt_token_ids
+            if self._asked.return_token_ids and is_first
+            else UNSET,
         )
 
     def _prompt_text(self, output: RequestOutput) -> str:
@@ -191,7 +197,6 @@ class _Choices:
     ) -> CompletionLogprobs:
         """`behind`: of the answer's text, which follows `num_chars` of the prompt's."""
         found = self._prompt_logprobs[prompt]
-        self._num_logprobs = check_size(found, self._num_logprobs)
         offsets, offset = [], 0
         detokenizer = IncrementalDetokenizer(self._llm.get_tokenizer(), [])
         for token_id in output.prompt_token_ids:

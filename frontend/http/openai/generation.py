@@ -79,20 +79,22 @@ class Answer(TokenCounts):
         self._model = model
         self._options = asked.stream_options or StreamOptions()
 
-    def body(self, form: type[Body], choices: list[Any], usage: Any) -> Body:
-        return form(
-            id=self._id, created=self._created_s, model=self._model, choices=choices, usage=usage
-        )
+    def body(self, form: type[Body], choices: list[Any], usage: Any, **more: Any) -> Body:
+        same: dict[str, Any] = {"id": self._id, "created": self._created_s, "model": self._model}
+        return form(**same, choices=choices, usage=usage, **more)
 
-    def event(self, form: type[Body], choices: list[Any], *, counts: bool = True) -> bytes:
+    def event(
+        self, form: type[Body], choices: list[Any], *, counts: bool = True, **more: Any
+    ) -> bytes:
         """
         Args:
             counts: whether it says the usage so far, if that was asked for.
+            more: fields of this one.
         """
         usage: Any = None if self._options.include_usage else UNSET
         if counts and self.counts_in_events:
             usage = self.usage()
-        return event(self.body(form, choices, usage))
+        return event(self.body(form, choices, usage, **more))
 
     @property
     def counts_in_events(self) -> bool:
@@ -145,35 +147,28 @@ def token_logprobs(
     return entries
 
 
-def prompt_logprobs(output: RequestOutput) -> PromptLogprobList:
-    """As vLLM has them.
-
-    Raises:
-        ApiError: too many for one answer.
-    """
-    found = output.prompt_logprobs
-    check_size(found)
+def prompt_logprobs(found: PromptLogprobs | None) -> PromptLogprobList:
+    """As vLLM has them."""
     return [
         entry and {each: replace(one, logprob=finite(one.logprob)) for each, one in entry.items()}
         for entry in found or ()
     ]
 
 
-def check_size(prompt: PromptLogprobs | None, num_before: int = 0) -> int:
-    """Returns how many log-probabilities an answer has with these.
+def check_size(num_logprobs: int) -> int:
+    """The number itself.
 
     Raises:
-        ApiError: too many.
+        ApiError: too many of prompts for one answer.
     """
-    number = num_before + (0 if prompt is None else prompt.num_entries)
-    if number > _MAX_PROMPT_LOGPROBS:
+    if num_logprobs > _MAX_PROMPT_LOGPROBS:
         raise ApiError(
             400,
-            f"the answer would have {number} log-probabilities of prompts or more, the limit is "
-            f"{_MAX_PROMPT_LOGPROBS}; ask for fewer a token, or send fewer or shorter prompts",
+            f"the answer would have {num_logprobs} log-probabilities of prompts or more, the limit "
+            f"is {_MAX_PROMPT_LOGPROBS}; ask for fewer a token, or send fewer or shorter prompts",
             param="prompt_logprobs",
         )
-    return number
+    return num_logprobs
 
 
 def token_text(token_id: int, tokenizer: Tokenizer) -> tuple[str, list[int]]:

@@ -77,6 +77,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobList | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +103,7 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
@@ -119,6 +121,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobList | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

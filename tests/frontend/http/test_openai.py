@@ -78,6 +78,21 @@ def test_several_prompts_and_samples_have_an_index_each(http, stream):
         assert [choice["text"] for choice in alone] == [texts[2 * index], texts[2 * index + 1]]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_come_with_those_of_the_prompt_once(http, stream):
+    asked = {"stream": stream, "return_token_ids": True}
+    prompt = http.post("/tokenize", json={"messages": HELLO}).json()["tokens"]
+    response = chat(http, **asked)
+    bodies = events_of(response) if stream else [response.json()]
+    assert [each["prompt_token_ids"] for each in bodies if "prompt_token_ids" in each] == [prompt]
+    response = complete(http, ["Hello", "Hi"], **asked)
+    bodies = events_of(response) if stream else [response.json()]
+    choices = [choice for each in bodies for choice in each["choices"]]
+    shown = {c["index"]: len(c["prompt_token_ids"]) for c in choices if "prompt_token_ids" in c}
+    assert shown == {0: 5, 1: 2}
+    assert sum(len(choice["token_ids"]) for choice in choices) == 10
+
+
 def test_echo_puts_the_prompt_before_the_answer(http):
     (choice,) = complete(http, "Hello", echo=True).json()["choices"]
     assert choice["text"] == "Hello" + expected_text("Hello", 5)
@@ -135,7 +150,7 @@ def test_echo_without_tokens_is_the_prompt_alone(http):
     assert "at least 1" in error_of(complete(http, max_tokens=0), 400)["message"]
 
 
-def test_prompt_logprobs_are_by_token_id_as_vllm_has_them(http):
+def test_prompt_logprobs_are_by_token_id_as_vllm_has_them(http, monkeypatch):
     (choice,) = complete(http, "abc", prompt_logprobs=1).json()["choices"]
     first, second, third = choice["prompt_logprobs"]
     assert first is None
@@ -143,8 +158,10 @@ def test_prompt_logprobs_are_by_token_id_as_vllm_has_them(http):
     assert third[str(ids_of("c")[0])]["rank"] == 2
     assert len(chat(http, prompt_logprobs=0).json()["prompt_logprobs"]) == len(RENDERED)
     assert "stream" in error_of(complete(http, prompt_logprobs=1, stream=True), 400)["message"]
-    too_many = complete(http, ["a" * 400] * 300, prompt_logprobs=20, max_tokens=1)
-    assert "log-probabilities" in error_of(too_many, 400)["message"]
+    monkeypatch.setattr("frontend.http.openai.generation._MAX_PROMPT_LOGPROBS", 20)
+    too_many = complete(http, ["abc"] * 4, prompt_logprobs=2, max_tokens=1)
+    why = error_of(too_many, 400)["message"]
+    assert "24 log-probabilities of prompts or more, the limit is 20" in why
 
 
 @pytest.mark.parametrize(

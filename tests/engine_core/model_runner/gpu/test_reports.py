@@ -137,3 +137,26 @@ def test_an_id_used_again_gets_no_report_of_the_request_before(reference, any_ru
     loop.add("name", prompts(1)[-1], params)
     loop.finish()
     assert_as_transformers(reference, prompts(1)[-1], loop.prompt_logprobs["name"], 0)
+
+
+def test_named_tokens_are_reported_in_place_of_the_likeliest(reference, any_runner):
+    """Beside a request that reports the likeliest, and with the numbers of the whole vocabulary."""
+    loop = make_loop(reference, any_runner)
+    named = (3, 130, 50)
+    for name, wanted in {
+        "named": {"logprob_token_ids": named},
+        "top": {"logprobs": 3},
+        "all": {"logprobs": -1},
+    }.items():
+        loop.add(name, prompts(0)[1], SamplingParams(max_tokens=4, seed=3, **wanted))
+    loop.finish()
+    for mine, top, whole in zip(
+        *(loop.logprob_bytes[name, 0] for name in ("named", "top", "all")), strict=True
+    ):
+        ids, values = np.frombuffer(mine[0], "<i4"), np.frombuffer(mine[1], "<f4")
+        assert tuple(ids[1:]) == named
+        assert ids[0] == np.frombuffer(top[0], "<i4")[0]
+        columns = np.frombuffer(whole[0], "<i4"), np.frombuffer(whole[1], "<f4")
+        of_token = dict(zip(*columns, strict=True))
+        np.testing.assert_allclose(values, [of_token[each] for each in ids], atol=1e-5)
+    assert loop.logprobs["named", 0] == loop.logprobs["top", 0]

@@ -40,6 +40,9 @@ class EngineLoop:
         """By (request id, index of its sequence)."""
         self.prompt_logprobs = collections.defaultdict(list)
         self.num_cached_tokens = {}
+        self.logprobs = collections.defaultdict(list)
+        """Likewise: ranks, and tokens and values as bytes, a position each."""
+        self.logprob_bytes = collections.defaultdict(list)
         self.ends = {}
         self.num_ahead = 0
 
@@ -81,6 +84,14 @@ class EngineLoop:
                 self.prompt_logprobs[output.request_id].append(output.prompt_logprobs)
             if output.num_cached_tokens is not None:
                 self.num_cached_tokens[output.request_id] = output.num_cached_tokens
+            if output.logprobs is not None:
+                report, width = output.logprobs, 4 * output.logprobs.width
+                self.logprobs[place] += report.ranks
+                for at in range(0, width * report.num_positions, width):
+                    cell = slice(at, at + width)
+                    self.logprob_bytes[place].append(
+                        (report.token_ids[cell], report.logprobs[cell])
+                    )
             if output.finish_reason is not None:
                 assert place not in self.ends, "ended twice"
                 self.ends[place] = output.finish_reason
