@@ -2,12 +2,23 @@
 
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
-from frontend.outputs import Logprob
-from frontend.tokenizer import Tokenizer
 from protocol.outputs import Logprobs
+
+if TYPE_CHECKING:
+    from frontend.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class Logprob:
+    """One token's log-probability. Rank 1 is the likeliest token of the vocabulary."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
 
 
 class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
@@ -15,7 +26,7 @@ class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
     the token itself and the likeliest in falling order. Made when it is looked at: the columns take
     8 bytes a log-probability, dictionaries 200."""
 
-    def __init__(self, columns: Logprobs | None, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, columns: Logprobs | None, tokenizer: "Tokenizer | None") -> None:
         self._columns = columns
         self._tokenizer = tokenizer
 
@@ -57,7 +68,7 @@ class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
 
 
 def logprobs_of(
-    columns: Logprobs, tokenizer: Tokenizer | None, *, has_ranks: bool = True
+    columns: Logprobs, tokenizer: "Tokenizer | None", *, has_ranks: bool = True
 ) -> list[dict[int, Logprob]]:
     """One dictionary a position from the wire's columns: the token itself first, then the others.
     `has_ranks`: those are the likeliest, in falling order."""

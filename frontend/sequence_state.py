@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from frontend.detokenizer import IncrementalDetokenizer, StopStringMatcher
-from frontend.logprobs import logprobs_of
-from frontend.outputs import CompletionOutput, FinishReasonName, Logprob
+from frontend.logprobs import Logprob, logprobs_of
+from frontend.outputs import CompletionOutput, FinishReasonName
 from frontend.sampling_params import SamplingParams
 from frontend.tokenizer import Tokenizer
 from protocol.outputs import EngineCoreOutput, FinishReason, Logprobs

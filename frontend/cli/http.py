@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -163,19 +164,21 @@ def serve(
         llm = await AsyncLLM.launched(
             child, client_name="engine-client serve", startup_timeout_s=startup_timeout
         )
-        served = ServedModel(lambda: llm, served_model_name or ())
+        # a known name is what its user will ask for; of a path the model's own name is
+        names = served_model_name or [llm.model.name if Path(model).exists() else model]
+        served = ServedModel(lambda: llm, names)
         await served.ready()
         has_key = settings.api_key or settings.api_key_file
         return Backend(
             ServedModels([served]),
             lost=child.wait,
-            text=lambda url: _first_steps(url, llm.model, has_key=bool(has_key)),
+            text=lambda url: _first_steps(names[0], url, llm.model, has_key=bool(has_key)),
         )
 
     return _serve(settings, start)
 
 
-def _first_steps(url: str, model: ModelInfo, *, has_key: bool) -> str:
+def _first_steps(name: str, url: str, model: ModelInfo, *, has_key: bool) -> str:
     has_template = model.tokenizer is not None and model.tokenizer.chat_template is not None
     path, body = (
         ("chat/completions", '{"messages": [{"role": "user", "content": "Hello"}]}')
@@ -187,7 +190,7 @@ def _first_steps(url: str, model: ModelInfo, *, has_key: bool) -> str:
         where = f"--unix-socket {url.removeprefix('unix://')} http://localhost/v1/{path}"
     key = " -H 'authorization: Bearer KEY'" if has_key else ""
     return (
-        f"\nServing {model.name} at {url}/v1\n\n"
+        f"\nServing {name} at {url}/v1\n\n"
         f"curl {where} -H 'content-type: application/json'{key} -d '{body}'\n\n"
         "Ctrl-C stops server and daemon."
     )

@@ -35,8 +35,8 @@ from frontend.http.openai.responses import Completion, CompletionChoice, Complet
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
 from frontend.input_processor import PromptInput
-from frontend.logprobs import PromptLogprobs
-from frontend.outputs import CompletionOutput, Logprob, RequestOutput
+from frontend.logprobs import Logprob, PromptLogprobs
+from frontend.outputs import CompletionOutput, RequestOutput
 
 _DEFAULT_MAX_TOKENS = 16
 _MAX_PROMPTS = 1024

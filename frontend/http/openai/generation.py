@@ -22,8 +22,8 @@ from frontend.http.openai.responses import (
     TopLogprob,
     Usage,
 )
-from frontend.logprobs import PromptLogprobs
-from frontend.outputs import CompletionOutput, Logprob, RequestOutput
+from frontend.logprobs import Logprob, PromptLogprobs
+from frontend.outputs import CompletionOutput, RequestOutput
 from frontend.tokenizer import Tokenizer
 
 _MAX_PROMPT_LOGPROBS = 2**21

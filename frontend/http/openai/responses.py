@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from frontend.outputs import Logprob
+from frontend.logprobs import Logprob
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
