@@ -193,7 +193,7 @@ class RequestPool:
         batch.may_schedule_async[row] = request.num_sequences == 1 and request.beam_search is None
         params = request.sampling_params
         batch.may_run_ahead[row] = not (
-            params.has_stop_strings or params.logprobs is not None or batch.is_constrained[row]
+            params.has_stop_strings or params.reports_logprobs or batch.is_constrained[row]
         )
         self.stop_tokens.add(stop_token_ids(request))
 
