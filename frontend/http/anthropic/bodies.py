@@ -60,6 +60,8 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     strict: bool | None = None
     """Its input follows the schema."""
     cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None
+    """Of no effect: arguments are always streamed as they come."""
 
 
 class ToolChoice(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
