@@ -67,8 +67,8 @@ class PartialPrefills:
 
 
 class WaitingScheduler:
-    """Requests that wait for a grammar or an adapter, and long prompts beyond their limit, are
-    skipped; any other that does not fit ends the search."""
+    """Requests that wait for an adapter, and long prompts beyond their limit, are skipped; any
+    other that does not fit ends the search."""
 
     def __init__(
         self, pool: RequestPool, explanations: Explanations, config: SchedulerConfig
@@ -104,8 +104,7 @@ class WaitingScheduler:
         self.partial.count(plan, self._pool.batch.order)
         self._num_reserved_blocks = self._blocks_of_running()
         skipped: list[Request] = []
-        num_compiling = 0
-        while waiting and len(skipped) - num_compiling < _MAX_SKIPPED:
+        while waiting and len(skipped) < _MAX_SKIPPED:
             request = waiting.peek_request()
             if only_swapped and request.status is not RequestStatus.SWAPPED:
                 self._stop_at(request, WaitReason.DECODES, "this step is for decoding")
@@ -121,12 +120,10 @@ class WaitingScheduler:
             if (why_skip := self._why_skip(request)) is not None:
                 skipped.append(waiting.pop_request())
                 self._explanations.skipped(request, *why_skip)
-                # bounded where they are compiled, and not to be in the way of others
-                num_compiling += why_skip[0] is WaitReason.GRAMMAR
                 continue
             if not self._try_admit(request, plan, whole_prompts):
                 break
-        if len(skipped) - num_compiling == _MAX_SKIPPED:
+        if len(skipped) == _MAX_SKIPPED:
             limit = f"{_MAX_SKIPPED} requests were passed in this step, no more are"
             self._explanations.stopped_at(None, WaitReason.QUEUE, limit)
         for request in reversed(skipped):
@@ -142,8 +139,6 @@ class WaitingScheduler:
         is_own = request.client_index == PROBE_CLIENT
         if self.starts_no_new and request.status is RequestStatus.WAITING and not is_own:
             return WaitReason.PAUSED, "the engine pauses when those that have started have ended"
-        if request.grammar is not None and not request.grammar.is_ready:
-            return WaitReason.GRAMMAR, "its structured output is being compiled"
         if self.lacks_adapter(request, self._pool.running.values()):
             why = f"the adapters in use are {self._config.max_num_adapters}, the most allowed"
             return WaitReason.ADAPTERS, why
