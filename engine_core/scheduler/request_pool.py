@@ -3,7 +3,7 @@
 import dataclasses
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import partial
 
@@ -44,6 +44,11 @@ class Counters:
     num_finished: dict[str, int] = dataclasses.field(default_factory=partial(_zeros, FinishReason))
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
+    """With drafts."""
+    num_drafts: int = 0
+    """Times that a sequence had drafts to verify."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     num_steps_by_tokens: list[int] = dataclasses.field(
         default_factory=lambda: [0] * (len(STEP_TOKENS_BOUNDS) + 1)
     )
@@ -61,13 +66,16 @@ class Counters:
     num_slo_ttft_violations: int = 0
     num_slo_tpot_violations: int = 0
 
-    def count_step(self, num_tokens: int, counts: Int32Array) -> None:
-        """`counts`: of the step's sequences; together `num_tokens`."""
+    def count_step(
+        self, num_tokens: int, counts: Int32Array, drafts: Mapping[str, list[int]]
+    ) -> None:
+        """`counts`: of the step's sequences; together `num_tokens`. `drafts`: among these."""
         self.num_steps += 1
         self.num_steps_by_tokens[bisect_left(STEP_TOKENS_BOUNDS, num_tokens)] += 1
         num_decodes = len(counts)
         if num_tokens > num_decodes:
             num_decodes = int(np.count_nonzero(counts == 1))
+            num_decodes += sum(1 + len(own) for own in drafts.values())
         self.num_decode_tokens += num_decodes
         self.num_prefill_tokens += num_tokens - num_decodes
 
