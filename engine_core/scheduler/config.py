@@ -20,6 +20,7 @@ _MINIMUM = {
     "num_lookahead_slots": 0,
     "num_speculative_tokens": 0,
     "max_num_drafts": 0,
+    "num_decode_steps": 1,
     "max_queued_requests": 1,
     "max_queued_tokens": 1,
     "max_num_adapters": 1,
@@ -85,6 +86,8 @@ class SchedulerConfig:
     """Most drafts of a sequence in a step, of those that a proposer makes; 0: there is none."""
     max_num_drafts: int = 256
     """Most drafts of a step: each has a row of logits."""
+    num_decode_steps: int = 1
+    """Most decode steps of a plan, as far as lookahead slots last."""
     max_num_adapters: int | None = None
     """Most adapters in use at once."""
     max_steps_in_flight: int = 1
@@ -149,6 +152,17 @@ class SchedulerConfig:
         if self.slo_ttft_ms is not None and self.slo_tpot_ms is None:
             raise ValueError(
                 "--slo-ttft-ms has no effect without --slo-tpot-ms; give both or omit it"
+            )
+        if self.num_decode_steps > 1 and self.slo_tpot_ms is not None:
+            raise ValueError(
+                f"--num-decode-steps is {self.num_decode_steps}, and --slo-tpot-ms chooses what "
+                "each step computes; omit one of them"
+            )
+        if self.num_decode_steps > 1 and self.max_steps_in_flight > 1:
+            raise ValueError(
+                f"--num-decode-steps is {self.num_decode_steps}, and on a GPU each step is planned "
+                "while the one before it runs, which hides the same time; omit it, or run with "
+                "--device cpu"
             )
         most, most_long = self.max_num_partial_prefills, self.max_long_partial_prefills
         if (most_long is None) != (self.long_prefill_token_threshold is None):

@@ -169,6 +169,7 @@ class EngineOptions(SchedulerConfig):
     num_lookahead_slots: Annotated[int, _Unset] = 0
     num_speculative_tokens: Annotated[int, _Unset] = 0
     max_num_drafts: Annotated[int, _Unset] = 256
+    num_decode_steps: Annotated[int, _Unset] = 1
     max_num_adapters: Annotated[int | None, _Unset] = None
     max_steps_in_flight: Annotated[int, _Unset] = 1
 

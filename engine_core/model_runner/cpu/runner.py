@@ -9,6 +9,7 @@ from engine_core.model_runner.cache import BlockStorage, PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.input_batch import CPUInputBatch, StepInputs, gather_step_inputs
 from engine_core.model_runner.cpu.sampler import CPUSampler
+from engine_core.model_runner.decode_steps import run_decode_steps
 from engine_core.model_runner.drafts import VerifiedRows, num_drafts_of
 from engine_core.model_runner.output import runner_output
 from engine_core.model_runner.rows import RunnerRows
@@ -58,6 +59,12 @@ class CPUModelRunner:
         self.storage.carry_out(plan.copies)
         if not plan.total_num_scheduled_tokens:
             return ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
+        if plan.num_decode_steps > 1:
+            return run_decode_steps(plan, self._run)
+        return self._run(plan)
+
+    def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """One step, whose rows are in place."""
         inputs = gather_step_inputs(
             self.batch,
             rows=plan.batch.rows,
