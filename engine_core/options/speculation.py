@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from engine_core.errors import ConfigurationError
-from engine_core.options.values import AT_LEAST_ONE, SPECULATION, option
+from engine_core.options.values import COMMON, POSITIVE, SPECULATION
 
 if TYPE_CHECKING:
     from engine_core.scheduler.speculation.base import Proposer
@@ -17,34 +17,18 @@ _NUM_TOKENS = 8
 _LOOKUP_MIN, _LOOKUP_MAX = 3, 5
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=SPECULATION.group)
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SpeculationOptions:
-    speculative: Annotated[
-        SpeculativeName | None,
-        option(
-            "Verify several guessed tokens in one step, which changes none. ngram: what followed "
-            "the last tokens before; suffix: or in earlier outputs too.",
-            SPECULATION,
-            is_common=True,
-        ),
-    ] = None
-    num_speculative_tokens: Annotated[
-        int | None,
-        option(
-            "Most guessed tokens of a sequence in a step (default 8), fewer as measured.",
-            SPECULATION,
-            validator=AT_LEAST_ONE,
-        ),
-    ] = None
-    prompt_lookup_min: Annotated[
-        int | None,
-        option("ngram: least tokens that must match (default 3).", SPECULATION),
-    ] = None
-    prompt_lookup_max: Annotated[
-        int | None,
-        option("ngram: most tokens that are compared (default 5).", SPECULATION),
-    ] = None
+    speculative: Annotated[SpeculativeName | None, COMMON] = None
+    """Verify several guessed tokens in one step, which changes none. ngram: what followed the
+    last tokens before; suffix: or in earlier outputs too."""
+    num_speculative_tokens: Annotated[int | None, POSITIVE] = None
+    """Most guessed tokens of a sequence in a step (default 8), fewer as measured."""
+    prompt_lookup_min: Annotated[int | None, POSITIVE] = None
+    """ngram: least tokens that must match (default 3)."""
+    prompt_lookup_max: Annotated[int | None, POSITIVE] = None
+    """ngram: most tokens that are compared (default 5)."""
 
     @property
     def max_drafts(self) -> int:
