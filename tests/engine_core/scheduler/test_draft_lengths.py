@@ -84,7 +84,7 @@ def test_a_sequence_without_luck_is_tried_again_ever_more_seldom():
 
 def test_a_row_that_changes_hands_begins_anew():
     batch, lengths = lengths_of()
-    time_steps(lengths, 1, draft_s=0.001)
+    time_steps(lengths, 1, draft_s=0.003)
     for _ in range(20):
         lengths.observe_drafts(0, 2, 0)
         lengths.observe_drafts(1, 8, 8)
