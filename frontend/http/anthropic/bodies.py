@@ -58,6 +58,8 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     description: str | None = None
     type: Literal["custom"] | None = None
     cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None
+    """Of no effect: arguments are always streamed as they come."""
 
 
 class ToolChoice(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
