@@ -188,6 +188,12 @@ class Decoder:
         """What was captured keeps the caches that it read."""
         self._forward = self._ops.capture(self._compute)
 
+    @property
+    def linears(self) -> list[FusedLinear]:
+        """Products that adapters may add to."""
+        parts = [part for layer in self._layers for part in (layer.attention, layer.feed_forward)]
+        return [linear for part in parts for linear in part.linears]
+
     def placements(self) -> Placements:
         """Every tensor that the model takes, by checkpoint name."""
         parts = [self.vocabulary.placements(), self._final_norm.placements()]
