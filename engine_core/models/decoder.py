@@ -174,6 +174,7 @@ class Decoder:
     ) -> None:
         build = LayerBuilder(config, dtype=dtype, ops=ops, num_positions=num_positions)
         self.kv_cache_spec: KVCacheSpec = config
+        self.has_experts = any(experts is not None for experts in config.experts)
         self.vocabulary = build.vocabulary()
         self._layers = [
             DecoderLayer(build, layer, has_output_norms=config.output_norms)

@@ -76,7 +76,8 @@ class Request:
         arrival_time: seconds on the caller's clock.
         eos_token_ids: the model's; they end a sequence unless `ignore_eos`.
         output_token_ids: delivered by an earlier, interrupted run; they count against `max_tokens`.
-        cache_salt, adapter: only requests that agree in both share cached blocks.
+        cache_salt, adapter: only requests that agree in both share cached blocks. An adapter is
+            named by the fingerprint of its weights.
         priority: smaller is more urgent.
         tenant: which service counter policy fair charges; None for the client's own.
         num_sequences: samples of the prompt.
@@ -164,6 +165,8 @@ class Request:
         self.first_output_sent = False
         self.runs_alone = False
         """Whether no other request may run beside it."""
+        self.num_passed = 0
+        """Requests with adapters that started before it, while it waited for an adapter slot."""
         self.tenant_number = 0
         self.first_step_id = 0
         """The first step that was planned while it waited."""

@@ -1,11 +1,10 @@
 """May this request start? The head of the waiting queue is admitted while everything that it needs
 lasts: rows, tokens of the step, KV blocks."""
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from engine_core.kv_cache import AllocStatus, CacheHit
+from engine_core.scheduler.adapters import AdapterSlots
 from engine_core.scheduler.batch_state import Int64Array
 from engine_core.scheduler.config import SchedulerConfig
 from engine_core.scheduler.explanations import Explanations
@@ -17,6 +16,8 @@ from protocol.explanations import CacheLookup, WaitReason
 
 _MAX_SKIPPED = 64
 """Most requests skipped in one step, so that a step's cost does not grow with the queue."""
+_MAX_SKIPPED_FOR_ADAPTERS = 1024
+"""Likewise, of those that wait for an adapter: a crowd for one is no reason to hold up others."""
 
 
 class PartialPrefills:
@@ -70,10 +71,15 @@ class WaitingScheduler:
     other that does not fit ends the search."""
 
     def __init__(
-        self, pool: RequestPool, explanations: Explanations, config: SchedulerConfig
+        self,
+        pool: RequestPool,
+        explanations: Explanations,
+        config: SchedulerConfig,
+        adapters: AdapterSlots,
     ) -> None:
         self._pool = pool
         self._kv_cache = pool.kv_cache
+        self.adapters = adapters
         self.partial = PartialPrefills(pool, config)
         self._explanations = explanations
         self._config = config
@@ -102,8 +108,10 @@ class WaitingScheduler:
             return
         self.partial.count(plan, self._pool.batch.order)
         self._num_reserved_blocks = self._blocks_of_running()
+        self.adapters.begin_pass(self._pool.running.values())
         skipped: list[Request] = []
-        while waiting and len(skipped) < _MAX_SKIPPED:
+        num_left, num_left_for_adapters = _MAX_SKIPPED, _MAX_SKIPPED_FOR_ADAPTERS
+        while waiting and num_left and num_left_for_adapters:
             request = waiting.peek_request()
             if only_swapped and request.status is not RequestStatus.SWAPPED:
                 self._stop_at(request, WaitReason.DECODES, "this step is for decoding")
@@ -119,11 +127,16 @@ class WaitingScheduler:
             if (why_skip := self._why_skip(request)) is not None:
                 skipped.append(waiting.pop_request())
                 self._explanations.skipped(request, *why_skip)
+                is_for_adapter = why_skip[0] in (WaitReason.ADAPTERS, WaitReason.ADAPTER_LOADING)
+                num_left -= not is_for_adapter
+                num_left_for_adapters -= is_for_adapter
                 continue
             if not self._try_admit(request, plan, whole_prompts):
                 break
-        if len(skipped) == _MAX_SKIPPED:
-            limit = f"{_MAX_SKIPPED} requests were passed in this step, no more are"
+            if request.status is RequestStatus.RUNNING:
+                self.adapters.on_admitted(request, skipped)
+        if not (num_left and num_left_for_adapters):
+            limit = f"{len(skipped)} requests were passed in this step, no more are"
             self._explanations.stopped_at(None, WaitReason.QUEUE, limit)
         for request in reversed(skipped):
             waiting.prepend_request(request)
@@ -138,20 +151,11 @@ class WaitingScheduler:
         is_own = request.client_index == PROBE_CLIENT
         if self.starts_no_new and request.status is RequestStatus.WAITING and not is_own:
             return WaitReason.PAUSED, "the engine pauses when those that have started have ended"
-        if self.lacks_adapter(request, self._pool.running.values()):
-            why = f"the adapters in use are {self._config.max_num_adapters}, the most allowed"
-            return WaitReason.ADAPTERS, why
+        if (why_wait := self.adapters.why_wait(request)) is not None:
+            return why_wait
         if (why_not := self.partial.why_skip(request)) is not None:
             return WaitReason.PARTIAL_PREFILLS, why_not
         return None
-
-    def lacks_adapter(self, request: Request, others: Iterable[Request]) -> bool:
-        """Whether the others have all the adapters that may be in use, and not its own."""
-        limit = self._config.max_num_adapters
-        if limit is None or request.adapter is None:
-            return False
-        in_use = {other.adapter for other in others} - {None}
-        return request.adapter not in in_use and len(in_use) >= limit
 
     def _try_admit(self, request: Request, plan: PlanBuilder, whole_prompts: bool) -> bool:
         """Whether the next one may be tried: this one was admitted, or can never run."""

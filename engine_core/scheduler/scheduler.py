@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from engine_core.kv_cache import KVCacheManager
+from engine_core.scheduler.adapters import AdapterSlots
 from engine_core.scheduler.batch_state import BatchState, IdsOfRows
 from engine_core.scheduler.batching import MixedBatching, PrefillFirstBatching
 from engine_core.scheduler.config import SchedulerConfig
@@ -77,7 +78,8 @@ class Scheduler(SchedulerInterface):
             kv_cache, policy, batch, max_model_len=config.max_model_len, on_finish=self._on_finish
         )
         self._preemptor = preemptor = Preemptor(pool, rule)
-        self._waiting = WaitingScheduler(pool, self._explanations, config)
+        self._adapters = AdapterSlots(config.max_num_adapters, loads=config.loads_adapters)
+        self._waiting = WaitingScheduler(pool, self._explanations, config, self._adapters)
         batching = MixedBatching if config.batching == "mixed" else PrefillFirstBatching
         self._batching = batching(pool, preemptor, self._waiting, self._explanations, config)
         self._isolation = FaultIsolation(pool, preemptor)
@@ -364,11 +366,28 @@ class Scheduler(SchedulerInterface):
         self._preempt_all_why = why
 
     def forget_runner(self) -> None:
+        self._adapters.drop_all()
         self._kv_cache.evict_cached()
         for sequence in self._unfinished_sequences():
             sequence.is_known_to_runner = False
 
+    def on_adapter_loaded(self, adapter: str) -> None:
+        self._adapters.on_loaded(adapter)
+
+    def reserve_adapter_slot(self, adapter: str) -> int | None:
+        return self._adapters.reserve(adapter, self._pool.running.values())
+
+    def drop_adapter(self, adapter: str) -> int | None:
+        return self._adapters.drop(adapter)
+
+    def take_adapters_to_load(self) -> list[tuple[str, int]]:
+        return self._adapters.take_to_load()
+
+    def requests_with_adapter(self, adapter: str) -> list[str]:
+        return [name for name, each in self._pool.by_id.items() if each.adapter == adapter]
+
     def use_weights(self, name: str, version: int) -> None:
+        self._adapters.drop_all()
         self._kv_cache.use_weights(name, self._unfinished_sequences())
         self._pool.outputs.weights_version = version
         for sequence in self._unfinished_sequences():
@@ -411,4 +430,5 @@ class Scheduler(SchedulerInterface):
     def check(self) -> None:
         """Assert that steps, queues, rows, counters and the cache agree with each other."""
         self._in_flight.check()
+        self._adapters.check()
         check_pool(self._pool)
