@@ -1,8 +1,6 @@
 """Text of a stream of tokens, as early as it is certain, and stop strings in it. Released text
 never changes; all of it joined equals decoding all tokens at once."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Iterable, Sequence
 
@@ -146,7 +144,7 @@ class _PieceJoiner:
             self._leading = None
         return text
 
-    def _unfinished_run(self, tail: list[int]) -> _ByteRun | None:
+    def _unfinished_run(self, tail: list[int]) -> "_ByteRun | None":
         """The run that the prompt's last bytes begin, if they end inside a character."""
         data: list[tuple[int, bytes]] = []
         for token_id in reversed(tail):

@@ -2,8 +2,6 @@
 thread reads lines; the client runs on an event loop in another thread, so that it serves its
 connection while the user types, and Ctrl-C reaches the reader at once."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

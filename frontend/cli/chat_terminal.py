@@ -1,8 +1,6 @@
 """A chat at a terminal: lines with editing, history and whole pastes (prompt_toolkit), and answers
 as Markdown while they stream (rich)."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

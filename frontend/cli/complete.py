@@ -1,7 +1,5 @@
 """`engine-client complete`: one prompt, its text or one JSON document on stdout."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

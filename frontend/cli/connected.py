@@ -1,7 +1,5 @@
 """A command's client, and what it says on stderr while the engine keeps the user waiting."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """What `engine-client top` knows of an engine, over calls that any client may make."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

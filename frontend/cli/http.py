@@ -1,7 +1,5 @@
 """`engine-client http` and `engine-client serve`."""
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,8 +1,6 @@
 """`engine-client info`: the daemon's model and statistics, or one request's state; and what it does
 after a call that changes it."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import sys

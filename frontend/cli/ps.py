@@ -1,7 +1,5 @@
 """`engine-client ps`: the daemons of this user that run."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """`engine-client top`: a live view of an engine."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable
 from typing import Any, ClassVar

@@ -1,8 +1,6 @@
 """An answer's text in its parts: reasoning, content, tool calls. How it is parsed is known by the
 model's chat template, unless the server was told."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +48,7 @@ class AnswerFormat:
         calls = self.tool_calls is not None and FORMATS[self.tool_calls]().shows_special_tokens
         return calls or (self.reasoning is not None and self.reasoning.shows_special_tokens)
 
-    def parser(self, prompt: str | None) -> AnswerParser:
+    def parser(self, prompt: str | None) -> "AnswerParser":
         """For one choice of an answer to `prompt`."""
         calls = None if self.tool_calls is None else ToolCallStream(FORMATS[self.tool_calls]())
         reasoning = None

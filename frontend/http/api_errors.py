@@ -1,11 +1,10 @@
-"""What a request over HTTP can be refused with, in OpenAI's form and with its status codes."""
-
-from __future__ import annotations
+"""What a request over HTTP can be refused with: status codes, and bodies in each API's form."""
 
 import http
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from starlette.responses import Response
 
 from frontend.errors import (
     ClientClosed,
@@ -39,6 +38,14 @@ _TYPE_OF_STATUS = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -54,6 +61,23 @@ class ErrorResponse(msgspec.Struct, frozen=True):
     """What every refusal looks like."""
 
     error: ErrorBody
+
+
+class AnthropicErrorBody(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class AnthropicErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["error"] = "error"
+    error: AnthropicErrorBody
+
+
+class OllamaErrorResponse(msgspec.Struct, frozen=True):
+    error: str
+
+
+AnyErrorResponse = ErrorResponse | AnthropicErrorResponse | OllamaErrorResponse
 
 
 class ApiError(Exception):
@@ -131,3 +155,28 @@ def unknown_model(name: str, known: list[str]) -> ApiError:
 
 def not_supported(param: str, value: Any, action: str) -> ApiError:
     return ApiError(400, f"{param} is {value!r}, which is not supported; {action}", param=param)
+
+
+def error_type(path: str) -> type[AnyErrorResponse]:
+    """The form of the errors under `path`."""
+    if path.startswith("/v1/messages"):
+        return AnthropicErrorResponse
+    if path.startswith("/api/"):
+        return OllamaErrorResponse
+    return ErrorResponse
+
+
+def error_body(error: ApiError, path: str) -> AnyErrorResponse:
+    form = error_type(path)
+    if form is OllamaErrorResponse:
+        return OllamaErrorResponse(error.message)
+    if form is AnthropicErrorResponse:
+        other = "invalid_request_error" if error.status < 500 else "api_error"
+        kind = _ANTHROPIC_TYPES.get(error.status, other)
+        return AnthropicErrorResponse(error=AnthropicErrorBody(kind, error.message))
+    return error.body()
+
+
+def error_response(error: ApiError, path: str) -> Response:
+    body = msgspec.json.encode(error_body(error, path))
+    return Response(body, error.status, error.headers, media_type="application/json")

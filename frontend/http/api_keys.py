@@ -1,7 +1,5 @@
 """API keys: who may ask, under which name, and how much. Only hashes of keys are kept."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import stat

@@ -1,7 +1,5 @@
 """The application: every route, and what holds for all of them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator
@@ -17,19 +15,23 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from frontend.errors import EngineClientError
-from frontend.http import health, live_requests, llama_cpp, scheduler_stream
-from frontend.http.anthropic import operations as anthropic
-from frontend.http.api_errors import ApiError, api_error
+from frontend.http import health, llama_cpp
+from frontend.http.anthropic import messages as anthropic
+from frontend.http.api_errors import ApiError, api_error, error_response
 from frontend.http.api_keys import ApiKeys
 from frontend.http.door import Door, DoorRules
-from frontend.http.error_forms import error_response
+from frontend.http.live_requests import list_requests
 from frontend.http.metrics.exposition import Metrics, get_metrics
-from frontend.http.ollama import operations as ollama
-from frontend.http.openai import operations as openai
-from frontend.http.operations import Operation, openapi_document
+from frontend.http.ollama import generation as ollama
+from frontend.http.ollama import models as ollama_models
+from frontend.http.openai import models, tokenize
+from frontend.http.openai.chat import chat_completions
+from frontend.http.openai.completions import completions
+from frontend.http.operations import openapi_document
 from frontend.http.page_files import PageFiles, page
-from frontend.http.responses import operations as responses
+from frontend.http.responses import route as responses
 from frontend.http.responses.store import ResponseStore
+from frontend.http.scheduler_stream import watch_scheduler
 from frontend.http.served_models import ServedModels
 from frontend.http.settings import ServerSettings
 from frontend.http.traces import Traces
@@ -39,15 +41,15 @@ logger = logging.getLogger(__name__)
 _SETTINGS = ServerSettings()
 
 OPERATIONS = [
-    *openai.OPERATIONS,
-    *responses.OPERATIONS,
-    *anthropic.OPERATIONS,
-    *ollama.OPERATIONS,
-    *llama_cpp.OPERATIONS,
-    *health.OPERATIONS,
-    *live_requests.OPERATIONS,
-    *scheduler_stream.OPERATIONS,
-    Operation(method="GET", path="/metrics", handler=get_metrics),
+    *(chat_completions, completions, tokenize.tokenize, tokenize.detokenize),
+    *(models.list_models, models.get_model, *models.EMBEDDINGS),
+    *(responses.create_response, responses.get_response),
+    *(anthropic.messages, anthropic.count_tokens),
+    *(ollama.chat, ollama.generate, ollama_models.pull, ollama_models.show),
+    *(ollama_models.tags, ollama_models.ps, ollama_models.version),
+    *(llama_cpp.props, llama_cpp.slots),
+    *(health.health, health.ready, health.get_version),
+    *(list_requests, watch_scheduler, get_metrics),
 ]
 
 
@@ -59,11 +61,11 @@ async def openapi(_request: Request) -> Response:
 
 
 def make_app(
-    models: ServedModels, settings: ServerSettings = _SETTINGS, keys: ApiKeys | None = None
+    served: ServedModels, settings: ServerSettings = _SETTINGS, keys: ApiKeys | None = None
 ) -> Starlette:
     """
     Args:
-        models: closed when the application stops.
+        served: closed when the application stops.
         keys: None: everybody is answered.
     """
     endpoint = settings.otlp_traces_endpoint
@@ -94,13 +96,13 @@ def make_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.models = models
+        app.state.models = served
         app.state.settings = settings
         app.state.responses = ResponseStore()
         app.state.feeds = {}
-        app.state.metrics = Metrics(models, settings.metrics_names)
+        app.state.metrics = Metrics(served, settings.metrics_names)
         yield
-        await models.close()
+        await served.close()
         if traces is not None:
             await asyncio.to_thread(traces.close)
 

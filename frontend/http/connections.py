@@ -1,8 +1,6 @@
 """A connection's limits: of the head's bytes, of the time to send a request, and of the time that
 a client may read nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import resource

@@ -1,7 +1,5 @@
 """A request's body to the Struct that its route takes; what it is not is refused by name."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Between socket and routes: keys, limits, request ids, the access log."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import json

@@ -1,8 +1,6 @@
 """Answers: one JSON document, or a stream of server-sent events that ends its requests when the
 reader leaves."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -14,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from frontend.http.api_errors import ApiError, api_error
+from frontend.http.api_errors import ApiError, api_error, error_body
 from frontend.outputs import RequestOutput
 
 T = TypeVar("T")
@@ -36,9 +34,22 @@ def json_response(
     return Response(_encoder.encode(body), status, headers, media_type="application/json")
 
 
+def line(body: Any) -> bytes:
+    """Of one of Ollama's streams."""
+    return _encoder.encode(body) + b"\n"
+
+
+def error_line(error: ApiError) -> bytes:
+    return line(error_body(error, "/api/"))
+
+
 def event(body: msgspec.Struct, name: str | None = None) -> bytes:
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + _encoder.encode(body) + b"\n\n"
+
+
+def _openai_error(error: ApiError) -> bytes:
+    return event(error.body()) + DONE
 
 
 class TextEvents:
@@ -98,6 +109,12 @@ class EventStream(Response):
             await asyncio.sleep(COMMENT_S)
 
 
+class LineStream(EventStream):
+    """Ollama's: one JSON document a line."""
+
+    media_type = "application/x-ndjson"
+
+
 async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -151,13 +168,31 @@ async def begun(events: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
     return all_of_them()
 
 
-async def last_output(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
-    return [output async for output in outputs][-1]
+async def whole(request: Request, outputs: AsyncGenerator[T, None]) -> T:
+    """The last of them. Raises ClientDisconnect: see `until_disconnect`."""
+
+    async def last() -> T:
+        return [output async for output in outputs][-1]
+
+    return await until_disconnect(request, last())
+
+
+async def streamed(
+    request: Request,
+    outputs: AsyncGenerator[T, None],
+    events: Callable[[AsyncGenerator[T, None]], AsyncGenerator[bytes, None]],
+    last_event: Callable[[ApiError], bytes] = _openai_error,
+    form: type[EventStream] = EventStream,
+) -> Response:
+    """The stream of the `events` that outputs make. What fails soon is raised; what fails later is
+    a last event."""
+    started = await until_disconnect(request, begun(outputs))
+    return form(ending_with_errors(events(started), last_event))
 
 
 async def ending_with_errors(
     events: AsyncGenerator[bytes, None],
-    last_event: Callable[[ApiError], bytes] = lambda error: event(error.body()) + DONE,
+    last_event: Callable[[ApiError], bytes] = _openai_error,
 ) -> AsyncGenerator[bytes, None]:
     """A failure after the first event is a last event."""
     async with contextlib.aclosing(events):

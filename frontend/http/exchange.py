@@ -1,6 +1,4 @@
-"""One request over HTTP and its answer: what logs and limits need to know of it."""
-
-from __future__ import annotations
+"""A request over HTTP and its answer: whose it is, and what logs and limits need to know of it."""
 
 import itertools
 import secrets
@@ -8,7 +6,11 @@ import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
+from starlette.requests import Request
+
+from frontend.http.api_errors import ApiError
 from frontend.http.api_keys import ApiKey
 
 _numbers = itertools.count()
@@ -19,7 +21,8 @@ class Exchange:
     """
     Args:
         request_id: the client's own (X-Request-Id), or a random one.
-        caller: the key's name, or the remote address.
+        caller: the key's name, or the remote address: its share of the engine, which a `user` of
+            its requests divides.
         is_endless: its answer goes on until the reader leaves, or the server stops.
     """
 
@@ -40,9 +43,43 @@ class Exchange:
     at_end: list[Callable[[], None]] = field(default_factory=list)
     """Called when its answer is over."""
 
-    def engine_request_id(self) -> str:
-        """For one of its requests to the engine. A client may send the same id twice at once."""
-        return f"{self.request_id}-{next(_numbers)}"
+    @property
+    def is_admin(self) -> bool:
+        """Whether it may see the requests of others: without keys everybody."""
+        return self.key is None or self.key.is_admin
+
+    def owns(self, tenant: str | None) -> bool:
+        return tenant is not None and tenant.partition("/")[0] == self.caller
+
+    def sent_as(self, user: str | None = None, priority: int | None = None) -> dict[str, Any]:
+        """Arguments of `AsyncLLM.generate` for one of its requests to the engine. A client may send
+        the same id twice at once: the engine's is a new one that begins with it.
+
+        Raises:
+            ApiError: its key may not ask for a priority as urgent.
+        """
+        return {
+            "request_id": f"{self.request_id}-{next(_numbers)}",
+            "priority": self._priority(priority),
+            "tenant": self.caller if not user else f"{self.caller}/{user:.64}",
+        }
+
+    def _priority(self, asked: int | None) -> int:
+        floor = None if self.key is None else self.key.min_priority
+        if floor is None:
+            return asked or 0
+        if asked is not None and asked < floor:
+            raise ApiError(
+                403,
+                f"priority is {asked}, key {self.caller!r} may ask for {floor} and above",
+                param="priority",
+            )
+        return max(floor, 0) if asked is None else asked
+
+
+def exchange_of(request: Request) -> Exchange:
+    found: Exchange = request.scope["exchange"]
+    return found
 
 
 current_exchange: ContextVar[Exchange | None] = ContextVar("current_exchange", default=None)

@@ -1,7 +1,5 @@
 """GET /health, /ready, /version: do the engines make progress, and can they serve now?"""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
@@ -13,7 +11,7 @@ from starlette.responses import Response
 from frontend.engine_calls import Engine
 from frontend.errors import EngineClientError
 from frontend.http.event_stream import json_response
-from frontend.http.operations import Operation
+from frontend.http.operations import operation
 from frontend.http.served_models import ServedModel, ServedModels
 from frontend.http.settings import ServerSettings
 from protocol.calls import EngineState
@@ -41,11 +39,13 @@ class _Resting(str):
     """The state of an engine that is started by a request."""
 
 
+@operation("GET", "/health", gives=Health, needs_key=False)
 async def health(request: Request) -> Response:
     """200: every engine is idle, paused or makes progress. 503 names those that do not."""
     return await _answer(request, _BUT_WELL, all)
 
 
+@operation("GET", "/ready", gives=Health, needs_key=False)
 async def ready(request: Request) -> Response:
     """200: an engine of every model can serve a request now, or is started by one. 503 names those
     that are away, draining, paused or asleep."""
@@ -115,13 +115,7 @@ async def _state(engine: Engine, timeout_s: float) -> str:
     return state.value
 
 
+@operation("GET", "/version", gives=Version, needs_key=False)
 async def get_version(_request: Request) -> Response:
     """The version of this server."""
     return json_response(Version(version("engine-core")))
-
-
-OPERATIONS = [
-    Operation(method="GET", path="/health", handler=health, gives=Health, needs_key=False),
-    Operation(method="GET", path="/ready", handler=ready, gives=Health, needs_key=False),
-    Operation(method="GET", path="/version", handler=get_version, gives=Version, needs_key=False),
-]

@@ -1,7 +1,5 @@
 """The sockets that a server listens on."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

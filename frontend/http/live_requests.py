@@ -1,7 +1,5 @@
 """GET /v1/requests: unfinished requests, and why each waits."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Literal
@@ -12,10 +10,10 @@ from starlette.responses import Response
 
 from frontend.engine_calls import Engine
 from frontend.errors import CallRefused, EngineClientError
-from frontend.http.caller import Caller
 from frontend.http.event_stream import json_response
+from frontend.http.exchange import Exchange, exchange_of
 from frontend.http.health import engine_name, engines_of
-from frontend.http.operations import Operation
+from frontend.http.operations import operation
 from frontend.http.served_models import ServedModel, ServedModels
 from frontend.http.settings import ServerSettings
 from protocol.errors import ErrorCode
@@ -53,11 +51,12 @@ class LiveRequests(msgspec.Struct, frozen=True, kw_only=True):
     unavailable: dict[str, str]
 
 
+@operation("GET", "/v1/requests", gives=LiveRequests)
 async def list_requests(request: Request) -> Response:
     """Unfinished requests and why each waits: the caller's own, for an admin's key all."""
     models: ServedModels = request.app.state.models
     settings: ServerSettings = request.app.state.settings
-    caller = Caller.of(request)
+    caller = exchange_of(request)
     found = await asyncio.gather(
         *(_of_model(model, n, caller, settings.health_timeout) for n, model in enumerate(models))
     )
@@ -77,7 +76,7 @@ _Answer = tuple[list[LiveRequest], int] | TimeoutError | EngineClientError
 
 
 async def _of_model(
-    model: ServedModel, number: int, caller: Caller, timeout_s: float
+    model: ServedModel, number: int, caller: Exchange, timeout_s: float
 ) -> dict[str, _Answer]:
     """By engine."""
     try:
@@ -91,7 +90,7 @@ async def _of_model(
     return dict(zip(engines, found, strict=True))
 
 
-async def _of_engine(engine: Engine, model: str, caller: Caller, timeout_s: float) -> _Answer:
+async def _of_engine(engine: Engine, model: str, caller: Exchange, timeout_s: float) -> _Answer:
     try:
         async with asyncio.timeout(timeout_s):
             await engine.session.ready(waits=False)
@@ -102,7 +101,7 @@ async def _of_engine(engine: Engine, model: str, caller: Caller, timeout_s: floa
     return [_live_request(info, model) for info in infos if info is not None], len(ids)
 
 
-async def _ids(engine: Engine, caller: Caller) -> Sequence[str]:
+async def _ids(engine: Engine, caller: Exchange) -> Sequence[str]:
     """The engine's ids."""
     if caller.is_admin:
         try:
@@ -142,8 +141,3 @@ def _live_request(info: RequestInfo, model: str) -> LiveRequest:
         waits_for=None if info.waits_for is None else info.waits_for.value,
         why=info.why,
     )
-
-
-OPERATIONS = [
-    Operation(method="GET", path="/v1/requests", handler=list_requests, gives=LiveRequests)
-]

@@ -1,14 +1,12 @@
 """GET /props and /slots, as the server of llama.cpp has them, for its monitors and clients."""
 
-from __future__ import annotations
-
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.http.api_errors import ApiError
 from frontend.http.event_stream import json_response
-from frontend.http.operations import Operation
+from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
 
 
@@ -36,6 +34,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     is_processing: bool
 
 
+@operation("GET", "/props", gives=Props)
 async def props(request: Request) -> Response:
     """What the server's model is, or that of `?model=`."""
     models: ServedModels = request.app.state.models
@@ -58,6 +57,7 @@ async def props(request: Request) -> Response:
     )
 
 
+@operation("GET", "/slots", gives=list[Slot])
 async def slots(request: Request) -> Response:
     """One for each sequence that can run, and whether one does."""
     models: ServedModels = request.app.state.models
@@ -71,9 +71,3 @@ async def slots(request: Request) -> Response:
     return json_response(
         [Slot(id=i, n_ctx=length, is_processing=i < num_running) for i in range(num_slots)]
     )
-
-
-OPERATIONS = [
-    Operation(method="GET", path="/props", handler=props, gives=Props),
-    Operation(method="GET", path="/slots", handler=slots, gives=list[Slot]),
-]

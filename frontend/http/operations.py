@@ -1,7 +1,5 @@
 """What a route is, and the OpenAPI document of all routes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
@@ -12,9 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from frontend.http.error_forms import error_type
+from frontend.http.api_errors import error_type
+from frontend.http.decoding import decode
 from frontend.http.event_stream import EventStream
 from frontend.http.on_demand.while_starting import begins_while_starting
+
+Handler = Callable[..., Awaitable[Response]]
+"""Gets the request and, where the route takes one, its body."""
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -22,7 +24,7 @@ class Operation(msgspec.Struct, frozen=True):
 
     Args:
         path: with parameters as Starlette writes them.
-        takes: the body's type.
+        takes: the body's type; what is not of it is refused.
         gives: the answer's type; None: plain text.
         event: the type of one event of its stream.
         needs_key: whether it is for callers with a key only, on a server with keys.
@@ -30,7 +32,7 @@ class Operation(msgspec.Struct, frozen=True):
 
     method: str
     path: str
-    handler: Callable[[Request], Awaitable[Response]]
+    handler: Handler
     takes: type | None = None
     gives: Any = None
     event: Any = None
@@ -38,10 +40,24 @@ class Operation(msgspec.Struct, frozen=True):
     needs_key: bool = True
 
     def route(self) -> Route:
-        handler = self.handler
+        handler = self.handler if self.takes is None else _decoding(self.handler, self.takes)
         if self.event is not None and self.event_media_type == EventStream.media_type:
             handler = begins_while_starting(handler)
         return Route(self.path, handler, methods=[self.method])
+
+
+def operation(method: str, path: str, **described: Any) -> Callable[[Handler], Operation]:
+    """A decorator: the function becomes the operation that it handles."""
+    return lambda handler: Operation(method, path, handler, **described)
+
+
+def _decoding(handler: Handler, kind: type) -> Handler:
+    decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
+
+    async def handle(request: Request) -> Response:
+        return await handler(request, decode(decoder, await request.body()))
+
+    return handle
 
 
 def openapi_document(operations: Sequence[Operation]) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """GET / and /page/...: the chat in a browser. The files come with the package."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from starlette.requests import Request

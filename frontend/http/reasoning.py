@@ -1,7 +1,5 @@
 """A model's reasoning, parted from its answer: `<think>...</think>` at the start of the text."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from frontend.http.tools.calls import find_marker

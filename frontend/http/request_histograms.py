@@ -1,7 +1,5 @@
 """Histograms of the requests of one model, as this server saw them."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """GET /v1/scheduler: an engine's scheduler at work, as server-sent events."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re
@@ -17,10 +15,10 @@ from starlette.responses import Response
 
 from frontend.errors import EngineClientError, EngineUnavailable
 from frontend.http.api_errors import ApiError
-from frontend.http.caller import Caller
 from frontend.http.event_stream import EventStream, ending_with_errors, event
+from frontend.http.exchange import Exchange, exchange_of
 from frontend.http.health import engine_name
-from frontend.http.operations import Operation
+from frontend.http.operations import operation
 from frontend.http.served_models import ServedModel, ServedModels
 from frontend.http.settings import ServerSettings
 from protocol import snapshots
@@ -140,6 +138,7 @@ class SchedulerFeed:
                 await asyncio.sleep(_RETRY_S)
 
 
+@operation("GET", "/v1/scheduler", event=SchedulerEvent)
 async def watch_scheduler(request: Request) -> Response:
     """Steps, requests and KV blocks of ?engine=ID: of others' requests only that they are there."""
     models: ServedModels = request.app.state.models
@@ -151,8 +150,8 @@ async def watch_scheduler(request: Request) -> Response:
     if found is None or int(found[1]) >= len(served):
         known = ", ".join(_names(served))
         raise ApiError(400, f"engine is {asked!r:.20}, it must be one of {known}", param="engine")
-    caller = Caller.of(request)
-    caller.exchange.is_endless = True
+    caller = exchange_of(request)
+    caller.is_endless = True
 
     async def events() -> AsyncGenerator[bytes, None]:
         model, number = served[int(found[1])], int(found[2])
@@ -180,7 +179,7 @@ def _names(models: Sequence[ServedModel]) -> dict[str, str]:
     return names
 
 
-def _event(state: SchedulerSnapshot | str, caller: Caller, **engine: Any) -> msgspec.Struct:
+def _event(state: SchedulerSnapshot | str, caller: Exchange, **engine: Any) -> msgspec.Struct:
     fields = dict.fromkeys(("unavailable", "blocks", "statistics")) | {"steps": [], "requests": []}
     if isinstance(state, str):
         fields["unavailable"] = state
@@ -197,8 +196,3 @@ def _event(state: SchedulerSnapshot | str, caller: Caller, **engine: Any) -> msg
         fields | {"sees_all": caller.is_admin} | engine, SchedulerEvent, from_attributes=True
     )
     return made
-
-
-OPERATIONS = [
-    Operation(method="GET", path="/v1/scheduler", handler=watch_scheduler, event=SchedulerEvent)
-]

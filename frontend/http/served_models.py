@@ -1,7 +1,5 @@
 """The models that a server serves, by the names that requests give."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence

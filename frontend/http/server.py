@@ -1,7 +1,5 @@
 """The process: listens, serves, and stops when it is told to."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """What `engine-client http` and `serve` are told: options of the command line, declared once."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import socket

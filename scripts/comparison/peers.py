@@ -11,8 +11,6 @@ Needs the standard library and the peer's, nothing of this project.
 A record holds what was measured and nothing else: `finished_s` and `num_output_tokens` always,
 `first_token_s`, `last_token_s` and `gaps_s` where the library tells when tokens come."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

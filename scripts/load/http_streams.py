@@ -1,7 +1,5 @@
 """Streams of servers with OpenAI's or Ollama's API over HTTP/1.1: as little work as can be."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import ssl
@@ -55,7 +53,7 @@ class Server:
     )
 
     @classmethod
-    def at(cls, url: str, **fields: Any) -> Server:
+    def at(cls, url: str, **fields: Any) -> "Server":
         """Raises ValueError: no http:// or https:// address."""
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:

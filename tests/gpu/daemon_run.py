@@ -1,7 +1,5 @@
 """A daemon with random weights as a process of its own, and clients of it in this one."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json
@@ -91,7 +89,7 @@ class DaemonRun:
                 command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
             )
 
-    def __enter__(self) -> DaemonRun:
+    def __enter__(self) -> "DaemonRun":
         assert self._process.stdout is not None
         readable, _, _ = select.select([self._process.stdout], [], [], self._limit_s)
         line = self._process.stdout.readline() if readable else b""

@@ -3,8 +3,6 @@
 On CPU tensors the model's kernels are interpreted, and rows and sampling are torch's.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import time

@@ -1,7 +1,5 @@
 """Shapes of published models, as their config.json gives them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 Shape = dict[str, Any]

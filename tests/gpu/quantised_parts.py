@@ -6,8 +6,6 @@ In torch alone, without the gguf package.
     Q4_0   float16 scale, 16 bytes: inputs 0-15 low, 16-31 high    w = scale * (q - 8)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

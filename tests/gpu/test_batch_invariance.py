@@ -5,8 +5,6 @@ of the whole vocabulary are compared with what it was given alone, without graph
 step. All exact.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -4,8 +4,6 @@ All have heads of one size and as many tokens in their vocabulary as the device 
 log-probabilities of: a check sees whole distributions, and few kernels are compiled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any

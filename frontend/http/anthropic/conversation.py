@@ -1,22 +1,12 @@
 """Anthropic's messages as those that chat templates take."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
-from frontend.http.anthropic.requests import (
-    Block,
-    CountTokensRequest,
-    InputMessage,
-    TextBlock,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-)
+from frontend.http.anthropic import bodies
 
 
-def template_messages(asked: CountTokensRequest) -> list[dict[str, Any]]:
+def template_messages(asked: bodies.CountTokensRequest) -> list[dict[str, Any]]:
     """Consecutive messages of one role are one turn, and results of tools are messages of theirs,
     as templates know them."""
     messages: list[dict[str, Any]] = []
@@ -32,7 +22,7 @@ def template_messages(asked: CountTokensRequest) -> list[dict[str, Any]]:
     return messages
 
 
-def template_tools(asked: CountTokensRequest) -> list[dict[str, Any]] | None:
+def template_tools(asked: bodies.CountTokensRequest) -> list[dict[str, Any]] | None:
     if not asked.tools or (asked.tool_choice is not None and asked.tool_choice.type == "none"):
         return None
     return [
@@ -48,28 +38,28 @@ def template_tools(asked: CountTokensRequest) -> list[dict[str, Any]] | None:
     ]
 
 
-def continues_answer(asked: CountTokensRequest) -> bool:
+def continues_answer(asked: bodies.CountTokensRequest) -> bool:
     """A last message of the assistant is the beginning of the answer."""
     return asked.messages[-1].role == "assistant"
 
 
-def _messages(message: InputMessage) -> list[dict[str, Any]]:
+def _messages(message: bodies.InputMessage) -> list[dict[str, Any]]:
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     results: list[dict[str, Any]] = []
-    texts: list[TextBlock] = []
+    texts: list[bodies.TextBlock] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for block in message.content:
         match block:
-            case TextBlock():
+            case bodies.TextBlock():
                 texts.append(block)
-            case ThinkingBlock():
+            case bodies.ThinkingBlock():
                 thoughts.append(block.thinking)
-            case ToolUseBlock():
+            case bodies.ToolUseBlock():
                 function = {"name": block.name, "arguments": block.input}
                 calls.append({"id": block.id, "type": "function", "function": function})
-            case ToolResultBlock():
+            case bodies.ToolResultBlock():
                 content = _text(block.content or "")
                 results.append(
                     {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
@@ -82,10 +72,10 @@ def _messages(message: InputMessage) -> list[dict[str, Any]]:
     return results if results and not texts else [*results, made]
 
 
-def _text(content: str | Sequence[Block]) -> str:
+def _text(content: str | Sequence[bodies.Block]) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(block.text for block in content if isinstance(block, TextBlock))
+    return "\n".join(block.text for block in content if isinstance(block, bodies.TextBlock))
 
 
 def _join(message: dict[str, Any], more: dict[str, Any]) -> None:

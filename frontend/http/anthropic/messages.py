@@ -1,13 +1,10 @@
 """POST /v1/messages and /v1/messages/count_tokens."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,83 +15,67 @@ from frontend.http.answer_parts import (
     answer_format,
     thinking_variables,
 )
+from frontend.http.anthropic import bodies
 from frontend.http.anthropic.blocks import BlockEvents, whole_blocks
 from frontend.http.anthropic.conversation import (
     continues_answer,
     template_messages,
     template_tools,
 )
-from frontend.http.anthropic.requests import CountTokensRequest, MessagesRequest
-from frontend.http.anthropic.responses import (
-    AnswerBlock,
-    Message,
-    MessageDelta,
-    MessageStart,
-    MessageStop,
-    MessageUsage,
-    StopDelta,
-    TokenCount,
-    named,
-)
-from frontend.http.api_errors import ApiError, not_supported
-from frontend.http.caller import Caller
-from frontend.http.decoding import decode
-from frontend.http.error_forms import error_body
-from frontend.http.event_stream import (
-    EventStream,
-    begun,
-    ending_with_errors,
-    event,
-    json_response,
-    last_output,
-    until_disconnect,
-)
+from frontend.http.api_errors import ApiError, error_body, not_supported
+from frontend.http.event_stream import event, json_response, streamed, whole
+from frontend.http.exchange import exchange_of
 from frontend.http.openai.generation import EngineFailure, TokenCounts, finish_reason
+from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
 from frontend.outputs import RequestOutput
 from frontend.sampling_params import RequestOutputKind, SamplingParams
 
 _OTHER_EVENTS = "2023-01-01"
 """A version of the API; all later ones have the events that are sent here."""
-_messages_decoder = msgspec.json.Decoder(MessagesRequest)
-_count_decoder = msgspec.json.Decoder(CountTokensRequest)
 
 
-async def messages(request: Request) -> Response:
+@operation(
+    "POST",
+    "/v1/messages",
+    takes=bodies.MessagesRequest,
+    gives=bodies.Message,
+    event=bodies.MessageEvent,
+)
+async def messages(request: Request, asked: bodies.MessagesRequest) -> Response:
     """Answer a conversation, whole or as a stream of events."""
     models: ServedModels = request.app.state.models
     _check_version(request)
-    asked: MessagesRequest = decode(_messages_decoder, await request.body())
     _check(asked)
     _, llm = await models.get(asked.model)
     parts = _answer_format(request, llm, asked)
     user = None if asked.metadata is None else asked.metadata.user_id
-    caller = Caller.of(request)
     outputs = llm.chat(
         template_messages(asked),
         _sampling_params(llm, asked, parts),
-        caller.engine_request_id(),
         **_template_options(llm, asked),
-        priority=caller.priority(None),
-        tenant=caller.tenant(user),
+        **exchange_of(request).sent_as(user),
     )
     answer = _Answer(asked)
     if asked.stream:
-        started = await until_disconnect(request, begun(outputs))
-        events = ending_with_errors(_events(started, answer, parts), _error_event)
-        return answer.identified(EventStream(events))
-    output = await until_disconnect(request, last_output(outputs))
+        stream = await streamed(
+            request, outputs, lambda each: _events(each, answer, parts), _error_event
+        )
+        return answer.identified(stream)
+    output = await whole(request, outputs)
     answer.count(0, output)
     parser = parts.parser(output.prompt)
     blocks = whole_blocks(parser.feed(output.outputs[0].text, at_end=True))
     return answer.identified(json_response(answer.message(blocks, answer.stop(output, parser))))
 
 
-async def count_tokens(request: Request) -> Response:
+@operation(
+    "POST", "/v1/messages/count_tokens", takes=bodies.CountTokensRequest, gives=bodies.TokenCount
+)
+async def count_tokens(request: Request, asked: bodies.CountTokensRequest) -> Response:
     """The number of tokens of a conversation."""
     models: ServedModels = request.app.state.models
     _check_version(request)
-    asked: CountTokensRequest = decode(_count_decoder, await request.body())
     _check(asked)
     _, llm = await models.get(asked.model)
     _answer_format(request, llm, asked)
@@ -103,7 +84,7 @@ async def count_tokens(request: Request) -> Response:
     prompt = await asyncio.to_thread(
         llm.input_processor.chat_prompt, template_messages(asked), **options, **variables
     )
-    return json_response(TokenCount(input_tokens=len(prompt["prompt_token_ids"])))
+    return json_response(bodies.TokenCount(input_tokens=len(prompt["prompt_token_ids"])))
 
 
 def _check_version(request: Request) -> None:
@@ -111,17 +92,19 @@ def _check_version(request: Request) -> None:
         raise not_supported("anthropic-version", _OTHER_EVENTS, "use 2023-06-01 or a later one")
 
 
-def _check(asked: CountTokensRequest) -> None:
+def _check(asked: bodies.CountTokensRequest) -> None:
     choice = asked.tool_choice
     if choice is not None and choice.type in ("any", "tool"):
         raise not_supported("tool_choice.type", choice.type, 'use "auto" or "none"')
 
 
-def _thinks(asked: CountTokensRequest) -> bool:
+def _thinks(asked: bodies.CountTokensRequest) -> bool:
     return asked.thinking is not None and asked.thinking.type != "disabled"
 
 
-def _answer_format(request: Request, llm: AsyncLLM, asked: CountTokensRequest) -> AnswerFormat:
+def _answer_format(
+    request: Request, llm: AsyncLLM, asked: bodies.CountTokensRequest
+) -> AnswerFormat:
     """
     Raises:
         ApiError: the model does not do what is asked for.
@@ -139,7 +122,7 @@ def _answer_format(request: Request, llm: AsyncLLM, asked: CountTokensRequest) -
     return parts
 
 
-def _template_options(llm: AsyncLLM, asked: CountTokensRequest) -> dict[str, Any]:
+def _template_options(llm: AsyncLLM, asked: bodies.CountTokensRequest) -> dict[str, Any]:
     continues = continues_answer(asked)
     return {
         "tools": template_tools(asked),
@@ -149,7 +132,9 @@ def _template_options(llm: AsyncLLM, asked: CountTokensRequest) -> dict[str, Any
     }
 
 
-def _sampling_params(llm: AsyncLLM, asked: MessagesRequest, parts: AnswerFormat) -> SamplingParams:
+def _sampling_params(
+    llm: AsyncLLM, asked: bodies.MessagesRequest, parts: AnswerFormat
+) -> SamplingParams:
     given = {name: getattr(asked, name) for name in ("temperature", "top_p", "top_k")}
     return dataclasses.replace(
         llm.get_default_sampling_params(),
@@ -164,7 +149,7 @@ def _sampling_params(llm: AsyncLLM, asked: MessagesRequest, parts: AnswerFormat)
 class _Answer(TokenCounts):
     """One message: its id, its usage, and why it ended."""
 
-    def __init__(self, asked: MessagesRequest) -> None:
+    def __init__(self, asked: bodies.MessagesRequest) -> None:
         super().__init__()
         self._asked = asked
 
@@ -173,17 +158,19 @@ class _Answer(TokenCounts):
         response.headers["request-id"] = self._exchange.request_id
         return response
 
-    def message_usage(self) -> MessageUsage:
+    def message_usage(self) -> bodies.MessageUsage:
         usage = self.usage()
         num_cached = usage.prompt_tokens_details.cached_tokens
-        return MessageUsage(
+        return bodies.MessageUsage(
             input_tokens=usage.prompt_tokens - num_cached,
             cache_read_input_tokens=num_cached,
             output_tokens=usage.completion_tokens,
         )
 
-    def message(self, content: list[AnswerBlock], stop: StopDelta | None = None) -> Message:
-        return Message(
+    def message(
+        self, content: list[bodies.AnswerBlock], stop: bodies.StopDelta | None = None
+    ) -> bodies.Message:
+        return bodies.Message(
             id=f"msg_{self._exchange.request_id}",
             model=self._asked.model,
             content=content,
@@ -192,7 +179,7 @@ class _Answer(TokenCounts):
             usage=self.message_usage(),
         )
 
-    def stop(self, output: RequestOutput, parser: AnswerParser) -> StopDelta:
+    def stop(self, output: RequestOutput, parser: AnswerParser) -> bodies.StopDelta:
         """
         Raises:
             EngineFailure: it ended neither by the model nor by a limit of its own.
@@ -200,7 +187,7 @@ class _Answer(TokenCounts):
         part = output.outputs[0]
         match finish_reason(part):
             case "stop" if isinstance(part.stop_reason, str):
-                return StopDelta(stop_reason="stop_sequence", stop_sequence=part.stop_reason)
+                return bodies.StopDelta(stop_reason="stop_sequence", stop_sequence=part.stop_reason)
             case "stop":
                 reason = "tool_use" if parser.num_calls else "end_turn"
             case "length" if self._num_generated < self._asked.max_tokens:
@@ -209,11 +196,11 @@ class _Answer(TokenCounts):
                 reason = "max_tokens"
             case other:
                 raise EngineFailure(part.detail or f"the engine ended the request: {other}")
-        return StopDelta(stop_reason=reason, stop_sequence=None)
+        return bodies.StopDelta(stop_reason=reason, stop_sequence=None)
 
 
 def _sent(body: Any) -> bytes:
-    return event(body, named(body))
+    return event(body, bodies.named(body))
 
 
 def _error_event(error: ApiError) -> bytes:
@@ -229,7 +216,7 @@ async def _events(
         answer.count(0, output)
         if parser is None:
             parser = parts.parser(output.prompt)
-            yield _sent(MessageStart(message=answer.message([])))
+            yield _sent(bodies.MessageStart(message=answer.message([])))
         for part in parser.feed(output.outputs[0].text, at_end=output.finished):
             for made in blocks.feed(part):
                 yield _sent(made)
@@ -237,5 +224,5 @@ async def _events(
             stop = answer.stop(output, parser)
             for made in blocks.close():
                 yield _sent(made)
-            yield _sent(MessageDelta(delta=stop, usage=answer.message_usage()))
-            yield _sent(MessageStop())
+            yield _sent(bodies.MessageDelta(delta=stop, usage=answer.message_usage()))
+            yield _sent(bodies.MessageStop())

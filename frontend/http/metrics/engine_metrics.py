@@ -1,7 +1,5 @@
 """What an engine counts, as metrics: the same from every server of that engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial

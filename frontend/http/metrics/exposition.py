@@ -1,7 +1,5 @@
 """GET /metrics: Prometheus text."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from starlette.responses import Response
 from frontend.engine_calls import Engine
 from frontend.errors import EngineClientError
 from frontend.http.metrics.engine_metrics import ENGINE_METRICS, VLLM_ONLY, EngineMetric
+from frontend.http.operations import operation
 from frontend.http.request_histograms import add_histogram
 from frontend.http.served_models import ServedModel, ServedModels
 from frontend.http.settings import MetricsNames
@@ -35,6 +34,7 @@ _PREFIX, _VLLM = "engine_core_", "vllm:"
 _LABELS = ("model_name", "engine")
 
 
+@operation("GET", "/metrics")
 async def get_metrics(request: Request) -> Response:
     """Metrics of this server and its engines, in Prometheus' text format."""
     metrics: Metrics = request.app.state.metrics
@@ -67,7 +67,7 @@ class Metrics:
         registry.register(_Scrape([each for engines in found for each in engines], self._names))
         return registry
 
-    async def _engines(self, model: ServedModel) -> list[_Engine]:
+    async def _engines(self, model: ServedModel) -> list["_Engine"]:
         try:
             async with asyncio.timeout(_ANSWER_S):
                 engines = await model.engines()

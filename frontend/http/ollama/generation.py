@@ -1,7 +1,5 @@
 """POST /api/chat and /api/generate."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import time
@@ -23,61 +21,54 @@ from frontend.http.answer_parts import (
     thinking_variables,
 )
 from frontend.http.api_errors import ApiError, not_supported
-from frontend.http.caller import Caller
-from frontend.http.decoding import decode
-from frontend.http.event_stream import (
-    begun,
-    ending_with_errors,
-    json_response,
-    last_output,
-    until_disconnect,
-)
-from frontend.http.exchange import Exchange
-from frontend.http.ollama.lines import LineStream, error_line, line
+from frontend.http.event_stream import LineStream, error_line, json_response, line, streamed, whole
+from frontend.http.exchange import Exchange, exchange_of
+from frontend.http.ollama import bodies
 from frontend.http.ollama.models import find_model, served_model
-from frontend.http.ollama.requests import (
-    ChatRequest,
-    ConversationMessage,
-    GenerateRequest,
-    OllamaCall,
-    OllamaFunction,
-    Options,
-)
-from frontend.http.ollama.responses import (
-    Answer,
-    ChatAnswer,
-    ChatAnswerMessage,
-    GenerateAnswer,
-)
 from frontend.http.on_demand.options import keep_alive_seconds
 from frontend.http.openai.conversation import template_tools
 from frontend.http.openai.generation import EngineFailure, finish_reason, token_logprobs
+from frontend.http.operations import operation
 from frontend.http.tools.calls import ToolCall
 from frontend.input_processor import TokensPrompt
 from frontend.outputs import RequestOutput
 from frontend.sampling_params import FIRST_ANSWER_SAMPLING, RequestOutputKind, SamplingParams
 
-_chat_decoder = msgspec.json.Decoder(ChatRequest)
-_generate_decoder = msgspec.json.Decoder(GenerateRequest)
 _SAME_NAMES = ("temperature", "top_p", "top_k", "min_p", "seed", "stop")
 _PLAIN = AnswerFormat()
 _PENALTIES = ("presence_penalty", "frequency_penalty")
 
 
-async def chat(request: Request) -> Response:
+@operation(
+    "POST",
+    "/api/chat",
+    takes=bodies.ChatRequest,
+    gives=bodies.ChatAnswer,
+    event=bodies.ChatAnswer,
+    event_media_type=LineStream.media_type,
+)
+async def chat(request: Request, asked: bodies.ChatRequest) -> Response:
     """Answer a conversation, whole or as a stream of lines."""
-    return await _answer(request, decode(_chat_decoder, await request.body()))
+    return await _answer(request, asked)
 
 
-async def generate(request: Request) -> Response:
+@operation(
+    "POST",
+    "/api/generate",
+    takes=bodies.GenerateRequest,
+    gives=bodies.GenerateAnswer,
+    event=bodies.GenerateAnswer,
+    event_media_type=LineStream.media_type,
+)
+async def generate(request: Request, asked: bodies.GenerateRequest) -> Response:
     """Answer or continue one prompt, whole or as a stream of lines."""
-    return await _answer(request, decode(_generate_decoder, await request.body()))
+    return await _answer(request, asked)
 
 
-async def _answer(request: Request, asked: ChatRequest | GenerateRequest) -> Response:
+async def _answer(request: Request, asked: bodies.ChatRequest | bodies.GenerateRequest) -> Response:
     started_s = time.monotonic()
     _check(asked)
-    is_empty = not (asked.messages if isinstance(asked, ChatRequest) else asked.prompt)
+    is_empty = not (asked.messages if isinstance(asked, bodies.ChatRequest) else asked.prompt)
     keep_alive_s = None if asked.keep_alive is None else keep_alive_seconds(asked.keep_alive)
     if is_empty and keep_alive_s == 0:
         (await find_model(request, asked.model)).keep_alive(0)
@@ -87,44 +78,38 @@ async def _answer(request: Request, asked: ChatRequest | GenerateRequest) -> Res
         model.keep_alive(keep_alive_s)
     if is_empty:
         return _without_text(asked, "load")
-    run = _Run(asked, llm, request.scope["exchange"], started_s, loaded_s=time.monotonic())
-    if not (isinstance(asked, GenerateRequest) and asked.raw):
-        has_tools = isinstance(asked, ChatRequest) and bool(asked.tools)
+    run = _Run(asked, llm, exchange_of(request), started_s, loaded_s=time.monotonic())
+    if not (isinstance(asked, bodies.GenerateRequest) and asked.raw):
+        has_tools = isinstance(asked, bodies.ChatRequest) and bool(asked.tools)
         run.parts = answer_format(request, llm, None, has_tools=has_tools)
     if asked.think and run.parts.reasoning is None:
         raise ApiError(400, f"{asked.model!r} does not support thinking; use think=false")
     prompt = await asyncio.to_thread(_prompt, llm, asked)
     params = _sampling_params(run, len(prompt["prompt_token_ids"]))
-    caller = Caller.of(request)
-    outputs = llm.generate(
-        prompt,
-        params,
-        caller.engine_request_id(),
-        priority=caller.priority(None),
-        tenant=caller.tenant(None),
-    )
+    outputs = llm.generate(prompt, params, **run.exchange.sent_as())
     if asked.stream is not False:
-        started = await until_disconnect(request, begun(outputs))
-        return LineStream(ending_with_errors(_lines(started, run), error_line))
-    output = await until_disconnect(request, last_output(outputs))
+        return await streamed(
+            request, outputs, lambda each: _lines(each, run), error_line, LineStream
+        )
+    output = await whole(request, outputs)
     return json_response(run.last(output, run.fields(output)))
 
 
-def _check(asked: ChatRequest | GenerateRequest) -> None:
+def _check(asked: bodies.ChatRequest | bodies.GenerateRequest) -> None:
     if asked.format:
         raise not_supported("format", asked.format, "omit it, and check the answer")
     if asked.top_logprobs and not asked.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs=true")
-    if isinstance(asked, GenerateRequest) and asked.raw and (asked.system or asked.context):
+    if isinstance(asked, bodies.GenerateRequest) and asked.raw and (asked.system or asked.context):
         raise ApiError(400, "raw goes without system and context; put them into the prompt")
 
 
-def _without_text(asked: ChatRequest | GenerateRequest, reason: str) -> Response:
+def _without_text(asked: bodies.ChatRequest | bodies.GenerateRequest, reason: str) -> Response:
     answer = _answer_to(asked, done=True, done_reason=reason)
     return json_response(answer) if asked.stream is False else LineStream(_one(line(answer)))
 
 
-def _prompt(llm: AsyncLLM, asked: ChatRequest | GenerateRequest) -> TokensPrompt:
+def _prompt(llm: AsyncLLM, asked: bodies.ChatRequest | bodies.GenerateRequest) -> TokensPrompt:
     """Runs in a thread: a template may take as long as its limit."""
     tokenizer = llm.get_tokenizer()
     template = tokenizer.chat_template
@@ -133,7 +118,7 @@ def _prompt(llm: AsyncLLM, asked: ChatRequest | GenerateRequest) -> TokensPrompt
         variables = thinking_variables(llm, thinks=bool(asked.think))
     if isinstance(asked.think, str):
         variables["reasoning_effort"] = asked.think
-    if isinstance(asked, ChatRequest):
+    if isinstance(asked, bodies.ChatRequest):
         messages = [_template_message(each) for each in asked.messages or ()]
         tools = template_tools(asked.tools)
         return llm.input_processor.chat_prompt(messages, tools=tools, **variables)
@@ -149,7 +134,7 @@ def _prompt(llm: AsyncLLM, asked: ChatRequest | GenerateRequest) -> TokensPrompt
     return {**prompt, "prompt_token_ids": context + prompt["prompt_token_ids"]}
 
 
-def _template_message(message: ConversationMessage) -> dict[str, Any]:
+def _template_message(message: bodies.ConversationMessage) -> dict[str, Any]:
     """With the names that templates know."""
     calls = [
         {"id": call.id, "type": "function", "function": msgspec.to_builtins(call.function)}
@@ -165,9 +150,9 @@ def _template_message(message: ConversationMessage) -> dict[str, Any]:
     return {"role": message.role, "content": message.content or "", **given}
 
 
-def _sampling_params(run: _Run, num_prompt_tokens: int) -> SamplingParams:
+def _sampling_params(run: "_Run", num_prompt_tokens: int) -> SamplingParams:
     llm, asked = run.llm, run.asked
-    options = asked.options or Options()
+    options = asked.options or bodies.Options()
     given = {name: getattr(options, name) for name in (*_SAME_NAMES, *_PENALTIES)}
     given["repetition_penalty"] = options.repeat_penalty
     max_tokens = options.num_predict if (options.num_predict or 0) > 0 else None
@@ -197,7 +182,7 @@ def _sampling_params(run: _Run, num_prompt_tokens: int) -> SamplingParams:
 class _Run:
     """One answer. Times are of the monotonic clock."""
 
-    asked: ChatRequest | GenerateRequest
+    asked: bodies.ChatRequest | bodies.GenerateRequest
     llm: AsyncLLM
     exchange: Exchange
     started_s: float
@@ -206,7 +191,7 @@ class _Run:
     parser: AnswerParser | None = None
     token_ids: list[int] = dataclasses.field(default_factory=list)
 
-    def answer(self, **fields: Any) -> Answer:
+    def answer(self, **fields: Any) -> bodies.Answer:
         return _answer_to(self.asked, **fields)
 
     def fields(self, output: RequestOutput) -> dict[str, Any]:
@@ -230,7 +215,7 @@ class _Run:
             fields["logprobs"] = token_logprobs(new.token_ids, new.logprobs, num_top, tokenizer)
         return {name: value for name, value in fields.items() if value}
 
-    def last(self, output: RequestOutput, fields: dict[str, Any]) -> Answer:
+    def last(self, output: RequestOutput, fields: dict[str, Any]) -> bodies.Answer:
         """
         Raises:
             EngineFailure: it ended neither by the model nor by a limit of its own.
@@ -241,7 +226,7 @@ class _Run:
             raise EngineFailure(part.detail or f"the engine ended the request: {reason}")
         self.exchange.num_prompt_tokens = len(output.prompt_token_ids)
         self.exchange.num_output_tokens = len(self.token_ids)
-        if isinstance(self.asked, GenerateRequest) and not self.asked.raw:
+        if isinstance(self.asked, bodies.GenerateRequest) and not self.asked.raw:
             fields["context"] = output.prompt_token_ids + self.token_ids
         times = output.metrics.engine
         if times is not None and times.first_token_s is not None:
@@ -260,24 +245,26 @@ class _Run:
 
 
 def _answer_to(
-    asked: ChatRequest | GenerateRequest,
+    asked: bodies.ChatRequest | bodies.GenerateRequest,
     content: str = "",
     thinking: str = "",
-    calls: Sequence[OllamaCall] = (),
+    calls: Sequence[bodies.OllamaCall] = (),
     **rest: Any,
-) -> Answer:
-    if isinstance(asked, ChatRequest):
-        message = ChatAnswerMessage(
+) -> bodies.Answer:
+    if isinstance(asked, bodies.ChatRequest):
+        message = bodies.ChatAnswerMessage(
             content=content, thinking=thinking or UNSET, tool_calls=list(calls) or UNSET
         )
-        return ChatAnswer(model=asked.model, message=message, **rest)
-    return GenerateAnswer(model=asked.model, response=content, thinking=thinking or UNSET, **rest)
+        return bodies.ChatAnswer(model=asked.model, message=message, **rest)
+    return bodies.GenerateAnswer(
+        model=asked.model, response=content, thinking=thinking or UNSET, **rest
+    )
 
 
-def _call(index: int, call: ToolCall) -> OllamaCall:
+def _call(index: int, call: ToolCall) -> bodies.OllamaCall:
     arguments = msgspec.json.decode(call.arguments)
-    function = OllamaFunction(index=index, name=call.name, arguments=arguments)
-    return OllamaCall(id=call.id, function=function)
+    function = bodies.OllamaFunction(index=index, name=call.name, arguments=arguments)
+    return bodies.OllamaCall(id=call.id, function=function)
 
 
 def _ns(seconds: float) -> int:

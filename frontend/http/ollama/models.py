@@ -1,7 +1,5 @@
 """Which models there are: /api/tags, /api/show, /api/ps, /api/pull."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections.abc import AsyncGenerator
@@ -15,20 +13,15 @@ from starlette.responses import Response
 from frontend.async_llm import AsyncLLM
 from frontend.errors import EngineClientError
 from frontend.http.answer_parts import answer_format
-from frontend.http.decoding import decode
-from frontend.http.event_stream import ending_with_errors, json_response
-from frontend.http.ollama.lines import LineStream, error_line, line
-from frontend.http.ollama.requests import ModelRequest
-from frontend.http.ollama.responses import (
-    ApiVersion,
-    LoadedModel,
-    LoadedModels,
-    ModelDetails,
-    ModelEntries,
-    ModelEntry,
-    ShownModel,
-    Status,
+from frontend.http.event_stream import (
+    LineStream,
+    ending_with_errors,
+    error_line,
+    json_response,
+    line,
 )
+from frontend.http.ollama import bodies
+from frontend.http.operations import operation
 from frontend.http.served_models import ServedModel, ServedModels
 from frontend.http.settings import ServerSettings
 from frontend.http.tools.stream import format_of_template
@@ -37,7 +30,6 @@ _VERSION = "0.13.0"
 """Of Ollama: the one whose API this is. Clients compare it."""
 _NEVER = datetime(2300, 1, 1, tzinfo=UTC)
 _LATEST = ":latest"
-_decoder = msgspec.json.Decoder(ModelRequest)
 
 
 async def served_model(request: Request, name: str) -> tuple[ServedModel, AsyncLLM]:
@@ -59,15 +51,19 @@ async def find_model(request: Request, name: str) -> ServedModel:
     return await models.find(given)
 
 
+@operation("GET", "/api/tags", gives=bodies.ModelEntries)
 async def tags(request: Request) -> Response:
     """The models of this server."""
-    return json_response(ModelEntries(models=[entry async for entry, _, _ in _entries(request)]))
+    return json_response(
+        bodies.ModelEntries(models=[entry async for entry, _, _ in _entries(request)])
+    )
 
 
+@operation("GET", "/api/ps", gives=bodies.LoadedModels)
 async def ps(request: Request) -> Response:
     """The models whose engines run."""
     loaded = [
-        LoadedModel(
+        bodies.LoadedModel(
             context_length=llm.model.max_model_len,
             expires_at=model.expires_at or _NEVER,
             **{**msgspec.structs.asdict(entry), "size": model.memory_bytes},
@@ -75,12 +71,12 @@ async def ps(request: Request) -> Response:
         async for entry, model, llm in _entries(request)
         if llm is not None
     ]
-    return json_response(LoadedModels(models=loaded))
+    return json_response(bodies.LoadedModels(models=loaded))
 
 
-async def show(request: Request) -> Response:
+@operation("POST", "/api/show", takes=bodies.ModelRequest, gives=bodies.ShownModel)
+async def show(request: Request, asked: bodies.ModelRequest) -> Response:
     """One model."""
-    asked: ModelRequest = decode(_decoder, await request.body())
     model, llm = await served_model(request, asked.model or asked.name or "")
     info, family = llm.model, _family(llm)
     template = ("" if info.tokenizer is None else info.tokenizer.chat_template) or ""
@@ -97,7 +93,7 @@ async def show(request: Request) -> Response:
         f"{family}.vocab_size": info.vocab_size,
     }
     return json_response(
-        ShownModel(
+        bodies.ShownModel(
             modelfile=f"FROM {info.name}\n",
             parameters="\n".join(f"{k} {v:g}" for k, v in info.default_sampling.items()),
             template=template,
@@ -109,33 +105,41 @@ async def show(request: Request) -> Response:
     )
 
 
-async def pull(request: Request) -> Response:
+@operation(
+    "POST",
+    "/api/pull",
+    takes=bodies.ModelRequest,
+    gives=bodies.Status,
+    event=bodies.Status,
+    event_media_type=LineStream.media_type,
+)
+async def pull(request: Request, asked: bodies.ModelRequest) -> Response:
     """Fetch a model that is served, if its files are not here."""
-    asked: ModelRequest = decode(_decoder, await request.body())
     lines = _pulled(await find_model(request, asked.model or asked.name or ""))
     if asked.stream is not False:
         return LineStream(ending_with_errors(lines, error_line))
     async for _ in lines:
         pass
-    return json_response(Status(status="success"))
+    return json_response(bodies.Status(status="success"))
 
 
 async def _pulled(model: ServedModel) -> AsyncGenerator[bytes, None]:
-    yield line(Status(status="pulling manifest"))
+    yield line(bodies.Status(status="pulling manifest"))
     async with contextlib.aclosing(model.pull()) as statuses:
         async for status in statuses:
-            yield line(msgspec.convert(status, Status))
-    yield line(Status(status="success"))
+            yield line(msgspec.convert(status, bodies.Status))
+    yield line(bodies.Status(status="success"))
 
 
+@operation("GET", "/api/version", gives=bodies.ApiVersion)
 async def version(_request: Request) -> Response:
     """The version of Ollama whose API this is."""
-    return json_response(ApiVersion(_VERSION))
+    return json_response(bodies.ApiVersion(_VERSION))
 
 
 async def _entries(
     request: Request,
-) -> AsyncGenerator[tuple[ModelEntry, ServedModel, AsyncLLM | None], None]:
+) -> AsyncGenerator[tuple[bodies.ModelEntry, ServedModel, AsyncLLM | None], None]:
     """One for each name; of an engine that is away without its client."""
     models: ServedModels = request.app.state.models
     for model in models:
@@ -147,22 +151,22 @@ async def _entries(
         for name in model.names:
             tag = name if ":" in name else name + _LATEST
             yield (
-                ModelEntry(
+                bodies.ModelEntry(
                     name=tag,
                     model=tag,
                     modified_at=_since(model),
                     size=model.size_bytes,
                     digest=hashlib.sha256(f"{name} {fingerprint}".encode()).hexdigest(),
-                    details=ModelDetails() if llm is None else _details(llm),
+                    details=bodies.ModelDetails() if llm is None else _details(llm),
                 ),
                 model,
                 llm,
             )
 
 
-def _details(llm: AsyncLLM) -> ModelDetails:
+def _details(llm: AsyncLLM) -> bodies.ModelDetails:
     family = _family(llm)
-    return ModelDetails(family=family, families=[family])
+    return bodies.ModelDetails(family=family, families=[family])
 
 
 def _family(llm: AsyncLLM) -> str:

@@ -1,7 +1,5 @@
 """A model whose daemon the server starts when it is first asked for, and stops when it is idle."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """What `engine-client http` is told about daemons that it starts."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys

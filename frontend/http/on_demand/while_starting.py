@@ -1,8 +1,6 @@
 """A stream of a request whose model has to be started first: it begins before, and says so in
 comments, which clients skip."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools
@@ -12,8 +10,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from frontend.http.api_errors import ApiError
-from frontend.http.error_forms import error_body
+from frontend.http.api_errors import ApiError, error_body
 from frontend.http.event_stream import (
     BEGIN_S,
     COMMENT_S,
@@ -22,7 +19,7 @@ from frontend.http.event_stream import (
     ending_with_errors,
     event,
 )
-from frontend.http.exchange import Exchange
+from frontend.http.exchange import Exchange, exchange_of
 from frontend.http.served_models import ServedModels
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -40,7 +37,7 @@ def begins_while_starting(handler: Handler) -> Handler:
         models: ServedModels = request.app.state.models
         if not models.starts_engines:
             return await handler(request)
-        exchange: Exchange = request.scope["exchange"]
+        exchange = exchange_of(request)
         answer: asyncio.Future[Response] = asyncio.ensure_future(handler(request))
         try:
             await asyncio.wait((answer,), timeout=BEGIN_S)

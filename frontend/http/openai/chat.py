@@ -1,11 +1,8 @@
 """POST /v1/chat/completions."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import AsyncGenerator
 
-import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,17 +15,8 @@ from frontend.http.answer_parts import (
     answer_format,
 )
 from frontend.http.api_errors import ApiError, not_supported
-from frontend.http.caller import Caller
-from frontend.http.decoding import decode
-from frontend.http.event_stream import (
-    EventStream,
-    TextEvents,
-    begun,
-    ending_with_errors,
-    json_response,
-    last_output,
-    until_disconnect,
-)
+from frontend.http.event_stream import TextEvents, json_response, streamed, whole
+from frontend.http.exchange import Exchange, exchange_of
 from frontend.http.openai.conversation import template_messages, template_tools, template_variables
 from frontend.http.openai.generation import Answer, finish_reason, token_logprobs
 from frontend.http.openai.parameters import sampling_params
@@ -44,18 +32,24 @@ from frontend.http.openai.responses import (
     ChatLogprobs,
     Delta,
 )
+from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
 from frontend.http.tools.calls import ToolCall
 from frontend.outputs import CompletionOutput, RequestOutput
 
-_decoder = msgspec.json.Decoder(ChatCompletionRequest)
 _NOTHING = Delta()
 
 
-async def chat_completions(request: Request) -> Response:
+@operation(
+    "POST",
+    "/v1/chat/completions",
+    takes=ChatCompletionRequest,
+    gives=ChatCompletion,
+    event=ChatCompletionChunk,
+)
+async def chat_completions(request: Request, asked: ChatCompletionRequest) -> Response:
     """Answer a conversation, whole or as a stream of events."""
     models: ServedModels = request.app.state.models
-    asked: ChatCompletionRequest = decode(_decoder, await request.body())
     check_chat(asked)
     model, llm = await models.get(asked.model)
     calls_tools = bool(asked.tools) and asked.tool_choice != "none"
@@ -66,12 +60,13 @@ async def chat_completions(request: Request) -> Response:
         has_tools=calls_tools,
         has_one_call=asked.parallel_tool_calls is False,
     )
-    outputs = generate_chat(llm, asked, parts, Caller.of(request))
+    outputs = generate_chat(llm, asked, parts, exchange_of(request))
     answer = Answer("chatcmpl", asked.model or model.names[0], asked)
     if asked.stream:
-        started = await until_disconnect(request, begun(outputs))
-        return EventStream(ending_with_errors(_events(started, answer, asked, parts, llm)))
-    output = await until_disconnect(request, last_output(outputs))
+        return await streamed(
+            request, outputs, lambda each: _events(each, answer, asked, parts, llm)
+        )
+    output = await whole(request, outputs)
     answer.count(0, output)
     choices = [_choice(part, parts.parser(output.prompt), asked, llm) for part in output.outputs]
     return json_response(answer.body(ChatCompletion, choices, answer.usage()))
@@ -93,7 +88,7 @@ def check_chat(asked: ChatCompletionRequest) -> None:
 
 
 def generate_chat(
-    llm: AsyncLLM, asked: ChatCompletionRequest, parts: AnswerFormat, caller: Caller
+    llm: AsyncLLM, asked: ChatCompletionRequest, parts: AnswerFormat, exchange: Exchange
 ) -> AsyncGenerator[RequestOutput, None]:
     """
     Raises:
@@ -118,15 +113,13 @@ def generate_chat(
     return llm.chat(
         template_messages(asked.messages, template),
         params,
-        caller.engine_request_id(),
         chat_template=asked.chat_template,
         add_generation_prompt=asked.add_generation_prompt is not False and not continues,
         continue_final_message=continues,
         tools=None if asked.tool_choice == "none" else template_tools(asked.tools),
         chat_template_kwargs=variables,
-        priority=caller.priority(asked.priority),
-        tenant=caller.tenant(asked.user or asked.safety_identifier),
         cache_salt=asked.cache_salt,
+        **exchange.sent_as(asked.user or asked.safety_identifier, asked.priority),
     )
 
 

@@ -1,55 +1,48 @@
 """POST /v1/completions."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.async_llm import AsyncLLM
 from frontend.http.api_errors import ApiError, not_supported
-from frontend.http.caller import Caller
-from frontend.http.decoding import decode
 from frontend.http.event_stream import (
-    EventStream,
     TextEvents,
     all_outputs,
-    begun,
-    ending_with_errors,
     json_response,
     merged,
+    streamed,
     until_disconnect,
 )
+from frontend.http.exchange import Exchange, exchange_of
 from frontend.http.openai.generation import Answer, finish_reason, finite, token_text
 from frontend.http.openai.parameters import sampling_params
 from frontend.http.openai.requests import CompletionRequest
 from frontend.http.openai.responses import Completion, CompletionChoice, CompletionLogprobs
+from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
 from frontend.input_processor import PromptInput
 from frontend.outputs import CompletionOutput, RequestOutput
 
-_decoder = msgspec.json.Decoder(CompletionRequest)
 _DEFAULT_MAX_TOKENS = 16
 _MAX_PROMPTS = 1024
 
 
-async def completions(request: Request) -> Response:
+@operation("POST", "/v1/completions", takes=CompletionRequest, gives=Completion, event=Completion)
+async def completions(request: Request, asked: CompletionRequest) -> Response:
     """Continue one prompt or several, whole or as a stream of events."""
     models: ServedModels = request.app.state.models
-    asked: CompletionRequest = decode(_decoder, await request.body())
     _check(asked)
     model, llm = await models.get(asked.model)
     prompts = _prompts(asked, llm)
-    outputs = merged(_generate(llm, asked, prompts, Caller.of(request)))
+    outputs = merged(_generate(llm, asked, prompts, exchange_of(request)))
     answer = Answer("cmpl", asked.model or model.names[0], asked)
     choices = _Choices(asked, llm)
     if asked.stream:
-        started = await until_disconnect(request, begun(outputs))
-        return EventStream(ending_with_errors(_events(started, answer, choices)))
+        return await streamed(request, outputs, lambda each: _events(each, answer, choices))
     found = await until_disconnect(request, all_outputs(outputs, len(prompts)))
     for index, output in enumerate(found):
         answer.count(index, output)
@@ -87,7 +80,7 @@ def _prompts(asked: CompletionRequest, llm: AsyncLLM) -> list[PromptInput]:
 
 
 def _generate(
-    llm: AsyncLLM, asked: CompletionRequest, prompts: list[PromptInput], caller: Caller
+    llm: AsyncLLM, asked: CompletionRequest, prompts: list[PromptInput], exchange: Exchange
 ) -> list[AsyncGenerator[RequestOutput, None]]:
     params = sampling_params(
         llm, asked, max_tokens=asked.max_tokens or _DEFAULT_MAX_TOKENS, logprobs=asked.logprobs
@@ -96,10 +89,8 @@ def _generate(
         llm.generate(
             prompt,
             params,
-            caller.engine_request_id(),
-            priority=caller.priority(asked.priority),
-            tenant=caller.tenant(asked.user or asked.safety_identifier),
             cache_salt=asked.cache_salt,
+            **exchange.sent_as(asked.user or asked.safety_identifier, asked.priority),
         )
         for prompt in prompts
     ]

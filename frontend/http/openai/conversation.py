@@ -1,7 +1,5 @@
 """Messages as OpenAI's clients send them to messages as chat templates read them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

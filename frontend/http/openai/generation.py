@@ -1,7 +1,5 @@
 """What chat completions and completions do alike: usage, finish reasons, log-probabilities."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """GET /v1/models."""
 
-from __future__ import annotations
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -9,9 +7,11 @@ from frontend.errors import EngineClientError
 from frontend.http.api_errors import ApiError, unknown_model
 from frontend.http.event_stream import json_response
 from frontend.http.openai.responses import ModelCard, ModelList
+from frontend.http.operations import Operation, operation
 from frontend.http.served_models import ServedModel, ServedModels
 
 
+@operation("GET", "/v1/models", gives=ModelList)
 async def list_models(request: Request) -> Response:
     """The models of this server."""
     models: ServedModels = request.app.state.models
@@ -19,6 +19,7 @@ async def list_models(request: Request) -> Response:
     return json_response(ModelList(data=cards))
 
 
+@operation("GET", "/v1/models/{name:path}", gives=ModelCard)
 async def get_model(request: Request) -> Response:
     """One model."""
     models: ServedModels = request.app.state.models
@@ -30,9 +31,14 @@ async def get_model(request: Request) -> Response:
     raise unknown_model(name, models.names())
 
 
-async def embed(_request: Request) -> Response:
+async def _embed(_request: Request) -> Response:
     """Refused: the engine does not embed."""
     raise ApiError(400, "embeddings are not supported: this engine only generates text")
+
+
+EMBEDDINGS = [
+    Operation("POST", path, _embed) for path in ("/v1/embeddings", "/api/embed", "/api/embeddings")
+]
 
 
 async def _cards(model: ServedModel) -> list[ModelCard]:

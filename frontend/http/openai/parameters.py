@@ -1,7 +1,5 @@
 """From a request's fields to `SamplingParams`; what the engine does not do is refused by name."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from frontend.async_llm import AsyncLLM

@@ -1,8 +1,6 @@
 """Bodies of OpenAI's requests. A field that is not here is refused by name; one that is here and
 has a single value that works is checked by `parameters.py`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import msgspec

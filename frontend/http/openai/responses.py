@@ -1,13 +1,9 @@
 """Bodies of OpenAI's answers, whole and in parts."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-
-from frontend.http.api_errors import ErrorBody
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -141,9 +137,3 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["list"] = "list"
     data: list[ModelCard]
-
-
-class StreamError(msgspec.Struct, frozen=True):
-    """An event: the request failed after the answer had begun."""
-
-    error: ErrorBody

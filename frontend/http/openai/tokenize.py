@@ -1,7 +1,5 @@
 """POST /tokenize, /detokenize, by vLLM's shapes."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -10,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.http.api_errors import ApiError
-from frontend.http.decoding import decode
 from frontend.http.event_stream import json_response
 from frontend.http.openai.conversation import template_messages, template_tools, template_variables
 from frontend.http.openai.requests import ChatMessage, Tool
+from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
 from frontend.tokenizer import Tokenizer
 
@@ -57,14 +55,12 @@ _CHAT_FIELDS = (
     "chat_template",
     "chat_template_kwargs",
 )
-_tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
-_detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 
 
-async def tokenize(request: Request) -> Response:
+@operation("POST", "/tokenize", takes=TokenizeRequest, gives=TokenizeResponse)
+async def tokenize(request: Request, asked: TokenizeRequest) -> Response:
     """The tokens of a text or of a conversation."""
     models: ServedModels = request.app.state.models
-    asked: TokenizeRequest = decode(_tokenize_decoder, await request.body())
     _, llm = await models.get(asked.model)
     tokenizer = llm.get_tokenizer()
     # in a thread: it may be a long text, and a template may take as long as its limit
@@ -102,10 +98,10 @@ def _token_ids(asked: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=bool(asked.add_special_tokens))
 
 
-async def detokenize(request: Request) -> Response:
+@operation("POST", "/detokenize", takes=DetokenizeRequest, gives=DetokenizeResponse)
+async def detokenize(request: Request, asked: DetokenizeRequest) -> Response:
     """The text of tokens."""
     models: ServedModels = request.app.state.models
-    asked: DetokenizeRequest = decode(_detokenize_decoder, await request.body())
     _, llm = await models.get(asked.model)
     for token_id in asked.tokens:
         if not 0 <= token_id < llm.model.vocab_size:

@@ -1,7 +1,5 @@
 """Bodies of /v1/responses. What is not a field here is refused by name."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import msgspec

@@ -1,7 +1,5 @@
 """Items of the Responses API to messages of a conversation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """POST /v1/responses, GET /v1/responses/{id}."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -14,15 +12,8 @@ from starlette.responses import Response
 from frontend.async_llm import AsyncLLM
 from frontend.http.answer_parts import AnswerFormat, answer_format
 from frontend.http.api_errors import ApiError, not_supported
-from frontend.http.caller import Caller
-from frontend.http.decoding import decode
-from frontend.http.event_stream import (
-    EventStream,
-    begun,
-    ending_with_errors,
-    event,
-    until_disconnect,
-)
+from frontend.http.event_stream import event, streamed, whole
+from frontend.http.exchange import exchange_of
 from frontend.http.openai.chat import check_chat, generate_chat
 from frontend.http.openai.generation import TokenCounts, finish_reason
 from frontend.http.openai.requests import (
@@ -31,6 +22,7 @@ from frontend.http.openai.requests import (
     FunctionDefinition,
     Tool,
 )
+from frontend.http.operations import operation
 from frontend.http.responses.bodies import (
     InputItem,
     InputTokensDetails,
@@ -48,7 +40,6 @@ from frontend.http.responses.writer import ResponseWriter
 from frontend.http.served_models import ServedModels
 from frontend.outputs import RequestOutput
 
-_decoder = msgspec.json.Decoder(ResponsesRequest)
 _SAME_NAMES = (
     "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "user", "priority",
     "safety_identifier", "cache_salt", "chat_template_kwargs", "tool_choice",
@@ -56,10 +47,12 @@ _SAME_NAMES = (
 _MEDIA_TYPE = "application/json"
 
 
-async def create_response(request: Request) -> Response:
+@operation(
+    "POST", "/v1/responses", takes=ResponsesRequest, gives=ResponseObject, event=ResponseEvent
+)
+async def create_response(request: Request, asked: ResponsesRequest) -> Response:
     """Answer a conversation with items, whole or as a stream of events."""
     models: ServedModels = request.app.state.models
-    asked: ResponsesRequest = decode(_decoder, await request.body())
     _check(asked)
     conversation = _conversation(request, asked)
     chat = _chat_request(asked, conversation)
@@ -68,7 +61,7 @@ async def create_response(request: Request) -> Response:
     calls_tools = bool(asked.tools) and asked.tool_choice != "none"
     has_one_call = asked.parallel_tool_calls is False
     parts = answer_format(request, llm, None, has_tools=calls_tools, has_one_call=has_one_call)
-    outputs = generate_chat(llm, chat, parts, Caller.of(request))
+    outputs = generate_chat(llm, chat, parts, exchange_of(request))
     writer = ResponseWriter(_response_object(asked, asked.model or model.names[0], llm))
 
     def store() -> None:
@@ -81,19 +74,23 @@ async def create_response(request: Request) -> Response:
         responses: ResponseStore = request.app.state.responses
         responses.put(writer.response.id, stored)
 
-    started = await until_disconnect(request, begun(outputs))
-    events = _events(started, parts, writer, store)
     if not asked.stream:
-        await until_disconnect(request, _drained(events))
+        await whole(request, _events(outputs, parts, writer, store))
         return Response(msgspec.json.encode(writer.response), media_type=_MEDIA_TYPE)
 
     def failure(error: ApiError) -> bytes:
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         return _encoded(writer.fail(code, error.message))
 
-    return EventStream(ending_with_errors(_encoded_events(writer, events), failure))
+    return await streamed(
+        request,
+        outputs,
+        lambda each: _encoded_events(writer, _events(each, parts, writer, store)),
+        failure,
+    )
 
 
+@operation("GET", "/v1/responses/{response_id}", gives=ResponseObject)
 async def get_response(request: Request) -> Response:
     """A response that was kept."""
     for name in request.query_params:
@@ -113,8 +110,8 @@ def _check(asked: ResponsesRequest) -> None:
 
 def _owner(request: Request) -> str | None:
     """None without keys: then all callers are one."""
-    caller = Caller.of(request)
-    return None if caller.exchange.key is None else caller.name
+    exchange = exchange_of(request)
+    return None if exchange.key is None else exchange.caller
 
 
 def _stored(request: Request, response_id: str, status: int) -> StoredResponse:
@@ -228,11 +225,6 @@ def _usage(counts: TokenCounts, num_reasoning_tokens: int) -> ResponseUsage:
         output_tokens_details=OutputTokensDetails(num_reasoning_tokens),
         total_tokens=usage.total_tokens,
     )
-
-
-async def _drained(events: AsyncGenerator[ResponseEvent, None]) -> None:
-    async for _ in events:
-        pass
 
 
 async def _encoded_events(

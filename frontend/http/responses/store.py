@@ -1,7 +1,5 @@
 """Responses that were asked to be kept, in bounded memory."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import dataclass
 

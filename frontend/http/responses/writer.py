@@ -1,7 +1,5 @@
 """A response as it grows: its items, and OpenAI's events about them in OpenAI's order."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """What a tool call is, what a format of calls says of a text, and what all formats need for it."""
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

@@ -1,7 +1,5 @@
 """Hermes, Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` for each call."""
 
-from __future__ import annotations
-
 import re
 
 from frontend.http.tools.calls import Parsed, call_of_json, find_marker, load_json

@@ -1,7 +1,5 @@
 """Llama 3: an answer that is `{"name": ..., "parameters": {...}}`; several are parted by `;`."""
 
-from __future__ import annotations
-
 import re
 
 from frontend.http.tools.calls import Parsed, bracket_end, call_of_json, find_marker, load_json

@@ -1,8 +1,6 @@
 """Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, and since version 11 of its
 tokenizer `[TOOL_CALLS]name[ARGS]{...}` for each call, with or without `[CALL_ID]` and `[ARGS]`."""
 
-from __future__ import annotations
-
 import re
 
 from frontend.http.tools.calls import (

@@ -1,7 +1,5 @@
 """Pythonic (Llama 3.2, ToolACE): an answer that is `[name(key="value"), other(key=1)]`."""
 
-from __future__ import annotations
-
 import ast
 import re
 import warnings

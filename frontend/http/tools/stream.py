@@ -1,7 +1,5 @@
 """Parts texts that come in pieces into text and tool calls, whatever the pieces."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from frontend.http.tools.calls import ToolCall, ToolCallFormat

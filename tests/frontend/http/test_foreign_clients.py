@@ -9,8 +9,8 @@ import pytest
 from fake_engine import wait_until
 from http_server import TEMPLATE, events_of, serving
 
-from frontend.http.anthropic.requests import CountTokensRequest, MessagesRequest
-from frontend.http.ollama.requests import ChatRequest, GenerateRequest, ModelRequest
+from frontend.http.anthropic.bodies import CountTokensRequest, MessagesRequest
+from frontend.http.ollama.bodies import ChatRequest, GenerateRequest, ModelRequest
 from frontend.http.openai.requests import ChatCompletionRequest, CompletionRequest
 from frontend.http.openai.tokenize import TokenizeRequest
 from frontend.http.responses.bodies import ResponsesRequest

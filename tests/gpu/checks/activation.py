@@ -1,7 +1,5 @@
 """Gated activations: SiLU and GELU, plain and with quantised results."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

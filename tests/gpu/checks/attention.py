@@ -4,8 +4,6 @@ A check goes row by row: the difference over the largest element of that head's 
 long context, whose results are small, is judged like a short one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

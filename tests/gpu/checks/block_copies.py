@@ -1,7 +1,5 @@
 """Blocks of the KV cache copied on the device, and swapped with host memory. All exact."""
 
-from __future__ import annotations
-
 import torch
 
 from kernels.triton.kv_cache import copy_blocks_reference, copy_within, swap_blocks

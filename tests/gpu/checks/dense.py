@@ -1,8 +1,6 @@
 """What torch does on this device: dense products, which the engine leaves to cuBLAS, and its own
 fused attention, which ours is measured against."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

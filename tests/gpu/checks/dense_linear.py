@@ -1,8 +1,6 @@
 """Our own dense products, for `--batch-invariant`: right, the same bits a row in every batch, and
 what that costs beside cuBLAS."""
 
-from __future__ import annotations
-
 import torch
 
 from kernels.interface.operations import AttentionParams, AttentionSpec

@@ -1,7 +1,5 @@
 """How far a kernel's result is from its reference, as one number."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -1,7 +1,5 @@
 """Products in float8: rounding of tokens, and the device's own product."""
 
-from __future__ import annotations
-
 import torch
 
 from kernels.triton.fp8_linear import (

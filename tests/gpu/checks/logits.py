@@ -1,7 +1,5 @@
 """What changes logits before sampling: token masks and penalties. Both are exact."""
 
-from __future__ import annotations
-
 import torch
 
 from kernels.interface.operations import Penalties

@@ -1,7 +1,5 @@
 """Log-probabilities of the sampled and of the likeliest tokens, and the sampled one's rank."""
 
-from __future__ import annotations
-
 import torch
 
 from kernels.triton.logprobs import LogprobsMemory, report_logprobs

@@ -1,7 +1,5 @@
 """Mixture of experts: routing, sorting into tiles, and the whole feed-forward layer."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

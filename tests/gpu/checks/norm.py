@@ -1,7 +1,5 @@
 """RMS norm: alone, with the residual's addition, with quantised results."""
 
-from __future__ import annotations
-
 import torch
 
 from kernels.torch.elementwise import rms_norm as torch_rms_norm

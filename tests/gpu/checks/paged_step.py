@@ -1,7 +1,5 @@
 """A random step of paged attention. What no query may see holds NaN, so that reading it shows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Products with weights of 8 and 4 bits: few rows, where the weight's bytes bound."""
 
-from __future__ import annotations
-
 import torch
 
 from kernels.triton.quantised_linear import dequantise_to, quantised_linear

@@ -1,7 +1,5 @@
 """Norm, rotation and cache write in one launch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -4,8 +4,6 @@ Two exact computations may differ where two sums lie nearer than the device's lo
 (about once in 10^6 draws), so the checks of tokens count rows that differ, and allow one.
 """
 
-from __future__ import annotations
-
 import torch
 
 from kernels.triton.sampling import SamplingMemory, sample, sample_reference

@@ -3,8 +3,6 @@
 The reference is the backend of CPU tensors, which says each rule a sequence at a time.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

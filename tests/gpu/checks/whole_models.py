@@ -5,8 +5,6 @@ Teacher-forced: transformers is given the tokens that our engine chose, and both
 token of the vocabulary was at each place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Worker processes compile: only they import that triton, and a compiler that aborts ends one of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

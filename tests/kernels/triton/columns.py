@@ -1,7 +1,5 @@
 """Sampling columns that ask for nothing but what a test gives."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

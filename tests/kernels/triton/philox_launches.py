@@ -1,7 +1,5 @@
 """Launches of the Philox functions that the kernels call, and the random words of the CPU."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import triton
