@@ -84,7 +84,7 @@ def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
         if value and name not in _APPLIED | _WITHOUT_EFFECT and name != "use_dora":
             refuse(f"{name} is {str(value)[:80]!r}, which is not applied; train without it")
     rank = config.get("r")
-    if not _is_whole(rank) or not 1 <= rank <= MAX_RANK:
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MAX_RANK:
         refuse(f"r is {rank!r}, it must be a whole number from 1 to {MAX_RANK}")
     if not _is_number(config.get("lora_alpha")):
         refuse(f"lora_alpha is {config.get('lora_alpha')!r}, it must be a number")
@@ -102,7 +102,7 @@ def _part(
         raise AdapterError(f"{file} has only lora_{there} of {name}; save the adapter again")
     a_RE, b_NR = pair["A"].float().contiguous(), pair["B"].float().contiguous()
     rank = _of_pattern(config.get("rank_pattern") or {}, name, config["r"])
-    if a_RE.dim() == 2 and a_RE.shape[0] != rank or not 1 <= rank <= MAX_RANK:
+    if (a_RE.dim() == 2 and a_RE.shape[0] != rank) or not 1 <= rank <= MAX_RANK:
         raise AdapterError(
             f"{file}: lora_A of {name} is {list(a_RE.shape)}, its rank by {CONFIG} is {rank} (the "
             f"limit is {MAX_RANK}); save the adapter again"
@@ -128,10 +128,6 @@ def _model_name(name: str) -> str:
     match = _LAYER.fullmatch(name)
     is_decoder = match is not None and "vision" not in name.partition(".layers.")[0]
     return f"model.{match[1]}" if match is not None and is_decoder else name
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_number(value: object) -> bool:

@@ -43,7 +43,6 @@ class AdapterPool:
         self.rows: LoRARows = ops.lora_rows(
             num_slots, max_rank=max_rank, max_num_tokens=max_num_tokens, dtype=dtype
         )
-        self._on_device = ops.device.type != "cpu"
         self._model: Decoder | None = None
         self._stacks: list[LoRAStack] = []
         self.targets = targets_of(model)
@@ -53,13 +52,13 @@ class AdapterPool:
         self.attach(model)
 
     @property
-    def num_host_bytes(self) -> int:
-        """Most host memory that it takes: one adapter more may be on its way to a slot."""
+    def num_bytes(self) -> int:
+        """Most memory that it takes: one adapter more may be on its way to a slot."""
         each = sum(
             self.max_rank * (len(sizes) * num_inputs + sum(sizes))
             for num_inputs, sizes in self._sizes
         )
-        return (1 if self._on_device else self.num_slots + 1) * each * _FLOAT32_BYTES
+        return (self.num_slots + 1) * each * _FLOAT32_BYTES
 
     def attach(self, model: Model) -> None:
         """Serve this model from now on; all slots are empty if it is another one."""

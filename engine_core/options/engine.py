@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter, validators
 
 from engine_core.logs import LogFormat
+from engine_core.options.adapters import AdapterOptions
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.security import SecurityOptions
 from engine_core.options.values import (
@@ -111,6 +112,8 @@ class EngineOptions:
             validator=AT_LEAST_ONE,
         ),
     ] = None
+
+    adapters: AdapterOptions = dataclasses.field(default_factory=AdapterOptions)
 
     block_size: Annotated[int, option("Tokens a KV block.", CACHE, validator=AT_LEAST_ONE)] = 16
     num_blocks: Annotated[

@@ -10,6 +10,7 @@ AT_LEAST_ONE = validators.Number(gte=1)
 AT_LEAST_ZERO = validators.Number(gte=0)
 
 MODEL = Group.create_ordered("Model")
+ADAPTERS = Group.create_ordered("Adapters")
 CACHE = Group.create_ordered("KV cache")
 SCHEDULING = Group.create_ordered("Scheduling")
 ADVANCED_SCHEDULING = Group.create_ordered("Advanced scheduling")

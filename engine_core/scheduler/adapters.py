@@ -42,7 +42,9 @@ class AdapterSlots:
         if adapter is None or limit is None:
             return None
         if self._gives_way:
-            why = f"a request ahead of it was passed {_MAX_PASSED} times for want of an adapter slot"
+            why = (
+                f"a request ahead of it was passed {_MAX_PASSED} times, as its adapter has no slot"
+            )
             return WaitReason.ADAPTERS, why
         if adapter not in self._slot_of and not self._find_slot(adapter):
             self._gives_way = request.num_passed >= _MAX_PASSED
@@ -120,6 +122,10 @@ class AdapterSlots:
         self._slot_of.clear()
         self._loading.clear()
         self._to_load.clear()
+
+    def slot_of(self, adapter: str) -> int | None:
+        """That it has, loaded or not."""
+        return self._slot_of.get(adapter)
 
     def check(self) -> None:
         """Assert that slots are of one adapter each."""

@@ -152,6 +152,10 @@ class SchedulerInterface(abc.ABC):
         """Take its slot back, if it has one; no running request may have it."""
 
     @abc.abstractmethod
+    def adapter_slot(self, adapter: str) -> int | None:
+        """That it has, loaded or not."""
+
+    @abc.abstractmethod
     def requests_with_adapter(self, adapter: str) -> list[str]:
         """Ids of the unfinished ones."""
 

@@ -383,6 +383,9 @@ class Scheduler(SchedulerInterface):
     def take_adapters_to_load(self) -> list[tuple[str, int]]:
         return self._adapters.take_to_load()
 
+    def adapter_slot(self, adapter: str) -> int | None:
+        return self._adapters.slot_of(adapter)
+
     def requests_with_adapter(self, adapter: str) -> list[str]:
         return [name for name, each in self._pool.by_id.items() if each.adapter == adapter]
 

@@ -17,8 +17,8 @@ from kernels.cpu.library import FLOAT, INT64, POINTER, members, optional_address
 from kernels.cpu.linear import PackedParts
 from kernels.cpu.lora import NativeLoRAStack
 from kernels.cpu.weights import PackedLinear
-from kernels.interface.operations import AttentionParams, ForwardContext, KVCache, RotaryParams
 from kernels.interface.lora import LoRAStack
+from kernels.interface.operations import AttentionParams, ForwardContext, KVCache, RotaryParams
 from kernels.interface.weights import LinearWeight
 
 _FLOAT_BYTES = 4

@@ -38,6 +38,7 @@ from kernels.cpu.lora import NativeLoRARows, NativeLoRAStack
 from kernels.cpu.packing import FloatFormat, NativePacking
 from kernels.cpu.sampling import NativeSampling
 from kernels.cpu.weights import PackedLinear
+from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
     AttentionMetadata,
     AttentionParams,
@@ -47,7 +48,6 @@ from kernels.interface.operations import (
     KVCache,
     RotaryParams,
 )
-from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.weights import LinearWeight, WeightPacking
 from kernels.torch.operations import TorchOperations
 
@@ -129,9 +129,7 @@ class CpuOperations(NativeSampling, TorchOperations):
             )
         return NativeLoRARows(self._library, num_slots)
 
-    def add_lora(
-        self, out_TN: torch.Tensor, x_TE: torch.Tensor, stack: LoRAStack
-    ) -> torch.Tensor:
+    def add_lora(self, out_TN: torch.Tensor, x_TE: torch.Tensor, stack: LoRAStack) -> torch.Tensor:
         if capture := capture_of(x_TE):
             return capture.add_lora(out_TN, x_TE, stack)
         if not isinstance(stack, NativeLoRAStack):

@@ -1,6 +1,6 @@
 """Low-rank adapters (LoRA, arXiv:2106.09685) beside dense products, many in one step:
 
-    out[t] += B[slot(t)] (A[slot(t)] x[t])      in float32; an adapter's scale is part of its B
+out[t] += B[slot(t)] (A[slot(t)] x[t])      in float32; an adapter's scale is part of its B
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class LoRAStack(Protocol):
 
 
 class LoRARows(Protocol):
-    """Which adapter each row of a step has: one object, at one address, for all stacks and steps."""
+    """Which adapter each token of a step has: one object for all stacks and steps."""
 
     def begin_step(self, slots_T: Int32Array | None) -> None:
         """Of the next forward pass, behind whatever is launched already.

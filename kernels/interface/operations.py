@@ -260,9 +260,7 @@ class Operations(Protocol):
             max_num_tokens: of a step.
         """
 
-    def add_lora(
-        self, out_TN: torch.Tensor, x_TE: torch.Tensor, stack: LoRAStack
-    ) -> torch.Tensor:
+    def add_lora(self, out_TN: torch.Tensor, x_TE: torch.Tensor, stack: LoRAStack) -> torch.Tensor:
         """`out[t] += B (A x[t])` with t's adapter, in float32, in place -> out.
 
         Rows are those of the `begin_step` that the stack's `LoRARows` had last. A row's bits do not

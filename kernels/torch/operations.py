@@ -7,6 +7,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.operations import (
     AttentionMetadata,
     AttentionParams,
@@ -16,7 +17,6 @@ from kernels.interface.operations import (
     KVCache,
     SamplingLimits,
 )
-from kernels.interface.lora import LoRARows, LoRAStack
 from kernels.interface.weights import LinearWeight, WeightPacking
 from kernels.torch import elementwise, kv_cache, lora, sampling
 from kernels.torch.attention import PagedAttention
@@ -77,9 +77,7 @@ class TorchOperations:
     ) -> LoRARows:
         return lora.TorchLoRARows()
 
-    def add_lora(
-        self, out_TN: torch.Tensor, x_TE: torch.Tensor, stack: LoRAStack
-    ) -> torch.Tensor:
+    def add_lora(self, out_TN: torch.Tensor, x_TE: torch.Tensor, stack: LoRAStack) -> torch.Tensor:
         assert isinstance(stack, lora.TorchLoRAStack), "made by another backend"
         return lora.add_lora(out_TN, x_TE, stack)
 

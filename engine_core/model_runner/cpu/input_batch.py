@@ -85,6 +85,7 @@ def gather_step_inputs(
     num_computed: Int32Array,
     num_scheduled: Int32Array,
     decodes_first: bool = False,
+    order: Int64Array | None = None,
 ) -> StepInputs:
     """
     Args:
@@ -93,7 +94,17 @@ def gather_step_inputs(
         num_scheduled: [R], tokens in this step, at least 1.
         decodes_first: put sequences that compute one token before all others; the order within
             either kind stays.
+        order: in which the sequences are to stand before that; None: as they are.
     """
+    if order is not None:
+        inputs = gather_step_inputs(
+            batch,
+            rows=rows[order],
+            num_computed=num_computed[order],
+            num_scheduled=num_scheduled[order],
+            decodes_first=decodes_first,
+        )
+        return dataclasses.replace(inputs, batch_index_R=order[inputs.batch_index_R])
     is_longer_R = num_scheduled != 1
     if not is_longer_R.any():
         return _gather_decodes(batch, rows, num_computed.astype(np.int64))

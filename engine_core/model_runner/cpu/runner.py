@@ -4,6 +4,7 @@ or given a block does no Python work a sequence."""
 import numpy as np
 import torch
 
+from engine_core.model_runner.adapter_rows import AdapterRows
 from engine_core.model_runner.cache import BlockStorage, PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.input_batch import CPUInputBatch, StepInputs, gather_step_inputs
@@ -28,6 +29,7 @@ class CPUModelRunner:
         self.storage = self._cache.storage
         self.rows = RunnerRows(config)
         self.batch = CPUInputBatch(config)
+        self._adapters = AdapterRows(config.adapters, num_rows=config.max_num_seqs)
         assert isinstance(config.ops, SamplingOperations), f"{config.ops.name} samples on its own"
         self._sampler = CPUSampler(
             config.ops, max_num_rows=config.max_num_seqs, vocab_size=config.vocab_size
@@ -62,7 +64,9 @@ class CPUModelRunner:
             num_computed=plan.batch.num_computed_tokens,
             num_scheduled=plan.batch.num_scheduled_tokens,
             decodes_first=self._ops.needs_decodes_first,
+            order=self._adapters.order(plan.batch.rows),
         )
+        self._adapters.begin_step(inputs.rows_R, np.diff(inputs.query_start_R1))
         context = self._cache.forward_context(
             query_start_loc_R1=torch.from_numpy(inputs.query_start_R1),
             seq_lens_R=torch.from_numpy(inputs.seq_lens_R),
@@ -78,8 +82,10 @@ class CPUModelRunner:
     def _update_rows(self, plan: SchedulerOutput) -> None:
         for row in self.rows.free(plan):
             self._sampler.free_row(row)
+            self._adapters.free_row(row)
         for placed in self.rows.place(plan):
             self.batch.write_row(placed.row, placed.token_ids, placed.block_ids)
+            self._adapters.write_row(placed.row, placed.adapter)
             self._sampler.write_row(placed.row, placed.sampling, placed.token_ids)
         for update in plan.block_updates:
             self.batch.write_blocks(update.row, update.start, update.block_ids)
