@@ -210,6 +210,8 @@ class EngineSession:
         self._transport.close()
 
     def _send_request(self, request: RequestState) -> None:
+        if not request.has_started and request.wire.adapter is not None:
+            request.adapter_fingerprint = self.adapters.get(request.wire.adapter)
         for message in self.requests.wire_requests(request, self):
             if self._connection is not None:
                 self._connection.send(message)

@@ -116,11 +116,7 @@ def run(model, ops, folders, adapters, steps, which=(0, 1, 2, 3)):
     return paged.logits
 
 
-STEPS = (
-    [{0: 9, 1: 1, 2: 17}, {0: 1, 3: 5}, {0: 12, 3: 1}]
-    + [{0: 1, 3: 1}]
-    + [{3: 1}, {3: 1}]
-)
+STEPS = [{0: 9, 1: 1, 2: 17}, {0: 1, 3: 5}, {0: 12, 3: 1}, {0: 1, 3: 1}, {3: 1}, {3: 1}]
 
 
 def our_model(config, weights, ops):
