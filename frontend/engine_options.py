@@ -88,7 +88,7 @@ def daemon_arguments(model: str, options: Mapping[str, Any]) -> list[str]:
         options = {**options, "adapter_dir": "/"}
     for name, value in _canonical(options).items():
         flag = name.replace("_", "-")
-        if name in _IGNORED or _is_neutral(name, value):
+        if name in _IGNORED or _is_neutral(name, value) or (name, value) == ("enable_lora", False):
             continue
         is_refused = (name, str(value)) in _NOT_FROM_HERE
         if name in _CHANGE_NO_RESULT and not is_refused:

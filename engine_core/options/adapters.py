@@ -22,14 +22,13 @@ class AdapterOptions:
             "NAME=FOLDER: serve this LoRA adapter, a folder of PEFT's or a .gguf file; may be "
             "given several times.",
             ADAPTERS,
-            is_common=True,
             negative="",
         ),
     ] = ()
     enable_lora: Annotated[
-        bool | None,
-        option("Serve adapters; implied by the other options here.", ADAPTERS),
-    ] = None
+        bool,
+        option("Serve adapters; implied by the other options here.", ADAPTERS, negative=""),
+    ] = False
     max_loras: Annotated[
         int | None,
         option(
@@ -59,20 +58,11 @@ class AdapterOptions:
 
     def __post_init__(self) -> None:
         self.by_name()  # checked before anything is loaded
-        if self.enable_lora is False and self._asks_for_some:
-            raise ConfigurationError(
-                "--no-enable-lora contradicts --adapter, --max-loras, --max-lora-rank and "
-                "--adapter-dir; omit one of them"
-            )
 
     @property
     def is_enabled(self) -> bool:
-        return bool(self.enable_lora) or self._asks_for_some
-
-    @property
-    def _asks_for_some(self) -> bool:
         others = (self.max_loras, self.max_lora_rank, self.adapter_dir)
-        return bool(self.adapter) or any(each is not None for each in others)
+        return self.enable_lora or bool(self.adapter) or any(each is not None for each in others)
 
     @property
     def num_slots(self) -> int:

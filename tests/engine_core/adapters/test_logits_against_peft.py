@@ -6,7 +6,7 @@ import functools
 import pytest
 import torch
 import transformers
-from conftest import PagedRun
+from tests.engine_core.conftest import PagedRun
 
 from engine_core.adapters.pool import AdapterPool
 from engine_core.models import load_model
