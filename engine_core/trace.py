@@ -121,7 +121,7 @@ class TraceStep(_Event, frozen=True, kw_only=True, tag="step"):
     sampled: list[int] | None = None
     """One token for each of `ids`, not meant where the prompt was not finished."""
     sampled_by_id: dict[str, list[int]] | None = None
-    """Instead: steps with drafts, steps that failed."""
+    """Instead: steps with drafts, several decode steps of a plan, steps that failed."""
     beam_logprobs: dict[str, TraceLogprobs] = {}
     """Of beams only: the scheduler chooses by them."""
     failures: dict[str, str] = {}
@@ -259,6 +259,9 @@ class TraceWriter(StepObserver):
         same = batch.req_ids == self._last_ids
         self._last_ids = batch.req_ids
         tokens = output.sampled_token_ids
+        if plan.num_decode_steps > 1 and isinstance(tokens, np.ndarray):
+            counts = batch.num_scheduled_tokens.tolist()
+            tokens = [row[:n] for row, n in zip(tokens.tolist(), counts, strict=True)]
         is_array = isinstance(tokens, np.ndarray)
         self._follow_beams(plan)
         event = TraceStep(

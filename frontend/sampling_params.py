@@ -165,6 +165,7 @@ class SamplingParams:
                 top_k=0 if self.top_k == -1 else self.top_k,
                 seed=self.seed if seed is None else seed,
                 stop_token_ids=tuple(self.stop_token_ids or ()),
+                has_stop_strings=bool(self.stop_strings),
                 logit_bias=_with_whole_keys(self.logit_bias),
                 allowed_token_ids=(
                     None if self.allowed_token_ids is None else tuple(self.allowed_token_ids)

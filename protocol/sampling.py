@@ -47,6 +47,8 @@ class SamplingParams(Message, frozen=True):
     logprobs: int | None = None
     """How many of the likeliest tokens to report a position; 0 reports only the sampled one,
     -1 the whole vocabulary, None nothing."""
+    has_stop_strings: bool = False
+    """The client may end it at any token: no step computes several of them."""
 
     def __post_init__(self) -> None:
         """Every limit that does not depend on the model."""

@@ -32,7 +32,7 @@ class PagedKVCache:
                     head_size=spec.head_size,
                     block_size=config.block_size,
                     sliding_window=group.sliding_window,
-                    max_num_seqs=config.max_num_seqs,
+                    max_num_seqs=config.max_num_logits,
                     max_num_batched_tokens=config.max_num_batched_tokens,
                     max_model_len=config.max_model_len,
                     dtype=config.dtype,

@@ -79,6 +79,7 @@ class RunnerConfig:
         max_num_seqs: rows.
         max_model_len: most tokens a row.
         max_num_batched_tokens: most tokens of a step.
+        max_num_drafts: most drafts among these.
         dtype: of the activations.
         kv_dtype: of the cache.
         eos_token_ids: what min_tokens forbids beside a request's own stop tokens.
@@ -97,6 +98,12 @@ class RunnerConfig:
     kv_dtype: torch.dtype
     eos_token_ids: tuple[int, ...]
     adapters: AdapterPool | None = None
+    max_num_drafts: int = 0
+
+    @property
+    def max_num_logits(self) -> int:
+        """Most rows of logits of a step: one a sequence, and one a draft."""
+        return self.max_num_seqs + self.max_num_drafts
 
     @property
     def layout(self) -> CacheLayout:

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.model_runner.drafts import VerifiedRows
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 from protocol.outputs import Logprobs
 
@@ -22,35 +23,80 @@ INFINITE = (
 
 def runner_output(
     plan: SchedulerOutput,
-    place_N: npt.NDArray[np.int64],
+    place_S: npt.NDArray[np.int64],
     token_ids_N: npt.NDArray[np.integer],
     reports: Mapping[int, Logprobs],
     failures: Mapping[int, str],
+    verified: VerifiedRows | None = None,
 ) -> ModelRunnerOutput:
     """The answer in the order of the plan.
 
     Args:
-        place_N: of each sampled sequence its place in the plan.
-        token_ids_N: what was chosen; not meant where the sequence failed.
-        reports, failures: by index among the sampled.
+        place_S: of each sampled sequence its place in the plan.
+        token_ids_N: what was chosen for each row of logits; not meant where it failed.
+        reports, failures: by row of logits.
+        verified: the rows of logits of a step with drafts; None: one a sequence.
     """
     request_ids = plan.batch.req_ids
+    if verified is not None:
+        return _verified_output(request_ids, place_S, token_ids_N, reports, failures, verified)
     token_ids_R = np.zeros(len(request_ids), np.int32)
-    token_ids_R[place_N] = token_ids_N
-    token_ids_R[place_N[list(failures)]] = 0
-    sampled: npt.NDArray[np.int32] | list[list[int]] = token_ids_R
-    if plan.scheduled_spec_decode_tokens:  # a list a sequence, empty where nothing was sampled
-        sampled = [[] for _ in request_ids]
-        for place in np.delete(place_N, list(failures)).tolist():
-            sampled[place] = [int(token_ids_R[place])]
+    token_ids_R[place_S] = token_ids_N
+    token_ids_R[place_S[list(failures)]] = 0
+    return ModelRunnerOutput(
+        req_ids=request_ids,
+        sampled_token_ids=token_ids_R,
+        logprobs={
+            request_ids[place_S[at]]: report for at, report in reports.items() if at not in failures
+        }
+        or None,
+        failures={request_ids[place_S[at]]: why for at, why in failures.items()},
+    )
+
+
+def _verified_output(
+    request_ids: list[str],
+    place_S: npt.NDArray[np.int64],
+    token_ids_N: npt.NDArray[np.integer],
+    reports: Mapping[int, Logprobs],
+    failures: Mapping[int, str],
+    verified: VerifiedRows,
+) -> ModelRunnerOutput:
+    """A list of tokens a sequence, empty where nothing was sampled. A row of logits that failed
+    behind accepted drafts ends nothing yet: these are given out, and the next step fails."""
+    sampled: list[list[int]] = [[] for _ in request_ids]
+    logprobs: dict[str, Logprobs] = {}
+    failed: dict[str, str] = {}
+    counts_S = np.add.reduceat(verified.taken(token_ids_N, failures), verified.start_S, dtype=int)
+    tokens = token_ids_N.tolist()
+    for place, start, count in zip(
+        place_S.tolist(), verified.start_S.tolist(), counts_S.tolist(), strict=True
+    ):
+        if not count:
+            failed[request_ids[place]] = failures[start]
+            continue
+        sampled[place] = tokens[start : start + count]
+        if start in reports:
+            positions = [reports[at] for at in range(start, start + count)]
+            logprobs[request_ids[place]] = _joined(positions)
     return ModelRunnerOutput(
         req_ids=request_ids,
         sampled_token_ids=sampled,
-        logprobs={
-            request_ids[place_N[at]]: report for at, report in reports.items() if at not in failures
-        }
-        or None,
-        failures={request_ids[place_N[at]]: why for at, why in failures.items()},
+        logprobs=logprobs or None,
+        failures=failed,
+    )
+
+
+def _joined(reports: list[Logprobs]) -> Logprobs:
+    """Positions that follow one another, of one width."""
+    if len(reports) == 1:
+        return reports[0]
+    return Logprobs(
+        num_positions=len(reports),
+        width=reports[0].width,
+        token_ids=b"".join(report.token_ids for report in reports),
+        logprobs=b"".join(report.logprobs for report in reports),
+        ranks=[rank for report in reports for rank in report.ranks],
     )
 
 

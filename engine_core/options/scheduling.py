@@ -118,6 +118,14 @@ class SchedulingOptions:
     long_prefill_token_threshold: Annotated[
         int | None, option("Prompts of more tokens are long.", ADVANCED_SCHEDULING)
     ] = None
+    num_decode_steps: Annotated[
+        int | None,
+        option(
+            "Most decode steps of one plan; 1 by itself with stop strings, logprobs, beams and "
+            "waiting requests. CPU only; default: 1.",
+            ADVANCED_SCHEDULING,
+        ),
+    ] = None
     force_preemption: Annotated[
         bool | None,
         option(

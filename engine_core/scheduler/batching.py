@@ -1,6 +1,7 @@
 """What a step is made of: prefill and decode mixed, or one at a time."""
 
 from engine_core.scheduler.config import SchedulerConfig
+from engine_core.scheduler.decode_steps import DecodeSteps
 from engine_core.scheduler.explanations import Explanations
 from engine_core.scheduler.forced_preemption import ForcedPreemption
 from engine_core.scheduler.plan import PlanBuilder
@@ -28,6 +29,7 @@ class MixedBatching:
         self._explanations = explanations
         self._running = RunningScheduler(pool, preemptor, config)
         self._waiting = waiting
+        self._decode_steps = DecodeSteps(pool, config)
         self._delay_factor = config.prefill_delay_factor
 
     def fill(self, plan: PlanBuilder) -> None:
@@ -36,6 +38,7 @@ class MixedBatching:
         self._running.schedule(plan)
         self._waiting.schedule(plan)
         self._running.schedule_drafts(plan)
+        self._decode_steps.extend(plan)
 
 
 class PrefillFirstBatching(MixedBatching):
@@ -72,6 +75,7 @@ class PrefillFirstBatching(MixedBatching):
         else:
             self._explain(has_swapped=False, may_admit=may_admit)
         self._running.schedule_drafts(plan)
+        self._decode_steps.extend(plan)
 
     def _explain(self, *, has_swapped: bool, may_admit: bool) -> None:
         """Why no new request is admitted, where the batching is the reason."""

@@ -18,6 +18,7 @@ _MINIMUM = {
     "max_long_partial_prefills": 1,
     "long_prefill_token_threshold": 0,
     "num_lookahead_slots": 0,
+    "num_decode_steps": 1,
     "max_queued_requests": 1,
     "max_queued_tokens": 1,
     "max_num_adapters": 1,
@@ -79,6 +80,8 @@ class SchedulerConfig:
     """Likewise, prompt and output tokens of the waiting requests."""
     num_lookahead_slots: int = 0
     """Slots allocated behind each sequence's tokens."""
+    num_decode_steps: int = 1
+    """Most decode steps of a plan, as far as lookahead slots last."""
     max_num_adapters: int | None = None
     """Most adapters in use at once."""
     loads_adapters: bool = False
@@ -145,6 +148,17 @@ class SchedulerConfig:
         if self.slo_ttft_ms is not None and self.slo_tpot_ms is None:
             raise ValueError(
                 "--slo-ttft-ms has no effect without --slo-tpot-ms; give both or omit it"
+            )
+        if self.num_decode_steps > 1 and self.slo_tpot_ms is not None:
+            raise ValueError(
+                f"--num-decode-steps is {self.num_decode_steps}, and --slo-tpot-ms chooses what "
+                "each step computes; omit one of them"
+            )
+        if self.num_decode_steps > 1 and self.max_steps_in_flight > 1:
+            raise ValueError(
+                f"--num-decode-steps is {self.num_decode_steps}, and on a GPU each step is planned "
+                "while the one before it runs, which hides the same time; omit it, or run with "
+                "--device cpu"
             )
         most, most_long = self.max_num_partial_prefills, self.max_long_partial_prefills
         if (most_long is None) != (self.long_prefill_token_threshold is None):

@@ -31,7 +31,8 @@ class ScheduledBatch:
     num_computed_tokens: Int32Array
     """In the cache, before this step's tokens."""
     num_scheduled_tokens: Int32Array
-    """In this step, at least 1, drafts included."""
+    """In this step, at least 1, drafts included. In a plan of several decode steps: as many steps,
+    one token each."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,6 +128,9 @@ class SchedulerOutput:
     """Of each sequence of the batch, before this step; output placeholders count."""
     num_lookahead_slots: int = 0
     """Slots that each sequence has behind this step's tokens."""
+    num_decode_steps: int = 1
+    """If above 1, every sequence computes its last token, samples the next one, computes that one,
+    and so on; the most that any of them does."""
     token_budget: int = 0
     """That it was planned with; for those who watch."""
 
@@ -173,9 +177,11 @@ class ModelRunnerOutput:
     req_ids: list[str]
     """In any order if `sampled_token_ids` is a list; the batch's own order if it is an array."""
     sampled_token_ids: list[list[int]] | Int32Array
-    """As lists: empty while the prompt is not finished, else accepted drafts and one token more.
+    """As lists: empty while the prompt is not finished, else accepted drafts and one token more; or
+    what several decode steps sampled, at least one token.
     As an array [R]: one token for each sequence of the batch, and no drafts in the step; tokens of
-    sequences whose prompt is not finished are not read."""
+    sequences whose prompt is not finished are not read. After K decode steps [R, K]: of each
+    sequence as many tokens as were scheduled."""
     logprobs: dict[str, Logprobs] | None = None
     """Of the sequences that asked, one position a sampled token."""
     draft_token_ids: DraftTokenIds | None = None
@@ -200,6 +206,7 @@ class PlanBuilder:
         self._single_rows: list[int] = []
         self._single_counts: list[int] = []
         self._drafts: dict[str, list[int]] = {}
+        self._num_decode_steps: Int32Array | None = None
         self._new: dict[str, NewRequestData] = {}
         self._resumed: dict[str, ResumedRequestData] = {}
         self._updates: dict[str, BlockUpdate] = {}
@@ -234,6 +241,21 @@ class PlanBuilder:
         assert 0 < len(drafts) <= self.budget
         self._drafts[sequence.sequence_id] = drafts
         self.budget -= len(drafts)
+
+    def decode_several(self, num_steps: Int32Array) -> None:
+        """The plan is complete and decodes only: so many steps of each sequence, in the order of
+        `scheduled_rows`. The budget bounds what is computed at once, so only the first counts."""
+        self._num_decode_steps = num_steps
+
+    @property
+    def scheduled_rows(self) -> tuple[Int64Array, Int32Array]:
+        """Every row of the plan so far, and its tokens without drafts."""
+        self._join_singles()
+        return _joined(self._rows, np.int64), _joined(self._counts, np.int32)
+
+    @property
+    def has_drafts(self) -> bool:
+        return bool(self._drafts)
 
     def _join_singles(self) -> None:
         """Sequences that were added one by one become columns."""
@@ -331,9 +353,11 @@ class PlanBuilder:
         num_lookahead_slots: int,
     ) -> SchedulerOutput:
         """The finished plan. Its tokens count as computed from here on."""
-        self._join_singles()
-        state = self._batch
-        rows, counts = _joined(self._rows, np.int64), _joined(self._counts, np.int32)
+        state, (rows, counts) = self._batch, self.scheduled_rows
+        num_tokens, num_decode_steps = self._token_budget - self.budget, 1
+        if self._num_decode_steps is not None:
+            counts = self._num_decode_steps
+            num_tokens, num_decode_steps = int(counts.sum()), int(counts.max())
         req_ids = sequence_ids.of(rows)
         if self._drafts:
             num_drafts = [len(self._drafts.get(name, ())) for name in req_ids]
@@ -352,12 +376,13 @@ class PlanBuilder:
             resumed_reqs=list(self._resumed.values()),
             block_updates=list(self._updates.values()),
             copies=copies,
-            total_num_scheduled_tokens=self._token_budget - self.budget,
+            total_num_scheduled_tokens=num_tokens,
             scheduled_spec_decode_tokens=self._drafts,
             finished_req_ids=finished_req_ids,
             preempted_req_ids=self.preempted_req_ids,
             num_output_tokens=state.lengths(rows) - state.num_prompt_tokens[rows],
             num_lookahead_slots=num_lookahead_slots,
+            num_decode_steps=num_decode_steps,
             token_budget=self._token_budget,
         )
 

@@ -29,7 +29,10 @@ class OutputProcessor:
         logprobs = output.logprobs or {}
         rows = _NO_ROWS
         if isinstance(output.sampled_token_ids, np.ndarray):
-            rows, sampled = self._process_columns(step, output.sampled_token_ids)
+            if step.plan.num_decode_steps > 1:
+                sampled = self._process_steps(step, output.sampled_token_ids)
+            else:
+                rows, sampled = self._process_columns(step, output.sampled_token_ids)
         else:
             sampled = dict(zip(output.req_ids, output.sampled_token_ids, strict=True))
             sampled = {name: sampled.get(name, []) for name in step.plan.batch.req_ids}
@@ -44,6 +47,8 @@ class OutputProcessor:
             else:
                 # a prompt that goes on may sample in a later step that is planned already
                 most = 1 + len(drafts.get(name, ())) if step.needs_sampling[position] else 0
+                if step.plan.num_decode_steps > 1:
+                    most = int(step.plan.batch.num_scheduled_tokens[position])
                 self._process_sequence(sequence, token_ids, most, logprobs.get(name), now)
         for request_id, reported in beams.items():
             self._process_beams(self._pool.by_id[request_id], reported)
@@ -80,6 +85,27 @@ class OutputProcessor:
         self._pool.counters.num_generated_tokens += len(rows)
         self._pool.outputs.add_tokens(rows, tokens)
         return rows, others
+
+    def _process_steps(self, step: InFlightStep, token_ids: Int32Array) -> dict[str, list[int]]:
+        """Of several decode steps, [R, K]. Appends and emits the tokens of the fast path; returns
+        those of the other sequences, some of which end among them."""
+        pool, batch, rows = self._pool, self._pool.batch, step.batch.rows
+        counts, num_steps = step.plan.batch.num_scheduled_tokens, step.plan.num_decode_steps
+        lengths = batch.num_tokens[rows]
+        fast = batch.fast_path[rows] & (counts == num_steps) & step.batch.unchanged()
+        fast &= lengths + num_steps < batch.max_len[rows]
+        if not pool.stop_tokens.is_empty:
+            fast &= ~pool.stop_tokens.may_stop(token_ids).any(axis=1)
+        others = {
+            batch.sequence_ids[rows[place]]: token_ids[place, : counts[place]].tolist()
+            for place in np.flatnonzero(~fast & step.batch.unchanged()).tolist()
+        }
+        rows, lengths, token_ids = rows[fast], lengths[fast], token_ids[fast]
+        batch.token_ids[rows[:, None], lengths[:, None] + np.arange(num_steps)] = token_ids
+        batch.num_tokens[rows] = lengths + num_steps
+        for row, tokens in zip(rows.tolist(), token_ids.tolist(), strict=True):
+            pool.emit_output(pool.sequence_in(row), tokens)
+        return others
 
     # ------------------------------------------------------------------ one by one
 

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from engine_core.kv_cache import KVCacheManager
-from engine_core.scheduler.batch_state import BatchState, Int32Array
+from engine_core.scheduler.batch_state import BatchState
 from engine_core.scheduler.outputs import OutputCollector
 from engine_core.scheduler.plan import SchedulerOutput
 from engine_core.scheduler.policies.base import SchedulingPolicy, WaitingQueue
@@ -61,12 +61,15 @@ class Counters:
     num_slo_ttft_violations: int = 0
     num_slo_tpot_violations: int = 0
 
-    def count_step(self, num_tokens: int, counts: Int32Array) -> None:
-        """`counts`: of the step's sequences; together `num_tokens`."""
+    def count_step(self, plan: SchedulerOutput) -> None:
+        """Of a plan with tokens."""
+        num_tokens, counts = plan.total_num_scheduled_tokens, plan.batch.num_scheduled_tokens
         self.num_steps += 1
         self.num_steps_by_tokens[bisect_left(STEP_TOKENS_BOUNDS, num_tokens)] += 1
         num_decodes = len(counts)
-        if num_tokens > num_decodes:
+        if plan.num_decode_steps > 1:
+            num_decodes = num_tokens
+        elif num_tokens > num_decodes:
             num_decodes = int(np.count_nonzero(counts == 1))
         self.num_decode_tokens += num_decodes
         self.num_prefill_tokens += num_tokens - num_decodes
@@ -187,6 +190,8 @@ class RequestPool:
         batch.arrival_s[row] = request.arrival_time
         batch.fast_path[row] = False
         batch.may_schedule_async[row] = request.num_sequences == 1 and request.beam_search is None
+        params = request.sampling_params
+        batch.may_run_ahead[row] = params.logprobs is None and not params.has_stop_strings
         self.stop_tokens.add(stop_token_ids(request))
 
     def leave_row(self, sequence: Sequence) -> int:

@@ -119,9 +119,8 @@ class Scheduler(SchedulerInterface):
             num_lookahead_slots=self._config.num_lookahead_slots,
         )
         self._in_flight.add(scheduler_output, now)
-        if num_tokens := scheduler_output.total_num_scheduled_tokens:
-            counts = scheduler_output.batch.num_scheduled_tokens
-            self._pool.counters.count_step(num_tokens, counts)
+        if scheduler_output.total_num_scheduled_tokens:
+            self._pool.counters.count_step(scheduler_output)
         return scheduler_output
 
     def _fill_paused(self, plan: PlanBuilder) -> None:

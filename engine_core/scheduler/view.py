@@ -76,7 +76,8 @@ def _summary(request: Request, num_blocks: int, why: str | None) -> RequestSumma
 def _step(pool: RequestPool, plan: SchedulerOutput, duration_s: float) -> StepSummary:
     batch = plan.batch
     chunks = []
-    for place in np.flatnonzero(batch.num_scheduled_tokens > 1).tolist():
+    is_longer = (batch.num_scheduled_tokens > 1) & (plan.num_decode_steps == 1)
+    for place in np.flatnonzero(is_longer).tolist():
         name = batch.req_ids[place]
         if name not in plan.scheduled_spec_decode_tokens:
             # "ID#1" is a sequence of request "ID", which may have ended

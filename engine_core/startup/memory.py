@@ -167,11 +167,15 @@ class RequestBlocks:
     groups: Sequence[KVCacheGroupSpec]
     max_chunk_size: int
     block_size: int
+    num_lookahead_slots: int = 0
 
     def num_blocks(self, num_tokens: int) -> int:
         """The most at once while this many tokens are computed."""
+        num_slots = self.num_lookahead_slots
         return sum(
-            group.num_peak_blocks(num_tokens, self.max_chunk_size, self.block_size)
+            group.num_peak_blocks(
+                num_tokens + num_slots, self.max_chunk_size + num_slots, self.block_size
+            )
             for group in self.groups
         )
 

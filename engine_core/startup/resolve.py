@@ -64,6 +64,7 @@ def plan_runner(options: EngineOptions, files: ModelFiles, loaded: LoadedModel) 
         max_num_batched_tokens=defaults.max_num_batched_tokens,
         max_num_seqs=defaults.max_num_seqs,
         max_model_len=max_model_len,
+        num_lookahead_slots=(options.scheduling.num_decode_steps or 1) - 1,
         max_steps_in_flight=(GPUModelRunner if on_gpu else CPUModelRunner).max_steps_in_flight,
     )
     adapters = make_adapter_pool(options.adapters, loaded, scheduler.max_num_batched_tokens)
@@ -102,7 +103,10 @@ def resolve_config(runner: RunnerSpec, files: ModelFiles, *, address: str) -> En
     options, loaded, scheduler = runner.options, runner.loaded, runner.scheduler
     block_bytes, adapters = runner.config.block_bytes, runner.config.adapters
     request_blocks = RequestBlocks(
-        runner.config.layout.group_specs, scheduler.max_chunk, options.block_size
+        runner.config.layout.group_specs,
+        scheduler.max_chunk,
+        options.block_size,
+        scheduler.num_lookahead_slots,
     )
     num_blocks = _choose_num_blocks(runner, request_blocks)
     num_host_blocks = choose_num_host_blocks(

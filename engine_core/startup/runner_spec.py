@@ -115,7 +115,7 @@ class RunnerSpec:
         extra = measure_extra_bytes(run, meter, expected_bytes=2 * self.config.block_bytes)
         meter.release()
         num_buckets = (
-            0 if self.options.enforce_eager else len(decode_buckets(self.config.max_num_seqs))
+            0 if self.options.enforce_eager else len(decode_buckets(self.config.max_num_logits))
         )
         num_graphs = num_buckets * len(SamplingMode)
         total = extra + num_graphs * _BYTES_A_GRAPH

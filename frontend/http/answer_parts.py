@@ -15,7 +15,7 @@ from frontend.http.reasoning import (
     reasoning_format_of_template,
 )
 from frontend.http.settings import ServerSettings
-from frontend.http.tools.calls import ToolCall
+from frontend.http.tools.calls import ArgumentsDelta, ToolCall
 from frontend.http.tools.stream import FORMATS, ToolCallStream, format_of_template
 
 
@@ -24,7 +24,7 @@ class Reasoning:
     text: str
 
 
-Part = Reasoning | str | ToolCall
+Part = Reasoning | str | ToolCall | ArgumentsDelta
 """Content is a string."""
 
 
@@ -48,9 +48,12 @@ class AnswerFormat:
         calls = self.tool_calls is not None and FORMATS[self.tool_calls]().shows_special_tokens
         return calls or (self.reasoning is not None and self.reasoning.shows_special_tokens)
 
-    def parser(self, prompt: str | None) -> "AnswerParser":
+    def parser(self, prompt: str | None, *, streams_arguments: bool = False) -> "AnswerParser":
         """For one choice of an answer to `prompt`."""
-        calls = None if self.tool_calls is None else ToolCallStream(FORMATS[self.tool_calls]())
+        calls = None
+        if self.tool_calls is not None:
+            found = FORMATS[self.tool_calls]()
+            calls = ToolCallStream(found, streams_arguments=streams_arguments)
         reasoning = None
         if self.reasoning is not None:
             is_open = self.reasoning.opens_in(prompt or "")
@@ -121,6 +124,8 @@ class AnswerParser:
         self._reasoning = reasoning
         self._calls = calls
         self._has_one_call = has_one_call
+        self._is_left_out = False
+        """The last call, with its arguments."""
         self.num_calls = 0
 
     @property
@@ -146,8 +151,8 @@ class AnswerParser:
             found += self._calls.close()
         for part in found:
             if isinstance(part, ToolCall):
-                if self._has_one_call and self.num_calls:
-                    continue
-                self.num_calls += 1
-            parts.append(part)
+                self._is_left_out = self._has_one_call and self.num_calls > 0
+                self.num_calls += not self._is_left_out
+            if isinstance(part, str) or not self._is_left_out:
+                parts.append(part)
         return parts

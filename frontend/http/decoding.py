@@ -70,6 +70,9 @@ def _refusal(error: msgspec.DecodeError | UnicodeDecodeError) -> ApiError:
         name = what.removeprefix(_UNKNOWN).rstrip("`")
         param = f"{param}.{name}" if param else name
         return ApiError(400, f"{param!r} is not supported; omit it", param=param)
+    if missing := re.fullmatch(r"Object missing required field `(.+)`", what):
+        param = f"{param}.{missing[1]}" if param else missing[1]
+        return ApiError(400, f"{param} is missing; give it", param=param)
     if not isinstance(error, msgspec.ValidationError):
         return ApiError(400, f"the body is not valid JSON: {error}")
     for prefix in _NO_CHOICE:

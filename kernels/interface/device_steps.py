@@ -56,10 +56,12 @@ class StepSampler(Protocol):
         Noise is a function of (seed, position, token), position being the index in its sequence of
         the token that is chosen. Log-probabilities and ranks are of the raw logits: the chosen
         token's, then those of the likeliest tokens, as many as StateWord.NUM_LOGPROBS says. Tokens
-        are counted for those whose state says COUNTED. Other entries are not written.
+        are counted for those whose state says COUNTED, but not behind a draft that is not the token
+        sampled before it; for its own penalties a row counts the drafts before it. Other entries
+        are not written.
 
         Args:
-            logits_NV: float32, row n belongs to the n-th sampled sequence; rows behind them hold
+            logits_NV: float32, row n belongs to the n-th sampled entry; rows behind them hold
                 anything. May be overwritten.
             packed: int32, of this step.
             num_sequences: of the step, may count padding.
@@ -113,7 +115,8 @@ class DeviceStepOperations(Protocol):
         *,
         num_sequences: int,
     ) -> None:
-        """`tokens[row, seq_len] = token_ids_N[sample]` for each sampled sequence of the step.
+        """`tokens[row, seq_len] = token_ids_N[sample]` for each sampled entry of the step. What is
+        written behind the first draft that is not accepted is no token of the row.
 
         Args:
             packed: of the step that sampled.
@@ -123,5 +126,8 @@ class DeviceStepOperations(Protocol):
             num_sequences: of the step, may count padding.
         """
 
-    def make_sampler(self, *, num_rows: int, vocab_size: int, device: torch.device) -> StepSampler:
-        """With memory for `num_rows` rows of the persistent batch, all sampled in one step."""
+    def make_sampler(
+        self, *, num_rows: int, num_logits: int, vocab_size: int, device: torch.device
+    ) -> StepSampler:
+        """With memory for `num_rows` rows of the persistent batch, and for `num_logits` rows of
+        logits a step: one for each of these rows, and one for each draft."""

@@ -3,16 +3,17 @@
 C is the capacity in sequences, fixed when the engine starts: the columns stand at the
 same words in every step, whatever its size, so that a recorded CUDA graph finds them.
 
-    word  0        8          8 + C       8 + 2C          9 + 3C    9 + 4C
-          | header | rows     | computed  | query_start   | sample  | records  | ids |
-          |   8    |    C     |    C      |    C + 1      |   C     | 4(U + 1) |  I  |
+    word  0        8          8 + C       8 + 2C          9 + 3C    9 + 4C    9 + 5C
+          | header | rows     | computed  | query_start   | sample  | draft   | records  | ids |
+          |   8    |    C     |    C      |    C + 1      |   C     |   C     | 4(U + 1) |  I  |
 
     header       R sequences, T tokens, N sampled sequences, U updates, word of the records, word of
                  the ids, 0, 0
-    rows         the row of each sequence of the step, each row once
+    rows         the row of each sequence of the step, each row once but for drafts
     computed     tokens in its cache before the step
     query_start  where its tokens start in the step; word R of the column is T
     sample       index among the tokens sampled in this step; -1: it is not sampled
+    draft        the token that the entry computes, if it is a draft; else -1
     records      (table, row, start, first id) an update, then (0, 0, 0, I); the ids of update u are
                  ids[first of u : first of u + 1] and go to table[row, start:]
 
@@ -21,6 +22,9 @@ the step, so that its next one is chosen:
 
     sequence   [0 ...... computed)[computed ...... seq_len)       next, if sampled
                   in the cache        this step's tokens       at position seq_len
+
+A sequence with k drafts has k + 1 entries of one token each, one behind the other, at rising
+`computed`: keys and values of all are written before any is attended to, so each is a decode.
 """
 
 from __future__ import annotations
@@ -76,8 +80,12 @@ class PackedLayout:
         return HEADER_WORDS + 3 * self.capacity + 1
 
     @property
-    def records_at(self) -> int:
+    def draft_at(self) -> int:
         return HEADER_WORDS + 4 * self.capacity + 1
+
+    @property
+    def records_at(self) -> int:
+        return HEADER_WORDS + 5 * self.capacity + 1
 
     def num_words(self, updates: Sequence[RowUpdate] = ()) -> int:
         """Words that a step with these updates takes."""
@@ -94,6 +102,7 @@ def pack_step(
     num_computed: IntArray,
     num_scheduled: IntArray,
     needs_sampling: npt.NDArray[np.bool_],
+    drafts: IntArray | None = None,
     updates: Sequence[RowUpdate] = (),
 ) -> int:
     """Write a step into `words`. Returns how many words to copy. Raises ValueError: more sequences
@@ -101,10 +110,11 @@ def pack_step(
 
     Args:
         words: at least `layout.num_words(updates)` long, the host's end of the copy; overwritten.
-        rows: [R], each once.
+        rows: [R].
         num_computed: [R], tokens in the cache before this step.
         num_scheduled: [R], tokens in this step, at least 1.
         needs_sampling: [R], see above. The n-th sampled sequence gets the n-th sampled token.
+        drafts: [R], see above; None: there are none.
         updates: carried out before the step's tokens are read; no two may write one cell.
     """
     num_sequences, needed = len(rows), layout.num_words(updates)
@@ -126,6 +136,7 @@ def pack_step(
     sample_index[:] = np.where(needs_sampling, sample_index - 1, -1)
     words[layout.rows_at :][:num_sequences] = rows
     words[layout.computed_at :][:num_sequences] = num_computed
+    words[layout.draft_at :][:num_sequences] = -1 if drafts is None else drafts
     words[:HEADER_WORDS] = (
         num_sequences,
         query_start[-1],

@@ -29,19 +29,19 @@ class TritonDeviceSteps:
     append_sampled = staticmethod(append_sampled)
 
     def make_sampler(
-        self, *, num_rows: int, vocab_size: int, device: torch.device
+        self, *, num_rows: int, num_logits: int, vocab_size: int, device: torch.device
     ) -> TritonStepSampler:
         """See `DeviceStepOperations.make_sampler`."""
         words = torch.zeros(
-            StepResults.num_words(num_rows, vocab_size), dtype=torch.int32, device=device
+            StepResults.num_words(num_logits, vocab_size), dtype=torch.int32, device=device
         )
         return TritonStepSampler(
             rows=SamplingRows.allocate(num_rows=num_rows, vocab_size=vocab_size, device=device),
-            results=StepResults.over(words, capacity=num_rows, vocab_size=vocab_size),
-            columns=SamplingColumns.allocate(num_rows, device),
-            memory=SamplingMemory.allocate(num_rows, vocab_size, device),
+            results=StepResults.over(words, capacity=num_logits, vocab_size=vocab_size),
+            columns=SamplingColumns.allocate(num_logits, device),
+            memory=SamplingMemory.allocate(num_logits, vocab_size, device),
             logprobs=LogprobsMemory.allocate(
-                num_rows, vocab_size, min(MAX_DEVICE_LOGPROBS, vocab_size), device
+                num_logits, vocab_size, min(MAX_DEVICE_LOGPROBS, vocab_size), device
             ),
         )
 

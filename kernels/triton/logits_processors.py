@@ -97,6 +97,7 @@ def _penalties_kernel(
     repetition_ptr,  # float32 [R]
     presence_ptr,  # float32 [R]
     frequency_ptr,  # float32 [R]
+    draft_ptr,  # int32 [R]
     V,
     W,
     TILE: tl.constexpr,
@@ -113,6 +114,12 @@ def _penalties_kernel(
     ids = tl.program_id(0) * TILE + tl.arange(0, TILE)  # [TILE]
     counts = tl.load(counts_ptr + state_row * V + ids, ids < V, 0)  # [TILE]
     words = tl.load(prompt_bits_ptr + state_row * W + (ids >> 5), ids < V, 0)  # [TILE]
+    draft_row = row
+    draft = tl.load(draft_ptr + draft_row)
+    while draft >= 0:  # a row behind a draft is never the first
+        counts += (ids == draft).to(tl.int32)
+        draft_row -= 1
+        draft = tl.load(draft_ptr + draft_row)
     in_output = counts > 0
     seen = in_output | (((words >> (ids & 31)) & 1) != 0)
     logits_ptr += row * stride_r
@@ -171,6 +178,7 @@ def _count_kernel(
     num_rows_ptr,  # int32 [1]
     state_row_ptr,  # int64 [R]
     is_counted_ptr,  # bool [R]
+    draft_ptr,  # int32 [R]
     counts_ptr,  # int32 [N, V], changed
     V,
     num_rows_given,  # R
@@ -182,6 +190,14 @@ def _count_kernel(
     tokens = tl.load(tokens_ptr + row, valid, -1)
     valid = valid & (tokens >= 0) & (tokens < V)
     state_row = tl.load(state_row_ptr + row, valid, 0)
+    draft_row = row
+    draft = tl.load(draft_ptr + draft_row, valid, -1)
+    while tl.max(draft, axis=0) >= 0:  # behind a draft that was not sampled none counts
+        is_behind = draft >= 0
+        sampled = tl.load(tokens_ptr + draft_row - 1, is_behind, -1)
+        valid = valid & ((draft < 0) | (sampled == draft))
+        draft_row -= 1
+        draft = tl.load(draft_ptr + draft_row, is_behind, -1)
     # atomic, because a request may have several rows in a step (draft tokens)
     tl.atomic_add(counts_ptr + state_row * V + tokens, 1, valid, sem="relaxed")
 
@@ -197,7 +213,7 @@ def apply_penalties(
 
     Repetition (Keskar et al., CTRL, 2019, arXiv:1909.05858) over prompt and output: positive logits
     are divided, others multiplied. Then `logits -= frequency * count`, then `logits -= presence`
-    where the count is above 0.
+    where the count is above 0. Drafts before a row are in its count.
 
     Args:
         logits_RV: float32, rows contiguous. Changed.
@@ -220,6 +236,7 @@ def apply_penalties(
             columns.repetition_N,
             columns.presence_N,
             columns.frequency_N,
+            columns.draft_N,
             vocab_size,
             words,
             TILE=TILE,
@@ -260,7 +277,8 @@ def adjust_tokens(
 def count_tokens(
     token_ids_R: torch.Tensor, columns: SamplingColumns, output_counts_NV: torch.Tensor
 ) -> None:
-    """`output_counts[state_row[r], token_ids[r]] += 1` for the rows that are counted.
+    """`output_counts[state_row[r], token_ids[r]] += 1` for the rows that are counted, but for those
+    behind a draft that is not the token of its row.
 
     Args:
         token_ids_R: int64, as `sample` writes them; ids outside [0, V) are passed over.
@@ -276,6 +294,7 @@ def count_tokens(
             columns.num_rows_1,
             columns.state_row_N,
             columns.is_counted_N,
+            columns.draft_N,
             output_counts_NV,
             shape[1],
             rows,

@@ -54,6 +54,8 @@ class SamplingColumns:
         num_logprobs_N: int32, at most V; 0 reports the token alone, below 0 nothing is written.
         num_min_tokens_ids_N: int32, entries of the list that count; 0 once min_tokens are there.
         num_biases_N: int32, likewise.
+        draft_N: int32, the draft that stands before the token, and behind that of the entry before;
+            -1: none does. Rules hold as if these drafts had been sampled.
     """
 
     num_rows_1: torch.Tensor
@@ -73,6 +75,7 @@ class SamplingColumns:
     num_logprobs_N: torch.Tensor
     num_min_tokens_ids_N: torch.Tensor
     num_biases_N: torch.Tensor
+    draft_N: torch.Tensor
 
     @staticmethod
     def allocate(num_rows: int, device: torch.device) -> SamplingColumns:
@@ -82,7 +85,9 @@ class SamplingColumns:
             size = 1 if name == "num_rows_1" else num_rows
             return torch.zeros(size, dtype=_DTYPES[name], device=device)
 
-        return SamplingColumns(**{name: zeros(name) for name in _DTYPES})
+        columns = SamplingColumns(**{name: zeros(name) for name in _DTYPES})
+        columns.draft_N.fill_(-1)
+        return columns
 
     def check_logits(self, logits_RV: torch.Tensor) -> tuple[int, int]:
         """(R, V) of float32 logits with contiguous rows, one for each entry.
@@ -145,6 +150,7 @@ def gather_sampling_columns_reference(
         "num_logprobs_N": numbers[StateWord.NUM_LOGPROBS],
         "num_min_tokens_ids_N": numbers[StateWord.NUM_MIN_TOKENS_IDS] * is_below_min_N,
         "num_biases_N": numbers[StateWord.NUM_BIASES],
+        "draft_N": words[layout.draft_at :][:num_real][is_sampled_R],
     }
 
 
@@ -170,12 +176,14 @@ def gather_sampling_columns_kernel(
     num_logprobs_ptr,  # int32 [N]
     num_min_tokens_ids_ptr,  # int32 [N]
     num_biases_ptr,  # int32 [N]
+    draft_ptr,  # int32 [N]
     num_given,  # N
     X,
     ROWS_AT: tl.constexpr,
     COMPUTED_AT: tl.constexpr,
     QUERY_START_AT: tl.constexpr,
     SAMPLE_INDEX_AT: tl.constexpr,
+    DRAFT_AT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     if tl.program_id(0) == 0:
@@ -223,6 +231,8 @@ def gather_sampling_columns_kernel(
     tl.store(num_min_tokens_ids_ptr + index_R, number_R, mask=is_sampled_R)
     number_R = tl.load(number_ptr + _NUM_BIASES, mask=is_sampled_R, other=0)
     tl.store(num_biases_ptr + index_R, number_R, mask=is_sampled_R)
+    draft_R = tl.load(packed_ptr + DRAFT_AT + sequence_R, mask=is_sampled_R, other=-1)
+    tl.store(draft_ptr + index_R, draft_R, mask=is_sampled_R)
 
 
 def gather_sampling_columns(
@@ -254,6 +264,7 @@ def gather_sampling_columns(
         *(getattr(out, name) for name in _DTYPES),
         num_rows,
         state.shape[1],
+        DRAFT_AT=layout.draft_at,
         BLOCK=_BLOCK,
         num_warps=_NUM_WARPS,
         **columns_of(layout),

@@ -31,6 +31,8 @@ class _Sequence:
     start: int
     stop: int
     sample_index: int
+    drafts: tuple[int, ...]
+    """Before it in this step, in order."""
 
     @property
     def seq_len(self) -> int:
@@ -40,16 +42,20 @@ class _Sequence:
 def _sequences(packed: torch.Tensor, layout: PackedLayout) -> list[_Sequence]:
     words = packed.tolist()
     starts = words[layout.query_start_at :]
-    return [
-        _Sequence(
-            row=words[layout.rows_at + index],
-            computed=words[layout.computed_at + index],
-            start=starts[index],
-            stop=starts[index + 1],
-            sample_index=words[layout.sample_index_at + index],
+    found: list[_Sequence] = []
+    for index in range(words[0]):
+        draft = words[layout.draft_at + index]
+        found.append(
+            _Sequence(
+                row=words[layout.rows_at + index],
+                computed=words[layout.computed_at + index],
+                start=starts[index],
+                stop=starts[index + 1],
+                sample_index=words[layout.sample_index_at + index],
+                drafts=() if draft < 0 else (*found[-1].drafts, draft),
+            )
         )
-        for index in range(words[0])
-    ]
+    return found
 
 
 class TorchDeviceSteps:
@@ -114,13 +120,13 @@ class TorchDeviceSteps:
                 rows.token_ids[sequence.row, sequence.seq_len] = token_ids_N[sequence.sample_index]
 
     def make_sampler(
-        self, *, num_rows: int, vocab_size: int, device: torch.device
+        self, *, num_rows: int, num_logits: int, vocab_size: int, device: torch.device
     ) -> TorchStepSampler:
         """See `DeviceStepOperations.make_sampler`."""
-        words = torch.zeros(StepResults.num_words(num_rows, vocab_size), dtype=torch.int32)
+        words = torch.zeros(StepResults.num_words(num_logits, vocab_size), dtype=torch.int32)
         return TorchStepSampler(
             SamplingRows.allocate(num_rows=num_rows, vocab_size=vocab_size, device=device),
-            StepResults.over(words, capacity=num_rows, vocab_size=vocab_size),
+            StepResults.over(words, capacity=num_logits, vocab_size=vocab_size),
         )
 
 
@@ -141,9 +147,17 @@ class TorchStepSampler:
         mode: SamplingMode,
     ) -> None:
         """See `StepSampler.sample`."""
+        counted: list[tuple[int, int]] = []
         for sequence in _sequences(packed, layout):
             if sequence.sample_index >= 0:
                 self._sample_row(logits_NV[sequence.sample_index], sequence, mode)
+                before = slice(sequence.sample_index - len(sequence.drafts), sequence.sample_index)
+                if self.results.token_ids_C[before].tolist() == [*sequence.drafts]:
+                    token_id = int(self.results.token_ids_C[sequence.sample_index])
+                    counted.append((sequence.row, token_id))
+        for row, token_id in counted if mode is SamplingMode.FULL else ():
+            if self.rows.state_NX[row, StateWord.FLAGS] & StateFlag.COUNTED:
+                self.rows.output_counts_NV[row, token_id] += 1
 
     def _sample_row(self, logits_V: torch.Tensor, sequence: _Sequence, mode: SamplingMode) -> None:
         out, sample_index = self.results, sequence.sample_index
@@ -161,11 +175,8 @@ class TorchStepSampler:
         out.best_logits_C[sample_index] = torch.inf if best.isnan() else best
         token_id = self._choose(logits_V, sequence, numbers, mode) if best.isfinite() else 0
         out.token_ids_C[sample_index] = token_id
-        if mode is SamplingMode.FULL:
-            if numbers[StateWord.FLAGS] & StateFlag.COUNTED:
-                self.rows.output_counts_NV[sequence.row, token_id] += 1
-            if numbers[StateWord.NUM_LOGPROBS] >= 0:
-                self._report(raw_V, token_id, sample_index, numbers[StateWord.NUM_LOGPROBS])
+        if mode is SamplingMode.FULL and numbers[StateWord.NUM_LOGPROBS] >= 0:
+            self._report(raw_V, token_id, sample_index, numbers[StateWord.NUM_LOGPROBS])
 
     def _change(
         self,
@@ -188,10 +199,13 @@ class TorchStepSampler:
         biases = lists_3M[TokenList.BIAS_VALUES, :num_biases].view(torch.float32)
         logits_V[lists_3M[TokenList.BIAS_IDS, :num_biases].long()] += biases
         if numbers[StateWord.FLAGS] & StateFlag.COUNTED:
+            counts_V = rows.output_counts_NV[row].float()
+            for draft in sequence.drafts:
+                counts_V[draft] += 1
             apply_penalties(
                 logits_V,
                 _bits(rows.prompt_bits_NW[row])[: rows.vocab_size],
-                rows.output_counts_NV[row].float(),
+                counts_V,
                 Penalties(
                     repetition_penalty=reals[StateWord.REPETITION],
                     presence_penalty=reals[StateWord.PRESENCE],

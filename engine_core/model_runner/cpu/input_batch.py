@@ -44,12 +44,16 @@ class CPUInputBatch:
             stop = min(start + len(written), table.shape[1])
             table[row, start:stop] = written[: max(0, stop - start)]
 
-    def append_tokens(self, rows: Int64Array, token_ids: Int64Array) -> None:
-        """One sampled token for each of these rows, none twice. The scheduler ends requests at
-        max_model_len, so there is room."""
-        positions = self.num_tokens[rows]
+    def write_drafts(self, row: int, drafts: Sequence[int]) -> None:
+        """Behind the row's tokens, for the next step; they are none of them yet."""
+        start = self.num_tokens[row]
+        self.token_ids[row, start : start + len(drafts)] = drafts
+
+    def append_tokens(self, rows: Int64Array, positions: Int64Array, token_ids: Int64Array) -> None:
+        """Sampled tokens, which a row has at rising positions from its `num_tokens` on. The
+        scheduler ends requests at max_model_len, so there is room."""
         self.token_ids[rows, positions] = token_ids
-        self.num_tokens[rows] = positions + 1
+        self.num_tokens[rows] = positions + 1  # of a row's several the last one stays
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,8 +76,8 @@ class StepInputs:
     block_tables_GRM: list[Int32Array]
     slot_mappings_GT: list[Int64Array]
     sampled_R: Int64Array
-    """Which of the R sequences have all their tokens computed after this step, so that their next
-    token can be chosen."""
+    """Which of the R sequences have all their tokens computed after this step, drafts included, so
+    that their next token can be chosen."""
     num_decodes: int
     """Sequences [0, num_decodes) compute one token each. All that do, if decodes come first."""
 
@@ -84,6 +88,7 @@ def gather_step_inputs(
     rows: Int64Array,
     num_computed: Int32Array,
     num_scheduled: Int32Array,
+    num_drafts: Int64Array | None = None,
     decodes_first: bool = False,
     order: Int64Array | None = None,
 ) -> StepInputs:
@@ -92,6 +97,7 @@ def gather_step_inputs(
         rows: [R], in batch order, each once.
         num_computed: [R], tokens in the cache before this step.
         num_scheduled: [R], tokens in this step, at least 1.
+        num_drafts: [R], drafts among these, the last ones; None if there are none.
         decodes_first: put sequences that compute one token before all others; the order within
             either kind stays.
         order: in which the sequences are to stand before that; None: as they are.
@@ -102,6 +108,7 @@ def gather_step_inputs(
             rows=rows[order],
             num_computed=num_computed[order],
             num_scheduled=num_scheduled[order],
+            num_drafts=None if num_drafts is None else num_drafts[order],
             decodes_first=decodes_first,
         )
         return dataclasses.replace(inputs, batch_index_R=order[inputs.batch_index_R])
@@ -125,6 +132,9 @@ def gather_step_inputs(
     logical_T, offset_T = np.divmod(positions_T, batch.block_size)
     width = -(-int(seq_lens_R.max()) // batch.block_size)
     longer = np.flatnonzero(counts_R != 1)
+    known_R = batch.num_tokens[rows_R]
+    if num_drafts is not None:
+        known_R = known_R + num_drafts[order_R]
     return StepInputs(
         batch_index_R=order_R,
         rows_R=rows_R,
@@ -137,7 +147,7 @@ def gather_step_inputs(
             table[rows_T, logical_T].astype(np.int64) * batch.block_size + offset_T
             for table in batch.block_tables
         ],
-        sampled_R=np.flatnonzero(seq_lens_R == batch.num_tokens[rows_R]),
+        sampled_R=np.flatnonzero(seq_lens_R == known_R),
         num_decodes=int(longer[0]) if longer.size else len(rows_R),
     )
 

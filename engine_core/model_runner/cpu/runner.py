@@ -2,6 +2,7 @@
 or given a block does no Python work a sequence."""
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_core.model_runner.adapter_rows import AdapterRows
@@ -9,6 +10,8 @@ from engine_core.model_runner.cache import BlockStorage, PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
 from engine_core.model_runner.cpu.input_batch import CPUInputBatch, StepInputs, gather_step_inputs
 from engine_core.model_runner.cpu.sampler import CPUSampler
+from engine_core.model_runner.decode_steps import run_decode_steps
+from engine_core.model_runner.drafts import VerifiedRows, num_drafts_of
 from engine_core.model_runner.output import runner_output
 from engine_core.model_runner.rows import RunnerRows
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
@@ -58,11 +61,18 @@ class CPUModelRunner:
         self.storage.carry_out(plan.copies)
         if not plan.total_num_scheduled_tokens:
             return ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
+        if plan.num_decode_steps > 1:
+            return run_decode_steps(plan, self._run)
+        return self._run(plan)
+
+    def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """One step, whose rows are in place."""
         inputs = gather_step_inputs(
             self.batch,
             rows=plan.batch.rows,
             num_computed=plan.batch.num_computed_tokens,
             num_scheduled=plan.batch.num_scheduled_tokens,
+            num_drafts=self._write_drafts(plan) if plan.scheduled_spec_decode_tokens else None,
             decodes_first=self._ops.needs_decodes_first,
             order=self._adapters.order(plan.batch.rows),
         )
@@ -90,23 +100,45 @@ class CPUModelRunner:
         for update in plan.block_updates:
             self.batch.write_blocks(update.row, update.start, update.block_ids)
 
+    def _write_drafts(self, plan: SchedulerOutput) -> npt.NDArray[np.int64]:
+        """Returns how many drafts each sequence has."""
+        num_drafts = num_drafts_of(plan)
+        for place in np.flatnonzero(num_drafts).tolist():
+            drafts = plan.scheduled_spec_decode_tokens[plan.batch.req_ids[place]]
+            self.batch.write_drafts(int(plan.batch.rows[place]), drafts)
+        return num_drafts
+
     def _sample(
         self, plan: SchedulerOutput, inputs: StepInputs, hidden_TE: torch.Tensor
     ) -> ModelRunnerOutput:
         sampled_R = inputs.sampled_R
         if not sampled_R.size:
             return runner_output(plan, sampled_R, sampled_R, {}, {})
-        rows = inputs.rows_R[sampled_R]
-        if sampled_R.size != len(hidden_TE):  # else each token is its sequence's last
-            last_R = torch.from_numpy(inputs.query_start_R1[1:][sampled_R].astype("int64"))
-            hidden_TE = hidden_TE[last_R - 1]
-        logits_RV = self._model.compute_logits(hidden_TE)
-        result = self._sampler.sample(logits_RV, rows, self.batch.num_tokens[rows])
-        chosen = result.token_ids
-        if result.failures:
-            good = np.delete(np.arange(len(rows)), list(result.failures))
-            rows, chosen = rows[good], chosen[good]
-        self.batch.append_tokens(rows, chosen)
+        place_S = inputs.batch_index_R[sampled_R]
+        rows, verified = inputs.rows_R[sampled_R], None
+        positions, drafts_before = self.batch.num_tokens[rows], {}
+        if plan.scheduled_spec_decode_tokens:
+            verified = VerifiedRows.of(plan, place_S)
+            rows = verified.of_sequences(rows)
+            positions = verified.of_sequences(positions) + verified.offset_N
+            drafts_before = verified.drafts_before()
+        if rows.size != len(hidden_TE):  # else each token of the step has a row of logits
+            last_R = inputs.query_start_R1[1:][sampled_R].astype(np.int64) - 1
+            if verified is not None:
+                first_R = last_R + 1 - verified.counts_S
+                last_R = verified.of_sequences(first_R) + verified.offset_N
+            hidden_TE = hidden_TE[torch.from_numpy(last_R)]
+        logits = self._model.compute_logits(hidden_TE)
+        result = self._sampler.sample(logits, rows, positions, drafts_before)
+        chosen, taken = result.token_ids, None
+        if verified is not None:
+            taken = verified.taken(chosen, result.failures)
+        elif result.failures:
+            taken = ~np.isin(np.arange(len(rows)), list(result.failures))
+        if taken is not None:
+            rows, positions, chosen = rows[taken], positions[taken], chosen[taken]
+        self.batch.append_tokens(rows, positions, chosen)
         self._sampler.append_tokens(rows, chosen)
-        place_N = inputs.batch_index_R[sampled_R]
-        return runner_output(plan, place_N, result.token_ids, result.logprobs, result.failures)
+        return runner_output(
+            plan, place_S, result.token_ids, result.logprobs, result.failures, verified
+        )

@@ -5,7 +5,7 @@ raw logits -> log-probabilities, for rows that requested them
 -> temperature -> min_p -> top_k -> top_p -> Gumbel-max"""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -114,7 +114,7 @@ class CPUSampler:
         self._rules.pop(row, None)
 
     def append_tokens(self, rows: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> None:
-        """Count a token that was chosen for each of these rows."""
+        """Count a token that was chosen for each of these rows, of which one may occur often."""
         if not self._rules:
             return
         for index in np.flatnonzero(self._has_rules[rows]).tolist():
@@ -149,13 +149,20 @@ class CPUSampler:
     # ------------------------------------------------------------------ one step
 
     def sample(
-        self, logits_RV: torch.Tensor, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
+        self,
+        logits_RV: torch.Tensor,
+        rows: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        drafts_before: Mapping[int, Sequence[int]],
     ) -> SampledTokens:
         """
         Args:
             logits_RV: float32; may be overwritten.
             rows: [R], the row of the batch that each row of logits belongs to.
             positions: [R], index in the sequence of the token being chosen.
+            drafts_before: by index, drafts that count as the sequence's last tokens before that
+                position, behind those that `append_tokens` was told of. Rules hold as if they had
+                been sampled.
         """
         if self._is_plain[rows].all():
             best_ids_R, best_R = self._ops.best_of_rows(logits_RV)
@@ -173,7 +180,8 @@ class CPUSampler:
             if index in failures:
                 continue
             rules, position = self._rules[int(rows[index])], int(positions[index])
-            _apply_rules(logits_RV[index], rules, position, self._ops)
+            drafts = drafts_before.get(index, ())
+            _apply_rules(logits_RV[index], rules, position, drafts, self._ops)
         if ruled.size:
             best_ids_R[ruled], best_R[ruled] = self._ops.best_of_rows(logits_RV[ruled])
         failures |= self._impossible(logits_RV, best_R, rows)
@@ -248,9 +256,14 @@ def _not_numbers(logits_RV: torch.Tensor, best_R: torch.Tensor) -> dict[int, str
 
 
 def _apply_rules(
-    logits_V: torch.Tensor, rules: LogitRules, position: int, ops: SamplingOperations
+    logits_V: torch.Tensor,
+    rules: LogitRules,
+    position: int,
+    drafts: Sequence[int],
+    ops: SamplingOperations,
 ) -> None:
-    """Change one row of logits, in place."""
+    """Change one row of logits, in place. `drafts`: the last tokens before `position`, which are
+    not counted yet."""
     if rules.allowed_ids is not None:
         allowed = logits_V[rules.allowed_ids]
         logits_V.fill_(-torch.inf)
@@ -260,10 +273,15 @@ def _apply_rules(
     if rules.bias_ids.numel():
         logits_V[rules.bias_ids] += rules.bias_values
     if rules.counts is not None:
+        output_counts_V = rules.counts.output_counts_V
+        if drafts:
+            output_counts_V = output_counts_V.clone()
+            for token_id in drafts:
+                output_counts_V[token_id] += 1
         ops.apply_penalties(
             logits_V,
             rules.counts.prompt_mask_V,
-            rules.counts.output_counts_V,
+            output_counts_V,
             Penalties(
                 repetition_penalty=rules.params.repetition_penalty,
                 presence_penalty=rules.params.presence_penalty,

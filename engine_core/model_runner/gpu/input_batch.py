@@ -58,7 +58,10 @@ class GPUInputBatch:
         self._rows = rows
         self._vocab_size = config.vocab_size
         self.num_tokens: Int64Array = np.zeros(max_num_rows, np.int64)
-        """Tokens of each row, those in flight included."""
+        """Tokens of each row, those in flight included; of a step with drafts one until it is known
+        how many there are."""
+        self.generation: Int64Array = np.zeros(max_num_rows, np.int64)
+        """Grows as a row is written anew."""
         self.is_truncated: npt.NDArray[np.bool_] = np.zeros(max_num_rows, np.bool_)
         self.needs_full: npt.NDArray[np.bool_] = np.zeros(max_num_rows, np.bool_)
         self.min_length: Int64Array = np.zeros(max_num_rows, np.int64)
@@ -75,17 +78,31 @@ class GPUInputBatch:
             self._place(placed, changes)
         for update in plan.block_updates:
             changes.rows += _table_updates(update.row, update.start, update.block_ids)
+        if plan.scheduled_spec_decode_tokens:
+            for row, name in zip(plan.batch.rows.tolist(), plan.batch.req_ids, strict=True):
+                if drafts := plan.scheduled_spec_decode_tokens.get(name):
+                    start = int(self.num_tokens[row])
+                    changes.rows.append(RowUpdate(TOKEN_TABLE, row, start, drafts))
         changes.rows = _without_overlap(changes.rows)
         return changes
 
     def append_tokens(self, rows: Int64Array) -> None:
-        """Count a token that is being chosen for each of these rows, none twice."""
+        """Count a token that is being chosen for each of these rows, once if a row is named often:
+        for the drafts that are accepted see `append_drafts`."""
         self.num_tokens[rows] += 1
+
+    def append_drafts(
+        self, rows: Int64Array, generations: Int64Array, num_more: Int64Array
+    ) -> None:
+        """Count accepted drafts too. Rows of another generation have other tokens by now."""
+        is_same = self.generation[rows] == generations
+        self.num_tokens[rows[is_same]] += num_more[is_same]
 
     def _place(self, placed: PlacedRow, changes: RowChanges) -> None:
         row, sampling = placed.row, placed.sampling
         packed = pack_sampling(sampling, vocab_size=self._vocab_size)
         self.num_tokens[row] = len(placed.token_ids)
+        self.generation[row] += 1
         self.is_truncated[row] = sampling.is_truncated
         self.needs_full[row] = packed.needs_full
         self.min_length[row] = sampling.min_length

@@ -113,6 +113,7 @@ def _pack(
         num_computed=_EMPTY if step is None else step.num_computed_R,
         num_scheduled=_EMPTY if step is None else step.num_scheduled_R,
         needs_sampling=_EMPTY.astype(np.bool_) if step is None else step.needs_sampling_R,
+        drafts=None if step is None else step.drafts_R,
         updates=updates,
     )
 

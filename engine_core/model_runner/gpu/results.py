@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import torch
 
+from engine_core.model_runner.drafts import VerifiedRows
 from engine_core.model_runner.gpu.step import GPUStep
 from engine_core.model_runner.output import (
     INFINITE,
@@ -54,7 +55,12 @@ def read_results(
         rows = step.sampled_rows_N.tolist()
         failed |= {at: refusals[row] for at, row in enumerate(rows) if row in refusals}
     reports = _device_reports(step, host.results) | _host_reports(step, host, chosen_N)
-    return runner_output(plan, step.sampled_N, chosen_N, reports, failed)
+    place_S, verified = step.sampled_N, None
+    if step.drafts_R is not None:
+        behind_N = step.drafts_R[step.needs_sampling_R] >= 0
+        place_S = place_S[~behind_N]
+        verified = VerifiedRows.of(plan, place_S)
+    return runner_output(plan, place_S, chosen_N, reports, failed, verified)
 
 
 def _failures(step: GPUStep, results: StepResults) -> dict[int, str]:

@@ -7,11 +7,14 @@ device                |  n .......................... | n + 1 .................
 import collections
 import dataclasses
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_core.kv_cache import CacheCopies
 from engine_core.model_runner.cache import PagedKVCache
 from engine_core.model_runner.config import RunnerConfig
+from engine_core.model_runner.drafts import num_drafts_of
 from engine_core.model_runner.gpu.input_batch import GPUInputBatch, PenaltyRow, RowChanges
 from engine_core.model_runner.gpu.packing import PackedStepBuffer
 from engine_core.model_runner.gpu.queue import DeviceQueue, Work
@@ -31,6 +34,8 @@ from kernels.interface.device_steps import DeviceStepOperations, SamplingMode
 from kernels.interface.sampling_rows import StepResults
 from kernels.interface.step_inputs import DeviceRows, PackedLayout, StepTensors
 
+Int64Array = npt.NDArray[np.int64]
+
 _MAX_STEPS_IN_FLIGHT = 2
 
 
@@ -44,6 +49,8 @@ class _InFlightStep:
     step: GPUStep | None
     results: HostResults
     refusals: dict[int, str]
+    drafted: tuple[Int64Array, Int64Array] | None
+    """Places in the plan of sequences with drafts, and generations of their rows."""
     wait: Work
 
 
@@ -69,17 +76,17 @@ class GPUModelRunner:
         self._model = config.model
         self._queue = queue
         self._steps = steps
-        self._buckets = decode_buckets(config.max_num_seqs) if use_graphs else ()
+        self._buckets = decode_buckets(config.max_num_logits) if use_graphs else ()
         self.rows = RunnerRows(config)
         self.batch = GPUInputBatch(self.rows, config)
         self._buffer = PackedStepBuffer(
-            queue, PackedLayout(config.max_num_seqs), num_slots=_MAX_STEPS_IN_FLIGHT
+            queue, PackedLayout(config.max_num_logits), num_slots=_MAX_STEPS_IN_FLIGHT
         )
-        result_shape = (StepResults.num_words(config.max_num_seqs, config.vocab_size),)
+        result_shape = (StepResults.num_words(config.max_num_logits, config.vocab_size),)
         self._results = [
             StepResults.over(
                 queue.host_tensor(result_shape, torch.int32),
-                capacity=config.max_num_seqs,
+                capacity=config.max_num_logits,
                 vocab_size=config.vocab_size,
             )
             for _ in range(_MAX_STEPS_IN_FLIGHT)
@@ -95,13 +102,16 @@ class GPUModelRunner:
         )
         self._tensors = StepTensors.allocate(
             num_tokens=config.max_num_batched_tokens,
-            num_sequences=config.max_num_seqs,
+            num_sequences=config.max_num_logits,
             num_groups=config.num_groups,
             width=self._device_rows.block_tables.shape[2],
             device=queue.device,
         )
         self._sampler = steps.make_sampler(
-            num_rows=config.max_num_seqs, vocab_size=config.vocab_size, device=queue.device
+            num_rows=config.max_num_seqs,
+            num_logits=config.max_num_logits,
+            vocab_size=config.vocab_size,
+            device=queue.device,
         )
         self._sampling_tables = DeviceRows(
             token_ids=self._sampler.rows.state_NX, block_tables=self._sampler.rows.lists_3NM
@@ -131,7 +141,7 @@ class GPUModelRunner:
         step = None
         if plan.total_num_scheduled_tokens:
             step = arrange_step(
-                plan.batch, self.batch, buckets=self._buckets, vocab_size=self.config.vocab_size
+                plan, self.batch, buckets=self._buckets, vocab_size=self.config.vocab_size
             )
             self._check_size(step)
             self.batch.append_tokens(step.sampled_rows_N)
@@ -142,7 +152,11 @@ class GPUModelRunner:
             self._queue.synchronize()  # what was launched of it may still read the buffers
             raise
         self._free_slots.popleft()
-        self._in_flight.append(_InFlightStep(slot, plan, step, results, refusals, wait))
+        drafted = None
+        if plan.scheduled_spec_decode_tokens:
+            places = np.flatnonzero(num_drafts_of(plan))
+            drafted = (places, self.batch.generation[plan.batch.rows[places]])
+        self._in_flight.append(_InFlightStep(slot, plan, step, results, refusals, drafted, wait))
 
     def collect(self) -> ModelRunnerOutput:
         """Wait for the oldest step in flight: the next token of every sequence that was sampled.
@@ -158,7 +172,13 @@ class GPUModelRunner:
             oldest.wait()
             if oldest.step is None:
                 return ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
-            return read_results(oldest.plan, oldest.step, oldest.results, oldest.refusals)
+            output = read_results(oldest.plan, oldest.step, oldest.results, oldest.refusals)
+            if oldest.drafted is not None:
+                places, generations = oldest.drafted
+                num_more = [len(output.sampled_token_ids[at]) - 1 for at in places]
+                rows = oldest.plan.batch.rows[places]
+                self.batch.append_drafts(rows, generations, np.array(num_more, np.int64))
+            return output
         finally:
             self._free_slots.append(oldest.slot)
 
@@ -182,10 +202,10 @@ class GPUModelRunner:
         `capture_at_start`: capture every graph now, not when it is first used."""
         for counts in steps_of_every_kind(self.config):
             for mode in SamplingMode:
-                self._run_dummy(dummy_step(counts, mode))
+                self._run_dummy(self._dummy(counts, mode))
         for counts in steps_of_every_size(self.config):
-            self._run_dummy(dummy_step(counts, SamplingMode.PLAIN))
-        self._run_dummy(dummy_step(largest_step(self.config), SamplingMode.FULL))
+            self._run_dummy(self._dummy(counts, SamplingMode.PLAIN))
+        self._run_dummy(self._dummy(largest_step(self.config), SamplingMode.FULL))
 
         @torch.inference_mode()
         def capture() -> None:
@@ -195,6 +215,9 @@ class GPUModelRunner:
 
         if capture_at_start:
             self._queue.launch(capture)()
+
+    def _dummy(self, counts: list[int], mode: SamplingMode) -> GPUStep:
+        return dummy_step(counts, mode, num_rows=self.config.max_num_seqs)
 
     def _run_dummy(self, step: GPUStep) -> None:
         copies = copies_of_every_kind(self.config)
@@ -244,7 +267,7 @@ class GPUModelRunner:
         own words are sent."""
         graph = self.graphs.get((bucket, mode))
         if graph is None:
-            padded = dummy_step([1] * bucket, mode)
+            padded = self._dummy([1] * bucket, mode)
             self._buffer.send_empty()
             self._compute(padded)  # once, so that nothing is compiled or set up during capture
             graph = self.graphs[bucket, mode] = self._queue.capture(lambda: self._compute(padded))

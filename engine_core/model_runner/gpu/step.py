@@ -1,6 +1,9 @@
-"""A step before it runs: the order of its sequences, which are sampled, how it is launched.
+"""A step before it runs: the order of its entries, which are sampled, how it is launched.
 
 order on the device   | decodes: 1 token each | all others |    within each as in the plan
+
+An entry is a sequence; with k drafts it is k + 1 decodes, one behind the other: so a row gets the
+bits that it has without drafts, and a graph holds it.
 """
 
 import dataclasses
@@ -10,8 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from engine_core.model_runner.drafts import VerifiedRows
 from engine_core.model_runner.gpu.input_batch import GPUInputBatch, num_device_logprobs
-from engine_core.scheduler.plan import ScheduledBatch
+from engine_core.scheduler import SchedulerOutput
 from kernels.interface.device_steps import SamplingMode
 
 Int64Array = npt.NDArray[np.int64]
@@ -46,24 +50,26 @@ def choose_bucket(buckets: Sequence[int], num_sequences: int) -> int | None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GPUStep:
-    """R sequences in the order of the device, N of which are sampled.
+    """R entries in the order of the device, N of which are sampled.
 
     Attributes:
         rows_R, num_computed_R, num_scheduled_R, needs_sampling_R: columns, see `pack_step`.
-        sampled_N: of each sampled sequence its place in the plan's order.
+        drafts_R: likewise; None if the plan has none.
+        sampled_N: of each sampled entry its sequence's place in the plan's order.
         sampled_rows_N: its row.
         num_logprobs_N: what it reports, -1 for nothing.
         from_host_N: indices among the sampled whose log-probabilities the host reports.
         num_tokens: T.
-        num_decodes: leading sequences of one token.
+        num_decodes: leading entries of one token.
         mode: what their sampling needs.
-        bucket: sequences of the graph that is replayed; None: launched piece by piece.
+        bucket: entries of the graph that is replayed; None: launched piece by piece.
     """
 
     rows_R: Int64Array
     num_computed_R: Int64Array
     num_scheduled_R: Int64Array
     needs_sampling_R: npt.NDArray[np.bool_]
+    drafts_R: Int64Array | None
     sampled_N: Int64Array
     sampled_rows_N: Int64Array
     num_logprobs_N: Int64Array
@@ -80,20 +86,35 @@ class GPUStep:
 
 
 def arrange_step(
-    scheduled: ScheduledBatch, batch: GPUInputBatch, *, buckets: Sequence[int], vocab_size: int
+    plan: SchedulerOutput, batch: GPUInputBatch, *, buckets: Sequence[int], vocab_size: int
 ) -> GPUStep:
     """
     Args:
-        scheduled: of the plan; at least one sequence.
+        plan: of at least one sequence.
         batch: the plan's changes are in it.
         buckets: that graphs may be used for; none if empty.
     """
-    is_other = scheduled.num_scheduled_tokens != 1
+    scheduled = plan.batch
+    place_R = num_behind_R = np.arange(len(scheduled.rows))
+    counts_R, drafts_R = scheduled.num_scheduled_tokens.astype(np.int64), None
+    if plan.scheduled_spec_decode_tokens:
+        entries = VerifiedRows.of(plan, place_R)
+        place_R, num_behind_R = entries.of_sequences(place_R), entries.offset_N
+        drafts_R = entries.before_N
+        counts_R = (counts_R - (entries.counts_S - 1))[place_R]
+        assert (counts_R[num_behind_R > 0] == 1).all(), "drafts behind a chunk of a prompt"
+    is_other = counts_R != 1
     order = np.argsort(is_other, kind="stable")
-    rows_R = scheduled.rows[order]
-    num_computed_R = scheduled.num_computed_tokens[order].astype(np.int64)
-    num_scheduled_R = scheduled.num_scheduled_tokens[order].astype(np.int64)
-    needs_sampling_R = num_computed_R + num_scheduled_R == batch.num_tokens[rows_R]
+    place_R = place_R[order]
+    rows_R = scheduled.rows[place_R]
+    num_computed_R = scheduled.num_computed_tokens[place_R].astype(np.int64)
+    num_scheduled_R = counts_R[order]
+    num_known_R = batch.num_tokens[rows_R]
+    if drafts_R is not None:
+        drafts_R, num_behind_R = drafts_R[order], num_behind_R[order]
+        num_computed_R += num_behind_R
+        num_known_R += num_behind_R
+    needs_sampling_R = num_computed_R + num_scheduled_R == num_known_R
     sampled_rows_N = rows_R[needs_sampling_R]
     num_logprobs_N = batch.num_logprobs[sampled_rows_N]
     from_host_N = np.flatnonzero(num_logprobs_N > num_device_logprobs(vocab_size))
@@ -104,7 +125,8 @@ def arrange_step(
         num_computed_R=num_computed_R,
         num_scheduled_R=num_scheduled_R,
         needs_sampling_R=needs_sampling_R,
-        sampled_N=order[needs_sampling_R],
+        drafts_R=drafts_R,
+        sampled_N=place_R[needs_sampling_R],
         sampled_rows_N=sampled_rows_N,
         num_logprobs_N=num_logprobs_N,
         from_host_N=from_host_N,

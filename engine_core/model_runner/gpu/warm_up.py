@@ -14,17 +14,22 @@ from kernels.interface.sampling_rows import StateFlag, StateWord
 from kernels.interface.step_inputs import TOKEN_TABLE, RowUpdate
 
 
-def dummy_step(counts: list[int], mode: SamplingMode) -> GPUStep:
+def dummy_step(counts: list[int], mode: SamplingMode, *, num_rows: int) -> GPUStep:
     """`counts` tokens of each sequence, from its start; all are sampled.
-    `counts`: sequences of one token first."""
+
+    Args:
+        counts: sequences of one token first.
+        num_rows: that there are; sequences beyond share these, as with drafts.
+    """
     number = len(counts)
     return GPUStep(
-        rows_R=np.arange(number),
+        rows_R=np.arange(number) % num_rows,
         num_computed_R=np.zeros(number, np.int64),
         num_scheduled_R=np.array(counts, np.int64),
         needs_sampling_R=np.ones(number, np.bool_),
+        drafts_R=None,
         sampled_N=np.arange(number),
-        sampled_rows_N=np.arange(number),
+        sampled_rows_N=np.arange(number) % num_rows,
         num_logprobs_N=np.full(number, -1, np.int64),
         from_host_N=np.zeros(0, np.int64),
         num_tokens=sum(counts),
@@ -39,7 +44,7 @@ def steps_of_every_kind(config: RunnerConfig) -> list[list[int]]:
     decodes, prefills and both; Triton compiles a form of its own for sizes of 1, and for multiples
     of 16, and products with quantised weights have tiles of up to 16, 32 and 64 rows."""
     longest = min(config.max_model_len, config.max_num_batched_tokens)
-    most = min(config.max_num_seqs, config.max_num_batched_tokens)
+    most = min(config.max_num_logits, config.max_num_batched_tokens)
     steps = [[min(length, longest)] for length in (1, 2, 16, 17)]
     steps += [[1] * min(number, most) for number in (2, 3, 16, 32, 64, most)]
     if most > 1 and longest > 2:
@@ -62,8 +67,8 @@ def _prefills(num_tokens: int, max_model_len: int) -> list[int]:
 
 
 def largest_step(config: RunnerConfig) -> list[int]:
-    """Counts of the step that takes most memory: most sequences, and most tokens among them."""
-    number = min(config.max_num_seqs, config.max_num_batched_tokens)
+    """Counts of the step that takes most memory: most rows of logits, most tokens among them."""
+    number = min(config.max_num_logits, config.max_num_batched_tokens)
     share, more = divmod(config.max_num_batched_tokens, number)
     counts = [share + (index < more) for index in range(number)]
     return [min(count, config.max_model_len) for count in reversed(counts)]

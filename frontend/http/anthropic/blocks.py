@@ -7,7 +7,7 @@ import msgspec
 
 from frontend.http.answer_parts import Part, Reasoning
 from frontend.http.anthropic import bodies
-from frontend.http.tools.calls import ToolCall
+from frontend.http.tools.calls import ArgumentsDelta, ToolCall
 
 
 def whole_blocks(parts: list[Part]) -> list[bodies.AnswerBlock]:
@@ -41,9 +41,12 @@ class BlockEvents:
                 yield from self._start(bodies.AnswerThinking(thinking=""))
                 yield self._delta(bodies.ThinkingDelta(thinking=text))
             case ToolCall():
-                yield from self._start(bodies.AnswerToolUse(id=part.id, name=part.name, input={}))
-                yield self._delta(bodies.InputJsonDelta(partial_json=part.arguments))
                 yield from self._stop()
+                yield from self._start(bodies.AnswerToolUse(id=part.id, name=part.name, input={}))
+                if part.arguments:
+                    yield self._delta(bodies.InputJsonDelta(partial_json=part.arguments))
+            case ArgumentsDelta(text):
+                yield self._delta(bodies.InputJsonDelta(partial_json=text))
 
     def close(self) -> Iterator[Any]:
         """The end of the last block; an answer has at least one."""

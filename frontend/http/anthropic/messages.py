@@ -215,7 +215,7 @@ async def _events(
     async for output in outputs:
         answer.count(0, output)
         if parser is None:
-            parser = parts.parser(output.prompt)
+            parser = parts.parser(output.prompt, streams_arguments=True)
             yield _sent(bodies.MessageStart(message=answer.message([])))
         for part in parser.feed(output.outputs[0].text, at_end=output.finished):
             for made in blocks.feed(part):

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import AsyncGenerator
+from typing import Any
 
 from msgspec import UNSET
 from starlette.requests import Request
@@ -34,7 +35,7 @@ from frontend.http.openai.responses import (
 )
 from frontend.http.operations import operation
 from frontend.http.served_models import ServedModels
-from frontend.http.tools.calls import ToolCall
+from frontend.http.tools.calls import ArgumentsDelta, ToolCall
 from frontend.outputs import CompletionOutput, RequestOutput
 
 _NOTHING = Delta()
@@ -69,7 +70,9 @@ async def chat_completions(request: Request, asked: ChatCompletionRequest) -> Re
     output = await whole(request, outputs)
     answer.count(0, output)
     choices = [_choice(part, parts.parser(output.prompt), asked, llm) for part in output.outputs]
-    return json_response(answer.body(ChatCompletion, choices, answer.usage()))
+    return json_response(
+        answer.body(ChatCompletion, choices, answer.usage(), **_prompt(asked, output))
+    )
 
 
 def check_chat(asked: ChatCompletionRequest) -> None:
@@ -144,6 +147,10 @@ def _choice(
     )
 
 
+def _prompt(asked: ChatCompletionRequest, output: RequestOutput) -> dict[str, Any]:
+    return {"prompt_token_ids": output.prompt_token_ids} if asked.return_token_ids else {}
+
+
 def _whole_call(call: ToolCall) -> AnswerToolCall:
     function = CallFunction(name=call.name, arguments=call.arguments)
     return AnswerToolCall(id=call.id, type="function", function=function)
@@ -168,16 +175,18 @@ def _deltas(output: CompletionOutput, parser: AnswerParser | None) -> list[Delta
                 deltas.append(Delta(reasoning=text))
             case ToolCall():
                 head = CallFunction(name=part.name, arguments="")
-                rest = CallFunction(arguments=part.arguments)
-                deltas += [
-                    Delta(tool_calls=[call])
-                    for call in (
-                        AnswerToolCall(index=number, id=part.id, type="function", function=head),
-                        AnswerToolCall(index=number, function=rest),
-                    )
-                ]
+                call = AnswerToolCall(index=number, id=part.id, type="function", function=head)
+                deltas.append(Delta(tool_calls=[call]))
                 number += 1
+                if part.arguments:
+                    deltas.append(_arguments_delta(number - 1, part.arguments))
+            case ArgumentsDelta(text):
+                deltas.append(_arguments_delta(number - 1, text))
     return deltas or [Delta()]
+
+
+def _arguments_delta(index: int, text: str) -> Delta:
+    return Delta(tool_calls=[AnswerToolCall(index=index, function=CallFunction(arguments=text))])
 
 
 def _logprobs(
@@ -218,8 +227,10 @@ async def _events(
         empty = ChatChunkChoice(index=index, delta=Delta(content=""))
         example = answer.event(ChatCompletionChunk, [empty], counts=False)
         texts[index] = TextEvents(example, "content")
+    prompt: dict[str, Any] | None = None
     async for output in outputs:
         answer.count(0, output)
+        prompt = _prompt(asked, output) if prompt is None else prompt
         for part in output.outputs:
             if are_texts_only and part.text and part.finish_reason is None:
                 yield texts[part.index].event(part.text)
@@ -227,7 +238,8 @@ async def _events(
             parser = None
             if not parts.is_plain:
                 if part.index not in parsers:
-                    parsers[part.index] = parts.parser(output.prompt)
+                    parser = parts.parser(output.prompt, streams_arguments=True)
+                    parsers[part.index] = parser
                 parser = parsers[part.index]
             *deltas, last = _deltas(part, parser)
             for delta in deltas:
@@ -242,5 +254,6 @@ async def _events(
                 token_ids=part.token_ids if asked.return_token_ids else UNSET,
             )
             if parser is None or last != _NOTHING or _says_more(choice):
-                yield answer.event(ChatCompletionChunk, [choice])
+                yield answer.event(ChatCompletionChunk, [choice], **prompt)
+                prompt = {}
     yield answer.end(ChatCompletionChunk)

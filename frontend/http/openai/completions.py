@@ -116,7 +116,8 @@ class _Choices:
     ) -> CompletionChoice:
         index = self.index(prompt, part)
         text = part.text
-        if self._asked.echo and index not in self._offsets:
+        is_first = index not in self._offsets
+        if self._asked.echo and is_first:
             text = self._prompt_text(output) + text
         logprobs = self._logprobs(index, part)
         self._offsets[index] = self._offsets.get(index, 0) + len(text)
@@ -127,6 +128,9 @@ class _Choices:
             finish_reason=finish_reason(part),
             stop_reason=part.stop_reason,
             token_ids=part.token_ids if self._asked.return_token_ids else UNSET,
+            prompt_token_ids=output.prompt_token_ids
+            if self._asked.return_token_ids and is_first
+            else UNSET,
         )
 
     def _prompt_text(self, output: RequestOutput) -> str:

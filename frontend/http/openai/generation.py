@@ -73,20 +73,22 @@ class Answer(TokenCounts):
         self._model = model
         self._options = asked.stream_options or StreamOptions()
 
-    def body(self, form: type[Body], choices: list[Any], usage: Any) -> Body:
-        return form(
-            id=self._id, created=self._created_s, model=self._model, choices=choices, usage=usage
-        )
+    def body(self, form: type[Body], choices: list[Any], usage: Any, **more: Any) -> Body:
+        same: dict[str, Any] = {"id": self._id, "created": self._created_s, "model": self._model}
+        return form(**same, choices=choices, usage=usage, **more)
 
-    def event(self, form: type[Body], choices: list[Any], *, counts: bool = True) -> bytes:
+    def event(
+        self, form: type[Body], choices: list[Any], *, counts: bool = True, **more: Any
+    ) -> bytes:
         """
         Args:
             counts: whether it says the usage so far, if that was asked for.
+            more: fields of this one.
         """
         usage: Any = None if self._options.include_usage else UNSET
         if counts and self.counts_in_events:
             usage = self.usage()
-        return event(self.body(form, choices, usage))
+        return event(self.body(form, choices, usage, **more))
 
     @property
     def counts_in_events(self) -> bool:

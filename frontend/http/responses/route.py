@@ -74,8 +74,13 @@ async def create_response(request: Request, asked: ResponsesRequest) -> Response
         responses: ResponseStore = request.app.state.responses
         responses.put(writer.response.id, stored)
 
+    def events(
+        outputs: AsyncGenerator[RequestOutput, None],
+    ) -> AsyncGenerator[ResponseEvent, None]:
+        return _events(outputs, parts, writer, store, streams_arguments=bool(asked.stream))
+
     if not asked.stream:
-        await whole(request, _events(outputs, parts, writer, store))
+        await whole(request, events(outputs))
         return Response(msgspec.json.encode(writer.response), media_type=_MEDIA_TYPE)
 
     def failure(error: ApiError) -> bytes:
@@ -85,7 +90,7 @@ async def create_response(request: Request, asked: ResponsesRequest) -> Response
     return await streamed(
         request,
         outputs,
-        lambda each: _encoded_events(writer, _events(each, parts, writer, store)),
+        lambda each: _encoded_events(writer, events(each)),
         failure,
     )
 
@@ -196,6 +201,8 @@ async def _events(
     parts: AnswerFormat,
     writer: ResponseWriter,
     store: Callable[[], None],
+    *,
+    streams_arguments: bool,
 ) -> AsyncGenerator[ResponseEvent, None]:
     counts = TokenCounts()
     parser = None
@@ -204,7 +211,7 @@ async def _events(
         counts.count(0, output)
         (part,) = output.outputs
         reason = finish_reason(part)
-        parser = parser or parts.parser(output.prompt)
+        parser = parser or parts.parser(output.prompt, streams_arguments=streams_arguments)
         for piece in parser.feed(part.text, at_end=part.finished()):
             for each in writer.add(piece):
                 yield each

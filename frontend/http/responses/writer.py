@@ -22,7 +22,7 @@ from frontend.http.responses.bodies import (
     ResponseObject,
     ResponseUsage,
 )
-from frontend.http.tools.calls import ToolCall
+from frontend.http.tools.calls import ArgumentsDelta, ToolCall
 
 TextKind = Literal["output_text", "reasoning_text"]
 
@@ -36,7 +36,7 @@ class ResponseWriter:
     def __init__(self, response: ResponseObject) -> None:
         self.response = response
         self._num_events = 0
-        self._open: TextKind | None = None
+        self._open: TextKind | ToolCall | None = None
         self._item_id = ""
         self._pieces: list[str] = []
 
@@ -54,7 +54,13 @@ class ResponseWriter:
                 yield from self._add_text("reasoning_text", text)
             case ToolCall():
                 yield from self._close("completed")
-                yield from self._add_call(part)
+                self._open, self._item_id = part, _new_id("fc")
+                self._pieces.clear()
+                yield self._item_event("output_item.added", self._call_item(part, "in_progress"))
+                if part.arguments:
+                    yield self._add_arguments(part.arguments)
+            case ArgumentsDelta(text):
+                yield self._add_arguments(text)
 
     def end(self, finish_reason: str | None, usage: ResponseUsage) -> Iterator[ResponseEvent]:
         """
@@ -89,8 +95,10 @@ class ResponseWriter:
         return self._event(kind, {"output_index": len(self.response.output), "item": item})
 
     def _part_event(self, kind: str, **fields: Any) -> ResponseEvent:
-        place = {"item_id": self._item_id, "output_index": len(self.response.output)}
-        return self._event(kind, {**place, "content_index": 0, **fields})
+        return self._event(kind, {**self._place(), "content_index": 0, **fields})
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._item_id, "output_index": len(self.response.output)}
 
     def _text_item(self, kind: TextKind, status: ItemStatus, *, is_empty: bool) -> OutputItem:
         text = "".join(self._pieces)
@@ -118,25 +126,27 @@ class ResponseWriter:
         if kind is None:
             return
         text = "".join(self._pieces)
-        yield self._part_event(f"{kind}.done", text=text, logprobs=_no_logprobs(kind))
-        yield self._part_event("content_part.done", part=_text_part(kind, text))
-        item = self._text_item(kind, status, is_empty=False)
+        item: OutputItem
+        if isinstance(kind, ToolCall):
+            done = {**self._place(), "name": kind.name, "arguments": text}
+            yield self._event("function_call_arguments.done", done)
+            item = self._call_item(kind, status)
+        else:
+            yield self._part_event(f"{kind}.done", text=text, logprobs=_no_logprobs(kind))
+            yield self._part_event("content_part.done", part=_text_part(kind, text))
+            item = self._text_item(kind, status, is_empty=False)
         yield self._item_event("output_item.done", item)
         self.response.output.append(item)
 
-    def _add_call(self, call: ToolCall) -> Iterator[ResponseEvent]:
-        item = FunctionCallItem(
-            id=_new_id("fc"), status="in_progress", call_id=call.id, name=call.name, arguments=""
+    def _add_arguments(self, text: str) -> ResponseEvent:
+        self._pieces.append(text)
+        return self._event("function_call_arguments.delta", {**self._place(), "delta": text})
+
+    def _call_item(self, call: ToolCall, status: ItemStatus) -> FunctionCallItem:
+        text = "".join(self._pieces)
+        return FunctionCallItem(
+            id=self._item_id, status=status, call_id=call.id, name=call.name, arguments=text
         )
-        place = {"item_id": item.id, "output_index": len(self.response.output)}
-        arguments = call.arguments
-        yield self._item_event("output_item.added", item)
-        yield self._event("function_call_arguments.delta", {**place, "delta": arguments})
-        done = {**place, "name": call.name, "arguments": arguments}
-        yield self._event("function_call_arguments.done", done)
-        item = msgspec.structs.replace(item, status="completed", arguments=arguments)
-        yield self._item_event("output_item.done", item)
-        self.response.output.append(item)
 
 
 def _text_part(kind: TextKind, text: str) -> OutputText | ReasoningText:

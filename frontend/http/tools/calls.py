@@ -25,6 +25,13 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class ArgumentsDelta:
+    """More of the arguments of the call before it."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Parsed:
     """The next `length` characters: calls or, if there are none, text."""
 
@@ -39,6 +46,8 @@ class ToolCallFormat(Protocol):
     """Its markers are special tokens, which are left out of texts otherwise."""
     separators: str
     """Characters that may stand between two calls and mean nothing there."""
+    head: re.Pattern[str]
+    """A call up to arguments that can be passed on as they come; its last group is the name."""
 
     def find(self, text: str, before: str) -> int:
         """Where a call begins, or may begin when more text comes; the length of `text`: nowhere.
@@ -81,6 +90,50 @@ def bracket_end(text: str, parts: re.Pattern[str] = _JSON_PART) -> int | None:
             if depth == 0:
                 return part.end()
     return None
+
+
+CALL_HEAD = (
+    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]+)"\s*,'
+    r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+_CLOSING = {"{": "}", "[": "]"}
+_BETWEEN_STRINGS = frozenset(" \t\r\n,:+-.0123456789eEtrufalsn")
+
+
+class ArgumentsText:
+    """A JSON object in pieces: it ends with its last brace, or before what no JSON has."""
+
+    def __init__(self) -> None:
+        self._closing: list[str] = []
+        self._in_string = self._is_escaped = False
+        self.num_chars = 0
+        """Of all that was fed."""
+        self.is_over = False
+        self.is_whole = False
+
+    def feed(self, text: str) -> str:
+        """What of it belongs to the object; raw line breaks in strings are escaped."""
+        found = []
+        for char in text:
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._in_string:
+                self._in_string, self._is_escaped = char != '"', char == "\\"
+            elif char in _CLOSING:
+                self._closing.append(_CLOSING[char])
+            elif char == '"':
+                self._in_string = True
+            elif self._closing[-1:] == [char]:
+                self._closing.pop()
+                self.is_over = self.is_whole = not self._closing
+            elif char not in _BETWEEN_STRINGS:
+                self.is_over = True
+                break
+            self.num_chars += 1
+            found.append(json.dumps(char)[1:-1] if self._in_string and char < " " else char)
+            if self.is_over:
+                break
+        return "".join(found)
 
 
 def load_json(text: str) -> Any:

@@ -2,7 +2,7 @@
 
 import re
 
-from frontend.http.tools.calls import Parsed, call_of_json, find_marker, load_json
+from frontend.http.tools.calls import CALL_HEAD, Parsed, call_of_json, find_marker, load_json
 
 _START = "<tool_call>"
 _END = "</tool_call>"
@@ -12,6 +12,7 @@ _STRING_OR_END = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|</tool_call>', re.DOTALL
 class HermesFormat:
     shows_special_tokens = True
     separators = " \t\r\n"
+    head = re.compile(_START + r"\s*" + CALL_HEAD)
 
     def find(self, text: str, before: str) -> int:
         return find_marker(text, _START)
@@ -28,6 +29,8 @@ class HermesFormat:
         if end is None:  # a string without its end, or the answer was cut
             end = find_marker(body, _END)
         call = call_of_json(load_json(body[:end]))
+        if call is None:  # the fault of small models: the last brace is missing
+            call = call_of_json(load_json(body[:end] + "}"))
         if call is None:
             return Parsed(len(_START))
         return Parsed(min(len(text), len(_START) + end + len(_END)), (call,))

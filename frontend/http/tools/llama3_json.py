@@ -2,7 +2,14 @@
 
 import re
 
-from frontend.http.tools.calls import Parsed, bracket_end, call_of_json, find_marker, load_json
+from frontend.http.tools.calls import (
+    CALL_HEAD,
+    Parsed,
+    bracket_end,
+    call_of_json,
+    find_marker,
+    load_json,
+)
 
 _TAG = "<|python_tag|>"
 _KEYS = ("name", "parameters", "arguments", "type")
@@ -12,6 +19,7 @@ _FIRST_KEY = re.compile(r'\{\s*(?:"([^"]*)("?))?')
 class Llama3JsonFormat:
     shows_special_tokens = False
     separators = " \t\r\n;"
+    head = re.compile(rf"(?:{re.escape(_TAG)})?{CALL_HEAD}")
 
     def find(self, text: str, before: str) -> int:
         """A brace at the start of an answer or of a line."""
@@ -35,9 +43,11 @@ class Llama3JsonFormat:
         if not _may_be_call(body):
             return Parsed(offset + 1)
         end = bracket_end(body)
+        if end is None and not at_end:
+            return None
+        call = call_of_json(load_json(body[:end] if end else body + "}"))
         if end is None:
-            return Parsed(offset + 1) if at_end else None
-        call = call_of_json(load_json(body[:end]))
+            return Parsed(offset + 1) if call is None else Parsed(len(text), (call,))
         return Parsed(offset + end, () if call is None else (call,))
 
 

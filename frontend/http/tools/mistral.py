@@ -4,6 +4,7 @@ tokenizer `[TOOL_CALLS]name[ARGS]{...}` for each call, with or without `[CALL_ID
 import re
 
 from frontend.http.tools.calls import (
+    CALL_HEAD,
     Parsed,
     ToolCall,
     bracket_end,
@@ -22,6 +23,7 @@ _MAX_HEAD_CHARS = 256
 class MistralFormat:
     shows_special_tokens = True
     separators = " \t\r\n"
+    head = re.compile(rf"{re.escape(_START)}\s*(?:\[?\s*{CALL_HEAD}|{_HEAD.pattern})")
 
     def find(self, text: str, before: str) -> int:
         return find_marker(text, _START)

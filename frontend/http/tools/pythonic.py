@@ -14,6 +14,7 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 class PythonicFormat:
     shows_special_tokens = False
     separators = " \t\r\n"
+    head = re.compile("(?!)")  # arguments are no JSON
 
     def find(self, text: str, before: str) -> int:
         """A bracket at the start of an answer or of a line."""

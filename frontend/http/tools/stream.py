@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from frontend.http.tools.calls import ToolCall, ToolCallFormat
+from frontend.http.tools.calls import ArgumentsDelta, ArgumentsText, ToolCall, ToolCallFormat
 from frontend.http.tools.hermes import HermesFormat
 from frontend.http.tools.llama3_json import Llama3JsonFormat
 from frontend.http.tools.mistral import MistralFormat
@@ -36,49 +36,95 @@ def format_of_template(chat_template: str) -> str | None:
 
 class ToolCallStream:
     """One answer. A call is passed on when it is complete: what turns out to be none is text.
-    White space between calls, and before the first one if nothing else is there, is left out."""
+    White space between calls, and before the first one if nothing else is there, is left out.
 
-    def __init__(self, call_format: ToolCallFormat) -> None:
+    Args:
+        streams_arguments: JSON arguments are passed on as they come, without knowing their end. The
+            rest of a malformed call is text, and one that is cut is without its end.
+    """
+
+    def __init__(self, call_format: ToolCallFormat, *, streams_arguments: bool = False) -> None:
         self._format = call_format
+        self._streams_arguments = streams_arguments
+        self._arguments: ArgumentsText | None = None
+        """Of the call that is held, if it was passed on."""
+        self._head_length = 0
         self._held = ""
         self._blank = ""
         """What may be white space between calls."""
         self._before = ""
         self._has_calls = False
 
-    def feed(self, text: str) -> list[str | ToolCall]:
+    def feed(self, text: str) -> list[str | ToolCall | ArgumentsDelta]:
         """What is certain by now."""
         self._held += text
         is_long = len(self._held) > _ALWAYS_PARSED_CHARS + len(text)
-        if is_long and not any(closing in text for closing in ">]}"):
+        is_open = self._arguments is not None and not self._arguments.is_over
+        if is_long and not is_open and not any(closing in text for closing in ">]}"):
             return []  # every call ends with one of them: do not scan long arguments again
         return self._parse(at_end=False)
 
-    def close(self) -> list[str | ToolCall]:
+    def close(self) -> list[str | ToolCall | ArgumentsDelta]:
         """The rest of it."""
         parts = self._parse(at_end=True)
         if self._blank and not self._has_calls:
             parts.append(self._blank)
         return parts
 
-    def _parse(self, *, at_end: bool) -> list[str | ToolCall]:
-        parts: list[str | ToolCall] = []
+    def _parse(self, *, at_end: bool) -> list[str | ToolCall | ArgumentsDelta]:
+        parts: list[str | ToolCall | ArgumentsDelta] = []
         while self._held:
-            self._pass_text(self._format.find(self._held, self._before), parts)
-            if not self._held:
-                break
-            parsed = self._format.parse(self._held, at_end=at_end)
-            if parsed is None:
-                break
-            if not parsed.calls:
-                self._pass_text(parsed.length, parts)
-                continue
-            self._held = self._held[parsed.length :]
-            parts += parsed.calls
-            self._has_calls, self._blank, self._before = True, "", ""
+            if self._arguments is None:
+                self._pass_text(self._format.find(self._held, self._before), parts)
+                if not self._held:
+                    break
+                if self._streams_arguments:
+                    self._begin_call(parts)
+            arguments = self._arguments
+            if arguments is not None and not arguments.is_over:
+                self._pass_arguments(arguments, parts)
+                if not arguments.is_over and not at_end:
+                    break
+            if arguments is None or arguments.is_whole:
+                parsed = self._format.parse(self._held, at_end=at_end)
+                if parsed is None:
+                    break
+                if parsed.calls:
+                    parts += self._calls(parsed.calls) if arguments is None else parsed.calls[1:]
+                    self._end_call(parsed.length)
+                    continue
+                if arguments is None:
+                    self._pass_text(parsed.length, parts)
+                    continue
+            self._end_call(self._head_length + arguments.num_chars)
         return parts
 
-    def _pass_text(self, length: int, parts: list[str | ToolCall]) -> None:
+    def _calls(self, calls: tuple[ToolCall, ...]) -> list[ToolCall]:
+        """With the text that the model wrote, as where it is passed on in pieces."""
+        head, text = self._format.head.match(self._held), ArgumentsText()
+        written = "" if head is None else text.feed(self._held[head.end() :])
+        if head is None or not text.is_whole:
+            return list(calls)
+        return [ToolCall(head[head.lastindex or 0], written), *calls[1:]]
+
+    def _begin_call(self, parts: list[str | ToolCall | ArgumentsDelta]) -> None:
+        head = self._format.head.match(self._held)
+        if head is not None:
+            self._arguments, self._head_length = ArgumentsText(), head.end()
+            parts.append(ToolCall(head[head.lastindex or 0], ""))
+
+    def _pass_arguments(
+        self, arguments: ArgumentsText, parts: list[str | ToolCall | ArgumentsDelta]
+    ) -> None:
+        text = arguments.feed(self._held[self._head_length + arguments.num_chars :])
+        if text:
+            parts.append(ArgumentsDelta(text))
+
+    def _end_call(self, length: int) -> None:
+        self._held, self._arguments = self._held[length:], None
+        self._has_calls, self._blank, self._before = True, "", ""
+
+    def _pass_text(self, length: int, parts: list[str | ToolCall | ArgumentsDelta]) -> None:
         text, self._held = self._held[:length], self._held[length:]
         if not self._before:
             text = self._blank + text

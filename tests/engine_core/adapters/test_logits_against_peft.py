@@ -6,11 +6,11 @@ import functools
 import pytest
 import torch
 import transformers
-from tests.engine_core.conftest import PagedRun
 
 from engine_core.adapters.pool import AdapterPool
 from engine_core.models import load_model
 from kernels.triton.operations import TritonOperations
+from tests.engine_core.conftest import PagedRun
 
 peft = pytest.importorskip("peft")
 

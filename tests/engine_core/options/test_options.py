@@ -13,8 +13,8 @@ import pytest
 
 from engine_core.cli import app
 from engine_core.errors import ConfigurationError
-from engine_core.options.checks import check_device, check_options
 from engine_core.options.adapters import AdapterOptions
+from engine_core.options.checks import check_device, check_options
 from engine_core.options.engine import EngineOptions
 from engine_core.options.scheduling import SchedulingOptions
 from engine_core.options.security import SecurityOptions
@@ -245,7 +245,12 @@ def test_help_shows_the_dozen_common_options_and_help_all_every_one(capsys):
         for options in (EngineOptions, AdapterOptions, SchedulingOptions, SecurityOptions)
         for field in dataclasses.fields(options)
         if field.name
-        not in ("adapters", "scheduling", "security", "long_prefill_token_threshold")  # broken over a line
+        not in (
+            "adapters",
+            "scheduling",
+            "security",
+            "long_prefill_token_threshold",
+        )  # broken over a line
     ]
     assert len([name for name in names if f" {name} " in common]) == 12
     assert not [name for name in names if name not in everything]

@@ -88,6 +88,7 @@ def draw_config(draw: random.Random, *, max_steps_in_flight: int) -> SchedulerCo
         max_long_partial_prefills=max_long,
         long_prefill_token_threshold=threshold,
         num_lookahead_slots=draw.choice([0, 0, 2]),
+        num_decode_steps=draw.choice([1, 3]) if max_steps_in_flight == 1 else 1,
         max_num_adapters=draw.choice([None, 1]),
         max_steps_in_flight=max_steps_in_flight,
     )

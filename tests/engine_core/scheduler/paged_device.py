@@ -4,12 +4,10 @@ Stands where an executor stands: what a step computes is there before the next o
 the scheduler sees it.
 """
 
-import dataclasses
 from collections import deque
 from collections.abc import Iterator
 
-import numpy as np
-from paged_model import PagedModel
+from paged_model import PagedModel, as_column
 
 from engine_core.scheduler import ModelRunnerOutput, SchedulerOutput
 
@@ -50,8 +48,9 @@ class PagedDevice:
             self._steps.append((plan, None))
         else:
             sampled = self._model.execute(plan)
-            if self._has_columns and not plan.scheduled_spec_decode_tokens:
-                sampled = _as_column(sampled)
+            is_plain = not plan.scheduled_spec_decode_tokens and plan.num_decode_steps == 1
+            if self._has_columns and is_plain:
+                sampled = as_column(sampled)
             self._steps.append((plan, sampled))
 
     def collect(
@@ -71,10 +70,3 @@ class PagedDevice:
                 yield plans, None
             else:
                 yield [plan], sampled
-
-
-def _as_column(sampled: ModelRunnerOutput) -> ModelRunnerOutput:
-    """What stands where no token is sampled is not read."""
-    tokens = [token_ids[0] if token_ids else -1 for token_ids in sampled.sampled_token_ids]
-    column = np.array(tokens, np.int32)
-    return dataclasses.replace(sampled, sampled_token_ids=column)

@@ -10,7 +10,10 @@ swapped, shared or speculated.
 import dataclasses
 import struct
 
+import numpy as np
+
 from engine_core.kv_cache import NULL_BLOCK_ID, KVCacheGroupSpec
+from engine_core.model_runner.decode_steps import run_decode_steps
 from engine_core.scheduler import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
 from protocol.outputs import Logprobs
 from protocol.sampling import SamplingParams
@@ -53,6 +56,13 @@ def log_probabilities(token_ids: list[int], salt: str | None) -> list[float]:
     ]
 
 
+def as_column(sampled: ModelRunnerOutput) -> ModelRunnerOutput:
+    """What stands where no token is sampled is not read."""
+    tokens = [token_ids[0] if token_ids else -1 for token_ids in sampled.sampled_token_ids]
+    column = np.array(tokens, np.int32)
+    return dataclasses.replace(sampled, sampled_token_ids=column)
+
+
 @dataclasses.dataclass
 class _Row:
     name: str
@@ -89,6 +99,11 @@ class PagedModel:
 
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         self.follow(plan)
+        if plan.num_decode_steps > 1:
+            return run_decode_steps(plan, lambda one: as_column(self._run(one)))
+        return self._run(plan)
+
+    def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         batch = plan.batch
         inputs = {}
         for name, row_index, start, count in zip(

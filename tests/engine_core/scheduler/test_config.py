@@ -34,6 +34,9 @@ LONG = {"max_long_partial_prefills": 1, "long_prefill_token_threshold": 9}
         ),
         ({"slo_ttft_ms": 5.0}, "--slo-ttft-ms has no effect without --slo-tpot-ms"),
         ({"max_long_partial_prefills": 1}, "one without the other"),
+        ({"num_decode_steps": 0}, "raise --num-decode-steps"),
+        ({"num_decode_steps": 4, "slo_tpot_ms": 9.0}, "--slo-tpot-ms chooses what each step"),
+        ({"num_decode_steps": 4, "max_steps_in_flight": 2}, "or run with --device cpu"),
         ({**LONG, "max_long_partial_prefills": 3, "max_num_partial_prefills": 2}, "is 3, above"),
     ],
 )

@@ -208,7 +208,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         counts = plan.num_scheduled_tokens
         self.num_probes += any(new.req_id == "probe" for new in plan.scheduled_new_reqs)
         assert plan.total_num_scheduled_tokens == sum(counts.values())
-        assert plan.total_num_scheduled_tokens <= self.config.max_num_batched_tokens
+        if plan.num_decode_steps > 1:  # one token of each at a time
+            assert max(counts.values()) == plan.num_decode_steps <= self.config.num_decode_steps
+            counts = dict.fromkeys(counts, 1)
+        assert sum(counts.values()) <= self.config.max_num_batched_tokens
         assert all(count > 0 for count in counts.values())
         if self.config.max_chunk_size is not None:
             for name, count in counts.items():

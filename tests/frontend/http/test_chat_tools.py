@@ -1,6 +1,7 @@
 """Tools and reasoning in chat completions before a scripted engine."""
 
 import json
+import re
 import time
 
 import httpx
@@ -77,6 +78,22 @@ def test_calls_come_as_such_and_text_beside_them_as_content(serve_text, name, ca
         assert (message["content"] is None) == (not output.content)
     assert (content, tuple(calls)) == (output.content, output.calls)
     assert reason == ("tool_calls" if output.calls else "stop")
+
+
+def test_a_cut_call_is_text_of_a_whole_answer_and_a_call_without_its_end_in_a_stream(serve_text):
+    text = OUTPUTS["hermes"]["cut in the arguments"].text
+    http = serve_text(text, TEMPLATE.replace("MARKERS", "<tool_call>"))
+    assert chat(http, tools=TOOLS).json()["choices"][0]["message"]["content"] == text
+    content, _, calls, _ = joined(events_of(chat(http, tools=TOOLS, stream=True)))
+    assert (content, calls) == ("", [("f", '{"a": "x')])
+    body = {"input": "Hi", "tools": [{"type": "function", "name": "f"}], "stream": True}
+    response = http.post("/v1/responses", json=body).text
+    assert '"arguments":"{\\"a\\": \\"x"' in response.split("\n\n")[-2]
+    tools = [{"name": "f", "input_schema": {"type": "object"}}]
+    body = {"model": "fake", "messages": HELLO, "max_tokens": 400, "tools": tools, "stream": True}
+    events = re.findall(r"data: (.+)\n", http.post("/v1/messages", json=body).text)
+    deltas = [json.loads(event).get("delta", {}) for event in events]
+    assert "".join(delta.get("partial_json", "") for delta in deltas) == '{"a": "x'
 
 
 def test_a_call_is_text_where_the_request_has_no_tools(serve_text):

@@ -78,6 +78,21 @@ def test_several_prompts_and_samples_have_an_index_each(http, stream):
         assert [choice["text"] for choice in alone] == [texts[2 * index], texts[2 * index + 1]]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_come_with_those_of_the_prompt_once(http, stream):
+    asked = {"stream": stream, "return_token_ids": True}
+    prompt = http.post("/tokenize", json={"messages": HELLO}).json()["tokens"]
+    response = chat(http, **asked)
+    bodies = events_of(response) if stream else [response.json()]
+    assert [each["prompt_token_ids"] for each in bodies if "prompt_token_ids" in each] == [prompt]
+    response = complete(http, ["Hello", "Hi"], **asked)
+    bodies = events_of(response) if stream else [response.json()]
+    choices = [choice for each in bodies for choice in each["choices"]]
+    shown = {c["index"]: len(c["prompt_token_ids"]) for c in choices if "prompt_token_ids" in c}
+    assert shown == {0: 5, 1: 2}
+    assert sum(len(choice["token_ids"]) for choice in choices) == 10
+
+
 def test_echo_puts_the_prompt_before_the_answer(http):
     (choice,) = complete(http, "Hello", echo=True).json()["choices"]
     assert choice["text"] == "Hello" + expected_text("Hello", 5)

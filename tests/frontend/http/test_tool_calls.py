@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tool_outputs import OUTPUTS
 
-from frontend.http.tools.calls import ToolCall
+from frontend.http.tools.calls import ArgumentsDelta, ToolCall
 from frontend.http.tools.stream import FORMATS, ToolCallStream, format_of_template
 
 CASES = [
@@ -17,12 +17,20 @@ CASES = [
 ]
 
 
-def parsed(name, pieces):
-    """Content, calls, and the order in which they came."""
-    stream = ToolCallStream(FORMATS[name]())
+def parsed(name, pieces, *, streams_arguments=False):
+    """Content, and names and arguments of the calls."""
+    stream = ToolCallStream(FORMATS[name](), streams_arguments=streams_arguments)
     parts = [part for piece in pieces for part in stream.feed(piece)] + stream.close()
-    content = "".join(part for part in parts if isinstance(part, str))
-    return content, tuple((c.name, c.arguments) for c in parts if isinstance(c, ToolCall))
+    content, calls = "", []
+    for part in parts:
+        match part:
+            case str():
+                content += part
+            case ToolCall(call_name, arguments):
+                calls.append((call_name, arguments))
+            case ArgumentsDelta(text):
+                calls[-1] = (calls[-1][0], calls[-1][1] + text)
+    return content, tuple(calls)
 
 
 @pytest.mark.parametrize(("name", "output"), CASES)
@@ -44,6 +52,52 @@ def test_cut_once_anywhere_the_result_is_the_same(name, output):
         assert parsed(name, [text[:cut], text[cut:]]) == (output.content, output.calls), cut
 
 
+BEGUN = {
+    ("hermes", "cut in the arguments"): ("", (("f", '{"a": "x'),)),
+    ("hermes", "half of a surrogate pair"): ("}</tool_call>", (("f", '{"a": "\\ud83d"}'),)),
+    ("hermes", "no number of JSON"): ("NaN}}</tool_call>", (("f", '{"a": '),)),
+    ("hermes", "too deep"): (
+        "}</tool_call>",
+        (("f", f'{{"a": {"[" * 5000}{"]" * 5000}}}'),),
+    ),
+    ("llama3_json", "cut"): ("", (("f", '{"a"'),)),
+    ("mistral", "a list with a call that is none"): ("}, 5]", (("f", "{}"),)),
+    ("mistral", "cut"): ("", (("f", '{"a": [1'),)),
+}
+"""Where arguments are passed on as they come: calls that do not end as calls do."""
+
+
+@pytest.mark.parametrize(("name", "output"), CASES)
+def test_arguments_in_pieces_are_those_of_the_whole_answer(name, output):
+    case = next(key for key, value in OUTPUTS[name].items() if value is output)
+    expected = BEGUN.get((name, case), (output.content, output.calls))
+    text = output.text
+    assert parsed(name, [text], streams_arguments=True) == expected
+    assert parsed(name, list(text), streams_arguments=True) == expected
+    for cut in range(1, min(len(text), 400)):
+        pieces = [text[:cut], text[cut:]]
+        assert parsed(name, pieces, streams_arguments=True) == expected, cut
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "tail"),
+    [
+        ("hermes", '<tool_call>\n{"name": "f", "arguments": ', "}\n</tool_call>"),
+        ("llama3_json", '{"type": "function", "name": "f", "parameters": ', "}"),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": ', "}]"),
+        ("mistral", "[TOOL_CALLS]f[ARGS]", ""),
+    ],
+)
+def test_every_character_of_arguments_is_passed_on_at_once(name, head, tail):
+    stream = ToolCallStream(FORMATS[name](), streams_arguments=True)
+    assert [part for char in head for part in stream.feed(char)] in ([], [ToolCall("f", "")])
+    arguments = '{"a": "x\\"}", "b": [1, {}]}'
+    parts = [stream.feed(char) for char in arguments]
+    assert parts[0] in ([ToolCall("f", ""), ArgumentsDelta("{")], [ArgumentsDelta("{")])
+    assert parts[1:] == [[ArgumentsDelta(char)] for char in arguments[1:]]
+    assert [part for char in tail for part in stream.feed(char)] + stream.close() == []
+
+
 MARKUP = st.sampled_from([
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", '{"name": "f", ',
     '"parameters": {}}', '"arguments": {"a": "', '"}}', "[f(a=1)]", "[", "]", "{", "}", '"', "'",
@@ -55,6 +109,9 @@ MARKUP = st.sampled_from([
 @given(pieces=st.lists(MARKUP, max_size=14))
 def test_no_text_depends_on_its_pieces_and_none_without_calls_is_lost(name, pieces):
     text = "".join(pieces)
+    begun = parsed(name, [text], streams_arguments=True)
+    assert parsed(name, pieces, streams_arguments=True) == begun
+    assert parsed(name, list(text), streams_arguments=True) == begun
     whole = parsed(name, [text])
     assert parsed(name, pieces) == whole
     assert parsed(name, list(text)) == whole

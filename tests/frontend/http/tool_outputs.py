@@ -37,7 +37,7 @@ HERMES = {
         (
             (
                 "write_file",
-                '{"path": "a.py", "text": "print(\\"{hi}\\")\\n# é 東京", '
+                '{"path": "a.py", "text": "print(\\"{hi}\\")\\n# \\u00e9 東京", '
                 '"mode": {"append": [true, null, 1.5]}}',
             ),
         ),
@@ -67,8 +67,7 @@ HERMES = {
     "no call": Output("It is <b>sunny</b> & a < b.\n", "It is <b>sunny</b> & a < b.\n"),
     "markers that are none": Output("a <tool> and a <tool_cal", "a <tool> and a <tool_cal"),
     "a missing brace": Output(
-        '<tool_call>\n{"name": "f", "arguments": {"a": 1}\n</tool_call>',
-        '<tool_call>\n{"name": "f", "arguments": {"a": 1}\n</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": {"a": 1}\n</tool_call>\n', "", (("f", '{"a": 1}'),)
     ),
     "cut in the arguments": Output(
         '<tool_call>\n{"name": "f", "arguments": {"a": "x',
@@ -119,7 +118,7 @@ LLAMA3_JSON = {
     "with a type first, over lines": Output(
         '\n{\n  "type": "function",\n  "name": "f",\n  "parameters": {\n    "a": [1, 2]\n  }\n}\n',
         "",
-        (("f", '{"a": [1, 2]}'),),
+        (("f", '{\n    "a": [1, 2]\n  }'),),
     ),
     "on a line of its own": Output(
         'I need this:\n{"name": "f", "parameters": {}}', "I need this:\n", (("f", "{}"),)
@@ -129,6 +128,7 @@ LLAMA3_JSON = {
     "JSON with a name alone": Output('{"name": "Ada", "is": 1}', '{"name": "Ada", "is": 1}'),
     "code": Output("{ x = 1; }\n{}", "{ x = 1; }\n{}"),
     "cut": Output('{"name": "f", "parameters": {"a"', '{"name": "f", "parameters": {"a"'),
+    "a missing brace": Output('{"name": "f", "parameters": {"a": 1}\n', "", (("f", '{"a": 1}'),)),
     "the tag before code": Output('<|python_tag|>print("hi")', '<|python_tag|>print("hi")'),
     "a tag that is none": Output("<|python", "<|python"),
 }  # fmt: skip

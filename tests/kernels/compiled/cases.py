@@ -507,7 +507,9 @@ def norms() -> Iterator[KernelVariant]:
 def logit_penalties() -> Iterator[KernelVariant]:
     """Penalties, the lists, the count."""
     values = _pointers(FP32, "logits repetition presence frequency bias")
-    values |= _pointers(INT32, "num_rows prompt_bits counts num_min_tokens_ids min_tokens_ids")
+    values |= _pointers(
+        INT32, "num_rows prompt_bits counts num_min_tokens_ids min_tokens_ids draft"
+    )
     values |= _pointers(INT32, "num_biases bias_ids") | _pointers(INT64, "state_row tokens")
     values |= {"is_counted_ptr": torch.bool, "num_rows_given": 256, "M": 1024}
     block = {"BLOCK": logits_processors._BLOCK}
@@ -680,7 +682,8 @@ def columns_of_sampling() -> Iterator[KernelVariant]:
         arguments=dtypes
         | {"packed_ptr": INT32, "numbers_ptr": INT32, "reals_ptr": FP32}
         | {"num_given": 255, "X": 4768},
-        constants=step_inputs.columns_of(PackedLayout(256)) | {"BLOCK": sampling_columns._BLOCK},
+        constants=step_inputs.columns_of(PackedLayout(256))
+        | {"DRAFT_AT": PackedLayout(256).draft_at, "BLOCK": sampling_columns._BLOCK},
         num_warps=sampling_columns._NUM_WARPS,
     )
 

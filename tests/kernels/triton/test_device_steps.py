@@ -42,6 +42,26 @@ def packed_step(num_sequences, seed=0):
     return torch.from_numpy(words), int(needs_sampling.sum())
 
 
+def step_with_drafts(drafts):
+    """`drafts`: of each sequence, in rows 0, 1, ...; all are sampled."""
+    entries = [
+        (row, at, token) for row, own in enumerate(drafts) for at, token in enumerate((-1, *own))
+    ]
+    layout = PackedLayout(len(entries))
+    words = np.zeros(layout.num_words(), np.int32)
+    rows, offsets, before = np.array(entries, np.int32).T
+    pack_step(
+        words,
+        layout,
+        rows=rows,
+        num_computed=17 + offsets,
+        num_scheduled=np.ones(len(entries), np.int32),
+        needs_sampling=np.ones(len(entries), bool),
+        drafts=before,
+    )
+    return torch.from_numpy(words), layout
+
+
 def fill(rows: SamplingRows, seed=0):
     """A state of every kind."""
     generator = torch.Generator().manual_seed(seed)
@@ -111,7 +131,9 @@ def test_columns_of_the_due_are_gathered_and_nothing_else_is_written(num_sequenc
 def test_tokens_counts_and_reports_are_those_of_the_specification(mode, vocab_size):
     packed, num_sampled = packed_step(NUM_ROWS, seed=3)
     samplers = [
-        steps.make_sampler(num_rows=NUM_ROWS, vocab_size=vocab_size, device=CPU)
+        steps.make_sampler(
+            num_rows=NUM_ROWS, num_logits=NUM_ROWS, vocab_size=vocab_size, device=CPU
+        )
         for steps in (TorchDeviceSteps(), TritonDeviceSteps())
     ]
     logits_NV = 4 * torch.randn(NUM_ROWS, vocab_size, generator=torch.Generator().manual_seed(1))
@@ -148,12 +170,42 @@ def test_tokens_counts_and_reports_are_those_of_the_specification(mode, vocab_si
             assert found.ranks_C[index] == expected.ranks_C[index]
 
 
+def test_a_row_of_logits_counts_drafts_before_it_and_is_counted_behind_right_ones_only():
+    vocab_size, num_rows = 131, 6
+    drafts = [[], [5, 5, 9], [1], [130, 0], [], [7, 8, 7, 8]]
+    packed, layout = step_with_drafts(drafts)
+    logits_NV = 4 * torch.randn(layout.capacity, vocab_size)
+    first = {1: 1, 2: 5, 3: 7, 5: 11}  # row -> its first row of logits
+    for row, at in first.items():  # these sample their drafts, but for the last one
+        for offset, token in enumerate(drafts[row]):
+            logits_NV[at + offset, token] = 1e4 if offset + 1 < len(drafts[row]) else -1e4
+    found = []
+    for steps in (TorchDeviceSteps(), TritonDeviceSteps()):
+        sampler = steps.make_sampler(
+            num_rows=num_rows, num_logits=layout.capacity, vocab_size=vocab_size, device=CPU
+        )
+        torch.manual_seed(0)
+        fill(sampler.rows)
+        sampler.rows.state_NX[:, StateWord.FLAGS] |= int(StateFlag.COUNTED)
+        sampler.rows.state_NX[:, StateWord.FLAGS] &= ~int(StateFlag.MASKED)
+        before = sampler.rows.output_counts_NV.clone()
+        sampler.sample(
+            logits_NV.clone(), packed, layout, num_sequences=layout.capacity, mode=SamplingMode.FULL
+        )
+        counted = (sampler.rows.output_counts_NV - before).sum(dim=1).tolist()
+        found.append((sampler.results.token_ids_C.tolist(), counted))
+    assert found[0] == found[1]
+    assert found[0][1] == [1, 3, 1, 2, 1, 4]
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("mode", SamplingMode)
 def test_a_row_without_a_finite_best_says_so(mode, value):
     packed, num_sampled = packed_step(5, seed=3)
     for steps in (TorchDeviceSteps(), TritonDeviceSteps()):
-        sampler = steps.make_sampler(num_rows=NUM_ROWS, vocab_size=131, device=CPU)
+        sampler = steps.make_sampler(
+            num_rows=NUM_ROWS, num_logits=NUM_ROWS, vocab_size=131, device=CPU
+        )
         logits_NV = torch.randn(num_sampled, 131)
         logits_NV[1, 100 if value != -torch.inf else slice(None)] = value
         sampler.sample(logits_NV, packed, LAYOUT, num_sequences=5, mode=mode)

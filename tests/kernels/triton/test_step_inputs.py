@@ -225,7 +225,8 @@ def test_steps_in_flight_give_what_the_runner_gives_one_after_the_other() -> Non
         _assert_is(out, expected)
         sampled_N = torch.arange(int(needs_sampling.sum())) + 1000 * (number + 1)
         append_sampled(packed, LAYOUT, sampled_N, rows, num_sequences=len(plan))
-        batch.append_tokens(expected.rows_R[expected.sampled_R], sampled_N.numpy())
+        sampled_rows = expected.rows_R[expected.sampled_R]
+        batch.append_tokens(sampled_rows, batch.num_tokens[sampled_rows], sampled_N.numpy())
     assert np.array_equal(rows.token_ids.numpy(), batch.token_ids)
 
 

@@ -105,7 +105,7 @@ def test_blocks_are_written_where_they_belong_and_tokens_behind_the_last():
     (row, tokens, *_, tables), (other, other_tokens, *_) = facts
     batch.write_blocks(row, 2, ([77], [88, 89]))
     batch.write_blocks(row, 1, ([66], []))
-    batch.append_tokens(np.array([other, row]), np.array([43, 42]))
+    batch.append_tokens(np.array([other, row]), np.array([2, 5]), np.array([43, 42]))
     assert batch.block_tables[0][row, :3].tolist() == [tables[0][0], 66, 77]
     assert batch.block_tables[1][row, :4].tolist() == [*tables[1], 88, 89]
     assert batch.token_ids[row, :6].tolist() == [*tokens, 42]

@@ -33,10 +33,10 @@ def logits_of(num_rows, seed=0):
     return torch.randn(num_rows, V, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def sample(sampler, logits, rows=None, positions=None):
+def sample(sampler, logits, rows=None, positions=None, drafts_before=None):
     rows = np.arange(len(logits)) if rows is None else np.array(rows)
     positions = np.full(len(rows), 2) if positions is None else np.array(positions)
-    return sampler.sample(logits.clone(), rows, positions)
+    return sampler.sample(logits.clone(), rows, positions, drafts_before or {})
 
 
 MIXED = [

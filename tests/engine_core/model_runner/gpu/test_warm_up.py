@@ -21,32 +21,38 @@ from kernels.triton.quantised_linear import choose_tile_rows as choose_quantised
 LIMITS = st.fixed_dictionaries(
     {
         "max_num_seqs": st.integers(1, 300),
+        "max_num_drafts": st.sampled_from([0, 7]),
         "max_model_len": st.integers(2, 5000),
         "max_num_batched_tokens": st.integers(1, 9000),
     }
 )
 
 
+def config_of(limits):
+    max_num_logits = limits["max_num_seqs"] + limits.get("max_num_drafts", 0)
+    return SimpleNamespace(**limits, max_num_logits=max_num_logits)
+
+
 @given(LIMITS)
 def test_every_step_is_within_the_limits_and_has_its_decodes_first(limits):
-    config = SimpleNamespace(**limits)
+    config = config_of(limits)
     steps = [
         *steps_of_every_kind(config),
         *steps_of_every_size(config),
         largest_step(config),
     ]
     for counts in steps:
-        assert 1 <= len(counts) <= limits["max_num_seqs"]
+        assert 1 <= len(counts) <= config.max_num_logits
         assert sum(counts) <= limits["max_num_batched_tokens"]
         assert all(1 <= count <= limits["max_model_len"] for count in counts)
-        step = dummy_step(counts, SamplingMode.PLAIN)
+        step = dummy_step(counts, SamplingMode.PLAIN, num_rows=limits["max_num_seqs"])
         assert all(count == 1 for count in counts[: step.num_decodes])
         assert step.num_tokens == sum(counts)
 
 
 @given(LIMITS)
 def test_sizes_at_most_double_up_to_all_that_a_step_can_have(limits):
-    sizes = [sum(counts) for counts in steps_of_every_size(SimpleNamespace(**limits))]
+    sizes = [sum(counts) for counts in steps_of_every_size(config_of(limits))]
     most = limits["max_num_seqs"] * limits["max_model_len"]
     assert sizes[-1] == min(limits["max_num_batched_tokens"], most)
     assert sizes[0] <= 32
@@ -60,7 +66,7 @@ def test_no_step_can_have_tiles_of_experts_that_no_dummy_step_had(
     num_experts, top_k, dtype, most_tokens
 ):
     limits = {"max_num_seqs": 200, "max_model_len": 900, "max_num_batched_tokens": most_tokens}
-    config = SimpleNamespace(**limits)
+    config = config_of(limits)
     steps = [
         *steps_of_every_kind(config),
         *steps_of_every_size(config),
@@ -85,7 +91,7 @@ def test_no_step_can_have_tiles_of_quantised_products_that_no_dummy_step_had(
         dtype = torch.bfloat16
         return {choose_quantised_rows(n, dtype, batch_invariant=False) for n in numbers}
 
-    config = SimpleNamespace(**limits)
+    config = config_of(limits)
     steps = [
         *steps_of_every_kind(config),
         *steps_of_every_size(config),
@@ -100,6 +106,6 @@ def test_the_largest_step_has_most_sequences_and_most_tokens(max_num_seqs, token
     limits = {
         "max_num_seqs": max_num_seqs, "max_model_len": 4096, "max_num_batched_tokens": tokens,
     }  # fmt: skip
-    counts = largest_step(SimpleNamespace(**limits))
+    counts = largest_step(config_of(limits))
     assert len(counts) == min(max_num_seqs, tokens)
     assert sum(counts) == tokens

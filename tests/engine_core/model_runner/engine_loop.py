@@ -38,6 +38,9 @@ class EngineLoop:
         self.open = collections.deque()
         self.tokens = collections.defaultdict(list)
         """By (request id, index of its sequence)."""
+        self.logprobs = collections.defaultdict(list)
+        """Likewise: ranks, and tokens and values as bytes, a position each."""
+        self.logprob_bytes = collections.defaultdict(list)
         self.ends = {}
         self.num_ahead = 0
 
@@ -73,6 +76,14 @@ class EngineLoop:
         for output in (output for each in outputs.values() for output in all_outputs(each)):
             place = (output.request_id, output.index)
             self.tokens[place] += output.new_token_ids
+            if output.logprobs is not None:
+                report, width = output.logprobs, 4 * output.logprobs.width
+                self.logprobs[place] += report.ranks
+                for at in range(0, width * report.num_positions, width):
+                    cell = slice(at, at + width)
+                    self.logprob_bytes[place].append(
+                        (report.token_ids[cell], report.logprobs[cell])
+                    )
             if output.finish_reason is not None:
                 assert place not in self.ends, "ended twice"
                 self.ends[place] = output.finish_reason
