@@ -4,57 +4,32 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter, validators
+from cyclopts import Parameter
 
 from engine_core.errors import ConfigurationError
-from engine_core.options.values import ADAPTERS, AT_LEAST_ONE, option
+from engine_core.options.values import ADAPTERS, FLAG, POSITIVE, at_least
 
 _DEFAULT_MAX_LORAS, _DEFAULT_RANK = 4, 16
 _MOST_BY_DEFAULT = 8
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=ADAPTERS.group)
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterOptions:
-    adapter: Annotated[
-        tuple[str, ...],
-        option(
-            "NAME=FOLDER: serve this LoRA adapter, a folder of PEFT's or a .gguf file; may be "
-            "given several times.",
-            ADAPTERS,
-            negative="",
-        ),
-    ] = ()
-    enable_lora: Annotated[
-        bool,
-        option("Serve adapters; implied by the other options here.", ADAPTERS, negative=""),
-    ] = False
-    max_loras: Annotated[
-        int | None,
-        option(
-            "Most adapters in a step, whose weights are kept beside the model (default: as many as "
-            "--adapter names, at most 8; 4 without); requests for others wait.",
-            ADAPTERS,
-            validator=AT_LEAST_ONE,
-        ),
-    ] = None
-    max_lora_rank: Annotated[
-        int | None,
-        option(
-            "Largest rank of an adapter, up to 256; memory is kept for it (default: that of the "
-            "--adapter with most, at least 16).",
-            ADAPTERS,
-            validator=validators.Number(gte=1, lte=256),
-        ),
-    ] = None
-    adapter_dir: Annotated[
-        Path | None,
-        option(
-            "Clients that may change the engine may load adapters from below this folder while it "
-            "serves; default: from nowhere.",
-            ADAPTERS,
-        ),
-    ] = None
+    adapter: Annotated[tuple[str, ...], FLAG] = ()
+    """NAME=FOLDER: serve this LoRA adapter, a folder of PEFT's or a .gguf file; may be given
+    several times."""
+    enable_lora: Annotated[bool, FLAG] = False
+    """Serve adapters; implied by the other options here."""
+    max_loras: Annotated[int | None, POSITIVE] = None
+    """Most adapters in a step, whose weights are kept beside the model (default: as many as
+    --adapter names, at most 8; 4 without); requests for others wait."""
+    max_lora_rank: Annotated[int | None, at_least(1, lte=256)] = None
+    """Largest rank of an adapter, up to 256; memory is kept for it (default: that of the
+    --adapter with most, at least 16)."""
+    adapter_dir: Path | None = None
+    """Clients that may change the engine may load adapters from below this folder while it
+    serves; default: from nowhere."""
 
     def __post_init__(self) -> None:
         self.by_name()  # checked before anything is loaded
